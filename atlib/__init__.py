@@ -1,0 +1,8 @@
+"""Attention transfer between Vision Transformers: copy a teacher's attention maps, or distill them."""
+
+from atlib.transfer import AttentionTransfer, Plan
+from atlib.vit import create_vit
+from atlib.walk import walk
+
+__version__ = "0.1.0"
+__all__ = ["AttentionTransfer", "Plan", "create_vit", "walk"]

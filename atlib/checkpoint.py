@@ -1,0 +1,130 @@
+"""Weights on disk: safetensors with the architecture in the file's header, written whole or not at all."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from atlib.transfer import AttentionTransfer, Plan
+from atlib.vit import create_vit
+
+
+class Architecture(NamedTuple):
+    """What `create_vit` needs to build a model: a preset's or timm model's name, and JSON-valued constructor arguments."""
+
+    name: str
+    overrides: Mapping = {}
+
+    def build(self) -> VisionTransformer:
+        return create_vit(self.name, **self.overrides)
+
+
+def save_weights(path: str | Path, model: nn.Module) -> Path:
+    """Write a model's `state_dict` as safetensors: for a ViT, a plain timm state. Returns the path."""
+    return _write(Path(path), dict(model.state_dict()), {})
+
+
+def save_vit(path: str | Path, vit: VisionTransformer, architecture: Architecture) -> Path:
+    """Write a ViT's weights, a plain timm state, with its architecture in the header so that `load_vit` needs nothing else.
+
+    Raises `ValueError`, before anything is written, when `architecture` does not describe `vit`.
+    """
+    _check_architecture(vit, architecture)
+    return _write(Path(path), dict(vit.state_dict()), {"architecture": architecture._asdict()})
+
+
+def load_vit(path: str | Path) -> VisionTransformer:
+    """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that is missing, cut off or of another kind."""
+    tensors, header = _read(Path(path))
+    vit = Architecture(**_field(header, "architecture", path)).build()
+    _load_state(vit, tensors, path)
+    return vit
+
+
+def save_bundle(path: str | Path, transfer: AttentionTransfer, student: Architecture, teacher: Architecture) -> Path:
+    """Write what inference needs. After Copy that is student *and* teacher, and the header says `needs_teacher: true`;
+    after Distill it is the student alone."""
+    _check_architecture(transfer.student, student)
+    header = {"needs_teacher": transfer.needs_teacher, "student": student._asdict(),
+              "plan": {"what": transfer.plan.what, "how": transfer.plan.how, "layers": list(transfer.layers),
+                       "share_drop_path": transfer.plan.share_drop_path}}
+    tensors = {f"student.{name}": value for name, value in transfer.student.state_dict().items()}
+    if transfer.needs_teacher:
+        _check_architecture(transfer.teacher, teacher)
+        header["teacher"] = teacher._asdict()
+        tensors |= {f"teacher.{name}": value for name, value in transfer.teacher.state_dict().items()}
+    return _write(Path(path), tensors, header)
+
+
+def load_bundle(path: str | Path) -> nn.Module:
+    """The model that `save_bundle` wrote, in eval mode: an `AttentionTransfer` after Copy, a plain ViT after Distill."""
+    tensors, header = _read(Path(path))
+
+    def part(name: str) -> VisionTransformer:
+        vit = Architecture(**_field(header, name, path)).build()
+        _load_state(vit, {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}, path)
+        return vit
+
+    if not _field(header, "needs_teacher", path):
+        return part("student").eval()
+    return AttentionTransfer(part("teacher"), part("student"), Plan(**_field(header, "plan", path))).eval()
+
+
+def write_atomically(path: Path, content: bytes) -> Path:
+    """Write a file so that at every moment either the old one or the whole new one is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _write(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return write_atomically(path, save(tensors, {"atlib": json.dumps(header)}))
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("atlib", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, header
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise OSError(f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is") from error
+
+
+def _field(header: dict, name: str, path: str | Path):
+    if name not in header:
+        raise OSError(f"{path} holds weights but does not say {name!r}: it was not written by the matching save function of atlib")
+    return header[name]
+
+
+def _load_state(vit: VisionTransformer, tensors: dict[str, Tensor], path: str | Path) -> None:
+    try:
+        vit.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise OSError(f"the weights in {path} do not fit the architecture it names: {error}") from error
+
+
+def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:
+    twin = architecture.build().state_dict()
+    mine = vit.state_dict()
+    differ = sorted(name for name in twin.keys() | mine.keys()
+                    if name not in twin or name not in mine or twin[name].shape != mine[name].shape)
+    if differ:
+        raise ValueError(f"{architecture} does not build this ViT: they differ in {', '.join(differ[:5])}"
+                         + (f" and {len(differ) - 5} more" if len(differ) > 5 else ""))

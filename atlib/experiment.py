@@ -1,0 +1,174 @@
+"""The central experiment: the same student taught in six ways, tuned alike, over several seeds; every run leaves a record."""
+
+import copy
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from atlib.checkpoint import Architecture, load_vit, save_vit
+from atlib.evaluate import evaluate
+from atlib.names import require_known
+from atlib.record import Record, about, peak_memory_mb, read_record, write_record
+from atlib.scales import TUNING_SEED, CifarScale, GlyphScale, scales
+from atlib.train import train
+from atlib.transfer import AttentionTransfer, Plan
+
+
+class Job(NamedTuple):
+    """One run: a trial of the tuning (`trial` is its index in the method's grid) or a reported run (`trial` is None)."""
+
+    method: str
+    seed: int
+    trial: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-seed{self.seed}" if self.trial is None else f"tuning/{self.method}-trial{self.trial}"
+
+
+class Place(NamedTuple):
+    """Where an experiment reads and writes. records: kept and committed; work: teachers and other weights, thrown away."""
+
+    scale: str
+    data: Path | None
+    records: Path
+    work: Path
+
+
+def build_student(method: str, teacher: VisionTransformer, fine_tuned: VisionTransformer | None, architecture: Architecture,
+                  seed: int) -> nn.Module:
+    """The untrained student of a method: what `train` is given.
+
+    scratch: a new ViT. fine-tune: the teacher's weights, a new head. copy, distill: a new ViT with the teacher's maps.
+    copy-untrained: maps of a teacher that is only initialised. copy-fine-tuned: maps of the fine-tuned teacher.
+    """
+    torch.manual_seed(seed)
+    student = architecture.build()
+    match method:
+        case "scratch":
+            return student
+        case "fine-tune":
+            student = copy.deepcopy(teacher)
+            student.reset_classifier(architecture.build().num_classes)
+            return student.requires_grad_(True)
+        case "copy":
+            return AttentionTransfer(copy.deepcopy(teacher), student, Plan(how="copy"))
+        case "copy-untrained":
+            return AttentionTransfer(architecture.build(), student, Plan(how="copy"))
+        case "copy-fine-tuned":
+            if fine_tuned is None:
+                raise ValueError("copy-fine-tuned needs the fine-tuned teacher: run the method 'fine-tune' first")
+            return AttentionTransfer(copy.deepcopy(fine_tuned), student, Plan(how="copy"))
+        case "distill":
+            return AttentionTransfer(copy.deepcopy(teacher), student, Plan(how="distill"))
+    raise ValueError(f"unknown method {method!r}")
+
+
+def run_experiment(place: Place, seeds: int, methods: list[str], jobs: int = 1) -> list[Path]:
+    """Tune and run `methods` for seeds 0 to seeds - 1 and return the paths of the reported records.
+
+    What already has a record is not run again, so an interrupted experiment goes on where it stopped. `jobs` runs go side by
+    side, one thread each. fine-tune goes first where copy-fine-tuned needs its weights.
+    """
+    scale = _scale(place)
+    for method in methods:
+        require_known("method", method, scale.methods)
+    tuned = any(len(scale.tuning[m]) > 1 for m in methods)
+    all_seeds = [*range(seeds), *([TUNING_SEED] if tuned else [])]
+    _each(_teacher_job, [(place, seed) for seed in all_seeds], jobs)
+    first = [m for m in ("fine-tune",) if m in methods or "copy-fine-tuned" in methods]
+    reported = []
+    for group in (first, [m for m in methods if m not in first]):
+        trials = [Job(m, TUNING_SEED, t) for m in group for t in range(len(scale.tuning[m])) if len(scale.tuning[m]) > 1]
+        _each(_student_job, [(place, job) for job in trials], jobs)
+        runs = [Job(m, seed, None) for m in group for seed in range(seeds)]
+        _each(_student_job, [(place, job) for job in runs], jobs)
+        reported += [place.records / f"{job.name}.json" for job in runs]
+    return reported
+
+
+def chosen(place: Place, method: str) -> int:
+    """The index of the method's recipe with the best validation accuracy; ties go to the first."""
+    trials = len(_scale(place).tuning[method])
+    if trials == 1:
+        return 0
+    scores = [read_record(place.records / f"{Job(method, TUNING_SEED, t).name}.json").results["validation_accuracy"] for t in range(trials)]
+    return max(range(trials), key=lambda t: scores[t])
+
+
+def _scale(place: Place) -> GlyphScale | CifarScale:
+    known = scales(place.data)
+    require_known("scale", place.scale, known)
+    return known[place.scale]
+
+
+def _teacher_job(place: Place, seed: int) -> None:
+    record_path, weights = place.records / f"teacher-seed{seed}.json", place.work / f"teacher-seed{seed}.safetensors"
+    if record_path.exists() and weights.exists():
+        return
+    scale, start = _scale(place), time.perf_counter()
+    teacher, architecture, history = scale.make_teacher(seed, progress=f"teacher, seed {seed}")
+    seconds = time.perf_counter() - start
+    save_vit(weights, teacher.cpu(), architecture)
+    _record(place, "teacher", seed, scale.pretraining.describe(), {"pretraining_loss": history[-1]["loss"]}, history, seconds, record_path)
+
+
+def _student_job(place: Place, job: Job) -> None:
+    path = place.records / f"{job.name}.json"
+    keeps_weights = job.method == "fine-tune"  # they are the teacher of copy-fine-tuned
+    weights = place.work / f"{job.name.replace('/', '-')}.safetensors"
+    if path.exists() and (weights.exists() or not keeps_weights):
+        return
+    scale = _scale(place)
+    teacher = load_vit(place.work / f"teacher-seed{job.seed}.safetensors")
+    fine_tuned = load_vit(_fine_tuned_weights(place, job.seed)) if job.method == "copy-fine-tuned" else None
+    student = build_student(job.method, teacher, fine_tuned, scale.student, job.seed)
+    recipe = scale.recipe(scale.tuning[job.method][chosen(place, job.method) if job.trial is None else job.trial])
+
+    split = "test" if job.trial is None else "validation"  # tuning never sees a test image, and a reported run no other
+    held_out = scale.held_out(split)
+
+    def metrics(model: nn.Module) -> dict:
+        found = evaluate(model, held_out)
+        return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}
+
+    start = time.perf_counter()
+    history = train(student, scale.labelled(job.seed), recipe, seed=job.seed, evaluate=metrics, progress=job.name)
+    seconds = time.perf_counter() - start
+    if keeps_weights:
+        vit = scale.student.build()
+        vit.load_state_dict(student.state_dict())
+        save_vit(weights, vit, scale.student)
+    results = {name: value for name, value in history[-1].items() if name.startswith(split)}
+    _record(place, job.method, job.seed, recipe.describe(), results, history, seconds, path)
+
+
+def _fine_tuned_weights(place: Place, seed: int) -> Path:
+    job = Job("fine-tune", seed, None if seed != TUNING_SEED else chosen(place, "fine-tune"))
+    return place.work / f"{job.name.replace('/', '-')}.safetensors"
+
+
+def _record(place: Place, method: str, seed: int, recipe: dict, results: dict, history: list, seconds: float, path: Path) -> None:
+    scale = _scale(place)
+    config = {"scale": place.scale, "student": scale.student._asdict(), "labels": scale.labels, "unlabelled": scale.unlabelled, "recipe": recipe}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    write_record(path, Record("transfer", method, seed, config, results, history, round(seconds, 2), round(peak_memory_mb(), 1), about(device)))
+
+
+def _each(function, arguments: list[tuple], jobs: int) -> None:
+    """Call `function` with each tuple of arguments, `jobs` at a time; the first failure ends it all."""
+    if jobs == 1:
+        for each in arguments:
+            function(*each)
+        return
+    context = multiprocessing.get_context("spawn")
+    # A fresh process for every run: its peak memory is then its own, and nothing carries over from one run to the next.
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,), max_tasks_per_child=1) as pool:
+        for waiting in [pool.submit(function, *each) for each in arguments]:
+            waiting.result()

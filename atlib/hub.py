@@ -1,0 +1,76 @@
+"""Open a split through the Hugging Face `datasets` library, from the hub or from local files, with errors that help."""
+
+from pathlib import Path
+
+import datasets
+import numpy as np
+
+from atlib.names import require_known
+
+IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
+VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
+
+
+def open_split(name: str, path: str | Path | None, split: str) -> tuple[datasets.Dataset, str, str, tuple[str, ...]]:
+    """The rows of a split, its image and label column, and the class names; see `atlib.data.load` for the arguments."""
+    splits = _from_hub(name) if path is None else _from_files(name, Path(path))
+    wanted = _choose(splits, split, name)
+    image_column = _column(wanted, IMAGE_COLUMNS, "image")
+    label_column = _column(wanted, LABEL_COLUMNS, "label")
+    feature = wanted.features[label_column]
+    classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else tuple(map(str, sorted(set(wanted[label_column]))))
+    return wanted, image_column, label_column, classes
+
+
+def _from_hub(name: str) -> datasets.DatasetDict:
+    try:
+        return datasets.load_dataset(name)
+    except Exception as error:
+        # datasets, huggingface_hub and httpx each have their own errors for "no network" and "no such data set"
+        raise ConnectionError(
+            f"the data set {name!r} could not be read from https://huggingface.co/datasets/{name} "
+            f"(cache: {datasets.config.HF_DATASETS_CACHE}; cause: {type(error).__name__}: {error}). Without a network: fetch its "
+            f"parquet files on another machine, name them train.parquet, test.parquet, and pass their folder as path=.") from error
+
+
+def _from_files(name: str, path: Path) -> datasets.DatasetDict:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    if name == "imagefolder":
+        return _read(path, "imagefolder", data_dir=str(path))
+    files = {}
+    for split in ("train", "validation", "test"):  # our own naming, and the hub's: data/train-00000-of-00001.parquet
+        found = sorted(path.glob(f"{split}*.parquet")) + sorted(path.glob(f"data/{split}-*.parquet"))
+        if found:
+            files[split] = [str(file) for file in found]
+    if path.is_file():
+        files = {"train": [str(path)]}
+    if not files:
+        raise FileNotFoundError(f"no train*.parquet, validation*.parquet or test*.parquet in {path}")
+    return datasets.DatasetDict({split: _read(file_list[0], "parquet", data_files=file_list)["train"] for split, file_list in files.items()})
+
+
+def _read(source: Path | str, builder: str, data_files=None, data_dir: str | None = None) -> datasets.DatasetDict:
+    try:
+        return datasets.load_dataset(builder, data_files=data_files, data_dir=data_dir)
+    except Exception as error:
+        raise OSError(f"{source} cannot be read as {builder} ({type(error).__name__}: {error}); it was left as it is") from error
+
+
+def _choose(splits: datasets.DatasetDict, split: str, name: str) -> datasets.Dataset:
+    if "validation" in splits or "train" not in splits:
+        require_known(f"split of {name}", split, splits)
+        return splits[split]
+    require_known(f"split of {name}", split, (*splits, "validation", "train+validation"))
+    if split not in ("train", "validation"):
+        return splits["train" if split == "train+validation" else split]
+    order = np.random.default_rng(0).permutation(len(splits["train"]))  # fixed: the tenth must never depend on a run's seed
+    held_out = round(VALIDATION_SHARE * len(order))
+    return splits["train"].select(order[:held_out] if split == "validation" else order[held_out:])
+
+
+def _column(rows: datasets.Dataset, names: tuple[str, ...], kind: str) -> str:
+    for name in names:
+        if name in rows.column_names:
+            return name
+    raise ValueError(f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)}")

@@ -1,0 +1,121 @@
+"""Where the central experiment is run: the built-in world on a laptop, CIFAR-10 for a smoke run, CIFAR-10 on a GPU."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+from atlib import glyphs, pretrain, recipes
+from atlib.checkpoint import Architecture
+from atlib.data import Images, crop_and_flip, glyph_images, load
+from atlib.recipes import Recipe
+from atlib.train import train
+
+METHODS = ("scratch", "fine-tune", "copy", "copy-untrained", "copy-fine-tuned", "distill")
+TUNING_SEED = 100  # its teacher, labels and initialisation appear in no reported figure
+
+
+def grid(**choices: Sequence) -> tuple[dict, ...]:
+    """All combinations of recipe values, as dicts: grid(lr=[1, 2], clip=[3]) is ({lr: 1, clip: 3}, {lr: 2, clip: 3})."""
+    return tuple(dict(zip(choices, values)) for values in product(*choices.values()))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One scale: model, budget, and for every method the same number of recipes to choose from on the validation split.
+
+    Everything random follows from one seed: the teacher's and student's initialisation, the unlabelled and labelled
+    images, the order. Validation and test images are the same for all seeds, and no image is in both.
+    """
+
+    name: str
+    student: Architecture
+    methods: tuple[str, ...]
+    pretraining: Recipe
+    training: Recipe
+    tuning: Mapping[str, Sequence[dict]]
+    labels: int | None
+
+    def teacher_model(self) -> torch.nn.Module:
+        raise TypeError("a Scale is used through its kinds, GlyphScale and CifarScale")
+
+    def recipe(self, changes: Mapping) -> Recipe:
+        """The training recipe with a trial's changes."""
+        return replace(self.training, **changes)
+
+
+@dataclass(frozen=True)
+class GlyphScale(Scale):
+    """The built-in world: the teacher learns retrieval on unlabelled images, students learn shapes from few labels."""
+
+    unlabelled: int = 40_000
+
+    def make_teacher(self, seed: int, progress: str | None = None) -> tuple[VisionTransformer, Architecture, list[dict]]:
+        """Pre-train a teacher: the ViT, its architecture, and the history of its training."""
+        torch.manual_seed(seed)
+        model = pretrain.retrieval_model()
+        images = pretrain.retrieval_images(glyphs.generate("unlabelled", self.unlabelled, seed))
+        history = train(model, images, self.pretraining, loss=pretrain.retrieval_loss, seed=seed, progress=progress)
+        return model, Architecture("glyphs", {"num_classes": pretrain.RETRIEVAL_OUTPUTS}), history
+
+    def labelled(self, seed: int) -> Images:
+        """The students' training images."""
+        return glyph_images(glyphs.generate("train", self.labels, seed))
+
+    def held_out(self, split: str) -> Images:
+        """ "validation" (2,000 images) or "test" (4,000)."""
+        return glyph_images(glyphs.generate(split, 2000 if split == "validation" else 4000))
+
+
+@dataclass(frozen=True)
+class CifarScale(Scale):
+    """CIFAR-10: the teacher is a masked auto-encoder of the training images, students learn from all or some labels."""
+
+    path: Path | None = None
+    unlabelled: int | None = None
+    test_size: int | None = None
+
+    def make_teacher(self, seed: int, progress: str | None = None) -> tuple[VisionTransformer, Architecture, list[dict]]:
+        """Pre-train a teacher: the ViT, its architecture, and the history of its training."""
+        torch.manual_seed(seed)
+        model = pretrain.MaskedAutoencoder(self.student.build(), decoder_width=96)
+        images = load("cifar10", self.path, split="train", size=self.unlabelled, seed=seed).with_augment(crop_and_flip())
+        history = train(model, images, self.pretraining, loss=pretrain.mae_loss, seed=seed, progress=progress)
+        return model.vit, self.student, history
+
+    def labelled(self, seed: int) -> Images:
+        """The students' training images, cropped and flipped at random."""
+        return load("cifar10", self.path, split="train", size=self.labels, seed=seed).with_augment(crop_and_flip())
+
+    def held_out(self, split: str) -> Images:
+        """ "validation" (a tenth of the published training split) or "test"."""
+        return load("cifar10", self.path, split=split, size=self.test_size if split == "test" else None)
+
+
+_LR = (1e-3, 2e-3, 4e-3)
+_DECAY = (0.05, 0.3)
+
+
+@lru_cache
+def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale]:
+    """All scales by name; `data` is a folder with CIFAR-10's parquet files (None: from the hub)."""
+    free = grid(lr=_LR, weight_decay=_DECAY)
+    tuning = {"scratch": free, "copy": free, "copy-untrained": free, "copy-fine-tuned": free,
+              "fine-tune": grid(lr=(5e-4, 1e-3, 2e-3), layer_decay=(None, 0.75)),
+              "distill": grid(lr=(1e-3, 2e-3), transfer_weight=(1.0, 3.0, 10.0))}
+    cifar = Architecture("cifar")
+    short = tuple(m for m in METHODS if m in ("scratch", "fine-tune", "copy", "distill"))
+    return {
+        "built-in": GlyphScale("built-in", Architecture("glyphs"), METHODS, recipes.RETRIEVAL, recipes.STUDENT, tuning, labels=1000),
+        # A smoke run: it shows that real images go through the same code, and can show nothing about accuracy.
+        "cifar10-smoke": CifarScale("cifar10-smoke", cifar, short, replace(recipes.MAE, steps=600, batch_size=64),
+                                    replace(recipes.STUDENT, steps=300, batch_size=64), {m: ({},) for m in short},
+                                    labels=5000, path=data, unlabelled=20_000, test_size=2000),
+        # For one GPU: about 360 passes of pre-training and 90 of training over 45,000 images.
+        "cifar10": CifarScale("cifar10", cifar, METHODS, replace(recipes.MAE, steps=32_000, batch_size=512, mixed_precision="bf16"),
+                              replace(recipes.STUDENT, steps=8000, batch_size=512, mixed_precision="bf16"), tuning, labels=None, path=data),
+    }

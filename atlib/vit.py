@@ -1,0 +1,95 @@
+"""Create Vision Transformers: the book's small presets, and any timm ViT by name."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+# Keys are timm's own constructor arguments, so a preset is nothing but a saved set of them.
+PRESETS: dict[str, dict] = {
+    # 16 patches + class token. The pilot of the built-in world; 0.2 M parameters, trains on a laptop.
+    "glyphs": dict(img_size=32, patch_size=8, embed_dim=64, depth=4, num_heads=4, num_classes=8),
+    # 64 patches + class token. For CIFAR-10; 2.7 M parameters, wants a GPU for a full schedule.
+    "cifar": dict(img_size=32, patch_size=4, embed_dim=192, depth=6, num_heads=6, num_classes=10),
+}
+
+
+class WeightsUnavailable(RuntimeError):
+    """Pre-trained weights were asked for and could not be obtained; the message says where to place them."""
+
+
+def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer:
+    """Build a timm `VisionTransformer` from a preset name, any timm ViT name, or a mapping of constructor arguments.
+
+    `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...), and for a timm name also
+    `pretrained=True`. The model is timm's own, unmodified: it saves and loads like any other timm model.
+
+    Raises `ValueError` for an unknown name (with the close ones) or a name that is not a plain ViT,
+    and `WeightsUnavailable` when pre-trained weights cannot be downloaded.
+    """
+    if isinstance(name_or_config, str) and name_or_config in PRESETS:
+        return _build(PRESETS[name_or_config], overrides, name_or_config)
+    if isinstance(name_or_config, Mapping):
+        return _build(name_or_config, overrides, "this configuration")
+
+    name = name_or_config
+    if not timm.is_model(name):
+        known = [*PRESETS, *timm.list_models(), *timm.list_pretrained()]
+        close = difflib.get_close_matches(name, known, n=5) or sorted(PRESETS)
+        raise ValueError(f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book: {', '.join(PRESETS)}.")
+    vit = _from_timm(name, overrides)
+    if not isinstance(vit, VisionTransformer):
+        raise ValueError(f"{name!r} is a {type(vit).__name__}, not a VisionTransformer: its attention cannot be walked. "
+                         f"timm.create_model({name!r}) builds it; timm.list_models('vit_*') lists ViTs.")
+    return vit
+
+
+def weights_file(name: str) -> Path:
+    """Where a safetensors file for the timm model `name` is looked for before anything is downloaded."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / f"{name}.safetensors"
+
+
+def _build(config: Mapping, overrides: Mapping, what: str) -> VisionTransformer:
+    if overrides.get("pretrained"):
+        raise ValueError(f"{what} has no published weights: pretrained=True needs a timm model name, "
+                         "or make a teacher with atlib.pretrain.")
+    arguments = {**config, **overrides}
+    arguments.pop("pretrained", None)
+    return VisionTransformer(**arguments)
+
+
+def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
+    if not overrides.get("pretrained"):
+        return timm.create_model(name, **overrides)
+    by_hand = weights_file(name)
+    if by_hand.exists():
+        overrides = {**overrides, "pretrained_cfg_overlay": {"file": str(by_hand)}}
+    try:
+        return timm.create_model(name, **overrides)
+    except (TypeError, AssertionError):
+        raise  # a wrong constructor argument is not a download problem
+    except Exception as error:
+        # Which exception a failed download raises depends on the versions of three libraries (OSError, httpx and
+        # huggingface_hub errors have all been seen), so every other failure is reported with what to do about it.
+        raise WeightsUnavailable(_how_to_get_weights(name, by_hand, error)) from error
+
+
+def _how_to_get_weights(name: str, by_hand: Path, error: Exception) -> str:
+    if by_hand.exists():
+        return f"the weights in {by_hand} could not be loaded into {name!r} ({error}). The file was left as it is."
+    from huggingface_hub import constants  # comes with timm
+
+    published = timm.get_pretrained_cfg(name)
+    source = published.hf_hub_id if published is not None else None
+    if not source:
+        where = published.url if published is not None and published.url else None
+        if not where:
+            return f"timm publishes no weights for {name!r}; timm.list_pretrained('*{name.split('.')[0]}*') lists those it does."
+    else:
+        where = f"https://huggingface.co/{source}/resolve/main/model.safetensors"
+    return (f"the weights of {name!r} could not be downloaded from {where} "
+            f"(cache: {constants.HF_HUB_CACHE}; cause: {type(error).__name__}: {error}). "
+            f"Without a network: fetch that file on another machine and place it at {by_hand}; it is then used instead of a download.")
