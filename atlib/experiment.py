@@ -15,6 +15,7 @@ from atlib.checkpoint import Architecture, load_vit, save_vit
 from atlib.evaluate import evaluate
 from atlib.names import require_known
 from atlib.record import Record, about, peak_memory_mb, read_record, write_record
+from atlib.recipes import Recipe
 from atlib.scales import TUNING_SEED, CifarScale, GlyphScale, scales
 from atlib.train import train
 from atlib.transfer import AttentionTransfer, Plan
@@ -76,47 +77,58 @@ def run_experiment(place: Place, seeds: int, methods: list[str], jobs: int = 1) 
     What already has a record is not run again, so an interrupted experiment goes on where it stopped. `jobs` runs go side by
     side, one thread each. fine-tune goes first where copy-fine-tuned needs its weights.
     """
-    scale = _scale(place)
+    scale = scale_of(place)
     for method in methods:
         require_known("method", method, scale.methods)
     tuned = any(len(scale.tuning[m]) > 1 for m in methods)
     all_seeds = [*range(seeds), *([TUNING_SEED] if tuned else [])]
-    _each(_teacher_job, [(place, seed) for seed in all_seeds], jobs)
+    run_each(make_teacher, [(place, seed) for seed in all_seeds], jobs)
     first = [m for m in ("fine-tune",) if m in methods or "copy-fine-tuned" in methods]
     reported = []
     for group in (first, [m for m in methods if m not in first]):
         trials = [Job(m, TUNING_SEED, t) for m in group for t in range(len(scale.tuning[m])) if len(scale.tuning[m]) > 1]
-        _each(_student_job, [(place, job) for job in trials], jobs)
+        run_each(_student_job, [(place, job) for job in trials], jobs)
         runs = [Job(m, seed, None) for m in group for seed in range(seeds)]
-        _each(_student_job, [(place, job) for job in runs], jobs)
+        run_each(_student_job, [(place, job) for job in runs], jobs)
         reported += [place.records / f"{job.name}.json" for job in runs]
     return reported
 
 
 def chosen(place: Place, method: str) -> int:
-    """The index of the method's recipe with the best validation accuracy; ties go to the first."""
-    trials = len(_scale(place).tuning[method])
+    """The index of the method's recipe with the best validation accuracy; ties go to the first.
+
+    Raises `FileNotFoundError` while a trial of the method has no record.
+    """
+    trials = len(scale_of(place).tuning[method])
     if trials == 1:
         return 0
-    scores = [read_record(place.records / f"{Job(method, TUNING_SEED, t).name}.json").results["validation_accuracy"] for t in range(trials)]
+    paths = [place.records / f"{Job(method, TUNING_SEED, t).name}.json" for t in range(trials)]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise FileNotFoundError(f"{method} is not tuned yet, {missing[0]} does not exist: "
+                                f"run `python -m atlib experiment transfer --scale {place.scale}` first")
+    scores = [read_record(path).results["validation_accuracy"] for path in paths]
     return max(range(trials), key=lambda t: scores[t])
 
 
-def _scale(place: Place) -> GlyphScale | CifarScale:
+def scale_of(place: Place) -> GlyphScale | CifarScale:
+    """The scale that a place names. Raises `ValueError` for an unknown one."""
     known = scales(place.data)
     require_known("scale", place.scale, known)
     return known[place.scale]
 
 
-def _teacher_job(place: Place, seed: int) -> None:
+def make_teacher(place: Place, seed: int) -> None:
+    """Pre-train the teacher of a seed, keep its weights and write its record, unless both are there."""
     record_path, weights = place.records / f"teacher-seed{seed}.json", place.work / f"teacher-seed{seed}.safetensors"
     if record_path.exists() and weights.exists():
         return
-    scale, start = _scale(place), time.perf_counter()
+    scale, start = scale_of(place), time.perf_counter()
     teacher, architecture, history = scale.make_teacher(seed, progress=f"teacher, seed {seed}")
     seconds = time.perf_counter() - start
     save_vit(weights, teacher.cpu(), architecture)
-    _record(place, "teacher", seed, scale.pretraining.describe(), {"pretraining_loss": history[-1]["loss"]}, history, seconds, record_path)
+    write_run("transfer", scale, "teacher", seed, scale.pretraining.describe(), {"pretraining_loss": history[-1]["loss"]}, history,
+              seconds, record_path)
 
 
 def _student_job(place: Place, job: Job) -> None:
@@ -125,28 +137,28 @@ def _student_job(place: Place, job: Job) -> None:
     weights = place.work / f"{job.name.replace('/', '-')}.safetensors"
     if path.exists() and (weights.exists() or not keeps_weights):
         return
-    scale = _scale(place)
+    scale = scale_of(place)
     teacher = load_vit(place.work / f"teacher-seed{job.seed}.safetensors")
     fine_tuned = load_vit(_fine_tuned_weights(place, job.seed)) if job.method == "copy-fine-tuned" else None
     student = build_student(job.method, teacher, fine_tuned, scale.student, job.seed)
     recipe = scale.recipe(scale.tuning[job.method][chosen(place, job.method) if job.trial is None else job.trial])
 
     split = "test" if job.trial is None else "validation"  # tuning never sees a test image, and a reported run no other
-    held_out = scale.held_out(split)
-
-    def metrics(model: nn.Module) -> dict:
-        found = evaluate(model, held_out)
-        return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}
-
-    start = time.perf_counter()
-    history = train(student, scale.labelled(job.seed), recipe, seed=job.seed, evaluate=metrics, progress=job.name)
-    seconds = time.perf_counter() - start
+    results, history, seconds = teach(student, scale, recipe, job.seed, split, job.name)
     if keeps_weights:
         vit = scale.student.build()
         vit.load_state_dict(student.state_dict())
         save_vit(weights, vit, scale.student)
-    results = {name: value for name, value in history[-1].items() if name.startswith(split)}
-    _record(place, job.method, job.seed, recipe.describe(), results, history, seconds, path)
+    write_run("transfer", scale, job.method, job.seed, recipe.describe(), results, history, seconds, path)
+
+
+def teach(student: nn.Module, scale: GlyphScale | CifarScale, recipe: Recipe, seed: int, split: str, name: str) -> tuple[dict, list[dict], float]:
+    """Train a student in place on its seed's labels and evaluate it on `split`: results, history, seconds of training."""
+    start = time.perf_counter()
+    history = train(student, scale.labelled(seed), recipe, seed=seed, progress=name)
+    seconds = time.perf_counter() - start
+    found = evaluate(student, scale.held_out(split))
+    return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}, history, seconds
 
 
 def _fine_tuned_weights(place: Place, seed: int) -> Path:
@@ -154,14 +166,15 @@ def _fine_tuned_weights(place: Place, seed: int) -> Path:
     return place.work / f"{job.name.replace('/', '-')}.safetensors"
 
 
-def _record(place: Place, method: str, seed: int, recipe: dict, results: dict, history: list, seconds: float, path: Path) -> None:
-    scale = _scale(place)
-    config = {"scale": place.scale, "student": scale.student._asdict(), "labels": scale.labels, "unlabelled": scale.unlabelled, "recipe": recipe}
+def write_run(experiment: str, scale: GlyphScale | CifarScale, method: str, seed: int, recipe: dict, results: dict, history: list,
+              seconds: float, path: Path) -> None:
+    """Write the record of a finished run, with the memory of this process and what it ran on."""
+    config = {"scale": scale.name, "student": scale.student._asdict(), "labels": scale.labels, "unlabelled": scale.unlabelled, "recipe": recipe}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    write_record(path, Record("transfer", method, seed, config, results, history, round(seconds, 2), round(peak_memory_mb(), 1), about(device)))
+    write_record(path, Record(experiment, method, seed, config, results, history, round(seconds, 2), round(peak_memory_mb(), 1), about(device)))
 
 
-def _each(function, arguments: list[tuple], jobs: int) -> None:
+def run_each(function, arguments: list[tuple], jobs: int) -> None:
     """Call `function` with each tuple of arguments, `jobs` at a time; the first failure ends it all."""
     if jobs == 1:
         for each in arguments:

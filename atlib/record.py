@@ -69,12 +69,30 @@ def read_records(folder: str | Path) -> list[Record]:
     return [read_record(path) for path in paths]
 
 
+def by_method(records: list[Record], metric: str) -> dict[str, list[float]]:
+    """A metric of all records, grouped by method: a list over seeds each, in the order of the seeds."""
+    grouped: dict[str, list[float]] = {}
+    for record in sorted(records, key=lambda record: record.seed):
+        grouped.setdefault(record.method, []).append(record.results[metric])
+    return grouped
+
+
 def results_folder(start: str | Path = ".") -> Path:
     """The book's `results/` folder: in `start` or the nearest folder above it. Raises `FileNotFoundError` with the way out."""
     for folder in [Path(start).resolve(), *Path(start).resolve().parents]:
         if (folder / "results").is_dir() and (folder / "atlib").is_dir():
             return folder / "results"
     raise FileNotFoundError(f"no results/ folder in or above {Path(start).resolve()}: run this from a clone of the book's repository")
+
+
+def cost(notebook: str) -> str:
+    """One sentence: what running a notebook of the book takes, from its committed measurement."""
+    path = results_folder() / "notebooks" / f"{notebook}.json"
+    if not path.exists():
+        return f"The cost of {notebook} is not measured yet."
+    measured = read_record(path)
+    return (f"Measured on {measured.about['device']}, {measured.about['threads']} threads: "
+            f"{measured.seconds / 60:.1f} minutes, {measured.peak_memory_mb / 1000:.1f} GB of memory.")
 
 
 def about(device: torch.device | str = "cpu") -> dict:

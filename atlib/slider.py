@@ -93,8 +93,8 @@ class Slider:
             {"src": source, "alt": self.alt(value), "value": str(value)}
             for source, value in zip(self.frames, self.values)
         ]
-        # "</" could end the script element early.
-        stored = json.dumps(frames).replace("</", "<\\/")
+        # Escaped, because a "<" of a text could end the script element early.
+        stored = json.dumps(frames).replace("<", "\\u003c")
         parts = {
             "__HASH__": hashlib.sha256(stored.encode()).hexdigest()[:12],
             "__FIRST__": self.frames[0],

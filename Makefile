@@ -1,0 +1,43 @@
+# Everything this project can do, one target each; `make help` lists them.
+# Needs make and Python >= 3.11. Another Python: make PYTHON=python3.12 book
+
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+# Extra arguments, e.g. make test ARGS="tests/test_walk.py -x"
+ARGS ?=
+
+# What the surroundings must not decide. Colab sets PYTHONPATH; a matplotlib back end set for a terminal would
+# keep figures out of the notebooks; a kernel named python3 in the user's home would run the notebooks elsewhere.
+unexport PYTHONPATH PYTHONHOME MPLBACKEND
+export PYTHONNOUSERSITE = 1
+export JUPYTER_PREFER_ENV_PATH = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help set-up book test notebooks lock repository clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+set-up:  ## make .venv from requirements.lock; every other target does it when needed
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; install Python 3.11 or newer, or name one: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) tools/bootstrap.py $(VENV)
+
+book: set-up  ## run every notebook and build the book in _build/html, warnings are errors
+	@$(RUN) tools/build_book.py
+
+test: set-up  ## run the test suite; ARGS="..." goes to pytest
+	@MPLBACKEND=agg $(RUN) -m pytest $(ARGS)
+
+notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
+	@$(RUN) tools/notebooks.py
+
+lock: set-up  ## write requirements.lock and environment.yml anew from pyproject.toml; UPGRADE=1 takes the newest
+	@$(RUN) tools/lock.py $(if $(UPGRADE),--upgrade)
+
+repository: set-up  ## set the repository's address everywhere: make repository URL=https://github.com/OWNER/NAME
+	@$(RUN) tools/repository.py "$(URL)"
+	@$(RUN) tools/notebooks.py
+
+clean:  ## remove the built book and the caches, keep .venv
+	rm -rf _build .pytest_cache .hypothesis *.egg-info build

@@ -1,0 +1,94 @@
+"""Pure plotting functions: data in, a matplotlib Figure out. Nothing is shown or saved here.
+
+Figures are closed for pyplot before they are returned, so that a notebook shows each once: as the value of its cell.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor
+
+# Okabe and Ito's palette, told apart also with colour-blindness; a method keeps its colour through the book.
+COLOURS = {"scratch": "#999999", "fine-tune": "#009E73", "copy": "#0072B2", "copy-untrained": "#D55E00",
+           "copy-fine-tuned": "#56B4E9", "distill": "#CC79A7"}
+
+
+def image_grid(pixels: Tensor, titles: Sequence[str] = (), columns: int = 8) -> Figure:
+    """Images (n, 3, height, width), uint8 or float in [0, 1], side by side in rows of `columns`."""
+    rows = -(-len(pixels) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(1.15 * columns, 1.35 * rows), squeeze=False, layout="constrained")
+    for index, axis in enumerate(axes.flat):
+        axis.axis("off")
+        if index < len(pixels):
+            axis.imshow(np.asarray(pixels[index]).transpose(1, 2, 0))
+            axis.set_title(titles[index] if index < len(titles) else "", fontsize=9)
+    return _done(figure)
+
+
+def maps(map: Tensor, title: str = "", names: Sequence[str] = ()) -> Figure:
+    """Attention maps (H, N, N), one panel per head: queries down, keys across, one colour scale for all."""
+    shown = map.detach().float().cpu().numpy()
+    figure, axes = plt.subplots(1, len(shown), figsize=(2.3 * len(shown), 2.6), squeeze=False, layout="constrained")
+    for index, (axis, one) in enumerate(zip(axes.flat, shown)):
+        picture = axis.imshow(one, vmin=0, vmax=shown.max(), cmap="viridis")
+        axis.set(title=names[index] if index < len(names) else f"head {index}", xlabel="key")
+    axes[0, 0].set_ylabel("query")
+    figure.colorbar(picture, ax=axes, shrink=0.8)
+    figure.suptitle(title)
+    return _done(figure)
+
+
+def class_attention(image: Tensor, map: Tensor, grid: tuple[int, int], prefix_tokens: int = 1, title: str = "") -> Figure:
+    """Where the class token looks: an image (3, height, width) beside its row of each head's map (H, N, N), laid out on the
+    patch grid. The share that goes to prefix tokens (the class token itself) is written above each panel."""
+    rows = map.detach().float().cpu()[:, 0]  # (H, N): the class token is query 0
+    shares = rows[:, prefix_tokens:].reshape(len(rows), *grid).numpy()
+    figure, axes = plt.subplots(1, 1 + len(rows), figsize=(1.9 * (1 + len(rows)), 2.3), layout="constrained")
+    axes[0].imshow(np.asarray(image).transpose(1, 2, 0))
+    axes[0].set_title("image", fontsize=9)
+    for head, (axis, share) in enumerate(zip(axes[1:], shares)):
+        axis.imshow(share, vmin=0, vmax=max(shares.max(), 1e-6), cmap="magma")
+        axis.set_title(f"head {head}\nclass token {rows[head, :prefix_tokens].sum():.2f}", fontsize=9)
+    for axis in axes:
+        axis.set(xticks=[], yticks=[])
+    figure.suptitle(title)
+    return _done(figure)
+
+
+def curves(histories: Mapping[str, Sequence[Mapping]], metric: str = "loss", label: str = "training loss", log: bool = False) -> Figure:
+    """One line per run: `metric` against optimiser steps, for histories as `train` returns them. A run is labelled by name."""
+    figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    for name, history in histories.items():
+        points = [(entry["step"], entry[metric]) for entry in history if metric in entry]
+        if not points:
+            raise ValueError(f"the history of {name!r} has no {metric!r}; it has {', '.join(history[0])}")
+        axis.plot(*zip(*points), label=name, color=COLOURS.get(name), marker="o" if len(points) < 12 else None, markersize=3)
+    axis.set(xlabel="step", ylabel=label, yscale="log" if log else "linear")
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    return _done(figure)
+
+
+def scores(by_method: Mapping[str, Sequence[float]], label: str = "test accuracy (%)", live: Mapping[str, float] | None = None) -> Figure:
+    """One row per method: every seed a dot, mean ± standard deviation a bar with a line; `live` results are diamonds."""
+    figure, axis = plt.subplots(figsize=(6.5, 0.55 * len(by_method) + 0.9), layout="constrained")
+    for row, (method, values) in enumerate(by_method.items()):
+        colour = COLOURS.get(method, "#333333")
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        axis.errorbar(statistics.mean(values), row, xerr=spread, fmt="|", markersize=16, color=colour, capsize=4, linewidth=2)
+        axis.plot(values, np.full(len(values), row) + 0.22, ".", color=colour, alpha=0.6)
+    for method, value in (live or {}).items():
+        axis.plot(value, list(by_method).index(method) - 0.25, "D", color="black", markersize=5)
+    axis.set(yticks=range(len(by_method)), yticklabels=list(by_method), xlabel=label)
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    return _done(figure)
+
+
+def _done(figure: Figure) -> Figure:
+    plt.close(figure)
+    return figure

@@ -1,0 +1,67 @@
+"""The built book in a real browser: one headless Chromium for all tests, each page opened once."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+HTML = ROOT / "_build" / "html"
+BROWSERS = ["chromium", "google-chrome", "google-chrome-stable", "chromium-browser",
+            "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"]
+# --no-sandbox: containers have no user namespaces. The others keep the browser itself from calling home.
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+             "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+
+def names() -> list[str]:
+    """Every page that a reader can reach, known from the table of contents whether the book is built or not."""
+    contents = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    chapters = [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
+    return [contents["root"], *chapters, "genindex", "search"]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium; skips, and says why, where there is no built book or no browser."""
+    if not (HTML / "index.html").exists():
+        pytest.skip("the book is not built: run `make book` first")
+    executable = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    if executable is None:
+        pytest.skip("no Chromium or Chrome was found on this machine (Debian: apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+class Opened:
+    """A page of the book in the browser, and what it asked for and complained about while it loaded."""
+
+    def __init__(self, browser, name: str):
+        self.name, self.file = name, HTML / f"{name}.html"
+        assert self.file.exists(), f"{name} is in _toc.yml but not in the built book; run `make book` again"
+        self.requests, self.complaints = [], []
+        self.tab = browser.new_page(viewport={"width": 1280, "height": 900})
+        self.tab.on("request", lambda request: self.requests.append(request.url))
+        self.tab.on("requestfailed", lambda request: self.complaints.append(f"failed: {request.url}"))
+        self.tab.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        self.tab.on("console", lambda message: message.type in {"error", "warning"}
+                    and self.complaints.append(f"{message.type}: {message.text}"))
+        self.tab.goto(self.file.as_uri(), wait_until="load")
+        # Math is set after loading; the promise is there only on pages that have math.
+        self.tab.evaluate("() => window.MathJax?.startup?.promise")
+
+    def all(self, selector: str, expression: str) -> list:
+        """`expression` of every element e that `selector` finds."""
+        return self.tab.eval_on_selector_all(selector, f"found => found.map(e => {expression})")
+
+
+@pytest.fixture(scope="module", params=names())
+def page(request, browser):
+    opened = Opened(browser, request.param)
+    yield opened
+    opened.tab.close()

@@ -1,0 +1,101 @@
+"""What every page of the built book must do in a browser, from a folder and without a network."""
+
+import re
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).resolve().parents[2]
+HTML = ROOT / "_build" / "html"
+
+
+def test_the_front_door_leads_to_the_first_page(browser):
+    tab = browser.new_page()
+    tab.goto((HTML / "index.html").as_uri())
+    tab.wait_for_url("**/book/index.html")
+    tab.close()
+
+
+def test_page_loads_without_complaints(page):
+    assert page.complaints == []
+
+
+def test_nothing_is_asked_of_the_network(page):
+    assert [url for url in page.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_math_is_set(page):
+    raw = page.all(".math", "e.querySelector('mjx-container') ? '' : e.textContent")
+    assert [text for text in raw if text] == [], "formulas that stayed as they are typed"
+    assert page.all("mjx-merror, [data-mjx-error]", "e.getAttribute('title') ?? e.textContent") == []
+    source = page.file.read_text(encoding="utf-8")
+    if 'class="math' in source:
+        assert page.all("mjx-container", "1"), "the page has formulas and MathJax set none"
+
+
+def test_no_sideways_scroll_on_a_desktop_and_on_a_phone(page):
+    try:
+        for width in (1280, 390):
+            page.tab.set_viewport_size({"width": width, "height": 844})
+            page.tab.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            # Names what reaches beyond the right edge, outermost first, except inside boxes that scroll themselves.
+            wide = page.tab.evaluate("""() => {
+                const edge = document.documentElement.clientWidth, total = document.documentElement.scrollWidth;
+                if (total <= edge) return [];
+                const scrolls = e => e && (getComputedStyle(e).overflowX != 'visible' || scrolls(e.parentElement));
+                return [...document.querySelectorAll('body *')]
+                    .filter(e => e.getBoundingClientRect().right > edge + 1 && !scrolls(e.parentElement))
+                    .slice(0, 3).map(e => e.outerHTML.slice(0, 120)).concat(`${total} px in all`);
+            }""")
+            assert wide == [], f"{page.name} is wider than {width} px"
+    finally:
+        page.tab.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_every_image_loads_and_says_what_it_shows(page):
+    images = page.all("img", "({alt: e.alt.trim(), source: e.getAttribute('src').slice(0, 80), width: e.naturalWidth})")
+    for image in images:
+        assert image["width"] > 0, f"the image {image['source']} does not load"
+        # Without an alt text of its own an image gets its file's name from Sphinx, which tells nobody anything.
+        assert image["alt"] and not re.search(r"\.(png|svg|jpe?g|gif)$", image["alt"]), (
+            f"{image['source']} has no alt text (a code cell's figure takes it from the cell's metadata, mystnb: image: alt:)"
+        )
+
+
+@cache
+def anchors(file: Path) -> set[str]:
+    return set(re.findall(r'\bid="([^"]+)"', file.read_text(encoding="utf-8")))
+
+
+def test_links_lead_somewhere(page):
+    for link in page.all("a[href]", "e.href"):
+        parts = urlsplit(link)
+        if parts.scheme == "file":
+            target = Path(unquote(parts.path))
+            assert target.exists(), f"link to a missing file: {link}"
+            if parts.fragment and target.suffix == ".html" and target != page.file:
+                assert unquote(parts.fragment) in anchors(target), f"link to a missing place: {link}"
+        elif parts.netloc == "colab.research.google.com":
+            notebook = ROOT / unquote(parts.path.split("/blob/main/")[1])
+            assert notebook.suffix == ".ipynb" and notebook.exists(), f"Colab button to a missing notebook: {link}"
+
+
+def test_sliders_move_their_picture(page):
+    # What a slider leaves behind when its static form is not the one chosen: a live widget's box, or its repr.
+    assert page.all("script[type*='widget-view']", "1") == []
+    assert "Slider over" not in page.tab.inner_text("body")
+    for slider in page.tab.query_selector_all(".frames-slider"):
+        knob, pictures = slider.query_selector("input[type=range]"), slider.query_selector_all("img")
+        assert len(pictures) == 1 and knob.get_attribute("aria-label")
+
+        def seen():
+            return pictures[0].get_attribute("src"), slider.query_selector("output").inner_text()
+
+        before = seen()
+        knob.focus()
+        knob.press("ArrowRight")
+        assert seen()[0] != before[0] and seen()[1] != before[1], "the knob moved and the picture stayed"
+        assert pictures[0].get_attribute("alt").strip()
+        assert pictures[0].evaluate("e => e.decode().then(() => e.naturalWidth)") > 0
+        knob.press("ArrowLeft")
+        assert seen() == before

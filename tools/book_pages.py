@@ -1,0 +1,55 @@
+"""Three corrections to the built pages, as a Sphinx extension (named in _config.yml)."""
+
+import re
+from itertools import zip_longest
+from pathlib import Path
+
+from docutils import nodes
+
+# A line of a tqdm bar: its name, and how far it was ("100%" when it was done).
+BAR = re.compile(r"^(?P<name>.*?)\s*(?P<done>\d+%\||\d+it \[)")
+
+
+def last_of_each_bar(text: str) -> str:
+    """`text` without the lines of a progress bar that the bar itself has written over since."""
+    lines, kept = text.split("\n"), []
+    for line, following in zip_longest(lines, lines[1:], fillvalue=""):
+        now, then = BAR.match(line), BAR.match(following)
+        if now and then and now["name"] == then["name"] and now["done"] != "100%|":
+            continue
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def shorten_bars(app, doctree):
+    """A bar overwrites its line many times a second; MyST-NB puts every state on a line of its own."""
+    for block in doctree.findall(nodes.literal_block):
+        if "stderr" in block["classes"] or "stdout" in block["classes"]:
+            text = last_of_each_bar(block.astext())
+            if text != block.astext():
+                block.children = []
+                block += nodes.Text(text)
+                block.rawsource = text  # the highlighter colours a block only when both are the same
+
+
+def correct(app, pagename, templatename, context, doctree):
+    """Called for each page just before it is written."""
+    # The theme offers Colab for every page that runs code; Colab opens only an .ipynb, which the notebooks have
+    # beside them and a page that merely computes its tables has not.
+    source = Path(app.srcdir, pagename)
+    if not source.with_suffix(".ipynb").exists():
+        buttons = context.get("header_buttons", [])
+        context["header_buttons"] = [button for button in buttons if button.get("label") != "launch-buttons"]
+    # The state of live widgets is of no use without their kernel, and repeats pictures that the page already has.
+    if "script_files" in context:
+        context["script_files"] = [
+            script for script in context["script_files"]
+            if "widget-state" not in getattr(script, "attributes", {}).get("type", "")
+        ]
+
+
+def setup(app):
+    app.connect("doctree-read", shorten_bars)
+    # 900: after the theme has put its buttons in.
+    app.connect("html-page-context", correct, priority=900)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
