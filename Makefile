@@ -14,7 +14,7 @@ export PYTHONNOUSERSITE = 1
 export JUPYTER_PREFER_ENV_PATH = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up book test notebooks lock repository clean
+.PHONY: help set-up book test notebooks results measure benchmarks lock repository clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,17 @@ test: set-up  ## run the test suite; ARGS="..." goes to pytest
 
 notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py
+
+results: set-up  ## repeat the built-in experiments where records are missing (about 1.5 hours for all on 2 cores)
+	@$(RUN) -m atlib experiment transfer --seeds 5 --jobs 2
+	@$(RUN) -m atlib experiment distillation --seeds 5 --jobs 2
+
+measure: set-up  ## measure seconds and memory of every notebook into results/notebooks; needs an idle machine
+	@$(RUN) tools/measure_notebooks.py
+
+benchmarks: set-up  ## time a walk, the transfer steps and the import, as ratios within one run
+	@$(RUN) benchmarks/steps.py
+	@$(RUN) benchmarks/import_time.py
 
 lock: set-up  ## write requirements.lock and environment.yml anew from pyproject.toml; UPGRADE=1 takes the newest
 	@$(RUN) tools/lock.py $(if $(UPGRADE),--upgrade)

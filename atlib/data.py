@@ -54,7 +54,10 @@ class Images(Dataset):
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         # The generator goes to a sampler of its own: Accelerate replaces the one a DataLoader holds.
         sampler = None if seed is None else torch.utils.data.RandomSampler(self, generator=generator)
-        return DataLoader(self, batch_size=batch_size, sampler=sampler, collate_fn=_as_is)
+        # In order there is nothing to draw, but a DataLoader draws all the same: from a generator of its own, so that
+        # evaluating in the middle of a training run does not change the run.
+        own = torch.Generator() if seed is None else None
+        return DataLoader(self, batch_size=batch_size, sampler=sampler, collate_fn=_as_is, generator=own)
 
     def with_augment(self, augment: Callable[[Tensor], Tensor] | None) -> "Images":
         """The same images with another augmentation."""
@@ -76,10 +79,12 @@ def load(name: str, path: str | Path | None = None, *, split: str = "train", siz
     Raises `ValueError` for unknown names, splits and columns, `FileNotFoundError` for a path that is not there, `OSError`
     naming the file for one that cannot be read, and `ConnectionError` saying what would have been downloaded.
     """
+    if size is not None and size < 1:
+        raise ValueError(f"size must be at least 1, got {size}; leave it out for all images")
     if name == "marked-glyphs":
         if path is not None:
             raise ValueError(f"marked-glyphs is generated, it has no path (got {str(path)!r})")
-        return glyph_images(glyphs.generate(split, size or 10_000, seed))
+        return glyph_images(glyphs.generate(split, 10_000 if size is None else size, seed))
     if name not in ("parquet", "imagefolder") and "/" not in name:
         require_known("data set", name, ("marked-glyphs", *HUB, "parquet", "imagefolder"))
     if name in ("parquet", "imagefolder") and path is None:
@@ -87,6 +92,8 @@ def load(name: str, path: str | Path | None = None, *, split: str = "train", siz
     from atlib.hub import open_split  # imported here: `datasets` takes seconds, and the built-in world does not need it
 
     rows, image_column, label_column, classes = open_split(HUB.get(name, name), path, split)
+    if len(rows) == 0:
+        raise ValueError(f"{name} {split} has no images")
     if size is not None:
         if size > len(rows):
             raise ValueError(f"{name} {split} has {len(rows)} images, {size} were asked for")

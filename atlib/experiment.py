@@ -153,12 +153,17 @@ def _student_job(place: Place, job: Job) -> None:
 
 
 def teach(student: nn.Module, scale: GlyphScale | CifarScale, recipe: Recipe, seed: int, split: str, name: str) -> tuple[dict, list[dict], float]:
-    """Train a student in place on its seed's labels and evaluate it on `split`: results, history, seconds of training."""
+    """Train a student in place on its seed's labels and evaluate it on `split`: results, history, seconds of both."""
+    held_out = scale.held_out(split)
+
+    def metrics(model: nn.Module) -> dict:
+        found = evaluate(model, held_out)
+        return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}
+
     start = time.perf_counter()
-    history = train(student, scale.labelled(seed), recipe, seed=seed, progress=name)
+    history = train(student, scale.labelled(seed), recipe, seed=seed, evaluate=metrics, progress=name)
     seconds = time.perf_counter() - start
-    found = evaluate(student, scale.held_out(split))
-    return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}, history, seconds
+    return {name: value for name, value in history[-1].items() if name.startswith(split)}, history, seconds
 
 
 def _fine_tuned_weights(place: Place, seed: int) -> Path:

@@ -62,6 +62,10 @@ class MaskedAutoencoder(nn.Module):
         for parameter in (self.mask_token, self.decoder_positions):
             nn.init.normal_(parameter, std=0.02)
 
+    def no_weight_decay(self) -> set[str]:
+        """Positions and tokens, which AdamW leaves undecayed; timm asks a model for them by this name."""
+        return {"mask_token", "decoder_positions"} | {f"vit.{name}" for name in self.vit.no_weight_decay()}
+
     def forward(self, images: Tensor) -> Tensor:
         """The reconstruction loss, a scalar, for images (B, 3, height, width)."""
         tokens = self.vit._pos_embed(self.vit.patch_embed(images))  # positions are added before patches are hidden

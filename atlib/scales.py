@@ -107,12 +107,12 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale]:
     tuning = {"scratch": free, "copy": free, "copy-untrained": free, "copy-fine-tuned": free,
               "fine-tune": grid(lr=(5e-4, 1e-3, 2e-3), layer_decay=(None, 0.75)),
               "distill": grid(lr=(1e-3, 2e-3), transfer_weight=(1.0, 3.0, 10.0))}
-    cifar = Architecture("cifar")
+    cifar, small = Architecture("cifar"), Architecture("cifar-small")
     short = tuple(m for m in METHODS if m in ("scratch", "fine-tune", "copy", "distill"))
     return {
         "built-in": GlyphScale("built-in", Architecture("glyphs"), METHODS, recipes.RETRIEVAL, recipes.STUDENT, tuning, labels=1000),
         # A smoke run: it shows that real images go through the same code, and can show nothing about accuracy.
-        "cifar10-smoke": CifarScale("cifar10-smoke", cifar, short, replace(recipes.MAE, steps=600, batch_size=64),
+        "cifar10-smoke": CifarScale("cifar10-smoke", small, short, replace(recipes.MAE, steps=600, batch_size=64),
                                     replace(recipes.STUDENT, steps=300, batch_size=64), {m: ({},) for m in short},
                                     labels=5000, path=data, unlabelled=20_000, test_size=2000),
         # For one GPU: about 360 passes of pre-training and 90 of training over 45,000 images.

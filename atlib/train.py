@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]  # (model, images, 
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss became NaN or infinite; the message names the step and the last good checkpoint."""
+    """The loss or its gradient became NaN or infinite; the message names the step and the last good checkpoint."""
 
 
 def outputs(model: nn.Module, images: Tensor) -> Transferred:
@@ -41,12 +42,15 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
           cpu: bool = False) -> list[dict]:
     """Train `model` in place for `recipe.steps` steps and return one dict of metrics per pass over the data.
 
+    It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device afterwards.
     `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a run repeats bit for bit; on a GPU
     the attention and convolution kernels may sum in another order. It seeds torch's global generator. `evaluate(model)`, if
     given, adds its metrics after the last pass, and after every `evaluate_every`-th where that is above 0. With `out`, the last good weights are kept in `out/last.safetensors` once per pass.
-    Raises `NonFiniteLoss` as soon as the loss is not finite; the model then still holds the last finite step's weights.
+    Raises `NonFiniteLoss` as soon as the loss or its gradient is not finite; the model then still holds the last finite step's weights.
     """
     set_seed(seed)
+    home = next(model.parameters()).device
+    AcceleratorState._reset_state()  # Accelerate keeps a precision for the whole process; this run may want another
     accelerator = Accelerator(mixed_precision=recipe.mixed_precision, cpu=cpu, step_scheduler_with_optimizer=False)
     per_process = max(1, recipe.batch_size // accelerator.num_processes)
     optimizer = make_optimizer(model, recipe)
@@ -60,11 +64,15 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
         for images, targets in loader:
             with accelerator.autocast():
                 value = loss(model, images, targets, recipe)
-            if not torch.isfinite(value):
-                raise NonFiniteLoss(f"the loss is {value.item()} at step {step} (lr {scheduler.get_last_lr()[0]:.3g}); "
-                                    f"last good checkpoint: {kept}. Lower lr, clip harder, or use mixed_precision='no'.")
-            accelerator.backward(value)
-            accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
+            if torch.isfinite(value):
+                accelerator.backward(value)
+                norm = accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
+            # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then skips the step.
+            if not torch.isfinite(value) or not torch.isfinite(norm) and recipe.mixed_precision != "fp16":
+                what = "gradient" if torch.isfinite(value) else "loss"
+                raise NonFiniteLoss(f"the {what} is {(norm if what == 'gradient' else value).item()} at step {step} "
+                                    f"(lr {scheduler.get_last_lr()[0]:.3g}); last good checkpoint: {kept}. "
+                                    "Lower lr, clip harder, or use mixed_precision='no'.")
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
@@ -78,6 +86,8 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
         if out is not None and accelerator.is_main_process:
             kept = save_weights(Path(out) / "last.safetensors", accelerator.unwrap_model(model))
     bar.close()
+    trained = accelerator.unwrap_model(model, keep_fp32_wrapper=False).to(home)
+    vars(trained).pop("forward", None)  # Accelerate's autocast around the class's own forward, of no use after training
     return history
 
 

@@ -141,6 +141,8 @@ def see(attn: torch.nn.Module, x: Tensor, instead: Instead, layer: int) -> Seen:
     def project(row: int) -> Tensor:  # rows 0, 1, 2 of the joint projection are q, k, v
         width = H * d
         part = slice(row * width, (row + 1) * width)
+        if type(attn.qkv) is not torch.nn.Linear:  # an adapter or a quantised layer computes more than its weight says
+            return attn.qkv(x)[..., part].reshape(B, N, H, d).transpose(1, 2)
         bias = None if attn.qkv.bias is None else attn.qkv.bias[part]
         return F.linear(x, attn.qkv.weight[part], bias).reshape(B, N, H, d).transpose(1, 2)  # (B, H, N, d)
 

@@ -33,13 +33,18 @@ REASONS = {
 }
 
 
+# Taken at import, so that a method that somebody replaces later for a whole class is noticed too.
+STOCK = {Block: Block.forward, Attention: Attention.forward}
+STOCK_VIT = {"forward": VisionTransformer.forward, "forward_features": VisionTransformer.forward_features}
+
+
 def check_walkable(vit: nn.Module) -> None:
     """Raise `Unwalkable`, naming the class and the reason, unless `walk(vit, x)` computes exactly what `vit(x)` computes."""
     if not isinstance(vit, VisionTransformer):
         name = type(vit).__name__
         raise Unwalkable(f"cannot walk a {name}: {REASONS.get(name, 'it is not a timm VisionTransformer (no self-attention blocks of the known form)')}")
-    for method in ("forward", "forward_features"):  # a subclass may change what is fed to the blocks, as DeiT's does, but not these
-        if getattr(type(vit), method) is not getattr(VisionTransformer, method):
+    for method, stock in STOCK_VIT.items():  # a subclass may change what is fed to the blocks, as DeiT's does, but not these
+        if getattr(type(vit), method) is not stock:
             raise Unwalkable(f"cannot walk a {type(vit).__name__}: it has its own {method}, which walk does not know")
     if getattr(vit, "distilled_training", False) and vit.training:
         raise Unwalkable("cannot walk a ViT in distilled_training mode: it returns two predictions; call set_distilled_training(False)")
@@ -49,5 +54,5 @@ def check_walkable(vit: nn.Module) -> None:
                 name = type(part).__name__
                 reason = REASONS.get(name, f"walk knows timm's {known.__name__} and cannot tell what this one computes")
                 raise Unwalkable(f"cannot walk layer {index} of this {type(vit).__name__}, a {name}: {reason}")
-            if type(part).forward is not known.forward or "forward" in vars(part):
+            if known.forward is not STOCK[known] or "forward" in vars(part):
                 raise Unwalkable(f"cannot walk layer {index} of this {type(vit).__name__}: its {known.__name__}.forward was replaced")
