@@ -11,7 +11,7 @@ from atlib.experiment import Place, chosen, make_teacher, run_each, scale_of, te
 from atlib.transfer import AttentionTransfer, Plan
 
 STEPS_SHARE = 0.4  # of the central experiment's steps: there are thirty-five runs here
-PAPER_WEIGHT = 3.0  # arXiv 2411.09702 distills with λ = 3
+WEIGHTS = (1.0, 3.0, 10.0, 30.0)  # λ; the paper (arXiv 2411.09702) distills with 3
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Variant:
 
 
 def variants(depth: int) -> list[Variant]:
-    """λ from 0.3 to 10 with all layers; then, at the paper's λ, the first half, the last half and the last layer alone."""
-    half, whole, at_paper = depth // 2, Plan(how="distill"), {"transfer_weight": PAPER_WEIGHT}
-    return [*(Variant(f"weight {value:g}", whole, {"transfer_weight": value}) for value in (0.3, 1.0, PAPER_WEIGHT, 10.0)),
-            Variant("first half", Plan(how="distill", layers=range(half)), at_paper),
-            Variant("last half", Plan(how="distill", layers=range(half, depth)), at_paper),
-            Variant("last layer", Plan(how="distill", layers=[depth - 1]), at_paper)]
+    """λ from 1 to 30 with all layers; then, at the chosen λ, the first half, the last half and the last layer alone."""
+    half, whole = depth // 2, Plan(how="distill")
+    return [*(Variant(f"weight {value:g}", whole, {"transfer_weight": value}) for value in WEIGHTS),
+            Variant("first half", Plan(how="distill", layers=range(half))),
+            Variant("last half", Plan(how="distill", layers=range(half, depth))),
+            Variant("last layer", Plan(how="distill", layers=[depth - 1]))]
 
 
 def run_sweep(transfer: Place, records: Path, seeds: int, jobs: int = 1) -> list[Path]:

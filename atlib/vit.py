@@ -38,7 +38,7 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer:
         return _build(name_or_config, overrides, "this configuration")
 
     name = name_or_config
-    if not timm.is_model(name):
+    if not _is_in_timm(name):
         known = [*PRESETS, *timm.list_models(), *timm.list_pretrained()]
         close = difflib.get_close_matches(name, known, n=5) or sorted(PRESETS)
         raise ValueError(f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book: {', '.join(PRESETS)}.")
@@ -61,6 +61,14 @@ def _build(config: Mapping, overrides: Mapping, what: str) -> VisionTransformer:
     arguments = {**config, **overrides}
     arguments.pop("pretrained", None)
     return VisionTransformer(**arguments)
+
+
+def _is_in_timm(name: str) -> bool:
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError:  # a model that timm knows, with a tag after the dot that it does not
+        return False
+    return timm.is_model(name)
 
 
 def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
