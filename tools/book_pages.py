@@ -48,7 +48,13 @@ def correct(app, pagename, templatename, context, doctree):
         ]
 
 
+def skip_tuple_fields(app, what, name, obj, skip, options):
+    """A named tuple's fields have no docstring of their own but "Alias for field number 0"; the class's says what they are."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
+
+
 def setup(app):
+    app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("doctree-read", shorten_bars)
     # 900: after the theme has put its buttons in.
     app.connect("html-page-context", correct, priority=900)
