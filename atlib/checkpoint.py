@@ -42,7 +42,7 @@ def save_vit(path: str | Path, vit: VisionTransformer, architecture: Architectur
 def load_vit(path: str | Path) -> VisionTransformer:
     """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that is missing, cut off or of another kind."""
     tensors, header = _read(Path(path))
-    vit = Architecture(**_field(header, "architecture", path)).build()
+    vit = _build(header, "architecture", path)
     _load_state(vit, tensors, path)
     return vit
 
@@ -67,13 +67,16 @@ def load_bundle(path: str | Path) -> nn.Module:
     tensors, header = _read(Path(path))
 
     def part(name: str) -> VisionTransformer:
-        vit = Architecture(**_field(header, name, path)).build()
+        vit = _build(header, name, path)
         _load_state(vit, {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}, path)
         return vit
 
     if not _field(header, "needs_teacher", path):
         return part("student").eval()
-    return AttentionTransfer(part("teacher"), part("student"), Plan(**_field(header, "plan", path))).eval()
+    try:
+        return AttentionTransfer(part("teacher"), part("student"), Plan(**_field(header, "plan", path))).eval()
+    except (TypeError, ValueError) as error:
+        raise OSError(f"{path} holds no teacher and student that fit together ({error}); it was left as it is") from error
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
@@ -102,8 +105,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict]:
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("atlib", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, header
-    except (SafetensorError, json.JSONDecodeError) as error:
+            return {name: file.get_tensor(name) for name in file.keys()}, header if isinstance(header, dict) else {}
+    except (SafetensorError, json.JSONDecodeError, OSError) as error:
         raise OSError(f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is") from error
 
 
@@ -111,6 +114,13 @@ def _field(header: dict, name: str, path: str | Path):
     if name not in header:
         raise OSError(f"{path} holds weights but does not say {name!r}: it was not written by the matching save function of atlib")
     return header[name]
+
+
+def _build(header: dict, name: str, path: str | Path) -> VisionTransformer:
+    try:
+        return Architecture(**_field(header, name, path)).build()
+    except (TypeError, ValueError) as error:
+        raise OSError(f"{path} names an architecture that cannot be built ({error}); it was left as it is") from error
 
 
 def _load_state(vit: VisionTransformer, tensors: dict[str, Tensor], path: str | Path) -> None:

@@ -64,6 +64,9 @@ class World:
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"World({name}={getattr(self, name)!r}) is out of range: {name} goes from {low} to {high}")
+        for name in ("clutter", "jitter"):
+            if not isinstance(getattr(self, name), (int, np.integer)):
+                raise ValueError(f"World({name}={getattr(self, name)!r}): {name} is a whole number")
         require_known("rendering", self.rendering, RENDERINGS)
 
 

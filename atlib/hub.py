@@ -17,9 +17,7 @@ def open_split(name: str, path: str | Path | None, split: str) -> tuple[datasets
     wanted = _choose(splits, split, name)
     image_column = _column(wanted, IMAGE_COLUMNS, "image")
     label_column = _column(wanted, LABEL_COLUMNS, "label")
-    feature = wanted.features[label_column]
-    classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else tuple(map(str, sorted(set(wanted[label_column]))))
-    return wanted, image_column, label_column, classes
+    return wanted, image_column, label_column, _classes(wanted, label_column)
 
 
 def _from_hub(name: str) -> datasets.DatasetDict:
@@ -47,7 +45,7 @@ def _from_files(name: str, path: Path) -> datasets.DatasetDict:
         files = {"train": [str(path)]}
     if not files:
         raise FileNotFoundError(f"no train*.parquet, validation*.parquet or test*.parquet in {path}")
-    return datasets.DatasetDict({split: _read(file_list[0], "parquet", data_files=file_list)["train"] for split, file_list in files.items()})
+    return datasets.DatasetDict({split: _read(" or ".join(several), "parquet", data_files=several)["train"] for split, several in files.items()})
 
 
 def _read(source: Path | str, builder: str, data_files=None, data_dir: str | None = None) -> datasets.DatasetDict:
@@ -74,3 +72,14 @@ def _column(rows: datasets.Dataset, names: tuple[str, ...], kind: str) -> str:
         if name in rows.column_names:
             return name
     raise ValueError(f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)}")
+
+
+def _classes(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
+    feature = rows.features[column]
+    if isinstance(feature, datasets.ClassLabel):
+        return tuple(feature.names)
+    labels = set(rows[column])
+    wrong = [label for label in labels if not isinstance(label, int) or label < 0]
+    if wrong:
+        raise ValueError(f"the labels in column {column!r} must be class indices from 0 on, got {wrong[0]!r}: cast the column to datasets.ClassLabel")
+    return tuple(map(str, range(max(labels, default=-1) + 1)))

@@ -60,11 +60,12 @@ def class_attention(image: Tensor, map: Tensor, grid: tuple[int, int], prefix_to
 
 def curves(histories: Mapping[str, Sequence[Mapping]], metric: str = "loss", label: str = "training loss", log: bool = False) -> Figure:
     """One line per run: `metric` against optimiser steps, for histories as `train` returns them. A run is labelled by name."""
-    figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
-    for name, history in histories.items():
-        points = [(entry["step"], entry[metric]) for entry in history if metric in entry]
+    lines = {name: [(entry["step"], entry[metric]) for entry in history if metric in entry] for name, history in histories.items()}
+    for name, points in lines.items():
         if not points:
-            raise ValueError(f"the history of {name!r} has no {metric!r}; it has {', '.join(history[0])}")
+            raise ValueError(f"the history of {name!r} has no {metric!r}; it has {', '.join(dict.fromkeys(key for e in histories[name] for key in e))}")
+    figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    for name, points in lines.items():
         axis.plot(*zip(*points), label=name, color=COLOURS.get(name), marker="o" if len(points) < 12 else None, markersize=3)
     axis.set(xlabel="step", ylabel=label, yscale="log" if log else "linear")
     axis.legend(frameon=False)

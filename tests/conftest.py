@@ -1,0 +1,46 @@
+"""What all tests share: fixed seeds, no network where a test asks for it, and small models to try things on."""
+
+import socket
+
+import pytest
+import torch
+
+from atlib import create_vit
+from atlib.data import glyph_images
+from atlib.glyphs import generate
+from tests.helpers import randomise
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Every connection fails at once, so that what a test sees is what a machine without a network sees."""
+
+    def refuse(self, address):
+        raise OSError(f"no network in this test (wanted {address})")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture
+def small_vit():
+    """A function that builds the same small ViT whenever it is called: 16 patches, depth 3, 3 heads of width 8, 5 classes.
+
+    All weights are random and of a size at which every part matters; `seed` chooses them, the rest goes to timm.
+    """
+
+    def build(seed=0, **changes):
+        options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5} | changes
+        return randomise(create_vit(options), seed).eval()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def glyphs64():
+    """64 labelled images of the built-in world."""
+    return glyph_images(generate("train", 64))

@@ -1,0 +1,70 @@
+"""Small things that several test files need."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def randomise(model, seed=0):
+    """Give every parameter a random value at which it matters: no zero tokens, no layer scale of 1e-5, attention far from flat."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            kind = name.split(".")[-1]
+            if kind in ("weight", "gamma") and parameter.ndim == 1:  # norms and layer scale
+                parameter.uniform_(0.5, 1.5, generator=generator)
+            elif kind == "weight":
+                parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
+            else:  # biases, tokens, positions
+                parameter.normal_(std=0.3, generator=generator)
+    return model
+
+
+def random_images(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def shared(*parts):
+    """A folder or file of the workshop's `shared/`, next to the repository; the test is skipped where it is not there."""
+    path = ROOT.parent.joinpath("shared", *parts)
+    if not path.exists():
+        pytest.skip(f"needs ../shared/{'/'.join(parts)}, which is not present next to this repository")
+    return path
+
+
+class Bomb(torch.nn.Module):
+    """Takes the place of a module that must not be run."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def forward(self, *arguments):
+        raise AssertionError(f"{self.name} was run")
+
+
+def mine(vit, after):
+    """Put bombs into everything that runs after layer `after` has its q, k, v: the rest of that block, later blocks, the head."""
+    for index, block in enumerate(vit.blocks):
+        for parent, part in ((block, "norm1"), (block.attn, "qkv"), (block.attn, "q_norm"), (block.attn, "k_norm")):
+            if index > after:
+                setattr(parent, part, Bomb(f"blocks.{index}.{part}"))
+        for parent, part in ((block.attn, "attn_drop"), (block.attn, "norm"), (block.attn, "proj"), (block.attn, "proj_drop"), (block, "ls1"),
+                             (block, "drop_path1"), (block, "norm2"), (block, "mlp"), (block, "ls2"), (block, "drop_path2")):
+            if index >= after:
+                setattr(parent, part, Bomb(f"blocks.{index}.{part}"))
+    vit.norm, vit.fc_norm, vit.head_drop, vit.head = (Bomb(name) for name in ("norm", "fc_norm", "head_drop", "head"))
+    return vit
+
+
+def same(left, right):
+    """Whether two state dicts hold the same names and, bit for bit, the same values."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def state_of(module):
+    """A copy of a module's weights."""
+    return {name: value.clone() for name, value in module.state_dict().items()}

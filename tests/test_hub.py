@@ -1,0 +1,227 @@
+"""What is read through the `datasets` library: files in the hub's layout made here, damaged ones, and the real CIFAR-10 where present."""
+
+import io
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from atlib.data import load
+from tests.helpers import shared
+
+CLASSES = ["cat", "dog", "owl"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Nothing is left in the user's cache, and nothing found there."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    datasets.disable_progress_bars()
+
+
+def pixels_of(index, size=(6, 4)):
+    """An image (height, width, 3) that no other index has; its first pixel says the index."""
+    image = np.random.default_rng(index).integers(0, 255, (*size, 3), dtype=np.uint8)
+    image[0, 0] = index % 256, index // 256, 7
+    return image
+
+
+def rows(indices, image_column="img", label_column="label", labels=datasets.ClassLabel(names=CLASSES), **changes):
+    columns = {image_column: [Image.fromarray(pixels_of(i)) for i in indices], label_column: [i % 3 for i in indices]} | changes
+    return datasets.Dataset.from_dict(columns, datasets.Features({image_column: datasets.Image(), label_column: labels}))
+
+
+def write(folder, split, indices, name=None, **options):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (name or f"{split}.parquet")
+    rows(indices, **options).to_parquet(path)
+    return path
+
+
+def indices_in(images):
+    return [int(image[0, 0, 0]) + 256 * int(image[1, 0, 0]) for image in images.pixels]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """100 training and 12 test images, as the hub's parquet files are named."""
+    write(tmp_path / "set" / "data", "train", range(0, 60), "train-00000-of-00002.parquet")
+    write(tmp_path / "set" / "data", "train", range(60, 100), "train-00001-of-00002.parquet")
+    write(tmp_path / "set" / "data", "test", range(300, 312), "test-00000-of-00001.parquet")
+    return tmp_path / "set"
+
+
+@pytest.mark.parametrize("name", ["parquet", "cifar10", "somebody/something"])
+def test_parquet_in_the_hubs_layout(folder, name):
+    images = load(name, folder, split="test")
+    assert len(images) == 12 and images.classes == tuple(CLASSES)
+    for row, index in enumerate(range(300, 312)):
+        assert np.array_equal(images.pixels[row].permute(1, 2, 0).numpy(), pixels_of(index))
+        assert images.targets[row] == index % 3
+    assert images.pixels.shape == (12, 3, 6, 4) and images.targets.dtype == torch.int64
+
+
+def test_a_tenth_of_train_is_held_out_as_validation(folder):
+    train, validation, both = (load("parquet", folder, split=split) for split in ("train", "validation", "train+validation"))
+    assert (len(train), len(validation), len(both)) == (90, 10, 100)
+    assert set(indices_in(train)) | set(indices_in(validation)) == set(range(100)) == set(indices_in(both))
+    assert not set(indices_in(train)) & set(indices_in(validation))
+    for images in (train, validation):
+        assert images.targets.tolist() == [index % 3 for index in indices_in(images)]
+
+
+def test_the_validation_images_hang_on_no_seed(folder):
+    first = indices_in(load("parquet", folder, split="validation", seed=0))
+    assert indices_in(load("parquet", folder, split="validation", seed=5)) == first
+    for seed in range(4):
+        assert not set(indices_in(load("parquet", folder, size=80, seed=seed))) & set(first)
+
+
+def test_a_size_chooses_by_seed(folder):
+    chosen = {seed: indices_in(load("parquet", folder, size=20, seed=seed)) for seed in (0, 1)}
+    assert all(len(set(indices)) == 20 for indices in chosen.values()) and set(chosen[0]) != set(chosen[1])
+    again = load("parquet", folder, size=20, seed=0)
+    assert indices_in(again) == chosen[0] and again.targets.tolist() == [index % 3 for index in chosen[0]]
+    with pytest.raises(ValueError, match="parquet test has 12 images, 13 were asked for"):
+        load("parquet", folder, split="test", size=13)
+
+
+def test_a_published_validation_split_is_used_as_it_is(folder):
+    write(folder, "validation", range(200, 205))
+    assert indices_in(load("parquet", folder, split="validation")) == list(range(200, 205))
+    assert len(load("parquet", folder, split="train")) == 100
+
+
+def test_one_file_is_a_training_split(tmp_path):
+    path = write(tmp_path, "train", range(30), "some.parquet", image_column="image", label_column="labels")
+    assert len(load("parquet", path)) == 27
+    with pytest.raises(ValueError, match="unknown split of parquet 'test'.*'train', 'validation', 'train.validation'"):
+        load("parquet", path, split="test")
+
+
+def test_image_folder(tmp_path):
+    for split, indices in (("train", range(20)), ("test", range(300, 306))):
+        for index in indices:
+            path = tmp_path / split / CLASSES[index % 3]
+            path.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels_of(index)).save(path / f"{index}.png")
+    images = load("imagefolder", tmp_path, split="test")
+    assert images.classes == tuple(CLASSES) and sorted(indices_in(images)) == list(range(300, 306))
+    assert images.targets.tolist() == [index % 3 for index in indices_in(images)]
+    assert len(load("imagefolder", tmp_path)) == 18 and len(load("imagefolder", tmp_path, split="validation")) == 2
+
+
+def test_numbers_without_names_name_themselves(tmp_path):
+    """Also where the largest class is the only one that is there."""
+    write(tmp_path, "test", [2, 5], labels=datasets.Value("int64"))
+    images = load("parquet", tmp_path, split="test")
+    assert images.classes == ("0", "1", "2") and images.targets.tolist() == [2, 2]
+
+
+def test_grey_and_palette_images_become_rgb_and_sizes_are_made_equal(tmp_path):
+    wide, tall = Image.new("L", (12, 6), 200), Image.new("RGB", (6, 18), (9, 8, 7))
+    write(tmp_path, "test", range(2), img=[wide, tall])
+    images = load("parquet", tmp_path, split="test", image_size=6)
+    assert images.pixels.shape == (2, 3, 6, 6)
+    assert images.pixels[0].unique().tolist() == [200] and images.pixels[1, :, 0, 0].tolist() == [9, 8, 7]
+    with pytest.raises(ValueError, match=r"image 1 is \(3, 18, 6\), the first is \(3, 6, 12\): pass image_size="):
+        load("parquet", tmp_path, split="test")
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"image_column": "picture"}, "no image column: looked for image, img, the data set has picture, label"),
+    ({"label_column": "kind"}, "no label column: looked for label, labels, fine_label, the data set has img, kind"),
+    ({"labels": datasets.Value("string"), "label": ["cat", "dog"]}, "column 'label' must be class indices.*got '(cat|dog)'.*ClassLabel"),
+    ({"labels": datasets.Value("int64"), "label": [0, -1]}, "column 'label' must be class indices.*got -1"),
+], ids=str)
+def test_columns_that_are_missing_or_of_another_kind(tmp_path, options, message):
+    write(tmp_path, "test", range(2), **options)
+    with pytest.raises(ValueError, match=message):
+        load("parquet", tmp_path, split="test")
+
+
+def test_a_split_without_images(tmp_path):
+    write(tmp_path, "train", range(3))
+    with pytest.raises(ValueError, match="parquet validation has no images"):
+        load("parquet", tmp_path, split="validation")
+
+
+def test_unknown_splits_list_the_close_ones(folder):
+    with pytest.raises(ValueError, match="unknown split of parquet 'tst'. Did you mean 'test'.*'train', 'test', 'validation'"):
+        load("parquet", folder, split="tst")
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a web page", "empty", "garbled"])
+@pytest.mark.parametrize("file", ["test-00000-of-00001.parquet", "train-00001-of-00002.parquet"])
+def test_damaged_files_are_named_and_left_alone(folder, file, damage):
+    path = folder / "data" / file
+    good = path.read_bytes()
+    content = {"cut off": good[: len(good) // 2], "a web page": b"<html>429 Too many requests</html>", "empty": b"",
+               "garbled": good[:4] + bytes(len(good) - 200) + good[-196:]}[damage]
+    path.write_bytes(content)
+    with pytest.raises(OSError) as caught:
+        load("parquet", folder, split=file.split("-")[0])
+    assert str(path) in str(caught.value) and "left as it is" in str(caught.value)
+    assert path.read_bytes() == content
+
+
+def test_an_image_that_cannot_be_decoded_is_named_by_index(tmp_path):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels_of(1)).save(buffer, "PNG")
+    good, bad = {"bytes": buffer.getvalue(), "path": None}, {"bytes": buffer.getvalue()[:40], "path": None}
+    write(tmp_path, "test", range(3), img=[good, good, bad])
+    with pytest.raises(OSError, match="image 2 of the split cannot be decoded"):
+        load("parquet", tmp_path, split="test")
+
+
+@pytest.mark.parametrize("name", ["parquet", "imagefolder", "cifar10"])
+def test_paths_that_are_not_there(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path / 'nowhere'} does not exist"):
+        load(name, tmp_path / "nowhere")
+
+
+def test_folders_without_the_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"no train.*parquet, validation.*parquet or test.*parquet in {tmp_path}"):
+        load("parquet", tmp_path)
+    with pytest.raises(OSError, match=str(tmp_path)):
+        load("imagefolder", tmp_path)
+
+
+@pytest.mark.parametrize("name, where", [("cifar10", "uoft-cs/cifar10"), ("cifar100", "uoft-cs/cifar100"), ("somebody/something", "somebody/something")])
+def test_no_network_says_what_would_have_been_downloaded_and_what_to_do(name, where, monkeypatch, no_network):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConnectionError) as caught:
+        load(name)
+    message = str(caught.value)
+    assert f"https://huggingface.co/datasets/{where}" in message
+    assert str(datasets.config.HF_DATASETS_CACHE) in message, "the cache"
+    assert "train.parquet" in message and "path=" in message, "the way out"
+
+
+def test_a_hub_id_is_asked_for_by_its_id(monkeypatch):
+    asked = []
+
+    def stand_in(name):
+        asked.append(name)
+        return datasets.DatasetDict(train=rows(range(20)), test=rows(range(300, 303)))
+
+    monkeypatch.setattr(datasets, "load_dataset", stand_in)
+    assert indices_in(load("cifar10", split="test")) == [300, 301, 302]
+    assert len(load("somebody/something")) == 18
+    assert asked == ["uoft-cs/cifar10", "somebody/something"]
+
+
+def test_real_cifar10():
+    folder = shared("data", "cifar10")
+    test, validation = load("cifar10", folder, split="test", size=200), load("cifar10", folder, split="validation", size=50)
+    assert test.pixels.shape == (200, 3, 32, 32) and validation.pixels.shape == (50, 3, 32, 32)
+    assert test.classes[:2] == ("airplane", "automobile") and len(test.classes) == 10
+    assert set(test.targets.tolist()) == set(range(10))
+    assert test.pixels.float().std() > 40 and test.pixels.float().mean().item() == pytest.approx(120, abs=15)
+    with pytest.raises(ValueError, match="validation has 5000 images, 5001 were"):
+        load("cifar10", folder, split="validation", size=5001)
+    with pytest.raises(ValueError, match="train has 45000 images"):
+        load("cifar10", folder, split="train", size=45_001)

@@ -1,0 +1,141 @@
+"""The attention cross-entropy against three loops, its gradient against finite differences, and what it is at its minimum."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atlib.losses import attention_cross_entropy
+from atlib.walk import Seen
+
+SCALE = 0.6
+
+
+def layer(*shape, seed=0, size=1.5):
+    """What an attention layer saw, in float64, with gradients: random q, k, v of shape (B, H, N, d)."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (size * torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    return Seen(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), SCALE)
+
+
+def row(seen, b, h, i):
+    """One row of a map with nothing but floats: softmax over keys of scale times the dot product."""
+    q, k = seen.q.tolist()[b][h][i], seen.k.tolist()[b][h]
+    powers = [math.exp(seen.scale * sum(x * y for x, y in zip(q, key))) for key in k]
+    return [power / sum(powers) for power in powers]
+
+
+def three_loops(student, teacher):
+    total = 0.0
+    for own, target in zip(student, teacher):
+        B, H, N, _ = own.q.shape
+        rows = [-sum(p_t * math.log(p_s) for p_s, p_t in zip(row(own, b, h, i), row(target, b, h, i)))
+                for b in range(B) for h in range(H) for i in range(N)]
+        total += sum(rows) / (B * H * N)
+    return total
+
+
+def entropy(layers):
+    return sum(-(seen.map * seen.map.log()).sum(-1).mean().item() for seen in layers)
+
+
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(shape=st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 5), st.integers(1, 4)), depth=st.integers(1, 3), seed=st.integers(0, 99))
+def test_equals_three_loops(shape, depth, seed):
+    student = [layer(*shape, seed=seed + i) for i in range(depth)]
+    teacher = [layer(*shape, seed=seed + 50 + i) for i in range(depth)]
+    found = attention_cross_entropy(student, teacher)
+    assert found.shape == () and found.dtype == torch.float64
+    assert found.item() == pytest.approx(three_loops(student, teacher), rel=1e-12)
+
+
+def test_layers_are_summed_and_the_rest_is_averaged():
+    student, teacher = layer(2, 3, 5, 4, seed=1), layer(2, 3, 5, 4, seed=2)
+    once = attention_cross_entropy([student], [teacher])
+    assert attention_cross_entropy([student] * 4, [teacher] * 4).item() == pytest.approx(4 * once.item())
+
+    def doubled(seen, axis):
+        return Seen(torch.cat([seen.q] * 2, axis), torch.cat([seen.k] * 2, axis), torch.cat([seen.v] * 2, axis), SCALE)
+
+    for axis in (0, 1):  # the same batch twice, the same heads twice
+        assert attention_cross_entropy([doubled(student, axis)], [doubled(teacher, axis)]).item() == pytest.approx(once.item())
+
+
+def test_teacher_and_student_of_different_head_width():
+    student, teacher = layer(2, 3, 5, 2, seed=1), layer(2, 3, 5, 7, seed=2)
+    assert attention_cross_entropy([student], [teacher]).item() == pytest.approx(three_loops([student], [teacher]), rel=1e-12)
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000), size=st.floats(0.1, 3))
+def test_smallest_where_the_maps_are_equal_and_then_the_entropy(seed, size):
+    teacher = layer(2, 2, 4, 3, seed=seed)
+    student = layer(2, 2, 4, 3, seed=seed + 1, size=size)
+    at_minimum = attention_cross_entropy([teacher], [teacher]).item()
+    assert at_minimum == pytest.approx(entropy([teacher]), rel=1e-12)
+    assert attention_cross_entropy([student], [teacher]).item() > at_minimum
+
+
+def test_gradient_is_zero_at_the_minimum():
+    teacher = layer(2, 2, 4, 3)
+    attention_cross_entropy([teacher], [teacher]).backward()
+    assert teacher.q.grad.abs().max() <= 1e-15 and teacher.k.grad.abs().max() <= 1e-15
+
+
+def test_gradient_equals_finite_differences():
+    student, teacher = layer(2, 2, 3, 2, seed=1), layer(2, 2, 3, 2, seed=2)
+    assert torch.autograd.gradcheck(lambda q, k: attention_cross_entropy([student._replace(q=q, k=k)], [teacher]), (student.q, student.k))
+
+
+def test_gradient_is_the_difference_of_the_maps():
+    """d loss / d scores = (p_s - p_t) / (B H N), written out through scores = scale q kᵀ."""
+    student, teacher = layer(2, 3, 5, 4, seed=1), layer(2, 3, 5, 4, seed=2)
+    attention_cross_entropy([student], [teacher]).backward()
+    difference = (student.map - teacher.map).detach() / (2 * 3 * 5)
+    expected_q = SCALE * torch.einsum("bhij,bhjd->bhid", difference, student.k)
+    expected_k = SCALE * torch.einsum("bhij,bhid->bhjd", difference, student.q)
+    torch.testing.assert_close(student.q.grad, expected_q, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(student.k.grad, expected_k, rtol=1e-10, atol=1e-14)
+
+
+def test_no_gradient_reaches_the_teacher():
+    student, teacher = layer(2, 2, 4, 3, seed=1), layer(2, 2, 4, 3, seed=2)
+    attention_cross_entropy([student], [teacher]).backward()
+    assert teacher.q.grad is None and teacher.k.grad is None and teacher.v.grad is None
+    assert student.q.grad is not None and student.v.grad is None
+
+
+def test_a_teacher_that_was_given_a_map():
+    student, p = layer(1, 2, 4, 3), torch.rand(1, 2, 4, 4, dtype=torch.float64).softmax(-1)
+    expected = -(p * student.map.log()).sum(-1).mean().item()
+    assert attention_cross_entropy([student], [Seen(None, None, student.v, SCALE, p)]).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_sharp_maps_stay_finite():
+    """log softmax, not the log of a softmax: a probability of 1e-400 is 0 and its log would be -inf."""
+    q = torch.zeros(1, 1, 2, 1, dtype=torch.float64)
+    q[..., 0] = 1.0
+    k = torch.tensor([0.0, 1000.0], dtype=torch.float64).reshape(1, 1, 2, 1)
+    student = Seen(q.requires_grad_(), k, q, 1.0)
+    found = attention_cross_entropy([student], [Seen(q, -k, q, 1.0)])
+    assert found.item() == pytest.approx(1000.0)
+    found.backward()
+    assert student.q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("students, teachers", [(1, 2), (2, 1), (0, 0)])
+def test_numbers_of_layers_that_differ(students, teachers):
+    with pytest.raises(ValueError, match=f"got {students} of the student and {teachers} of the teacher"):
+        attention_cross_entropy([layer(1, 1, 2, 1)] * students, [layer(1, 1, 2, 1)] * teachers)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 1, 4, 4), (1, 3, 4, 4)], ids=str)
+def test_shapes_that_differ_are_both_named(shape):
+    """Also those that would broadcast silently."""
+    student = [layer(2, 3, 4, 4)] * 2
+    teacher = [layer(2, 3, 4, 4), layer(*shape)]
+    of_teacher = rf"\({shape[0]}, {shape[1]}, {shape[2]}, {shape[2]}\)"
+    with pytest.raises(ValueError, match=rf"pair 1: the student's map is \(2, 3, 4, 4\), the teacher's {of_teacher}"):
+        attention_cross_entropy(student, teacher)

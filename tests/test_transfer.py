@@ -1,0 +1,257 @@
+"""A teacher-student step against the same step from plain matrices; where gradients go; what a pair is made of."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+
+from atlib import AttentionTransfer, Plan, create_vit
+from tests import longhand
+from tests.helpers import mine, random_images, same, state_of
+
+SUBSETS = [None, (0, 1, 2), (0,), (2,), (0, 2), range(1, 3)]
+CLASS_TOKEN, AVERAGE = {}, {"global_pool": "avg", "class_token": False}
+LABELS = torch.tensor([0, 3, 1])
+
+
+def pair_of(small_vit, plan, teacher=None, **options):
+    teacher = small_vit(seed=1, **(options if teacher is None else teacher))
+    return AttentionTransfer(teacher, small_vit(seed=2, **options), plan)
+
+
+def gradients(weights, value):
+    value.backward()
+    return {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in weights.items()}
+
+
+@pytest.mark.parametrize("layers", SUBSETS, ids=str)
+@pytest.mark.parametrize("how", ["copy", "distill"])
+@pytest.mark.parametrize("options", [CLASS_TOKEN, AVERAGE], ids=["class token", "average"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "dense"])
+def test_equals_the_longhand(small_vit, how, layers, options, fused):
+    pair = pair_of(small_vit, Plan(how=how, layers=layers), **options).double()
+    for block in (*pair.student.blocks, *pair.teacher.blocks):
+        block.attn.fused_attn = fused
+    images = random_images(3, 3, 32, 32, dtype=torch.float64)
+    weights = {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
+    expected, loss = longhand.transfer(pair.teacher.state_dict(), weights, images, 3, how, range(3) if layers is None else layers)
+    expected_gradients = gradients(weights, longhand.cross_entropy(expected, LABELS) + 3 * loss)
+
+    for mode in (False, True):  # no dropout here, so training and evaluation are the same
+        found = pair.train(mode)(images)
+        assert (found.logits - expected).abs().max() <= 1e-10
+        assert found.transfer_loss.shape == () and abs(found.transfer_loss.item() - loss.item()) <= 1e-10
+    pair.zero_grad()
+    found_gradients = gradients(dict(pair.student.named_parameters()), cross_entropy(found.logits, LABELS) + 3 * found.transfer_loss)
+    assert found_gradients.keys() == expected_gradients.keys()
+    for name, gradient in found_gradients.items():
+        assert (gradient - expected_gradients[name]).abs().max() <= 1e-10, name
+
+
+def test_a_wider_teacher_teaches_a_narrow_student(small_vit):
+    for how in ("copy", "distill"):
+        pair = pair_of(small_vit, Plan(how=how), teacher={"embed_dim": 60, "num_classes": 2}).double()
+        images = random_images(3, 3, 32, 32, dtype=torch.float64)
+        logits, loss = longhand.transfer(pair.teacher.state_dict(), pair.student.state_dict(), images, 3, how, range(3))
+        found = pair(images)
+        assert (found.logits - logits).abs().max() <= 1e-10 and abs(found.transfer_loss.item() - loss.item()) <= 1e-10
+
+
+def test_copied_maps_send_no_gradient_to_queries_and_keys(small_vit):
+    pair = pair_of(small_vit, Plan(how="copy", layers=[0, 2]))
+    output = pair(random_images(3, 3, 32, 32))
+    assert output.transfer_loss.item() == 0
+    (cross_entropy(output.logits, LABELS) + 3 * output.transfer_loss).backward()
+    for layer, block in enumerate(pair.student.blocks):
+        for gradient in (block.attn.qkv.weight.grad, block.attn.qkv.bias.grad):
+            assert (gradient[:48] == 0).all() == (layer != 1)
+            assert (gradient[48:] != 0).any()
+
+
+def test_the_teacher_gets_no_gradient(small_vit):
+    for how in ("copy", "distill"):
+        pair = pair_of(small_vit, Plan(how=how))
+        output = pair(random_images(3, 3, 32, 32))
+        (cross_entropy(output.logits, LABELS) + output.transfer_loss).backward()
+        assert all(not p.requires_grad and p.grad is None for p in pair.teacher.parameters())
+
+
+def test_the_teacher_is_no_part_of_the_module(small_vit):
+    pair = pair_of(small_vit, Plan())
+    of_teacher = {id(p) for p in pair.teacher.parameters()}
+    assert not any(id(p) in of_teacher for p in pair.parameters())
+    assert not any(module is part for module in pair.modules() for part in pair.teacher.modules())
+    assert list(pair.state_dict()) == [f"student.{name}" for name in pair.student.state_dict()]
+
+
+def test_the_teacher_stays_in_eval_mode(small_vit):
+    teacher, student = small_vit(seed=1, proj_drop_rate=0.5), small_vit(seed=2)
+    pair, images = AttentionTransfer(teacher.train(), student, Plan()), random_images(2, 3, 32, 32)
+    expected = pair.eval()(images).logits
+    assert not teacher.training
+    pair.train()
+    assert not teacher.training and pair.student.training
+    teacher.train()  # its owner may do that at any time
+    assert torch.equal(pair(images).logits, expected)
+    assert not teacher.training
+
+
+def test_the_teacher_follows_to_another_dtype(small_vit):
+    pair = pair_of(small_vit, Plan())
+    assert all(p.dtype == torch.float64 for p in pair.double().teacher.parameters())
+    assert pair(random_images(2, 3, 32, 32, dtype=torch.float64)).logits.dtype == torch.float64
+    assert all(p.dtype == torch.float32 for p in pair.to(torch.float32).teacher.parameters())
+
+
+def test_a_deep_copy_stands_alone(small_vit):
+    pair, images = pair_of(small_vit, Plan()), random_images(2, 3, 32, 32)
+    twin = copy.deepcopy(pair)
+    expected = pair(images).logits
+    assert torch.equal(twin(images).logits, expected)
+    for parameter in (*pair.student.parameters(), *pair.teacher.parameters()):
+        parameter.data.zero_()
+    assert torch.equal(twin(images).logits, expected)
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_the_teacher_is_run_no_further_than_needed(small_vit, how):
+    images = random_images(2, 3, 32, 32)
+    expected = pair_of(small_vit, Plan(how=how, layers=[0, 1]))(images)
+    found = AttentionTransfer(mine(small_vit(seed=1), after=1), small_vit(seed=2), Plan(how=how, layers=[0, 1]))(images)
+    assert torch.equal(found.logits, expected.logits) and torch.equal(found.transfer_loss, expected.transfer_loss)
+
+
+RATES = (0.0, 0.25, 0.5)  # what timm makes of drop_path_rate=0.5 at depth 3
+
+
+def drawn(batch, always):
+    """Drop-path factors in the order in which they are drawn; timm's own modules draw nothing at rate 0."""
+    kept = {}
+    for layer, rate in enumerate(RATES):
+        for branch in (0, 1):
+            one = torch.ones(batch, 1, 1, dtype=torch.float64)
+            kept[layer, branch] = (one.bernoulli_(1 - rate) / (1 - rate) if always or rate else one).flatten()
+    return kept
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+@pytest.mark.parametrize("share", [True, False])
+def test_teacher_and_student_drop_the_same_paths_in_training(small_vit, how, share):
+    plan = Plan(how=how, share_drop_path=share)
+    pair = pair_of(small_vit, plan, teacher={}, drop_path_rate=0.5).double().train()
+    images = random_images(8, 3, 32, 32, dtype=torch.float64)
+    torch.manual_seed(5)
+    masks = drawn(8, always=share)
+    assert any((mask == 0).any() for mask in masks.values())
+    logits, loss = longhand.transfer(pair.teacher.state_dict(), pair.student.state_dict(), images, 3, how, range(3), masks,
+                                     teacher_masks=masks if share else None)
+    torch.manual_seed(5)
+    found = pair(images)
+    assert (found.logits - logits).abs().max() <= 1e-10 and abs(found.transfer_loss.item() - loss.item()) <= 1e-10
+
+
+def test_equal_weights_reach_the_entropy_only_with_shared_paths(small_vit):
+    """With the teacher's own weights the student's maps are the teacher's exactly where both drop the same."""
+    images = random_images(8, 3, 32, 32)
+    losses = {}
+    for share in (True, False):
+        pair = AttentionTransfer(small_vit(), small_vit(drop_path_rate=0.6), Plan(how="distill", share_drop_path=share)).train()
+        torch.manual_seed(5)
+        output = pair(images)
+        output.transfer_loss.backward()
+        losses[share] = max(p.grad.abs().max().item() for p in pair.parameters() if p.grad is not None)
+    assert losses[True] <= 1e-6 < 1e-3 < losses[False]  # a gradient of zero: the loss is at its minimum
+
+
+def test_in_evaluation_no_path_is_dropped(small_vit):
+    images = random_images(4, 3, 32, 32)
+    outputs = [pair_of(small_vit, Plan(how="distill", share_drop_path=share), drop_path_rate=rate).eval()(images)
+               for share in (True, False) for rate in (0.0, 0.6)]
+    assert all(torch.equal(output.logits, outputs[0].logits) and torch.equal(output.transfer_loss, outputs[0].transfer_loss) for output in outputs)
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(layers=st.lists(st.integers(0, 11), min_size=1, unique=True))
+def test_plans_bring_layers_to_one_form(layers):
+    plan = Plan(layers=layers)
+    assert plan.layers == tuple(sorted(layers)) == plan.layers_of(12)
+    assert plan == Plan(layers=iter(reversed(layers))) and hash(plan) == hash(Plan(layers=set(layers)))
+
+
+def test_plans_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Plan().how = "distill"
+    assert Plan().layers is None and Plan().layers_of(4) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ({"how": "distil"}, "unknown how 'distil'. Did you mean 'distill'. Known: 'copy', 'distill'"),
+    ({"what": "maps"}, "unknown what 'maps'. Did you mean 'map'"),
+    ({"how": None}, "unknown how None"),
+    ({"layers": []}, "at least one"),
+    ({"layers": [1, 1]}, r"distinct and at least one, got \[1, 1\]"),
+    ({"layers": [0, -1]}, r"integers from 0 on, got \[-1\]"),
+    ({"layers": [0.0]}, r"integers from 0 on, got \[0.0\]"),
+    ({"layers": [True]}, r"integers from 0 on, got \[True\]"),
+    ({"layers": "01"}, "integers from 0 on"),
+], ids=str)
+def test_wrong_plans_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message.replace("'distill'. K", "'distill'.* K")):
+        Plan(**arguments)
+
+
+def test_a_layer_that_does_not_exist_says_the_depth(small_vit):
+    with pytest.raises(ValueError, match="layer 3, but the depth is 3: layers 0 to 2 exist"):
+        pair_of(small_vit, Plan(layers=[0, 3]))
+
+
+DIFFERENCES = {
+    "depth": ({"depth": 4}, "depth: teacher 4, student 3"),
+    "heads": ({"num_heads": 4}, "heads: teacher 4, student 3"),
+    "image": ({"img_size": 64}, r"patch grid: teacher \(8, 8\), student \(4, 4\)"),
+    "prefix": ({"reg_tokens": 2}, "prefix tokens: teacher 3, student 1"),
+}
+
+
+@pytest.mark.parametrize("kind", DIFFERENCES)
+def test_a_pair_that_does_not_fit_says_what_differs(small_vit, kind):
+    options, message = DIFFERENCES[kind]
+    with pytest.raises(ValueError, match=message) as caught:
+        pair_of(small_vit, Plan(), teacher=options)
+    assert "=" in str(caught.value), "and what to do about it"
+    assert [other for other in DIFFERENCES if DIFFERENCES[other][1].split(":")[0] in str(caught.value).split("They differ in")[1]] == [kind]
+
+
+def test_all_differences_are_named_at_once(small_vit):
+    everything = {name: value for options, _ in DIFFERENCES.values() for name, value in options.items()}
+    with pytest.raises(ValueError) as caught:
+        pair_of(small_vit, Plan(), teacher=everything)
+    for _, message in DIFFERENCES.values():
+        assert message.replace("\\", "") in str(caught.value)
+
+
+def test_one_model_cannot_teach_itself(small_vit):
+    vit = small_vit()
+    with pytest.raises(ValueError, match="same object"):
+        AttentionTransfer(vit, vit, Plan())
+
+
+def test_a_refused_pair_leaves_the_teacher_as_it_was(small_vit):
+    teacher = small_vit(depth=4).train()
+    weights = state_of(teacher)
+    with pytest.raises(ValueError):
+        AttentionTransfer(teacher, small_vit(), Plan())
+    assert teacher.training and all(p.requires_grad for p in teacher.parameters()) and same(state_of(teacher), weights)
+
+
+def test_after_distill_the_student_is_a_plain_timm_model(small_vit):
+    pair = pair_of(small_vit, Plan(how="distill"))
+    assert not pair.needs_teacher and pair_of(small_vit, Plan(how="copy")).needs_teacher
+    images = random_images(2, 3, 32, 32)
+    plain = create_vit({"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5})
+    plain.load_state_dict(pair.student.state_dict(), strict=True)
+    torch.testing.assert_close(plain.eval()(images), pair.eval()(images).logits)

@@ -1,0 +1,46 @@
+"""The central experiment at toy size: a few steps, a few images, two recipes to choose from; everything else is the real thing."""
+
+from dataclasses import dataclass, replace
+
+from atlib import experiment, glyphs, recipes
+from atlib.checkpoint import Architecture
+from atlib.data import glyph_images
+from atlib.experiment import Place
+from atlib.scales import METHODS, GlyphScale, grid
+
+SPLITS = []  # what was asked for, in order
+
+
+@dataclass(frozen=True)
+class ToyScale(GlyphScale):
+    def held_out(self, split):
+        SPLITS.append(split)
+        return glyph_images(glyphs.generate(split, 40))
+
+
+TRIALS = grid(lr=(1e-3, 1e-2))
+SMALL = {"steps": 2, "batch_size": 8}
+TOY = ToyScale("toy", Architecture("glyphs"), METHODS, replace(recipes.RETRIEVAL, **SMALL), replace(recipes.STUDENT, **SMALL),
+               {method: TRIALS for method in METHODS}, labels=16, unlabelled=16)
+
+
+def known(data=None):
+    """What `scales` is replaced by."""
+    return {"toy": TOY}
+
+
+def place(folder):
+    return Place("toy", None, folder / "records", folder / "work")
+
+
+def forbid_training(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("something was trained")
+
+    monkeypatch.setattr(experiment, "train", refuse)
+    monkeypatch.setattr("atlib.scales.train", refuse)
+
+
+def files(folder):
+    """{relative path: (time of change, content)} of everything below a folder."""
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
