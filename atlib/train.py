@@ -45,7 +45,8 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
     It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device afterwards.
     `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a run repeats bit for bit; on a GPU
     the attention and convolution kernels may sum in another order. It seeds torch's global generator. `evaluate(model)`, if
-    given, adds its metrics after the last pass, and after every `evaluate_every`-th where that is above 0. With `out`, the last good weights are kept in `out/last.safetensors` once per pass.
+    given, adds its metrics after the last pass, and after every `evaluate_every`-th where that is above 0. With `out`, the
+    last good weights are kept in `out/last.safetensors` once per pass.
     Raises `NonFiniteLoss` as soon as the loss or its gradient is not finite; the model then still holds the last finite step's weights.
     """
     set_seed(seed)
@@ -102,7 +103,11 @@ def schedule(step: int, recipe: Recipe) -> float:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW over the student's weights, grouped by timm: no decay on biases, norms, positions and tokens; lr by layer."""
+    """AdamW over the student's weights, grouped by timm: no decay on biases, norms, positions and tokens; lr by layer.
+
+    A departure from MAE's published code (arXiv 2111.06377): with layer decay timm counts the final norm to the last block,
+    MAE's code to the head.
+    """
     trained = model.student if isinstance(model, AttentionTransfer) else model
     optimizer = create_optimizer_v2(trained, opt="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay,
                                     layer_decay=recipe.layer_decay, betas=recipe.betas)

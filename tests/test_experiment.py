@@ -17,7 +17,7 @@ from atlib.pretrain import retrieval_model
 from atlib.record import read_record, write_record
 from atlib.scales import METHODS, TUNING_SEED, CifarScale, grid, scales
 from tests import toy
-from tests.helpers import randomise, same, state_of
+from tests.helpers import mark, randomise, same, state_of
 
 
 @pytest.fixture(scope="module")
@@ -265,15 +265,9 @@ def test_jobs_have_names_for_their_files():
     assert Place("s", None, "r", "w").work == "w"
 
 
-def mark(folder, name):
-    if name == "bad":
-        raise ValueError("a bad one")
-    (folder / name).write_text(str(torch.get_num_threads()))
-
-
 def test_runs_side_by_side_use_one_thread_each(tmp_path):
-    run_each(mark, [(tmp_path, name) for name in "abc"], jobs=2)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "1", "b": "1", "c": "1"}
+    run_each(mark, [(tmp_path, name) for name in "ab"], jobs=2)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "1", "b": "1"}
 
 
 def test_the_first_failure_ends_it_all(tmp_path):
