@@ -103,6 +103,8 @@ def test_equals_the_model_in_training_with_all_kinds_of_dropout(small_vit, fused
     images = random_images(8, 3, 32, 32)
     assert_same_logits(vit, images)
     assert not torch.equal(walk(vit, images).logits, walk(vit, images).logits)
+    assert_same_logits(vit.eval(), images)
+    assert torch.equal(walk(vit, images).logits, walk(vit, images).logits)
 
 
 def test_distilled_model_in_plain_training_mode():
