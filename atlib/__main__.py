@@ -53,7 +53,7 @@ def _print_table(records) -> None:
     for method in dict.fromkeys(record.method for record in records):
         scores = [100 * record.results["test_accuracy"] for record in records if record.method == method]
         spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-        print(f"{method:16} {statistics.mean(scores):5.1f}{spread}  ({len(scores)} seeds)")
+        print(f"{method:16} {statistics.mean(scores):5.1f}{spread}  ({len(scores)} seed{'s' if len(scores) > 1 else ''})")
 
 
 if __name__ == "__main__":
