@@ -153,7 +153,7 @@ def test_a_factor_changes_the_picture_and_no_choice(factor):
 
 
 def test_noise_is_added_with_its_standard_deviation():
-    empty = {"background": 0.4, "cue": 0.0, "clutter": 0}
+    empty = {"background": 0.4, "cue": 0.0, "clutter": 3}
     plain = drawn_with(**empty).images.astype(float) / 255
     little, twice = (drawn_with(noise=level, **empty).images / 255 - plain for level in (0.04, 0.08))
     untouched = plain == 0.4

@@ -80,6 +80,17 @@ def test_the_teacher_gets_no_gradient(small_vit):
         assert all(not p.requires_grad and p.grad is None for p in pair.teacher.parameters())
 
 
+def test_the_teachers_maps_are_constants_whatever_its_owner_does(small_vit):
+    for how in ("copy", "distill"):
+        pair = pair_of(small_vit, Plan(how=how))
+        pair.teacher.requires_grad_(True)
+        images = random_images(3, 3, 32, 32).requires_grad_()
+        assert not any(tensor.requires_grad for seen in pair.teacher_layers(images) for tensor in (seen.q, seen.k, seen.v))
+        output = pair(images)
+        (cross_entropy(output.logits, LABELS) + output.transfer_loss).backward()
+        assert all(p.grad is None for p in pair.teacher.parameters()) and images.grad.any()
+
+
 def test_the_teacher_is_no_part_of_the_module(small_vit):
     pair = pair_of(small_vit, Plan())
     of_teacher = {id(p) for p in pair.teacher.parameters()}
