@@ -83,7 +83,8 @@ def test_an_exported_distill_student_loads_in_plain_timm(tmp_path):
     torch.testing.assert_close(plain.eval()(images), pair(images).logits)
 
 
-@pytest.mark.parametrize("architecture", [Architecture("glyphs"), Architecture("glyphs", {"depth": 2, "num_classes": 9}), Architecture("cifar")], ids=str)
+@pytest.mark.parametrize("architecture", [Architecture("glyphs"), Architecture("glyphs", {"depth": 2, "num_classes": 9}),
+                                          Architecture("cifar")], ids=str)
 def test_a_wrong_architecture_is_refused_before_anything_is_written(tmp_path, architecture):
     with pytest.raises(ValueError, match="does not build this ViT: they differ in "):
         save_vit(tmp_path / "vit.safetensors", vit_of(GLYPHS), architecture)

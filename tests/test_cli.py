@@ -46,7 +46,7 @@ def test_records_and_weights_go_where_they_are_sent(here, capsys):
     assert {path.name for path in here.iterdir()} == {"there", "elsewhere"}
     assert (here / "there" / "copy-seed0.json").exists() and (here / "elsewhere" / "teacher-seed0.safetensors").exists()
     line, _ = capsys.readouterr().out.splitlines()
-    assert line.startswith("copy ") and line.endswith("(1 seeds)") and "±" not in line
+    assert line.startswith("copy ") and line.endswith("(1 seed)") and "±" not in line
 
 
 @pytest.mark.parametrize("asked, says", [
@@ -66,10 +66,10 @@ def test_wrong_requests_end_with_2_and_write_nothing(here, capsys, asked, says):
     assert "Traceback" not in err and list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("asked", [[], ["experimnt"], ["experiment"], ["experiment", "transfer", "--seeds", "five"], ["experiment", "transfer", "--sede", "1"]], ids=str)
+@pytest.mark.parametrize("asked", ["", "experimnt", "experiment", "experiment transfer --seeds five", "experiment transfer --sede 1"])
 def test_requests_that_cannot_be_parsed(here, capsys, asked):
     with pytest.raises(SystemExit) as caught:
-        command.main(asked)
+        command.main(asked.split())
     assert caught.value.code == 2 and "usage: python -m atlib" in capsys.readouterr().err
     assert list(here.iterdir()) == []
 

@@ -189,7 +189,8 @@ def test_folders_without_the_files(tmp_path):
         load("imagefolder", tmp_path)
 
 
-@pytest.mark.parametrize("name, where", [("cifar10", "uoft-cs/cifar10"), ("cifar100", "uoft-cs/cifar100"), ("somebody/something", "somebody/something")])
+@pytest.mark.parametrize("name, where", [("cifar10", "uoft-cs/cifar10"), ("cifar100", "uoft-cs/cifar100"),
+                                         ("somebody/something", "somebody/something")])
 def test_no_network_says_what_would_have_been_downloaded_and_what_to_do(name, where, monkeypatch, no_network):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
