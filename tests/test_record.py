@@ -66,7 +66,8 @@ def damage(path, kind):
 
 
 @pytest.mark.parametrize("kind, says", [("cut off", ""), ("empty", ""), ("no text", ""), ("no JSON", ""), ("a list", "JSON list"),
-                                        ("a number", "JSON int"), ("a field missing", r"missing: \['seed'\]"), ("a field too many", r"unknown: \['extra'\]"),
+                                        ("a number", "JSON int"), ("a field missing", r"missing: \['seed'\]"),
+                                        ("a field too many", r"unknown: \['extra'\]"),
                                         ("a wrong type", "seed is '3'"), ("not a number", "test_accuracy.*nan")])
 def test_damaged_records_are_named_and_left_alone(tmp_path, good, kind, says):
     path = write_record(tmp_path / "r.json", good)

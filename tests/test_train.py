@@ -172,9 +172,8 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(moving):
 
 
 def test_evaluating_on_the_way_changes_nothing(moving, glyphs64):
-    recipe = Recipe(steps=10, batch_size=16)
-    plain, _ = trained(moving, recipe, tiny(drop_path_rate=0.3))
-    watched, history = trained(moving, recipe, tiny(drop_path_rate=0.3), evaluate_every=1, evaluate=lambda model: evaluate(model, glyphs64)._asdict())
+    plain, _ = trained(moving, model=tiny(drop_path_rate=0.3))
+    watched, history = trained(moving, model=tiny(drop_path_rate=0.3), evaluate_every=1, evaluate=lambda model: evaluate(model, glyphs64)._asdict())
     assert same(plain, watched) and all("accuracy" in entry for entry in history)
 
 
@@ -221,8 +220,7 @@ def test_progress_is_plain_text_or_nothing(glyphs64, capsys):
 
 
 def test_the_last_weights_are_kept(glyphs64, tmp_path):
-    weights, _ = trained(glyphs64, out=tmp_path)
-    assert same(load_file(tmp_path / "last.safetensors"), weights)
+    assert same(trained(glyphs64, out=tmp_path)[0], load_file(tmp_path / "last.safetensors"))
     assert [path.name for path in tmp_path.iterdir()] == ["last.safetensors"]
 
 
@@ -230,6 +228,7 @@ def test_the_last_weights_are_kept(glyphs64, tmp_path):
 
 def failing(at, kind):
     """A loss that is not finite, or has a gradient that is not, at one step; what the model was before that step is in `.before`."""
+
     def loss(model, images, targets, recipe):
         value = student_loss(model, images, targets, recipe)
         if loss.step == at:
@@ -245,10 +244,10 @@ def failing(at, kind):
 
 @pytest.mark.parametrize("kind", ["nan", "inf", "gradient"])
 def test_a_loss_that_is_not_finite_names_step_and_last_good_checkpoint(glyphs64, tmp_path, kind):
-    model, loss = tiny(), failing(6, kind)
+    model, loss, kept = tiny(), failing(6, kind), tmp_path / "last.safetensors"
     with pytest.raises(NonFiniteLoss) as caught:
         train(model, glyphs64, SHORT, loss=loss, out=tmp_path, progress=None)
-    message, kept = str(caught.value), tmp_path / "last.safetensors"
+    message = str(caught.value)
     assert f"the {'gradient' if kind == 'gradient' else 'loss'} is {'inf' if kind == 'inf' else 'nan'} at step 6 (lr 0.00" in message
     assert str(kept) in message and "Lower lr" in message
     assert same(state_of(model), loss.before), "the model holds the last finite step's weights"
