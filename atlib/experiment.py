@@ -78,6 +78,8 @@ def run_experiment(place: Place, seeds: int, methods: list[str], jobs: int = 1) 
     side, one thread each. fine-tune goes first where copy-fine-tuned needs its weights.
     """
     scale = scale_of(place)
+    if seeds > TUNING_SEED:
+        raise ValueError(f"at most {TUNING_SEED} seeds: seed {TUNING_SEED} is the one that recipes are tuned on, got {seeds}")
     for method in methods:
         require_known("method", method, scale.methods)
     tuned = any(len(scale.tuning[m]) > 1 for m in methods)

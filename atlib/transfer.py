@@ -37,6 +37,8 @@ class Plan:
         require_known("how", self.how, ("copy", "distill"))
         if self.layers is None:
             return
+        if not isinstance(self.layers, Iterable):
+            raise ValueError(f"layers={self.layers!r}: give several, such as range(9), or a list of one, [{self.layers!r}]")
         layers = tuple(self.layers)
         wrong = [i for i in layers if isinstance(i, bool) or not isinstance(i, int) or i < 0]
         if wrong:

@@ -266,3 +266,8 @@ def test_after_distill_the_student_is_a_plain_timm_model(small_vit):
     plain = create_vit({"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5})
     plain.load_state_dict(pair.student.state_dict(), strict=True)
     torch.testing.assert_close(plain.eval()(images), pair.eval()(images).logits)
+
+
+def test_a_single_layer_is_a_list_of_one():
+    with pytest.raises(ValueError, match=r"layers=3.*\[3\]"):
+        Plan(layers=3)
