@@ -1,6 +1,7 @@
 """Attention transfer between Vision Transformers: copy a teacher's attention maps, or distill them."""
 
-from atlib.transfer import AttentionTransfer, Plan
+from atlib.plan import Plan
+from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit
 from atlib.walk import walk
 

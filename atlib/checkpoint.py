@@ -11,7 +11,8 @@ from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.transfer import AttentionTransfer, Plan
+from atlib.plan import Plan
+from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit
 
 
@@ -52,8 +53,7 @@ def save_bundle(path: str | Path, transfer: AttentionTransfer, student: Architec
     after Distill it is the student alone."""
     _check_architecture(transfer.student, student)
     header = {"needs_teacher": transfer.needs_teacher, "student": student._asdict(),
-              "plan": {"what": transfer.plan.what, "how": transfer.plan.how, "layers": list(transfer.layers),
-                       "share_drop_path": transfer.plan.share_drop_path}}
+              "plan": transfer.plan.describe()}
     tensors = {f"student.{name}": value for name, value in transfer.student.state_dict().items()}
     if transfer.needs_teacher:
         _check_architecture(transfer.teacher, teacher)

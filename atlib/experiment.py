@@ -18,7 +18,8 @@ from atlib.record import Record, about, peak_memory_mb, read_record, write_recor
 from atlib.recipes import Recipe
 from atlib.scales import TUNING_SEED, CifarScale, GlyphScale, scales
 from atlib.train import train
-from atlib.transfer import AttentionTransfer, Plan
+from atlib.plan import Plan
+from atlib.transfer import AttentionTransfer
 
 
 class Job(NamedTuple):
@@ -141,7 +142,7 @@ def _student_job(place: Place, job: Job) -> None:
         return
     scale = scale_of(place)
     teacher = load_vit(place.work / f"teacher-seed{job.seed}.safetensors")
-    fine_tuned = load_vit(_fine_tuned_weights(place, job.seed)) if job.method == "copy-fine-tuned" else None
+    fine_tuned = load_vit(fine_tuned_weights(place, job.seed)) if job.method == "copy-fine-tuned" else None
     student = build_student(job.method, teacher, fine_tuned, scale.student, job.seed)
     recipe = scale.recipe(scale.tuning[job.method][chosen(place, job.method) if job.trial is None else job.trial])
 
@@ -168,7 +169,8 @@ def teach(student: nn.Module, scale: GlyphScale | CifarScale, recipe: Recipe, se
     return {name: value for name, value in history[-1].items() if name.startswith(split)}, history, seconds
 
 
-def _fine_tuned_weights(place: Place, seed: int) -> Path:
+def fine_tuned_weights(place: Place, seed: int) -> Path:
+    """Where the fine-tuned teacher of a seed is kept; for the tuning seed, that of the chosen trial."""
     job = Job("fine-tune", seed, None if seed != TUNING_SEED else chosen(place, "fine-tune"))
     return place.work / f"{job.name.replace('/', '-')}.safetensors"
 
@@ -181,14 +183,18 @@ def write_run(experiment: str, scale: GlyphScale | CifarScale, method: str, seed
     write_record(path, Record(experiment, method, seed, config, results, history, round(seconds, 2), round(peak_memory_mb(), 1), about(device)))
 
 
-def run_each(function, arguments: list[tuple], jobs: int) -> None:
-    """Call `function` with each tuple of arguments, `jobs` at a time; the first failure ends it all."""
+def run_each(function, arguments: list[tuple], jobs: int, fresh: bool = True) -> None:
+    """Call `function` with each tuple of arguments, `jobs` at a time; the first failure ends it all.
+
+    `fresh`: every call in a process of its own, so that its peak memory is its own and nothing carries over; short runs that
+    would spend a seventh of their time on imports do without, and their peak memory is that of a process that has run others.
+    """
     if jobs == 1:
         for each in arguments:
             function(*each)
         return
     context = multiprocessing.get_context("spawn")
-    # A fresh process for every run: its peak memory is then its own, and nothing carries over from one run to the next.
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,), max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,),
+                             max_tasks_per_child=1 if fresh else None) as pool:
         for waiting in [pool.submit(function, *each) for each in arguments]:
             waiting.result()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from atlib.names import require_known
 
@@ -93,6 +94,16 @@ def generate(split: str, size: int, seed: int = 0, world: World = World()) -> Gl
         raise ValueError(f"size must be at least 1, got {size}")
     chunks = [_chunk(world, np.random.default_rng([seed, SPLITS.index(split), i])) for i in range(-(-size // CHUNK))]
     return Glyphs(*(np.concatenate(parts)[:size] for parts in zip(*chunks)))
+
+
+def marked_cell(images: Tensor) -> Tensor:
+    """Where the mark is, read off the pixels: images (n, 3, 32, 32) of any level to the cell's number, int64 (n,), rows first.
+
+    It looks for the brightest four corners, which is no more than the mark's definition; a test holds its error below 1 in 1,000.
+    """
+    cells = images.reshape(-1, 3, GRID, CELL, GRID, CELL)
+    corners = cells[:, :, :, ::CELL - 1, :, ::CELL - 1]  # (n, 3, 4, 2, 4, 2): rows and columns 0 and 7 of each cell
+    return corners.float().mean(dim=(1, 3, 5)).flatten(1).argmax(1)
 
 
 def _chunk(world: World, rng: np.random.Generator) -> Glyphs:

@@ -10,8 +10,8 @@ class Recipe:
     steps: optimiser steps. batch_size: images per step, over all processes. lr: peak learning rate. min_lr: at the end.
     warmup: share of the steps in which lr rises linearly from 0. weight_decay, betas: AdamW's (no decay on biases, norms,
     positions and tokens). layer_decay: factor on lr per layer below the head, None for one lr everywhere.
-    label_smoothing: of the task's cross-entropy. transfer_weight: λ, the factor on the transfer loss. clip: largest
-    gradient norm. mixed_precision: "no", "bf16" or "fp16". Raises `ValueError` for a value that cannot be meant.
+    label_smoothing: of the task's cross-entropy. task_weight: the factor on that cross-entropy (1 but for DeiT's distillations, and 0
+    where no label is used). transfer_weight: λ, the factor on the transfer loss. clip: largest gradient norm. mixed_precision: "no", "bf16" or "fp16". Raises `ValueError` for a value that cannot be meant.
     """
 
     steps: int = 1000
@@ -23,6 +23,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.999)
     layer_decay: float | None = None
     label_smoothing: float = 0.1
+    task_weight: float = 1.0
     transfer_weight: float = 3.0
     clip: float = 1.0
     mixed_precision: str = "no"
@@ -34,7 +35,7 @@ class Recipe:
         for name in ("warmup", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must be at least 0 and below 1")
-        for name in ("min_lr", "weight_decay", "transfer_weight"):
+        for name in ("min_lr", "weight_decay", "task_weight", "transfer_weight"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must not be negative")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:

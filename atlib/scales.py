@@ -66,6 +66,10 @@ class GlyphScale(Scale):
         """The students' training images."""
         return glyph_images(glyphs.generate("train", self.labels, seed))
 
+    def unlabelled_images(self, seed: int) -> Images:
+        """The first 8,000 of the teacher's images, for what is estimated from its maps; their labels are not for use."""
+        return glyph_images(glyphs.generate("unlabelled", min(8000, self.unlabelled), seed))
+
     def held_out(self, split: str) -> Images:
         """ "validation" (2,000 images) or "test" (4,000)."""
         return glyph_images(glyphs.generate(split, 2000 if split == "validation" else 4000))
@@ -86,6 +90,10 @@ class CifarScale(Scale):
         images = load("cifar10", self.path, split="train", size=self.unlabelled, seed=seed).with_augment(crop_and_flip())
         history = train(model, images, self.pretraining, loss=pretrain.mae_loss, seed=seed, progress=progress)
         return model.vit, self.student, history
+
+    def unlabelled_images(self, seed: int) -> Images:
+        """8,000 of the teacher's images as they are, for what is estimated from its maps; their labels are not for use."""
+        return load("cifar10", self.path, split="train", size=8000, seed=seed)
 
     def labelled(self, seed: int) -> Images:
         """The students' training images, cropped and flipped at random."""

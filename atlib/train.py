@@ -15,7 +15,7 @@ from tqdm import tqdm
 from atlib.checkpoint import save_weights
 from atlib.data import Images
 from atlib.recipes import Recipe
-from atlib.transfer import AttentionTransfer, Transferred
+from atlib.transfer import Transferred
 
 Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]  # (model, images, targets, recipe) -> scalar
 
@@ -31,10 +31,10 @@ def outputs(model: nn.Module, images: Tensor) -> Transferred:
 
 
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """Task loss + λ · transfer loss: cross-entropy with label smoothing, plus what the plan distills."""
+    """task_weight · task loss + λ · transfer loss: cross-entropy with label smoothing, plus what is distilled."""
     logits, transfer_loss = outputs(model, images)
     task_loss = nn.functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
-    return task_loss + recipe.transfer_weight * transfer_loss
+    return recipe.task_weight * task_loss + recipe.transfer_weight * transfer_loss
 
 
 def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = student_loss, seed: int = 0,
@@ -108,9 +108,13 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     A departure from MAE's published code (arXiv 2111.06377): with layer decay timm counts the final norm to the last block,
     MAE's code to the head.
     """
-    trained = model.student if isinstance(model, AttentionTransfer) else model
+    trained = getattr(model, "student", model)
     optimizer = create_optimizer_v2(trained, opt="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay,
                                     layer_decay=recipe.layer_decay, betas=recipe.betas)
+    in_student = {id(parameter) for parameter in trained.parameters()}
+    beside = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
+    if beside:  # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
+        optimizer.add_param_group({"params": beside, "weight_decay": recipe.weight_decay})
     for group in optimizer.param_groups:  # timm leaves the factor of layer-wise decay to its own schedulers
         group["lr"] = recipe.lr * group.get("lr_scale", 1.0)
     return optimizer

@@ -1,58 +1,22 @@
-"""Plan what is transferred, and run teacher and student as one module."""
+"""Teacher and student as one module: what the plan takes from the teacher, copied or distilled."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.losses import attention_cross_entropy
-from atlib.names import require_known
+from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
+from atlib.maps import average_over, join_heads, mean_heads, resample
+from atlib.pairing import pair_up
+from atlib.plan import Plan
 from atlib.walk import Instead, Seen, sample_drop_path, walk
 from atlib.walkable import check_walkable
 
-
-@dataclass(frozen=True)
-class Plan:
-    """What goes from teacher to student, and how; checked when it is built.
-
-    `what`: "map", softmax(q kᵀ/√d). `how`: "copy" (the student uses the teacher's maps in place of its own) or "distill"
-    (the student makes its own maps and a loss pulls them to the teacher's). `layers`: indices from 0, None for all.
-    `share_drop_path`: in training, teacher and student drop the same samples' branches, as the published implementation
-    does; with False the teacher drops nothing. Without stochastic depth in the student the two are the same.
-
-    Raises `ValueError` for an unknown choice or for layers that are not distinct integers from 0 on.
-    Source: arXiv 2411.09702, sections on Attention Copy and Attention Distillation.
-    """
-
-    what: str = "map"
-    how: str = "copy"
-    layers: Iterable[int] | None = None
-    share_drop_path: bool = True
-
-    def __post_init__(self):
-        require_known("what", self.what, ("map",))
-        require_known("how", self.how, ("copy", "distill"))
-        if self.layers is None:
-            return
-        if not isinstance(self.layers, Iterable):
-            raise ValueError(f"layers={self.layers!r}: give several, such as range(9), or a list of one, [{self.layers!r}]")
-        layers = tuple(self.layers)
-        wrong = [i for i in layers if isinstance(i, bool) or not isinstance(i, int) or i < 0]
-        if wrong:
-            raise ValueError(f"layers are integers from 0 on, got {wrong}; the last n of a depth-12 ViT are range(12 - n, 12)")
-        if not layers or len(set(layers)) != len(layers):
-            raise ValueError(f"layers must be distinct and at least one, got {list(layers)}; leave layers out to transfer all")
-        object.__setattr__(self, "layers", tuple(sorted(layers)))  # frozen: the normal form is set once, here
-
-    def layers_of(self, depth: int) -> tuple[int, ...]:
-        """The transferred layers of a ViT of this depth. Raises `ValueError` when one of them does not exist."""
-        layers = tuple(range(depth)) if self.layers is None else self.layers
-        if layers[-1] >= depth:
-            raise ValueError(f"the plan transfers layer {layers[-1]}, but the depth is {depth}: layers 0 to {depth - 1} exist")
-        return layers
+TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
 
 
 class Transferred(NamedTuple):
@@ -65,26 +29,36 @@ class Transferred(NamedTuple):
 class AttentionTransfer(nn.Module):
     """A student that learns everything from scratch except what `plan` takes from the teacher.
 
-    Only the student is part of the module: `parameters()`, `state_dict()`, `train()` and DDP never see the teacher. The
-    teacher passed in is frozen in place (eval mode, no gradients), moves with `.to(...)`, and is run no further than the last
-    transferred layer's q and k. Copy needs the teacher at inference too; after Distill, `.student` alone is the result.
+    Only the student is part of the module (with a learned head mapping, where the plan asks for one): `parameters()`,
+    `state_dict()`, `train()` and DDP never see the teacher. The teacher passed in is frozen in place (eval mode, no gradients),
+    moves with `.to(...)`, and is run no further than the last transferred layer's q and k (v, where v is transferred).
+    Copy needs the teacher at inference too; after Distill, `.student` alone is the result.
+
+    `path` says what happens to maps: "map-free" (none is ever stored) or "dense" (averaged, resampled or learned maps are written
+    out). `mismatched` names the teacher's native components that the student lacks, {name: (teacher's, student's)}.
 
     Raises `ValueError` when the two cannot be paired, naming all that differs, and `Unwalkable` for models `walk` refuses.
     """
 
-    def __init__(self, teacher: VisionTransformer, student: VisionTransformer, plan: Plan):
+    def __init__(self, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva, plan: Plan):
         super().__init__()
         check_walkable(teacher)
         check_walkable(student)
-        _check_pair(teacher, student, plan)
         self.plan = plan
-        self.layers = plan.layers_of(len(student.blocks))
+        self.pairing = pair_up(teacher, student, plan)
+        self.layers = tuple(of_student for of_student, _ in self.pairing.layers)
         self.student = student
         # A tuple keeps the teacher out of nn.Module's registration: it is an input of the method, not a part of the student.
         self._teacher = (teacher.eval().requires_grad_(False),)
+        writes_maps = plan.average is not None or self._heads_by("average") or self._heads_by("learn")
+        self.path = "dense" if writes_maps or self.pairing.teacher_grid != self.pairing.student_grid else "map-free"
+        self.head_mapping = None
+        if self._heads_by("learn"):  # M of each layer starts as the mean over the student's heads
+            shape = teacher.blocks[0].attn.num_heads, student.blocks[0].attn.num_heads
+            self.head_mapping = nn.ParameterList(torch.full(shape, 1 / shape[1]) for _ in self.layers)
 
     @property
-    def teacher(self) -> VisionTransformer:
+    def teacher(self) -> VisionTransformer | Eva:
         """The frozen teacher."""
         return self._teacher[0]
 
@@ -93,44 +67,114 @@ class AttentionTransfer(nn.Module):
         """Whether the student works at inference only together with the teacher: True for Copy, False for Distill."""
         return self.plan.how == "copy"
 
+    @property
+    def mismatched(self) -> dict[str, tuple]:
+        """Components in which the student is not built like its teacher: {name: (teacher's, student's)}."""
+        return self.pairing.components
+
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width)."""
         masks = sample_drop_path(self.student, images) if self.training and self.plan.share_drop_path else None
         target = self.teacher_layers(images, masks)
         if self.plan.how == "copy":
-            replace = {i: Instead(q=seen.q, k=seen.k, scale=seen.scale) for i, seen in zip(self.layers, target)}
-            logits = walk(self.student, images, replace=replace, drop_path=masks).logits
+            logits = walk(self.student, images, replace=self._copied(target), drop_path=masks).logits
             return Transferred(logits, logits.new_zeros(()))
-        own = walk(self.student, images, drop_path=masks)
-        loss = attention_cross_entropy([own.layers[i] for i in self.layers], target)
-        return Transferred(own.logits, loss)
+        seen = walk(self.student, images, drop_path=masks)
+        own = [_on_tokens(seen.layers[layer], self.pairing.student_tokens) for layer in self.layers]
+        return Transferred(seen.logits, self._distilled(own, target))
 
-    @torch.no_grad()
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
-        """What the teacher's transferred layers saw on these images, as constants."""
+        """What the teacher's transferred layers saw on these images, on the tokens that both have, as constants.
+
+        Each holds only what the plan needs of q, k, v; the rest is None.
+        """
         self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
-        seen = walk(self.teacher, images, stop_after=self.layers[-1], drop_path=drop_path).layers
-        return [seen[i] for i in self.layers]
+        layers = [of_teacher for _, of_teacher in self.pairing.layers]
+        needed = "qk" if self.plan.what == "map" else self.plan.what
+        paired_one_to_one = all(of_student == of_teacher for of_student, of_teacher in self.pairing.layers)
+        shared = drop_path if paired_one_to_one and len(self.teacher.blocks) == len(self.student.blocks) else None
+        with without_history():
+            seen = walk(self.teacher, images, stop_after=max(layers), values=needed == "v", drop_path=shared).layers
+        # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection, which memory needs.
+        kept = [Seen(*(getattr(seen[i], name).clone() if name in needed else None for name in "qkv"), seen[i].scale) for i in layers]
+        return [_on_tokens(each, self.pairing.teacher_tokens) for each in kept]
+
+    def teacher_maps(self, target: list[Seen]) -> list[Tensor]:
+        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: on the student's patch grid, averaged."""
+        maps = [resample(seen.map, self.pairing.teacher_grid, self.pairing.student_grid, self.pairing.common_prefix) for seen in target]
+        if self.plan.average is not None:
+            maps = average_over(maps, self.plan.average)
+        return [mean_heads(p) for p in maps] if self._heads_by("average") else maps
+
+    def _heads_by(self, remedy: str) -> bool:
+        """Whether heads differ in number and the plan answers with this remedy."""
+        return self.pairing.heads_differ and self.plan.unequal_heads == remedy
+
+    def _aggregated(self, layers: list[Seen]) -> list[Seen]:
+        """The layers with their heads merged into one where the plan asks for it; as q and k, so that no map is needed."""
+        if not self._heads_by("aggregate"):
+            return layers
+        return [Seen(join_heads(seen.q), join_heads(seen.k), None, seen.scale / TEMPERATURE) for seen in layers]
+
+    def _copied(self, target: list[Seen]) -> dict[int, Instead]:
+        """What each of the student's layers uses instead of its own; one merged head serves all of the student's."""
+        target = self._aggregated(target)
+        H = self.student.blocks[0].attn.num_heads
+        maps = self.teacher_maps(target) if self.path == "dense" else [None] * len(target)
+        replace = {}
+        for layer, seen, p in zip(self.layers, target, maps):
+            heads = self.plan.heads_of(layer, H)
+            q, k, v, p = (_spread(x, H, heads) for x in ((seen.q, seen.k, seen.v, None) if p is None else (None, None, None, p)))
+            scale = None if q is None or k is None else seen.scale
+            replace[layer] = Instead(q, k, v, p, scale, heads)
+        return replace
+
+    def _distilled(self, own: list[Seen], target: list[Seen]) -> Tensor:
+        """The unweighted transfer loss between the student's layers and the teacher's."""
+        H = self.student.blocks[0].attn.num_heads
+        own, target = self._aggregated(own), self._aggregated(target)
+        heads = [self.plan.heads_of(layer, H) for layer in self.layers]
+        own, target = ([_select(seen, chosen) for seen, chosen in zip(layers, heads)] for layers in (own, target))
+        if self.plan.what != "map":
+            return projection_mse(own, target, self.plan.what)
+        if self.path == "map-free":
+            return attention_cross_entropy(own, target)
+        maps = self.teacher_maps(target)
+        if self.head_mapping is not None:
+            mapped = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
+            return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mapped, maps))
+        log_maps = [seen.scores.log_softmax(-1) for seen in own]
+        if self._heads_by("average"):  # the log of the mean over heads, where a single p may underflow
+            log_maps = [log_p.logsumexp(1, keepdim=True) - math.log(H) for log_p in log_maps]
+        return sum(map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
 
     def _apply(self, fn, recurse=True):
         self.teacher._apply(fn, recurse)  # .to(device), .double(), .cuda() reach the teacher although it is not registered
         return super()._apply(fn, recurse)
 
 
-def _check_pair(teacher: VisionTransformer, student: VisionTransformer, plan: Plan) -> None:
-    if teacher is student:
-        raise ValueError("teacher and student are the same object; the student learns from scratch: build a second ViT")
-    differ = []
+def without_history():
+    """Inference mode for a teacher's run; under `torch.compile`, which cannot trace that on parameters, only no gradients."""
+    return torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode()
 
-    def compare(what: str, of_teacher, of_student, remedy: str) -> None:
-        if of_teacher != of_student:
-            differ.append(f"{what}: teacher {of_teacher}, student {of_student} ({remedy})")
 
-    compare("depth", len(teacher.blocks), len(student.blocks), "build the student with depth= as the teacher's")
-    compare("heads", teacher.blocks[0].attn.num_heads, student.blocks[0].attn.num_heads, "num_heads= as the teacher's")
-    compare("patch grid", tuple(teacher.patch_embed.grid_size), tuple(student.patch_embed.grid_size), "same img_size= and patch_size=")
-    compare("prefix tokens", teacher.num_prefix_tokens, student.num_prefix_tokens, "same class_token=, reg_tokens=, distillation token")
-    if differ:
-        raise ValueError("the student cannot use this teacher's maps, layer by layer and token by token. They differ in "
-                         + "; ".join(differ) + ".")
-    plan.layers_of(len(student.blocks))
+def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
+    """What a layer saw among some tokens only; softmax over fewer keys is the map with its rows renormalised."""
+    if tokens is None:
+        return seen
+    return seen._replace(**{name: x[:, :, tokens] for name in "qkv" if (x := getattr(seen, name)) is not None})
+
+
+def _select(seen: Seen, heads: Sequence[int] | None) -> Seen:
+    """What some heads of a layer saw; all for None."""
+    if heads is None:
+        return seen
+    return seen._replace(**{name: x[:, heads] for name in "qkv" if (x := getattr(seen, name)) is not None})
+
+
+def _spread(x: Tensor | None, H: int, heads: Sequence[int] | None) -> Tensor | None:
+    """What goes to the student's heads: a single head to all H of them, otherwise the chosen ones (all for None)."""
+    if x is None:
+        return None
+    x = x.expand(-1, H, -1, -1) if x.shape[1] == 1 else x
+    return x if heads is None else x[:, heads]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import timm
 import torch
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
 # Keys are timm's own constructor arguments, so a preset is nothing but a saved set of them.
@@ -23,9 +24,10 @@ class WeightsUnavailable(RuntimeError):
     """Pre-trained weights were asked for and could not be obtained; the message says where to place them."""
 
 
-def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer:
-    """Build a timm `VisionTransformer` from a preset name, any timm ViT name, or a mapping of constructor arguments.
+def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer | Eva:
+    """Build a timm ViT from a preset name, any timm ViT name, or a mapping of `VisionTransformer`'s constructor arguments.
 
+    A timm name may also be one of timm's `Eva` family: ViTs with rotary positions, such as DINOv3 and EVA-02.
     `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...), and for a timm name also
     `pretrained=True`. The model is timm's own, unmodified: it saves and loads like any other timm model.
 
@@ -43,8 +45,8 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer:
         close = difflib.get_close_matches(name, known, n=5) or sorted(PRESETS)
         raise ValueError(f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book: {', '.join(PRESETS)}.")
     vit = _from_timm(name, overrides)
-    if not isinstance(vit, VisionTransformer):
-        raise ValueError(f"{name!r} is a {type(vit).__name__}, not a VisionTransformer: its attention cannot be walked. "
+    if not isinstance(vit, (VisionTransformer, Eva)):
+        raise ValueError(f"{name!r} is a {type(vit).__name__}, not a VisionTransformer or Eva: its attention cannot be walked. "
                          f"timm.create_model({name!r}) builds it; timm.list_models('vit_*') lists ViTs.")
     return vit
 

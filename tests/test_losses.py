@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlib.losses import attention_cross_entropy
+from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.walk import Seen
 
 SCALE = 0.6
@@ -110,7 +110,10 @@ def test_no_gradient_reaches_the_teacher():
 def test_a_teacher_that_was_given_a_map():
     student, p = layer(1, 2, 4, 3), torch.rand(1, 2, 4, 4, dtype=torch.float64).softmax(-1)
     expected = -(p * student.map.log()).sum(-1).mean().item()
-    assert attention_cross_entropy([student], [Seen(None, None, student.v, SCALE, p)]).item() == pytest.approx(expected, rel=1e-12)
+    teacher = [Seen(None, None, student.v, SCALE, p)]
+    assert dense_attention_cross_entropy([student], teacher).item() == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(ValueError, match="pair 0: a whole map was given .* use dense_attention_cross_entropy"):
+        attention_cross_entropy([student], teacher)
 
 
 def test_sharp_maps_stay_finite():

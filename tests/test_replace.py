@@ -170,6 +170,20 @@ def test_gradients_flow_into_replacements_and_stop_after_keeps_them(small_vit):
     assert found.layers[0].given is p
 
 
+@pytest.mark.parametrize("heads", [None, [1]], ids=str)
+@pytest.mark.parametrize("parts", [("q",), ("k",), ("q", "k"), ("map",), ("v",)], ids=str)
+def test_replacements_at_the_layer_stopped_at(vit, images, parts, heads):
+    """The same map as in a whole walk; of v only the shape is checked, because none is used."""
+    count = 3 if heads is None else 1
+    given = {part: torch.rand(2, count, 17, 17 if part == "map" else 8, dtype=torch.float64) for part in parts}
+    scale = 0.7 if parts == ("q", "k") else None
+    instead = Instead(**given, heads=heads, scale=scale)
+    whole, found = walk(vit, images, replace={1: instead}).layers[1], walk(vit, images, replace={1: instead}, stop_after=1).layers[1]
+    assert close(found.map, whole.map) and found.v is None
+    with pytest.raises(ValueError, match="layer 1: v has shape"):
+        walk(vit, images, replace={1: instead._replace(v=torch.rand(2, count, 16, 8))}, stop_after=1)
+
+
 def test_attention_dropout_applies_to_a_given_map(small_vit):
     vit, images = small_vit(attn_drop_rate=0.5).train(), random_images(2, 3, 32, 32)
     p = walk(vit, images).layers[0].map.detach()
@@ -197,12 +211,17 @@ def test_a_given_map_has_no_scores(small_vit):
     ({"map": (2, 3, 17, 17), "heads": [0]}, r"map has shape \(2, 3, 17, 17\), this layer needs \(2, 1, 17, 17\)"),
     ({"q": (2, 1, 17, 6), "k": (2, 1, 17, 6), "heads": [0]}, r"q has shape .* this layer needs \(2, 1, 17, 8\)"),
     ({"map": (2, 3, 17, 17), "q": (2, 3, 17, 8)}, "layer 1: a map is made of q and k, so replace the map or q and k, not both"),
+    ({"q": (2, 3, 17, 8), "scale": 0.5}, "layer 1: scale=0.5 belongs to a new q and k: replace both, or leave scale out"),
+    ({"k": (2, 3, 17, 8), "scale": 0.5}, "replace both, or leave scale out"),
+    ({"v": (2, 3, 17, 8), "scale": 0.5}, "replace both, or leave scale out"),
+    ({"map": (2, 3, 17, 17), "scale": 0.5}, "replace both, or leave scale out"),
+    ({"scale": 0.5}, "replace both, or leave scale out"),
     ({"map": (2, 1, 17, 17), "heads": [3]}, r"heads \[3\] must be distinct, at least one, and from 0 to 2"),
     ({"map": (2, 1, 17, 17), "heads": [-1]}, r"heads \[-1\] must be"),
     ({"map": (2, 2, 17, 17), "heads": [1, 1]}, r"heads \[1, 1\] must be distinct"),
     ({"map": (2, 0, 17, 17), "heads": []}, r"heads \[\] must be distinct, at least one"),
 ], ids=str)
 def test_wrong_replacements_are_refused(small_vit, instead, message):
-    given = {part: torch.rand(shape) if part != "heads" else shape for part, shape in instead.items()}
+    given = {part: torch.rand(shape) if part not in ("heads", "scale") else shape for part, shape in instead.items()}
     with pytest.raises(ValueError, match=message):
         walk(small_vit(), random_images(2, 3, 32, 32), replace={1: Instead(**given)})

@@ -216,7 +216,31 @@ def test_stop_after_runs_nothing_later(small_vit, layer, fused):
     found = walk(vit, random_images(2, 3, 32, 32), stop_after=layer)
     assert found.logits is None and len(found.layers) == layer + 1
     torch.testing.assert_close(found.layers[layer].map, whole.layers[layer].map)
-    torch.testing.assert_close(found.layers[layer].v, whole.layers[layer].v)
+    assert found.layers[layer].v is None
+    assert len(found.stream) == layer
+    for seen, tokens, of_whole, whole_tokens in zip(found.layers, found.stream, whole.layers, whole.stream):
+        torch.testing.assert_close((seen.v, tokens), (of_whole.v, whole_tokens))
+
+
+def test_the_values_of_the_layer_stopped_at_are_not_computed(small_vit):
+    vit, images = small_vit(), random_images(2, 3, 32, 32)
+    expected = walk(vit, images).layers[1]
+    with torch.no_grad():
+        vit.blocks[1].attn.qkv.weight[48:] = torch.nan
+        vit.blocks[1].attn.qkv.bias[48:] = torch.nan
+    found = walk(vit, images, stop_after=1).layers[1]
+    torch.testing.assert_close((found.q, found.k), (expected.q, expected.k))
+
+
+def test_the_stream_is_what_every_block_returns(small_vit):
+    vit, images = small_vit(), random_images(2, 3, 32, 32)
+    found = walk(vit, images)
+    tokens = vit._pos_embed(vit.patch_embed(images))
+    assert len(found.stream) == 3 and found.tokens is found.stream[-1]
+    for block, after in zip(vit.blocks, found.stream):
+        tokens = block(tokens)
+        torch.testing.assert_close(after, tokens)
+    assert walk(vit, images, stop_after=0).stream == ()
 
 
 def test_the_mines_of_these_tests_go_off(small_vit):

@@ -41,7 +41,6 @@ def test_a_published_parallel_model():
     ("vit_relpos_small_patch16_224", ["VisionTransformerRelPos", "relative-position bias"]),
     ("swin_tiny_patch4_window7_224", ["SwinTransformer", "windows"]),
     ("swinv2_tiny_window8_256", ["SwinTransformerV2", "windows"]),
-    ("eva02_tiny_patch14_224", ["Eva", "RoPE"]),
     ("beit_base_patch16_224", ["Beit", "relative-position bias"]),
     ("cait_xxs24_224", ["Cait", "mix the maps of several heads"]),
     ("resnet18", ["ResNet", "not a timm VisionTransformer"]),

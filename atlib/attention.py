@@ -1,0 +1,165 @@
+"""One attention module of timm: its q, k and v, what they are replaced by, and what is mixed with them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from timm.layers import apply_rot_embed_cat
+from torch import Tensor, nn
+
+
+class Seen(NamedTuple):
+    """What one attention layer saw and used. q, k, v: (B, H, N, d); scale: the factor on q kᵀ, usually 1/√d.
+
+    q and k are what the map is really made of: those *after* q-norm and k-norm and *after* rotation by position (RoPE), where a
+    ViT has them, and with shared keys and values (grouped queries) repeated for every head.
+    Where a whole map was put in (`Instead(map=...)`), q and k were never computed: they are None and `given` is that map.
+    At the layer where a walk stops (`stop_after`) nothing is mixed any more, so v was never computed: it is None.
+    """
+
+    q: Tensor | None
+    k: Tensor | None
+    v: Tensor | None
+    scale: float
+    given: Tensor | None = None
+
+    @property
+    def scores(self) -> Tensor:
+        """Attention logits z = scale · q kᵀ: (B, H, N, N). Raises ValueError where a map was given instead."""
+        if self.given is not None:
+            raise ValueError("this layer was given a map: it has no q and k, hence no attention logits")
+        return self.scale * self.q @ self.k.mT
+
+    @property
+    def map(self) -> Tensor:
+        """The attention map the layer used, softmax(z): (B, H, N, N), rows sum to 1."""
+        return self.scores.softmax(-1) if self.given is None else self.given
+
+
+class Instead(NamedTuple):
+    """What a layer's attention shall use instead of its own: q, k, v (B, H, N, d), or a whole map (B, H, N, N).
+
+    With q and k both replaced the layer's own are not computed and `scale` is the factor that belongs to the new ones
+    (the layer's own where None; without both it is refused). `heads` lists the heads to replace, H then being len(heads);
+    None replaces all. New q and k are taken as they are: where a layer rotates its own (RoPE), new ones come rotated, as `Seen` has them.
+    """
+
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    map: Tensor | None = None
+    scale: float | None = None
+    heads: Sequence[int] | None = None
+
+
+def see(attn: nn.Module, x: Tensor, instead: Instead, layer: int, *, rope: Tensor | None = None, values: bool = True) -> Seen:
+    """What the attention module `attn` makes of its normalised input x (B, N, D), with the replacements applied.
+
+    `rope`: the rotary embedding of the patch tokens, None where positions do not rotate. Only what will be used is computed:
+    replacing the map, or q and k, skips the projections to q and k, and without `values` v is None, whatever would have
+    replaced it. Raises `ValueError` for a replacement of the wrong shape; `layer` is for that message.
+    """
+    _check_instead(instead, len(x), attn.num_heads, x.shape[1], head_width(attn), layer)
+    whole = instead.heads is None
+    known = instead if whole else Instead()  # with some heads replaced the layer's own are needed for the others
+    used = ("" if known.map is not None else "qk") + ("v" if values else "")
+    own = _project(attn, x, "".join(name for name in used if getattr(known, name) is None))
+    parts = {name: _finish(attn, name, own[name], rope) if name in own else getattr(known, name) for name in used}
+    scale = attn.scale if known.scale is None else known.scale
+    seen = Seen(parts.get("q"), parts.get("k"), parts.get("v"), scale, known.map)
+    return seen if whole else _merge(seen, instead)
+
+
+def attend(attn: nn.Module, seen: Seen) -> Tensor:
+    """Mix the values with the map, softmax(scale · q kᵀ) v: (B, H, N, d), fused or dense as the module itself would."""
+    dropout = attn.attn_drop.p if attn.training else 0.0
+    if seen.given is None and attn.fused_attn:
+        return F.scaled_dot_product_attention(seen.q, seen.k, seen.v, dropout_p=dropout, scale=seen.scale)
+    return attn.attn_drop(seen.map) @ seen.v
+
+
+def head_width(attn: nn.Module) -> int:
+    """The width d of one head; timm's EVA attention has no `head_dim` in the oldest versions, but its scale is 1/√d in every version."""
+    return attn.head_dim if hasattr(attn, "head_dim") else round(attn.scale**-2)
+
+
+def _project(attn: nn.Module, x: Tensor, needed: str) -> dict[str, Tensor]:
+    """The projections of x (B, N, D) named in `needed`, letters of "qkv": each (B, heads, N, d), before norms and rotation.
+
+    Only here it matters in which form timm keeps them: three projections (`EvaAttention`, `AttentionRope`), or one joint
+    projection with its bias (`Attention`, `AttentionRope`) or with the biases beside it, k's a constant zero (`EvaAttention`).
+    """
+    if attn.qkv is None:
+        flat = {name: getattr(attn, f"{name}_proj")(x) for name in needed}
+    else:
+        flat = _project_jointly(attn, x, needed)
+    return {name: part.unflatten(-1, (-1, head_width(attn))).transpose(1, 2) for name, part in flat.items()}
+
+
+def _project_jointly(attn: nn.Module, x: Tensor, needed: str) -> dict[str, Tensor]:
+    joint, width = attn.qkv, attn.num_heads * head_width(attn)
+    beside = None if getattr(attn, "q_bias", None) is None else torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+    apart = beside is not None and attn.qkv_bias_separate
+    # An adapter or a quantised layer computes more than its weight says, so it is called; EVA itself reads the weight in one case.
+    called = beside is None or apart
+    if called and (needed == "qkv" or type(joint) is not nn.Linear):
+        everything = joint(x)
+        if apart:
+            everything += beside
+        return {name: part for name, part in zip("qkv", everything.chunk(3, -1)) if name in needed}
+    bias = joint.bias if beside is None else beside
+    flat = {}
+    for run in [needed] if needed in "qkv" else needed:  # neighbouring rows in one product
+        if run:
+            rows = slice("qkv".index(run[0]) * width, ("qkv".index(run[-1]) + 1) * width)
+            together = F.linear(x, joint.weight[rows], None if bias is None else bias[rows])
+            flat |= zip(run, together.chunk(len(run), -1))
+    return flat
+
+
+def _finish(attn: nn.Module, name: str, projected: Tensor, rope: Tensor | None) -> Tensor:
+    """From a projection (B, heads, N, d) to what attention uses: normalised, rotated, and repeated for the heads that share it."""
+    part = projected if name == "v" else (attn.q_norm if name == "q" else attn.k_norm)(projected)
+    if rope is not None and name != "v":
+        prefix, rest = part[:, :, : attn.num_prefix_tokens], part[:, :, attn.num_prefix_tokens :]  # a class token has no place to turn to
+        rotated = apply_rot_embed_cat(rest, rope, half=getattr(attn, "rotate_half", False))
+        part = torch.cat([prefix, rotated], 2).to(projected.dtype)
+    shared = attn.num_heads // part.shape[1]
+    return part if shared == 1 else part.repeat_interleave(shared, 1)
+
+
+def _merge(own: Seen, instead: Instead) -> Seen:
+    """Replace some heads and keep the others; a map for some heads needs the dense map of the rest."""
+    heads = torch.tensor(list(instead.heads), device=own.q.device)
+
+    def put(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+        return mine if mine is None or theirs is None else mine.index_copy(1, heads, theirs.to(mine.dtype))
+
+    if instead.map is not None:
+        return Seen(None, None, put(own.v, instead.v), own.scale, put(own.map, instead.map))
+    q = instead.q
+    if q is not None and instead.k is not None and instead.scale is not None:
+        q = q * (instead.scale / own.scale)  # one layer has one scale, so the difference goes into the new q
+    return own._replace(q=put(own.q, q), k=put(own.k, instead.k), v=put(own.v, instead.v))
+
+
+def _check_instead(instead: Instead, B: int, H: int, N: int, d: int, layer: int) -> None:
+    if instead.map is not None and (instead.q is not None or instead.k is not None):
+        raise ValueError(f"layer {layer}: a map is made of q and k, so replace the map or q and k, not both")
+    if instead.scale is not None and (instead.q is None or instead.k is None):
+        raise ValueError(f"layer {layer}: scale={instead.scale} belongs to a new q and k: replace both, or leave scale out")
+    if instead.heads is not None:
+        wrong = [head for head in instead.heads if not 0 <= head < H]
+        if wrong or len(set(instead.heads)) != len(instead.heads) or len(instead.heads) == 0:
+            raise ValueError(f"layer {layer}: heads {list(instead.heads)} must be distinct, at least one, and from 0 to {H - 1}")
+    heads = H if instead.heads is None else len(instead.heads)
+    # The map's queries and keys need a common width, but not the layer's own: a wider teacher can teach a narrow student.
+    both = instead.heads is None and instead.q is not None and instead.k is not None
+    width = instead.q.shape[-1] if both else d
+    expected = dict(q=(B, heads, N, width), k=(B, heads, N, width), v=(B, heads, N, d), map=(B, heads, N, N))
+    for name, shape in expected.items():
+        given = getattr(instead, name)
+        if given is not None and tuple(given.shape) != shape:
+            raise ValueError(f"layer {layer}: {name} has shape {tuple(given.shape)}, this layer needs {shape} "
+                             f"(batch, heads, tokens, {'tokens' if name == 'map' else 'head width'})")

@@ -1,0 +1,159 @@
+"""Run a study: variants of the central experiment that change one thing at a time; every run leaves a record."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from atlib.checkpoint import Architecture, load_vit
+from atlib.data import Images
+from atlib.experiment import Place, chosen, fine_tuned_weights, make_teacher, run_each, run_experiment, scale_of, teach, write_run
+from atlib.names import require_known
+from atlib.record import read_record
+from atlib.recipes import Recipe
+from atlib.scales import TUNING_SEED, CifarScale, GlyphScale
+
+STEPS_SHARE = 0.4  # of the central experiment's steps: a study has many runs, and all of its runs share one budget
+
+
+class Sources(NamedTuple):
+    """What a variant can be built from: the models of one seed of the central experiment, and a new student."""
+
+    place: Place
+    scale: GlyphScale | CifarScale  # its `student` is the variant's
+    seed: int
+
+    @property
+    def depth(self) -> int:
+        """The central student's depth."""
+        return len(scale_of(self.place).student.build().blocks)
+
+    def teacher(self) -> VisionTransformer:
+        """The pre-trained teacher of this seed."""
+        return load_vit(self.place.work / f"teacher-seed{self.seed}.safetensors")
+
+    def another_teacher(self) -> VisionTransformer:
+        """A teacher pre-trained from another seed, on other images."""
+        return load_vit(self.place.work / f"teacher-seed{TUNING_SEED if self.seed != TUNING_SEED else 0}.safetensors")
+
+    def fine_tuned(self) -> VisionTransformer:
+        """The teacher of this seed, fine-tuned on the labels."""
+        return load_vit(fine_tuned_weights(self.place, self.seed))
+
+    def student(self) -> VisionTransformer:
+        """A student fresh from its initialisation, which the seed decides."""
+        torch.manual_seed(self.seed)
+        return self.scale.student.build()
+
+    def unlabelled(self) -> Images:
+        """Images without labels, for what is estimated from the teacher."""
+        return self.scale.unlabelled_images(self.seed)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to teach a student.
+
+    build: makes what `train` is given. like: the method of the central experiment whose chosen recipe it starts from; changes: to
+    that recipe. trials: further changes to choose from on the validation split, with the tuning seed. student: changes to the
+    student's constructor arguments. labels: training images, None for the scale's number.
+    """
+
+    name: str
+    build: Callable[[Sources], nn.Module]
+    like: str = "copy"
+    changes: Mapping = field(default_factory=dict)
+    trials: tuple[Mapping, ...] = ()
+    student: Mapping = field(default_factory=dict)
+    labels: int | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """Variants that are compared with each other at one budget.
+
+    shows: what they are to show. paper: where the paper (arXiv 2411.09702) has the like, with its figures. seeds: as recorded.
+    minutes: of all runs at the built-in scale on two cores, teachers not counted. only: the one scale that it is made for, None for any.
+    """
+
+    name: str
+    shows: str
+    paper: str
+    variants: tuple[Variant, ...]
+    seeds: int = 5
+    minutes: int = 30
+    only: str | None = None
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name. Raises `ValueError` for an unknown one."""
+        by_name = {variant.name: variant for variant in self.variants}
+        require_known("method", name, by_name)
+        return by_name[name]
+
+
+class Run(NamedTuple):
+    """One run of a study: a trial of the tuning (its index), or a reported run (None)."""
+
+    study: Study
+    transfer: Place
+    records: Path
+    variant: str
+    seed: int
+    trial: int | None = None
+
+    @property
+    def path(self) -> Path:
+        name = self.variant.replace(" ", "-")
+        return self.records / (f"{name}-seed{self.seed}.json" if self.trial is None else f"tuning/{name}-trial{self.trial}.json")
+
+
+def run_study(study: Study, transfer: Place, records: Path, seeds: int, methods: list[str] | None = None, jobs: int = 1) -> list[Path]:
+    """Tune and run the study's variants (`methods`: only some) for seeds 0 to seeds - 1 and return the reported records' paths.
+
+    Teachers, fine-tuned teachers and chosen recipes come from the central experiment, `transfer`; models that are missing are
+    made. What already has a record is not run again. Raises `FileNotFoundError` when the central experiment has not been
+    tuned, and `ValueError` for a scale that the study is not made for.
+    """
+    if study.only not in (None, transfer.scale):
+        raise ValueError(f"{study.name} is made for the scale {study.only!r} (it uses what only that world has), not for {transfer.scale!r}")
+    variants = [study.variant(name) for name in (methods or [variant.name for variant in study.variants])]
+    for variant in variants:
+        chosen(transfer, variant.like)  # before hours are spent: its records must be there
+    run_each(make_teacher, [(transfer, seed) for seed in [*range(seeds), TUNING_SEED]], jobs)
+    run_experiment(transfer, seeds, ["fine-tune"], jobs)
+    trials = [Run(study, transfer, records, v.name, TUNING_SEED, t) for v in variants for t in range(len(v.trials))]
+    run_each(_run, [(run,) for run in trials], jobs, fresh=False)
+    runs = [Run(study, transfer, records, variant.name, seed) for variant in variants for seed in range(seeds)]
+    run_each(_run, [(run,) for run in runs], jobs, fresh=False)
+    return [run.path for run in runs]
+
+
+def _recipe(run: Run, scale: GlyphScale | CifarScale) -> Recipe:
+    variant = run.study.variant(run.variant)
+    recipe = scale.recipe(scale.tuning[variant.like][chosen(run.transfer, variant.like)])
+    recipe = replace(recipe, steps=max(1, round(STEPS_SHARE * recipe.steps)), **variant.changes)
+    if not variant.trials:
+        return recipe
+    trial = run.trial
+    if trial is None:
+        scores = [read_record(run._replace(seed=TUNING_SEED, trial=t).path).results["validation_accuracy"] for t in range(len(variant.trials))]
+        trial = max(range(len(scores)), key=lambda t: scores[t])
+    return replace(recipe, **variant.trials[trial])
+
+
+def _run(run: Run) -> None:
+    if run.path.exists():
+        return
+    variant, central = run.study.variant(run.variant), scale_of(run.transfer)
+    scale = replace(central, labels=variant.labels or central.labels,
+                    student=Architecture(central.student.name, {**central.student.overrides, **variant.student}))
+    recipe = _recipe(run, scale)
+    model = variant.build(Sources(run.transfer, scale, run.seed))
+    split = "test" if run.trial is None else "validation"
+    results, history, seconds = teach(model, scale, recipe, run.seed, split, f"{variant.name}, seed {run.seed}")
+    described = recipe.describe() | ({"plan": model.plan.describe()} if hasattr(model, "plan") else {})
+    write_run(run.study.name, scale, variant.name, run.seed, described, results, history, seconds, run.path)

@@ -1,0 +1,85 @@
+"""What `transfer_step.py` compares: how each method's module is built, the fewest FLOPs it needs, and one optimiser step."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flops
+import torch
+from dense_baseline import DenseTransfer
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from atlib import AttentionTransfer, Plan, create_vit
+from atlib.baselines import FeatureDistillation
+from atlib.recipes import Recipe
+from atlib.train import make_optimizer, outputs
+
+# The rate is so small that thousands of steps change nothing: the time of a step must not depend on how far a run has come.
+RECIPE = Recipe(lr=1e-9, clip=1.0)
+CLASSES = 1000
+
+
+class Method(NamedTuple):
+    """title: for the table; build: (teacher, student) -> module; least: Shape -> the fewest FLOPs per image."""
+
+    title: str
+    build: Callable[[VisionTransformer, VisionTransformer], nn.Module]
+    least: Callable[[flops.Shape], int]
+
+
+class Step(NamedTuple):
+    """Everything a step needs besides the method."""
+
+    student: VisionTransformer
+    teacher: VisionTransformer | None
+    optimizer: torch.optim.Optimizer
+    images: Tensor
+    labels: Tensor
+    autocast: bool
+
+
+def known_methods(depth: int) -> dict[str, Method]:
+    """All methods for a ViT of this depth, in the order of the table; the first is what the others are compared with."""
+    part = 3 * depth // 4
+    first = f"first {part} of {depth} layers"
+
+    def ours(**plan):
+        return lambda teacher, student: AttentionTransfer(teacher, student, Plan(**plan))
+
+    def dense(how, layers):
+        return lambda teacher, student: DenseTransfer(teacher, student, how, range(layers))
+
+    return {
+        "fine-tune": Method("fine-tuning", lambda teacher, student: student, flops.fine_tuning),
+        "copy": Method("Copy, all layers", ours(how="copy"), flops.copy),
+        "distill": Method("Distill, all layers", ours(how="distill"), flops.distill),
+        "distill-part": Method(f"Distill, {first}", ours(how="distill", layers=range(part)), lambda shape: flops.distill(shape, part)),
+        "q-copy": Method("Q-copy, all layers", ours(what="q", how="copy"), flops.query_copy),
+        "features": Method("feature distillation", FeatureDistillation, flops.feature_distillation),
+        "dense-copy": Method("dense Copy, all layers", dense("copy", depth), flops.copy),
+        "dense-distill-part": Method(f"dense Distill, {first}", dense("distill", part), lambda shape: flops.distill(shape, part)),
+    }
+
+
+def make_step(model: str, image_size: int, batch: int, device: torch.device, *, teacher: bool, autocast: bool) -> Step:
+    """Student, teacher (if asked for), AdamW and one batch of noise on `device`. Both models are freshly initialised: time depends on shapes alone."""
+    torch.manual_seed(0)
+    student = create_vit(model, img_size=image_size, num_classes=CLASSES).to(device).train()
+    teaching = create_vit(model, img_size=image_size, num_classes=CLASSES).to(device) if teacher else None
+    images = torch.randn(batch, 3, image_size, image_size, device=device)
+    labels = torch.randint(CLASSES, (batch,), device=device)
+    return Step(student, teaching, make_optimizer(student, RECIPE), images, labels, autocast)
+
+
+def loss_of(step: Step, module: nn.Module) -> Tensor:
+    """Cross-entropy plus λ times the transfer loss of one batch: a scalar."""
+    with torch.autocast(step.images.device.type, torch.bfloat16, enabled=step.autocast):
+        logits, transfer_loss = outputs(module, step.images)
+        return nn.functional.cross_entropy(logits, step.labels) + RECIPE.transfer_weight * transfer_loss
+
+
+def optimise(step: Step, module: nn.Module) -> None:
+    """One optimiser step: forward, backward, AdamW, gradients dropped."""
+    loss_of(step, module).backward()
+    step.optimizer.step()
+    step.optimizer.zero_grad(set_to_none=True)
