@@ -32,9 +32,8 @@ test: set-up  ## run the test suite; ARGS="..." goes to pytest
 notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py
 
-results: set-up  ## repeat the built-in experiments where records are missing (about 1.5 hours for all on 2 cores)
-	@$(RUN) -m atlib experiment transfer --seeds 5 --jobs 2
-	@$(RUN) -m atlib experiment distillation --seeds 5 --jobs 2
+results: set-up  ## repeat the built-in experiments where records are missing (about 4 hours for all on 2 cores)
+	@for name in transfer distillation family averages layers pairs; do $(RUN) -m atlib experiment $$name --jobs 2 || exit 1; done
 
 measure: set-up  ## measure seconds and memory of every notebook into results/notebooks; needs an idle machine
 	@$(RUN) tools/measure_notebooks.py
@@ -42,6 +41,7 @@ measure: set-up  ## measure seconds and memory of every notebook into results/no
 benchmarks: set-up  ## time a walk, the transfer steps and the import, as ratios within one run
 	@$(RUN) benchmarks/steps.py
 	@$(RUN) benchmarks/import_time.py
+	@$(RUN) benchmarks/transfer_step.py
 
 lock: set-up  ## write requirements.lock and environment.yml anew from pyproject.toml; UPGRADE=1 takes the newest
 	@$(RUN) tools/lock.py $(if $(UPGRADE),--upgrade)

@@ -16,7 +16,6 @@ Notebook 12 derives this step by step. StreamKL (arXiv 2606.20005) reaches the s
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 BLOCK = 64  # queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py shows the loss alone)
 
@@ -79,8 +78,8 @@ class _ByBlocks(torch.autograd.Function):
         return found / (B * H * N)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, above):
+        _refuse_second_derivative()
         factor = above * ctx.factor  # in float32 at least: an fp16 run scales its loss by more than fp16 can hold
         return *((each.to(factor.dtype) * factor).to(each.dtype) for each in ctx.saved_tensors), None, None, None, None, None, None
 
@@ -93,9 +92,16 @@ class _DifferentiableOnce(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, above):
+        _refuse_second_derivative()
         return above
+
+
+def _refuse_second_derivative() -> None:
+    # Not once_differentiable: where the loss is the end of the graph, that hands out gradients as constants without a word.
+    if torch.is_grad_enabled():  # in a backward pass: with create_graph
+        raise RuntimeError("the map-free loss has first derivatives only, and create_graph=True asks for more: "
+                           "use atlib.losses.dense_attention_cross_entropy")
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

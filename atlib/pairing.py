@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from atlib.attention import head_width
 from atlib.native import differences
 from atlib.plan import Plan
 
@@ -64,7 +65,7 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, vit: nn.Module) -> "Sizes":
         attn = vit.blocks[0].attn
-        return cls(len(vit.blocks), attn.num_heads, attn.head_dim, tuple(vit.patch_embed.grid_size), tuple(vit.patch_embed.img_size),
+        return cls(len(vit.blocks), attn.num_heads, head_width(attn), tuple(vit.patch_embed.grid_size), tuple(vit.patch_embed.img_size),
                    vit.num_prefix_tokens, vit.cls_token is not None)
 
 

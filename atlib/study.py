@@ -121,8 +121,12 @@ def run_study(study: Study, transfer: Place, records: Path, seeds: int, methods:
     if study.only not in (None, transfer.scale):
         raise ValueError(f"{study.name} is made for the scale {study.only!r} (it uses what only that world has), not for {transfer.scale!r}")
     variants = [study.variant(name) for name in (methods or [variant.name for variant in study.variants])]
-    for variant in variants:
-        chosen(transfer, variant.like)  # before hours are spent: its records must be there
+    tuning = scale_of(transfer).tuning
+    for variant in variants:  # before hours are spent: the records to start from must be there
+        if variant.like not in tuning:
+            raise ValueError(f"{variant.name!r} starts from the recipe of {variant.like!r}, which the scale {transfer.scale!r} does not run; "
+                             f"choose others with --methods, or the scale 'built-in'")
+        chosen(transfer, variant.like)
     run_each(make_teacher, [(transfer, seed) for seed in [*range(seeds), TUNING_SEED]], jobs)
     run_experiment(transfer, seeds, ["fine-tune"], jobs)
     trials = [Run(study, transfer, records, v.name, TUNING_SEED, t) for v in variants for t in range(len(v.trials))]

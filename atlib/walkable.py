@@ -33,6 +33,10 @@ REASONS = {
     "FullyShardedDataParallel": "it is a wrapper: pass the module inside",
     "OptimizedModule": "it is a wrapper made by torch.compile: pass the module inside (its ._orig_mod)",
     "AttentionTransfer": "it is a teacher and a student: walk its .student or its .teacher",
+    "AttnDistill": "it is a teacher and a student: walk its .student or its .teacher",
+    "FeatureDistillation": "it is a teacher and a student: walk its .student or its .teacher",
+    "LogitDistillation": "it is a teacher and a student: walk its .student or its .teacher",
+    "MeanMapCopy": "it is a student with stored maps: walk its .student",
 }
 
 

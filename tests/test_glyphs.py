@@ -6,10 +6,11 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlib.glyphs import HUES, SHAPES, SPLITS, World, generate
+from atlib.glyphs import HUES, SHAPES, SPLITS, World, generate, marked_cell
 
 CLEAN = World(noise=0)
 BACKGROUND = 26  # World.background = 0.1 as a byte
@@ -270,3 +271,11 @@ def test_unknown_names_and_sizes_are_refused():
         generate("train", 0)
     with pytest.raises(FrozenInstanceError):
         World().noise = 0.0
+
+
+def test_the_marked_cell_can_be_read_off_the_pixels():
+    drawn = generate("test", 4000, seed=3)
+    found = marked_cell(torch.from_numpy(drawn.images)).numpy()
+    assert (found != drawn.cell).mean() < 1e-3
+    from_floats = marked_cell(torch.from_numpy(drawn.images[:50]).float() / 255 - 0.5).numpy()
+    assert (from_floats == found[:50]).all(), "levels are compared with each other only"

@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from timm.models.eva import Eva
 from timm.models.vision_transformer import Block, DiffParallelScalingBlock, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock, VisionTransformer
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
@@ -121,3 +122,39 @@ def test_a_pair_refuses_what_walk_refuses():
     for teacher, student in ((bad, good), (good, bad)):
         with pytest.raises(Unwalkable, match="ResPostBlock"):
             AttentionTransfer(teacher, student, Plan())
+
+
+def eva(**options):
+    return Eva(**SMALL | {"use_rot_pos_emb": True} | options)
+
+
+def test_eva_blocks_that_normalise_afterwards():
+    refused(eva(use_post_norm=True), "layer 0", "EvaBlockPostNorm", "normalises after attention")
+
+
+@pytest.mark.parametrize("part", ["block", "attention"])
+def test_a_forward_replaced_on_one_eva_layer(part):
+    vit = eva()
+    target = vit.blocks[1] if part == "block" else vit.blocks[1].attn
+    target.forward = lambda x, **options: x
+    refused(vit, "layer 1", f"{type(target).__name__}.forward was replaced")
+
+
+@pytest.mark.parametrize("part", ["block", "attention"])
+def test_a_forward_replaced_for_a_class_of_eva(monkeypatch, part):
+    vit = eva()
+    kind = type(vit.blocks[0] if part == "block" else vit.blocks[0].attn)
+    monkeypatch.setattr(kind, "forward", lambda self, x, **options: x)
+    refused(vit, "layer 0", f"{kind.__name__}.forward was replaced")
+
+
+@pytest.mark.parametrize("method", ["forward", "forward_features"])
+def test_a_subclass_of_eva_with_its_own_forward(method):
+    own = type("Rewritten", (Eva,), {method: lambda self, x, **options: x})
+    refused(own(**SMALL), "Rewritten", f"its own {method}")
+
+
+def test_another_attention_class_in_eva():
+    vit = eva()
+    vit.blocks[1].attn.__class__ = type("Half", (type(vit.blocks[1].attn),), {})
+    refused(vit, "layer 1", "a Half", "walk knows timm's EvaAttention", "cannot tell what this one computes")

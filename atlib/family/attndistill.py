@@ -85,7 +85,7 @@ class AttnDistill(Distillation):
             raise ValueError(f"the student has {log_p_s.shape[1]} tokens on these images, the teacher's attention goes to {p_t.shape[1]}: "
                              "give both the image size they were built with")
         divergence = nn.functional.kl_div(log_p_s, p_t, reduction="batchmean")
-        return Losses(seen.logits, nn.functional.mse_loss(projected.to(token_t.dtype), token_t), divergence)
+        return Losses(seen.logits, nn.functional.mse_loss(projected, token_t), divergence)
 
     def teacher_targets(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The teacher's final class token (B, its width) and its merged class attention (B, the student's tokens), as constants."""
