@@ -75,8 +75,15 @@ def attend(attn: nn.Module, seen: Seen) -> Tensor:
     """Mix the values with the map, softmax(scale · q kᵀ) v: (B, H, N, d), fused or dense as the module itself would."""
     dropout = attn.attn_drop.p if attn.training else 0.0
     if seen.given is None and attn.fused_attn:
-        return F.scaled_dot_product_attention(seen.q, seen.k, seen.v, dropout_p=dropout, scale=seen.scale)
+        return fused(seen.q, seen.k, seen.v, seen.scale, dropout)
     return attn.attn_drop(seen.map) @ seen.v
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
+    """Fused attention for any widths: kernels want the same for all three, or maps get stored; columns of zeros change nothing."""
+    width = max(q.shape[-1], v.shape[-1])
+    padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    return F.scaled_dot_product_attention(*padded, dropout_p=dropout, scale=scale)[..., : v.shape[-1]]
 
 
 def head_width(attn: nn.Module) -> int:

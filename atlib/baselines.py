@@ -1,6 +1,6 @@
 """The distillations that attention transfer is compared with: of features and of predictions, in the same harness."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
@@ -64,6 +64,8 @@ class FeatureDistillation(Distillation):
         if sizes[0] != sizes[1]:
             raise ValueError(f"features correspond only in ViTs of the same (depth, width, prefix tokens, patch grid): teacher {sizes[0]}, "
                              f"student {sizes[1]}; attention maps can be transferred between more kinds (atlib.Plan)")
+        if isinstance(layers, Mapping):
+            raise ValueError(f"layers={layers!r}: features are distilled between the same layer of both, so give a list of layers")
         super().__init__(teacher, student)
         self.layers = Plan(layers=layers).layers_of(len(student.blocks))
 

@@ -14,8 +14,9 @@ Notebook 12 derives this step by step. StreamKL (arXiv 2606.20005) reaches the s
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from atlib.attention import fused
 
 BLOCK = 64  # queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py shows the loss alone)
 
@@ -44,8 +45,8 @@ def by_fused_attention(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: fl
     exact = torch.promote_types(q.dtype, torch.float32)
     q, k = _DifferentiableOnce.apply(q), _DifferentiableOnce.apply(k)
     q_t, k_t = q_t.detach().to(k.dtype), k_t.detach().to(k.dtype)
-    expected_own = _fused(q.detach(), k.detach(), k, scale).to(exact)  # Σ_j p_s k_j, a gradient to k as value
-    expected_target = _fused(q_t, k_t, k, scale_t).to(exact)  # Σ_j p_t k_j
+    expected_own = fused(q.detach(), k.detach(), k, scale).to(exact)  # Σ_j p_s k_j, a gradient to k as value
+    expected_target = fused(q_t, k_t, k, scale_t).to(exact)  # Σ_j p_t k_j
     same_gradient = scale / rows * (q.to(exact) * (expected_own - expected_target)).sum()
     found = (_logsumexp_sum(q, k, scale) - scale * (q.to(exact) * expected_target).sum()).detach() / rows if value else 0.0
     return same_gradient - same_gradient.detach() + found  # the value of one, the gradient of the other
@@ -102,13 +103,6 @@ def _refuse_second_derivative() -> None:
     if torch.is_grad_enabled():  # in a backward pass: with create_graph
         raise RuntimeError("the map-free loss has first derivatives only, and create_graph=True asks for more: "
                            "use atlib.losses.dense_attention_cross_entropy")
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Fused attention for any widths: kernels want the same for all three, or maps get stored; columns of zeros change nothing."""
-    width = max(q.shape[-1], v.shape[-1])
-    padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    return F.scaled_dot_product_attention(*padded, scale=scale)[..., : v.shape[-1]]
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ class Pairing(NamedTuple):
     """How a teacher's attention fits a student's. layers: (student's, teacher's) pairs.
 
     teacher_tokens, student_tokens: the tokens both have, None where that is all of them; teacher_grid, student_grid: their
-    patch grids; common_prefix: prefix tokens among the common ones; heads_differ: whether their head counts do;
-    components: what the student has in place of the teacher's native components, {name: (teacher's, student's)}.
+    patch grids; common_prefix: prefix tokens among the common ones; heads_differ, widths_differ: whether their numbers of heads
+    and the widths of these do; components: what the student has in place of the teacher's native components, {name: (teacher's, student's)}.
     """
 
     layers: tuple[tuple[int, int], ...]
@@ -24,6 +24,7 @@ class Pairing(NamedTuple):
     student_grid: tuple[int, int]
     common_prefix: int
     heads_differ: bool
+    widths_differ: bool
     components: dict[str, tuple]
 
 
@@ -48,7 +49,7 @@ def pair_up(teacher: nn.Module, student: nn.Module, plan: Plan) -> Pairing:
         raise ValueError("average='layers' needs at least two transferred layers, this plan has one")
     common = _common_prefix(*sizes)
     return Pairing(layers, _kept(sizes[0], common), _kept(sizes[1], common), sizes[0].grid, sizes[1].grid, common,
-                   sizes[0].heads != sizes[1].heads, components)
+                   sizes[0].heads != sizes[1].heads, sizes[0].head_width != sizes[1].head_width, components)
 
 
 class Sizes(NamedTuple):
@@ -59,14 +60,19 @@ class Sizes(NamedTuple):
     head_width: int
     grid: tuple[int, int]
     image: tuple[int, int]
-    prefix: int
-    has_class_token: bool
+    prefix_kinds: tuple[int, int, int]  # how many class tokens, distillation tokens, registers
+
+    @property
+    def prefix(self) -> int:
+        """All prefix tokens."""
+        return sum(self.prefix_kinds)
 
     @classmethod
     def of(cls, vit: nn.Module) -> "Sizes":
         attn = vit.blocks[0].attn
+        has_class, has_distillation = int(vit.cls_token is not None), int(getattr(vit, "dist_token", None) is not None)
         return cls(len(vit.blocks), attn.num_heads, head_width(attn), tuple(vit.patch_embed.grid_size), tuple(vit.patch_embed.img_size),
-                   vit.num_prefix_tokens, vit.cls_token is not None)
+                   (has_class, has_distillation, vit.num_prefix_tokens - has_class - has_distillation))
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
@@ -90,7 +96,7 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
         refuse("patch grid", teacher.grid, student.grid, f"same img_size= and patch_size=, {remedy}")
     elif teacher.grid != student.grid and 1 in (*teacher.grid, *student.grid):
         refuse("patch grid", teacher.grid, student.grid, "a grid with a side of one patch cannot be resampled: use smaller patches")
-    if teacher.prefix != student.prefix or teacher.has_class_token != student.has_class_token:
+    if teacher.prefix_kinds != student.prefix_kinds:
         if plan.unequal_prefix is None:
             remedy = "or unequal_prefix='drop'" if on_maps else "only maps can be transferred between them: what='map'"
             refuse("prefix tokens", teacher.prefix, student.prefix, f"same class_token=, reg_tokens=, distillation token, {remedy}")
@@ -110,9 +116,9 @@ def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
 
 def _common_prefix(teacher: Sizes, student: Sizes) -> int:
     """How many prefix tokens both have: all where they agree, otherwise the class token at most, as registers differ in role."""
-    if (teacher.prefix, teacher.has_class_token) == (student.prefix, student.has_class_token):
+    if teacher.prefix_kinds == student.prefix_kinds:
         return teacher.prefix
-    return int(teacher.has_class_token and student.has_class_token)
+    return min(teacher.prefix_kinds[0], student.prefix_kinds[0])
 
 
 def _kept(sizes: Sizes, common: int) -> tuple[int, ...] | None:

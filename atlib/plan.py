@@ -23,9 +23,9 @@ class Plan:
     for maps, mean squared error for q, k, v).
 
     `layers`: indices from 0, None for all, or a mapping {student's layer: teacher's layer} where the depths differ.
-    `heads`: indices from 0 for all these layers, None for all, or a mapping {student's layer: indices}; the other layers and
-    heads are the student's own. `average`: the teacher's maps are averaged over "examples" (of a batch), "layers", "heads" or
-    "queries" before they are transferred (arXiv 2411.09702, appendix).
+    `heads`: indices from 0 for all these layers, None for all, or a mapping {student's layer: indices}, with all heads in
+    transferred layers that it does not name; the other layers and heads are the student's own. `average`: the teacher's maps
+    are averaged over "examples" (of a batch), "layers", "heads" or "queries" before they are transferred (arXiv 2411.09702, appendix).
 
     What to do where the two differ; each is refused when it is not asked for. `unequal_heads`: "aggregate" (softmax of the
     summed log-maps over T = 10, AttnDistill, arXiv 2210.00944), "average", or, to distill, "learn" (a matrix M with MSE(p_t, M p_s), as in
@@ -34,8 +34,8 @@ class Plan:
     components than the teacher's (see `atlib.native`, and arXiv 2605.07191 for why they matter).
 
     `share_drop_path`: in training, teacher and student drop the same samples' branches, as the published implementation
-    does; with False, or with layers paired by a mapping, the teacher drops nothing. Without stochastic depth in the student
-    the two are the same.
+    does; with False, with layers paired with others, or in ViTs of different depth, the teacher drops nothing. Without
+    stochastic depth in the student the two are the same.
 
     Raises `ValueError` for an unknown choice, for choices that exclude each other, and for indices that are not distinct integers from 0 on.
     Source: arXiv 2411.09702, sections on Attention Copy and Attention Distillation, ablations of Q, K, V, layers and heads.

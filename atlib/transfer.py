@@ -34,8 +34,9 @@ class AttentionTransfer(nn.Module):
     moves with `.to(...)`, and is run no further than the last transferred layer's q and k (v, where v is transferred).
     Copy needs the teacher at inference too; after Distill, `.student` alone is the result.
 
-    `path` says what happens to maps: "map-free" (none is ever stored) or "dense" (averaged, resampled or learned maps are written
-    out). `mismatched` names the teacher's native components that the student lacks, {name: (teacher's, student's)}.
+    `path` says what happens to maps: "map-free" (none is ever stored) or "dense" (averaged, resampled or learned maps, and
+    some copied heads among narrower or wider ones, are written out). `mismatched` names the teacher's native components that the
+    student lacks, {name: (teacher's, student's)}.
 
     Raises `ValueError` when the two cannot be paired, naming all that differs, and `Unwalkable` for models `walk` refuses.
     """
@@ -50,7 +51,9 @@ class AttentionTransfer(nn.Module):
         self.student = student
         # A tuple keeps the teacher out of nn.Module's registration: it is an input of the method, not a part of the student.
         self._teacher = (teacher.eval().requires_grad_(False),)
-        writes_maps = plan.average is not None or self._heads_by("average") or self._heads_by("learn")
+        # Heads of another width cannot stand among the student's own as q and k, only as maps.
+        mixes_widths = plan.what == "map" and plan.how == "copy" and plan.heads is not None and self.pairing.widths_differ
+        writes_maps = plan.average is not None or mixes_widths or self._heads_by("average") or self._heads_by("learn")
         self.path = "dense" if writes_maps or self.pairing.teacher_grid != self.pairing.student_grid else "map-free"
         self.head_mapping = None
         if self._heads_by("learn"):  # M of each layer starts as the mean over the student's heads
@@ -134,12 +137,13 @@ class AttentionTransfer(nn.Module):
         H = self.student.blocks[0].attn.num_heads
         own, target = self._aggregated(own), self._aggregated(target)
         heads = [self.plan.heads_of(layer, H) for layer in self.layers]
+        maps = self.teacher_maps(target) if self.path == "dense" else []  # before heads are chosen: an average is over all of them
+        maps = [p if chosen is None else p[:, chosen] for p, chosen in zip(maps, heads)]
         own, target = ([_select(seen, chosen) for seen, chosen in zip(layers, heads)] for layers in (own, target))
         if self.plan.what != "map":
             return projection_mse(own, target, self.plan.what)
         if self.path == "map-free":
             return attention_cross_entropy(own, target)
-        maps = self.teacher_maps(target)
         if self.head_mapping is not None:
             mapped = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
             return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mapped, maps))

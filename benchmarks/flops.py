@@ -67,9 +67,9 @@ def fine_tuning(shape: Shape) -> int:
 
 
 def copy(shape: Shape, layers: int | None = None) -> int:
-    """Copy of the maps of the first `layers` layers (None: all). The student needs no q, k and no scores there: the map is the teacher's."""
+    """Copy of the maps of the first `layers` layers (None: all). The student needs no q, k and no scores there, and its map no gradient."""
     layers = shape.depth if layers is None else layers
-    saved = 3 * (2 * shape.projection + shape.mixing)
+    saved = 3 * 2 * shape.projection + (3 + 1) * shape.mixing
     return teacher(shape, layers) + fine_tuning(shape) - layers * saved
 
 

@@ -23,16 +23,22 @@ def softmax(scores):
 
 
 def embed(w, images, patch):
-    """Patches in reading order, one product each; then the class token in front, if there is one, and positions."""
+    """Patches in reading order, one product each; then class token and registers in front, where there are any, and positions."""
     rows = []
     for top in range(0, images.shape[2], patch):
         for left in range(0, images.shape[3], patch):
             pixels = images[:, :, top : top + patch, left : left + patch].flatten(1)
             rows.append(pixels @ w["patch_embed.proj.weight"].flatten(1).T + w["patch_embed.proj.bias"])
     tokens = torch.stack(rows, 1)
-    if "cls_token" in w:
-        tokens = torch.cat([w["cls_token"].expand(len(images), 1, -1), tokens], 1)
+    for name in ("reg_token", "cls_token"):
+        if name in w:
+            tokens = torch.cat([w[name].expand(len(images), -1, -1), tokens], 1)
     return tokens + w["pos_embed"]
+
+
+def prefix_of(w):
+    """How many tokens stand before the patches."""
+    return sum(w[name].shape[1] for name in ("reg_token", "cls_token") if name in w)
 
 
 def run_blocks(w, x, heads, maps=None, queries=None, masks=None, prefix="blocks"):
@@ -77,11 +83,16 @@ def run_blocks(w, x, heads, maps=None, queries=None, masks=None, prefix="blocks"
 def vit(w, images, heads, patch=8, **instead):
     """Logits (B, classes) and every layer's own map and query; `instead` is what `run_blocks` takes."""
     x, maps, queries = run_blocks(w, embed(w, images, patch), heads, **instead)
+    return classify(w, x), maps, queries
+
+
+def classify(w, x):
+    """Logits (B, classes) from the tokens after the last block."""
     if "fc_norm.weight" in w:  # average pooling over all patches, then the norm
-        pooled = layer_norm(x[:, 1 if "cls_token" in w else 0 :].mean(1), w["fc_norm.weight"], w["fc_norm.bias"])
+        pooled = layer_norm(x[:, prefix_of(w) :].mean(1), w["fc_norm.weight"], w["fc_norm.bias"])
     else:  # the class token
         pooled = layer_norm(x, w["norm.weight"], w["norm.bias"])[:, 0]
-    return pooled @ w["head.weight"].T + w["head.bias"], maps, queries
+    return pooled @ w["head.weight"].T + w["head.bias"]
 
 
 def factor(masks, layer, branch):
@@ -106,3 +117,112 @@ def transfer(teacher, student, images, heads, how, layers, masks=None, teacher_m
         return logits, torch.zeros(())
     logits, own, _ = vit(student, images, heads, masks=masks)
     return logits, map_loss([own[layer] for layer in layers], [maps[layer] for layer in layers])
+
+
+# --- the whole family: any part of attention, any heads, maps that are changed on the way
+
+
+def layers(w, images, heads, patch=8, replace=None):
+    """Logits and, per layer, {"q", "k", "v": (B, H, N, d), "map": (B, H, N, N), "stream": (B, N, D)} as they were used.
+
+    `replace` {layer: {(part, head): (B, N, d) or, for "map", (B, N, N)}}: what one head of one layer uses instead.
+    """
+    x, seen = embed(w, images, patch), []
+    for layer in range(len([name for name in w if name.endswith("attn.qkv.weight")])):
+        part = {name.removeprefix(f"blocks.{layer}."): value for name, value in w.items() if name.startswith(f"blocks.{layer}.")}
+        given = {} if replace is None else replace.get(layer, {})
+        y = layer_norm(x, part["norm1.weight"], part["norm1.bias"])
+        width = y.shape[-1]
+        d = width // heads
+        used = {"q": [], "k": [], "v": [], "map": []}
+        outputs = []
+        for head in range(heads):
+            for third, name in enumerate("qkv"):
+                rows = slice(third * width + head * d, third * width + (head + 1) * d)
+                used[name].append(given.get((name, head), y @ part["attn.qkv.weight"][rows].T + part["attn.qkv.bias"][rows]))
+            scores = torch.einsum("bid,bjd->bij", used["q"][head], used["k"][head]) / math.sqrt(d)
+            used["map"].append(given.get(("map", head), softmax(scores)))
+            outputs.append(torch.einsum("bij,bjd->bid", used["map"][head], used["v"][head]))
+        x = x + torch.cat(outputs, -1) @ part["attn.proj.weight"].T + part["attn.proj.bias"]
+        y = layer_norm(x, part["norm2.weight"], part["norm2.bias"])
+        x = x + gelu(y @ part["mlp.fc1.weight"].T + part["mlp.fc1.bias"]) @ part["mlp.fc2.weight"].T + part["mlp.fc2.bias"]
+        seen.append({name: torch.stack(values, 1) for name, values in used.items()} | {"stream": x})
+    return classify(w, x), seen
+
+
+def family(teacher, student, images, what="map", how="copy", pairs=None, chosen=None, teacher_heads=3, heads=3, teacher_patch=8, target=None, own=None):
+    """One teacher-student step from two dicts of weights: the student's logits and the transfer loss.
+
+    `pairs` {student's layer: teacher's layer}; `chosen` {student's layer: heads}, all heads where a layer is not named;
+    `target`, `own`: what is done to the teacher's and the student's maps (a list of (B, H, N, N), changed to such a list).
+    """
+    with torch.no_grad():
+        of_teacher = layers(teacher, images, teacher_heads, teacher_patch)[1]
+        given = [of_teacher[layer][what] for layer in pairs.values()]
+        given = given if target is None else target(given)
+    chosen = {} if chosen is None else chosen
+    if how == "copy":
+        replace = {layer: {(what, head): x[:, head] for head in chosen.get(layer, range(heads))} for layer, x in zip(pairs, given)}
+        return layers(student, images, heads, replace=replace)[0], torch.zeros(())
+    logits, seen = layers(student, images, heads)
+    mine = [seen[layer][what] for layer in pairs]
+    mine = mine if own is None else own(mine)
+    total = 0.0
+    for layer, x, y in zip(pairs, mine, given):
+        which = list(chosen.get(layer, range(x.shape[1])))
+        x, y = torch.stack([x[:, head] for head in which]), torch.stack([y[:, head] for head in which])
+        total = total + ((-(y * x.log()).sum(-1)).mean() if what == "map" else ((x - y) ** 2).mean())
+    return logits, total
+
+
+def averaged(maps, over):
+    """Every map replaced by the mean over all examples, layers, heads or queries."""
+    if over == "layers":
+        return [sum(maps) / len(maps)] * len(maps)
+    axis = {"examples": 0, "heads": 1, "queries": 2}[over]
+    return [sum(p.unbind(axis)).unsqueeze(axis).expand_as(p) / p.shape[axis] for p in maps]
+
+
+def merged(p, temperature=10):
+    """All heads as one: softmax of the summed log-maps over the temperature, (B, 1, N, N)."""
+    return softmax(sum(head.log() for head in p.unbind(1)) / temperature).unsqueeze(1)
+
+
+def without(p, tokens):
+    """The map among the other tokens, rows divided by what is left of them."""
+    kept = [token for token in range(p.shape[-1]) if token not in tokens]
+    left = p[:, :, kept][:, :, :, kept]
+    return left / left.sum(-1, keepdim=True)
+
+
+def cubic_weights(before, after):
+    """What each of `after` pixels takes from each of `before` (no fewer than half): Keys' cubic kernel, a = -3/4, the border repeated."""
+    table = torch.zeros(after, before, dtype=torch.float64)
+    for new in range(after):
+        centre = (new + 0.5) * before / after - 0.5
+        for old in range(math.floor(centre) - 1, math.floor(centre) + 3):
+            x = abs(old - centre)
+            weight = 1.25 * x**3 - 2.25 * x**2 + 1 if x <= 1 else -0.75 * (x**3 - 5 * x**2 + 8 * x - 4)
+            table[new, min(max(old, 0), before - 1)] += weight
+    return table
+
+
+def on_grid(p, before, after, prefix):
+    """A map of a square grid of before² patches on one of after²: keys, then queries, interpolated, clamped, and rescaled.
+
+    What a query gives to the prefix tokens as a whole is kept; for patches that share is interpolated like everything else.
+    """
+    table = torch.kron(cubic_weights(before, after), cubic_weights(before, after))
+
+    def scaled(x, total):
+        x = x.clamp(min=0)
+        return torch.where(x > 0, x * total / x.sum(-1, keepdim=True), 0.0)  # nothing but zeros stays zero
+
+    patches = scaled(p[..., prefix:] @ table.T, p[..., prefix:].sum(-1, keepdim=True))
+    rows = torch.cat([p[..., :prefix], patches], -1)
+    moved = table @ rows[:, :, prefix:]
+    share = moved[..., :prefix].sum(-1, keepdim=True).clamp(0, 1)
+    parts = [scaled(moved[..., prefix:], 1 - share)]
+    if prefix:
+        parts.insert(0, scaled(moved[..., :prefix], share))
+    return torch.cat([rows[:, :, :prefix], torch.cat(parts, -1)], 2)

@@ -1,4 +1,4 @@
-"""The attention cross-entropy against three loops, its gradient against finite differences, and what it is at its minimum."""
+"""Every loss against loops over floats; of the attention cross-entropy also its gradient, and what it is at its minimum."""
 
 import math
 
@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
+from atlib.losses import (attention_cross_entropy, dense_attention_cross_entropy, feature_mse, hard_distillation, map_cross_entropy,
+                          projection_mse, soft_distillation)
 from atlib.walk import Seen
 
 SCALE = 0.6
@@ -46,9 +47,10 @@ def entropy(layers):
 def test_equals_three_loops(shape, depth, seed):
     student = [layer(*shape, seed=seed + i) for i in range(depth)]
     teacher = [layer(*shape, seed=seed + 50 + i) for i in range(depth)]
-    found = attention_cross_entropy(student, teacher)
-    assert found.shape == () and found.dtype == torch.float64
-    assert found.item() == pytest.approx(three_loops(student, teacher), rel=1e-12)
+    for loss in (attention_cross_entropy, dense_attention_cross_entropy):
+        found = loss(student, teacher)
+        assert found.shape == () and found.dtype == torch.float64
+        assert found.item() == pytest.approx(three_loops(student, teacher), rel=1e-12)
 
 
 def test_layers_are_summed_and_the_rest_is_averaged():
@@ -142,3 +144,85 @@ def test_shapes_that_differ_are_both_named(shape):
     of_teacher = rf"\({shape[0]}, {shape[1]}, {shape[2]}, {shape[2]}\)"
     with pytest.raises(ValueError, match=rf"pair 1: the student's map is \(2, 3, 4, 4\), the teacher's {of_teacher}"):
         attention_cross_entropy(student, teacher)
+    with pytest.raises(ValueError, match=rf"the student's map is \(2, 3, 4, 4\), the teacher's {of_teacher}"):
+        dense_attention_cross_entropy(student, teacher)
+    with pytest.raises(ValueError, match="the student's map is .*, the teacher's"):
+        map_cross_entropy(student[1].map.log(), teacher[1].map)
+
+
+# --- squared errors
+
+
+def mean_square(one, other):
+    """Mean over all entries of nested lists."""
+    one, other = (torch.as_tensor(x).flatten().tolist() for x in (one, other))
+    return sum((x - y) ** 2 for x, y in zip(one, other, strict=True)) / len(one)
+
+
+@pytest.mark.parametrize("what", ["q", "k", "v"])
+def test_squared_error_of_projections(what):
+    """Mean over all elements, summed over layers, and no gradient to the teacher."""
+    students, teachers = ([layer(2, 3, 4, 5, seed=seed + i) for i in range(2)] for seed in (1, 7))
+    found = projection_mse(students, teachers, what)
+    assert found.item() == pytest.approx(sum(mean_square(getattr(s, what), getattr(t, what)) for s, t in zip(students, teachers)), rel=1e-12)
+    found.backward()
+    for own, target in zip(students, teachers):
+        expected = 2 * (getattr(own, what) - getattr(target, what)).detach() / 120
+        torch.testing.assert_close(getattr(own, what).grad, expected, rtol=1e-12, atol=0)
+        assert getattr(target, what).grad is None and all(getattr(own, other).grad is None for other in "qkv" if other != what)
+
+
+def test_squared_error_of_features():
+    students, teachers = ([torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)] for _ in range(2))
+    found = feature_mse(students, teachers)
+    assert found.item() == pytest.approx(sum(map(mean_square, students, teachers)), rel=1e-12)
+    found.backward()
+    assert all(x.grad.any() for x in students) and all(x.grad is None for x in teachers)
+
+
+def test_squared_errors_need_equal_shapes():
+    with pytest.raises(ValueError, match=r"pair 1: the student's q is \(2, 3, 4, 5\), the teacher's \(2, 1, 4, 5\); a squared error needs equal shapes"):
+        projection_mse([layer(2, 3, 4, 5)] * 2, [layer(2, 3, 4, 5), layer(2, 1, 4, 5)], "q")
+    with pytest.raises(ValueError, match="pair 0: the student's residual stream is"):
+        feature_mse([torch.zeros(2, 5, 6)], [torch.zeros(2, 5, 7)])
+    with pytest.raises(ValueError, match="got 1 of the student and 2 of the teacher"):
+        projection_mse([layer(1, 1, 2, 1)], [layer(1, 1, 2, 1)] * 2, "v")
+
+
+# --- class predictions
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(batch=st.integers(1, 4), classes=st.integers(2, 5), temperature=st.floats(0.3, 10), seed=st.integers(0, 99))
+def test_distilled_predictions(batch, classes, temperature, seed):
+    generator = torch.Generator().manual_seed(seed)
+    own, target = (3 * torch.randn(batch, classes, generator=generator, dtype=torch.float64) for _ in range(2))
+
+    def softened(row, temperature):
+        powers = [math.exp(x / temperature) for x in row]
+        return [x / sum(powers) for x in powers]
+
+    soft = hard = 0.0
+    for row, other in zip(own.tolist(), target.tolist()):
+        p_s, p_t = softened(row, temperature), softened(other, temperature)
+        soft += temperature**2 * sum(t * math.log(t / s) for s, t in zip(p_s, p_t)) / batch
+        hard -= math.log(softened(row, 1)[other.index(max(other))]) / batch
+    assert soft_distillation(own, target, temperature).item() == pytest.approx(soft, rel=1e-9, abs=1e-12)
+    assert hard_distillation(own, target).item() == pytest.approx(hard, rel=1e-9, abs=1e-12)
+    assert abs(soft_distillation(own, own, temperature).item()) <= 1e-12
+
+
+def test_distilled_predictions_give_the_teacher_no_gradient_and_stay_finite():
+    for loss in (lambda own, target: soft_distillation(own, target, 0.01), hard_distillation):
+        own, target = (torch.tensor([[0.0, 1000.0], [1000.0, 0.0]])[order].requires_grad_() for order in ([0, 1], [1, 0]))
+        loss(own, target).backward()
+        assert own.grad.isfinite().all() and own.grad.any() and target.grad is None
+
+
+def test_wrong_predictions_and_temperatures():
+    for loss in (lambda own, target: soft_distillation(own, target, 3.0), hard_distillation):
+        with pytest.raises(ValueError, match=r"the student predicts \(2, 3\), the teacher \(2, 4\)"):
+            loss(torch.zeros(2, 3), torch.zeros(2, 4))
+    for temperature in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="the temperature must be above 0"):
+            soft_distillation(torch.zeros(2, 3), torch.zeros(2, 3), temperature)

@@ -132,7 +132,9 @@ def test_a_deep_copy_stands_alone(small_vit):
 def test_the_teacher_is_run_no_further_than_needed(small_vit, how):
     images = random_images(2, 3, 32, 32)
     expected = pair_of(small_vit, Plan(how=how, layers=[0, 1]))(images)
-    found = AttentionTransfer(mine(small_vit(seed=1), after=1), small_vit(seed=2), Plan(how=how, layers=[0, 1]))(images)
+    pair = pair_of(small_vit, Plan(how=how, layers=[0, 1]))
+    mine(pair.teacher, after=1)
+    found = pair(images)
     assert torch.equal(found.logits, expected.logits) and torch.equal(found.transfer_loss, expected.transfer_loss)
 
 
