@@ -65,13 +65,13 @@ class _ByBlocks(torch.autograd.Function):
             grad_q, grad_k = (torch.empty_like(q_s), torch.zeros_like(k_s)) if wanted else (None, None)
             for start in range(0, N, BLOCK):
                 block = slice(start, start + BLOCK)
-                log_p_s = (scale * q_s[:, block] @ k_s.mT).log_softmax(-1)  # (B·H, BLOCK, N)
-                p_t = (scale_t * q_t[:, block] @ k_t.mT).softmax(-1)
+                log_p_s = torch.bmm(scale * q_s[:, block], k_s.mT).log_softmax(-1)  # (B·H, BLOCK, N)
+                p_t = torch.bmm(scale_t * q_t[:, block], k_t.mT).softmax(-1)
                 if value:
-                    found = found - (p_t * log_p_s).sum()
+                    found = found - torch.dot(p_t.flatten(), log_p_s.flatten())
                 if wanted:
                     difference = log_p_s.exp_().sub_(p_t)  # ∂/∂z; log_p_s is used up
-                    grad_q[:, block] = difference @ k_s
+                    grad_q[:, block] = torch.bmm(difference, k_s)
                     grad_k.baddbmm_(difference.mT, q_s[:, block])
             if wanted:
                 ctx.factor = scale / (B * H * N)  # applied last: this small number would leave few digits of an fp16 gradient

@@ -99,7 +99,10 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
     if teacher.prefix_kinds != student.prefix_kinds:
         if plan.unequal_prefix is None:
             remedy = "or unequal_prefix='drop'" if on_maps else "only maps can be transferred between them: what='map'"
-            refuse("prefix tokens", teacher.prefix, student.prefix, f"same class_token=, reg_tokens=, distillation token, {remedy}")
+            counts = teacher.prefix, student.prefix
+            if counts[0] == counts[1]:
+                counts = tuple(f"{sizes.prefix} (class, distillation, registers: {sizes.prefix_kinds})" for sizes in (teacher, student))
+            refuse("prefix tokens", *counts, f"same class_token=, reg_tokens=, distillation token, {remedy}")
         elif plan.how == "copy" and student.prefix > _common_prefix(teacher, student):
             refuse("prefix tokens", teacher.prefix, student.prefix, "a copied map must say where each of the student's tokens looks, "
                    "and the teacher has no row for some: build the student without them, or how='distill'")

@@ -133,17 +133,18 @@ class AttentionTransfer(nn.Module):
         return replace
 
     def _distilled(self, own: list[Seen], target: list[Seen]) -> Tensor:
-        """The unweighted transfer loss between the student's layers and the teacher's."""
+        """The unweighted transfer loss between the student's layers and the teacher's; uses `target` up."""
         H = self.student.blocks[0].attn.num_heads
-        own, target = self._aggregated(own), self._aggregated(target)
+        own, target[:] = self._aggregated(own), self._aggregated(target)  # in place, for the caller's list to let go too
         heads = [self.plan.heads_of(layer, H) for layer in self.layers]
         maps = self.teacher_maps(target) if self.path == "dense" else []  # before heads are chosen: an average is over all of them
         maps = [p if chosen is None else p[:, chosen] for p, chosen in zip(maps, heads)]
-        own, target = ([_select(seen, chosen) for seen, chosen in zip(layers, heads)] for layers in (own, target))
+        own, target[:] = ([_select(seen, chosen) for seen, chosen in zip(layers, heads)] for layers in (own, target))
         if self.plan.what != "map":
             return projection_mse(own, target, self.plan.what)
         if self.path == "map-free":
-            return attention_cross_entropy(own, target)
+            # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go one by one.
+            return sum(attention_cross_entropy([seen], [target.pop(0)]) for seen in own)
         if self.head_mapping is not None:
             mapped = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
             return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mapped, maps))

@@ -96,7 +96,7 @@ def test_a_class_token_is_no_register(small_vit):
     """As many prefix tokens, of another kind: not the same tokens."""
     teacher = {"class_token": False, "global_pool": "avg", "reg_tokens": 1}
     student = {"class_token": True, "global_pool": "avg", "reg_tokens": 0}
-    assert "prefix tokens: teacher 1, student 1" in refusal(small_vit, Plan(mismatched=True), teacher, **student)
+    assert "prefix tokens: teacher 1 (class, distillation, registers: " in refusal(small_vit, Plan(mismatched=True), teacher, **student)
     pair = pair_of(small_vit, Plan(how="distill", mismatched=True, unequal_prefix="drop"), teacher, **student)
     assert pair.pairing.common_prefix == 0 and pair.pairing.teacher_tokens == pair.pairing.student_tokens == tuple(range(1, 17))
 
@@ -212,3 +212,17 @@ def test_models_that_cannot_be_walked_are_refused_first(small_vit, swap):
     pair = (small_vit(depth=1), other) if swap else (other, small_vit(depth=1))
     with pytest.raises(Unwalkable, match="forward was replaced"):
         AttentionTransfer(*pair, Plan())
+
+
+def test_a_distillation_token_is_no_register(small_vit):
+    """Both ViTs have two prefix tokens, of different roles."""
+    from timm.models.deit import VisionTransformerDistilled
+
+    torch.manual_seed(0)
+    teacher = VisionTransformerDistilled(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, num_classes=5, weight_init="")
+    student = small_vit(seed=2, reg_tokens=1)
+    with pytest.raises(ValueError, match=r"prefix tokens: teacher 2 \(class, distillation, registers: \(1, 1, 0\)\), student 2 .*\(1, 0, 1\)"):
+        AttentionTransfer(teacher, student, Plan(mismatched=True))
+    pair = AttentionTransfer(teacher, student, Plan(how="distill", unequal_prefix="drop", mismatched=True))
+    assert pair.pairing.common_prefix == 1 and len(pair.pairing.teacher_tokens) == len(pair.pairing.student_tokens) == 17
+    assert pair(torch.randn(2, 3, 32, 32)).transfer_loss > 0
