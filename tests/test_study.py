@@ -156,7 +156,7 @@ def test_plans_are_what_their_names_say(sources):
         return variant.build(sources(variant)).plan
 
     assert plan(DISTILLATION, "first half").layers == (0, 1) and plan(DISTILLATION, "last layer").layers == (3,)
-    assert plan(LAYERS, "copy first 3").layers == (0, 1, 2) and plan(LAYERS, "distill last 1").layers == (3,)
+    assert plan(LAYERS, "copy first 3").layers == (0, 1, 2) and plan(LAYERS, "distill last 3").layers == (1, 2, 3)
     assert plan(LAYERS, "distill heads 2").heads == (0, 1) and plan(LAYERS, "distill heads 2").how == "distill"
     assert (plan(FAMILY, "copy k").what, plan(FAMILY, "distill v").what, plan(FAMILY, "distill v").how) == ("k", "v", "distill")
     assert plan(AVERAGES, "copy mean of queries").average == "queries"
