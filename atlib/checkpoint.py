@@ -11,6 +11,7 @@ from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atlib.native import differences
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit
@@ -131,10 +132,16 @@ def _load_state(vit: VisionTransformer, tensors: dict[str, Tensor], path: str | 
 
 
 def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:
-    twin = architecture.build().state_dict()
-    mine = vit.state_dict()
+    built = architecture.build()
+    twin, mine = built.state_dict(), vit.state_dict()
     differ = sorted(name for name in twin.keys() | mine.keys()
                     if name not in twin or name not in mine or twin[name].shape != mine[name].shape)
     if differ:
         raise ValueError(f"{architecture} does not build this ViT: they differ in {', '.join(differ[:5])}"
                          + (f" and {len(differ) - 5} more" if len(differ) > 5 else ""))
+    # What weights do not show: the same shapes with other heads or another activation are another function.
+    heads = [[block.attn.num_heads for block in one.blocks] for one in (built, vit)]
+    components = differences(built, vit)
+    if heads[0] != heads[1] or components:
+        what = f"heads {heads}" if heads[0] != heads[1] else str(components)
+        raise ValueError(f"{architecture} does not build this ViT: its weights fit, but the two differ in {what}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral
 
 from atlib.names import require_known
 
@@ -117,8 +118,8 @@ def _pairs_as_mapping(given):
 def _indices(name: str, given: Iterable[int], more: str) -> tuple[int, ...]:
     if not isinstance(given, Iterable):
         raise ValueError(f"{name}={given!r}: give several, such as range(9), or a list of one, [{given!r}]")
-    indices = tuple(given)
-    wrong = [i for i in indices if isinstance(i, bool) or not isinstance(i, int) or i < 0]
+    indices = tuple(int(i) if isinstance(i, Integral) and not isinstance(i, bool) else i for i in given)  # NumPy's integers are welcome
+    wrong = [i for i in indices if type(i) is not int or i < 0]
     if wrong:
         raise ValueError(f"{name} are integers from 0 on, got {wrong}; {more}")
     if not indices or len(set(indices)) != len(indices):

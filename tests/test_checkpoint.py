@@ -201,3 +201,12 @@ def test_writing_never_shows_half_a_file(tmp_path, monkeypatch):
     write_atomically(path, b"new content")
     assert seen == [(b"old", b"new content", True)] and path.read_bytes() == b"new content"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("other", [{"num_heads": 2}, {"act_layer": "relu"}], ids=str)
+def test_an_architecture_that_only_fits_the_weights_is_refused(tmp_path, other):
+    """The same names and shapes, and another function."""
+    vit = create_vit("glyphs", **other)
+    with pytest.raises(ValueError, match="its weights fit, but the two differ in"):
+        save_vit(tmp_path / "vit.safetensors", vit, Architecture("glyphs"))
+    assert list(tmp_path.iterdir()) == []

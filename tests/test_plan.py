@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,3 +109,8 @@ def test_layers_that_do_not_exist(plan, depths, message):
 def test_heads_that_do_not_exist(plan):
     with pytest.raises(ValueError, match="the plan transfers head 3 of layer 2, but it has 3 heads: 0 to 2 exist"):
         plan.heads_of(2, 3)
+
+
+def test_numpy_integers_are_integers():
+    assert Plan(layers=np.arange(2), heads=np.array([1])).describe() == Plan(layers=[0, 1], heads=[1]).describe()
+    assert all(type(i) is int for i in Plan(layers=np.arange(2)).layers)
