@@ -1,6 +1,6 @@
 """Attention transfer the straightforward way, to compare with: every map of teacher and student is written out in float32 and kept.
 
-It makes the choices of the published code (arXiv 2411.09702): the teacher runs from end to end, its head included; attention is
+In the style of the published code of arXiv 2411.09702, in our own words: the teacher runs from end to end, its head included; attention is
 an explicit softmax of q kᵀ in float32, in every layer of both models; in Copy the student still projects to q, k and v in
 one product; Distill is a cross-entropy between stored maps. Nothing here is used by `atlib`.
 """

@@ -6,21 +6,11 @@ rounds of the ratio to the plain model's own time in the same round.
 
 import argparse
 import statistics
-import time
 
 import torch
+from timing import seconds
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-
-
-def seconds(action) -> float:
-    """Wall-clock seconds of one call, with the accelerator's queue empty before and after."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    wait()
-    start = time.perf_counter()
-    action()
-    wait()
-    return time.perf_counter() - start
 
 
 def main() -> None:
