@@ -32,6 +32,12 @@ def save_weights(path: str | Path, model: nn.Module) -> Path:
     return _write(Path(path), dict(model.state_dict()), {})
 
 
+def load_weights(path: str | Path, model: nn.Module) -> None:
+    """Put the weights that `save_weights` wrote into a model of the same architecture. Raises `OSError` naming a file that does not fit."""
+    tensors, _ = _read(Path(path))
+    _load_state(model, tensors, path)
+
+
 def save_vit(path: str | Path, vit: VisionTransformer, architecture: Architecture) -> Path:
     """Write a ViT's weights, a plain timm state, with its architecture in the header so that `load_vit` needs nothing else.
 
@@ -124,7 +130,7 @@ def _build(header: dict, name: str, path: str | Path) -> VisionTransformer:
         raise OSError(f"{path} names an architecture that cannot be built ({error}); it was left as it is") from error
 
 
-def _load_state(vit: VisionTransformer, tensors: dict[str, Tensor], path: str | Path) -> None:
+def _load_state(vit: nn.Module, tensors: dict[str, Tensor], path: str | Path) -> None:
     try:
         vit.load_state_dict(tensors)
     except RuntimeError as error:

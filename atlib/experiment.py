@@ -12,6 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atlib.checkpoint import Architecture, load_vit, save_vit
+from atlib.data import Images
 from atlib.evaluate import evaluate
 from atlib.names import require_known
 from atlib.record import Record, about, peak_memory_mb, read_record, write_record
@@ -155,8 +156,9 @@ def _student_job(place: Place, job: Job) -> None:
     write_run("transfer", scale, job.method, job.seed, recipe.describe(), results, history, seconds, path)
 
 
-def teach(student: nn.Module, scale: GlyphScale | CifarScale, recipe: Recipe, seed: int, split: str, name: str) -> tuple[dict, list[dict], float]:
-    """Train a student in place on its seed's labels and evaluate it on `split`: results, history, seconds of both."""
+def teach(student: nn.Module, scale: GlyphScale | CifarScale, recipe: Recipe, seed: int, split: str, name: str,
+          images: Images | None = None) -> tuple[dict, list[dict], float]:
+    """Train a student in place on its seed's labels (or on `images`) and evaluate it on `split`: results, history, seconds of both."""
     held_out = scale.held_out(split)
 
     def metrics(model: nn.Module) -> dict:
@@ -164,9 +166,14 @@ def teach(student: nn.Module, scale: GlyphScale | CifarScale, recipe: Recipe, se
         return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}
 
     start = time.perf_counter()
-    history = train(student, scale.labelled(seed), recipe, seed=seed, evaluate=metrics, progress=name)
+    history = train(student, scale.labelled(seed) if images is None else images, recipe, seed=seed, evaluate=metrics, progress=name)
     seconds = time.perf_counter() - start
     return {name: value for name, value in history[-1].items() if name.startswith(split)}, history, seconds
+
+
+def make_fine_tuned(place: Place, seed: int) -> None:
+    """Fine-tune the teacher of a seed with the chosen recipe and keep its weights, unless they are there."""
+    _student_job(place, Job("fine-tune", seed, None if seed != TUNING_SEED else chosen(place, "fine-tune")))
 
 
 def fine_tuned_weights(place: Place, seed: int) -> Path:

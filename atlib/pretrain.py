@@ -1,4 +1,4 @@
-"""Make a teacher on the spot, without labels: retrieval on the built-in world, masked auto-encoding on any images."""
+"""Make a teacher on the spot, without shape labels: retrieval or colour on the built-in world, masked auto-encoding on any images."""
 
 from functools import partial
 
@@ -31,6 +31,19 @@ def retrieval_loss(model: nn.Module, images: Tensor, clean: Tensor, recipe: Reci
 def retrieval_model() -> VisionTransformer:
     """A freshly initialised "glyphs" ViT whose head regresses the pixels of one cell; pre-trained, it is the teacher."""
     return create_vit("glyphs", num_classes=RETRIEVAL_OUTPUTS)
+
+
+def colour_images(drawn: glyphs.Glyphs) -> Images:
+    """The colour pre-text: the target of an image is the hue of its marked glyph, a class index of `glyphs.HUES`.
+
+    The class token must fetch from the same place as in retrieval, but what it needs from there says nothing about the shape.
+    """
+    return Images(torch.from_numpy(drawn.images), torch.from_numpy(drawn.hue), glyphs.HUES)
+
+
+def colour_loss(model: nn.Module, images: Tensor, hues: Tensor, recipe: Recipe) -> Tensor:
+    """Cross-entropy of the model's hue logits, label smoothing as the recipe says."""
+    return nn.functional.cross_entropy(model(images), hues, label_smoothing=recipe.label_smoothing)
 
 
 class MaskedAutoencoder(nn.Module):

@@ -13,6 +13,7 @@ from atlib import glyphs, pretrain, recipes
 from atlib.checkpoint import Architecture
 from atlib.data import Images, crop_and_flip, glyph_images, load
 from atlib.recipes import Recipe
+from atlib.schooling import RETRIEVAL
 from atlib.train import train
 
 METHODS = ("scratch", "fine-tune", "copy", "copy-untrained", "copy-fine-tuned", "distill")
@@ -56,11 +57,7 @@ class GlyphScale(Scale):
 
     def make_teacher(self, seed: int, progress: str | None = None) -> tuple[VisionTransformer, Architecture, list[dict]]:
         """Pre-train a teacher: the ViT, its architecture, and the history of its training."""
-        torch.manual_seed(seed)
-        model = pretrain.retrieval_model()
-        images = pretrain.retrieval_images(glyphs.generate("unlabelled", self.unlabelled, seed))
-        history = train(model, images, self.pretraining, loss=pretrain.retrieval_loss, seed=seed, progress=progress)
-        return model, Architecture("glyphs", {"num_classes": pretrain.RETRIEVAL_OUTPUTS}), history
+        return RETRIEVAL.make(self.pretraining, self.unlabelled, seed, progress)
 
     def labelled(self, seed: int) -> Images:
         """The students' training images."""

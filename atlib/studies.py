@@ -81,6 +81,11 @@ def _with_new_head(vit: nn.Module, sources: Sources) -> nn.Module:
     return vit.requires_grad_(True)
 
 
+def _copy_untrained(sources: Sources) -> nn.Module:
+    student = sources.student()
+    return AttentionTransfer(sources.scale.student.build(), student, Plan())  # one stream of random numbers: not the student's weights again
+
+
 FAMILY = Study(
     "family", "all that can be transferred: maps, Q, K, V, features, predictions, weights",
     "Q, K, V: copy Q only 85.6; baselines: features 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7 (ViT-L)",
@@ -94,6 +99,7 @@ FAMILY = Study(
      Variant("soft predictions", partial(_predictions, False), "scratch", {"task_weight": 0.9, "transfer_weight": 0.1}, _LR),
      Variant("hard predictions", partial(_predictions, True), "scratch", {"task_weight": 0.5, "transfer_weight": 0.5}, _LR),
      Variant("copy fine-tuned", _copy_fine_tuned, "copy-fine-tuned"),
+     Variant("copy untrained", _copy_untrained, "copy-untrained"),
      Variant("copy into another teacher's weights", _mix, "fine-tune")),
     minutes=40)
 

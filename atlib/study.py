@@ -1,5 +1,6 @@
 """Run a study: variants of the central experiment that change one thing at a time; every run leaves a record."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,13 +10,14 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from atlib.checkpoint import Architecture, load_vit
+from atlib.checkpoint import Architecture, load_vit, load_weights, save_vit, save_weights
 from atlib.data import Images
-from atlib.experiment import Place, chosen, fine_tuned_weights, make_teacher, run_each, run_experiment, scale_of, teach, write_run
+from atlib.experiment import Place, chosen, fine_tuned_weights, make_fine_tuned, make_teacher, run_each, scale_of, teach, write_run
 from atlib.names import require_known
 from atlib.record import read_record
 from atlib.recipes import Recipe
 from atlib.scales import TUNING_SEED, CifarScale, GlyphScale
+from atlib.schooling import Schooling
 
 STEPS_SHARE = 0.4  # of the central experiment's steps: a study has many runs, and all of its runs share one budget
 
@@ -35,6 +37,10 @@ class Sources(NamedTuple):
     def teacher(self) -> VisionTransformer:
         """The pre-trained teacher of this seed."""
         return load_vit(self.place.work / f"teacher-seed{self.seed}.safetensors")
+
+    def schooled(self, schooling: Schooling) -> VisionTransformer:
+        """The teacher of this seed that was made in another way, one of the study's `teachers`."""
+        return load_vit(_schooled_weights(self.place, schooling, self.seed))
 
     def another_teacher(self) -> VisionTransformer:
         """A teacher pre-trained from another seed, on other images."""
@@ -60,7 +66,8 @@ class Variant:
 
     build: makes what `train` is given. like: the method of the central experiment whose chosen recipe it starts from; changes: to
     that recipe. trials: further changes to choose from on the validation split, with the tuning seed. student: changes to the
-    student's constructor arguments. labels: training images, None for the scale's number.
+    student's constructor arguments. labels: training images, None for the scale's number. images: (scale, seed) -> the training images,
+    where they are not the scale's own.
     """
 
     name: str
@@ -70,6 +77,7 @@ class Variant:
     trials: tuple[Mapping, ...] = ()
     student: Mapping = field(default_factory=dict)
     labels: int | None = None
+    images: Callable[[GlyphScale | CifarScale, int], Images] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,8 @@ class Study:
     """Variants that are compared with each other at one budget.
 
     shows: what they are to show. paper: where the paper (arXiv 2411.09702) has the like, with its figures. seeds: as recorded.
-    minutes: of all runs at the built-in scale on two cores, teachers not counted. only: the one scale that it is made for, None for any.
+    minutes: of all runs at the built-in scale on two cores, the central teachers not counted. only: the one scale that it is made for, None for any.
+    teachers: made for this study, beside the central ones.
     """
 
     name: str
@@ -87,6 +96,7 @@ class Study:
     seeds: int = 5
     minutes: int = 30
     only: str | None = None
+    teachers: tuple[Schooling, ...] = ()
 
     def variant(self, name: str) -> Variant:
         """The variant of that name. Raises `ValueError` for an unknown one."""
@@ -110,6 +120,11 @@ class Run(NamedTuple):
         name = self.variant.replace(" ", "-")
         return self.records / (f"{name}-seed{self.seed}.json" if self.trial is None else f"tuning/{name}-trial{self.trial}.json")
 
+    @property
+    def weights(self) -> Path:
+        """Where a reported run keeps its student."""
+        return self.transfer.work / self.study.name / self.path.with_suffix(".safetensors").name
+
 
 def run_study(study: Study, transfer: Place, records: Path, seeds: int, methods: list[str] | None = None, jobs: int = 1) -> list[Path]:
     """Tune and run the study's variants (`methods`: only some) for seeds 0 to seeds - 1 and return the reported records' paths.
@@ -127,8 +142,10 @@ def run_study(study: Study, transfer: Place, records: Path, seeds: int, methods:
             raise ValueError(f"{variant.name!r} starts from the recipe of {variant.like!r}, which the scale {transfer.scale!r} does not run; "
                              f"choose others with --methods, or the scale 'built-in'")
         chosen(transfer, variant.like)
+    chosen(transfer, "fine-tune")
     run_each(make_teacher, [(transfer, seed) for seed in [*range(seeds), TUNING_SEED]], jobs)
-    run_experiment(transfer, seeds, ["fine-tune"], jobs)
+    run_each(make_fine_tuned, [(transfer, seed) for seed in [*range(seeds), TUNING_SEED]], jobs)
+    run_each(make_schooled, [(study, transfer, records, schooling, seed) for schooling in study.teachers for seed in range(seeds)], jobs)
     trials = [Run(study, transfer, records, v.name, TUNING_SEED, t) for v in variants for t in range(len(v.trials))]
     run_each(_run, [(run,) for run in trials], jobs, fresh=False)
     runs = [Run(study, transfer, records, variant.name, seed) for variant in variants for seed in range(seeds)]
@@ -149,15 +166,45 @@ def _recipe(run: Run, scale: GlyphScale | CifarScale) -> Recipe:
     return replace(recipe, **variant.trials[trial])
 
 
-def _run(run: Run) -> None:
-    if run.path.exists():
+def make_schooled(study: Study, transfer: Place, records: Path, schooling: Schooling, seed: int) -> None:
+    """Make one of the study's teachers, keep its weights and write its record, unless both are there."""
+    path, weights = records / "teachers" / f"{schooling.name}-seed{seed}.json", _schooled_weights(transfer, schooling, seed)
+    if path.exists() and weights.exists():
         return
+    scale, start = scale_of(transfer), time.perf_counter()
+    teacher, architecture, history = schooling.make(scale.pretraining, scale.unlabelled, seed, f"{schooling.name} teacher, seed {seed}")
+    seconds = time.perf_counter() - start
+    save_vit(weights, teacher.cpu(), architecture)
+    recipe = replace(scale.pretraining, **schooling.changes).describe()
+    write_run(study.name, scale, f"teacher {schooling.name}", seed, recipe, {"pretraining_loss": history[-1]["loss"]}, history, seconds, path)
+
+
+def trained(run: Run) -> nn.Module:
+    """The trained model of a reported run, on the CPU: from its kept weights, or trained now, which writes its record too where it is missing."""
     variant, central = run.study.variant(run.variant), scale_of(run.transfer)
     scale = replace(central, labels=variant.labels or central.labels,
                     student=Architecture(central.student.name, {**central.student.overrides, **variant.student}))
-    recipe = _recipe(run, scale)
     model = variant.build(Sources(run.transfer, scale, run.seed))
+    student = getattr(model, "student", model)
+    if run.trial is None and run.path.exists() and run.weights.exists():
+        load_weights(run.weights, student)
+        return model
+    recipe = _recipe(run, scale)
+    images = scale.labelled(run.seed) if variant.images is None else variant.images(scale, run.seed)
     split = "test" if run.trial is None else "validation"
-    results, history, seconds = teach(model, scale, recipe, run.seed, split, f"{variant.name}, seed {run.seed}")
-    described = recipe.describe() | ({"plan": model.plan.describe()} if hasattr(model, "plan") else {})
-    write_run(run.study.name, scale, variant.name, run.seed, described, results, history, seconds, run.path)
+    results, history, seconds = teach(model, scale, recipe, run.seed, split, f"{variant.name}, seed {run.seed}", images)
+    if run.trial is None:
+        save_weights(run.weights, student)
+    if not run.path.exists():
+        described = recipe.describe() | ({"plan": model.plan.describe()} if hasattr(model, "plan") else {})
+        write_run(run.study.name, scale, variant.name, run.seed, described, results, history, seconds, run.path)
+    return model
+
+
+def _run(run: Run) -> None:
+    if not run.path.exists():
+        trained(run)
+
+
+def _schooled_weights(place: Place, schooling: Schooling, seed: int) -> Path:
+    return place.work / f"teacher-{schooling.name}-seed{seed}.safetensors"

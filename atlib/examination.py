@@ -1,0 +1,81 @@
+"""Examine the trained models of a study: what is measured on them after training, alone or against each other, leaves records too."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+import time
+
+from torch import nn
+
+from atlib.experiment import Place, make_fine_tuned, make_teacher, run_each, scale_of, write_run
+from atlib.scales import TUNING_SEED
+from atlib.study import Run, Sources, Study, make_schooled, trained
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A measurement on the trained models of `study`, one seed at a time.
+
+    methods: which of the study's variants. measure: ({method: trained model}, the seed's sources) -> {name of a record: its results}.
+    shows, paper, seeds, minutes, only: as in `Study`. seeds of the models are those of the study.
+    """
+
+    name: str
+    shows: str
+    paper: str
+    study: Study
+    methods: tuple[str, ...]
+    measure: Callable[[Mapping[str, nn.Module], Sources], Mapping[str, Mapping]]
+    seeds: int = 5
+    minutes: int = 10
+    only: str | None = "built-in"
+
+
+def run_examination(examination: Examination, transfer: Place, records: Path, seeds: int, methods: list[str] | None = None,
+                    jobs: int = 1) -> list[Path]:
+    """Measure the models of seeds 0 to seeds - 1 (`methods`: only some) and return the paths of the records.
+
+    Models whose weights are not kept are trained first. A seed with a record is not measured again.
+    Raises `ValueError` for a scale that it is not made for and for an unknown method.
+    """
+    study, methods = examination.study, tuple(methods or examination.methods)
+    if examination.only not in (None, transfer.scale):
+        raise ValueError(f"{examination.name} is made for the scale {examination.only!r}, not for {transfer.scale!r}")
+    for method in methods:
+        study.variant(method)
+    missing = [seed for seed in range(seeds) if not list(records.glob(f"*-seed{seed}.json"))]
+    if missing:
+        run_each(make_teacher, [(transfer, seed) for seed in [*missing, TUNING_SEED]], jobs)
+        run_each(make_fine_tuned, [(transfer, seed) for seed in [*missing, TUNING_SEED]], jobs)
+        run_each(make_schooled, [(study, transfer, study_records(study, transfer), each, seed) for each in study.teachers for seed in missing], jobs)
+        run_each(_train, [(_run(study, transfer, method, seed),) for seed in missing for method in methods], jobs, fresh=False)
+        run_each(_measure, [(examination, transfer, records, methods, seed) for seed in missing], jobs)
+    return sorted(records.glob("*-seed*.json"))
+
+
+def study_records(study: Study, transfer: Place) -> Path:
+    """The folder of a study's records, beside that of the central experiment's."""
+    return transfer.records.parent.parent / study.name / transfer.scale
+
+
+def model_of(study: Study, transfer: Place, method: str, seed: int) -> nn.Module:
+    """A trained model of a study, from kept weights or trained now."""
+    return trained(_run(study, transfer, method, seed)).eval()
+
+
+def _run(study: Study, transfer: Place, method: str, seed: int) -> Run:
+    return Run(study, transfer, study_records(study, transfer), method, seed)
+
+
+def _train(run: Run) -> None:
+    trained(run)
+
+
+def _measure(examination: Examination, transfer: Place, records: Path, methods: tuple[str, ...], seed: int) -> None:
+    scale, start = scale_of(transfer), time.perf_counter()
+    models = {method: model_of(examination.study, transfer, method, seed) for method in methods}
+    found = examination.measure(models, Sources(transfer, scale, seed))
+    seconds = time.perf_counter() - start
+    for name, results in found.items():
+        path = records / f"{name.replace(' ', '-')}-seed{seed}.json"
+        write_run(examination.name, scale, name, seed, {}, dict(results), [], seconds, path)
