@@ -1,39 +1,27 @@
-"""The studies of the book, one after the other: what is compared in chapters 6 to 11, beside the central experiment."""
+"""The studies of the book, one after the other: what is compared in chapters 6 to 11, beside the central experiment. The later ones follow from
+`atlib.teacher_studies`."""
 
 from functools import partial
 
-import torch
 from torch import nn
 
 from atlib import glyphs
 from atlib.baselines import FeatureDistillation, LogitDistillation
+from atlib.builders import by, fine_tune, pair, scratch, untrained_maps, with_new_head
 from atlib.family.attndistill import AttnDistill
 from atlib.mean_maps import MeanMapCopy
 from atlib.plan import Plan
 from atlib.study import Sources, Study, Variant
+from atlib.teacher_studies import TEACHER_STUDIES
 from atlib.transfer import AttentionTransfer
 
 _LR = tuple({"lr": lr} for lr in (1e-3, 2e-3, 4e-3))
 
 
-# Builders are functions and partials of functions, not lambdas: they travel to the processes that run them.
-
-def _pair(plan: Plan, sources: Sources) -> nn.Module:
-    return AttentionTransfer(sources.teacher(), sources.student(), plan)
-
-
 def _pair_in_layers(how: str, end: str, number: int | None, sources: Sources) -> nn.Module:
     depth = sources.depth
     number = depth // 2 if number is None else number
-    return _pair(Plan(how=how, layers=range(number) if end == "first" else range(depth - number, depth)), sources)
-
-
-def _scratch(sources: Sources) -> nn.Module:
-    return sources.student()
-
-
-def _by(what: str = "map", how: str = "copy", **options) -> partial:
-    return partial(_pair, Plan(what, how, **options))
+    return pair(Plan(how=how, layers=range(number) if end == "first" else range(depth - number, depth)), sources)
 
 
 def _in_layers(how: str, end: str, number: int | None = None) -> partial:
@@ -46,7 +34,7 @@ def _weights(*values: float) -> tuple[dict, ...]:
 
 DISTILLATION = Study(
     "distillation", "the weight λ of Distill, and the layers it reaches", "λ = 3 in its recipe; 18 of 24 layers for ViT-L",
-    (*(Variant(f"weight {value:g}", _by(how="distill"), "distill", {"transfer_weight": value}) for value in (1.0, 3.0, 10.0, 30.0)),
+    (*(Variant(f"weight {value:g}", by(how="distill"), "distill", {"transfer_weight": value}) for value in (1.0, 3.0, 10.0, 30.0)),
      Variant("first half", _in_layers("distill", "first"), "distill"),
      Variant("last half", _in_layers("distill", "last"), "distill"),
      Variant("last layer", _in_layers("distill", "last", 1), "distill")),
@@ -55,12 +43,8 @@ DISTILLATION = Study(
 
 # --- Q, K, V, maps, features, predictions: everything that can go from a teacher to a student -------------------------
 
-def _fine_tune(sources: Sources) -> nn.Module:
-    return _with_new_head(sources.teacher(), sources)
-
-
 def _mix(sources: Sources) -> nn.Module:
-    return AttentionTransfer(sources.teacher(), _with_new_head(sources.another_teacher(), sources), Plan())
+    return AttentionTransfer(sources.teacher(), with_new_head(sources.another_teacher(), sources), Plan())
 
 
 def _features(sources: Sources) -> nn.Module:
@@ -75,31 +59,20 @@ def _copy_fine_tuned(sources: Sources) -> nn.Module:
     return AttentionTransfer(sources.fine_tuned(), sources.student(), Plan())
 
 
-def _with_new_head(vit: nn.Module, sources: Sources) -> nn.Module:
-    torch.manual_seed(sources.seed)
-    vit.reset_classifier(sources.scale.student.build().num_classes)
-    return vit.requires_grad_(True)
-
-
-def _copy_untrained(sources: Sources) -> nn.Module:
-    student = sources.student()
-    return AttentionTransfer(sources.scale.student.build(), student, Plan())  # one stream of random numbers: not the student's weights again
-
-
 FAMILY = Study(
     "family", "all that can be transferred: maps, Q, K, V, features, predictions, weights",
     "Q, K, V: copy Q only 85.6; baselines: features 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7 (ViT-L)",
-    (Variant("scratch", _scratch, "scratch"),
-     Variant("fine-tune", _fine_tune, "fine-tune"),
-     Variant("copy", _by()),
-     Variant("distill", _by(how="distill"), "distill"),
-     *(Variant(f"copy {part}", _by(part), trials=_LR) for part in "qkv"),
-     *(Variant(f"distill {part}", _by(part, "distill"), "distill", trials=_weights(0.1, 1.0, 10.0)) for part in "qkv"),
+    (Variant("scratch", scratch, "scratch"),
+     Variant("fine-tune", fine_tune, "fine-tune"),
+     Variant("copy", by()),
+     Variant("distill", by(how="distill"), "distill"),
+     *(Variant(f"copy {part}", by(part), trials=_LR) for part in "qkv"),
+     *(Variant(f"distill {part}", by(part, "distill"), "distill", trials=_weights(0.1, 1.0, 10.0)) for part in "qkv"),
      Variant("features", _features, "distill", trials=_weights(0.1, 1.0, 10.0)),
      Variant("soft predictions", partial(_predictions, False), "scratch", {"task_weight": 0.9, "transfer_weight": 0.1}, _LR),
      Variant("hard predictions", partial(_predictions, True), "scratch", {"task_weight": 0.5, "transfer_weight": 0.5}, _LR),
      Variant("copy fine-tuned", _copy_fine_tuned, "copy-fine-tuned"),
-     Variant("copy untrained", _copy_untrained, "copy-untrained"),
+     Variant("copy untrained", untrained_maps, "copy-untrained"),
      Variant("copy into another teacher's weights", _mix, "fine-tune")),
     minutes=40)
 
@@ -114,8 +87,8 @@ def _some_layers(how: str) -> list[Variant]:
 
 LAYERS = Study(
     "layers", "how many layers, from which end, and how many heads of each", "curves over the number of transferred layers and heads",
-    (*_some_layers("copy"), *(Variant(f"copy heads {n}", _by(heads=range(n))) for n in (1, 2, 3)), *_some_layers("distill"),
-     *(Variant(f"distill heads {n}", _by(how="distill", heads=range(n)), "distill") for n in (1, 2, 3))),
+    (*_some_layers("copy"), *(Variant(f"copy heads {n}", by(heads=range(n))) for n in (1, 2, 3)), *_some_layers("distill"),
+     *(Variant(f"distill heads {n}", by(how="distill", heads=range(n)), "distill") for n in (1, 2, 3))),
     seeds=3, minutes=20)
 
 
@@ -130,10 +103,10 @@ _FEW = 250
 AVERAGES = Study(
     "averages", "what in a map matters: averages over examples, layers, heads, queries; the mean map of each marked cell; fewer labels",
     "appendix: averaged over examples 79.7, layers 82.7, heads 82.2, query tokens 79.9",
-    (*(Variant(f"copy mean of {what}", _by(average=what)) for what in ("examples", "layers", "heads", "queries")),
+    (*(Variant(f"copy mean of {what}", by(average=what)) for what in ("examples", "layers", "heads", "queries")),
      Variant("copy mean of cell", _mean_of_cell),
-     Variant("scratch, few labels", _scratch, "scratch", labels=_FEW),
-     Variant("copy, few labels", _by(), labels=_FEW),
+     Variant("scratch, few labels", scratch, "scratch", labels=_FEW),
+     Variant("copy, few labels", by(), labels=_FEW),
      Variant("copy mean of cell, few labels", _mean_of_cell, labels=_FEW)),
     minutes=22, only="built-in")
 
@@ -149,25 +122,25 @@ def _attndistill(sources: Sources) -> nn.Module:
 
 
 def _two_heads(how: str, remedy: str, **changes) -> Variant:
-    return Variant(f"two heads, {how} {remedy}", _by(how=how, unequal_heads=remedy), how, student=_TWO_HEADS, **changes)
+    return Variant(f"two heads, {how} {remedy}", by(how=how, unequal_heads=remedy), how, student=_TWO_HEADS, **changes)
 
 
 PAIRS = Study(
     "pairs", "a student with other heads, patches, depth or width than its teacher, with the published remedies",
     "not in the paper, which pairs equal architectures; AttnDistill (arXiv 2210.00944) and lightweight MAE distillation (arXiv 2205.14443)",
-    (Variant("two heads, scratch", _scratch, "scratch", student=_TWO_HEADS),
+    (Variant("two heads, scratch", scratch, "scratch", student=_TWO_HEADS),
      _two_heads("copy", "aggregate"), _two_heads("copy", "average"), _two_heads("distill", "aggregate"), _two_heads("distill", "average"),
      _two_heads("distill", "learn", trials=_weights(10.0, 100.0, 1000.0)),
      Variant("two heads, attndistill", _attndistill, "distill", student=_TWO_HEADS,
              trials=_weights(0.1, 1.0, 10.0)),
-     Variant("shallow, scratch", _scratch, "scratch", student=_SHALLOW),
-     Variant("shallow, copy last layers", _by(layers={0: 2, 1: 3}), student=_SHALLOW),
-     Variant("shallow, distill last layers", _by(how="distill", layers={0: 2, 1: 3}), "distill", student=_SHALLOW),
-     Variant("wide, scratch", _scratch, "scratch", student=_WIDE),
-     Variant("wide, copy", _by(), student=_WIDE),
-     Variant("wide, distill", _by(how="distill"), "distill", student=_WIDE),
-     Variant("small patches, scratch", _scratch, "scratch", student=_SMALL_PATCHES),
-     Variant("small patches, copy resample", _by(unequal_grid="resample"), student=_SMALL_PATCHES)),
+     Variant("shallow, scratch", scratch, "scratch", student=_SHALLOW),
+     Variant("shallow, copy last layers", by(layers={0: 2, 1: 3}), student=_SHALLOW),
+     Variant("shallow, distill last layers", by(how="distill", layers={0: 2, 1: 3}), "distill", student=_SHALLOW),
+     Variant("wide, scratch", scratch, "scratch", student=_WIDE),
+     Variant("wide, copy", by(), student=_WIDE),
+     Variant("wide, distill", by(how="distill"), "distill", student=_WIDE),
+     Variant("small patches, scratch", scratch, "scratch", student=_SMALL_PATCHES),
+     Variant("small patches, copy resample", by(unequal_grid="resample"), student=_SMALL_PATCHES)),
     seeds=3, minutes=40, only="built-in")
 
-STUDIES = {study.name: study for study in (DISTILLATION, FAMILY, LAYERS, AVERAGES, PAIRS)}
+STUDIES = {study.name: study for study in (DISTILLATION, FAMILY, LAYERS, AVERAGES, PAIRS, *TEACHER_STUDIES)}
