@@ -13,7 +13,7 @@ from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_
 from atlib.maps import average_over, join_heads, mean_heads, resample
 from atlib.pairing import pair_up
 from atlib.plan import Plan
-from atlib.walk import Instead, Seen, sample_drop_path, walk
+from atlib.walk import DropPathMasks, Instead, Seen, Walk, sample_drop_path, walk
 from atlib.walkable import check_walkable
 
 TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
@@ -77,14 +77,30 @@ class AttentionTransfer(nn.Module):
 
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width)."""
-        masks = sample_drop_path(self.student, images) if self.training and self.plan.share_drop_path else None
+        masks = self._masks(images)
         target = self.teacher_layers(images, masks)
+        seen = self._walked(images, target, masks)
         if self.plan.how == "copy":
-            logits = walk(self.student, images, replace=self._copied(target), drop_path=masks).logits
-            return Transferred(logits, logits.new_zeros(()))
-        seen = walk(self.student, images, drop_path=masks)
+            return Transferred(seen.logits, seen.logits.new_zeros(()))
         own = [_on_tokens(seen.layers[layer], self.pairing.student_tokens) for layer in self.layers]
         return Transferred(seen.logits, self._distilled(own, target))
+
+    def walk(self, images: Tensor) -> Walk:
+        """What happens inside the student for images (B, 3, height, width): the walk that `forward` takes its logits from.
+
+        Where the plan copies, the student's layers are seen with the teacher's attention in them; where it distills, the
+        teacher is not run.
+        """
+        masks = self._masks(images)
+        return self._walked(images, self.teacher_layers(images, masks) if self.needs_teacher else [], masks)
+
+    def _masks(self, images: Tensor) -> list[DropPathMasks] | None:
+        """The stochastic-depth masks that teacher and student share; None where they do not."""
+        return sample_drop_path(self.student, images) if self.training and self.plan.share_drop_path else None
+
+    def _walked(self, images: Tensor, target: list[Seen], masks: list[DropPathMasks] | None) -> Walk:
+        """The student's walk, with what the teacher saw in place of its own where the plan copies."""
+        return walk(self.student, images, replace=self._copied(target) if self.needs_teacher else None, drop_path=masks)
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
         """What the teacher's transferred layers saw on these images, on the tokens that both have, as constants.

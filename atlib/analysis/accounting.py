@@ -1,0 +1,170 @@
+"""What is transferred, in numbers an image, and what it costs, in floating-point operations (multiply and add counted apart).
+
+FLOPs are the fewest a training step can do, from the architecture alone. Counted are matrix products: patch embedding, linear
+layers, head, and the two products of attention. Norms, softmax, GELU, the optimiser and the losses' own sums are not; they are the
+rest. The backward pass of a product is two products of the same size, one for each factor that needs a gradient. Nothing is
+computed twice: an implementation that keeps every map can reach these numbers. One that makes maps anew, as `atlib` does in order
+to keep none, spends with attention written out one `Shape.mixing` more for each copied layer but one, and four more for each
+distilled layer, less one; fused attention computes maps once more in the backward pass. `benchmarks/transfer_step.py` measures.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from timm.layers import Mlp
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+
+from atlib.attention import head_width
+from atlib.vit import create_vit
+
+
+class Numbers(NamedTuple):
+    """How many numbers a teacher hands over for one image, all layers together, for each kind of activation."""
+
+    q: int
+    k: int
+    v: int
+    map: int
+    features: int
+
+
+class MethodCost(NamedTuple):
+    """One method's cost. step_flops: of a training step, inference_flops: of a batch; parameters_kept: weights stored for inference."""
+
+    method: str
+    step_flops: int
+    inference_flops: int
+    parameters_kept: int
+
+
+def transferred_numbers(vit: VisionTransformer | Eva) -> Numbers:
+    """Numbers an image in the activations of all layers: q, k, v L·H·N·d each, maps L·H·N², features (the residual stream) L·N·D.
+
+    Maps are more than q and k together where N > 2d. Shapes alone are read, so that a model on the meta device does.
+    Source: the comparison is that of arXiv 2411.09702, for ViT-L.
+    """
+    L, N, attention = len(vit.blocks), vit.num_prefix_tokens + vit.patch_embed.num_patches, vit.blocks[0].attn
+    one = L * attention.num_heads * N * head_width(attention)
+    return Numbers(one, one, one, L * attention.num_heads * N * N, L * N * vit.embed_dim)
+
+
+def method_costs(name_or_config: str | Mapping, image_size: int | None = None, batch: int = 1, layers: int | None = None) -> list[MethodCost]:
+    """The fewest FLOPs of a step and of inference, and the weights kept, of training from scratch, fine-tuning, Copy and Distill.
+
+    Teacher and student are `create_vit(name_or_config)`, on images of `image_size` pixels a side (None: its own). The maps of the first
+    `layers` layers are transferred (None: all). Pre-training is not counted. Copy keeps teacher and student, the others the student.
+    No weights are made. Raises `ValueError` for a batch below 1 or `layers` out of range, and for ViTs that `shape_of` refuses.
+    """
+    with torch.device("meta"):
+        vit = create_vit(name_or_config, **({} if image_size is None else {"img_size": image_size}))
+    shape = shape_of(vit)
+    layers = shape.depth if layers is None else layers
+    if batch < 1 or not 1 <= layers <= shape.depth:
+        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {shape.depth} layers, the depth of this ViT")
+    alone = sum(each.numel() for each in vit.parameters())
+    costs = [MethodCost("scratch", fine_tuning(shape), plain(shape), alone),
+             MethodCost("fine-tune", fine_tuning(shape), plain(shape), alone),
+             MethodCost("copy", copy(shape, layers), copy_inference(shape, layers), 2 * alone),
+             MethodCost("distill", distill(shape, layers), plain(shape), alone)]
+    return [cost._replace(step_flops=batch * cost.step_flops, inference_flops=batch * cost.inference_flops) for cost in costs]
+
+
+class Shape(NamedTuple):
+    """What the count depends on. tokens: N; patches: P; depth: L; width: D; hidden: of the MLP; pixels: numbers in a patch."""
+
+    tokens: int
+    patches: int
+    depth: int
+    width: int
+    hidden: int
+    pixels: int
+    classes: int
+
+    @property
+    def embed(self) -> int:
+        """Patch embedding, forward."""
+        return product(self.patches, self.pixels, self.width)
+
+    @property
+    def head(self) -> int:
+        """Class head, forward."""
+        return product(1, self.width, self.classes)
+
+    @property
+    def projection(self) -> int:
+        """One of the D to D projections (q, k, v or the output), forward."""
+        return product(self.tokens, self.width, self.width)
+
+    @property
+    def mixing(self) -> int:
+        """One of the two (N, N) products of attention over all heads, q kᵀ or map · v, forward."""
+        return product(self.tokens, self.width, self.tokens)
+
+    @property
+    def block(self) -> int:
+        """One whole block, forward."""
+        return 4 * self.projection + 2 * self.mixing + 2 * product(self.tokens, self.width, self.hidden)
+
+
+def product(rows: int, inner: int, columns: int) -> int:
+    """FLOPs of a (rows, inner) by (inner, columns) matrix product."""
+    return 2 * rows * inner * columns
+
+
+def shape_of(vit: VisionTransformer) -> Shape:
+    """Read a Shape off a stock timm ViT. Raises `ValueError` for an architecture whose products are others."""
+    others = {"its class": not isinstance(vit, VisionTransformer), "attention pooling": getattr(vit, "attn_pool", None) is not None,
+              "its MLP": not isinstance(vit.blocks[0].mlp, Mlp)}
+    if any(others.values()):
+        raise ValueError(f"{type(vit).__name__}: {' and '.join(name for name, other in others.items() if other)} is not that of a stock ViT; count its FLOPs with torch.utils.flop_counter")
+    patches, weight = vit.patch_embed.num_patches, vit.patch_embed.proj.weight
+    classes = getattr(vit.head, "out_features", 0)  # an Identity when there is no head
+    return Shape(vit.num_prefix_tokens + patches, patches, len(vit.blocks), vit.embed_dim, vit.blocks[0].mlp.fc1.out_features,
+                 weight[0].numel(), classes)
+
+
+def fine_tuning(shape: Shape) -> int:
+    """Forward and backward of the plain model. Images need no gradient, so the patch embedding's backward is one product."""
+    return 2 * shape.embed + 3 * (shape.depth * shape.block + shape.head)
+
+
+def copy(shape: Shape, layers: int | None = None) -> int:
+    """Copy of the maps of the first `layers` layers (None: all). The student needs no q, k and no scores there, and its map no gradient."""
+    layers = shape.depth if layers is None else layers
+    saved = 3 * 2 * shape.projection + (3 + 1) * shape.mixing
+    return teacher(shape, layers) + fine_tuning(shape) - layers * saved
+
+
+def query_copy(shape: Shape) -> int:
+    """Copy of the queries of all layers: no projection to q in the student, and scores whose gradient goes to the keys alone."""
+    only_queries = shape.projection + shape.mixing  # the teacher's last layer ends at q: no k, no scores
+    saved = 3 * shape.projection + shape.mixing
+    return teacher(shape, shape.depth) - only_queries + fine_tuning(shape) - shape.depth * saved
+
+
+def distill(shape: Shape, layers: int | None = None) -> int:
+    """Distillation of the first `layers` layers' maps (None: all). The loss adds p_s - p_t to a gradient that exists anyway: no product."""
+    return teacher(shape, shape.depth if layers is None else layers) + fine_tuning(shape)
+
+
+def feature_distillation(shape: Shape) -> int:
+    """Distillation of the residual stream after every block: the teacher runs all blocks, without its head."""
+    return shape.embed + shape.depth * shape.block + fine_tuning(shape)
+
+
+def teacher(shape: Shape, layers: int) -> int:
+    """The teacher's forward pass up to the map of the last of `layers` layers: its q, k and scores, and nothing after."""
+    return shape.embed + (layers - 1) * shape.block + 2 * shape.projection + shape.mixing
+
+
+def plain(shape: Shape) -> int:
+    """The plain model, forward: inference with everything but Copy."""
+    return shape.embed + shape.depth * shape.block + shape.head
+
+
+def copy_inference(shape: Shape, layers: int | None = None) -> int:
+    """Inference with Copy of the first `layers` layers (None: all): the teacher, and the student without q, k and scores there."""
+    layers = shape.depth if layers is None else layers
+    return teacher(shape, layers) + plain(shape) - layers * (2 * shape.projection + shape.mixing)
