@@ -5,6 +5,8 @@ import statistics
 import sys
 from pathlib import Path
 
+from atlib.examination import Examination, run_examination
+from atlib.examinations import EXAMINATIONS
 from atlib.experiment import Place, run_experiment
 from atlib.names import require_known
 from atlib.record import read_record
@@ -14,7 +16,7 @@ from atlib.study import Study, run_study
 
 CENTRAL = Study("transfer", "scratch, fine-tune, copy from three teachers, distill: the central table, tuned", "ViT-L on ImageNet: scratch 83.0, "
                 "copy 85.1, distill 85.7, fine-tuning 85.7, copy from an untrained teacher 72.7", (), minutes=70)
-EXPERIMENTS = {"transfer": CENTRAL, **STUDIES}
+EXPERIMENTS: dict[str, Study | Examination] = {"transfer": CENTRAL, **STUDIES, **EXAMINATIONS}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,10 +74,13 @@ def _run(given: argparse.Namespace) -> tuple[list[Path], Path]:
         methods = given.methods or list(scales()[given.scale].methods)
         return run_experiment(Place(given.scale, given.data, records, work), seeds, methods, given.jobs), records
     transfer = Place(given.scale, given.data, Path("results", "transfer", given.scale), work)  # studies start from what it chose
+    if isinstance(study, Examination):
+        return run_examination(study, transfer, records, seeds, given.methods, given.jobs), records
     return run_study(study, transfer, records, seeds, given.methods, given.jobs), records
 
 
 def _print_table(records) -> None:
+    records = [record for record in records if "test_accuracy" in record.results]  # what is measured on a teacher has none
     methods = list(dict.fromkeys(record.method for record in records))
     width = max(len(method) for method in methods)
     for method in methods:

@@ -3,6 +3,7 @@
 Functions and partials of functions, not lambdas: they travel to the processes that run them.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from atlib.plan import Plan
 from atlib.schooling import Schooling
-from atlib.study import Sources
+from atlib.study import AGAIN, Sources
 from atlib.transfer import AttentionTransfer
 
 
@@ -21,7 +22,7 @@ def teacher_of(sources: Sources, schooling: Schooling | None) -> nn.Module:
 
 def with_new_head(vit: nn.Module, sources: Sources) -> nn.Module:
     """A pre-trained ViT, ready to be fine-tuned on the student's classes."""
-    torch.manual_seed(sources.seed)
+    torch.manual_seed(sources.seed + AGAIN * sources.again)
     vit.reset_classifier(sources.scale.student.build().num_classes)
     return vit.requires_grad_(True)
 
@@ -50,3 +51,8 @@ def untrained_maps(sources: Sources, student: nn.Module | None = None) -> nn.Mod
     """The student with copied maps of a teacher that is only initialised."""
     student = sources.student() if student is None else student
     return AttentionTransfer(sources.scale.student.build(), student, Plan())  # one stream of random numbers: not the student's weights again
+
+
+def again(build: Callable[[Sources], nn.Module], sources: Sources) -> nn.Module:
+    """The same once more with other first weights: what two runs of one method differ by."""
+    return build(sources._replace(again=1))

@@ -1,9 +1,9 @@
 """Examine the trained models of a study: what is measured on them after training, alone or against each other, leaves records too."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-import time
 
 from torch import nn
 

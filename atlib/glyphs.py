@@ -17,7 +17,7 @@ from torch import Tensor
 from atlib.names import require_known
 
 GRID, CELL = 4, 8  # cells per side, pixels per cell
-SPLITS = ("train", "validation", "test", "unlabelled")  # the position of a name is part of its random stream: append only
+SPLITS = ("train", "validation", "test", "unlabelled", "resample")  # the position of a name is part of its random stream: append only
 RENDERINGS = ("filled", "inverted", "dotted")
 CHUNK = 500  # images per random stream: the first n images of a split are the same whatever its size
 
@@ -32,6 +32,9 @@ _BITMAPS = {
     "cup": "##..## ##..## ##..## ##..## ###### ######",
 }
 SHAPES = tuple(_BITMAPS)
+# Stripes of a cell, 1 where they cut: across, down, and along both diagonals, each one pixel wide and one apart (two on the diagonals).
+_ROW, _COLUMN = np.indices((CELL, CELL))
+_STRIPES = np.stack([_ROW % 2, _COLUMN % 2, (_ROW + _COLUMN) // 2 % 2, (_ROW - _COLUMN) // 2 % 2]).astype(np.float32)
 HUES = ("red", "yellow", "green", "cyan", "blue", "magenta")
 
 
@@ -44,6 +47,8 @@ class World:
     clutter: number of distractor glyphs, 0 to 15. cue: brightness of the mark's dots above the background.
     jitter: largest displacement of a glyph in its cell, in pixels. scale: size of the glyphs, 1 is 6 x 6 pixels.
     rendering: "filled", "inverted" (dark glyph in a coloured cell) or "dotted" (every other pixel of the glyph).
+    decoy: brightness of a false mark on another cell, which lacks the lower right dot. texture: how deep glyphs are cut by
+    stripes, of one of four directions drawn for each glyph.
     Levels are in [0, 1], where 1 is white. Raises `ValueError` for a value outside its range.
     """
 
@@ -58,10 +63,12 @@ class World:
     jitter: int = 1
     scale: float = 1.0
     rendering: str = "filled"
+    decoy: float = 0.0
+    texture: float = 0.0
 
     def __post_init__(self):
         ranges = dict(noise=(0, 2), background=(0, 1), contrast=(0, 4), blur=(0, 4), saturation=(0, 1), hue_shift=(-1, 1),
-                      clutter=(0, GRID * GRID - 1), cue=(0, 1), jitter=(0, 3), scale=(0.5, 1.34))
+                      clutter=(0, GRID * GRID - 1), cue=(0, 1), jitter=(0, 3), scale=(0.5, 1.34), decoy=(0, 1), texture=(0, 1))
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"World({name}={getattr(self, name)!r}) is out of range: {name} goes from {low} to {high}")
@@ -118,6 +125,10 @@ def _chunk(world: World, rng: np.random.Generator) -> Glyphs:
     crowd = rng.uniform(size=(n, cells))
     noise = rng.standard_normal((n, 3, GRID * CELL, GRID * CELL), dtype=np.float32)
 
+    # Drawn last, so that the fields that came later leave the older draws as they were.
+    decoy = (cell + rng.integers(1, cells, size=n)) % cells  # never the marked cell itself
+    stripes = rng.integers(len(_STRIPES), size=(n, cells))
+
     # ... then the picture.
     rows = np.arange(n)
     crowd[rows, cell] = -1  # the marked cell always holds a glyph; the `clutter` lowest of the others do too
@@ -127,11 +138,18 @@ def _chunk(world: World, rng: np.random.Generator) -> Glyphs:
     colour = _colour((hue / len(HUES) + hue_jitter + world.hue_shift) % 1.0, world.saturation, shade)  # (n, 16, 3)
     if world.rendering == "inverted":
         mask = present[..., None, None] * (1 - mask)
+    if world.texture > 0:
+        mask = mask * (1 - world.texture * _STRIPES[stripes])
     pixels = world.background + mask[:, :, None] * (colour[..., None, None] - world.background)  # (n, 16, 3, 8, 8)
     dots = np.zeros((CELL, CELL), dtype=np.float32)
     dots[[0, 0, -1, -1], [0, -1, 0, -1]] = 1
     dot_level = world.background + world.cue * (1 - world.background)
     pixels[rows, cell] = pixels[rows, cell] * (1 - dots) + dot_level * dots
+    if world.decoy > 0:
+        false = dots.copy()
+        false[-1, -1] = 0
+        level = world.background + world.decoy * (1 - world.background)
+        pixels[rows, decoy] = pixels[rows, decoy] * (1 - false) + level * false
 
     clean = pixels[rows, cell]
     image = pixels.reshape(n, GRID, GRID, 3, CELL, CELL).transpose(0, 3, 1, 4, 2, 5).reshape(n, 3, GRID * CELL, GRID * CELL)

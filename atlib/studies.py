@@ -7,7 +7,7 @@ from torch import nn
 
 from atlib import glyphs
 from atlib.baselines import FeatureDistillation, LogitDistillation
-from atlib.builders import by, fine_tune, pair, scratch, untrained_maps, with_new_head
+from atlib.builders import again, by, fine_tune, pair, scratch, untrained_maps, with_new_head
 from atlib.family.attndistill import AttnDistill
 from atlib.mean_maps import MeanMapCopy
 from atlib.plan import Plan
@@ -73,7 +73,9 @@ FAMILY = Study(
      Variant("hard predictions", partial(_predictions, True), "scratch", {"task_weight": 0.5, "transfer_weight": 0.5}, _LR),
      Variant("copy fine-tuned", _copy_fine_tuned, "copy-fine-tuned"),
      Variant("copy untrained", untrained_maps, "copy-untrained"),
-     Variant("copy into another teacher's weights", _mix, "fine-tune")),
+     Variant("copy into another teacher's weights", _mix, "fine-tune"),
+     *(Variant(f"{method} again", partial(again, build), method)
+       for method, build in (("scratch", scratch), ("fine-tune", fine_tune), ("copy", by()), ("distill", by(how="distill"))))),
     minutes=40)
 
 

@@ -19,6 +19,7 @@ from atlib.recipes import Recipe
 from atlib.scales import TUNING_SEED, CifarScale, GlyphScale
 from atlib.schooling import Schooling
 
+AGAIN = 1000  # between the seeds of first weights of repeated runs: no other seed is as large
 STEPS_SHARE = 0.4  # of the central experiment's steps: a study has many runs, and all of its runs share one budget
 
 
@@ -28,6 +29,7 @@ class Sources(NamedTuple):
     place: Place
     scale: GlyphScale | CifarScale  # its `student` is the variant's
     seed: int
+    again: int = 0  # another number: other first weights from the same teacher and labels
 
     @property
     def depth(self) -> int:
@@ -52,7 +54,7 @@ class Sources(NamedTuple):
 
     def student(self) -> VisionTransformer:
         """A student fresh from its initialisation, which the seed decides."""
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.seed + AGAIN * self.again)
         return self.scale.student.build()
 
     def unlabelled(self) -> Images:

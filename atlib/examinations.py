@@ -1,0 +1,99 @@
+"""What is measured on trained models: accuracy under every shift, likeness to the teacher and to each other, imbalanced classes."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from atlib import glyphs
+from atlib.analysis import (
+    PAIRINGS, class_token, compare_layers, describe_layers, disagreement, ensemble_accuracy, expected_calibration_error, features, knn_accuracy,
+    layer_cka, layer_profiles, linear_probe,
+)
+from atlib.data import Images, glyph_images
+from atlib.evaluate import evaluate, predict
+from atlib.examination import Examination, model_of
+from atlib.ood import all_shifts, shift_accuracies
+from atlib.selection import adversarially_filtered, class_counts, class_groups, evaluate_filtered, group_accuracy
+from atlib.studies import FAMILY
+from atlib.study import Sources
+from atlib.teacher_studies import LONG_TAIL, POOL
+
+EVERY_METHOD = ("scratch", "fine-tune", "copy", "distill", "copy untrained", "features", "copy q", "copy k", "copy v", "copy fine-tuned",
+                "copy into another teacher's weights", "soft predictions")
+TWICE = ("scratch again", "fine-tune again", "copy again", "distill again")
+FILTER = "narrow"  # the model of the pool whose mistakes make the adversarially filtered set; it is in no comparison
+LOOKED_AT = 1000  # test images on which models are compared from inside
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """What is run on an image after training: Copy's pair, every other method's student alone."""
+    return model if getattr(model, "needs_teacher", False) else getattr(model, "student", model)
+
+
+def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """Accuracy of every model on test images under every shift and severity, and on those that a fixed other model gets wrong ("filtered")."""
+    sets = all_shifts()
+    filtered = adversarially_filtered(sources.scale.held_out("test"), model_of(POOL, sources.place, FILTER, 0))
+    return {name: shift_accuracies(bare(model), sets) | {"test_accuracy": evaluate(bare(model), sources.scale.held_out("test")).accuracy,
+                                                        "filtered": evaluate_filtered(bare(model), filtered).accuracy}
+            for name, model in models.items()}
+
+
+def compared(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """Of every model: how its predictions, features and maps relate to those of the others, of the teacher and of the fine-tuned teacher."""
+    scale, teacher = sources.scale, sources.teacher().eval()
+    test = scale.held_out("test")
+    looked_at = glyph_images(glyphs.generate("test", LOOKED_AT))
+    ready = {name: bare(model) for name, model in models.items()}
+    p = {name: predict(model, test).softmax(-1) for name, model in ready.items()}
+    return {name: _likeness(model, teacher, ready["fine-tune"], looked_at) | _predictions(name, p, test.targets) | _probes(model, scale, sources.seed, test)
+            for name, model in ready.items()} | {"teacher": _likeness(teacher, teacher, ready["fine-tune"], looked_at) | _probes(teacher, scale, sources.seed, test)}
+
+
+def _likeness(model: nn.Module, teacher: nn.Module, fine_tuned: nn.Module, images: Images) -> dict:
+    """CKA of every layer with every layer of the teacher and of the fine-tuned model; divergence of maps; what the maps are like."""
+    statistics = describe_layers(model, images)
+    divergences = compare_layers(model, teacher, images)
+    return {"cka to teacher": layer_cka(model, teacher, images, class_token).tolist(),
+            "cka to fine-tune": layer_cka(model, fine_tuned, images, class_token).tolist(),
+            "divergence from teacher": {pairing: [layer.value(pairing) for layer in divergences] for pairing in PAIRINGS},
+            "distance": [layer.distance.tolist() for layer in statistics], "entropy": [layer.entropy.tolist() for layer in statistics],
+            "fourier": [profile.log_amplitude.tolist() for profile in layer_profiles(model, images)]}
+
+
+def _predictions(name: str, p: Mapping[str, Tensor], labels: Tensor) -> dict:
+    others = [other for other in p if other != name]
+    return {"test_accuracy": (p[name].argmax(1) == labels).double().mean().item(), "calibration error": expected_calibration_error(p[name], labels),
+            "disagreement": {other: disagreement(p[name], p[other]) for other in others},
+            "ensemble": {other: ensemble_accuracy(p[name], p[other], labels) for other in others}}
+
+
+def _probes(model: nn.Module, scale, seed: int, test: Images) -> dict:
+    """What a nearest-neighbour vote and a linear layer make of the features, from the labels that the students had."""
+    train, validation = scale.labelled(seed), scale.held_out("validation")
+    x = [features(model, images) for images in (train, validation, test)]
+    y = [images.targets for images in (train, validation, test)]
+    probe = linear_probe(x[0], y[0], x[1], y[1], x[2], y[2], steps=300)
+    return {"k-nn": {str(k): accuracy for k, accuracy in knn_accuracy(x[0], y[0], x[2], y[2]).items()}, "linear probe": probe.test_accuracy}
+
+
+def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """Accuracy for classes with many, a medium number of and few training images."""
+    train = LONG_TAIL.variants[0].images(sources.scale, sources.seed)
+    groups, test = class_groups(class_counts(train)), sources.scale.held_out("test")
+    found = {}
+    for name, model in models.items():
+        logits = predict(bare(model), test)
+        found[name] = group_accuracy(logits, test.targets, groups) | {"test_accuracy": (logits.argmax(1) == test.targets).double().mean().item()}
+    return found
+
+
+SHIFTS_OF_METHODS = Examination("shifts", "every method under every shift of the built-in world", "ImageNet-A, -R, -Sketch, -V2",
+                                FAMILY, EVERY_METHOD, under_shifts, minutes=15)
+SHIFTS_OF_POOL = Examination("shifts-pool", "ordinary models under every shift: the line of effective robustness", "the testbed of arXiv 2007.00644",
+                             POOL, tuple(variant.name for variant in POOL.variants if variant.name != FILTER), under_shifts, seeds=3, minutes=8)
+COMPARISON = Examination("comparison", "likeness of predictions, features and maps to the teacher, the fine-tuned model and each other",
+                         "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model", FAMILY, EVERY_METHOD + TWICE, compared, minutes=15)
+CLASS_GROUPS = Examination("class-groups", "accuracy for classes with many, medium and few labels", "iNaturalist", LONG_TAIL,
+                           tuple(variant.name for variant in LONG_TAIL.variants), by_class_groups, minutes=2)
+EXAMINATIONS = {each.name: each for each in (SHIFTS_OF_METHODS, SHIFTS_OF_POOL, COMPARISON, CLASS_GROUPS)}
