@@ -63,6 +63,15 @@ class Images(Dataset):
         """The same images with another augmentation."""
         return Images(self.pixels, self.targets, self.classes, self.mean, self.std, augment)
 
+    def with_pixels(self, pixels: Tensor) -> "Images":
+        """Other pixels, uint8 (n, 3, height, width), under the same targets and the same treatment."""
+        return Images(pixels, self.targets, self.classes, self.mean, self.std, self.augment)
+
+    def select(self, indices: Sequence[int]) -> "Images":
+        """The images at `indices`, in that order, under the same treatment."""
+        index = torch.as_tensor(indices, dtype=torch.long)
+        return Images(self.pixels[index], self.targets[index], self.classes, self.mean, self.std, self.augment)
+
 
 def load(name: str, path: str | Path | None = None, *, split: str = "train", size: int | None = None, seed: int = 0,
          image_size: int | None = None) -> Images:
@@ -92,15 +101,8 @@ def load(name: str, path: str | Path | None = None, *, split: str = "train", siz
     from atlib.hub import open_split  # imported here: `datasets` takes seconds, and the built-in world does not need it
 
     rows, image_column, label_column, classes = open_split(HUB.get(name, name), path, split)
-    if len(rows) == 0:
-        raise ValueError(f"{name} {split} has no images")
-    if size is not None:
-        if size > len(rows):
-            raise ValueError(f"{name} {split} has {len(rows)} images, {size} were asked for")
-        rows = rows.select(np.random.default_rng([seed, 1]).permutation(len(rows))[:size])
-    pixels = _decode(rows, image_column, image_size)
-    labels = torch.tensor(rows[label_column][:])
-    return Images(pixels, labels, classes)
+    rows = rows.select(draw(len(rows), size, seed, f"{name} {split}"))
+    return Images(decode(rows, image_column, image_size), torch.tensor(rows[label_column][:]), classes)
 
 
 def glyph_images(drawn: glyphs.Glyphs) -> Images:
@@ -126,8 +128,22 @@ def _as_is(batch):
     return batch
 
 
-def _decode(rows, column: str, image_size: int | None) -> Tensor:
-    """Decode every row to uint8 (n, 3, height, width); the index of an image that cannot be read or does not fit is named."""
+def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
+    """Which `size` of `count` images: a random choice by `seed`, or all in order (None). Raises `ValueError` when there are too few."""
+    if count == 0:
+        raise ValueError(f"{what} has no images")
+    if size is None:
+        return range(count)
+    if not 1 <= size <= count:
+        raise ValueError(f"{what} has {count} images, {size} were asked for")
+    return np.random.default_rng([seed, 1]).permutation(count)[:size]
+
+
+def decode(rows, column: str, image_size: int | None) -> Tensor:
+    """Decode every row to uint8 (n, 3, height, width); the index of an image that cannot be read or does not fit is named.
+
+    image_size: shorter side resized to it, then centre crop (None: as they are).
+    """
     from PIL import ImageOps
 
     decoded = []

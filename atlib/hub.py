@@ -15,14 +15,33 @@ def open_split(name: str, path: str | Path | None, split: str) -> tuple[datasets
     """The rows of a split, its image and label column, and the class names; see `atlib.data.load` for the arguments."""
     splits = _from_hub(name) if path is None else _from_files(name, Path(path))
     wanted = _choose(splits, split, name)
-    image_column = _column(wanted, IMAGE_COLUMNS, "image")
-    label_column = _column(wanted, LABEL_COLUMNS, "label")
-    return wanted, image_column, label_column, _classes(wanted, label_column)
+    image_column = find_column(wanted, IMAGE_COLUMNS, "image")
+    label_column = find_column(wanted, LABEL_COLUMNS, "label")
+    return wanted, image_column, label_column, class_names(wanted, label_column)
 
 
-def _from_hub(name: str) -> datasets.DatasetDict:
+def open_rows(name: str, path: str | Path | None, split: str, files: str | None = None) -> datasets.Dataset:
+    """All rows of a published split with all their columns, nothing held out.
+
+    files: on the hub, the pattern of the split's files, so that large other splits are not downloaded. With a `path`: a
+    parquet file, a folder of them (the split's, or the only ones there are), or a folder with one folder per class.
+    """
+    if path is None:
+        options = {} if files is None else {"data_files": {split: files}, "verification_mode": "no_checks"}
+        splits = _from_hub(name, **options)
+    else:
+        path = Path(path)
+        one_folder_per_class = path.is_dir() and not any(path.glob("*.parquet")) and not any(path.glob("data/*.parquet"))
+        splits = _from_files("imagefolder" if one_folder_per_class else name, path)
+        if len(splits) == 1:
+            return next(iter(splits.values()))
+    require_known(f"split of {name}", split, splits)
+    return splits[split]
+
+
+def _from_hub(name: str, **options) -> datasets.DatasetDict:
     try:
-        return datasets.load_dataset(name)
+        return datasets.load_dataset(name, **options)
     except Exception as error:
         # datasets, huggingface_hub and httpx each have their own errors for "no network" and "no such data set"
         raise ConnectionError(
@@ -67,14 +86,16 @@ def _choose(splits: datasets.DatasetDict, split: str, name: str) -> datasets.Dat
     return splits["train"].select(order[:held_out] if split == "validation" else order[held_out:])
 
 
-def _column(rows: datasets.Dataset, names: tuple[str, ...], kind: str) -> str:
+def find_column(rows: datasets.Dataset, names: tuple[str, ...], kind: str) -> str:
+    """The first of `names` that is a column of `rows`."""
     for name in names:
         if name in rows.column_names:
             return name
     raise ValueError(f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)}")
 
 
-def _classes(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
+def class_names(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
+    """The names of the classes that a column of class indices has; their numbers where it has no names."""
     feature = rows.features[column]
     if isinstance(feature, datasets.ClassLabel):
         return tuple(feature.names)

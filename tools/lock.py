@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions, not those already locked")
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--universal", "--quiet"]
-    command += ["--python-version", lower_bound(), "--extra", "book", "--extra", "test"]
+    command += ["--python-version", lower_bound(), "--all-extras"]
     command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
     # uv reads the versions that are already there and writes only when it has found a complete answer.
     command += ["--output-file", LOCK.name] + (["--upgrade"] if arguments.upgrade else [])
