@@ -158,7 +158,7 @@ def run_study(study: Study, transfer: Place, records: Path, seeds: int, methods:
 def _recipe(run: Run, scale: GlyphScale | CifarScale) -> Recipe:
     variant = run.study.variant(run.variant)
     recipe = scale.recipe(scale.tuning[variant.like][chosen(run.transfer, variant.like)])
-    recipe = replace(recipe, steps=max(1, round(STEPS_SHARE * recipe.steps)), **variant.changes)
+    recipe = replace(recipe, **({"steps": max(1, round(STEPS_SHARE * recipe.steps))} | variant.changes))
     if not variant.trials:
         return recipe
     trial = run.trial
