@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     experiment.add_argument("--seeds", type=int, default=None, help="number of seeds, from 0 on (default: as many as are recorded)")
     experiment.add_argument("--methods", nargs="+", default=None, metavar="METHOD",
                             help=f"only some; of transfer: {', '.join(METHODS)} (default: all of the experiment at this scale)")
-    experiment.add_argument("--data", type=Path, default=None, help="folder with CIFAR-10's parquet files (default: from the hub)")
+    experiment.add_argument("--data", type=Path, default=None, help="folder with CIFAR-10's parquet files, for the scale pacs one that holds cifar10/ and pacs/ (default: from the hub)")
     experiment.add_argument("--out", type=Path, default=None, help="folder for records (default: results/NAME/SCALE)")
     experiment.add_argument("--work", type=Path, default=None, help="folder for weights (default: runs/transfer/SCALE)")
     experiment.add_argument("--jobs", type=int, default=1, help="runs side by side, one thread each (default: 1, with all threads)")

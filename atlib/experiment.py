@@ -17,7 +17,7 @@ from atlib.evaluate import evaluate
 from atlib.names import require_known
 from atlib.record import Record, about, peak_memory_mb, read_record, write_record
 from atlib.recipes import Recipe
-from atlib.scales import TUNING_SEED, CifarScale, GlyphScale, scales
+from atlib.scales import TUNING_SEED, Scale, scales
 from atlib.train import train
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
@@ -115,7 +115,7 @@ def chosen(place: Place, method: str) -> int:
     return max(range(trials), key=lambda t: scores[t])
 
 
-def scale_of(place: Place) -> GlyphScale | CifarScale:
+def scale_of(place: Place) -> Scale:
     """The scale that a place names. Raises `ValueError` for an unknown one."""
     known = scales(place.data)
     require_known("scale", place.scale, known)
@@ -156,14 +156,14 @@ def _student_job(place: Place, job: Job) -> None:
     write_run("transfer", scale, job.method, job.seed, recipe.describe(), results, history, seconds, path)
 
 
-def teach(student: nn.Module, scale: GlyphScale | CifarScale, recipe: Recipe, seed: int, split: str, name: str,
+def teach(student: nn.Module, scale: Scale, recipe: Recipe, seed: int, split: str, name: str,
           images: Images | None = None) -> tuple[dict, list[dict], float]:
     """Train a student in place on its seed's labels (or on `images`) and evaluate it on `split`: results, history, seconds of both."""
-    held_out = scale.held_out(split)
+    sets = {split: scale.held_out(split)} | {f"{split}_{name}": images for name, images in scale.elsewhere(split).items()}
 
     def metrics(model: nn.Module) -> dict:
-        found = evaluate(model, held_out)
-        return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}
+        found = {name: evaluate(model, images) for name, images in sets.items()}
+        return {f"{name}_accuracy": each.accuracy for name, each in found.items()} | {f"{name}_loss": each.loss for name, each in found.items()}
 
     start = time.perf_counter()
     history = train(student, scale.labelled(seed) if images is None else images, recipe, seed=seed, evaluate=metrics, progress=name)
@@ -182,7 +182,7 @@ def fine_tuned_weights(place: Place, seed: int) -> Path:
     return place.work / f"{job.name.replace('/', '-')}.safetensors"
 
 
-def write_run(experiment: str, scale: GlyphScale | CifarScale, method: str, seed: int, recipe: dict, results: dict, history: list,
+def write_run(experiment: str, scale: Scale, method: str, seed: int, recipe: dict, results: dict, history: list,
               seconds: float, path: Path) -> None:
     """Write the record of a finished run, with the memory of this process and what it ran on."""
     config = {"scale": scale.name, "student": scale.student._asdict(), "labels": scale.labels, "unlabelled": scale.unlabelled, "recipe": recipe}

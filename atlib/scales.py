@@ -1,4 +1,4 @@
-"""Where the central experiment is run: the built-in world on a laptop, CIFAR-10 for a smoke run, CIFAR-10 on a GPU."""
+"""Where the central experiment is run: the built-in world on a laptop, CIFAR-10 for a smoke run, PACS, CIFAR-10 on a GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from atlib import glyphs, pretrain, recipes
 from atlib.checkpoint import Architecture
 from atlib.data import Images, crop_and_flip, glyph_images, load
+from atlib.pacs import DOMAINS, load_pacs
 from atlib.recipes import Recipe
 from atlib.schooling import RETRIEVAL
 from atlib.train import train
@@ -43,6 +44,10 @@ class Scale:
 
     def teacher_model(self) -> torch.nn.Module:
         raise TypeError("a Scale is used through its kinds, GlyphScale and CifarScale")
+
+    def elsewhere(self, split: str) -> dict[str, Images]:
+        """Further sets that a run is evaluated on, by name: none unless a scale has them."""
+        return {}
 
     def recipe(self, changes: Mapping) -> Recipe:
         """The training recipe with a trial's changes."""
@@ -101,18 +106,68 @@ class CifarScale(Scale):
         return load("cifar10", self.path, split=split, size=self.test_size if split == "test" else None)
 
 
+@dataclass(frozen=True)
+class PacsScale(Scale):
+    """PACS: students learn seven classes from photographs and are tested on photographs, paintings, cartoons and sketches.
+
+    The teacher has learned CIFAR-10 with its labels: PACS has too few photographs to pre-train on, and a masked auto-encoder that two CPU
+    cores can train has maps that are nearly uniform. `path` is a folder that holds `cifar10` and `pacs` (None: both from the hub).
+    """
+
+    path: Path | None = None
+    unlabelled: int | None = None
+    image_size: int = 48
+
+    def make_teacher(self, seed: int, progress: str | None = None) -> tuple[VisionTransformer, Architecture, list[dict]]:
+        """Pre-train a teacher: the ViT, its architecture, and the history of its training."""
+        torch.manual_seed(seed)
+        architecture = self.student._replace(overrides={**self.student.overrides, "num_classes": 10})
+        model = architecture.build()
+        images = load("cifar10", self._folder("cifar10"), split="train", size=self.unlabelled, seed=seed, image_size=self.image_size)
+        history = train(model, images.with_augment(crop_and_flip()), self.pretraining, seed=seed, progress=progress)
+        return model, architecture, history
+
+    def labelled(self, seed: int) -> Images:
+        """The students' training images: photographs, the same for every seed, cropped and flipped at random."""
+        return self._photographs("train").with_augment(crop_and_flip(self.image_size // 8))
+
+    def unlabelled_images(self, seed: int) -> Images:
+        """The photographs as they are, for what is estimated from the teacher's maps; their labels are not for use."""
+        return self._photographs("train")
+
+    def held_out(self, split: str) -> Images:
+        """Photographs: "validation" or "test"."""
+        return self._photographs(split)
+
+    def elsewhere(self, split: str) -> dict[str, Images]:
+        """With "test", everything in the other three domains: nothing of them is trained or tuned on."""
+        if split != "test":
+            return {}
+        return {domain: load_pacs([domain], self._folder("pacs"), split="all", image_size=self.image_size) for domain in DOMAINS[1:]}
+
+    def _photographs(self, split: str) -> Images:
+        return load_pacs(["photo"], self._folder("pacs"), split=split, image_size=self.image_size)
+
+    def _folder(self, name: str) -> Path | None:
+        return None if self.path is None else self.path / name
+
+
 _LR = (1e-3, 2e-3, 4e-3)
 _DECAY = (0.05, 0.3)
 
 
 @lru_cache
-def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale]:
-    """All scales by name; `data` is a folder with CIFAR-10's parquet files (None: from the hub)."""
+def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | PacsScale]:
+    """All scales by name; `data` is a folder with CIFAR-10's parquet files, for "pacs" one that holds `cifar10` and `pacs` (None: from the hub)."""
     free = grid(lr=_LR, weight_decay=_DECAY)
     tuning = {"scratch": free, "copy": free, "copy-untrained": free, "copy-fine-tuned": free,
               "fine-tune": grid(lr=(5e-4, 1e-3, 2e-3), layer_decay=(None, 0.75)),
               "distill": grid(lr=(1e-3, 2e-3), transfer_weight=(1.0, 3.0, 10.0))}
     cifar, small = Architecture("cifar"), Architecture("cifar-small")
+    # 36 patches + class token.
+    photographs = Architecture("glyphs", {"img_size": 48, "num_classes": 7})
+    two = {method: tuple({**changes, "lr": lr} for lr in (1e-3, 2e-3))
+           for method, changes in (("scratch", {}), ("fine-tune", {}), ("copy", {}), ("copy-untrained", {}), ("distill", {"transfer_weight": 3.0}))}
     short = tuple(m for m in METHODS if m in ("scratch", "fine-tune", "copy", "distill"))
     return {
         "built-in": GlyphScale("built-in", Architecture("glyphs"), METHODS, recipes.RETRIEVAL, recipes.STUDENT, tuning, labels=1000),
@@ -120,6 +175,9 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale]:
         "cifar10-smoke": CifarScale("cifar10-smoke", small, short, replace(recipes.MAE, steps=600, batch_size=64),
                                     replace(recipes.STUDENT, steps=300, batch_size=64), {m: ({},) for m in short},
                                     labels=5000, path=data, unlabelled=20_000, test_size=2000),
+        # 2 CPU cores: 1,169 photographs, about 33 passes.
+        "pacs": PacsScale("pacs", photographs, tuple(two), replace(recipes.STUDENT, steps=2000), replace(recipes.STUDENT, steps=300), two,
+                          labels=None, path=data),
         # For one GPU: about 360 passes of pre-training and 90 of training over 45,000 images.
         "cifar10": CifarScale("cifar10", cifar, METHODS, replace(recipes.MAE, steps=32_000, batch_size=512, mixed_precision="bf16"),
                               replace(recipes.STUDENT, steps=8000, batch_size=512, mixed_precision="bf16"), tuning, labels=None, path=data),

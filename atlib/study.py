@@ -16,7 +16,7 @@ from atlib.experiment import Place, chosen, fine_tuned_weights, make_fine_tuned,
 from atlib.names import require_known
 from atlib.record import read_record
 from atlib.recipes import Recipe
-from atlib.scales import TUNING_SEED, CifarScale, GlyphScale
+from atlib.scales import TUNING_SEED, Scale
 from atlib.schooling import Schooling
 
 AGAIN = 1000  # between the seeds of first weights of repeated runs: no other seed is as large
@@ -27,7 +27,7 @@ class Sources(NamedTuple):
     """What a variant can be built from: the models of one seed of the central experiment, and a new student."""
 
     place: Place
-    scale: GlyphScale | CifarScale  # its `student` is the variant's
+    scale: Scale  # its `student` is the variant's
     seed: int
     again: int = 0  # another number: other first weights from the same teacher and labels
 
@@ -79,7 +79,7 @@ class Variant:
     trials: tuple[Mapping, ...] = ()
     student: Mapping = field(default_factory=dict)
     labels: int | None = None
-    images: Callable[[GlyphScale | CifarScale, int], Images] | None = None
+    images: Callable[[Scale, int], Images] | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def run_study(study: Study, transfer: Place, records: Path, seeds: int, methods:
     return [run.path for run in runs]
 
 
-def _recipe(run: Run, scale: GlyphScale | CifarScale) -> Recipe:
+def _recipe(run: Run, scale: Scale) -> Recipe:
     variant = run.study.variant(run.variant)
     recipe = scale.recipe(scale.tuning[variant.like][chosen(run.transfer, variant.like)])
     recipe = replace(recipe, **({"steps": max(1, round(STEPS_SHARE * recipe.steps))} | variant.changes))
