@@ -32,8 +32,8 @@ test: set-up  ## run the test suite; ARGS="..." goes to pytest
 notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py
 
-results: set-up  ## repeat the built-in experiments where records are missing (about 4 hours for all on 2 cores)
-	@for name in transfer distillation family averages layers pairs; do $(RUN) -m atlib experiment $$name --jobs 2 || exit 1; done
+results: set-up  ## repeat the built-in experiments where records are missing (about 7 hours for all on 2 cores)
+	@for name in transfer distillation family averages layers pairs pretraining long-tail components sizes pool shifts shifts-pool comparison class-groups; do $(RUN) -m atlib experiment $$name --jobs 2 || exit 1; done
 
 measure: set-up  ## measure seconds and memory of every notebook into results/notebooks; needs an idle machine
 	@$(RUN) tools/measure_notebooks.py

@@ -9,6 +9,7 @@ from atlib.analysis import (
     PAIRINGS, class_token, compare_layers, describe_layers, disagreement, ensemble_accuracy, expected_calibration_error, features, knn_accuracy,
     layer_cka, layer_profiles, linear_probe,
 )
+from atlib.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from atlib.data import Images, glyph_images
 from atlib.evaluate import evaluate, predict
 from atlib.examination import Examination, model_of
@@ -22,6 +23,7 @@ EVERY_METHOD = ("scratch", "fine-tune", "copy", "distill", "copy untrained", "fe
                 "copy into another teacher's weights", "soft predictions")
 TWICE = ("scratch again", "fine-tune again", "copy again", "distill again")
 FILTER = "narrow"  # the model of the pool whose mistakes make the adversarially filtered set; it is in no comparison
+CORRUPTED = 500  # test images of every corrupted set
 LOOKED_AT = 1000  # test images on which models are compared from inside
 
 
@@ -37,6 +39,19 @@ def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str,
     return {name: shift_accuracies(bare(model), sets) | {"test_accuracy": evaluate(bare(model), sources.scale.held_out("test")).accuracy,
                                                         "filtered": evaluate_filtered(bare(model), filtered).accuracy}
             for name, model in models.items()}
+
+
+def under_corruptions(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """Accuracy of every model on the first test images under the 15 standard corruptions at all five severities, named as "fog@3"."""
+    test = sources.scale.held_out("test")
+    test = test.select(range(min(CORRUPTED, len(test))))
+    found: dict[str, dict] = {name: {"test_accuracy": evaluate(bare(model), test).accuracy} for name, model in models.items()}
+    for corruption in CORRUPTIONS:
+        for severity in SEVERITIES:
+            images = corrupt(test, corruption, severity)  # one set at a time: 75 of them need not be in memory
+            for name, model in models.items():
+                found[name][f"{corruption}@{severity}"] = evaluate(bare(model), images).accuracy
+    return found
 
 
 def compared(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
@@ -96,4 +111,6 @@ COMPARISON = Examination("comparison", "likeness of predictions, features and ma
                          "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model", FAMILY, EVERY_METHOD + TWICE, compared, minutes=15)
 CLASS_GROUPS = Examination("class-groups", "accuracy for classes with many, medium and few labels", "iNaturalist", LONG_TAIL,
                            tuple(variant.name for variant in LONG_TAIL.variants), by_class_groups, minutes=2)
-EXAMINATIONS = {each.name: each for each in (SHIFTS_OF_METHODS, SHIFTS_OF_POOL, COMPARISON, CLASS_GROUPS)}
+CORRUPTED_IMAGES = Examination("corruptions", "the 15 standard corruptions at five severities", "not in the paper; arXiv 1903.12261", FAMILY,
+                               ("scratch", "fine-tune", "copy", "distill"), under_corruptions, only=None)
+EXAMINATIONS = {each.name: each for each in (SHIFTS_OF_METHODS, SHIFTS_OF_POOL, COMPARISON, CLASS_GROUPS, CORRUPTED_IMAGES)}
