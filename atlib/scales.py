@@ -116,7 +116,7 @@ class PacsScale(Scale):
 
     path: Path | None = None
     unlabelled: int | None = None
-    image_size: int = 48
+    image_size: int = 32
 
     def make_teacher(self, seed: int, progress: str | None = None) -> tuple[VisionTransformer, Architecture, list[dict]]:
         """Pre-train a teacher: the ViT, its architecture, and the history of its training."""
@@ -164,8 +164,8 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
               "fine-tune": grid(lr=(5e-4, 1e-3, 2e-3), layer_decay=(None, 0.75)),
               "distill": grid(lr=(1e-3, 2e-3), transfer_weight=(1.0, 3.0, 10.0))}
     cifar, small = Architecture("cifar"), Architecture("cifar-small")
-    # 36 patches + class token.
-    photographs = Architecture("glyphs", {"img_size": 48, "num_classes": 7})
+    # 16 patches + class token, at the resolution of CIFAR-10.
+    photographs = Architecture("glyphs", {"num_classes": 7})
     two = {method: tuple({**changes, "lr": lr} for lr in (1e-3, 2e-3))
            for method, changes in (("scratch", {}), ("fine-tune", {}), ("copy", {}), ("copy-untrained", {}), ("distill", {"transfer_weight": 3.0}))}
     short = tuple(m for m in METHODS if m in ("scratch", "fine-tune", "copy", "distill"))

@@ -41,7 +41,7 @@ def test_students_see_photographs_only(scale):
     rows = [images.pixels[:, 0, 0, 0].tolist() for images in photographs]  # `write` puts the row's number into the pixels
     assert sorted(sum(rows, [])) == list(range(20)) and [len(part) for part in rows] == [14, 2, 4]
     assert photographs[0].augment is not None and photographs[1].augment is None
-    assert scale.labelled(0).pixels.equal(scale.labelled(3).pixels) and photographs[0].pixels.shape[1:] == (3, 48, 48)
+    assert scale.labelled(0).pixels.equal(scale.labelled(3).pixels) and photographs[0].pixels.shape[1:] == (3, 32, 32)
 
 
 def test_the_other_domains_are_for_reporting_alone(scale):
@@ -66,7 +66,7 @@ def test_the_teacher_is_the_students_architecture_with_ten_classes(scale):
     student = scale.student.build()
     assert teacher.head.out_features == 10 and student.head.out_features == 7 and history[-1]["step"] == 2
     assert [p.shape for p in teacher.blocks.parameters()] == [p.shape for p in student.blocks.parameters()]
-    assert architecture.build().pos_embed.shape == student.pos_embed.shape == (1, 37, 64)
+    assert architecture.build().pos_embed.shape == student.pos_embed.shape == (1, 17, 64)
 
 
 def test_every_method_has_as_many_recipes_to_choose_from():
