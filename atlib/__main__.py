@@ -82,7 +82,7 @@ def _run(given: argparse.Namespace) -> tuple[list[Path], Path]:
 def _print_table(records) -> None:
     records = [record for record in records if "test_accuracy" in record.results]  # what is measured on a teacher has none
     methods = list(dict.fromkeys(record.method for record in records))
-    width = max(len(method) for method in methods)
+    width = max((len(method) for method in methods), default=0)
     for method in methods:
         scores = [100 * record.results["test_accuracy"] for record in records if record.method == method]
         spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""

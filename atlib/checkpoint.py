@@ -50,6 +50,8 @@ def save_vit(path: str | Path, vit: VisionTransformer, architecture: Architectur
 def load_vit(path: str | Path) -> VisionTransformer:
     """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that is missing, cut off or of another kind."""
     tensors, header = _read(Path(path))
+    if "needs_teacher" in header:
+        raise OSError(f"{path} is a bundle, written by save_bundle: read it with load_bundle")
     vit = _build(header, "architecture", path)
     _load_state(vit, tensors, path)
     return vit

@@ -83,7 +83,8 @@ def load(name: str, path: str | Path | None = None, *, split: str = "train", siz
     split: "train", "validation", "test". Where a data set has no validation split, a tenth of "train" becomes it, the same
     images always, and "train" is the rest; "train+validation" is all.
     size: the number of images, a random choice by `seed` (None: all; the built-in world: 10,000, drawn by `seed`).
-    image_size: shorter side resized to it, then centre crop (None: as they are; they must then be of one size).
+    image_size: shorter side resized to it, then centre crop (None: as they are; they must then be of one size). The built-in
+    world has 32 and nothing else.
 
     Raises `ValueError` for unknown names, splits and columns, `FileNotFoundError` for a path that is not there, `OSError`
     naming the file for one that cannot be read, and `ConnectionError` saying what would have been downloaded.
@@ -93,6 +94,8 @@ def load(name: str, path: str | Path | None = None, *, split: str = "train", siz
     if name == "marked-glyphs":
         if path is not None:
             raise ValueError(f"marked-glyphs is generated, it has no path (got {str(path)!r})")
+        if image_size not in (None, glyphs.GRID * glyphs.CELL):
+            raise ValueError(f"marked-glyphs is generated at {glyphs.GRID * glyphs.CELL} x {glyphs.GRID * glyphs.CELL} pixels, got image_size={image_size}: leave it out")
         return glyph_images(glyphs.generate(split, 10_000 if size is None else size, seed))
     if name not in ("parquet", "imagefolder") and "/" not in name:
         require_known("data set", name, ("marked-glyphs", *HUB, "parquet", "imagefolder"))

@@ -8,7 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.transfer import Transferred
-from atlib.walk import Instead, walk
+from atlib.walk import Instead, Walk, walk
 
 Groups = Callable[[Tensor], Tensor]  # images (B, 3, height, width) -> the index of each one's group, int64 (B,)
 
@@ -32,10 +32,13 @@ class MeanMapCopy(nn.Module):
 
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) for images (B, 3, height, width); no transfer loss."""
-        groups = self._group_of(images)
-        replace = {layer: Instead(map=getattr(self, f"maps_{layer}")[groups]) for layer in range(len(self.student.blocks))}
-        logits = walk(self.student, images, replace=replace).logits
+        logits = self.walk(images).logits
         return Transferred(logits, logits.new_zeros(()))
+
+    def walk(self, images: Tensor) -> Walk:
+        """What happens inside the student for images (B, 3, height, width): the walk that `forward` takes its logits from."""
+        groups = self._group_of(images)
+        return walk(self.student, images, replace={layer: Instead(map=getattr(self, f"maps_{layer}")[groups]) for layer in range(len(self.student.blocks))})
 
 
 @torch.inference_mode()

@@ -47,8 +47,12 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
     the attention and convolution kernels may sum in another order. It seeds torch's global generator. `evaluate(model)`, if
     given, adds its metrics after the last pass, and after every `evaluate_every`-th where that is above 0. With `out`, the
     last good weights are kept in `out/last.safetensors` once per pass.
-    Raises `NonFiniteLoss` as soon as the loss or its gradient is not finite; the model then still holds the last finite step's weights.
+    Raises `ValueError` for a model without a classifier that is to learn labels, and `NonFiniteLoss` as soon as the loss or its gradient
+    is not finite; the model then still holds the last finite step's weights.
     """
+    if loss is student_loss and recipe.task_weight > 0 and getattr(getattr(model, "student", model), "num_classes", None) == 0:
+        raise ValueError("the model has no classifier (num_classes=0), so there are no logits to train: build it with num_classes=, "
+                         "or call reset_classifier with the number of classes")
     set_seed(seed)
     home = next(model.parameters()).device
     AcceleratorState._reset_state()  # Accelerate keeps a precision for the whole process; this run may want another

@@ -58,6 +58,8 @@ def test_records_and_weights_go_where_they_are_sent(here, capsys):
     ("transfer --scale toy --jobs 0", "must be at least 1"),
     ("transfer --scale cifar10-smoke --data nowhere", "nowhere does not exist"),
     ("distillation --scale toy", "distill is not tuned yet"),
+    ("shifts --scale toy", "shifts is made for the scale 'built-in', not for 'toy'"),
+    ("shifts --methods copi", "unknown method 'copi'. Did you mean 'copy'"),
 ])
 def test_wrong_requests_end_with_2_and_write_nothing(here, capsys, asked, says):
     assert command.main(["experiment", *asked.split()]) == 2

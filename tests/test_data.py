@@ -124,6 +124,7 @@ def test_marked_glyphs_without_a_size_are_ten_thousand(monkeypatch):
     ({"name": "parket"}, ValueError, "Did you mean 'parquet'.* Known: .*'imagefolder'"),
     ({"name": "marked-glyphs", "split": "tests"}, ValueError, "unknown split 'tests'. Did you mean 'test'"),
     ({"name": "marked-glyphs", "path": "/x"}, ValueError, "generated, it has no path .*'/x'"),
+    ({"name": "marked-glyphs", "image_size": 48}, ValueError, "generated at 32 x 32 pixels, got image_size=48: leave it out"),
     ({"name": "marked-glyphs", "size": 0}, ValueError, "size must be at least 1, got 0"),
     ({"name": "marked-glyphs", "size": -3}, ValueError, "size must be at least 1, got -3"),
     ({"name": "imagefolder"}, ValueError, r"load\('imagefolder'\) needs a path"),

@@ -132,7 +132,7 @@ def test_distractors_are_glyphs_without_a_mark():
 
 
 CHANGES = dict(noise=0.5, background=0.4, contrast=0.3, blur=1.0, saturation=0.0, hue_shift=1 / 3, clutter=3, cue=0.2, jitter=0, scale=4 / 3,
-               rendering="dotted")
+               rendering="dotted", decoy=0.6, texture=1.0)
 
 
 def drawn_with(size=60, **changes):
@@ -149,7 +149,7 @@ def test_a_factor_changes_the_picture_and_no_choice(factor):
     assert not np.array_equal(plain.images, changed.images)
     for name in CHOICES:
         assert np.array_equal(getattr(plain, name), getattr(changed, name))
-    if factor in ("noise", "contrast", "blur"):  # these come after the cells have been drawn
+    if factor in ("noise", "contrast", "blur", "decoy"):  # these come after the cells have been drawn, or lie elsewhere
         assert np.array_equal(plain.clean, changed.clean)
 
 
@@ -247,9 +247,61 @@ def test_renderings():
         assert np.array_equal(a[:, inked(c)], c[:, inked(c)])
 
 
+@pytest.mark.parametrize("level", [0.3, 0.9])
+def test_a_decoy_is_three_dots_on_another_cell(level):
+    """Never on the marked cell, never with the lower right dot, and nothing else in the picture is touched."""
+    plain, changed = drawn_with(300), drawn_with(300, decoy=level)
+    away = []
+    for before, after, cell in zip(plain.images, changed.images, plain.cell):
+        before, after = cells_of(before), cells_of(after)
+        different = [place for place in range(16) if not np.array_equal(before[place], after[place])]
+        assert len(different) == 1 and different != [cell]
+        expected = before[different[0]].copy()
+        for row, column in ((0, 0), (0, 7), (7, 0)):
+            expected[:, row, column] = round(255 * (0.1 + level * 0.9))
+        assert np.array_equal(after[different[0]], expected)
+        away.append((different[0] - cell) % 16)
+    counts = np.bincount(away, minlength=16)
+    assert counts[0] == 0 and counts[1:].min() >= 6 and counts[1:].max() <= 40, "each of the 15 others, about 20 times"
+
+
+def test_the_mark_is_found_beside_a_decoy_as_bright_as_itself():
+    assert np.array_equal(marked_cell(torch.from_numpy(drawn_with(1000, decoy=0.9).images)), drawn_with(1000).cell)
+    noisy = generate("test", 1000, 0, World(decoy=0.9))
+    assert (marked_cell(torch.from_numpy(noisy.images)).numpy() != noisy.cell).mean() < 0.02, "one dot of four against the noise"
+
+
+def striped(direction):
+    """The pixels that stripes of a direction leave, the long way."""
+    number = {"across": lambda row, column: row, "down": lambda row, column: column, "falling": lambda row, column: (row - column) // 2,
+              "rising": lambda row, column: (row + column) // 2}[direction]
+    return np.array([[number(row, column) % 2 == 0 for column in range(8)] for row in range(8)])
+
+
+DIRECTIONS = ("across", "down", "falling", "rising")
+
+
+def test_texture_cuts_stripes_into_the_glyph():
+    """What is left has the colours it had, lies where the glyph lay, and is the glyph through one of four gratings, all of which occur."""
+    plain, half, cut = drawn_with(200), drawn_with(200, texture=0.5), drawn_with(200, texture=1.0)
+    seen = []
+    for index in range(200):
+        for a, b, c in zip(*(cells_of(drawn.images[index]) for drawn in (plain, half, cut))):
+            kept = inked(c)
+            assert (kept <= inked(a)).all() and np.array_equal(a[:, kept], c[:, kept])
+            fits = [direction for direction in DIRECTIONS if np.array_equal(kept, inked(a) & striped(direction))]
+            assert fits
+            seen += fits if len(fits) == 1 else []
+            middle = (a.astype(float) + c) / 2
+            assert np.abs(b - middle).max() <= 1, "half the depth"
+    shares = [seen.count(direction) / len(seen) for direction in DIRECTIONS]
+    assert all(0.2 < share < 0.3 for share in shares)
+
+
 @pytest.mark.parametrize("change", [
     {"noise": -0.1}, {"noise": 2.1}, {"background": 1.1}, {"contrast": -1}, {"blur": 5}, {"saturation": 1.5}, {"hue_shift": 2}, {"clutter": 16},
-    {"clutter": -1}, {"cue": -0.1}, {"jitter": 4}, {"scale": 0.4}, {"scale": 2}, {"noise": float("nan")}], ids=str)
+    {"clutter": -1}, {"cue": -0.1}, {"jitter": 4}, {"scale": 0.4}, {"scale": 2}, {"noise": float("nan")}, {"decoy": 1.1}, {"decoy": -0.1},
+    {"texture": 1.5}, {"texture": -1}], ids=str)
 def test_values_out_of_range_are_refused(change):
     (name, value), = change.items()
     with pytest.raises(ValueError, match=rf"World\({name}={value}\) is out of range: {name} goes from .* to "):

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from atlib import walk
+from atlib.analysis import walks
+from atlib.data import Images
 from atlib.mean_maps import MeanMapCopy, mean_maps
 from atlib.walk import Instead
 from tests.helpers import random_images
@@ -40,6 +42,19 @@ def test_the_student_uses_its_groups_map(small_vit, images):
     found.logits.sum().backward()
     assert {name.split(".")[0] for name, _ in pair.named_parameters()} == {"student"}
     assert student.blocks[0].attn.qkv.weight.grad[:48].abs().sum() == 0, "its own q and k are not used"
+
+
+def test_its_walk_shows_the_maps_that_are_used(small_vit, images):
+    """An analysis must see the group's mean maps in the student, not the maps the student would have had by itself."""
+    teacher, student = small_vit(seed=1), small_vit(seed=2)
+    pair = MeanMapCopy(teacher, student, images, parity, 3)
+    maps, groups, seen = mean_maps(teacher, images, parity, 3), parity(images), pair.walk(images)
+    for layer in range(3):
+        torch.testing.assert_close(seen.layers[layer].map, maps[layer][groups])
+    assert torch.equal(seen.logits, pair(images).logits)
+    (streamed,), = walks([pair], Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4)), 4)
+    blank = torch.full((1, 3, 32, 32), -2.0)
+    torch.testing.assert_close(streamed.layers[0].map[0], maps[0][parity(blank)][0])
 
 
 def test_a_group_without_images_is_refused(small_vit, images):

@@ -260,6 +260,21 @@ def test_without_a_folder_it_says_how_to_keep_one(glyphs64):
         train(tiny(), glyphs64, SHORT, loss=failing(0, "nan"), progress=None)
 
 
+def test_a_model_without_a_classifier_is_refused_before_anything_is_trained(glyphs64):
+    """timm's head is then an identity, and cross-entropy would take the features for logits."""
+    for model in (tiny(num_classes=0), AttentionTransfer(tiny(1), tiny(num_classes=0), Plan(how="distill"))):
+        before = state_of(model)
+        with pytest.raises(ValueError, match="no classifier .num_classes=0.* build it with num_classes=, or call reset_classifier"):
+            train(model, glyphs64, SHORT, progress=None)
+        assert same(state_of(model), before)
+
+
+def test_without_labels_no_classifier_is_needed(glyphs64):
+    pair = AttentionTransfer(tiny(1), tiny(num_classes=0), Plan(how="distill"))
+    train(pair, glyphs64, Recipe(steps=1, batch_size=8), loss=lambda model, images, *rest: model(images).transfer_loss, progress=None)
+    train(pair, glyphs64, Recipe(steps=1, batch_size=8, task_weight=0), progress=None)
+
+
 # --- precision
 
 def test_another_precision_in_the_same_process(glyphs64):

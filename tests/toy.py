@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 
 from atlib import experiment, glyphs, recipes
-from atlib.checkpoint import Architecture
+from atlib.checkpoint import Architecture, save_vit
 from atlib.data import glyph_images
 from atlib.experiment import Place
-from atlib.scales import METHODS, GlyphScale, grid
+from atlib.scales import METHODS, TUNING_SEED, GlyphScale, grid
+from tests.helpers import randomise
 
 SPLITS = []  # what was asked for, in order
 
@@ -33,12 +34,22 @@ def place(folder):
     return Place("toy", None, folder / "records", folder / "work")
 
 
+def untrained_models(place, schoolings=()):
+    """Fresh weights wherever a study looks for a teacher of seed 0: what is built from them does not depend on how well they are trained."""
+    teachers = {f"teacher-seed{seed}": {"num_classes": 192} for seed in (0, TUNING_SEED)} | {"fine-tune-seed0": {}}
+    teachers |= {f"teacher-{each.name}-seed0": {**each.model, "num_classes": each.outputs} for each in schoolings}
+    for index, (name, model) in enumerate(teachers.items()):
+        architecture = Architecture("glyphs", model)
+        save_vit(place.work / f"{name}.safetensors", randomise(architecture.build(), index), architecture)
+
+
 def forbid_training(monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("something was trained")
 
     monkeypatch.setattr(experiment, "train", refuse)
     monkeypatch.setattr("atlib.scales.train", refuse)
+    monkeypatch.setattr("atlib.schooling.train", refuse)
 
 
 def files(folder):
