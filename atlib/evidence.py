@@ -10,6 +10,7 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 from atlib.analysis.robustness import fit_line
+from atlib.glyphs import SHAPES
 from atlib.pacs import DOMAINS
 from atlib.record import Record, read_record
 
@@ -178,14 +179,19 @@ def made_of(name: str, function: Callable[..., float], *sides: Side) -> Side:
     return Side(name, numbers)
 
 
+_CHANCE, _TEST_IMAGES = 1 / len(SHAPES), 4000  # of the built-in world, which alone has a pool
+_GUESSING = _CHANCE + 3 * (_CHANCE * (1 - _CHANCE) / _TEST_IMAGES) ** 0.5  # chance and three standard errors
+
+
 def beyond_expectation(method: str) -> Side:
     """Effective robustness: accuracy under a shift less what the line through the ordinary models of "shifts-pool" expects, mean over all shifted sets.
 
     Each set has a line of its own (Taori et al. 2020, arXiv 2007.00644): a line on logit axes does not survive averaging over sets.
+    Members of the pool that are no better than guessing are left out: they lie at chance under every shift and would tilt the line.
     """
 
     def numbers(results: Path, scale: str) -> BySeed:
-        pool = [record.results for record in _records(results / "shifts-pool" / scale, "*")]
+        pool = [record.results for record in _records(results / "shifts-pool" / scale, "*") if record.results["test_accuracy"] > _GUESSING]
         ordinary = [each["test_accuracy"] for each in pool]
         if len(set(ordinary)) < FEWEST_SEEDS:  # no line yet
             return {}

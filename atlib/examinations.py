@@ -16,13 +16,15 @@ from atlib.examination import Examination, model_of
 from atlib.ood import all_shifts, shift_accuracies
 from atlib.selection import adversarially_filtered, class_counts, class_groups, evaluate_filtered, group_accuracy
 from atlib.studies import FAMILY
+from atlib.scales import TUNING_SEED
 from atlib.study import Sources
 from atlib.teacher_studies import LONG_TAIL, POOL
 
 EVERY_METHOD = ("scratch", "fine-tune", "copy", "distill", "copy untrained", "features", "copy q", "copy k", "copy v", "copy fine-tuned",
                 "copy into another teacher's weights", "soft predictions")
 TWICE = ("scratch again", "fine-tune again", "copy again", "distill again")
-FILTER = "narrow"  # the model of the pool whose mistakes make the adversarially filtered set; it is in no comparison
+# The model whose mistakes make the adversarially filtered set: of the tuning seed, so that it is in no comparison and shares no labels with one.
+FILTER = "narrow"
 CORRUPTED = 500  # test images of every corrupted set
 LOOKED_AT = 1000  # test images on which models are compared from inside
 
@@ -35,7 +37,7 @@ def bare(model: nn.Module) -> nn.Module:
 def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
     """Accuracy of every model on test images under every shift and severity, and on those that a fixed other model gets wrong ("filtered")."""
     sets = all_shifts()
-    filtered = adversarially_filtered(sources.scale.held_out("test"), model_of(POOL, sources.place, FILTER, 0))
+    filtered = adversarially_filtered(sources.scale.held_out("test"), model_of(POOL, sources.place, FILTER, TUNING_SEED))
     return {name: shift_accuracies(bare(model), sets) | {"test_accuracy": evaluate(bare(model), sources.scale.held_out("test")).accuracy,
                                                         "filtered": evaluate_filtered(bare(model), filtered).accuracy}
             for name, model in models.items()}

@@ -51,11 +51,18 @@ def _rendered(severity: float, split: str, size: int, seed: int) -> Glyphs:
 
 
 def _harder(severity: float, split: str, size: int, seed: int) -> Glyphs:
-    """New images of the same world; of those drawn, a share is kept: all at severity 0, the tenth with the faintest marked glyph at 5."""
+    """New images of the same world; of those drawn, a share is kept: all at severity 0, the tenth with the faintest marked glyph at 5.
+
+    Faint among those of its shape: shapes with few pixels are always fainter, and choosing among all would choose shapes.
+    """
     share = 1 - 0.9 * severity / HARDEST
     drawn = generate("resample", round(size / share), seed)
     contrast = np.abs(drawn.clean / 255 - World().background).mean((1, 2, 3))  # how much the glyph and its dots stand out, without noise
-    kept = np.sort(np.argsort(contrast, kind="stable")[:size])
+    rank = np.empty(len(contrast))  # 0 for the faintest of its shape, up to 1 for the strongest
+    for shape in np.unique(drawn.shape):
+        same = np.flatnonzero(drawn.shape == shape)
+        rank[same[np.argsort(contrast[same], kind="stable")]] = np.linspace(0, 1, len(same))
+    kept = np.sort(np.argsort(rank, kind="stable")[:size])
     return Glyphs(*(part[kept] for part in drawn))
 
 
@@ -77,7 +84,7 @@ SHIFTS = {shift.name: shift for shift in (
     Shift("rendering", _rendered, "more and more images in which glyphs are inverted or dotted", "ImageNet-R"),
     _by_factor("conflicting cue", "decoy", 0.9, "a second, false mark of three dots gets brighter", "ImageNet-A"),
     _by_factor("texture", "texture", 1.0, "stripes cut the glyphs: the shape is right, the texture was never seen", "texture against shape"),
-    Shift("harder resample", _harder, "a new draw of the same world, of which the faintest are kept", "ImageNetV2"),
+    Shift("harder resample", _harder, "a new draw of the same world, of which the faintest of every shape are kept", "ImageNetV2"),
 )}
 
 

@@ -88,12 +88,17 @@ def stands_out(clean):
     return sum(values) / len(values)
 
 
-def test_the_harder_resample_is_the_faintest_tenth_of_a_new_draw():
-    size = 20
+def test_the_harder_resample_is_the_faintest_tenth_of_every_shape_of_a_new_draw():
+    size = 80
     found, drawn = shifted("harder resample", 5, size=size, seed=1), generate("resample", 10 * size, 1)
+    kept = [index for index, image in enumerate(drawn.images) if any(np.array_equal(image, other) for other in found.images)]
+    assert len(kept) == size and same_glyphs(found, Glyphs(*(part[kept] for part in drawn)))  # the draw's own order
     faint = [stands_out(clean) for clean in drawn.clean]
-    kept = sorted(sorted(range(10 * size), key=lambda index: faint[index])[:size])
-    assert same_glyphs(found, Glyphs(*(part[kept] for part in drawn)))
+    for shape in range(8):
+        same = [index for index in range(10 * size) if drawn.shape[index] == shape]
+        chosen = [index for index in same if index in kept]
+        assert abs(len(chosen) - len(same) / 10) <= 1  # a tenth of this shape, so that the classes stay as they were
+        assert sorted(same, key=lambda index: faint[index])[: len(chosen)] == sorted(chosen, key=lambda index: faint[index])
     assert not any(np.array_equal(image, other) for image in found.images for other in generate("test", 200, 1).images)
 
 
