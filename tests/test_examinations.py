@@ -14,6 +14,7 @@ from atlib.corruptions import corrupt
 from atlib.data import glyph_images
 from atlib.examinations import EXAMINATIONS, FILTER, TWICE, bare, by_class_groups, compared, under_corruptions, under_shifts
 from atlib.ood import SHIFTS, all_shifts, shifted
+from atlib.scales import TUNING_SEED
 from atlib.studies import FAMILY, STUDIES
 from atlib.study import Sources
 from atlib.teacher_studies import LONG_TAIL, POOL
@@ -78,7 +79,7 @@ def test_under_shifts_by_hand(models, sources, few_shifts, monkeypatch):
     asked, reference, test = [], vit(20), SCALE.held_out("test")
     monkeypatch.setattr(examinations, "model_of", lambda *arguments: asked.append(arguments) or reference)
     found = under_shifts(models, sources)
-    assert asked == [(POOL, sources.place, FILTER, 0)] and list(found) == list(models)
+    assert asked == [(POOL, sources.place, FILTER, TUNING_SEED)] and list(found) == list(models)
     wrong = [index for index, logits in enumerate(logits_of(reference, test)) if logits.argmax() != test.targets[index]]
     sets = {"unshifted": glyph_images(glyphs.generate("test", 40)), "test_accuracy": test, "filtered": test.select(wrong)}
     sets |= {f"{name}@3": glyph_images(shifted(name, 3, size=40)) for name in ("conflicting cue", "noise")}
