@@ -69,7 +69,7 @@ def test_the_teacher_is_the_students_architecture_with_ten_classes(scale):
     assert architecture.build().pos_embed.shape == student.pos_embed.shape == (1, 17, 64)
 
 
-def test_every_method_has_as_many_recipes_to_choose_from():
+def test_every_method_has_the_same_recipe():
     pacs = scales()["pacs"]
-    assert isinstance(pacs, PacsScale) and {len(trials) for trials in pacs.tuning.values()} == {2}
+    assert isinstance(pacs, PacsScale) and len({str(trials) for trials in pacs.tuning.values()}) == 1
     assert set(pacs.tuning) == set(pacs.methods) and all(pacs.recipe(trial) for trials in pacs.tuning.values() for trial in trials)
