@@ -168,6 +168,7 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
     photographs = Architecture("glyphs", {"num_classes": 7})
     # One recipe for all, fixed in advance: nothing is tuned.
     untuned = {method: ({"lr": 2e-3},) for method in ("scratch", "fine-tune", "copy", "copy-untrained", "distill")}
+    short = tuple(m for m in METHODS if m in ("scratch", "fine-tune", "copy", "distill"))
     return {
         "built-in": GlyphScale("built-in", Architecture("glyphs"), METHODS, recipes.RETRIEVAL, recipes.STUDENT, tuning, labels=1000),
         # A smoke run: it shows that real images go through the same code, and can show nothing about accuracy.
