@@ -112,7 +112,7 @@ SHIFTS_OF_POOL = Examination("shifts-pool", "ordinary models under every shift: 
 COMPARISON = Examination("comparison", "likeness of predictions, features and maps to the teacher, the fine-tuned model and each other",
                          "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model", FAMILY, EVERY_METHOD + TWICE, compared, minutes=15)
 CLASS_GROUPS = Examination("class-groups", "accuracy for classes with many, medium and few labels", "iNaturalist", LONG_TAIL,
-                           tuple(variant.name for variant in LONG_TAIL.variants), by_class_groups, minutes=2)
+                           tuple(variant.name for variant in LONG_TAIL.variants), by_class_groups, seeds=3, minutes=2)
 CORRUPTED_IMAGES = Examination("corruptions", "the 15 standard corruptions at five severities", "not in the paper; arXiv 1903.12261", FAMILY,
                                ("scratch", "fine-tune", "copy", "distill"), under_corruptions, only=None)
 EXAMINATIONS = {each.name: each for each in (SHIFTS_OF_METHODS, SHIFTS_OF_POOL, COMPARISON, CLASS_GROUPS, CORRUPTED_IMAGES)}

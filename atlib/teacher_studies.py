@@ -45,7 +45,7 @@ PRETRAINING = Study(
     (*_methods("standard", STANDARD), *_methods("colour", COLOUR), *_methods("other data", OTHER_DATA),
      *(Variant(f"{features} features, {routing} routing", partial(_mix, weights, maps), "fine-tune")
        for features, weights in (("useful", STANDARD), ("useless", COLOUR)) for routing, maps in (("useful", STANDARD), ("useless", None)))),
-    minutes=35, only="built-in", teachers=(STANDARD, COLOUR, OTHER_DATA))
+    seeds=3, minutes=20, only="built-in", teachers=(STANDARD, COLOUR, OTHER_DATA))
 
 
 # --- Imbalanced labels --------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ LONG_TAIL = Study(
     "long-tail", "imbalanced labels", "iNaturalist 2017 to 2019",
     tuple(Variant(method, build, method, images=_imbalanced)
           for method, build in (("scratch", scratch), ("fine-tune", fine_tune), ("copy", by()), ("distill", by(how="distill")))),
-    minutes=7, only="built-in")
+    seeds=3, minutes=4, only="built-in")
 
 
 # --- A teacher's native components, in the student or not ----------------------------------------------------------------
@@ -87,7 +87,7 @@ COMPONENT_STUDY = Study(
     "components", "teachers with native components, taught to students that have them too and to standard ones",
     "arXiv 2605.07191: four families fail to transfer to a standard ViT, and transfer to a matched one",
     tuple(variant for name in COMPONENTS for variant in _matched_or_not(name)),
-    minutes=45, only="built-in", teachers=tuple(WITH_COMPONENT.values()))
+    seeds=3, minutes=28, only="built-in", teachers=tuple(WITH_COMPONENT.values()))
 
 
 # --- Model size -----------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ SIZES = Study(
     (*_of_size("small", SMALL, _SMALL), *_of_size("large", LARGE, _LARGE),
      *(Variant(f"{teacher.name} teacher, {name} student, {how}", by(how=how, schooling=teacher), how, student=model)
        for teacher, name, model in ((SMALL, "large", _LARGE), (LARGE, "small", _SMALL)) for how in ("copy", "distill"))),
-    minutes=30, only="built-in", teachers=(SMALL, LARGE))
+    seeds=3, minutes=15, only="built-in", teachers=(SMALL, LARGE))
 
 
 # --- A pool of ordinary models, for the line that effective robustness is measured from -------------------------------------
