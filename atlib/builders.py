@@ -43,7 +43,7 @@ def pair(plan: Plan, sources: Sources, schooling: Schooling | None = None) -> nn
 
 
 def by(what: str = "map", how: str = "copy", schooling: Schooling | None = None, **options) -> partial:
-    """`pair` with a plan: Plan(what, how, **options)."""
+    """`pair` with the plan that `what`, `how` and the further options of `Plan` make."""
     return partial(pair, Plan(what, how, **options), schooling=schooling)
 
 

@@ -69,7 +69,7 @@ def ensemble_gain(p_a: Tensor, p_b: Tensor, labels: Tensor) -> Gain:
 
 
 def expected_calibration_error(p: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """Mean distance between confidence and accuracy: Σ over bins of the share of images times |accuracy - mean confidence|, 0 to 1.
+    """Mean distance between confidence and accuracy: Σ over bins of the share of images times `abs(accuracy - mean confidence)`, 0 to 1.
 
     p: probabilities (n, classes); labels: (n,) integers, of one class too. Bins of equal width on the largest probability, each with its
     upper end. Raises `ValueError` for rows that are no probabilities, labels out of range, and fewer than one bin.
