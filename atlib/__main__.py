@@ -11,11 +11,9 @@ from atlib.experiment import Place, run_experiment
 from atlib.names import require_known
 from atlib.record import read_record
 from atlib.scales import METHODS, scales
-from atlib.studies import STUDIES
+from atlib.studies import CENTRAL, STUDIES
 from atlib.study import Study, run_study
 
-CENTRAL = Study("transfer", "scratch, fine-tune, copy from three teachers, distill: the central table, tuned", "ViT-L on ImageNet: scratch 83.0, "
-                "copy 85.1, distill 85.7, fine-tuning 85.7, copy from an untrained teacher 72.7", (), minutes=70)
 EXPERIMENTS: dict[str, Study | Examination] = {"transfer": CENTRAL, **STUDIES, **EXAMINATIONS}
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from atlib.experiment import Place, make_fine_tuned, make_teacher, run_each, scale_of, write_run
-from atlib.scales import TUNING_SEED
-from atlib.study import Run, Sources, Study, make_schooled, trained
+from atlib.experiment import Place, run_each, scale_of, write_run
+from atlib.study import Run, Sources, Study, make_models, trained
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class Examination:
     """A measurement on the trained models of `study`, one seed at a time.
 
     methods: which of the study's variants. measure: ({method: trained model}, the seed's sources) -> {name of a record: its results}.
-    shows, paper, seeds, minutes, only: as in `Study`. seeds of the models are those of the study.
+    alone: every model is measured by itself, so that one can be added later. shows, paper, seeds, minutes, only: as in `Study`.
     """
 
     name: str
@@ -29,13 +28,14 @@ class Examination:
     seeds: int = 5
     minutes: int = 10
     only: str | None = "built-in"
+    alone: bool = False
 
 
 def run_examination(examination: Examination, transfer: Place, records: Path, seeds: int, methods: list[str] | None = None,
                     jobs: int = 1) -> list[Path]:
     """Measure the models of seeds 0 to seeds - 1 (`methods`: only some) and return the paths of the records.
 
-    Models whose weights are not kept are trained first. A seed with a record is not measured again.
+    Models whose weights are not kept are trained first. What has a record is not measured again: a model that is measured alone, else a seed.
     Raises `ValueError` for a scale that it is not made for and for an unknown method.
     """
     study, methods = examination.study, tuple(methods or examination.methods)
@@ -43,13 +43,13 @@ def run_examination(examination: Examination, transfer: Place, records: Path, se
         raise ValueError(f"{examination.name} is made for the scale {examination.only!r}, not for {transfer.scale!r}")
     for method in methods:
         study.variant(method)
-    missing = [seed for seed in range(seeds) if not list(records.glob(f"*-seed{seed}.json"))]
+    missing = {seed: [method for method in methods if not _record(records, method, seed).exists()] for seed in range(seeds)}
+    missing = {seed: some if examination.alone else list(methods) for seed, some in missing.items() if some}
     if missing:
-        run_each(make_teacher, [(transfer, seed) for seed in [*missing, TUNING_SEED]], jobs)
-        run_each(make_fine_tuned, [(transfer, seed) for seed in [*missing, TUNING_SEED]], jobs)
-        run_each(make_schooled, [(study, transfer, study_records(study, transfer), each, seed) for each in study.teachers for seed in missing], jobs)
-        run_each(_train, [(_run(study, transfer, method, seed),) for seed in missing for method in methods], jobs, fresh=False)
-        run_each(_measure, [(examination, transfer, records, methods, seed) for seed in missing], jobs)
+        variants = [study.variant(method) for method in methods if any(method in some for some in missing.values())]
+        make_models(study, variants, transfer, study_records(study, transfer), list(missing), jobs)
+        run_each(_train, [(_run(study, transfer, method, seed),) for seed, some in missing.items() for method in some], jobs, fresh=False)
+        run_each(_measure, [(examination, transfer, records, tuple(some), seed) for seed, some in missing.items()], jobs)
     return sorted(records.glob("*-seed*.json"))
 
 
@@ -77,5 +77,8 @@ def _measure(examination: Examination, transfer: Place, records: Path, methods: 
     found = examination.measure(models, Sources(transfer, scale, seed))
     seconds = time.perf_counter() - start
     for name, results in found.items():
-        path = records / f"{name.replace(' ', '-')}-seed{seed}.json"
-        write_run(examination.name, scale, name, seed, {}, dict(results), [], seconds, path)
+        write_run(examination.name, scale, name, seed, {}, dict(results), [], seconds, _record(records, name, seed))
+
+
+def _record(records: Path, name: str, seed: int) -> Path:
+    return records / f"{name.replace(' ', '-')}-seed{seed}.json"

@@ -4,24 +4,24 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from atlib import glyphs
 from atlib.analysis import (
     PAIRINGS, class_token, compare_layers, describe_layers, disagreement, ensemble_accuracy, expected_calibration_error, features, knn_accuracy,
     layer_cka, layer_profiles, linear_probe,
 )
 from atlib.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from atlib.data import Images, glyph_images
+from atlib.data import Images
 from atlib.evaluate import evaluate, predict
 from atlib.examination import Examination, model_of
 from atlib.ood import all_shifts, shift_accuracies
 from atlib.selection import adversarially_filtered, class_counts, class_groups, evaluate_filtered, group_accuracy
-from atlib.studies import FAMILY
-from atlib.scales import TUNING_SEED
+from atlib.studies import CENTRAL, FAMILY
+from atlib.scales import METHODS, TUNING_SEED
 from atlib.study import Sources
 from atlib.teacher_studies import LONG_TAIL, POOL
 
-EVERY_METHOD = ("scratch", "fine-tune", "copy", "distill", "copy untrained", "features", "copy q", "copy k", "copy v", "copy fine-tuned",
-                "copy into another teacher's weights", "soft predictions")
+COMPARED = ("scratch", "fine-tune", "copy", "distill", "copy untrained", "features", "copy q", "copy k", "copy v", "copy fine-tuned",
+            "copy into another teacher's weights", "soft predictions")
+EVERY_METHOD = (*COMPARED, "distill q", "distill k", "distill v", "hard predictions")
 TWICE = ("scratch again", "fine-tune again", "copy again", "distill again")
 # The model whose mistakes make the adversarially filtered set: of the tuning seed, so that it is in no comparison and shares no labels with one.
 FILTER = "narrow"
@@ -60,7 +60,7 @@ def compared(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dic
     """Of every model: how its predictions, features and maps relate to those of the others, of the teacher and of the fine-tuned teacher."""
     scale, teacher = sources.scale, sources.teacher().eval()
     test = scale.held_out("test")
-    looked_at = glyph_images(glyphs.generate("test", LOOKED_AT))
+    looked_at = test.select(range(min(LOOKED_AT, len(test))))
     ready = {name: bare(model) for name, model in models.items()}
     p = {name: predict(model, test).softmax(-1) for name, model in ready.items()}
     return {name: _likeness(model, teacher, ready["fine-tune"], looked_at) | _predictions(name, p, test.targets) | _probes(model, scale, sources.seed, test)
@@ -106,13 +106,15 @@ def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[s
 
 
 SHIFTS_OF_METHODS = Examination("shifts", "every method under every shift of the built-in world", "ImageNet-A, -R, -Sketch, -V2",
-                                FAMILY, EVERY_METHOD, under_shifts, minutes=15)
+                                FAMILY, EVERY_METHOD, under_shifts, minutes=20, alone=True)
 SHIFTS_OF_POOL = Examination("shifts-pool", "ordinary models under every shift: the line of effective robustness", "the testbed of arXiv 2007.00644",
-                             POOL, tuple(variant.name for variant in POOL.variants if variant.name != FILTER), under_shifts, seeds=3, minutes=8)
+                             POOL, tuple(variant.name for variant in POOL.variants if variant.name != FILTER), under_shifts, seeds=3, minutes=8, alone=True)
 COMPARISON = Examination("comparison", "likeness of predictions, features and maps to the teacher, the fine-tuned model and each other",
-                         "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model", FAMILY, EVERY_METHOD + TWICE, compared, minutes=15)
+                         "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model", FAMILY, COMPARED + TWICE, compared, minutes=15)
+CENTRAL_COMPARISON = Examination("central-comparison", "the same likenesses, of the students of the central experiment: for photographs",
+                                 "as above", CENTRAL, ("scratch", "fine-tune", "copy", "distill"), compared, seeds=3, minutes=10, only=None)
 CLASS_GROUPS = Examination("class-groups", "accuracy for classes with many, medium and few labels", "iNaturalist", LONG_TAIL,
-                           tuple(variant.name for variant in LONG_TAIL.variants), by_class_groups, seeds=3, minutes=2)
-CORRUPTED_IMAGES = Examination("corruptions", "the 15 standard corruptions at five severities", "not in the paper; arXiv 1903.12261", FAMILY,
-                               ("scratch", "fine-tune", "copy", "distill"), under_corruptions, only=None)
-EXAMINATIONS = {each.name: each for each in (SHIFTS_OF_METHODS, SHIFTS_OF_POOL, COMPARISON, CLASS_GROUPS, CORRUPTED_IMAGES)}
+                           tuple(variant.name for variant in LONG_TAIL.variants), by_class_groups, minutes=2, only=None, alone=True)
+CORRUPTED_IMAGES = Examination("corruptions", "the 15 standard corruptions at five severities", "not in the paper; arXiv 1903.12261", CENTRAL,
+                               tuple(method for method in METHODS if method != "copy-fine-tuned"), under_corruptions, only=None, seeds=3, alone=True)
+EXAMINATIONS = {each.name: each for each in (SHIFTS_OF_METHODS, SHIFTS_OF_POOL, COMPARISON, CENTRAL_COMPARISON, CLASS_GROUPS, CORRUPTED_IMAGES)}

@@ -11,7 +11,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from atlib.checkpoint import Architecture, load_vit, save_vit
+from atlib.checkpoint import Architecture, load_vit, save_vit, save_weights
 from atlib.data import Images
 from atlib.evaluate import evaluate
 from atlib.names import require_known
@@ -49,7 +49,8 @@ def build_student(method: str, teacher: VisionTransformer, fine_tuned: VisionTra
     """The untrained student of a method: what `train` is given.
 
     scratch: a new ViT. fine-tune: the teacher's weights, a new head. copy, distill: a new ViT with the teacher's maps.
-    copy-untrained: maps of a teacher that is only initialised. copy-fine-tuned: maps of the fine-tuned teacher.
+    copy-q: a new ViT with the teacher's queries. copy-untrained: maps of a teacher that is only initialised. copy-fine-tuned: maps of the fine-tuned
+    teacher.
     """
     torch.manual_seed(seed)
     student = architecture.build()
@@ -62,6 +63,8 @@ def build_student(method: str, teacher: VisionTransformer, fine_tuned: VisionTra
             return student.requires_grad_(True)
         case "copy":
             return AttentionTransfer(copy.deepcopy(teacher), student, Plan(how="copy"))
+        case "copy-q":
+            return AttentionTransfer(copy.deepcopy(teacher), student, Plan(what="q", how="copy"))
         case "copy-untrained":
             return AttentionTransfer(architecture.build(), student, Plan(how="copy"))
         case "copy-fine-tuned":
@@ -137,9 +140,9 @@ def make_teacher(place: Place, seed: int) -> None:
 
 def _student_job(place: Place, job: Job) -> None:
     path = place.records / f"{job.name}.json"
-    keeps_weights = job.method == "fine-tune"  # they are the teacher of copy-fine-tuned
+    is_teacher = job.method == "fine-tune"  # of copy-fine-tuned
     weights = place.work / f"{job.name.replace('/', '-')}.safetensors"
-    if path.exists() and (weights.exists() or not keeps_weights):
+    if path.exists() and (weights.exists() or not is_teacher):
         return
     scale = scale_of(place)
     teacher = load_vit(place.work / f"teacher-seed{job.seed}.safetensors")
@@ -149,10 +152,12 @@ def _student_job(place: Place, job: Job) -> None:
 
     split = "test" if job.trial is None else "validation"  # tuning never sees a test image, and a reported run no other
     results, history, seconds = teach(student, scale, recipe, job.seed, split, job.name)
-    if keeps_weights:
+    if is_teacher:
         vit = scale.student.build()
         vit.load_state_dict(student.state_dict())
         save_vit(weights, vit, scale.student)
+    if job.trial is None:  # for examinations of the trained models
+        save_weights(student_weights(place, job), getattr(student, "student", student))
     write_run("transfer", scale, job.method, job.seed, recipe.describe(), results, history, seconds, path)
 
 
@@ -180,6 +185,11 @@ def fine_tuned_weights(place: Place, seed: int) -> Path:
     """Where the fine-tuned teacher of a seed is kept; for the tuning seed, that of the chosen trial."""
     job = Job("fine-tune", seed, None if seed != TUNING_SEED else chosen(place, "fine-tune"))
     return place.work / f"{job.name.replace('/', '-')}.safetensors"
+
+
+def student_weights(place: Place, job: Job) -> Path:
+    """Where a reported run keeps its student."""
+    return place.work / "transfer" / f"{job.name}.safetensors"
 
 
 def write_run(experiment: str, scale: Scale, method: str, seed: int, recipe: dict, results: dict, history: list,

@@ -8,15 +8,33 @@ from torch import nn
 from atlib import glyphs
 from atlib.baselines import FeatureDistillation, LogitDistillation
 from atlib.builders import again, by, fine_tune, pair, scratch, untrained_maps, with_new_head
+from atlib.experiment import build_student
 from atlib.family.attndistill import AttnDistill
 from atlib.mean_maps import MeanMapCopy
 from atlib.plan import Plan
+from atlib.scales import METHODS
 from atlib.study import Sources, Study, Variant
 from atlib.teacher_studies import TEACHER_STUDIES
 from atlib.transfer import AttentionTransfer
 
 _LR = tuple({"lr": lr} for lr in (1e-3, 2e-3, 4e-3))
 
+
+# --- The central experiment, for examinations of its students; `atlib.experiment` runs it --------------------------------
+
+def _central(method: str, sources: Sources) -> nn.Module:
+    fine_tuned = sources.fine_tuned() if method == "copy-fine-tuned" else None
+    return build_student(method, sources.teacher(), fine_tuned, sources.scale.student, sources.seed)
+
+
+CENTRAL = Study(
+    "transfer", "scratch, fine-tune, copy from three teachers, distill: the central table, tuned",
+    "ViT-L on ImageNet: scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7, copy from an untrained teacher 72.7",
+    tuple(Variant(method, partial(_central, method), method, needs=("fine-tuned",) if method == "copy-fine-tuned" else ()) for method in METHODS),
+    minutes=70, central=True)
+
+
+# --- Distill: its weight, its layers ---------------------------------------------------------------------------------------
 
 def _pair_in_layers(how: str, end: str, number: int | None, sources: Sources) -> nn.Module:
     depth = sources.depth
@@ -69,11 +87,13 @@ FAMILY = Study(
      *(Variant(f"copy {part}", by(part), trials=_LR) for part in "qkv"),
      *(Variant(f"distill {part}", by(part, "distill"), "distill", trials=_weights(0.1, 1.0, 10.0)) for part in "qkv"),
      Variant("features", _features, "distill", trials=_weights(0.1, 1.0, 10.0)),
-     Variant("soft predictions", partial(_predictions, False), "scratch", {"task_weight": 0.9, "transfer_weight": 0.1}, _LR),
-     Variant("hard predictions", partial(_predictions, True), "scratch", {"task_weight": 0.5, "transfer_weight": 0.5}, _LR),
-     Variant("copy fine-tuned", _copy_fine_tuned, "copy-fine-tuned"),
+     Variant("soft predictions", partial(_predictions, False), "scratch", {"task_weight": 0.9, "transfer_weight": 0.1}, _LR,
+             needs=("fine-tuned",)),
+     Variant("hard predictions", partial(_predictions, True), "scratch", {"task_weight": 0.5, "transfer_weight": 0.5}, _LR,
+             needs=("fine-tuned",)),
+     Variant("copy fine-tuned", _copy_fine_tuned, "copy-fine-tuned", needs=("fine-tuned",)),
      Variant("copy untrained", untrained_maps, "copy-untrained"),
-     Variant("copy into another teacher's weights", _mix, "fine-tune"),
+     Variant("copy into another teacher's weights", _mix, "fine-tune", needs=("another teacher",)),
      *(Variant(f"{method} again", partial(again, build), method)
        for method, build in (("scratch", scratch), ("fine-tune", fine_tune), ("copy", by()), ("distill", by(how="distill"))))),
     minutes=40)

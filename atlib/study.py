@@ -20,7 +20,6 @@ from atlib.scales import TUNING_SEED, Scale
 from atlib.schooling import Schooling
 
 AGAIN = 1000  # between the seeds of first weights of repeated runs: no other seed is as large
-STEPS_SHARE = 0.4  # of the central experiment's steps: a study has many runs, and all of its runs share one budget
 
 
 class Sources(NamedTuple):
@@ -69,7 +68,7 @@ class Variant:
     build: makes what `train` is given. like: the method of the central experiment whose chosen recipe it starts from; changes: to
     that recipe. trials: further changes to choose from on the validation split, with the tuning seed. student: changes to the
     student's constructor arguments. labels: training images, None for the scale's number. images: (scale, seed) -> the training images,
-    where they are not the scale's own.
+    where they are not the scale's own. needs: models it is built from beside the teacher of its seed, "fine-tuned" or "another teacher".
     """
 
     name: str
@@ -80,6 +79,7 @@ class Variant:
     student: Mapping = field(default_factory=dict)
     labels: int | None = None
     images: Callable[[Scale, int], Images] | None = None
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Study:
 
     shows: what they are to show. paper: where the paper (arXiv 2411.09702) has the like, with its figures. seeds: as recorded.
     minutes: of all runs at the built-in scale on two cores, the central teachers not counted. only: the one scale that it is made for, None for any.
-    teachers: made for this study, beside the central ones.
+    teachers: made for this study, beside the central ones. central: it is the central experiment itself, with that one's steps.
     """
 
     name: str
@@ -99,6 +99,7 @@ class Study:
     minutes: int = 30
     only: str | None = None
     teachers: tuple[Schooling, ...] = ()
+    central: bool = False
 
     def variant(self, name: str) -> Variant:
         """The variant of that name. Raises `ValueError` for an unknown one."""
@@ -132,8 +133,8 @@ def run_study(study: Study, transfer: Place, records: Path, seeds: int, methods:
     """Tune and run the study's variants (`methods`: only some) for seeds 0 to seeds - 1 and return the reported records' paths.
 
     Teachers, fine-tuned teachers and chosen recipes come from the central experiment, `transfer`; models that are missing are
-    made. What already has a record is not run again. Raises `FileNotFoundError` when the central experiment has not been
-    tuned, and `ValueError` for a scale that the study is not made for.
+    made. What already has a record is not run again. Where the scale has one recipe a method, trials are left out too. Raises `FileNotFoundError`
+    when the central experiment has not been tuned, and `ValueError` for a scale that the study is not made for.
     """
     if study.only not in (None, transfer.scale):
         raise ValueError(f"{study.name} is made for the scale {study.only!r} (it uses what only that world has), not for {transfer.scale!r}")
@@ -144,28 +145,43 @@ def run_study(study: Study, transfer: Place, records: Path, seeds: int, methods:
             raise ValueError(f"{variant.name!r} starts from the recipe of {variant.like!r}, which the scale {transfer.scale!r} does not run; "
                              f"choose others with --methods, or the scale 'built-in'")
         chosen(transfer, variant.like)
-    chosen(transfer, "fine-tune")
-    run_each(make_teacher, [(transfer, seed) for seed in [*range(seeds), TUNING_SEED]], jobs)
-    run_each(make_fine_tuned, [(transfer, seed) for seed in [*range(seeds), TUNING_SEED]], jobs)
-    run_each(make_schooled, [(study, transfer, records, schooling, seed) for schooling in study.teachers for seed in range(seeds)], jobs)
-    trials = [Run(study, transfer, records, v.name, TUNING_SEED, t) for v in variants for t in range(len(v.trials))]
+    trials = [Run(study, transfer, records, v.name, TUNING_SEED, t) for v in variants for t in range(len(_trials(v, scale_of(transfer))))]
+    make_models(study, variants, transfer, records, [*range(seeds), *([TUNING_SEED] if trials else [])], jobs)
     run_each(_run, [(run,) for run in trials], jobs, fresh=False)
     runs = [Run(study, transfer, records, variant.name, seed) for variant in variants for seed in range(seeds)]
     run_each(_run, [(run,) for run in runs], jobs, fresh=False)
     return [run.path for run in runs]
 
 
+def make_models(study: Study, variants: list[Variant], transfer: Place, records: Path, seeds: list[int], jobs: int) -> None:
+    """Make the teachers that the variants are built from, for these seeds, where they are missing."""
+    others = [TUNING_SEED] if any("another teacher" in variant.needs for variant in variants) and TUNING_SEED not in seeds else []
+    run_each(make_teacher, [(transfer, seed) for seed in [*seeds, *others]], jobs)
+    if any("fine-tuned" in variant.needs for variant in variants):
+        chosen(transfer, "fine-tune")
+        run_each(make_fine_tuned, [(transfer, seed) for seed in seeds], jobs)
+    schooled = [(study, transfer, records, schooling, seed) for schooling in study.teachers for seed in seeds if seed != TUNING_SEED]
+    run_each(make_schooled, schooled, jobs)
+
+
+def _trials(variant: Variant, scale: Scale) -> tuple[Mapping, ...]:
+    """What to choose from: nothing at a scale that has one recipe for each method."""
+    return variant.trials if len(scale.tuning[variant.like]) > 1 else ()
+
+
 def _recipe(run: Run, scale: Scale) -> Recipe:
     variant = run.study.variant(run.variant)
     recipe = scale.recipe(scale.tuning[variant.like][chosen(run.transfer, variant.like)])
-    recipe = replace(recipe, **({"steps": max(1, round(STEPS_SHARE * recipe.steps))} | variant.changes))
-    if not variant.trials:
+    share = 1.0 if run.study.central else scale.study_share
+    recipe = replace(recipe, **({"steps": max(1, round(share * recipe.steps))} | variant.changes))
+    trials = _trials(variant, scale)
+    if not trials:
         return recipe
     trial = run.trial
     if trial is None:
-        scores = [read_record(run._replace(seed=TUNING_SEED, trial=t).path).results["validation_accuracy"] for t in range(len(variant.trials))]
+        scores = [read_record(run._replace(seed=TUNING_SEED, trial=t).path).results["validation_accuracy"] for t in range(len(trials))]
         trial = max(range(len(scores)), key=lambda t: scores[t])
-    return replace(recipe, **variant.trials[trial])
+    return replace(recipe, **trials[trial])
 
 
 def make_schooled(study: Study, transfer: Place, records: Path, schooling: Schooling, seed: int) -> None:

@@ -129,7 +129,7 @@ def test_real_images_are_used_when_there_are_enough_seeds_of_them_and_a_smoke_ru
         return claim.real(tmp_path)
 
     assert claim.real(tmp_path) == ("no run", "not tested")
-    assert run("cifar10-smoke", 0.9, 5) == ("a smoke run only", "not tested")
+    assert run("cifar10-cpu", 0.9, 5) == ("a run with a weak teacher only", "not tested")
     assert run("pacs", 0.6, 2).verdict == "not tested"
     assert run("pacs", 0.6, 3) == ("PACS: copy − scratch +10.0 ± 0.0 points, 3 of 3 seeds", "holds")
     assert run("cifar10", 0.4, 3).verdict == "does not hold"

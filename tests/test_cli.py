@@ -33,7 +33,7 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
         scores = [100 * record.results["test_accuracy"] for record in records if record.method == method and "test_accuracy" in record.results]
         assert line.split() == [method, f"{statistics.mean(scores):.1f}", "±", f"{statistics.stdev(scores):.1f}", "(2", "seeds)"]
     assert lines[-1] == "records: results/transfer/toy"
-    assert {path.name for path in (here / "runs" / "transfer" / "toy").iterdir()} == {f"teacher-seed{seed}.safetensors" for seed in (0, 1, 100)}
+    assert {path.name for path in (here / "runs" / "transfer" / "toy").iterdir()} == {"transfer", *(f"teacher-seed{seed}.safetensors" for seed in (0, 1, 100))}
 
     toy.forbid_training(monkeypatch)
     before = toy.files(here)
@@ -53,10 +53,10 @@ def test_records_and_weights_go_where_they_are_sent(here, capsys):
     ("transfr", "unknown experiment 'transfr'. Did you mean 'transfer'"),
     ("transfer --scale build-in", "unknown scale 'build-in'. Did you mean 'built-in'"),
     ("transfer --scale toy --methods scratch destill", "unknown method 'destill'. Did you mean 'distill'"),
-    ("transfer --scale cifar10-smoke --methods copy-untrained", "unknown method 'copy-untrained'.* Known: 'scratch', 'fine-tune', 'copy', 'distill'"),
+    ("transfer --methods copy-q", "unknown method 'copy-q'.* Known: 'scratch', 'fine-tune', 'copy', 'copy-untrained', 'copy-fine-tuned', 'distill'"),
     ("transfer --scale toy --seeds 0", "--seeds and --jobs must be at least 1, got 0 and 1"),
     ("transfer --scale toy --jobs 0", "must be at least 1"),
-    ("transfer --scale cifar10-smoke --data nowhere", "nowhere does not exist"),
+    ("transfer --scale cifar10-cpu --data nowhere", "nowhere does not exist"),
     ("distillation --scale toy", "distill is not tuned yet"),
     ("shifts --scale toy", "shifts is made for the scale 'built-in', not for 'toy'"),
     ("shifts --methods copi", "unknown method 'copi'. Did you mean 'copy'"),
@@ -81,7 +81,7 @@ def test_help_names_experiments_scales_and_methods(capsys):
         command.main(["experiment", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert caught.value.code == 0
-    assert all(name in text for name in ("transfer", "distillation", "built-in", "cifar10-smoke", "copy-fine-tuned", "--seeds", "--data", "--out"))
+    assert all(name in text for name in ("transfer", "distillation", "built-in", "cifar10-cpu", "copy-fine-tuned", "--seeds", "--data", "--out"))
 
 
 def test_the_process_ends_with_the_code(tmp_path):

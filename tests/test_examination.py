@@ -144,3 +144,13 @@ def test_a_failed_measurement_leaves_no_record(place, records):
         run_examination(replace(EXAMINATION, measure=fails), place, records, 1)
     assert not list(records.glob("*")) and model_of(STUDY, place, "scratch", 0) is not None
     assert len(run_examination(EXAMINATION, place, records, 1)) == 3
+
+
+def test_a_model_that_is_measured_alone_can_be_added_later(place, records):
+    alone = replace(EXAMINATION, alone=True)
+    run_examination(alone, place, records, 1, ["scratch"])
+    before = (records / "scratch-seed0.json").stat().st_mtime_ns
+    MEASURED.clear()
+    run_examination(alone, place, records, 1)
+    assert [list(models) for _, models, _ in MEASURED] == [["copy other"]]
+    assert (records / "scratch-seed0.json").stat().st_mtime_ns == before and (records / "copy-other-seed0.json").exists()

@@ -119,8 +119,11 @@ def test_what_is_missing_is_made_again_the_same_and_nothing_else(copied, gone):
     old = read_record(copied / gone) if gone.endswith(".json") else load_vit(copied / gone).state_dict()
     (copied / gone).unlink()
     run_experiment(toy.place(copied), 1, list(METHODS))
-    changed = {name for name, content in toy.files(copied).items() if before[name] != content}
-    assert gone in changed and changed <= {gone, "records/fine-tune-seed0.json"}
+    after = toy.files(copied)
+    changed = {name for name, content in after.items() if before[name] != content}
+    students = {name for name in changed if name.startswith("work/transfer/")}
+    assert gone in changed and changed - students <= {gone, "records/fine-tune-seed0.json"}
+    assert all(before[name][1] == after[name][1] for name in students), "a student is written again, the same"
     if gone.endswith(".json"):
         new = read_record(copied / gone)
         assert (new.results, new.history, new.config) == (old.results, old.history, old.config)
@@ -186,7 +189,8 @@ def test_students_start_from_what_their_method_says():
     for pair in pairs.values():  # one seed, one initialisation, whatever the method
         assert same(pair.student.state_dict(), built["scratch"].state_dict())
     assert {method: pair.plan.how for method, pair in pairs.items()} == {
-        "copy": "copy", "copy-untrained": "copy", "copy-fine-tuned": "copy", "distill": "distill"}
+        "copy": "copy", "copy-q": "copy", "copy-untrained": "copy", "copy-fine-tuned": "copy", "distill": "distill"}
+    assert {method: pair.plan.what for method, pair in pairs.items() if pair.plan.what != "map"} == {"copy-q": "q"}
     assert all(pair.layers == (0, 1, 2, 3) for pair in pairs.values())
     assert same(pairs["copy"].teacher.state_dict(), before) and same(pairs["distill"].teacher.state_dict(), before)
     assert same(pairs["copy-fine-tuned"].teacher.state_dict(), fine_tuned.state_dict())

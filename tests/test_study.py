@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from atlib import AttentionTransfer, experiment, glyphs, schooling
 from atlib.builders import by, scratch
-from atlib.checkpoint import load_vit
+from atlib.checkpoint import Architecture, load_vit
 from atlib.evaluate import evaluate
 from atlib.experiment import run_experiment
 from atlib.native import describe
@@ -20,7 +20,7 @@ from atlib.record import read_record, write_record
 from atlib.scales import TUNING_SEED, scales
 from atlib.schooling import Schooling
 from atlib.studies import AVERAGES, DISTILLATION, FAMILY, LAYERS, PAIRS, STUDIES
-from atlib.study import STEPS_SHARE, Run, Sources, Study, Variant, run_study, trained
+from atlib.study import Run, Sources, Study, Variant, run_study, trained
 from tests import toy
 from tests.helpers import same
 
@@ -84,7 +84,7 @@ def test_a_study_starts_from_the_chosen_recipe(tuned, tmp_path):
         recipe = record.config["recipe"]
         assert (record.experiment, record.method) == ("toy study", "weight 7")
         assert (recipe["lr"], recipe["transfer_weight"]) == (toy.TRIALS[1]["lr"], 7.0)
-        assert recipe["steps"] == max(1, round(STEPS_SHARE * 2)) and recipe["plan"]["how"] == "distill"
+        assert recipe["steps"] == max(1, round(0.4 * 2)) and recipe["plan"]["how"] == "distill"
         assert set(record.results) == {"test_accuracy", "test_loss"}
 
 
@@ -129,9 +129,9 @@ def test_what_a_study_cannot_do_is_said_before_anything_is_run(tmp_path, monkeyp
         run_study(AVERAGES, place, tmp_path, seeds=1)
     with pytest.raises(ValueError, match="unknown method 'copy Q'.*Did you mean .*'copy q'"):
         run_study(FAMILY, place, tmp_path, seeds=1, methods=["copy Q"])
-    with pytest.raises(ValueError, match="starts from the recipe of 'copy-fine-tuned', which the scale 'cifar10-smoke' does not run"):
-        monkeypatch.setattr(experiment, "scales", scales)
-        run_study(FAMILY, place._replace(scale="cifar10-smoke"), tmp_path, seeds=1, methods=["copy fine-tuned"])
+    unknown = Study("strange", "", "", (Variant("one", scratch, "copy-x"),))
+    with pytest.raises(ValueError, match="starts from the recipe of 'copy-x', which the scale 'toy' does not run"):
+        run_study(unknown, place, tmp_path, seeds=1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -289,3 +289,51 @@ def test_mix_and_match_starts_from_the_other_teachers_weights(sources):
     weights = [vit.blocks[0].mlp.fc1.weight for vit in (model.student, sources(variant).another_teacher(), sources(variant).teacher())]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     assert all(parameter.requires_grad for parameter in model.student.parameters()) and model.student.head.out_features == 8
+
+
+def test_only_the_models_that_variants_need_are_made(monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setattr("atlib.study.make_teacher", lambda place, seed: made.append(("teacher", seed)))
+    monkeypatch.setattr("atlib.study.make_fine_tuned", lambda place, seed: made.append(("fine-tuned", seed)))
+    monkeypatch.setattr("atlib.study.chosen", lambda place, method: 0)
+    from atlib.study import make_models
+
+    def wanted(*names):
+        made.clear()
+        make_models(FAMILY, [FAMILY.variant(name) for name in names], toy.place(tmp_path), tmp_path, [0, 1], 1)
+        return made
+
+    assert wanted("copy") == [("teacher", 0), ("teacher", 1)]
+    assert wanted("copy into another teacher's weights") == [("teacher", 0), ("teacher", 1), ("teacher", TUNING_SEED)]
+    assert wanted("soft predictions") == [("teacher", 0), ("teacher", 1), ("fine-tuned", 0), ("fine-tuned", 1)]
+
+
+def test_variants_name_the_models_that_they_are_built_from(tmp_path):
+    place = toy.place(tmp_path)
+    toy.untrained_models(place, [schooling for study in STUDIES.values() for schooling in study.teachers])
+    for study, variant in EVERY:
+        asked = set()
+
+        class Asked(Sources):
+            def fine_tuned(self):
+                asked.add("fine-tuned")
+                return super().fine_tuned()
+
+            def another_teacher(self):
+                asked.add("another teacher")
+                return super().another_teacher()
+
+        student = Architecture("glyphs", variant.student)
+        variant.build(Asked(place, replace(toy.TOY, student=student, unlabelled=400), 0))
+        assert asked == set(variant.needs), (study.name, variant.name)
+
+
+def test_a_scale_with_one_recipe_a_method_tunes_no_study(tmp_path):
+    one = replace(toy.TOY, tuning={method: ({"lr": 3e-3},) for method in toy.TOY.tuning}, study_share=1.0)
+    toy.untrained_models(toy.place(tmp_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "scales", lambda data=None: {"toy": one})
+        run_study(STUDY, toy.place(tmp_path), tmp_path / "study", seeds=1, methods=["two heads, tuned"])
+    assert not (tmp_path / "study" / "tuning").exists()
+    recipe = read_record(tmp_path / "study" / "two-heads,-tuned-seed0.json").config["recipe"]
+    assert (recipe["lr"], recipe["steps"]) == (3e-3, one.training.steps)

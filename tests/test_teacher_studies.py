@@ -166,7 +166,8 @@ def test_the_pool_is_trained_from_scratch_only():
             "200 steps": [1000, 200], "8000 labels, 800 steps": [8000, 800], "narrow": [1000, 400], "wide": [1000, 400]}[variant.name]
 
 
-def test_all_are_made_for_the_built_in_world(tmp_path):
-    assert all(study.only == "built-in" and STUDIES[study.name] is study for study in TEACHER_STUDIES)
+def test_those_with_teachers_and_sizes_of_their_own_are_made_for_the_built_in_world(tmp_path):
+    assert all(STUDIES[study.name] is study for study in TEACHER_STUDIES)
+    assert {study.name for study in TEACHER_STUDIES if study.only != "built-in"} == {"long-tail"}
     with pytest.raises(ValueError, match="sizes is made for the scale 'built-in'"):
         run_study(SIZES, Place("cifar10", None, tmp_path, tmp_path), tmp_path, seeds=1)
