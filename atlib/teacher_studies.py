@@ -45,7 +45,7 @@ PRETRAINING = Study(
     (*_methods("standard", STANDARD), *_methods("colour", COLOUR), *_methods("other data", OTHER_DATA),
      *(Variant(f"{features} features, {routing} routing", partial(_mix, weights, maps), "fine-tune")
        for features, weights in (("useful", STANDARD), ("useless", COLOUR)) for routing, maps in (("useful", STANDARD), ("useless", None)))),
-    seeds=3, minutes=20, only="built-in", teachers=(STANDARD, COLOUR, OTHER_DATA))
+    minutes=35, only="built-in", teachers=(STANDARD, COLOUR, OTHER_DATA))
 
 
 # --- Imbalanced labels --------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ COMPONENT_STUDY = Study(
     "components", "teachers with native components, taught to students that have them too and to standard ones",
     "arXiv 2605.07191: four families fail to transfer to a standard ViT, and transfer to a matched one",
     tuple(variant for name in COMPONENTS for variant in _matched_or_not(name)),
-    seeds=3, minutes=28, only="built-in", teachers=tuple(WITH_COMPONENT.values()))
+    minutes=50, only="built-in", teachers=tuple(WITH_COMPONENT.values()))
 
 
 # --- Model size -----------------------------------------------------------------------------------------------------------
