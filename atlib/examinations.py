@@ -30,8 +30,8 @@ LOOKED_AT = 1000  # test images on which models are compared from inside
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """What is run on an image after training: Copy's pair, every other method's student alone."""
-    return model if getattr(model, "needs_teacher", False) else getattr(model, "student", model)
+    """What is run on an image after training: the student alone where the method says that no teacher is needed, otherwise the whole model."""
+    return model if getattr(model, "needs_teacher", True) else model.student
 
 
 def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:

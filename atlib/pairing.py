@@ -33,8 +33,7 @@ def pair_up(teacher: nn.Module, student: nn.Module, plan: Plan) -> Pairing:
     if teacher is student:
         raise ValueError("teacher and student are the same object; the student learns from scratch: build a second ViT")
     sizes = Sizes.of(teacher), Sizes.of(student)
-    components = {name: values for name, values in differences(teacher, student).items()
-                  if not (name == "registers" and plan.unequal_prefix is not None)}
+    components = differences(teacher, student)
     obstacles = [*_obstacles(*sizes, plan), *_component_obstacles(components, plan)]
     if obstacles:
         raise ValueError("the student cannot be taught by this teacher as planned. They differ in " + "; ".join(obstacles) + ".")
@@ -110,6 +109,8 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
 
 
 def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
+    if plan.unequal_prefix is not None:  # the plan says what becomes of registers
+        components = {name: values for name, values in components.items() if name != "registers"}
     if plan.mismatched or not components:
         return []
     named = ", ".join(f"{name}: teacher {of_teacher}, student {of_student}" for name, (of_teacher, of_student) in components.items())

@@ -16,11 +16,10 @@ from pathlib import Path
 import loss_alone
 import targets
 import torch
-from flops import shape_of
+from flops import counter, shape_of
 from memory import peak_allocated
 from methods import Step, known_methods, loss_of, make_step, optimise
 from timing import interleave, ratio, spread
-from torch.utils.flop_counter import FlopCounterMode
 
 from atlib.record import Record, about, peak_memory_mb, write_record
 
@@ -114,10 +113,10 @@ def measure_steps(given: argparse.Namespace, device: torch.device) -> tuple[dict
 
 def count_flops(step: Step, module: torch.nn.Module) -> int:
     """FLOPs of the matrix products that forward and backward of one batch really do, what fused attention computes twice included."""
-    with FlopCounterMode(display=False) as counter:
+    with counter() as counted:
         loss_of(step, module).backward()
     step.optimizer.zero_grad(set_to_none=True)
-    return counter.get_total_flops()
+    return counted.get_total_flops()
 
 
 def figures_of(results: dict, tokens: int) -> dict[str, float]:

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.record import read_record
+from atlib.train import make_optimizer
 from atlib.walk import Instead
 from tests.helpers import ROOT, random_images, randomise
 
@@ -22,7 +23,7 @@ import timing  # noqa: E402
 import transfer_step  # noqa: E402
 from dense_baseline import DenseTransfer, dense_forward  # noqa: E402
 from memory import peak_allocated  # noqa: E402
-from methods import known_methods  # noqa: E402
+from methods import RECIPE, Step, known_methods  # noqa: E402
 
 CPU = torch.device("cpu")
 BATCH = 2
@@ -114,6 +115,25 @@ def test_flops_of_feature_distillation(images):
     shape = flops.shape_of(student)
     spent, _ = forward_flops(lambda: teacher.forward_features(images))
     assert spent + both_ways(lambda: student(images)) == flops.feature_distillation(shape)
+
+
+def test_products_that_are_added_in_place_are_counted():
+    """A (5, 7, 2) by (5, 2, 3) product added to a sum: 2 · 5 · 7 · 2 · 3 operations in either form, and the same in a matrix product."""
+    onto, left, right = torch.zeros(5, 7, 3), torch.ones(5, 7, 2), torch.ones(5, 2, 3)
+    for action in (lambda: onto.baddbmm_(left, right), lambda: torch.baddbmm(onto, left, right), lambda: left @ right):
+        with flops.counter() as counted:
+            action()
+        assert counted.get_total_flops() == 2 * 5 * 7 * 2 * 3
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_what_a_step_of_distill_really_does(layers):
+    """Beyond the fewest, the loss makes both maps again and two gradients in each of its layers: four products. One of them all is among the fewest:
+    the teacher stops before it has made its last layer's map."""
+    images, shape = random_images(BATCH, 3, 24, 24), flops.shape_of(vit())
+    module = AttentionTransfer(vit(1), vit(2), Plan(how="distill", layers=range(layers))).train()
+    step = Step(module.student, module.teacher, make_optimizer(module.student, RECIPE), images, torch.tensor([0, 4]), False)
+    assert transfer_step.count_flops(step, module) == BATCH * (flops.distill(shape, layers) + (4 * layers - 1) * shape.mixing)
 
 
 def test_dense_baseline_runs_the_whole_teacher_and_all_projections(images):

@@ -13,13 +13,14 @@ from atlib.checkpoint import Architecture
 from atlib.corruptions import corrupt
 from atlib.data import glyph_images
 from atlib.examinations import EXAMINATIONS, FILTER, TWICE, bare, by_class_groups, compared, under_corruptions, under_shifts
+from atlib.mean_maps import MeanMapCopy
 from atlib.ood import SHIFTS, all_shifts, shifted
 from atlib.scales import TUNING_SEED
 from atlib.studies import CENTRAL, FAMILY, STUDIES
 from atlib.study import Sources
 from atlib.teacher_studies import LONG_TAIL, POOL
 from tests import toy
-from tests.helpers import randomise
+from tests.helpers import random_images, randomise
 
 SCALE = replace(toy.TOY, labels=80)
 
@@ -60,6 +61,8 @@ def test_what_is_run_after_training(models):
     assert bare(models["distill"]) is models["distill"].student and bare(models["fine-tune"]) is models["fine-tune"]
     features = FeatureDistillation(vit(1, 192), vit(2))
     assert bare(features) is features.student
+    groups = MeanMapCopy(vit(1), vit(2), random_images(8, 3, 32, 32), lambda images: torch.arange(len(images)) % 2, 2)
+    assert bare(groups) is groups, "the maps that it has learned with are kept beside the student"
     x = SCALE.held_out("test").take(range(4))[0]
     with torch.no_grad():
         copied, alone = models["copy"](x).logits, models["copy"].student(x)

@@ -189,8 +189,18 @@ def test_a_native_student_fits(small_vit, name):
 def test_nothing_is_mismatched_in_a_plain_pair(small_vit):
     """Sizes that have remedies of their own are no components."""
     assert pair_of(small_vit, Plan()).mismatched == {}
-    assert pair_of(small_vit, Plan(unequal_prefix="drop"), {"reg_tokens": 2}).mismatched == {}
     assert pair_of(small_vit, Plan(layers={0: 1}), {"depth": 4, "embed_dim": 36}).mismatched == {}
+
+
+@pytest.mark.parametrize("plan", [Plan(unequal_prefix="drop"), Plan(how="distill", unequal_prefix="drop"), Plan(unequal_prefix="drop", mismatched=True)], ids=str)
+def test_dropped_registers_are_a_mismatch_all_the_same(small_vit, plan):
+    """The plan may drop their rows and columns without asking for more; the student lacks what its teacher has either way."""
+    assert pair_of(small_vit, plan, {"reg_tokens": 2}).mismatched == {"registers": (2, 0)}
+
+
+def test_dropping_registers_asks_for_no_other_mismatch(small_vit):
+    said = refusal(small_vit, Plan(unequal_prefix="drop"), {"reg_tokens": 2, "init_values": 0.1})
+    assert "layer_scale: teacher attention and MLP, student none" in said and "registers" not in said
 
 
 # --- what a pairing says
@@ -200,7 +210,8 @@ def test_what_a_pairing_says(small_vit):
     teacher, student = small_vit(depth=5, reg_tokens=2, patch_size=4, num_heads=4), small_vit()
     plan = Plan(layers={2: 0, 0: 4}, unequal_heads="average", unequal_grid="resample", unequal_prefix="drop")
     found = pair_up(teacher, student, plan)
-    assert found.layers == ((0, 4), (2, 0)) and found.heads_differ and found.widths_differ and found.components == {}
+    assert found.layers == ((0, 4), (2, 0)) and found.heads_differ and found.widths_differ
+    assert found.components == {"registers": (2, 0)}
     assert (found.teacher_grid, found.student_grid, found.common_prefix) == ((8, 8), (4, 4), 1)
     assert found.teacher_tokens == (0, *range(3, 67)) and found.student_tokens is None
 

@@ -27,4 +27,4 @@ from atlib.analysis.streaming import vit_of, walks
 from atlib.analysis.attention_maps import LayerStatistics, attention_distance, attention_entropy, class_attention, describe_layers, prefix_share, rollout
 from atlib.analysis.fourier import FourierProfile, fourier_profile, layer_profiles
 from atlib.analysis.probes import ProbeResult, features, few_labels, knn_accuracy, linear_probe
-from atlib.analysis.accounting import MethodCost, Numbers, method_costs, transferred_numbers
+from atlib.analysis.accounting import Memory, MethodCost, Numbers, method_costs, method_memory, step_memory, transferred_numbers

@@ -1,4 +1,4 @@
-"""What is transferred, in numbers an image, and what it costs, in floating-point operations (multiply and add counted apart).
+"""What is transferred, in numbers an image, and what it costs: in floating-point operations (multiply and add counted apart) and in bytes.
 
 FLOPs are the fewest a training step can do, from the architecture alone. Counted are matrix products: patch embedding, linear
 layers, head, and the two products of attention. Norms, softmax, GELU, the optimiser and the losses' own sums are not; they are the
@@ -6,6 +6,8 @@ rest. The backward pass of a product is two products of the same size, one for e
 computed twice: an implementation that keeps every map can reach these numbers. One that makes maps anew, as `atlib` does in order
 to keep none, spends with attention written out one `Shape.mixing` more for each copied layer but one, and four more for each
 distilled layer, less one; fused attention computes maps once more in the backward pass. `benchmarks/transfer_step.py` measures.
+
+Memory is read off the tensors that a step holds, not off an allocator: the same on every run and every CPU.
 """
 
 from collections.abc import Mapping
@@ -15,8 +17,12 @@ import torch
 from timm.layers import Mlp
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atlib.attention import head_width
+from atlib.plan import Plan
+from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit
 
 
@@ -37,6 +43,23 @@ class MethodCost(NamedTuple):
     step_flops: int
     inference_flops: int
     parameters_kept: int
+
+
+class Memory(NamedTuple):
+    """Bytes that a training step holds. weights: the trained model's parameters and buffers; gradients: one number for each
+    parameter that is trained; optimizer: AdamW's two moments of it; saved: what autograd keeps of the forward pass for the backward
+    pass, images included; teacher: its weights."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    saved: int
+    teacher: int
+
+    @property
+    def total(self) -> int:
+        """All of it. Not all is there at one time: `saved` is let go while `gradients` come into being."""
+        return sum(self)
 
 
 def transferred_numbers(vit: VisionTransformer | Eva) -> Numbers:
@@ -60,15 +83,68 @@ def method_costs(name_or_config: str | Mapping, image_size: int | None = None, b
     with torch.device("meta"):
         vit = create_vit(name_or_config, **({} if image_size is None else {"img_size": image_size}))
     shape = shape_of(vit)
-    layers = shape.depth if layers is None else layers
-    if batch < 1 or not 1 <= layers <= shape.depth:
-        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {shape.depth} layers, the depth of this ViT")
+    layers = _checked(batch, layers, shape.depth)
     alone = sum(each.numel() for each in vit.parameters())
     costs = [MethodCost("scratch", fine_tuning(shape), plain(shape), alone),
              MethodCost("fine-tune", fine_tuning(shape), plain(shape), alone),
              MethodCost("copy", copy(shape, layers), copy_inference(shape, layers), 2 * alone),
              MethodCost("distill", distill(shape, layers), plain(shape), alone)]
     return [cost._replace(step_flops=batch * cost.step_flops, inference_flops=batch * cost.inference_flops) for cost in costs]
+
+
+def step_memory(model: nn.Module, images: Tensor) -> Memory:
+    """What a training step of `model` holds on a batch of images (B, 3, height, width), in bytes; one forward pass is run, with no step taken.
+
+    `model`: a ViT, `AttentionTransfer` or another module that `train` takes, in training mode. Every storage that autograd keeps is
+    counted once and whole, however many tensors share it; weights are not counted again. What comes and goes within an operation is
+    extra. Every CPU gives the same figures; the kernels that run on a GPU keep other things. Labels are made up, as sizes do not
+    depend on them. Raises `ValueError` for a model in eval mode or with activation checkpointing.
+    """
+    from atlib.train import outputs  # brings Accelerate, which takes seconds to import
+
+    if not model.training or any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
+        raise ValueError("step_memory counts what a plain training step keeps: call model.train() first, and set_grad_checkpointing(False) on its ViT")
+    teacher = getattr(model, "teacher", None)
+    weights, frozen = (_sizes([] if each is None else [*each.parameters(), *each.buffers()]) for each in (model, teacher))
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> None:  # the graph gets None to keep: one that held its own tensors would never be let go
+        kept.append(tensor.detach())
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: None):
+        logits = outputs(model, images).logits
+        nn.functional.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.long))  # for what it keeps
+    saved = {key: size for key, size in _sizes(kept).items() if key not in weights and key not in frozen}
+    gradients = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
+    return Memory(sum(weights.values()), gradients, 2 * gradients, sum(saved.values()), sum(frozen.values()))
+
+
+def method_memory(name_or_config: str | Mapping, image_size: int | None = None, batch: int = 1, layers: int | None = None) -> dict[str, Memory]:
+    """`step_memory` of training from scratch, fine-tuning, Copy and Distill, by method; arguments as in `method_costs`, float32.
+
+    Nothing of that size is allocated: the forward passes are run on PyTorch's fake tensors, which have shapes and no numbers.
+    """
+    with torch.device("meta"):
+        teacher, student = (create_vit(name_or_config, **({} if image_size is None else {"img_size": image_size})) for _ in range(2))
+    layers = _checked(batch, layers, len(student.blocks))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        teacher, student = (vit.to_empty(device="cpu").train() for vit in (teacher, student))
+        images = torch.empty(batch, 3, *student.patch_embed.img_size)
+        plain = step_memory(student, images)
+        plans = {how: Plan(how=how, layers=range(layers)) for how in ("copy", "distill")}
+        return {"scratch": plain, "fine-tune": plain} | {how: step_memory(AttentionTransfer(teacher, student, plan), images) for how, plan in plans.items()}
+
+
+def _sizes(tensors: list[Tensor]) -> dict[int, int]:
+    """The storages behind some tensors, {key: bytes}; a key is a storage's own only as long as it is alive."""
+    return {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
+
+
+def _checked(batch: int, layers: int | None, depth: int) -> int:
+    layers = depth if layers is None else layers
+    if batch < 1 or not 1 <= layers <= depth:
+        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {depth} layers, the depth of this ViT")
+    return layers
 
 
 class Shape(NamedTuple):
