@@ -14,7 +14,7 @@ export PYTHONNOUSERSITE = 1
 export JUPYTER_PREFER_ENV_PATH = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up book test notebooks results measure benchmarks lock repository clean
+.PHONY: help set-up book test faults notebooks results measure benchmarks lock repository clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,9 @@ book: set-up  ## run every notebook and build the book in _build/html, warnings 
 
 test: set-up  ## run the test suite; ARGS="..." goes to pytest
 	@MPLBACKEND=agg $(RUN) -m pytest $(ARGS)
+
+faults: set-up  ## kill a small run 20 times with kill -9, also while it saves, and compare the bits
+	@ATLIB_KILLS=20 MPLBACKEND=agg $(RUN) -m pytest tests/test_faults.py
 
 notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py

@@ -1,6 +1,6 @@
 """Images with labels, one interface: the built-in world, and anything the Hugging Face `datasets` library reads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from atlib import glyphs
+from atlib.feed import Batch, Part, map_style
 from atlib.names import require_known
 
 # Where short names live on the hub.
@@ -58,6 +59,10 @@ class Images(Dataset):
         # evaluating in the middle of a training run does not change the run.
         own = torch.Generator() if seed is None else None
         return DataLoader(self, batch_size=batch_size, sampler=sampler, collate_fn=_as_is, generator=own)
+
+    def epoch(self, part: Part, workers: int = 0) -> Iterator[Batch]:
+        """One process's batches of one epoch, as `train` takes them. They are in memory: `workers` are not needed, and not started."""
+        return map_style(self, part)
 
     def with_augment(self, augment: Callable[[Tensor], Tensor] | None) -> "Images":
         """The same images with another augmentation."""

@@ -162,8 +162,11 @@ def _student_job(place: Place, job: Job) -> None:
 
 
 def teach(student: nn.Module, scale: Scale, recipe: Recipe, seed: int, split: str, name: str,
-          images: Images | None = None) -> tuple[dict, list[dict], float]:
-    """Train a student in place on its seed's labels (or on `images`) and evaluate it on `split`: results, history, seconds of both."""
+          images: Images | None = None, stop_at: int | None = None) -> tuple[dict, list[dict], float]:
+    """Train a student in place on its seed's labels (or on `images`) and evaluate it on `split`: results, history, seconds of both.
+
+    stop_at: end after that many steps of the recipe, as a checkpoint along the run would be.
+    """
     sets = {split: scale.held_out(split)} | {f"{split}_{name}": images for name, images in scale.elsewhere(split).items()}
 
     def metrics(model: nn.Module) -> dict:
@@ -171,7 +174,7 @@ def teach(student: nn.Module, scale: Scale, recipe: Recipe, seed: int, split: st
         return {f"{name}_accuracy": each.accuracy for name, each in found.items()} | {f"{name}_loss": each.loss for name, each in found.items()}
 
     start = time.perf_counter()
-    history = train(student, scale.labelled(seed) if images is None else images, recipe, seed=seed, evaluate=metrics, progress=name)
+    history = train(student, scale.labelled(seed) if images is None else images, recipe, seed=seed, evaluate=metrics, progress=name, stop_at=stop_at)
     seconds = time.perf_counter() - start
     return {name: value for name, value in history[-1].items() if name.startswith(split)}, history, seconds
 

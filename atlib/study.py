@@ -69,6 +69,7 @@ class Variant:
     that recipe. trials: further changes to choose from on the validation split, with the tuning seed. student: changes to the
     student's constructor arguments. labels: training images, None for the scale's number. images: (scale, seed) -> the training images,
     where they are not the scale's own. needs: models it is built from beside the teacher of its seed, "fine-tuned" or "another teacher".
+    stop_at: the step of its recipe's schedule at which it ends, as a checkpoint along the run; None for the whole.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Variant:
     labels: int | None = None
     images: Callable[[Scale, int], Images] | None = None
     needs: tuple[str, ...] = ()
+    stop_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -210,11 +212,11 @@ def trained(run: Run) -> nn.Module:
     recipe = _recipe(run, scale)
     images = scale.labelled(run.seed) if variant.images is None else variant.images(scale, run.seed)
     split = "test" if run.trial is None else "validation"
-    results, history, seconds = teach(model, scale, recipe, run.seed, split, f"{variant.name}, seed {run.seed}", images)
+    results, history, seconds = teach(model, scale, recipe, run.seed, split, f"{variant.name}, seed {run.seed}", images, variant.stop_at)
     if run.trial is None:
         save_weights(run.weights, student)
     if not run.path.exists():
-        described = recipe.describe() | ({"plan": model.plan.describe()} if hasattr(model, "plan") else {})
+        described = recipe.describe() | ({"stop_at": variant.stop_at} if variant.stop_at else {}) | ({"plan": model.plan.describe()} if hasattr(model, "plan") else {})
         write_run(run.study.name, scale, variant.name, run.seed, described, results, history, seconds, run.path)
     return model
 

@@ -115,11 +115,12 @@ SIZES = Study(
 # --- A pool of ordinary models, for the line that effective robustness is measured from -------------------------------------
 
 POOL = Study(
-    "pool", "models trained from scratch with more and fewer labels, steps and weights", "the testbed of arXiv 2007.00644",
+    "pool", "models trained from scratch with more and fewer labels, steps and weights, and checkpoints along a run", "the testbed of arXiv 2007.00644",
     (*(Variant(f"{labels} labels", scratch, "scratch", labels=labels) for labels in (250, 500, 2000, 4000)),
      *(Variant(f"{steps} steps", scratch, "scratch", {"steps": steps}) for steps in (100, 200)),
      Variant("8000 labels, 800 steps", scratch, "scratch", {"steps": 800}, labels=8000),
+     *(Variant(f"8000 labels, step {step} of 800", scratch, "scratch", {"steps": 800}, labels=8000, stop_at=step) for step in (50, 150, 400)),
      Variant("narrow", scratch, "scratch", student=_SMALL), Variant("wide", scratch, "scratch", student=_LARGE)),
-    seeds=3, minutes=9, only="built-in")
+    seeds=3, minutes=12, only="built-in")
 
 TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, SIZES, POOL)

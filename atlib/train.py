@@ -1,27 +1,25 @@
-"""The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it."""
+"""The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it, on one process or many."""
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import set_seed
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, get_optimizer_info
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from atlib.checkpoint import save_weights
 from atlib.data import Images
+from atlib.keeper import Keeper
+from atlib.position import ahead
+from atlib.processes import agree, sigterm_noticed
 from atlib.recipes import Recipe
+from atlib.training import Loss, NonFiniteLoss, Preempted, Training
 from atlib.transfer import Transferred
 
-Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]  # (model, images, targets, recipe) -> scalar
-
-
-class NonFiniteLoss(RuntimeError):
-    """The loss or its gradient became NaN or infinite; the message names the step and the last good checkpoint."""
+__all__ = ["Loss", "NonFiniteLoss", "Preempted", "make_optimizer", "outputs", "schedule", "student_loss", "task_loss", "train"]
 
 
 def outputs(model: nn.Module, images: Tensor) -> Transferred:
@@ -33,67 +31,100 @@ def outputs(model: nn.Module, images: Tensor) -> Transferred:
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """task_weight · task loss + λ · transfer loss: cross-entropy with label smoothing, plus what is distilled."""
     logits, transfer_loss = outputs(model, images)
-    task_loss = nn.functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
-    return recipe.task_weight * task_loss + recipe.transfer_weight * transfer_loss
+    return recipe.task_weight * task_loss(logits, labels, recipe) + recipe.transfer_weight * transfer_loss
+
+
+def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    """Cross-entropy of logits (B, classes) with labels, class indices (B,) or shares (B, classes), smoothed: the mean over the batch.
+
+    With `recipe.binary` each class is a yes-or-no question: binary cross-entropy, the mean over batch and classes, in which every class
+    that has a share counts as a full yes (Wightman et al. 2021, arXiv 2110.00476; as DeiT III trains, arXiv 2204.07118).
+    """
+    if not recipe.binary:
+        return nn.functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
+    shares = labels if labels.ndim == 2 else nn.functional.one_hot(labels, logits.shape[1])
+    yes = (shares > 0).to(logits.dtype)
+    smooth = (1 - recipe.label_smoothing) * yes + recipe.label_smoothing / logits.shape[1]
+    return nn.functional.binary_cross_entropy_with_logits(logits, smooth)
 
 
 def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = student_loss, seed: int = 0,
           evaluate: Callable[[nn.Module], dict] | None = None, evaluate_every: int = 0, out: Path | None = None, progress: str | None = "training",
-          cpu: bool = False) -> list[dict]:
+          cpu: bool = False, keeper: Keeper | None = None, log: Callable[[dict], None] | None = None, workers: int = 0, stop_at: int | None = None,
+          average_into: nn.Module | None = None) -> list[dict]:
     """Train `model` in place for `recipe.steps` steps and return one dict of metrics per pass over the data.
 
     It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device afterwards.
     `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a run repeats bit for bit; on a GPU
     the attention and convolution kernels may sum in another order. It seeds torch's global generator. `evaluate(model)`, if
-    given, adds its metrics after the last pass, and after every `evaluate_every`-th where that is above 0. With `out`, the
-    last good weights are kept in `out/last.safetensors` once per pass.
-    Raises `ValueError` for a model without a classifier that is to learn labels, and `NonFiniteLoss` as soon as the loss or its gradient
-    is not finite; the model then still holds the last finite step's weights.
+    given, adds its metrics after the last pass, and after every `evaluate_every`-th where that is above 0; those of the averaged weights, where
+    the recipe has an average, begin with "average_". With `out`, the last good weights are kept in `out/last.safetensors` once per pass.
+
+    data: anything with a length and `epoch(part, workers)`, as `Images` has. With a `keeper` the run is kept along the way and goes on where
+    it was kept last, with the same bits as if it had not been interrupted (on one CPU). `log` gets a dict after each step
+    and each pass, {"event": "step" or "epoch", ...}. `stop_at` ends after that many steps of the recipe's schedule: the metrics of that moment
+    are returned, but are no part of the run that may go on from there. `average_into`, a model built like the student, gets the averaged weights.
+
+    Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` on every process too; `log`,
+    `out` and the progress bar belong to the main process. A step's images are divided among the processes, whose gradients are averaged.
+
+    Raises `ValueError` for a model without a classifier that is to learn labels, and for a keeper whose run was started otherwise;
+    `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still holding the last finite step's weights;
+    `Preempted` after SIGTERM if there is a keeper; `atlib.keeper.NotKept` when a checkpoint cannot be written.
     """
-    if loss is student_loss and recipe.task_weight > 0 and getattr(getattr(model, "student", model), "num_classes", None) == 0:
+    _check(model, recipe, loss, average_into)
+    run = Training(model, recipe, loss, seed, cpu, len(data), make_optimizer, schedule)
+    if keeper is not None:
+        run.resume(keeper)
+    position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
+    bar = tqdm(total=recipe.steps, desc=progress, initial=position.step, disable=progress is None or not run.main, mininterval=2.0, ncols=80)
+    with sigterm_noticed(keeper is not None) as noticed, bar:
+        while position.step < end:
+            for batch, last, run.before_next in ahead(data.epoch(run.part(), workers), run.before_next):
+                began = time.perf_counter()
+                value, norm = run.backward(batch), run.clip()
+                value, stop = agree(run.accelerator, value, bool(noticed))
+                # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then skips the step.
+                if not torch.isfinite(value) or not torch.isfinite(norm) and recipe.mixed_precision != "fp16":
+                    raise run.not_finite(value, norm, batch)
+                run.step(value)
+                bar.update()
+                if log is not None and run.main:
+                    log({"event": "step", "step": position.step, "epoch": position.epoch + 1, "loss": value.item(), "lr": run.lr,
+                         "grad_norm": norm.item(), "images_per_second": run.images_of(batch) / (time.perf_counter() - began)})
+                over, metrics = last or position.step == recipe.steps, {}  # the pass is
+                if over:
+                    due = position.step == recipe.steps or evaluate_every and (position.epoch + 1) % evaluate_every == 0
+                    metrics = run.measure(evaluate if due else None)
+                    run.close(metrics | ({"corrupt": len(data.corrupt)} if hasattr(data, "corrupt") else {}))
+                    if log is not None and run.main:
+                        log({"event": "epoch"} | position.history[-1])
+                    if out is not None:
+                        whole = run.whole()
+                        run.kept = save_weights(Path(out) / "last.safetensors", whole) if run.main else None
+                if keeper is not None and (stop or position.step == end or run.due(keeper, metrics)):
+                    run.keep(keeper, metrics)
+                if stop and position.step < end:
+                    raise Preempted(run.kept)
+                if position.step == end:
+                    break
+    history = position.history if position.step == recipe.steps else run.so_far(evaluate)
+    run.finish(average_into)
+    return history
+
+
+def _check(model: nn.Module, recipe: Recipe, loss: Loss, average_into: nn.Module | None) -> None:
+    """Find out before anything is trained that there is nothing to train, or nowhere to put the average."""
+    student = getattr(model, "student", model)
+    if loss is student_loss and recipe.task_weight > 0 and getattr(student, "num_classes", None) == 0:
         raise ValueError("the model has no classifier (num_classes=0), so there are no logits to train: build it with num_classes=, "
                          "or call reset_classifier with the number of classes")
-    set_seed(seed)
-    home = next(model.parameters()).device
-    AcceleratorState._reset_state()  # Accelerate keeps a precision for the whole process; this run may want another
-    accelerator = Accelerator(mixed_precision=recipe.mixed_precision, cpu=cpu, step_scheduler_with_optimizer=False)
-    per_process = max(1, recipe.batch_size // accelerator.num_processes)
-    optimizer = make_optimizer(model, recipe)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, recipe))
-    model, optimizer, loader = accelerator.prepare(model.train(), optimizer, data.loader(per_process, seed=seed))
-
-    history, step, kept = [], 0, "none was kept: pass out="
-    bar = tqdm(total=recipe.steps, desc=progress, disable=progress is None or not accelerator.is_main_process, mininterval=2.0, ncols=80)
-    while step < recipe.steps:
-        total, count = torch.zeros((), device=accelerator.device), 0
-        for images, targets in loader:
-            with accelerator.autocast():
-                value = loss(model, images, targets, recipe)
-            if torch.isfinite(value):
-                accelerator.backward(value)
-                norm = accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
-            # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then skips the step.
-            if not torch.isfinite(value) or not torch.isfinite(norm) and recipe.mixed_precision != "fp16":
-                what = "gradient" if torch.isfinite(value) else "loss"
-                raise NonFiniteLoss(f"the {what} is {(norm if what == 'gradient' else value).item()} at step {step} "
-                                    f"(lr {scheduler.get_last_lr()[0]:.3g}); last good checkpoint: {kept}. "
-                                    "Lower lr, clip harder, or use mixed_precision='no'.")
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-            total, count, step = total + value.detach(), count + 1, step + 1
-            bar.update()
-            if step == recipe.steps:
-                break
-        history.append({"epoch": len(history) + 1, "step": step, "loss": (total / count).item(), "lr": scheduler.get_last_lr()[0]})
-        if evaluate is not None and (step == recipe.steps or evaluate_every and len(history) % evaluate_every == 0):
-            history[-1].update(evaluate(accelerator.unwrap_model(model)))
-        if out is not None and accelerator.is_main_process:
-            kept = save_weights(Path(out) / "last.safetensors", accelerator.unwrap_model(model))
-    bar.close()
-    trained = accelerator.unwrap_model(model, keep_fp32_wrapper=False).to(home)
-    vars(trained).pop("forward", None)  # Accelerate's autocast around the class's own forward, of no use after training
-    return history
+    if average_into is None:
+        return
+    if recipe.ema is None:
+        raise ValueError("average_into was given, but the recipe has no average: set its ema, for example to 0.9999")
+    if {name: value.shape for name, value in average_into.state_dict().items()} != {name: value.shape for name, value in student.state_dict().items()}:
+        raise ValueError("average_into is not built like the student that is trained: give it the same architecture")
 
 
 def schedule(step: int, recipe: Recipe) -> float:
@@ -107,14 +138,15 @@ def schedule(step: int, recipe: Recipe) -> float:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW over the student's weights, grouped by timm: no decay on biases, norms, positions and tokens; lr by layer.
+    """The recipe's optimiser over the student's weights, grouped by timm: no decay on biases, norms, positions and tokens; lr by layer.
 
     A departure from MAE's published code (arXiv 2111.06377): with layer decay timm counts the final norm to the last block,
     MAE's code to the head.
     """
     trained = getattr(model, "student", model)
-    optimizer = create_optimizer_v2(trained, opt="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay,
-                                    layer_decay=recipe.layer_decay, betas=recipe.betas)
+    betas = {"betas": recipe.betas} if get_optimizer_info(recipe.optimizer).has_betas else {}
+    optimizer = create_optimizer_v2(trained, opt=recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay,
+                                    layer_decay=recipe.layer_decay, **betas)
     in_student = {id(parameter) for parameter in trained.parameters()}
     beside = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
     if beside:  # a projector or a head mapping: thrown away after training, so no layer decay and no special groups

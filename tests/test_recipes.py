@@ -18,6 +18,10 @@ from atlib.recipes import Recipe
     ({"transfer_weight": -3}, "transfer_weight must not be negative"),
     ({"layer_decay": 0}, "layer_decay must be above 0 and at most 1, or None"), ({"layer_decay": 1.1}, "layer_decay must be"),
     ({"mixed_precision": "fp8"}, "choose 'no', 'bf16' or 'fp16'"),
+    ({"accumulate": 0}, "accumulate must be a whole number, at least 1"), ({"accumulate": 2.0}, "accumulate must be a whole number"),
+    ({"accumulate": 129}, "a step of 128 images has no more parts than that"), ({"repeats": 0}, "repeats must be a whole number"),
+    ({"ema": 1.0}, "must be above 0 and below 1, or None"), ({"ema": 0.0}, "must be above 0 and below 1, or None"),
+    ({"mixup": -0.1}, "mixup must not be negative"), ({"cutmix": float("nan")}, "cutmix must not be negative"),
 ], ids=str)
 def test_values_that_cannot_be_meant(change, message):
     (name, value), = change.items()
@@ -29,6 +33,18 @@ def test_values_that_cannot_be_meant(change, message):
 
 def test_values_at_the_edge_are_allowed():
     Recipe(steps=1, warmup=0, label_smoothing=0, min_lr=0, weight_decay=0, transfer_weight=0, layer_decay=1.0, mixed_precision="bf16")
+    Recipe(clip=None, accumulate=128, ema=0.9999, repeats=3, optimizer="lamb")
+
+
+def test_an_unknown_optimiser_names_the_close_ones():
+    with pytest.raises(ValueError, match="unknown optimizer 'adamv'. Did you mean .*'adamw'"):
+        Recipe(optimizer="adamv")
+
+
+def test_what_a_recipe_can_ask_for_besides_is_off_by_default():
+    """The recipes of the recorded runs do not name these."""
+    assert Recipe().describe().items() >= {"optimizer": "adamw", "accumulate": 1, "ema": None, "mixup": 0.0, "cutmix": 0.0, "binary": False, "repeats": 1,
+                                           "checkpoint_activations": False, "compile": False, "clip": 1.0}.items()
 
 
 def test_recipes_are_frozen():

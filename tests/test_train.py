@@ -15,7 +15,7 @@ from atlib import AttentionTransfer, Plan, create_vit, glyphs
 from atlib.data import Images, glyph_images
 from atlib.evaluate import evaluate
 from atlib.recipes import Recipe
-from atlib.train import NonFiniteLoss, make_optimizer, outputs, schedule, student_loss, train
+from atlib.train import NonFiniteLoss, make_optimizer, outputs, schedule, student_loss, task_loss, train
 from atlib.transfer import Transferred
 from tests.helpers import random_images, same, state_of
 
@@ -315,3 +315,155 @@ def test_it_learns():
     maps = [seen.map for seen in pair.teacher_layers(images)]
     lowest = sum(-(p * p.log()).sum(-1).mean().item() for p in maps)
     assert pair(images).transfer_loss.item() - lowest < 0.5 * (before - lowest)
+
+# --- what a recipe can ask for besides
+
+def weights_after(recipe, data, build=tiny, **options):
+    return trained(data, recipe, build(), **options)[0]
+
+
+def close(left, right, atol):
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("parts", [2, 3, 16])
+def test_the_gradient_in_parts_is_that_of_the_whole(parts, glyphs64):
+    """One step of plain descent moves the weights by lr · gradient: unequal parts (16 in 3) weigh by their images."""
+    step = Recipe(steps=1, batch_size=16, lr=1.0, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0, label_smoothing=0.0)
+    for build in (tiny, lambda: AttentionTransfer(tiny(1), tiny(2), Plan(how="distill"))):
+        close(weights_after(replace(step, accumulate=parts), glyphs64, build), weights_after(step, glyphs64, build), atol=2e-6)
+
+
+def test_more_parts_than_the_last_step_has_images(glyphs64):
+    """Steps of 60: the second has four images, in five parts."""
+    step = Recipe(steps=2, batch_size=60, lr=0.1, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0)
+    close(weights_after(replace(step, accumulate=5), glyphs64), weights_after(step, glyphs64), atol=2e-6)
+
+
+def test_the_average_by_hand(glyphs64):
+    """decay · average + (1 - decay) · weights after every step, from the first weights on; beside it the weights train as without."""
+    recipe, states, measured = replace(SHORT, ema=0.75), [], []
+    model, average = tiny(), tiny(5)
+    states.append(state_of(model))
+
+    def watching(model, images, targets, recipe):
+        states.append(state_of(model))
+        return student_loss(model, images, targets, recipe)
+
+    def accuracy(model):
+        measured.append(state_of(model))
+        return {"accuracy": float(len(measured))}
+
+    weights, history = trained(glyphs64, recipe, model, loss=watching, evaluate=accuracy, average_into=average)
+    expected = {name: value.double() for name, value in states[0].items()}
+    for state in [*states[2:], weights]:  # before step 1, 2 ... is after step 0, 1 ...
+        expected = {name: 0.75 * value + 0.25 * state[name].double() for name, value in expected.items()}
+    close({name: value.double() for name, value in state_of(average).items()}, expected, atol=1e-6)
+    assert same(weights, weights_after(SHORT, glyphs64))
+    assert same(measured[0], weights) and same(measured[1], state_of(average))
+    assert history[-1]["accuracy"] == 1 and history[-1]["average_accuracy"] == 2
+
+
+def test_an_average_needs_a_place_that_fits(glyphs64):
+    before = tiny()
+    with pytest.raises(ValueError, match="the recipe has no average: set its ema"):
+        train(before, glyphs64, SHORT, progress=None, average_into=tiny())
+    with pytest.raises(ValueError, match="average_into is not built like the student"):
+        train(before, glyphs64, replace(SHORT, ema=0.9), progress=None, average_into=tiny(depth=1))
+    assert same(state_of(before), state_of(tiny()))
+
+
+def test_binary_cross_entropy_by_hand():
+    """Every class is a question of its own; a class with any share of a mixed image counts as a full yes."""
+    logits, recipe = torch.randn(3, 4), Recipe(binary=True, label_smoothing=0.2)
+    for labels, yes in ((torch.tensor([0, 3, 1]), [{0}, {3}, {1}]), (torch.tensor([[0.7, 0.3, 0, 0], [0, 0, 0, 1.0], [0, 0.5, 0.5, 0]]), [{0, 1}, {3}, {1, 2}])):
+        expected = 0.0
+        for row, those in zip(logits.tolist(), yes):
+            for index, value in enumerate(row):
+                target, p = 0.05 + (0.8 if index in those else 0), 1 / (1 + math.exp(-value))
+                expected -= (target * math.log(p) + (1 - target) * math.log(1 - p)) / 12
+        assert task_loss(logits, labels, recipe).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_no_clipping(glyphs64):
+    """A step of plain descent is lr · gradient, whatever its norm; clipped to 1e-3 it is a thousandth long."""
+    step = Recipe(steps=1, batch_size=64, lr=1.0, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0)
+    norms = []
+    start = state_of(tiny())
+    for clip in (None, 1e-3):
+        after = weights_after(replace(step, clip=clip), glyphs64, log=lambda entry: norms.append(entry["grad_norm"]) if entry["event"] == "step" else None)
+        length = math.sqrt(sum((after[name] - start[name]).double().square().sum().item() for name in start))
+        assert length == pytest.approx(norms[0] if clip is None else clip, rel=1e-3)
+    assert norms[0] == norms[1] > 0.1, "the norm that is reported is the one before clipping"
+
+
+def test_recomputed_activations_change_nothing(glyphs64):
+    """Stochastic depth must be drawn once and repeated, or the second forward pass would be another one."""
+    for build in (lambda: tiny(drop_path_rate=0.3), lambda: AttentionTransfer(tiny(1), tiny(2, drop_path_rate=0.3), Plan(how="distill"))):
+        model = build()
+        weights, _ = trained(glyphs64, replace(SHORT, checkpoint_activations=True), model)
+        close(weights, weights_after(SHORT, glyphs64, build), atol=1e-6)
+        assert not getattr(model, "student", model).grad_checkpointing, "nothing of it stays on the model"
+
+
+def test_compiled_training_is_the_same(glyphs64, monkeypatch):
+    """With the backend that only traces; whether generated code is right is its maker's affair."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
+    recipe = replace(SHORT, steps=1, ema=0.5)
+
+    def build():
+        return AttentionTransfer(tiny(1, depth=1), tiny(2, depth=1), Plan(how="distill"))
+
+    model, average, plain = build(), tiny(depth=1), tiny(depth=1)
+    weights, _ = trained(glyphs64, replace(recipe, compile=True), model, average_into=average, evaluate=lambda model: {"model": type(model).__name__})
+    close(weights, weights_after(recipe, glyphs64, build, average_into=plain), atol=1e-6)
+    close(state_of(average), state_of(plain), atol=1e-6)
+    assert type(model) is AttentionTransfer and isinstance(model(random_images(2, 3, 32, 32)), Transferred)
+
+
+def test_the_log_has_every_step_and_every_pass(glyphs64):
+    entries = []
+    _, history = trained(glyphs64, Recipe(steps=6, batch_size=20), log=entries.append, evaluate=lambda model: {"score": 3})
+    assert [(entry["event"], entry["step"]) for entry in entries] == [("step", 1), ("step", 2), ("step", 3), ("step", 4), ("epoch", 4), ("step", 5), ("step", 6), ("epoch", 6)]
+    steps = [entry for entry in entries if entry["event"] == "step"]
+    assert [entry["epoch"] for entry in steps] == [1, 1, 1, 1, 2, 2] and all(entry["images_per_second"] > 0 for entry in steps)
+    assert steps[-1]["lr"] == 0 and sum(entry["loss"] for entry in steps[4:]) / 2 == pytest.approx(history[1]["loss"])
+    assert [{"event": "epoch"} | entry for entry in history] == [entry for entry in entries if entry["event"] == "epoch"]
+
+
+def test_stopping_along_the_schedule(glyphs64):
+    """The weights are those on the way of the whole run, not those of a shorter one."""
+    on_the_way = {}
+
+    def watching(model, images, targets, recipe):
+        on_the_way[len(on_the_way)] = state_of(model)
+        return student_loss(model, images, targets, recipe)
+
+    trained(glyphs64, SHORT, loss=watching)
+    stopped, history = trained(glyphs64, SHORT, stop_at=6, evaluate=lambda model: {"score": 1})
+    assert same(stopped, on_the_way[6]) and not same(stopped, weights_after(replace(SHORT, steps=6), glyphs64))
+    assert [(entry["step"], "score" in entry) for entry in history] == [(4, False), (6, True)]
+
+
+def test_images_that_could_not_be_read_are_counted_in_the_history(glyphs64):
+    glyphs = glyphs64.with_augment(None)
+    glyphs.corrupt = [3, 9]
+    assert [entry["corrupt"] for entry in trained(glyphs)[1]] == [2, 2, 2]
+
+
+def test_data_without_a_batch_is_an_error_and_no_endless_loop(glyphs64):
+    empty = glyphs64.with_augment(None)
+    empty.epoch = lambda part, workers: iter(())
+    with pytest.raises(ValueError, match="the data gave no batch"):
+        train(tiny(), empty, SHORT, progress=None)
+
+
+@pytest.mark.parametrize("name", ["lamb", "sgd", "adamw"])
+def test_other_optimisers_are_grouped_alike(name):
+    model = tiny()
+    optimizer = make_optimizer(model, Recipe(optimizer=name, lr=0.5, layer_decay=0.5, weight_decay=0.3))
+    free = {id(p) for group in optimizer.param_groups if group["weight_decay"] == 0 for p in group["params"]}
+    assert {key for key, p in model.named_parameters() if id(p) in free} == {key for key, p in model.named_parameters() if p.ndim == 1 or key in ("cls_token", "pos_embed")}
+    assert {group["lr"] for group in optimizer.param_groups} == {0.5, 0.25, 0.125, 0.0625}

@@ -1,0 +1,103 @@
+"""Kills a small run again and again with `kill -9` and prints, as JSON, what became of it: python -m tests.kills FOLDER KILLS.
+
+torch takes seconds to import, so one process imports it and forks the runs, which are then killed. Nothing is computed before the fork.
+"""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from atlib import AttentionTransfer, Plan, create_vit
+from atlib.data import crop_and_flip, glyph_images
+from atlib.glyphs import generate
+from atlib.keeper import Keeper
+from atlib.recipes import Recipe
+from atlib.train import train
+
+RECIPE = Recipe(steps=40, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0)
+
+
+def run(folder: Path) -> None:
+    """The whole run, or what is left of it; the digest of its weights and averaged weights goes into folder/digest."""
+    torch.manual_seed(1)
+    options = {"depth": 2, "embed_dim": 16, "num_heads": 2}
+    teacher, student, average = create_vit("glyphs", **options), create_vit("glyphs", drop_path_rate=0.3, **options), create_vit("glyphs", **options)
+    data = glyph_images(generate("train", 64)).with_augment(crop_and_flip())
+    torch.manual_seed(os.getpid())  # a restarted process has drawn something else before
+    train(AttentionTransfer(teacher, student, Plan(how="distill")), data, RECIPE, progress=None, cpu=True, average_into=average,
+          keeper=Keeper(folder / "checkpoints", every=3))
+    weights = [value for module in (student, average) for _, value in sorted(module.state_dict().items())]
+    (folder / "digest").write_text(hashlib.sha256(b"".join(value.numpy().tobytes() for value in weights)).hexdigest())
+
+
+def child(folder: Path) -> int:
+    """Start `run` in a process of its own and return its id."""
+    number = os.fork()
+    if number == 0:
+        code = 1
+        try:
+            run(folder)
+            code = 0
+        finally:
+            os._exit(code)
+    return number
+
+
+def ended(number: int) -> int | None:
+    """The status of a child, None while it runs."""
+    done, status = os.waitpid(number, os.WNOHANG)
+    return status if done else None
+
+
+def killed(folder: Path, kills: int, seed: int = 0) -> dict:
+    """Kill the run `kills` times, half of them while a checkpoint is being written, and let it finish; one more run is never killed."""
+    draw = random.Random(seed)
+    tally = {"kills": 0, "while saving": 0, "damaged": 0}
+    began = time.perf_counter()
+    assert os.waitpid(child(folder / "whole"), 0)[1] == 0, "the run that is left alone failed"
+    seconds = time.perf_counter() - began
+    (folder / "killed").mkdir()
+    checkpoints = folder / "killed" / "checkpoints"
+    number = child(folder / "killed")
+    while tally["kills"] < kills:
+        saving = tally["kills"] % 2 == 1
+        deadline, started = draw.uniform(0, seconds), time.perf_counter()
+        while (status := ended(number)) is None:
+            if saving and any(checkpoints.glob(".step-*.tmp")):
+                time.sleep(draw.uniform(0, 0.03))
+                break
+            if not saving and time.perf_counter() - started > deadline:
+                break
+        if status is not None:  # it finished first: the next one begins anew, in the same folder
+            assert status == 0, f"a run ended with status {status}"
+            for path in sorted(checkpoints.glob("*"), reverse=True):
+                path.rename(folder / f"finished-{tally['kills']}-{path.name}")
+            (folder / "killed" / "digest").unlink()
+        else:
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
+            tally["kills"] += 1
+            tally["while saving"] += any(checkpoints.glob(".step-*.tmp"))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                Keeper(checkpoints, every=3).latest()
+            tally["damaged"] += len(caught)
+        number = child(folder / "killed")
+    assert os.waitpid(number, 0)[1] == 0, "the last run failed"
+    digests = [(folder / name / "digest").read_text() for name in ("whole", "killed")]
+    return tally | {"same": digests[0] == digests[1], "left": sorted(path.name for path in checkpoints.iterdir())}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    place = Path(sys.argv[1])
+    (place / "whole").mkdir(parents=True)
+    print(json.dumps(killed(place, int(sys.argv[2]))))
