@@ -18,9 +18,10 @@ from atlib.vit import create_vit
 
 
 class Architecture(NamedTuple):
-    """What `create_vit` needs to build a model: a preset's or timm model's name, and JSON-valued constructor arguments."""
+    """What `create_vit` needs to build a model: a preset's or timm model's name (or a mapping of `VisionTransformer`'s constructor arguments), and
+    JSON-valued further arguments."""
 
-    name: str
+    name: str | Mapping
     overrides: Mapping = {}
 
     def build(self) -> VisionTransformer:
@@ -34,7 +35,7 @@ def save_weights(path: str | Path, model: nn.Module) -> Path:
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
     """Put the weights that `save_weights` wrote into a model of the same architecture. Raises `OSError` naming a file that does not fit."""
-    tensors, _ = _read(Path(path))
+    tensors, _ = read_tensors(Path(path))
     _load_state(model, tensors, path)
 
 
@@ -49,7 +50,7 @@ def save_vit(path: str | Path, vit: VisionTransformer, architecture: Architectur
 
 def load_vit(path: str | Path) -> VisionTransformer:
     """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that is missing, cut off or of another kind."""
-    tensors, header = _read(Path(path))
+    tensors, header = read_tensors(Path(path))
     if "needs_teacher" in header:
         raise OSError(f"{path} is a bundle, written by save_bundle: read it with load_bundle")
     vit = _build(header, "architecture", path)
@@ -73,7 +74,7 @@ def save_bundle(path: str | Path, transfer: AttentionTransfer, student: Architec
 
 def load_bundle(path: str | Path) -> nn.Module:
     """The model that `save_bundle` wrote, in eval mode: an `AttentionTransfer` after Copy, a plain ViT after Distill."""
-    tensors, header = _read(Path(path))
+    tensors, header = read_tensors(Path(path))
 
     def part(name: str) -> VisionTransformer:
         vit = _build(header, name, path)
@@ -108,7 +109,8 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
     return write_atomically(path, save(tensors, {"atlib": json.dumps(header)}))
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
+    """The tensors of a safetensors file by name, and atlib's header, empty in a file of another kind. Raises `OSError` naming a file that cannot be read."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     try:

@@ -50,7 +50,7 @@ def read_settings(vit: VisionTransformer | Eva, layer_scale_init: float | None =
         "global_pool": vit.global_pool, "class_token": vit.cls_token is not None, "fc_norm": present(vit.fc_norm),
         "pool_include_prefix": getattr(vit, "pool_include_prefix", False), "distilled": isinstance(vit, VisionTransformerDistilled),
         "attn_pool_num_heads": None if vit.attn_pool is None else vit.attn_pool.num_heads,
-        "attn_pool_mlp_ratio": None if getattr(vit.attn_pool, "mlp", None) is None else _ratio(vit.attn_pool.mlp.fc1.out_features, vit.embed_dim),
+        "attn_pool_mlp_ratio": None if getattr(vit.attn_pool, "mlp", None) is None else mlp_ratio_of(vit.attn_pool.mlp.fc1.out_features, vit.embed_dim),
         "pos_embed": "none" if vit.pos_embed is None else "learn", "no_embed_class": vit.no_embed_class, "rope": _rope(vit),
         "qk_norm": present(attn.q_norm),
         "mlp": "plain" if type(mlp) is Mlp else _kind(mlp, "gate_last"),
@@ -80,7 +80,7 @@ def _vit_arguments(settings: Settings) -> dict[str, Any]:
     s = dict(settings)
     pooled = s["global_pool"] == "map" and (s.pop("attn_pool_num_heads"), s.pop("attn_pool_mlp_ratio"))
     hidden, kind = s.pop("hidden"), s.pop("mlp")
-    ratio = _ratio(hidden * (2 if kind != "plain" and kind.func is GluMlp else 1), s["embed_dim"])  # it is told the width before halving
+    ratio = mlp_ratio_of(hidden * (2 if kind != "plain" and kind.func is GluMlp else 1), s["embed_dim"])  # it is told the width before halving
     impossible = {
         "positions": s["rope"] is not None, "grouped_queries": s["num_kv_heads"] is not None, "layer_scale": s["attn_only_layer_scale"],
         "qkv_bias": s["biases"] not in ("", "qkv"), "pooling": pooled and pooled != (s["num_heads"], ratio),
@@ -97,7 +97,7 @@ def _eva_arguments(settings: Settings) -> dict[str, Any]:
     s |= {name: s[common] for name, common in renamed.items()}
     s |= {"use_fc_norm": s["final_norm"] and s["fc_norm"], "use_post_transformer_norm": s["final_norm"] and not s["fc_norm"]}
     s |= {"use_abs_pos_emb": s["pos_embed"] == "learn", "use_rot_pos_emb": s["rope"] is not None, **(s["rope"] or {})}
-    s |= {"mlp_ratio": _ratio(s["hidden"], s["embed_dim"]), "swiglu_mlp": gated, "swiglu_align_to": 1 if separate else 0}
+    s |= {"mlp_ratio": mlp_ratio_of(s["hidden"], s["embed_dim"]), "swiglu_mlp": gated, "swiglu_align_to": 1 if separate else 0}
     s |= {"qkv_bias": bool(s["biases"]), "attn_type": {"qkv": "rope", "qv": "eva"}.get(s["biases"], s["attn_type"])}
     for name in ("norm_layer", "head_init_scale"):
         if s[name] is None:  # timm's default
@@ -141,7 +141,7 @@ def _kind(module: nn.Module, option: str) -> Any:
     return partial(type(module), **({option: getattr(module, option)} if getattr(module, option, None) is not None else {}))
 
 
-def _ratio(hidden: int, width: int) -> float:
+def mlp_ratio_of(hidden: int, width: int) -> float:
     """The ratio from which timm computes this hidden width, int(width · ratio)."""
     return hidden / width if int(width * (hidden / width)) == hidden else (hidden + 0.5) / width
 
