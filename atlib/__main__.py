@@ -1,10 +1,12 @@
-"""The command line: `python -m atlib experiments` lists the book's experiments, `python -m atlib experiment NAME` repeats one."""
+"""The command line: `python -m atlib train` trains by a recipe, `resume` goes on, `evaluate`, `pretrain` and `teacher` are about what it makes and
+takes; `experiments` lists the book's experiments, `experiment NAME` repeats one."""
 
 import argparse
 import statistics
 import sys
 from pathlib import Path
 
+from atlib.commands import add_commands
 from atlib.examination import Examination, run_examination
 from atlib.examinations import EXAMINATIONS
 from atlib.experiment import Place, run_experiment
@@ -13,12 +15,14 @@ from atlib.record import read_record
 from atlib.scales import METHODS, scales
 from atlib.studies import CENTRAL, STUDIES
 from atlib.study import Study, run_study
+from atlib.vit import WeightsUnavailable
+from atlib.walkable import Unwalkable
 
 EXPERIMENTS: dict[str, Study | Examination] = {"transfer": CENTRAL, **STUDIES, **EXAMINATIONS}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns 0, or 2 after printing what was wrong with the request."""
+    """Run a command; returns 0, 2 after printing what was wrong with the request, 1 for a training that failed, 75 for one that was stopped."""
     parser = argparse.ArgumentParser(prog="python -m atlib", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("experiments", help="list the experiments of the book: what they show, their cost, which records are committed")
@@ -32,13 +36,16 @@ def main(arguments: list[str] | None = None) -> int:
     experiment.add_argument("--out", type=Path, default=None, help="folder for records (default: results/NAME/SCALE)")
     experiment.add_argument("--work", type=Path, default=None, help="folder for weights (default: runs/transfer/SCALE)")
     experiment.add_argument("--jobs", type=int, default=1, help="runs side by side, one thread each (default: 1, with all threads)")
+    add_commands(commands)
     given = parser.parse_args(arguments)
     if given.command == "experiments":
         print(overview(Path("results")))
         return 0
     try:
+        if given.command != "experiment":
+            return given.run(given)
         paths, records = _run(given)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, WeightsUnavailable, Unwalkable) as error:
         print(f"python -m atlib: {error}", file=sys.stderr)
         return 2
     _print_table([read_record(path) for path in paths])

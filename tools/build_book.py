@@ -27,7 +27,7 @@ OUTPUTS = BUILD / ".jupyter_cache"
 
 def outputs_depend_on() -> str:
     """One hash over everything outside a notebook that its outputs depend on."""
-    files = [ROOT / "requirements.lock", *(ROOT / "atlib").rglob("*.py"), *(ROOT / "results").rglob("*")]
+    files = [ROOT / "requirements.lock", *(ROOT / "atlib").rglob("*.py"), *(ROOT / "configs").rglob("*"), *(ROOT / "results").rglob("*")]
     total = hashlib.sha256(sys.version.encode())
     for path in sorted(path for path in files if path.is_file()):
         total.update(f"{path.relative_to(ROOT).as_posix()} {path.stat().st_size}\n".encode())

@@ -1,0 +1,99 @@
+"""From what was asked on the command line to a checked run, before data or weights are touched."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from atlib import recipes
+from atlib.augmentation import Augmentation
+from atlib.catalogue import CATALOGUE, find
+from atlib.changes import read_changes
+from atlib.checkpoint import Architecture
+from atlib.names import require_known
+from atlib.published import Published
+from atlib.published_own import published
+from atlib.run import BUILT_IN, PRETRAINING, RunConfig
+from atlib.run_log import require_tensorboard
+from atlib.teachers import is_file
+from atlib.vit import create_vit
+
+GUESSED_COUNT = 10_000  # images, to check what was asked for while their number is not known
+# As the scale "cifar10" pre-trains (`atlib.scales`).
+SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
+
+
+class Asked(NamedTuple):
+    """A run as it was asked for. recipe: a published recipe's name, or a pre-training task; data: a name or a path; changes: `--set`."""
+
+    recipe: str
+    data: str
+    teacher: str | None = None
+    changes: Mapping[str, str] = {}
+    seed: int = 0
+    tensorboard: bool = False
+
+
+def configure(asked: Asked, count: int | None = None) -> RunConfig:
+    """The run on `count` training images, into which epochs are converted (None: not known yet, a guess stands in).
+
+    `--set published.epochs=50` changes the published recipe before it is converted, all other names the run that comes of it.
+    Raises `ValueError` or `FileNotFoundError`, with the way out, for everything that can be found wrong without reading data or weights.
+    """
+    of_published = {key.removeprefix("published."): text for key, text in asked.changes.items() if key.startswith("published.")}
+    changes = {key: text for key, text in asked.changes.items() if not key.startswith("published.")}
+    data = data_name(asked.data, changes.get("data_path"))
+    common = {"recipe_name": asked.recipe, "data": data, "seed": asked.seed, "tensorboard": asked.tensorboard, "evaluation_split": evaluated_split(data)}
+    if asked.tensorboard:
+        require_tensorboard()
+    if asked.recipe in PRETRAINING:
+        if of_published:
+            raise ValueError(f"--set published.{next(iter(of_published))}: {asked.recipe} is no published recipe; set steps, lr, ... themselves")
+        own = Architecture("glyphs" if data == BUILT_IN else "cifar")
+        given = RunConfig(method=asked.recipe, model=own, recipe=recipes.RETRIEVAL if asked.recipe == "retrieval" else recipes.MAE,
+                          augmentation=None if data == BUILT_IN else SMALL_PHOTOGRAPHS, **common)
+        return given.with_changes(changes)
+    source = published(asked.recipe)
+    if of_published:
+        source = replace(source, **read_changes(Published, of_published, "the published recipe"))
+    teacher = source.teacher if asked.teacher is None else asked.teacher
+    given = RunConfig(method=source.method, model=Architecture(source.model, dict(source.options)), recipe=source.recipe(count or GUESSED_COUNT),
+                      teacher=None if teacher is None else _teacher(teacher), plan=source.plan(), drop_path=source.drop_path,
+                      augmentation=None if data == BUILT_IN else source.augmentation, **common)
+    return given.with_changes(changes)
+
+
+def oddities(recipe: str) -> tuple[str, ...]:
+    """What is odd about a published recipe; nothing for pre-training."""
+    return () if recipe in PRETRAINING else published(recipe).oddities
+
+
+def data_name(name_or_path: str, path: str | None = None) -> str:
+    """A data set's name as it is, a path in full, so that the run can go on from another folder. Raises where there is nothing of that name."""
+    if name_or_path == BUILT_IN:
+        return name_or_path
+    if "/" not in name_or_path and not Path(name_or_path).exists():  # neither a hub id nor a path
+        require_known("data set", name_or_path, [BUILT_IN, *CATALOGUE])
+    place = find(name_or_path, path)
+    return str(place.path.resolve()) if path is None and place.path is not None else name_or_path
+
+
+def evaluated_split(data: str) -> str:
+    """The split on which results are reported."""
+    if data == BUILT_IN:
+        return "test"
+    return CATALOGUE[data].evaluated if data in CATALOGUE else "validation"
+
+
+def _teacher(name_or_path: str) -> str:
+    """A timm name as it is, a file's path in full. Raises where there is neither a file nor a model of that name."""
+    if is_file(name_or_path):
+        if not Path(name_or_path).exists():
+            raise FileNotFoundError(f"the teacher {name_or_path} does not exist: `python -m atlib pretrain` makes one, "
+                                    "and timm.list_pretrained('vit_*') lists names")
+        return str(Path(name_or_path).resolve())
+    with torch.device("meta"):
+        create_vit(name_or_path)
+    return name_or_path

@@ -1,0 +1,198 @@
+"""What one training run is, as a frozen value that goes to JSON and back: all that `resume` needs besides the checkpoints."""
+
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+
+import torch
+
+from atlib.augmentation import Augmentation
+from atlib.changes import read_changes, read_value
+from atlib.checkpoint import Architecture, write_atomically
+from atlib.names import require_known
+from atlib.plan import Plan
+from atlib.recipes import Recipe
+
+METHODS = ("scratch", "fine-tune", "copy", "distill", "retrieval", "mae")
+NEED_TEACHER = ("fine-tune", "copy", "distill")
+PRETRAINING = ("retrieval", "mae")
+BUILT_IN = "marked-glyphs"  # the one data set that is generated, of 32 x 32 pixels
+PARTS = ("recipe", "plan", "augmentation", "model")  # fields of a run that have fields of their own
+# What may be another when a run goes on: it does not reach the weights.
+FREE = ("workers", "save_every", "keep", "tensorboard")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run; checked when it is built, without data and without weights.
+
+    recipe_name: the published recipe it started from, for the record. method: one of `METHODS`; "retrieval" and "mae" make a teacher.
+    model: the student (of the last two, the teacher to be); without num_classes it gets the data's. teacher: a timm name or a file;
+    teacher_heads, teacher_architecture: of a file whose weights do not tell (`atlib.teachers.load_teacher`). data, data_path, image_column,
+    label_column, training_split: as in `atlib.photos.open_photos`; data_size: so many images, chosen by the seed (None: all). streaming:
+    read rows as they come instead of by index. augmentation: None for the built-in world, whose images are taken as they are.
+    plan: what is transferred (copy and distill). drop_path: the student's. mask_ratio, decoder_width: of the masked auto-encoder.
+    evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at the end). on_corrupt: "raise" or "skip" (images
+    that cannot be decoded; the evaluation then leaves them out). workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay.
+    Raises `ValueError` for a method without its teacher, a plan that does not fit the model, and values that cannot be meant.
+    """
+
+    recipe_name: str
+    method: str
+    model: Architecture
+    data: str
+    recipe: Recipe
+    teacher: str | None = None
+    teacher_heads: int | None = None
+    teacher_architecture: str | None = None
+    data_path: str | None = None
+    data_size: int | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    streaming: bool = False
+    training_split: str = "train"
+    augmentation: Augmentation | None = None
+    plan: Plan | None = None
+    drop_path: float = 0.0
+    mask_ratio: float = 0.75
+    decoder_width: int = 64
+    evaluation_split: str = "test"
+    evaluate_every: int = 0
+    on_corrupt: str = "raise"
+    workers: int = 0
+    save_every: int = 500
+    keep: int = 2
+    tensorboard: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        require_known("method", self.method, METHODS)
+        require_known("on_corrupt", self.on_corrupt, ("raise", "skip"))
+        if self.method in NEED_TEACHER and self.teacher is None:
+            raise ValueError(f"{self.method} needs a teacher: pass --teacher with a timm name or a file "
+                             "(`python -m atlib pretrain` makes one; `python -m atlib teacher NAME` says what it is)")
+        if self.method not in NEED_TEACHER and self.teacher is not None:
+            raise ValueError(f"{self.method} has no teacher, got --teacher {self.teacher}: leave it out, or choose a recipe of copy, distill or fine-tune")
+        if (self.plan is not None) != (self.method in ("copy", "distill")) or self.plan is not None and self.plan.how != self.method:
+            raise ValueError(f"method {self.method!r} and plan {None if self.plan is None else self.plan.how!r} do not go together: "
+                             "copy and distill have a plan that says so, other methods none")
+        for name, least in (("seed", 0), ("workers", 0), ("evaluate_every", 0), ("save_every", 1), ("keep", 1), ("decoder_width", 1), ("data_size", 1)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path must be at least 0 and below 1, got {self.drop_path}")
+        if self.method == "retrieval" and self.data != BUILT_IN:
+            raise ValueError(f"retrieval is a task of the built-in world, data 'marked-glyphs', not of {self.data!r}: use `pretrain mae`")
+        self._check_model()
+
+    def _check_model(self) -> None:
+        model = self.skeleton(self.model.overrides.get("num_classes", 2))
+        if self.plan is not None:
+            self.plan.layers_of(len(model.blocks))
+        if self.data == BUILT_IN and tuple(model.patch_embed.img_size) != (32, 32):
+            raise ValueError(f"the model {self.model.name!r} takes images of {model.patch_embed.img_size} pixels, those of {BUILT_IN} have 32 x 32: "
+                             "choose a recipe of the built-in scale, or other --data")
+        if self.augmentation is not None and tuple(model.patch_embed.img_size) != (self.augmentation.image_size,) * 2:
+            raise ValueError(f"the model {self.model.name!r} takes images of {model.patch_embed.img_size} pixels, the augmentation makes them of "
+                             f"{self.augmentation.image_size}: change --set model.img_size or --set augmentation.image_size")
+
+    def architecture(self, num_classes: int) -> Architecture:
+        """The model for data with so many classes; its own `num_classes` comes first. For a teacher to be made by masking: no head."""
+        wanted = {"mae": 0}.get(self.method, num_classes)
+        sized = {} if self.augmentation is None else {"img_size": self.augmentation.image_size}
+        dropped = {"drop_path_rate": self.drop_path} if self.drop_path else {}
+        return Architecture(self.model.name, {"num_classes": wanted, **sized, **dropped, **self.model.overrides})
+
+    def skeleton(self, num_classes: int) -> torch.nn.Module:
+        """The model without weights, on the meta device. Raises `ValueError` for arguments that its constructor refuses."""
+        try:
+            with torch.device("meta"):
+                return self.architecture(num_classes).build()
+        except (TypeError, AssertionError) as error:
+            raise ValueError(f"the model {self.model.name!r} cannot be built with {dict(self.model.overrides)}: {error}") from error
+
+    def describe(self) -> dict:
+        """All fields as plain JSON values, for a record and for config.json."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    def fingerprint(self) -> dict:
+        """What must be the same when a run goes on."""
+        return {name: value for name, value in self.describe().items() if name not in FREE}
+
+    def with_changes(self, changes: Mapping[str, str]) -> "RunConfig":
+        """The run with `--set` values: fields of the run or of its recipe by name, parts by `plan.what`, `augmentation.flip`, `model.depth`.
+
+        Raises `ValueError` for unknown names (with the known ones), values of another type, and values that cannot be meant.
+        """
+        own: dict[str, str] = {}
+        inner: dict[str, dict[str, str]] = {}
+        names = {field.name for field in fields(self)}
+        of_recipe = [field.name for field in fields(Recipe)]
+        for key, text in changes.items():
+            part, dot, name = key.partition(".")
+            if dot:
+                require_known("part of a run", part, PARTS)
+                inner.setdefault(part, {})[name] = text
+            elif key in of_recipe:
+                inner.setdefault("recipe", {})[key] = text
+            elif key == "model":
+                inner.setdefault("model", {})["name"] = text
+            else:
+                require_known("setting", key, [*sorted(names - {"model", *PARTS}), *of_recipe, *(f"{part}.…" for part in PARTS)])
+                own[key] = text
+        parts = {part: self._changed_part(part, of_part) for part, of_part in inner.items()}
+        # All at once: a model and an image size may be wrong one by one and right together.
+        return replace(self, **read_changes(RunConfig, own, "the run"), **parts)
+
+    def _changed_part(self, part: str, changes: dict[str, str]) -> object:
+        now = getattr(self, part)
+        if part == "model":
+            overrides = {key: read_value(text) for key, text in changes.items() if key != "name"}
+            return Architecture(changes.get("name", now.name), {**now.overrides, **overrides})
+        if now is None:
+            raise ValueError(f"--set {part}.{next(iter(changes))}: this run has no {part} (method {self.method!r}, recipe {self.recipe_name!r})")
+        return replace(now, **read_changes(type(now), changes, part))
+
+
+def write_config(folder: Path, config: RunConfig) -> Path:
+    """Write FOLDER/config.json, whole or not at all."""
+    return write_atomically(config_path(folder), (json.dumps(config.describe(), indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The run that a folder holds. Raises `FileNotFoundError` with the way out, or `OSError` naming a file that is damaged."""
+    path = config_path(folder)
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} holds no run, {path.name} is missing: start one with `python -m atlib train ... --out {folder}`")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        kinds = typing.get_type_hints(RunConfig)
+        return RunConfig(**{name: _rebuilt(name, value, kinds.get(name)) for name, value in values.items()})
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
+        raise OSError(f"{path} does not describe a run ({type(error).__name__}: {error}); it was left as it is") from error
+
+
+def config_path(folder: Path) -> Path:
+    """Where a run's folder keeps its config."""
+    return Path(folder) / "config.json"
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it."""
+    if isinstance(value, Architecture):
+        return {"name": value.name, "overrides": {name: _plain(each) for name, each in value.overrides.items()}}
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
+
+
+def _rebuilt(name: str, value: object, kind: object) -> object:
+    """What `_plain` made plain."""
+    if value is None or name not in PARTS:
+        return value
+    if name == "model":
+        return Architecture(**value)
+    kind = next(each for each in (kind, *typing.get_args(kind)) if is_dataclass(each))
+    return kind(**{field: tuple(each) if isinstance(each, list) else each for field, each in value.items()})

@@ -1,0 +1,95 @@
+"""Runs of `python -m atlib train` that are stopped in several ways and taken up again: python -m tests.stopped_runs FOLDER.
+
+torch takes seconds to import, so one process imports it and forks the runs; nothing is computed before the fork. Prints, as JSON, how
+each command ended, in order; what it printed is in FOLDER/NAME.txt.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from atlib import __main__ as command
+from atlib import run_parts, running
+
+SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 2}  # three steps a pass, the last of four images
+HELD_OUT = {"validation": 30, "test": 40}
+
+
+def sets(**values) -> list[str]:
+    return [text for name, value in (SMALL | values).items() for text in ("--set", f"{name}={value}")]
+
+
+def asked(recipe: str, out: Path, *more: str, **values) -> list[str]:
+    """The command that trains a small run on the built-in world."""
+    return ["train", "--recipe", recipe, "--data", "marked-glyphs", "--out", str(out), *more, *sets(**values)]
+
+
+def in_a_child(text: Path, arguments: list[str], step: int = 0, what=None) -> int:
+    """Run a command in a process of its own, in which `what` happens as soon as that step is logged; how it ended (-9: killed)."""
+    number = os.fork()
+    if number:
+        return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+    code = 70
+    try:
+        with open(text, "a") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        if what is not None:
+            _at_step(step, what)
+        code = command.main(arguments)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _at_step(step: int, what) -> None:
+    plain = running.RunLog.__call__
+
+    def call(self, entry):
+        plain(self, entry)
+        if entry["step"] == step and entry["event"] == "step":
+            what()
+
+    running.RunLog.__call__ = call
+
+
+def main(folder: Path) -> dict[str, list[int]]:
+    run_parts.HELD_OUT = HELD_OUT
+    ended: dict[str, list[int]] = {}
+
+    def do(name: str, arguments: list[str], step: int = 0, what=None) -> None:
+        ended.setdefault(name, []).append(in_a_child(folder / f"{name}.txt", arguments, step, what))
+
+    def send(number: int):
+        return lambda: os.kill(os.getpid(), number)
+
+    do("whole", asked("built-in-scratch", folder / "whole", drop_path=0.2))
+    for step in range(1, 6):
+        out = folder / f"killed-{step}"
+        do(out.name, asked("built-in-scratch", out, drop_path=0.2), step, send(signal.SIGKILL))
+        do(out.name, ["resume", str(out)])
+
+    out = folder / "terminated"
+    do(out.name, asked("built-in-scratch", out, drop_path=0.2, save_every=100), 3, send(signal.SIGTERM))
+    do(out.name, ["resume", str(out)])
+    before = (out / "record.json").stat().st_mtime_ns
+    do(out.name, ["resume", str(out)])
+    assert (out / "record.json").stat().st_mtime_ns == before, "a finished run was touched"
+
+    out = folder / "changed"
+    do(out.name, asked("built-in-scratch", out, drop_path=0.2), 4, send(signal.SIGKILL))
+    good = (out / "config.json").read_text()
+    (out / "config.json").write_text(json.dumps(json.loads(good) | {"drop_path": 0.1}))
+    do(out.name, ["resume", str(out)])
+    (out / "config.json").write_text(good)
+    do(out.name, ["resume", str(out)])
+
+    out = folder / "twice"
+    do(out.name, asked("built-in-scratch", out, drop_path=0.2), 3, lambda: do("second", ["resume", str(out)]) or (folder / "second").write_text(str(ended["second"])))
+    return ended
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))
