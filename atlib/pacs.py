@@ -27,24 +27,31 @@ def load_pacs(domains: Sequence[str], path: str | Path | None = None, *, split: 
     Raises `ValueError` for unknown domains and splits and for missing columns, and what `load` raises for files and the network.
     Source: Li et al. 2017, "Deeper, Broader and Artier Domain Generalization" (arXiv 1710.03077).
     """
+    from atlib.hub import class_names  # imported here: `datasets` takes seconds
+
+    rows, image_column, label_column = pacs_rows(domains, path, split)
+    rows = rows.select(draw(len(rows), size, seed, f"PACS {', '.join(domains)} {split}"))
+    return Images(decode(rows, image_column, image_size), torch.tensor(rows[label_column][:]), class_names(rows, label_column))
+
+
+def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
+    """The rows of a split of some domains, undecoded, as a `datasets.Dataset`, and its image and label column; see `load_pacs`."""
     if isinstance(domains, str) or len(domains) == 0:
         raise ValueError(f"domains must be a list with at least one of {', '.join(DOMAINS)}, got {domains!r}")
     for domain in domains:
         require_known("domain of PACS", domain, DOMAINS)
     require_known("split of PACS", split, SPLITS)
-    from atlib.hub import class_names, find_column, open_rows  # imported here: `datasets` takes seconds
+    from atlib.hub import find_column, open_rows
 
     rows = open_rows(HUB, path, "train")
     domain_of = np.array(rows[find_column(rows, ("domain",), "domain")][:])
     image_column, label_column = find_column(rows, ("image",), "image"), find_column(rows, ("label",), "label")
-    classes = class_names(rows, label_column)
     missing = [domain for domain in domains if domain not in domain_of]
     if missing:
         raise ValueError(f"the data have no image of {', '.join(missing)}, only of {', '.join(sorted(set(domain_of)))}")
     # A set, in the file's order: naming a domain twice, or in another order, changes nothing.
-    rows = rows.select(np.sort(np.concatenate([_split(np.flatnonzero(domain_of == domain), split) for domain in set(domains)])))
-    rows = rows.select(draw(len(rows), size, seed, f"PACS {', '.join(domains)} {split}"))
-    return Images(decode(rows, image_column, image_size), torch.tensor(rows[label_column][:]), classes)
+    wanted = np.sort(np.concatenate([_split(np.flatnonzero(domain_of == domain), split) for domain in set(domains)]))
+    return rows.select(wanted), image_column, label_column
 
 
 def _split(positions: np.ndarray, split: str) -> np.ndarray:

@@ -1,0 +1,184 @@
+"""Photographs at any size, read by index: rows of a `datasets` split that are decoded and transformed when they are asked for.
+
+`atlib.data.Images` holds a small set in memory; this is the same interface over one that does not fit.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from atlib.augmentation import Augmentation
+from atlib.catalogue import Known, open_rows_of
+from atlib.decoding import (Called, CorruptImage, Made, Share, Transform, Wanted, as_is, as_stored, check_on_corrupt, corrupt_image, decode,
+                            deliver, make, seed_of)
+from atlib.feed import Batch, Part, my_batches, my_repeats
+from atlib.labelling import Labelling, Stored, make_labelling
+
+
+class Photos(Dataset):
+    """Images on disk with their targets, for training (`epoch`) and evaluation (`loader`). `photos[i]` is one (image, target).
+
+    rows: a `datasets.Dataset` whose column `image_column` is undecoded. targets: labels (n,). classes: their names. augmentation: what
+    images go through, in `epoch` as it says for training if `train` (else, and everywhere else, as for evaluation); None: they are
+    taken as they are, scaled as `atlib.data.Images` scales, and must be of one size. on_corrupt: what `epoch` does with an image that
+    cannot be decoded, "raise" or "skip"; `corrupt` collects those seen, {index: why}. workers: processes that `loader` decodes in.
+    """
+
+    def __init__(self, rows, image_column: str, targets: Tensor, classes: Sequence[str], *, augmentation: Augmentation | None = None,
+                 train: bool = False, on_corrupt: str = "raise", workers: int = 0):
+        check_on_corrupt(on_corrupt)
+        if len(rows) != len(targets):
+            raise ValueError(f"{len(rows)} images, but {len(targets)} targets")
+        self.rows, self.image_column, self.targets, self.classes = rows, image_column, targets, tuple(classes)
+        self.augmentation, self.train, self.on_corrupt, self.workers = augmentation, train, on_corrupt, workers
+        self.corrupt: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        images, targets = self.take([index])
+        return images[0], targets[0]
+
+    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The batch at `indices` as evaluation sees it: float32 (B, 3, height, width) and its targets. Raises `CorruptImage`."""
+        made = self._make([(index, None) for index in indices])
+        if made.corrupt:
+            raise corrupt_image(made.corrupt)
+        return made.images[: len(made.indices)], made.targets[: len(made.indices)]
+
+    __getitems__ = take
+
+    def loader(self, batch_size: int) -> DataLoader:
+        """A DataLoader of (images, targets) in order, every image once, as evaluation sees them.
+
+        Raises `CorruptImage` whatever `on_corrupt` is: an evaluation on fewer images is another one. `readable` says which there are.
+        """
+        batches = [range(first, min(first + batch_size, len(self))) for first in range(0, len(self), batch_size)]
+        return DataLoader(Called(self.take), sampler=batches, batch_size=None, collate_fn=as_is, num_workers=self.workers, generator=torch.Generator())
+
+    def epoch(self, part: Part, workers: int = 0) -> Iterator[Batch]:
+        """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one).
+
+        Order and augmentation hang on seed, epoch and index alone: not on the number of workers, nor on where the epoch is taken up
+        again. Raises `CorruptImage` with on_corrupt="raise".
+        """
+        def seed(index: int, repeat: int) -> int | None:
+            return seed_of(part.seed, part.epoch, index, repeat) if self.train and self.augmentation is not None else None
+
+        shares = (Share([(index, seed(index, repeat)) for index, repeat in zip(indices, repeats)], weight)
+                  for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part)))
+        return deliver(self._make, shares, workers=workers, on_corrupt=self.on_corrupt, corrupt=self.corrupt)
+
+    def select(self, indices: Sequence[int]) -> "Photos":
+        """The images at `indices`, in that order, under the same treatment."""
+        chosen = torch.as_tensor(indices, dtype=torch.long)
+        return Photos(self.rows.select(chosen.tolist()), self.image_column, self.targets[chosen], self.classes, augmentation=self.augmentation,
+                      train=self.train, on_corrupt=self.on_corrupt, workers=self.workers)
+
+    def readable(self) -> "Photos":
+        """The images that can be decoded; the others are noted in this set's `corrupt`. Decodes every image once, in `workers` processes."""
+        whole = DataLoader(Called(self._why_not), sampler=range(len(self)), batch_size=None, collate_fn=as_is, num_workers=self.workers,
+                           generator=torch.Generator())
+        found = {index: why for index, why in enumerate(whole) if why is not None}
+        self.corrupt.update(found)
+        return self.select([index for index in range(len(self)) if index not in found]) if found else self
+
+    def _make(self, wanted: Sequence[tuple[int, int | None]]) -> Made:
+        """The images at (index, seed of the augmentation); runs in a worker."""
+        files = self.rows[[index for index, _ in wanted]][self.image_column]
+        entries = [Wanted(index, file, self.targets[index].item(), seed) for (index, seed), file in zip(wanted, files)]
+        return make(entries, look_of(self.augmentation), self._blank)
+
+    def _why_not(self, index: int) -> str | None:
+        try:
+            decode(self.rows[index][self.image_column])
+        except CorruptImage as error:
+            return str(error)
+
+    def _blank(self) -> Image.Image:
+        """A picture that comes out of the transform in the size of all others."""
+        if self.augmentation is not None:
+            return Image.new("RGB", (256, 256))
+        for index in range(len(self)):
+            if self._why_not(index) is None:
+                return Image.new("RGB", decode(self.rows[index][self.image_column]).size)
+        raise CorruptImage(f"none of the {len(self)} images can be decoded")
+
+
+def look_of(augmentation: Augmentation | None) -> Transform:
+    """What an image goes through: (picture, seed) to tensor, as for evaluation where the seed is None."""
+    if augmentation is None:
+        return as_stored
+    return lambda picture, seed: augmentation.evaluate(picture) if seed is None else augmentation.train(picture, seed)
+
+
+def open_photos(name_or_path: str | Path, *, path: str | Path | None = None, split: str = "train", augmentation: Augmentation | None = None,
+                train: bool, image_column: str | None = None, label_column: str | None = None, on_corrupt: str = "raise",
+                class_map: Mapping[Stored, int] | None = None, classes: Iterable[Stored] | None = None, workers: int = 0) -> Photos:
+    """Open a split of a data set for reading by index.
+
+    name_or_path, path, split, image_column, label_column: as in `atlib.catalogue.open_rows_of`. classes: the stored labels whose images
+    are wanted (None: all). class_map: what they mean, {stored: label}. augmentation, train, on_corrupt, workers: as in `Photos`.
+    Nothing is decoded yet; `datasets` copies what it reads from parquet or the hub into its cache, once, as large as the files.
+
+    Raises what `open_rows_of` raises, and `ValueError` for a split without images, a column that holds none, and labels that are out
+    of range or not mapped, naming the label.
+    """
+    check_on_corrupt(on_corrupt)
+    rows, image_column, label_column, known = open_rows_of(name_or_path, path, split, image_column, label_column)
+    if len(rows) == 0:
+        raise ValueError(f"{name_or_path} {split} has no images")
+    stored = rows[label_column][:]
+    labelling = make_labelling(names_of(rows, label_column, known, class_map is not None), class_map, classes)
+    labels = [labelling.of(label, index) for index, label in enumerate(stored)]
+    wanted = [index for index, label in enumerate(labels) if label is not None]
+    if not wanted:
+        raise ValueError(f"{name_or_path} {split} has no image of the classes {list(classes)}")
+    if known is not None and known.images.get(split) != len(rows):
+        warnings.warn(f"{name_or_path} {split} has {len(rows):,} images here, {known.images.get(split, 0):,} were published: results will not "
+                      "compare with others'", stacklevel=2)
+    rows = undecoded(rows, image_column).select_columns([image_column])
+    return Photos(rows if len(wanted) == len(rows) else rows.select(wanted), image_column, torch.tensor([labels[index] for index in wanted]),
+                  labelling.names, augmentation=augmentation, train=train, on_corrupt=on_corrupt, workers=workers)
+
+
+def names_of(rows, label_column: str, known: Known | None, mapped: bool) -> tuple[str, ...]:
+    """The names of the stored labels: those in the data, else the numbers of the classes that are known or, read by index, found.
+
+    mapped: whether a class map says what labels mean, so that they need not be class indices; () where they are not.
+    Raises `ValueError` when the data have another number of classes than was published, and for labels that are no class indices.
+    """
+    import datasets
+    from atlib.hub import class_names
+
+    feature = rows.features[label_column]
+    counts = isinstance(feature, datasets.Value) and feature.dtype.startswith(("int", "uint"))
+    if known is not None and counts:
+        return tuple(map(str, range(known.classes)))
+    if not isinstance(feature, datasets.ClassLabel) and mapped:
+        return ()
+    if not isinstance(feature, datasets.ClassLabel) and isinstance(rows, datasets.IterableDataset):
+        raise ValueError(f"column {label_column!r} says neither how many classes there are nor their names, and a stream cannot be searched for them: "
+                         "pass class_map=, or read it by index with open_photos")
+    names = class_names(rows, label_column)
+    if known is not None and len(names) != known.classes:
+        raise ValueError(f"the data have {len(names)} classes, {known.classes} were published: they are another set; open them by their path alone")
+    return names
+
+
+def undecoded(rows, image_column: str):
+    """The rows with the files of their images instead of pictures. Raises `ValueError` for a column that holds no images."""
+    import datasets
+
+    feature = rows.features[image_column]
+    binary = isinstance(feature, datasets.Value) and feature.dtype in ("binary", "large_binary")
+    if not (isinstance(feature, (datasets.Image, dict)) or binary):
+        raise ValueError(f"column {image_column!r} holds {feature}, not images: name the right one with image_column=, there are "
+                         f"{', '.join(rows.column_names)}")
+    return rows.cast_column(image_column, datasets.Image(decode=False))

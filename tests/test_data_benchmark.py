@@ -1,0 +1,37 @@
+"""The benchmark of the loader: what it calls a ratio, and one small run."""
+
+import sys
+
+import datasets
+import pytest
+
+from atlib.record import read_record
+from tests.helpers import ROOT
+from tests.picture_files import write_parquet
+
+sys.path.insert(0, str(ROOT / "benchmarks"))  # its files are scripts, which find each other in their own folder
+
+import data as benchmark  # noqa: E402
+
+
+def test_ratios_are_taken_within_a_turn():
+    rounds = [{"a": 10.0, "b": 5.0}, {"a": 4.0, "b": 4.0}, {"a": 30.0, "b": 10.0}]
+    assert benchmark.compared(rounds, "a", "b") == {"ratio": 2.0, "ratio_low": 1.0, "ratio_high": 3.0}
+
+
+def test_one_small_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(benchmark, "GLYPHS", 128)
+    images = write_parquet(tmp_path / "set", "train", range(6))
+    out = tmp_path / "data.json"
+    benchmark.main(["--images", str(images), "--label-column", "label", "--count", "4", "--batch", "2", "--step-batch", "1", "--model", "glyphs",
+                    "--workers", "0", "--repetitions", "2", "--threads", "1", "--out", str(out)])
+    record = read_record(out)
+    assert record.config["images"] == 4 and record.results["file"]["pixels"] == 16 * 12 and len(record.history) == 2
+    for pair, one in record.results["ratios"].items():
+        above, below = pair.split(" / ")
+        by_hand = [turn[above] / turn[below] for turn in record.history]
+        assert [one["ratio_low"], one["ratio_high"]] == pytest.approx([min(by_hand), max(by_hand)])
+    assert "Photos, 0 workers / decoding alone" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        benchmark.parse(["--count", "0"])
