@@ -58,7 +58,7 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
     `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a run repeats bit for bit; on a GPU
     the attention and convolution kernels may sum in another order. It seeds torch's global generator. `evaluate(model)`, if
     given, adds its metrics after the last pass, and after every `evaluate_every`-th where that is above 0; those of the averaged weights, where
-    the recipe has an average, begin with "average_". With `out`, the last good weights are kept in `out/last.safetensors` once per pass.
+    the recipe has an average, begin with ``average_``. With `out`, the last good weights are kept in `out/last.safetensors` once per pass.
 
     data: anything with a length and `epoch(part, workers)`, as `Images` has. With a `keeper` the run is kept along the way and goes on where
     it was kept last, with the same bits as if it had not been interrupted (on one CPU). `log` gets a dict after each step

@@ -119,7 +119,7 @@ class Training:
         self.position.count(value)
 
     def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:
-        """The metrics of the weights and, beginning with "average_", of the averaged ones; the same on all processes. None for no evaluation."""
+        """The metrics of the weights and, beginning with ``average_``, of the averaged ones; the same on all processes. None for no evaluation."""
         if evaluate is None:
             return {}
         metrics = dict(evaluate(self.plain))
