@@ -120,7 +120,7 @@ def test_effective_robustness_is_the_distance_from_the_line_of_each_set(tmp_path
     assert figures == "copy − fine-tune +1.0 ± 0.0 points, 0 of 3 seeds; distill − fine-tune −1.0 ± 0.0 points, 3 of 3 seeds"
 
 
-def test_real_images_are_used_when_there_are_enough_seeds_of_them_and_a_smoke_run_never(tmp_path):
+def test_real_images_are_used_when_there_are_enough_seeds_of_them(tmp_path):
     claim = claim_of("05", "A student with copied maps")
 
     def run(scale, copy, seeds):
@@ -129,10 +129,10 @@ def test_real_images_are_used_when_there_are_enough_seeds_of_them_and_a_smoke_ru
         return claim.real(tmp_path)
 
     assert claim.real(tmp_path) == ("no run", "not tested")
-    assert run("cifar10-cpu", 0.9, 5) == ("a run with a weak teacher only", "not tested")
     assert run("pacs", 0.6, 2).verdict == "not tested"
     assert run("pacs", 0.6, 3) == ("PACS: copy − scratch +10.0 ± 0.0 points, 3 of 3 seeds", "holds")
-    assert run("cifar10", 0.4, 3).verdict == "does not hold"
+    assert run("cifar10-cpu", 0.45, 3).verdict == "does not hold"
+    assert run("cifar10", 0.4, 3).figures.count("; ") == 2
     assert claim.built_in(tmp_path).verdict == "not tested"
 
 
