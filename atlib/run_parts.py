@@ -1,5 +1,6 @@
 """What a run is put together from, made from its config: images, teacher, the model to train, and its loss."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from atlib.augmentation import Augmentation
 from atlib.catalogue import CATALOGUE
 from atlib.checkpoint import Architecture
 from atlib.data import Images, draw, load
+from atlib.native import differences
+from atlib.plan import Plan
 from atlib.run import BUILT_IN, PRETRAINING, RunConfig
 from atlib.train import Loss, student_loss
 from atlib.transfer import AttentionTransfer
@@ -106,8 +109,17 @@ def build(config: RunConfig, outputs: int) -> Built:
         case "fine-tune":
             return Built(start_from(student, teacher.vit), architecture, None)
         case "copy" | "distill":
-            return Built(AttentionTransfer(teacher.vit, student, config.plan), architecture, teacher.architecture)
+            return Built(AttentionTransfer(teacher.vit, student, plan_for(config, teacher.vit, student)), architecture, teacher.architecture)
     return Built(student, architecture, None)
+
+
+def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> Plan:
+    """The run's plan; a student that differs from its teacher in nothing but how it pools at the end is no mismatch.
+
+    The published code pairs a student that averages its patches with MAE's weights, which timm reads with a class token. Pooling comes after the last
+    map, so what is transferred does not depend on it. Any other difference must be asked for, with `--set plan.mismatched=true` (arXiv 2605.07191).
+    """
+    return replace(config.plan, mismatched=True) if set(differences(teacher, student)) == {"pooling"} else config.plan
 
 
 def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Eva) -> VisionTransformer | Eva:
