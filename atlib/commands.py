@@ -130,7 +130,8 @@ def _until_stopped(folder: Path, run) -> int:
     try:
         record = run()
     except Preempted as stopped:
-        print(f"python -m atlib: {stopped}\nresume with: python -m atlib resume {folder}", file=sys.stderr)
+        if is_main_process():
+            print(f"python -m atlib: {stopped}\nresume with: python -m atlib resume {folder}", file=sys.stderr)
         return STOPPED
     except NonFiniteLoss as error:
         print(f"python -m atlib: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
-from atlib.evaluate import evaluate
+from atlib.evaluate import evaluate_together
 from atlib.keeper import Keeper
 from atlib.record import Record, about, peak_memory_mb, read_record, write_record
 from atlib.run import PRETRAINING, RunConfig, config_path, read_config, write_config
@@ -114,7 +114,7 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     keeper = Keeper(Path(folder) / "checkpoints", config.save_every, config.keep, config.fingerprint(), f"{config.evaluation_split}_accuracy")
 
     def metrics(model: nn.Module) -> dict:
-        found = evaluate(model, tested_on)
+        found = evaluate_together(model, tested_on)
         return {f"{config.evaluation_split}_accuracy": found.accuracy, f"{config.evaluation_split}_loss": found.loss}
 
     with _log_of(config, folder, keeper) as log:

@@ -67,6 +67,7 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
 
     Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` on every process too; `log`,
     `out` and the progress bar belong to the main process. A step's images are divided among the processes, whose gradients are averaged.
+    Where weights are divided too (FSDP2, configs/accelerate), a copy is trained, and `model` gets the whole weights at the end, on all processes.
 
     Raises `ValueError` for a model without a classifier that is to learn labels, and for a keeper whose run was started otherwise;
     `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still holding the last finite step's weights;
