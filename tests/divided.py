@@ -1,0 +1,163 @@
+"""What two forked processes do with weights that are divided between them, and with SIGTERM: python -m tests.divided FOLDER.
+
+torch takes seconds to import, so one process imports it and forks the others; nothing is computed before the fork. What came out is in
+FOLDER, and printed as JSON. Accelerate knows no FSDP on CPUs, so these processes tell it that they were started for GPUs: all that follows
+from there on, by FSDP2 itself, is the same on a CPU and gloo.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp
+import torch.distributed.tensor  # noqa: F401  (imported once, before the fork)
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from torch.distributed.tensor.debug import CommDebugMode
+
+from atlib import AttentionTransfer, Plan, create_vit, run_parts, running
+from atlib import __main__ as command
+from atlib.checkpoint import save_weights
+from atlib.data import glyph_images
+from atlib.evaluate import evaluate_together
+from atlib.glyphs import generate
+from atlib.keeper import Keeper
+from atlib.recipes import Recipe
+from atlib.train import train
+from tests.launching import surroundings
+
+# Three steps a pass, the last of them with eight images.
+RECIPE = Recipe(steps=6, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0, checkpoint_activations=True)
+SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 100, "drop_path": 0.2}
+
+
+def ranks(what, *arguments, extra=None) -> list[int]:
+    """Run what(rank, other, *arguments) in two processes, `other` being the last one's id for the first; how they ended (-9: killed)."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    numbers: list[int] = []
+    for rank in (1, 0):
+        number = os.fork()
+        if number == 0:
+            code = 70
+            try:
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                               "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"} | (extra or {})
+                code = what(rank, numbers[0] if numbers else 0, *arguments) or 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        numbers.append(number)
+    return [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers]
+
+
+def pretend_gpus() -> None:
+    """Accelerate takes these two processes for two that it started for GPUs, whose device is the CPU; again before each training."""
+    PartialState(cpu=True)
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    os.environ.pop("ACCELERATE_USE_CPU", None)
+
+
+def small_pair() -> AttentionTransfer:
+    torch.manual_seed(1)
+    options = {"depth": 2, "embed_dim": 16, "num_heads": 2}
+    return AttentionTransfer(create_vit("glyphs", **options), create_vit("glyphs", drop_path_rate=0.3, **options), Plan(how="distill"))
+
+
+def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
+    """A pair is trained; when its weights are divided, it is stopped on the way and goes on with new models."""
+    images, tested_on = glyph_images(generate("train", 32)), glyph_images(generate("test", 30))
+    mine: list[float] = []
+
+    def metrics(model) -> dict:
+        whole = sum(parameter.numel() for parameter in model.parameters())
+        mine.append(sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters()) / whole)
+        found = evaluate_together(model, tested_on)
+        return {"accuracy": found.accuracy, "test_loss": found.loss, "count": found.count}
+
+    def go_on(**options):
+        if divided:
+            pretend_gpus()
+        pair, average = small_pair(), small_pair().student
+        history = train(pair, images, RECIPE, progress=None, seed=3, evaluate=metrics, evaluate_every=1, average_into=average, out=folder / "out", **options)
+        return pair, average, history
+
+    if divided:
+        go_on(keeper=Keeper(folder / "kept", every=100), stop_at=4)
+    pair, average, history = go_on(**({"keeper": Keeper(folder / "kept", every=100)} if divided else {}))
+    teacher, untouched = pair.teacher.state_dict(), small_pair().teacher.state_dict()
+    found = {"world": dist.get_world_size(), "history": history, "mine": mine, "plain": type(pair) is AttentionTransfer and type(pair.student).__name__,
+             "teacher kept": all(torch.equal(value, untouched[name]) for name, value in teacher.items())}
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+    save_weights(folder / f"student-{rank}.safetensors", pair.student)
+    save_weights(folder / f"average-{rank}.safetensors", average)
+    dist.destroy_process_group()
+
+
+def counted(rank: int, _: int, folder: Path) -> None:
+    """How often weights are gathered, and gradients scattered, in two steps."""
+    pretend_gpus()
+    with CommDebugMode() as counting:
+        train(small_pair(), glyph_images(generate("train", 24)), Recipe(steps=2, batch_size=12), progress=None)
+        counts = {str(operation): count for operation, count in counting.get_comm_counts().items()}
+    (folder / f"counts-{rank}.json").write_text(json.dumps(counts))
+    dist.destroy_process_group()
+
+
+def wrapped_as_blocks(rank: int, _: int, folder: Path) -> None:
+    """timm's Block divided: the walk must refuse it, and not compute something else."""
+    pretend_gpus()
+    try:
+        train(small_pair(), glyph_images(generate("train", 32)), Recipe(steps=1, batch_size=12), progress=None)
+        said = "nothing"
+    except TypeError as error:
+        said = str(error)
+    (folder / f"said-{rank}.txt").write_text(said)
+
+
+def commanded(rank: int, other: int, arguments: list[str], text: Path, step: int) -> int:
+    """A command of `python -m atlib`; the second process gets SIGTERM as soon as `step` is logged by the first."""
+    with open(text.with_suffix(f".{rank}"), "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    run_parts.HELD_OUT = {"validation": 30, "test": 40}
+    if step and rank == 0:
+        plain = running.RunLog.__call__
+
+        def call(self, entry):
+            plain(self, entry)
+            if entry["step"] == step and entry["event"] == "step":
+                os.kill(other, signal.SIGTERM)
+
+        running.RunLog.__call__ = call
+    return command.main(arguments)
+
+
+def main(folder: Path) -> dict[str, list[int]]:
+    for name in ("whole", "divided", "blocks"):
+        (folder / name).mkdir(parents=True)
+    large = surroundings("fsdp2_vit_large")
+    ended = {"whole": ranks(trained, folder / "whole", False), "divided": ranks(trained, folder / "divided", True, extra=large),
+             "counted": ranks(counted, folder / "divided", extra=large),
+             "blocks": ranks(wrapped_as_blocks, folder / "blocks", extra=large | {"FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"})}
+    small = [text for name, value in SMALL.items() for text in ("--set", f"{name}={value}")]
+    for out, step in ((folder / "left-alone", 0), (folder / "terminated", 3)):
+        train_it = ["train", "--recipe", "built-in-scratch", "--data", "marked-glyphs", "--out", str(out), *small]
+        ended[out.name] = ranks(commanded, train_it, folder / out.name, step)
+    ended["resumed"] = ranks(commanded, ["resume", str(folder / "terminated")], folder / "resumed", 0)
+    return ended
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(main(Path(sys.argv[1]))))
