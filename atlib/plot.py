@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 # Okabe and Ito's palette, told apart also with colour-blindness; a method keeps its colour through the book.
-COLOURS = {"scratch": "#999999", "fine-tune": "#009E73", "copy": "#0072B2", "copy-untrained": "#D55E00",
+COLOURS = {"scratch": "#999999", "fine-tune": "#009E73", "copy": "#0072B2", "copy-q": "#E69F00", "copy-untrained": "#D55E00",
            "copy-fine-tuned": "#56B4E9", "distill": "#CC79A7"}
 
 
