@@ -88,6 +88,10 @@ def resume_command(given: argparse.Namespace) -> int:
 
 def evaluate_command(given: argparse.Namespace) -> int:
     """`evaluate`: a finished run on its own data or on others; or a file of weights, on data that are named."""
+    if not given.path.exists():
+        raise FileNotFoundError(f"{given.path} does not exist: name a run's folder or a file of weights")
+    if given.averaged and given.path.is_file():
+        raise ValueError(f"--averaged chooses among a run's weights, and {given.path} is a file: leave one of them out")
     folder = given.path if given.path.is_dir() else given.path.parent
     config = read_config(folder) if given.path.is_dir() or config_path(folder).exists() else None
     if config is not None and config.method in PRETRAINING:

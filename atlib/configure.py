@@ -44,6 +44,8 @@ def configure(asked: Asked, count: int | None = None) -> RunConfig:
     """
     of_published = {key.removeprefix("published."): text for key, text in asked.changes.items() if key.startswith("published.")}
     changes = {key: text for key, text in asked.changes.items() if not key.startswith("published.")}
+    if "data_path" in changes:  # in full, so that the run can go on from another folder
+        changes["data_path"] = str(Path(changes["data_path"]).resolve())
     data = data_name(asked.data, changes.get("data_path"))
     common = {"recipe_name": asked.recipe, "data": data, "seed": asked.seed, "tensorboard": asked.tensorboard, "evaluation_split": evaluated_split(data)}
     if asked.tensorboard:

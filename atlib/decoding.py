@@ -1,5 +1,6 @@
 """From image files to batches of tensors. What cannot be decoded is named and left out; nothing takes its place."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -97,7 +98,7 @@ def deliver(make: Callable[[Sequence], Made], shares: Iterable[Share], *, worker
 
     # A generator of its own: a DataLoader draws from one when it begins, and torch's global one belongs to the training run.
     loader = DataLoader(Called(make), sampler=drawn(), batch_size=None, collate_fn=as_is, num_workers=workers, generator=torch.Generator(),
-                        pin_memory=workers > 0 and torch.cuda.is_available())
+                        pin_memory=workers > 0 and torch.cuda.is_available(), worker_init_fn=in_a_group_of_its_own)
     for made in loader:
         share = planned.pop(0)
         corrupt.update(made.corrupt)
@@ -127,6 +128,12 @@ def seed_of(seed: int, epoch: int, index: int, repeat: int = 0) -> int:
 def as_stored(image: Image.Image, seed: int | None = None) -> Tensor:
     """A picture as it is, scaled as `atlib.data.Images` scales: float (3, height, width), (pixel / 255 - 0.5) / 0.25."""
     return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255 - 0.5) / 0.25
+
+
+def in_a_group_of_its_own(worker: int) -> None:
+    """For a DataLoader's workers: a SIGTERM to the whole process group, as launchers send it, must not take them from a run that is about to save."""
+    if hasattr(os, "setpgid"):  # not on Windows
+        os.setpgid(0, 0)
 
 
 class Called:

@@ -96,9 +96,12 @@ class Keeper:
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
                 self._seal(temporary, path, metrics)
-                self._prune()
+                self._prune(path)
             accelerator.wait_for_everyone()
-        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on who writes
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if "DataLoader worker" in str(error):  # it died meanwhile: no matter of the disk
+                raise
+            # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on who writes
             if accelerator.is_main_process:
                 shutil.rmtree(temporary, ignore_errors=True)
             kept = self._checkpoints()
@@ -166,9 +169,10 @@ class Keeper:
         os.replace(temporary, path)
         _force(self.folder)
 
-    def _prune(self) -> None:
-        whole = [path for path in self._checkpoints() if _manifest(path) is not None]
-        scores = self._scores()
+    def _prune(self, written: Path) -> None:
+        """Remove what need not be kept after `written`; later ones were damaged, or the run would have gone on from there, and do not count."""
+        whole = [path for path in self._checkpoints() if path <= written and _manifest(path) is not None]
+        scores = {path: score for path, score in self._scores().items() if path in whole}
         keep = {*whole[-self.last :], *([max(scores, key=scores.get)] if scores else [])}
         for path in whole:
             if path not in keep:

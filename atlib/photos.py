@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from atlib.augmentation import Augmentation
 from atlib.catalogue import Known, open_rows_of
 from atlib.decoding import (Called, CorruptImage, Made, Share, Transform, Wanted, as_is, as_stored, check_on_corrupt, corrupt_image, decode,
-                            deliver, make, seed_of)
+                            deliver, in_a_group_of_its_own, make, seed_of)
 from atlib.feed import Batch, Part, my_batches, my_repeats
 from atlib.labelling import Labelling, Stored, make_labelling
 
@@ -60,7 +60,8 @@ class Photos(Dataset):
         Raises `CorruptImage` whatever `on_corrupt` is: an evaluation on fewer images is another one. `readable` says which there are.
         """
         batches = [range(first, min(first + batch_size, len(self))) for first in range(0, len(self), batch_size)]
-        return DataLoader(Called(self.take), sampler=batches, batch_size=None, collate_fn=as_is, num_workers=self.workers, generator=torch.Generator())
+        return DataLoader(Called(self.take), sampler=batches, batch_size=None, collate_fn=as_is, num_workers=self.workers, generator=torch.Generator(),
+                          worker_init_fn=in_a_group_of_its_own)
 
     def epoch(self, part: Part, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one).
@@ -84,7 +85,7 @@ class Photos(Dataset):
     def readable(self) -> "Photos":
         """The images that can be decoded; the others are noted in this set's `corrupt`. Decodes every image once, in `workers` processes."""
         whole = DataLoader(Called(self._why_not), sampler=range(len(self)), batch_size=None, collate_fn=as_is, num_workers=self.workers,
-                           generator=torch.Generator())
+                           generator=torch.Generator(), worker_init_fn=in_a_group_of_its_own)
         found = {index: why for index, why in enumerate(whole) if why is not None}
         self.corrupt.update(found)
         return self.select([index for index in range(len(self)) if index not in found]) if found else self

@@ -83,6 +83,8 @@ class RunConfig:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path must be at least 0 and below 1, got {self.drop_path}")
+        if self.method in PRETRAINING and (self.recipe.mixup or self.recipe.cutmix):
+            raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         if self.method == "retrieval" and self.data != BUILT_IN:
             raise ValueError(f"retrieval is a task of the built-in world, data 'marked-glyphs', not of {self.data!r}: use `pretrain mae`")
         self._check_model()
@@ -110,7 +112,7 @@ class RunConfig:
         try:
             with torch.device("meta"):
                 return self.architecture(num_classes).build()
-        except (TypeError, AssertionError) as error:
+        except (TypeError, AssertionError, ZeroDivisionError) as error:
             raise ValueError(f"the model {self.model.name!r} cannot be built with {dict(self.model.overrides)}: {error}") from error
 
     def describe(self) -> dict:

@@ -152,6 +152,8 @@ def _log_of(config: RunConfig, folder: Path, keeper: Keeper) -> Iterator[RunLog 
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets it go when the process ends, however it ends
         except BlockingIOError:
             raise ValueError(f"another process is training in {folder}: wait for it, or end it, before you go on") from None
+        except OSError:
+            pass  # a shared file system without locks: better unguarded than not at all
         newest = keeper.latest()
         log = RunLog(folder, 0 if newest is None else int(newest.name.removeprefix("step-")), config.tensorboard)
         try:

@@ -79,10 +79,10 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
         run.resume(keeper)
     position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     bar = tqdm(total=recipe.steps, desc=progress, initial=position.step, disable=progress is None or not run.main, mininterval=2.0, ncols=80)
+    began = time.perf_counter()  # of the step: it includes waiting for images
     with sigterm_noticed(keeper is not None) as noticed, bar:
         while position.step < end:
             for batch, last, run.before_next in ahead(data.epoch(run.part(), workers), run.before_next):
-                began = time.perf_counter()
                 value, norm = run.backward(batch), run.clip()
                 value, stop = agree(run.accelerator, value, bool(noticed))
                 # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then skips the step.
@@ -109,6 +109,7 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
                     raise Preempted(run.kept)
                 if position.step == end:
                     break
+                began = time.perf_counter()
     history = position.history if position.step == recipe.steps else run.so_far(evaluate)
     run.finish(average_into)
     return history

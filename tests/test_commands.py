@@ -261,3 +261,18 @@ def test_photographs_from_a_folder(tmp_path, folder_of_images, capsys):
     capsys.readouterr()
     assert command.main(["evaluate", str(out)]) == 0
     assert f"accuracy {100 * record.results['validation_accuracy']:.2f} %" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("asked", "message"), [
+    ("evaluate missing.safetensors --data marked-glyphs", "missing.safetensors does not exist"),
+    ("evaluate here.safetensors --averaged --data marked-glyphs", "--averaged chooses among a run's weights"),
+    ("pretrain retrieval --set mixup=0.8 --out run", "mixup and cutmix mix classes, and retrieval has none"),
+    ("train --recipe built-in-scratch --data marked-glyphs --set model.num_heads=0 --out run", "cannot be built with"),
+])
+def test_what_cannot_work_is_said_in_a_sentence_and_nothing_is_written(asked, message, tmp_path, capsys):
+    from atlib.__main__ import main
+
+    (tmp_path / "here.safetensors").write_bytes(b"")
+    words = [str(tmp_path / word) if word in ("missing.safetensors", "here.safetensors", "run") else word for word in asked.split()]
+    assert main(words) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "run").exists()

@@ -243,3 +243,15 @@ def test_sigterm_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path):
     assert caught.value.checkpoint == tmp_path / "step-00000007" and steps(tmp_path) == [7]
     assert signal.getsignal(signal.SIGTERM) is handler
     assert same(run(tiny, glyphs64, SHORT, tmp_path)[0], whole)
+
+
+def test_a_damaged_later_checkpoint_never_costs_the_good_ones(tmp_path):
+    """The run was resumed before it; with one checkpoint to keep, the one that was just written is it."""
+    keeper = Keeper(tmp_path, every=1, last=1)
+    for step in (4, 12, 8):
+        folder = tmp_path / f"step-{step:08d}"
+        folder.mkdir()
+        (folder / "weights").write_bytes(b"x")
+        (folder / "manifest.json").write_text(json.dumps({"metrics": {"accuracy": step / 12}, "files": {}}))
+    keeper._prune(tmp_path / "step-00000008")
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000008", "step-00000012"}
