@@ -46,6 +46,7 @@ benchmarks: set-up  ## time a walk, the transfer steps and the import, as ratios
 	@$(RUN) benchmarks/import_time.py
 	@$(RUN) benchmarks/transfer_step.py
 	@$(RUN) benchmarks/processes.py
+	@$(RUN) benchmarks/dry_run.py
 
 lock: set-up  ## write requirements.lock and environment.yml anew from pyproject.toml; UPGRADE=1 takes the newest
 	@$(RUN) tools/lock.py $(if $(UPGRADE),--upgrade)

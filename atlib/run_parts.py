@@ -66,7 +66,11 @@ def known_size(config: RunConfig) -> tuple[int, int] | None:
         return config.data_size or (UNLABELLED if config.method in PRETRAINING else LABELLED), outputs
     if config.data not in CATALOGUE:
         return None
-    return config.data_size or CATALOGUE[config.data].images["train"], CATALOGUE[config.data].classes
+    known = CATALOGUE[config.data]
+    parts = config.training_split.split("+")
+    if not set(parts) <= set(known.images):
+        return None
+    return config.data_size or sum(known.images[part] for part in parts), known.classes
 
 
 def _photographs(config: RunConfig):

@@ -97,7 +97,7 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
                 if over:
                     due = position.step == recipe.steps or evaluate_every and (position.epoch + 1) % evaluate_every == 0
                     metrics = run.measure(evaluate if due else None)
-                    run.close(metrics | ({"corrupt": len(data.corrupt)} if hasattr(data, "corrupt") else {}))
+                    run.close(metrics | run.corrupt_in(data))
                     if log is not None and run.main:
                         log({"event": "epoch"} | position.history[-1])
                     if out is not None:

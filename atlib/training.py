@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from accelerate.utils import DistributedType, broadcast_object_list, set_seed
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
 from torch import Tensor, nn
 
 from atlib.average import Average
@@ -73,8 +73,8 @@ class Training:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the step to come, of the first group of weights."""
-        return self.scheduler.get_last_lr()[0]
+        """The learning rate of the step to come; with layer-wise decay the highest, which is the head's."""
+        return max(self.scheduler.get_last_lr())
 
     @property
     def plain(self) -> nn.Module:
@@ -164,6 +164,10 @@ class Training:
         if self.average is not None:
             self.average.load(found.tensors)
         restore_chance(_under("now.", found.tensors))
+
+    def corrupt_in(self, data) -> dict:
+        """How many images of `data` could not be decoded so far, on all processes together; nothing where the data do not say. Every process must call it."""
+        return {"corrupt": len(set(gather_object(list(data.corrupt))))} if hasattr(data, "corrupt") else {}
 
     def images_of(self, batch: Batch) -> float:
         """How many images the step had over all processes."""
