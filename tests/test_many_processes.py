@@ -45,6 +45,11 @@ def difference(left, right):
     return max((left[name] - right[name]).abs().max().item() for name in left)
 
 
+def without_key_biases(weights):
+    """A constant added to all keys leaves softmax as it is, so their biases have no gradient but rounding noise, of which AdamW makes steps."""
+    return {name: torch.cat(value.chunk(3)[::2]) if name.endswith("qkv.bias") else value for name, value in weights.items()}
+
+
 @pytest.mark.parametrize("name", two.RUNS)
 def test_two_processes_end_where_one_with_twice_the_batch_does(name, pair_of_processes):
     folder, found = pair_of_processes
@@ -54,7 +59,7 @@ def test_two_processes_end_where_one_with_twice_the_batch_does(name, pair_of_pro
     first = {key: first[key] for key in weights} if not recipe.ema else two.tiny().state_dict()
     moved = difference(weights, first)
     assert moved > 1e-3 if not recipe.ema else moved > 5e-4, "the run must have gone somewhere"
-    assert difference(load_file(folder / f"{name}.safetensors"), weights) < 2e-5
+    assert difference(without_key_biases(load_file(folder / f"{name}.safetensors")), without_key_biases(weights)) < 2e-5
     assert found[name]["steps"] == pytest.approx(steps, rel=1e-5)
     assert [entry["loss"] for entry in found[name]["history"]] == pytest.approx([entry["loss"] for entry in history], rel=1e-5)
     assert len(set(found[name]["sums"])) == 1, "both processes hold the same weights"
