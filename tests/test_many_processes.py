@@ -53,13 +53,20 @@ def without_key_biases(weights):
 @pytest.mark.parametrize("name", two.RUNS)
 def test_two_processes_end_where_one_with_twice_the_batch_does(name, pair_of_processes):
     folder, found = pair_of_processes
-    weights, history, steps = two.trained(name)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the two processes: another number of threads is one more order of adding
+    try:
+        weights, history, steps = two.trained(name)
+    finally:
+        torch.set_num_threads(threads)
     build, recipe = two.RUNS[name]
     first = build().state_dict()
     first = {key: first[key] for key in weights} if not recipe.ema else two.tiny().state_dict()
     moved = difference(weights, first)
     assert moved > 1e-3 if not recipe.ema else moved > 5e-4, "the run must have gone somewhere"
-    assert difference(without_key_biases(load_file(folder / f"{name}.safetensors")), without_key_biases(weights)) < 2e-5
+    together = load_file(folder / f"{name}.safetensors")
+    assert difference(together, weights) < 2e-5
+    assert difference(without_key_biases(together), without_key_biases(weights)) < 2e-6
     assert found[name]["steps"] == pytest.approx(steps, rel=1e-5)
     assert [entry["loss"] for entry in found[name]["history"]] == pytest.approx([entry["loss"] for entry in history], rel=1e-5)
     assert len(set(found[name]["sums"])) == 1, "both processes hold the same weights"

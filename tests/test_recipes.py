@@ -32,8 +32,9 @@ def test_values_that_cannot_be_meant(change, message):
 
 
 def test_values_at_the_edge_are_allowed():
-    Recipe(steps=1, warmup=0, label_smoothing=0, min_lr=0, weight_decay=0, transfer_weight=0, layer_decay=1.0, mixed_precision="bf16")
-    Recipe(clip=None, accumulate=128, ema=0.9999, repeats=3, optimizer="lamb")
+    edge = {"steps": 1, "warmup": 0, "label_smoothing": 0, "min_lr": 0, "weight_decay": 0, "transfer_weight": 0, "layer_decay": 1.0,
+            "mixed_precision": "bf16", "clip": None, "accumulate": 128, "ema": 0.9999, "repeats": 3, "optimizer": "lamb"}
+    assert edge.items() <= Recipe(**edge).describe().items()
 
 
 def test_an_unknown_optimiser_names_the_close_ones():
