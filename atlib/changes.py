@@ -3,10 +3,12 @@
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
 from atlib.names import require_known
+
+PLAIN = (bool, int, float, str, type(None))
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, str]:
@@ -51,18 +53,18 @@ def read_value(text: str, hint: object = None) -> object:
 def of_type(name: str, value: object, hint: object) -> object:
     """`value` in the form that the type asks for (a list as a tuple, a whole number as a float). Raises `ValueError` where it does not fit.
 
-    Types that are more than numbers, texts, None and tuples of them are left to the dataclass's own checks.
+    What is in a collection other than a tuple is left to the dataclass's own checks.
     """
     for each in _alternatives(hint):
         if each is float and type(value) is int:
             return float(value)
-        if each in (bool, int, float, str, type(None)) and type(value) is each:
+        if each in PLAIN and type(value) is each:
             return value
         if typing.get_origin(each) is tuple and isinstance(value, (list, tuple)):
             return _as_tuple(name, value, typing.get_args(each))
-    if all(each in (bool, int, float, str, type(None)) or typing.get_origin(each) is tuple for each in _alternatives(hint)):
-        raise ValueError(f"{name}={value!r} is of the wrong type: {name} is {_in_words(hint)}")
-    return value
+        if each not in PLAIN and isinstance(value, typing.get_origin(each) or each):
+            return value
+    raise ValueError(f"{name}={value!r} is of the wrong type: {name} is {_in_words(hint)}")
 
 
 def _as_tuple(name: str, value: Sequence, kinds: tuple) -> tuple:
@@ -78,5 +80,7 @@ def _alternatives(hint: object) -> tuple:
 
 
 def _in_words(hint: object) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
-    return " or ".join(words.get(each, "a list such as [0.9, 0.999]") for each in _alternatives(hint))
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none", tuple: "a list such as [0.9, 0.999]",
+             Iterable: "a list such as [0, 1]", Mapping: "a mapping"}
+    kinds = [typing.get_origin(each) or each for each in _alternatives(hint)]
+    return " or ".join(words.get(kind, f"an {kind.__name__}, whose fields are set one by one") for kind in kinds)

@@ -64,7 +64,9 @@ def configure(asked: Asked, count: int | None = None) -> RunConfig:
     given = RunConfig(method=source.method, model=Architecture(source.model, dict(source.options)), recipe=source.recipe(count or GUESSED_COUNT),
                       teacher=None if teacher is None else _teacher(teacher), plan=source.plan(), drop_path=source.drop_path,
                       augmentation=None if data == BUILT_IN else source.augmentation, **common)
-    return given.with_changes(changes)
+    given = given.with_changes(changes)
+    given.require_use(of_published)
+    return given
 
 
 def oddities(recipe: str) -> tuple[str, ...]:

@@ -206,6 +206,13 @@ def changes(then: Mapping, now: Mapping, prefix: str = "") -> list[str]:
     return found
 
 
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, or of the names and digests of all files in a folder."""
+    if path.is_dir():
+        return hashlib.sha256("".join(f"{file.relative_to(path)} {_digest(file)}\n" for file in _files(path)).encode()).hexdigest()
+    return _digest(path)
+
+
 def _manifest(path: Path) -> dict | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

@@ -100,7 +100,7 @@ def open_stream(name_or_path: str | Path, *, path: str | Path | None = None, spl
     Arguments are those of `atlib.photos.open_photos`; split: where no validation split is published, "train+validation" is all training
     images. buffer: as in `PhotoStream`. count: the number of images that are wanted; it may be left out where it is published, or
     local files say it and no class is left out.
-    Raises `ValueError` when it is not known, and what `open_photos` raises.
+    Raises `ValueError` when it is not known or another than is known, and what `open_photos` raises.
     """
     place = find(name_or_path, path)
     known = place.known
@@ -115,9 +115,13 @@ def open_stream(name_or_path: str | Path, *, path: str | Path | None = None, spl
     image_column, label_column = columns_of(rows, image_column, label_column)
     labelling = make_labelling(names_of(rows, label_column, known, class_map is not None), class_map, classes)
     sizes = None if files is None or classes is not None else [_rows_in(file) for file in files]
-    if count is None and classes is None:
+    if classes is None:
         published = {} if rows.info.splits is None else rows.info.splits
-        count = sum(sizes) if sizes else published[rows.split].num_examples if rows.split in published else known and known.images.get(split)
+        whole = sum(sizes) if sizes else published[rows.split].num_examples if rows.split in published else known and known.images.get(split)
+        if None not in (count, whole) and count != whole:
+            raise ValueError(f"{name_or_path} {split} has {whole:,} images, not {count:,}, and an epoch of a stream is all of them: leave the number out "
+                             "(count=, in a run data_size=), or read a part of them by index, without streaming")
+        count = count if whole is None else whole
     if count is None:
         why = "some classes are left out" if classes is not None else "it was not published"
         raise ValueError(f"the number of images in {name_or_path} {split} is not known ({why}), and steps and schedule hang on it: pass count=")

@@ -111,7 +111,9 @@ class Plan:
 
 def _pairs_as_mapping(given):
     """The normal form of a mapping is a tuple of pairs, which JSON turns into a list of lists: take both back to a mapping."""
-    is_pairs = isinstance(given, list | tuple) and len(given) > 0 and all(isinstance(each, list | tuple) and len(each) == 2 for each in given)
+    if not isinstance(given, list | tuple) or not given:
+        return given
+    is_pairs = all(isinstance(each, list | tuple) and len(each) == 2 and isinstance(each[0], Integral) for each in given)
     return dict(given) if is_pairs else given
 
 
@@ -134,8 +136,7 @@ def _normal_layers(given) -> Layers:
         return None
     if isinstance(given, Mapping):
         of_student = _indices("layers", given, more)
-        _indices("layers", set(given.values()), more)
-        return tuple((student, given[student]) for student in of_student)
+        return tuple((student, *_indices("layers", [given[student]], more)) for student in of_student)
     return _indices("layers", given, more)
 
 

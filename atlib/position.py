@@ -13,31 +13,34 @@ from atlib.feed import Batch
 
 @dataclass
 class Position:
-    """step: steps done in all; epoch: passes done; done: steps done of the pass in progress, and `total`, the sum of their losses;
-    history: one entry per pass that was completed."""
+    """step: steps done in all, the last one at the rate `lr`; epoch: passes done; done: steps done of the pass in progress, `total`, the sum
+    of their losses, and `corrupt`, the images in it that could not be decoded before the run was last taken up; history: one entry per pass
+    that was completed."""
 
     total: Tensor
     step: int = 0
     epoch: int = 0
     done: int = 0
+    lr: float = 0.0
+    corrupt: list[int] = field(default_factory=list)
     history: list[dict] = field(default_factory=list)
 
-    def count(self, loss: Tensor) -> None:
-        """A step was done."""
-        self.total, self.step, self.done = self.total + loss, self.step + 1, self.done + 1
+    def count(self, loss: Tensor, lr: float) -> None:
+        """A step was done, at that rate."""
+        self.total, self.step, self.done, self.lr = self.total + loss, self.step + 1, self.done + 1, lr
 
-    def entry(self, lr: float) -> dict:
+    def entry(self) -> dict:
         """What the history says about the pass in progress."""
-        return {"epoch": self.epoch + 1, "step": self.step, "loss": (self.total / self.done).item(), "lr": lr}
+        return {"epoch": self.epoch + 1, "step": self.step, "loss": (self.total / self.done).item(), "lr": self.lr}
 
     def close(self, entry: dict) -> None:
         """The pass is over."""
         self.history.append(entry)
-        self.total, self.epoch, self.done = torch.zeros((), device=self.total.device), self.epoch + 1, 0
+        self.total, self.epoch, self.done, self.corrupt = torch.zeros((), device=self.total.device), self.epoch + 1, 0, []
 
     def facts(self) -> dict:
         """The position as JSON values; `total` is not among them, being a tensor."""
-        return {"step": self.step, "epoch": self.epoch, "done": self.done, "history": self.history}
+        return {"step": self.step, "epoch": self.epoch, "done": self.done, "lr": self.lr, "corrupt": self.corrupt, "history": self.history}
 
 
 class Ahead(NamedTuple):

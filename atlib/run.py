@@ -2,7 +2,7 @@
 
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,13 @@ NEED_TEACHER = ("fine-tune", "copy", "distill")
 PRETRAINING = ("retrieval", "mae")
 BUILT_IN = "marked-glyphs"  # the one data set that is generated, of 32 x 32 pixels
 PARTS = ("recipe", "plan", "augmentation", "model")  # fields of a run that have fields of their own
+# Settings that only some runs have a use for: whose they are, and whether a run is one of those.
+USED_BY: tuple[tuple[tuple[str, ...], str, Callable[["RunConfig"], bool]], ...] = (
+    (("data_path", "image_column", "label_column", "training_split", "streaming", "on_corrupt"), "data that are read", lambda run: run.data != BUILT_IN),
+    (("mask_ratio", "decoder_width"), "masked auto-encoding", lambda run: run.method == "mae"),
+    (("teacher_heads", "teacher_architecture"), "a teacher", lambda run: run.teacher is not None),
+    (("transfer_weight",), "Distill", lambda run: run.method == "distill"),
+    (("evaluation_split", "evaluate_every", "task_weight", "binary"), "training with labels", lambda run: run.method not in PRETRAINING))
 # What may be another when a run goes on: it does not reach the weights.
 FREE = ("workers", "save_every", "keep", "tensorboard")
 
@@ -31,8 +38,8 @@ class RunConfig:
     recipe_name: the published recipe it started from, for the record. method: one of `METHODS`; "retrieval" and "mae" make a teacher.
     model: the student (of the last two, the teacher to be); without num_classes it gets the data's. teacher: a timm name or a file;
     teacher_heads, teacher_architecture: of a file whose weights do not tell (`atlib.teachers.load_teacher`). data, data_path, image_column,
-    label_column, training_split: as in `atlib.photos.open_photos`; data_size: so many images, chosen by the seed (None: all). streaming:
-    read rows as they come instead of by index. augmentation: None for the built-in world, whose images are taken as they are.
+    label_column, training_split: as in `atlib.photos.open_photos`; data_size: so many images, chosen by the seed (None: all); of a
+    stream, their number, where nothing else says it. streaming: read rows as they come instead of by index. augmentation: None for the built-in world, whose images are taken as they are.
     plan: what is transferred (copy and distill). drop_path: the student's. mask_ratio, decoder_width: of the masked auto-encoder.
     evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at the end). on_corrupt: "raise" or "skip" (images
     that cannot be decoded; the evaluation then leaves them out). workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay.
@@ -112,7 +119,7 @@ class RunConfig:
         try:
             with torch.device("meta"):
                 return self.architecture(num_classes).build()
-        except (TypeError, AssertionError, ZeroDivisionError) as error:
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # whatever timm meets first
             raise ValueError(f"the model {self.model.name!r} cannot be built with {dict(self.model.overrides)}: {error}") from error
 
     def describe(self) -> dict:
@@ -126,7 +133,8 @@ class RunConfig:
     def with_changes(self, changes: Mapping[str, str]) -> "RunConfig":
         """The run with `--set` values: fields of the run or of its recipe by name, parts by `plan.what`, `augmentation.flip`, `model.depth`.
 
-        Raises `ValueError` for unknown names (with the known ones), values of another type, and values that cannot be meant.
+        Raises `ValueError` for unknown names (with the known ones), values of another type, values that cannot be meant, and settings that
+        such a run has no use for.
         """
         own: dict[str, str] = {}
         inner: dict[str, dict[str, str]] = {}
@@ -146,7 +154,17 @@ class RunConfig:
                 own[key] = text
         parts = {part: self._changed_part(part, of_part) for part, of_part in inner.items()}
         # All at once: a model and an image size may be wrong one by one and right together.
-        return replace(self, **read_changes(RunConfig, own, "the run"), **parts)
+        changed = replace(self, **read_changes(RunConfig, own, "the run"), **parts)
+        changed.require_use(changes)
+        return changed
+
+    def require_use(self, names: Iterable[str]) -> None:
+        """Raise `ValueError` for a setting that this run has no use for: it was meant for something, and nothing would come of it."""
+        for asked in names:
+            for settings, use, has in USED_BY:
+                if asked.removeprefix("recipe.") in settings and not has(self):
+                    raise ValueError(f"--set {asked} would change nothing: it belongs to {use}, not to a run of method {self.method!r} on {self.data!r}; "
+                                     "leave it out")
 
     def _changed_part(self, part: str, changes: dict[str, str]) -> object:
         now = getattr(self, part)

@@ -14,11 +14,12 @@ from torch import nn
 
 from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
 from atlib.evaluate import evaluate_together
-from atlib.keeper import Keeper
+from atlib.keeper import Keeper, digest
 from atlib.record import Record, about, peak_memory_mb, read_record, write_record
 from atlib.run import PRETRAINING, RunConfig, config_path, read_config, write_config
 from atlib.run_log import RunLog, require_tensorboard
 from atlib.run_parts import Built, build, held_out_images, loss_of, outputs_for, result_of, training_images, with_student
+from atlib.teachers import is_file
 from atlib.train import train
 
 try:
@@ -61,7 +62,7 @@ def start(config: RunConfig, folder: Path, images=None) -> Record:
 def resume(folder: Path) -> Record:
     """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and return its record.
 
-    A finished run is not touched. Raises `OSError` for a folder without a run, and `ValueError` where its config was changed.
+    A finished run is not touched. Raises `OSError` for a folder without a run, and `ValueError` where its config or its teacher's file was changed.
     """
     config = read_config(folder)
     if record_path(folder).exists():
@@ -111,7 +112,8 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     """Train, keep the result, write the record. The record of the first process; the others have none."""
     images, tested_on, built = ready
     averaged = copy.deepcopy(getattr(built.model, "student", built.model)) if config.recipe.ema is not None else None
-    keeper = Keeper(Path(folder) / "checkpoints", config.save_every, config.keep, config.fingerprint(), f"{config.evaluation_split}_accuracy")
+    same = config.fingerprint() | ({"teacher's sha256": digest(Path(config.teacher))} if config.teacher is not None and is_file(config.teacher) else {})
+    keeper = Keeper(Path(folder) / "checkpoints", config.save_every, config.keep, same, f"{config.evaluation_split}_accuracy")
 
     def metrics(model: nn.Module) -> dict:
         found = evaluate_together(model, tested_on)

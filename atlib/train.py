@@ -91,20 +91,20 @@ def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = studen
                 run.step(value)
                 bar.update()
                 if log is not None and run.main:
-                    log({"event": "step", "step": position.step, "epoch": position.epoch + 1, "loss": value.item(), "lr": run.lr,
+                    log({"event": "step", "step": position.step, "epoch": position.epoch + 1, "loss": value.item(), "lr": position.lr,
                          "grad_norm": norm.item(), "images_per_second": run.images_of(batch) / (time.perf_counter() - began)})
                 over, metrics = last or position.step == recipe.steps, {}  # the pass is
                 if over:
                     due = position.step == recipe.steps or evaluate_every and (position.epoch + 1) % evaluate_every == 0
                     metrics = run.measure(evaluate if due else None)
-                    run.close(metrics | run.corrupt_in(data))
+                    run.close(metrics, data)
                     if log is not None and run.main:
                         log({"event": "epoch"} | position.history[-1])
                     if out is not None:
                         whole = run.whole()
                         run.kept = save_weights(Path(out) / "last.safetensors", whole) if run.main else None
                 if keeper is not None and (stop or position.step == end or run.due(keeper, metrics)):
-                    run.keep(keeper, metrics)
+                    run.keep(keeper, metrics, data)
                 if stop and position.step < end:
                     raise Preempted(run.kept)
                 if position.step == end:

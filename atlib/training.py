@@ -111,12 +111,13 @@ class Training:
 
     def step(self, value: Tensor) -> None:
         """Change the weights, and count a step with that loss."""
+        lr = self.lr  # of this step, not of the next
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update(self.model)
-        self.position.count(value)
+        self.position.count(value, lr)
 
     def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:
         """The metrics of the weights and, beginning with ``average_``, of the averaged ones; the same on all processes. None for no evaluation."""
@@ -128,14 +129,15 @@ class Training:
                 metrics |= {f"average_{name}": value for name, value in evaluate(self.plain).items()}
         return self._of_main(metrics)
 
-    def close(self, metrics: dict) -> None:
-        """The pass is over: its entry, with `metrics`, goes into the history."""
-        self.position.close(self.position.entry(self.lr) | metrics)
+    def close(self, metrics: dict, data) -> None:
+        """The pass is over: its entry, with `metrics` and, where the data say it, the number of corrupt images, goes into the history."""
+        corrupt = {"corrupt": len(self.corrupt_in(data))} if hasattr(data, "corrupt") else {}
+        self.position.close(self.position.entry() | metrics | corrupt)
         self.before_next = None
 
     def so_far(self, evaluate: Callable[[nn.Module], dict] | None) -> list[dict]:
         """The history of a run that is stopped along the way, with an entry for the pass in progress and the metrics of this moment."""
-        entries = [*self.position.history, *([self.position.entry(self.lr)] if self.position.done else [])]
+        entries = [*self.position.history, *([self.position.entry()] if self.position.done else [])]
         return [*entries[:-1], entries[-1] | self.measure(evaluate)] if entries else []
 
     def due(self, keeper: Keeper, metrics: dict) -> bool:
@@ -144,14 +146,15 @@ class Training:
             return keeper.due(self.position.step, metrics)
         return self._of_main(keeper.due(self.position.step, metrics))
 
-    def keep(self, keeper: Keeper, metrics: dict) -> None:
+    def keep(self, keeper: Keeper, metrics: dict, data) -> None:
         """Write a checkpoint from which `resume` goes on."""
+        facts = self.position.facts() | {"corrupt": self.corrupt_in(data) if self.position.done else []}  # a new pass begins with none
         own = {f"now.{name}": value for name, value in chance().items()} | {"total": self.position.total}
         if self.before_next is not None:
             own |= {f"before_next.{name}": value for name, value in self.before_next.items()}
         averaged = {} if self.average is None else self.average.tensors()
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        self.kept = keeper.save(self.accelerator, self.position.facts(), self.config, own | (averaged if sharded else {}),
+        self.kept = keeper.save(self.accelerator, facts, self.config, own | (averaged if sharded else {}),
                                 {} if sharded else averaged, metrics)
 
     def resume(self, keeper: Keeper) -> None:
@@ -165,9 +168,10 @@ class Training:
             self.average.load(found.tensors)
         restore_chance(_under("now.", found.tensors))
 
-    def corrupt_in(self, data) -> dict:
-        """How many images of `data` could not be decoded so far, on all processes together; nothing where the data do not say. Every process must call it."""
-        return {"corrupt": len(set(gather_object(list(data.corrupt))))} if hasattr(data, "corrupt") else {}
+    def corrupt_in(self, data) -> list[int]:
+        """The indices of the images of `data` that could not be decoded in this pass, on all processes together, also before the run was last
+        taken up; none where the data do not say. Every process must call it."""
+        return sorted({*self.position.corrupt, *gather_object(list(data.corrupt))}) if hasattr(data, "corrupt") else []
 
     def images_of(self, batch: Batch) -> float:
         """How many images the step had over all processes."""

@@ -66,7 +66,7 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
     seconds = time.perf_counter() - began
     (folder / "killed").mkdir()
     checkpoints = folder / "killed" / "checkpoints"
-    number = child(folder / "killed")
+    number, finished = child(folder / "killed"), 0
     while tally["kills"] < kills:
         saving = tally["kills"] % 2 == 1
         deadline, started = draw.uniform(0, seconds), time.perf_counter()
@@ -78,8 +78,8 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
                 break
         if status is not None:  # it finished first: the next one begins anew, in the same folder
             assert status == 0, f"a run ended with status {status}"
-            for path in sorted(checkpoints.glob("*"), reverse=True):
-                path.rename(folder / f"finished-{tally['kills']}-{path.name}")
+            finished += 1  # may happen more than once between two kills
+            checkpoints.rename(folder / f"finished-{finished}")
             (folder / "killed" / "digest").unlink()
         else:
             os.kill(number, signal.SIGKILL)

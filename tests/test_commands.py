@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import datasets
 import numpy as np
 import pytest
 import timm
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from atlib import __main__ as command
-from atlib import commands, run_parts
+from atlib import commands, run_parts, running
 from atlib.checkpoint import Architecture, load_bundle, load_vit, save_vit
 from atlib.data import load
 from atlib.evaluate import evaluate
@@ -25,6 +26,7 @@ from atlib.run_log import read_log
 from atlib.train import train
 from atlib.transfer import AttentionTransfer
 from tests.helpers import ROOT, randomise, same, state_of
+from tests.picture_files import write_parquet
 from tests.stopped_runs import HELD_OUT, asked, sets
 
 
@@ -261,6 +263,59 @@ def test_photographs_from_a_folder(tmp_path, folder_of_images, capsys):
     capsys.readouterr()
     assert command.main(["evaluate", str(out)]) == 0
     assert f"accuracy {100 * record.results['validation_accuracy']:.2f} %" in capsys.readouterr().out
+
+
+def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monkeypatch):
+    """From parquet files by the command line: stopped in the middle of the second epoch, it ends with the bits of the run that was not."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.iterable_dataset.time, "sleep", lambda seconds: None)  # it sleeps for 5 seconds after parquet files
+    for split, indices, parts in (("train", range(21), 3), ("validation", range(21, 30), 1)):
+        write_parquet(tmp_path / "pictures", split, indices, parts=parts)
+    small = ["model=vit_tiny_patch16_224", "model.patch_size=8", "model.embed_dim=24", "model.depth=2", "augmentation.image_size=16", "published.batch_size=8",
+             "published.epochs=2", "published.warmup_epochs=1", "streaming=true", "save_every=100"]
+    request = ["train", "--recipe", "mae-scratch-vit-base", "--data", str(tmp_path / "pictures"), *(text for each in small for text in ("--set", each))]
+    assert command.main([*request, "--out", str(tmp_path / "whole")]) == 0
+
+    plain = running.RunLog.__call__
+
+    def stopped_after_5(log, entry):
+        plain(log, entry)
+        if entry["step"] == 4:  # noticed in the next step
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(running.RunLog, "__call__", stopped_after_5)
+        assert command.main([*request, "--out", str(tmp_path / "stopped")]) == 75
+    assert command.main(["resume", str(tmp_path / "stopped")]) == 0
+    assert logged(tmp_path / "stopped") == [1, 2, 3, 4, 5, 6] and read_config(tmp_path / "stopped").streaming
+    assert same(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
+    assert read_record(tmp_path / "stopped" / "record.json").results == read_record(tmp_path / "whole" / "record.json").results
+    capsys.readouterr()
+    assert command.main([*request, "--set", "data_size=10", "--out", str(tmp_path / "part")]) == 2
+    assert "train has 21 images, not 10" in capsys.readouterr().err and not (tmp_path / "part").exists()
+
+
+def test_another_teacher_in_the_same_place_is_refused(tmp_path, teacher, capsys, monkeypatch):
+    path = teacher[0]
+    architecture = Architecture("glyphs", {"num_classes": 192})
+
+    out, plain = tmp_path / "run", running.RunLog.__call__
+
+    def stopped_at_3(log, entry):
+        plain(log, entry)
+        if entry["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(running.RunLog, "__call__", stopped_at_3)
+        assert command.main(asked("built-in-distill", out, "--teacher", str(path))) == 75
+    good = path.read_bytes()
+    save_vit(path, randomise(architecture.build(), seed=9), architecture)
+    capsys.readouterr()
+    assert command.main(["resume", str(out)]) == 2
+    assert "teacher's sha256 was" in capsys.readouterr().err
+    path.write_bytes(good)
+    assert command.main(["resume", str(out)]) == 0
 
 
 @pytest.mark.parametrize(("asked", "message"), [

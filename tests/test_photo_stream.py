@@ -1,5 +1,7 @@
 """Photographs as they come: every image once over any number of processes, in equal steps, again from the middle, and with gaps."""
 
+import json
+
 import datasets
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from atlib.augmentation import Augmentation
 from atlib.decoding import CorruptImage
 from atlib.feed import Part
+from atlib.keeper import Keeper
 from atlib.photo_stream import PhotoStream, open_stream
 from atlib.photos import open_photos
 from atlib.recipes import Recipe
@@ -170,6 +173,36 @@ def test_classes_are_chosen_and_mapped(stream):
         stream(23, classes=[0, 2])
     with pytest.raises(ValueError, match=r"has the label \d \(owl\), which class_map does not map"):
         all_batches(stream(23, class_map={0: 0, 1: 1}))
+
+
+def test_another_number_of_images_than_the_files_hold_is_refused_at_once(stream):
+    for count in (20, 25):
+        with pytest.raises(ValueError, match=f"train.validation has 23 images, not {count}, and an epoch of a stream is all of them"):
+            stream(23, count=count)
+    assert len(stream(23, count=23)) == 23
+
+
+def test_corrupt_images_are_counted_over_a_pass_that_was_interrupted(stream, small_vit, tmp_path):
+    recipe = Recipe(steps=10, batch_size=5)
+
+    def trained(folder, **options):
+        vit = small_vit(img_size=8, patch_size=4, num_classes=3)
+        photos = stream(augmentation=SMALL, train=True, corrupt=range(0, 23, 3), on_corrupt="skip")
+        return train(vit, photos, recipe, seed=2, progress=None, cpu=True, keeper=Keeper(tmp_path / folder, every=100), **options)
+
+    def corrupt_so_far(folder):
+        return json.loads((Keeper(tmp_path / folder, every=100).latest() / "facts.json").read_text())["corrupt"]
+
+    whole = trained("whole")
+    assert [passed["corrupt"] for passed in whole] == [8, 8]
+    trained("stopped", stop_at=1)
+    first = corrupt_so_far("stopped")
+    assert 0 < len(first) < 8, "some before, some after"
+    trained("stopped", stop_at=4)
+    assert set(first) <= set(corrupt_so_far("stopped"))
+    trained("stopped", stop_at=5)
+    assert corrupt_so_far("stopped") == [], "the pass is over"
+    assert trained("stopped") == whole
 
 
 @pytest.mark.parametrize("parts, world", [(1, 1), (2, 2)])

@@ -81,6 +81,11 @@ def test_changes_of_the_published_recipe_come_before_epochs_become_steps():
     (asked("built-in-scratch", "method=copy"), "copy needs a teacher: pass --teacher"),
     (asked("built-in-scratch", "model.deepth=3"), "cannot be built with .*deepth"),
     (asked("built-in-scratch", "model=vit_tiny_patch16_224"), "images of .224, 224. pixels, those of marked-glyphs have 32 x 32"),
+    (asked("built-in-scratch", "model.depth=-1"), "cannot be built with .*depth"),
+    (asked("built-in-scratch", "published.options=[1]"), r"options=\[1\] is of the wrong type: options is a mapping"),
+    (asked("built-in-scratch", "published.augmentation=foo"), "augmentation is an Augmentation, whose fields are set one by one"),
+    (asked("built-in-copy", "plan.layers=[[0,[1]]]", teacher=__file__), r"layers are integers from 0 on, got \[\[1\]\]"),
+    (asked("built-in-copy", "plan.layers=[[[0],1]]", teacher=__file__), r"layers are integers from 0 on, got \[\[\[0\], 1\]\]"),
     (asked("built-in-copy"), "copy needs a teacher: pass --teacher"),
     (asked("built-in-copy", teacher="vit_tinny_patch16_224"), "no ViT is called 'vit_tinny_patch16_224'. Close names: vit_tiny_patch16_224"),
     (asked("built-in-copy", "plan.layers=[7]", teacher=__file__), "the plan transfers layer 7, but the depth is 4"),
@@ -93,6 +98,27 @@ def test_changes_of_the_published_recipe_come_before_epochs_become_steps():
 def test_what_is_wrong_is_said_before_data_or_weights_are_touched(given, says, no_network):
     with pytest.raises(ValueError, match=says):
         configure(given)
+
+
+@pytest.mark.parametrize("given, belongs_to", [
+    (asked("built-in-distill", "mask_ratio=0.5", teacher=__file__), "masked auto-encoding"),
+    (asked("built-in-scratch", "streaming=true"), "data that are read"),
+    (asked("built-in-scratch", "data_path=/somewhere"), "data that are read"),
+    (asked("built-in-copy", "transfer_weight=1", teacher=__file__), "Distill"),
+    (asked("built-in-copy", "published.transfer_weight=1", teacher=__file__), "Distill"),
+    (asked("built-in-scratch", "recipe.transfer_weight=1"), "Distill"),
+    (asked("built-in-scratch", "teacher_heads=2"), "a teacher"),
+    (asked("mae", "evaluate_every=1"), "training with labels"),
+])
+def test_a_setting_that_would_change_nothing_is_refused(given, belongs_to):
+    with pytest.raises(ValueError, match=f"would change nothing: it belongs to {belongs_to}, not to a run of"):
+        configure(given)
+
+
+def test_settings_where_they_have_a_use():
+    assert configure(asked("mae", "mask_ratio=0.5", "decoder_width=32")).mask_ratio == 0.5
+    assert configure(asked("built-in-distill", "transfer_weight=1", "evaluate_every=2", teacher=__file__)).recipe.transfer_weight == 1
+    assert configure(asked("distill-vit-large", "streaming=true", "on_corrupt=skip", data="imagenet-1k")).streaming
 
 
 def test_files_that_are_not_there():

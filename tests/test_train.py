@@ -203,7 +203,8 @@ def test_history_has_one_entry_per_pass(glyphs64):
     assert len(seen) == 10
     for entry, losses in zip(history, (seen[:4], seen[4:8], seen[8:])):
         assert entry["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    assert history[-1]["lr"] == 0 and 0 < history[1]["lr"] < history[0]["lr"]
+    rates = [schedule(step, Recipe(steps=10)) * Recipe().lr for step in (3, 7, 9)]
+    assert [entry["lr"] for entry in history] == rates, "of the last step of each pass"
 
 
 @pytest.mark.parametrize("every, passes", [(0, [3]), (1, [1, 2, 3]), (2, [2, 3])])
@@ -429,7 +430,8 @@ def test_the_log_has_every_step_and_every_pass(glyphs64):
     assert [(entry["event"], entry["step"]) for entry in entries] == [("step", 1), ("step", 2), ("step", 3), ("step", 4), ("epoch", 4), ("step", 5), ("step", 6), ("epoch", 6)]
     steps = [entry for entry in entries if entry["event"] == "step"]
     assert [entry["epoch"] for entry in steps] == [1, 1, 1, 1, 2, 2] and all(entry["images_per_second"] > 0 for entry in steps)
-    assert steps[-1]["lr"] == 0 and sum(entry["loss"] for entry in steps[4:]) / 2 == pytest.approx(history[1]["loss"])
+    assert [entry["lr"] for entry in steps] == [Recipe().lr * schedule(step, Recipe(steps=6)) for step in range(6)], "of the step itself, not of the next"
+    assert sum(entry["loss"] for entry in steps[4:]) / 2 == pytest.approx(history[1]["loss"])
     assert [{"event": "epoch"} | entry for entry in history] == [entry for entry in entries if entry["event"] == "epoch"]
 
 
