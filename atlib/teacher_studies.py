@@ -109,7 +109,7 @@ SIZES = Study(
     (*_of_size("small", SMALL, _SMALL), *_of_size("large", LARGE, _LARGE),
      *(Variant(f"{teacher.name} teacher, {name} student, {how}", by(how=how, schooling=teacher), how, student=model)
        for teacher, name, model in ((SMALL, "large", _LARGE), (LARGE, "small", _SMALL)) for how in ("copy", "distill"))),
-    seeds=3, minutes=15, only="built-in", teachers=(SMALL, LARGE))
+    minutes=25, only="built-in", teachers=(SMALL, LARGE))
 
 
 # --- A pool of ordinary models, for the line that effective robustness is measured from -------------------------------------
