@@ -51,7 +51,10 @@ def long_tail(images: Images, factor: float, seed: int = 0) -> Images:
     return images.select(torch.cat(kept).sort().values)
 
 
-def class_groups(counts: Sequence[int], many: int = 100, few: int = 20) -> dict[str, list[int]]:
+MANY, FEW = 100, 20  # training images of a class, as in arXiv 1904.05160
+
+
+def class_groups(counts: Sequence[int], many: int = MANY, few: int = FEW) -> dict[str, list[int]]:
     """Classes by their number of training images: "many" (more than `many`), "medium", "few" (fewer than `few`).
 
     `counts` has one number a class. A group without a class is left out. Raises `ValueError` unless 0 <= few <= many.
