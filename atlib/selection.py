@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from atlib.analysis.checks import check_scores
 from atlib.data import Images
 from atlib.evaluate import Evaluation, evaluate, predict
 
@@ -72,8 +73,14 @@ def group_accuracy(logits: Tensor, labels: Tensor, groups: Mapping[str, Sequence
     """Accuracy on every group of classes: the mean over its classes of the share of their images that are right.
 
     logits: (n, classes), compared over all classes; labels: (n,). A class without a test image does not count, and a group
-    without any is left out.
+    without any is left out. Raises `ValueError` for logits with a NaN, for labels that are not one an image, and for an unknown class.
     """
+    check_scores(logits, "logits")
+    if labels.shape != logits.shape[:1]:
+        raise ValueError(f"labels are class indices, one for each of the {len(logits)} rows of logits, got {tuple(labels.shape)}")
+    unknown = sorted({label for classes in groups.values() for label in classes} - set(range(logits.shape[1])))
+    if unknown:
+        raise ValueError(f"groups name class {unknown[0]}, logits have the classes 0 to {logits.shape[1] - 1}")
     right = (logits.argmax(1) == labels).double()
     accuracy = {}
     for name, classes in groups.items():
@@ -87,18 +94,21 @@ def adversarially_filtered(images: Images, reference: nn.Module, batch_size: int
     """The images that a fixed reference model gets wrong, with that model: the adversarial filtration behind ImageNet-A.
 
     Its own accuracy there is 0 by construction, so it must be left out of any comparison: `evaluate_filtered` refuses it. No
-    augmentation is applied while judging. Raises `ValueError` when it gets none wrong.
+    augmentation is applied while judging. Raises `ValueError` when it gets none wrong, and when its logits are NaN.
     Source: Hendrycks et al. 2021, "Natural Adversarial Examples" (arXiv 1907.07174), without its checks by hand.
     """
     class_counts(images)  # says what is wrong with other targets
-    wrong = predict(reference, images.with_augment(None), batch_size).argmax(1) != images.targets
+    logits = predict(reference, images.with_augment(None), batch_size)
+    check_scores(logits, "what the reference model predicts")
+    wrong = logits.argmax(1) != images.targets
     if not wrong.any():
         raise ValueError(f"the reference model gets all {len(images)} images right: nothing is left after filtering")
     return Filtered(images.select(wrong.nonzero()[:, 0]), reference)
 
 
 def evaluate_filtered(model: nn.Module, filtered: Filtered, batch_size: int = 500) -> Evaluation:
-    """Accuracy and loss of `model` on adversarially filtered images. Raises `ValueError` for the reference model and for a copy of it."""
+    """Accuracy and loss of `model` on adversarially filtered images. Raises `ValueError` for the reference model and one with the same weights by
+    name; a reference in a wrapper, or in another precision, cannot be recognised."""
     if model is filtered.reference or _same_weights(model, filtered.reference):
         raise ValueError("this is the reference model that the images were filtered with: it gets all of them wrong by construction; "
                          "leave it out of the comparison, or filter with another one")

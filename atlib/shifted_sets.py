@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from atlib.analysis.checks import check_scores
 from atlib.data import Images, decode, draw
 from atlib.label_space import CIFAR10, IMAGENET, IMAGENET_A, IMAGENET_R, LabelSpace, timm_file
 from atlib.names import require_known
@@ -78,12 +79,14 @@ def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = 
     """Share of images whose largest logit, among those of `classes` (None: all), is a right one.
 
     logits: (n, all classes). labels: class indices (n,), or the set of right classes, bool (n, all classes), as ReaL has them.
-    Raises `ValueError` without images, for labels of another shape, and when an image has no right class among those compared.
+    Raises `ValueError` without images, for labels of another shape, for logits with a NaN, and when an image has no right class among those
+    compared.
     """
     wanted = logits.shape if labels.dtype == torch.bool else logits.shape[:1]
     if labels.shape != wanted or len(labels) == 0:
         raise ValueError(f"labels must be class indices (n,) or bool (n, classes) with n >= 1 for logits {tuple(logits.shape)}, "
                          f"got {labels.dtype} {tuple(labels.shape)}")
+    check_scores(logits, "logits")
     compared = torch.arange(logits.shape[1]) if classes is None else torch.as_tensor(classes)
     best = restrict(logits, compared.tolist()).argmax(1, keepdim=True)
     right = labels[:, compared] if labels.dtype == torch.bool else labels[:, None] == compared  # (n, compared)

@@ -1,7 +1,7 @@
 """Peak resident memory of the streamed analyses over 10,000 images, each in a fresh process: `python benchmarks/analysis_memory.py`. The limit is 2 GB.
 
-Two "glyphs" ViTs with random weights are walked over generated images; activations of the size of ViT-S/16 (N = 197, H = 6,
-D = 384, L = 12) are random numbers, which cost a process as much as real ones. "nothing" is a process that only imports what the others do.
+Two "glyphs" ViTs with random weights are walked over generated images, and two ViT-S/16 (N = 197, H = 6, D = 384, L = 12) over images of 224
+pixels; some activations of that size are random numbers, which cost a process as much as real ones. "nothing" is a process that only imports what the others do.
 """
 
 import argparse
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from atlib import create_vit
+from atlib.analysis.attention_maps import describe_layers
 from atlib.analysis.cka import MinibatchCKA, StreamingCKA, class_token, every_token, layer_cka, linear_cka
 from atlib.analysis.divergence import StreamingDivergence, compare_layers
-from atlib.data import load
+from atlib.data import Images, load
 from atlib.record import Record, about, peak_memory_mb, results_folder, write_record
 
 LIMIT_MB = 2000
@@ -28,6 +29,13 @@ L, N, H, D = 12, 197, 6, 384  # ViT-S/16 at 224 pixels
 def glyphs(images: int) -> tuple:
     torch.manual_seed(0)
     return create_vit("glyphs"), create_vit("glyphs"), load("marked-glyphs", size=images)
+
+
+def photographs(images: int) -> tuple:
+    """Two ViT-S/16 and so many images of noise."""
+    torch.manual_seed(0)
+    pixels = torch.randint(0, 256, (max(2, images), 3, 224, 224), dtype=torch.uint8)
+    return create_vit("vit_small_patch16_224"), create_vit("vit_small_patch16_224"), Images(pixels, torch.arange(len(pixels)) % 2, ("a", "b"))
 
 
 def layers(images: int, batch: int, width: int) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
@@ -56,6 +64,10 @@ CASES = {
     "layer_cka, glyphs, every token": lambda images: layer_cka(*glyphs(images), every_token),
     "layer_cka with MinibatchCKA, glyphs, every token": lambda images: layer_cka(*glyphs(images), every_token, accumulator=MinibatchCKA()),
     "layer_divergence, glyphs": lambda images: [each.value("bipartite") for each in compare_layers(*glyphs(images))],
+    # A hundredth of the images, as below.
+    "layer_cka, ViT-S/16, class token, a hundredth of the images": lambda images: layer_cka(*photographs(images // 100), class_token),
+    "layer_divergence, ViT-S/16, a hundredth of the images": lambda images: compare_layers(*photographs(images // 100)),
+    "describe_layers, ViT-S/16, a hundredth of the images": lambda images: describe_layers(*photographs(images // 100)[1:]),
     "linear_cka, D = 384, one pair of layers": lambda images: linear_cka(torch.randn(images, D), torch.randn(images, D)),
     "StreamingCKA, D = 384, 12 x 12 layers": lambda images: gather(StreamingCKA(), layers(images, 500, D)),
     "MinibatchCKA, D = 384, 12 x 12 layers": lambda images: gather(MinibatchCKA(), layers(images, 500, D)),

@@ -1,5 +1,6 @@
 """CKA: three ways to one number, against centring matrices written out; what it does not see and what it sees; layers of models."""
 
+import copy
 from itertools import combinations
 
 import numpy as np
@@ -8,7 +9,9 @@ import torch
 
 from atlib import AttentionTransfer, Plan, walk
 from atlib.analysis import MinibatchCKA, StreamingCKA, class_token, every_token, layer_cka, linear_cka, patch_mean, walks
+from atlib.analysis import streaming
 from atlib.data import Images
+from atlib.walkable import Unwalkable
 
 BATCHES = [[40], [1] * 40, [7, 30, 3]]
 
@@ -155,6 +158,50 @@ def test_layers_by_minibatches(small_vit, glyphs64):
     for of_a, of_b in walks([a, b], glyphs64, 32):
         by_hand.update(of_a.stream[2][:, 1:].mean(1), of_b.stream[0][:, 1:].mean(1))
     assert found[2, 0] == pytest.approx(by_hand.value(), rel=1e-9)
+
+
+@pytest.mark.parametrize("images, batches", [(13, [6, 7]), (14, [6, 8]), (16, [6, 6, 4]), (12, [6, 6])])
+def test_a_rest_that_is_too_small_goes_with_the_batch_before(small_vit, glyphs64, images, batches):
+    a, b = small_vit(), small_vit()
+    pairs, by_hand = MinibatchCKA(), MinibatchCKA()
+    some = glyphs64.select(range(images))
+    found = layer_cka(a, b, some, class_token, batch_size=6, accumulator=pairs)
+    x, y = ([tokens[:, 0] for tokens in walk(vit, some.take(range(images))[0]).stream] for vit in (a, b))
+    for part in torch.arange(images).split(batches):
+        by_hand.update_layers([each[part] for each in x], [each[part] for each in y])
+    assert torch.allclose(found, by_hand.matrix(), rtol=1e-5) and pairs.rows == images
+
+
+def test_walks_hold_no_more_than_fits(small_vit, glyphs64, monkeypatch):
+    model = small_vit()
+    held = 4 * 5 * len(model.blocks) * (model.patch_embed.num_patches + 1) * model.embed_dim + 32 * model.blocks[0].attn.num_heads * (model.patch_embed.num_patches + 1) ** 2
+    whole = layer_cka(model, model, glyphs64, class_token)
+    monkeypatch.setattr(streaming, "AT_ONCE", 7 * held)
+    assert {len(seen.tokens) for (seen,) in walks([model], glyphs64.select(range(14)), 50)} == {7}
+    assert {len(seen.tokens) for seen, _ in walks([model, model], glyphs64.select(range(6)), 50)} == {3}
+    assert torch.allclose(layer_cka(model, model, glyphs64, class_token), whole, rtol=1e-9)
+    monkeypatch.setattr(streaming, "AT_ONCE", 1)
+    assert {len(seen.tokens) for (seen,) in walks([model], glyphs64.select(range(3)), 50)} == {1}
+
+
+@pytest.mark.parametrize("scale", [1e-90, 1e80, 1e150])
+def test_a_scale_does_not_leave_float64(scale):
+    x, y = related()
+    assert linear_cka(scale * x, y) == pytest.approx(linear_cka(x, y), rel=1e-9) and linear_cka(scale * x, scale * x) == pytest.approx(1)
+
+
+def test_a_model_in_half_precision_is_walked_in_it(small_vit, glyphs64):
+    model = small_vit()
+    whole, half = layer_cka(model, model, glyphs64, class_token), copy.deepcopy(model).to(torch.bfloat16)
+    assert torch.allclose(layer_cka(half, half, glyphs64, class_token), whole, atol=0.05)
+
+
+def test_what_is_no_vit_and_images_of_another_size_are_refused(small_vit, glyphs64):
+    with pytest.raises(Unwalkable, match="cannot walk a Sequential"):
+        layer_cka(torch.nn.Sequential(torch.nn.Linear(1, 1)), small_vit(), glyphs64, class_token)
+    larger = glyphs64.with_pixels(glyphs64.pixels.repeat_interleave(2, 2))
+    with pytest.raises(ValueError, match="the images have 64 x 32 pixels, this VisionTransformer takes 32 x 32"):
+        layer_cka(small_vit(), small_vit(), larger, class_token)
 
 
 def test_models_that_need_another_way_to_read(small_vit, glyphs64):

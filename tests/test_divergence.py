@@ -49,6 +49,14 @@ def test_jensen_shannon_equals_scipy_and_is_bounded():
     assert torch.equal(found, jensen_shannon(q, p)) and found.max() < math.log(2) and found.min() > 0
 
 
+@pytest.mark.parametrize("p, q, message", [
+    ([0.5, 0.2], [0.5, 0.5], "p holds no probabilities: row 0 sums to 0.7"), ([0.5, 0.5], [1.5, -0.5], "q holds no probabilities.*least entry is -0.5"),
+    ([0.5, 0.5], [math.nan, 0.5], "q is NaN"), ([0.5, 0.5], [1.0], "same last axis")])
+def test_jensen_shannon_of_what_is_no_distribution(p, q, message):
+    with pytest.raises(ValueError, match=message):
+        jensen_shannon(torch.tensor(p), torch.tensor(q))
+
+
 def test_jensen_shannon_at_zeros():
     one, other = torch.eye(3)[0], torch.eye(3)[2]
     assert jensen_shannon(one, other).item() == pytest.approx(math.log(2), rel=1e-12)

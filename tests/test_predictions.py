@@ -133,3 +133,10 @@ def test_bad_input_of_the_bootstrap():
         paired_bootstrap(correct, correct, level=95)
     with pytest.raises(ValueError, match="samples=0"):
         paired_bootstrap(correct, correct, samples=0)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_probabilities_of_a_model_in_half_precision(kind):
+    logits, labels = torch.randn(50, 10), torch.arange(50) % 10
+    p = [(factor * logits).softmax(-1) for factor in (1, 2)]
+    assert ensemble_accuracy(*(each.to(kind) for each in p), labels) == pytest.approx(ensemble_accuracy(*p, labels), abs=0.05)

@@ -1,6 +1,7 @@
 """Long tails, groups of classes and adversarial filtering, counted by hand."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -142,3 +143,13 @@ def test_nothing_left_after_filtering():
         adversarially_filtered(of_classes(torch.tensor([0, 1, 2, 3])), Reader())
     with pytest.raises(ValueError, match="class indices"):
         adversarially_filtered(of_classes(torch.rand(4)), Reader())
+
+
+def test_scores_that_are_not_numbers_are_no_accuracy():
+    nothing = torch.full((4, 3), math.nan)
+    with pytest.raises(ValueError, match="logits is NaN for image 0"):
+        group_accuracy(nothing, torch.zeros(4, dtype=torch.long), {"many": [0]})
+    with pytest.raises(ValueError, match="logits have the classes 0 to 2"):
+        group_accuracy(torch.randn(4, 3), torch.zeros(4, dtype=torch.long), {"many": [3]})
+    with pytest.raises(ValueError, match="one for each of the 4 rows"):
+        group_accuracy(torch.randn(4, 3), torch.zeros(5, dtype=torch.long), {"many": [0]})

@@ -323,3 +323,8 @@ def test_comparisons_that_mean_nothing(labels, classes, message):
 def test_no_images():
     with pytest.raises(ValueError, match="with n >= 1"):
         accuracy_on(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long))
+
+
+def test_scores_that_are_not_numbers_are_no_accuracy():
+    with pytest.raises(ValueError, match="logits is NaN for image 0"):
+        accuracy_on(torch.full((4, 3), float("nan")), torch.zeros(4, dtype=torch.long))

@@ -76,7 +76,7 @@ def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
     identity = torch.eye(maps[0].shape[-1], dtype=_exact(maps[0]).dtype, device=maps[0].device)
     rolled = identity.expand(len(maps[0]), -1, -1)
     for map in maps:
-        rolled = (residual * identity + (1 - residual) * _exact(map).mean(1)) @ rolled
+        rolled = (residual * identity + (1 - residual) * _exact(map).mean(1).to(identity)) @ rolled
     return rolled
 
 
@@ -116,8 +116,9 @@ def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> 
 def check_grid(tokens: int, grid: Grid, prefix_tokens: int) -> None:
     """Raise `ValueError` unless `tokens` are `prefix_tokens` and the patches of `grid`."""
     _check_prefix(tokens, prefix_tokens)
-    if len(grid) != 2 or min(grid) < 1 or grid[0] * grid[1] != tokens - prefix_tokens:
-        raise ValueError(f"grid={tuple(grid)} does not fit: {tokens} tokens less {prefix_tokens} prefix tokens are {tokens - prefix_tokens} patches; "
+    sides = (grid,) if isinstance(grid, int) else tuple(grid)
+    if len(sides) != 2 or min(sides) < 1 or sides[0] * sides[1] != tokens - prefix_tokens:
+        raise ValueError(f"grid={grid} does not fit: {tokens} tokens less {prefix_tokens} prefix tokens are {tokens - prefix_tokens} patches; "
                          "give (rows, columns), for a timm ViT patch_embed.grid_size and num_prefix_tokens")
 
 

@@ -51,7 +51,8 @@ def check_probabilities(p: Tensor, name: str) -> None:
     """Raise `ValueError`, naming the argument, unless p is (n, C) with rows of probabilities."""
     check_scores(p, name)
     sums = p.sum(1, dtype=torch.float64)
-    wrong = ((sums - 1).abs() > TOLERANCE) | (p.amin(1) < 0)
+    half = p.is_floating_point() and torch.finfo(p.dtype).bits < 32
+    wrong = ((sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE)) | (p.amin(1) < 0)
     if wrong.any():
         row = wrong.nonzero()[0].item()
         raise ValueError(f"{name} holds no probabilities: row {row} sums to {sums[row].item():.6g}, its least entry is {p[row].min().item():.6g}; "

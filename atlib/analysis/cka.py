@@ -28,6 +28,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
         if not _varies(each, each[0]):
             raise ValueError(_no_variance(name))
     x, y = (each.double() - each.double().mean(0) for each in (x, y))
+    x, y = x / x.abs().max(), y / y.abs().max()  # CKA does not see a scale, and its fourth power would leave float64
     n, p, q = len(x), x.shape[1], y.shape[1]
     if n * (p + q) < p * p + q * q + p * q:  # the same number from n x n similarities of rows
         x, y = x @ x.T, y @ y.T
@@ -155,6 +156,7 @@ def layer_cka(a: nn.Module, b: nn.Module, images: Images, read: Read, *, read_b:
     a, b: what `streaming.walks` takes; the same one for a comparison within a model. `read` turns tokens (B, N, D) into rows
     (n, D): `class_token`, `patch_mean(prefix_tokens)`, `every_token`, or a function of your own; `read_b` is for b where it needs
     another, as with another number of prefix tokens. Exact with the `StreamingCKA` that it makes where no accumulator is given.
+    The accumulator gets the rows of `batch_size` images at a time; what is left over at the end, and too little for it, goes with those before.
     Raises `ValueError` as the accumulator does (x is a's, y is b's), and for `class_token` of a model without one.
     """
     pairs = StreamingCKA() if accumulator is None else accumulator
@@ -163,8 +165,14 @@ def layer_cka(a: nn.Module, b: nn.Module, images: Images, read: Read, *, read_b:
         vit = vit_of(model)
         if reading is class_token and getattr(vit, "cls_token", None) is None:
             raise ValueError(f"{name} has no class token: read patch_mean({getattr(vit, 'num_prefix_tokens', 0)}) or every_token instead")
+    # Rows are copies: a class token alone would keep all tokens in memory.
+    waiting, left, batches = [], len(images), 0
     for walked in walks((a,) if a is b else (a, b), images, batch_size):
-        pairs.update_layers([reads[0](tokens) for tokens in walked[0].stream], [reads[1](tokens) for tokens in walked[-1].stream])
+        waiting.append([[read(tokens).clone() for tokens in each.stream] for read, each in zip(reads, (walked[0], walked[-1]))])
+        left -= len(walked[0].tokens)
+        if left == 0 or len(images) - left >= batch_size * (batches + 1) and left >= pairs.least:
+            pairs.update_layers(*([torch.cat(parts) for parts in zip(*side)] for side in zip(*waiting)))
+            waiting, batches = [], batches + 1
     return pairs.matrix()
 
 

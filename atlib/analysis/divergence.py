@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from atlib.analysis.checks import as_double, check_maps
+from atlib.analysis.checks import as_double, check_maps, check_probabilities
 from atlib.analysis.streaming import vit_of, walks
 from atlib.data import Images
 from atlib.names import require_known
@@ -23,10 +23,13 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     """Jensen-Shannon divergence of distributions over the last axis, (..., N) each: (...), in nats, float64, from 0 to ln 2.
 
     With m = (p + q) / 2 it is H(m) - (H(p) + H(q)) / 2, where an entry of 0 adds nothing. Source: Lin 1991, IEEE Transactions on
-    Information Theory 37(1).
+    Information Theory 37(1). Raises `ValueError` for unequal shapes and for what is no distribution: not finite, negative, or not of sum 1.
     """
-    p, q = as_double(p), as_double(q)
-    return _from_entropies(p, q, _entropy(p), _entropy(q))
+    if p.shape != q.shape or p.ndim == 0:
+        raise ValueError(f"p and q are distributions over the same last axis, got {tuple(p.shape)} and {tuple(q.shape)}")
+    for name, each in (("p", p), ("q", q)):
+        check_probabilities(each.reshape(-1, each.shape[-1]), name)
+    return _divergence(p, q)
 
 
 def head_divergence(maps_a: Tensor, maps_b: Tensor, pairing: str) -> float:
@@ -74,7 +77,7 @@ class StreamingDivergence:
             for g, q in enumerate(maps_b.unbind(1)):
                 self._heads[h, g] += _from_entropies(p, as_double(q).to(p.device), entropy, entropies_b[g].to(p.device)).mean(-1).sum().item()
         means = [sum(as_double(p) for p in maps.unbind(1)) / maps.shape[1] for maps in (maps_a, maps_b)]
-        self._averaged += jensen_shannon(means[0], means[1].to(means[0].device)).mean(-1).sum().item()
+        self._averaged += _divergence(means[0], means[1].to(means[0].device)).mean(-1).sum().item()
         self.images += len(maps_a)
 
     def matrix(self) -> Tensor:
@@ -168,12 +171,19 @@ def _from_entropies(p: Tensor, q: Tensor, entropy_p: Tensor, entropy_q: Tensor) 
     return (_entropy((p + q) / 2) - (entropy_p + entropy_q) / 2).clamp(min=0)
 
 
+def _divergence(p: Tensor, q: Tensor) -> Tensor:
+    p, q = as_double(p), as_double(q)
+    return _from_entropies(p, q, _entropy(p), _entropy(q))
+
+
 def _layer_pairs(depth_a: int, depth_b: int, layers: Mapping[int, int] | None) -> list[tuple[int, int]]:
     if layers is None:
         if depth_a != depth_b:
             raise ValueError(f"these are models whose layers cannot be paired index by index: a has {depth_a}, b {depth_b}; "
                              "say which belong together with layers={layer of a: layer of b}")
         return [(i, i) for i in range(depth_a)]
+    if not isinstance(layers, Mapping):
+        raise ValueError(f"layers={layers!r}: say which belong together with layers={{layer of a: layer of b}}")
     pairs = list(layers.items())
     wrong = [(i, j) for i, j in pairs if not (0 <= i < depth_a and 0 <= j < depth_b)]
     if not pairs or wrong:

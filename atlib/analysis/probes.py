@@ -1,5 +1,6 @@
 """How good features are without training the network further: nearest neighbours, a linear classifier, few labels."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ def knn_accuracy(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tenso
     a time. Raises `ValueError` for a k that is not from 1 to the number of training images, for a single training class, and
     for test labels that training never shows. Source: Wu et al. 2018 (arXiv 1805.01978), as used by DINO (arXiv 2104.14294).
     """
-    _check_sets(train=(train_x, train_y), test=(test_x, test_y))
+    train_y, test_y = _check_sets(train=(train_x, train_y), test=(test_x, test_y))
     wrong = [k for k in ks if not 1 <= k <= len(train_x)]
     if wrong or len(ks) == 0:
         raise ValueError(f"ks={list(ks)}: every k is from 1 to the number of training images, {len(train_x)}, and there is at least one")
@@ -67,12 +68,12 @@ def linear_probe(train_x: Tensor, train_y: Tensor, validation_x: Tensor, validat
 
     Features are standardised by the training set's mean and standard deviation. SGD with momentum 0.9 and a cosine schedule, weights
     from 0, no weight decay; all rates see the same batches, drawn by `seed`. Of equal validation accuracies the smaller rate
-    wins; the test set is looked at for that rate alone. Raises `ValueError` for rates that are not above 0, for `steps` or
+    wins; the test set is looked at for that rate alone. Raises `ValueError` for rates that are not finite and above 0, for `steps` or
     `batch_size` below 1, for a single training class, and for labels that training never shows.
     """
-    _check_sets(train=(train_x, train_y), validation=(validation_x, validation_y), test=(test_x, test_y))
-    if len(lrs) == 0 or min(lrs) <= 0 or steps < 1 or batch_size < 1:
-        raise ValueError(f"lrs={list(lrs)}, steps={steps}, batch_size={batch_size}: give rates above 0, and at least one step and one image")
+    train_y, validation_y, test_y = _check_sets(train=(train_x, train_y), validation=(validation_x, validation_y), test=(test_x, test_y))
+    if len(lrs) == 0 or not all(0 < lr < math.inf for lr in lrs) or steps < 1 or batch_size < 1:
+        raise ValueError(f"lrs={list(lrs)}, steps={steps}, batch_size={batch_size}: give finite rates above 0, and at least one step and one image")
     mean, deviation = train_x.float().mean(0), train_x.float().std(0)
     deviation = deviation.where(deviation > 0, 1)  # a constant feature says nothing, and stays 0
     train_x, validation_x, test_x = ((x.float() - mean) / deviation for x in (train_x, validation_x, test_x))
@@ -133,8 +134,9 @@ def _accuracy(probe: nn.Linear, x: Tensor, y: Tensor) -> float:
     return right.double().mean().item()
 
 
-def _check_sets(**sets: tuple[Tensor, Tensor]) -> None:
-    """Raise `ValueError` unless every {name: (x, y)} is features with labels, all of which the first set, the training set, knows."""
+def _check_sets(**sets: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """The labels of all sets as int64. Raise `ValueError` unless every {name: (x, y)} is features with labels, all of which the first set, the
+    training set, knows."""
     train_x, train_y = sets["train"]
     for name, (x, y) in sets.items():
         check_features(x, f"{name}_x", rows=1)
@@ -148,3 +150,4 @@ def _check_sets(**sets: tuple[Tensor, Tensor]) -> None:
                              "leave those images out, or map both sets to the same classes")
     if len(train_y.unique()) == 1:
         raise ValueError(f"all training images have the label {train_y[0].item()}: with a single class there is nothing to tell apart")
+    return [y.long() for _, y in sets.values()]
