@@ -4,9 +4,10 @@ takes; `experiments` lists the book's experiments, `experiment NAME` repeats one
 import argparse
 import statistics
 import sys
+import warnings
 from pathlib import Path
 
-from atlib.commands import add_commands
+from atlib.commands import INTERRUPTED, add_commands, memory_message, out_of_memory
 from atlib.examination import Examination, run_examination
 from atlib.examinations import EXAMINATIONS
 from atlib.experiment import Place, run_experiment
@@ -22,7 +23,8 @@ EXPERIMENTS: dict[str, Study | Examination] = {"transfer": CENTRAL, **STUDIES, *
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns 0, 2 after printing what was wrong with the request, 1 for a training that failed, 75 for one that was stopped."""
+    """Run a command; returns 0, 2 after printing what was wrong with the request, 1 for a training that failed, 75 for one that was stopped, 130 for
+    one that was interrupted."""
     parser = argparse.ArgumentParser(prog="python -m atlib", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("experiments", help="list the experiments of the book: what they show, their cost, which records are committed")
@@ -42,12 +44,22 @@ def main(arguments: list[str] | None = None) -> int:
         print(overview(Path("results")))
         return 0
     try:
-        if given.command != "experiment":
-            return given.run(given)
-        paths, records = _run(given)
+        with warnings.catch_warnings():
+            warnings.showwarning = _as_sentence(warnings.showwarning)
+            if given.command != "experiment":
+                return given.run(given)
+            paths, records = _run(given)
     except (ValueError, OSError, WeightsUnavailable, Unwalkable) as error:
         print(f"python -m atlib: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("python -m atlib: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        print(f"python -m atlib: {memory_message(error)}", file=sys.stderr)
+        return 1
     _print_table([read_record(path) for path in paths])
     print(f"records: {records}")
     return 0
@@ -64,6 +76,17 @@ def overview(results: Path) -> str:
                   f"    cost:    about {study.minutes} minutes at the built-in scale ({study.seeds} seeds, two cores); scales: {', '.join(where)}",
                   f"    records: {found}"]
     return "\n".join(lines)
+
+
+def _as_sentence(plain):
+    """What shows a warning: ours as a sentence, those of other packages as Python does it."""
+    def show(message, category, filename, lineno, file=None, line=None):
+        if Path(filename).parent == Path(__file__).parent:
+            print(f"python -m atlib: {message}", file=sys.stderr)
+        else:
+            plain(message, category, filename, lineno, file, line)
+
+    return show
 
 
 def _run(given: argparse.Namespace) -> tuple[list[Path], Path]:

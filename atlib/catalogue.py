@@ -40,7 +40,8 @@ class Opened(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where data are. name: for messages, and the hub's id where `path` is None; "imagefolder" for one folder per class."""
+    """Where data are. name: for messages, and the hub's id where `path` is None; "imagefolder" for one folder per class, whose columns are
+    then called as usual, whatever they are called on the hub."""
 
     name: str
     path: Path | None
@@ -54,13 +55,15 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> Place:
     """
     name = str(name_or_path)
     if path is not None and not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist")
+        raise FileNotFoundError(f"{path} does not exist: it is where the files of {name} are looked for (path=, on the command line --set data_path=FOLDER)")
     if name in CATALOGUE:
         known = CATALOGUE[name]
         if path is None and known.hub is None:
             raise ValueError(f"no complete copy of {name} was found on the hub: fetch the images and the annotations from {INATURALIST}, unpack "
-                             "them into one folder, and pass it as path=")
-        return Place(name if path is not None else known.hub, None if path is None else Path(path), known)
+                             "them into one folder, and pass it as path= (on the command line --set data_path=FOLDER)")
+        if path is None:
+            return Place(known.hub, None, known)
+        return Place("imagefolder" if _has_class_folders(Path(path)) and not known.domains else name, Path(path), known)
     here = Path(path if path is not None else name_or_path).expanduser()
     if path is not None or here.exists():
         from atlib.hub import is_image_folder  # imported here: `datasets` takes seconds
@@ -77,9 +80,10 @@ def open_rows_of(name_or_path: str | Path, path: str | Path | None, split: str, 
                  label_column: str | None = None) -> Opened:
     """Open a split of a data set by name, path or hub id.
 
-    A path may be parquet or arrow files named after their splits, one such file, a data set saved by `datasets`, one folder per class,
-    or images with annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is published, a tenth of
-    "train" becomes it, as in `atlib.data.load`. Columns are found by their usual names unless they are named.
+    A path may be parquet or arrow files named after their splits, one such file, a data set saved by `datasets`, one folder per class
+    (of a name: train/ and validation/ or val/ with these in them, whose sorted names are then the order of the classes, as it is
+    ImageNet's with WordNet ids), or images with annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split
+    is published, a tenth of "train" becomes it, as in `atlib.data.load`. Columns are found by their usual names unless they are named.
     Raises what `find` raises, `ValueError` for unknown splits and columns, listing those there are, and for files and the network what
     `atlib.data.load` raises.
     """
@@ -88,7 +92,7 @@ def open_rows_of(name_or_path: str | Path, path: str | Path | None, split: str, 
 
     if place.known is None:
         return Opened(*open_labelled(place.name, place.path, split, image_column, label_column), None)
-    usual = place.known.columns
+    usual = (None, None) if place.name == "imagefolder" else place.known.columns
     image_column, label_column = image_column or usual[0], label_column or usual[1]
     if place.known.domains:
         from atlib.pacs import pacs_rows
@@ -98,6 +102,15 @@ def open_rows_of(name_or_path: str | Path, path: str | Path | None, split: str, 
     if place.known.files:
         require_known(f"split of {name_or_path}", split, place.known.images)
     return Opened(*open_labelled(place.name, place.path, split, image_column, label_column, place.known.files.get(split)), place.known)
+
+
+def _has_class_folders(path: Path) -> bool:
+    """Whether a folder holds a folder for each split and, in these, one for each class."""
+    if not any((path / split).is_dir() for split in SPLIT_FOLDERS):
+        return False
+    from atlib.hub import is_image_folder  # imported here: `datasets` takes seconds
+
+    return is_image_folder(path)
 
 
 def _with_held_out(train: int, test: int) -> dict[str, int]:
@@ -117,6 +130,7 @@ def _pacs(*domains: str) -> Known:
     return Known("flwrlabs/pacs", 7, images, "test", "Li et al. 2017, Deeper, Broader and Artier Domain Generalization, arXiv 1710.03077", domains=domains)
 
 
+SPLIT_FOLDERS = ("train", "validation", "val", "test")
 INATURALIST = "https://github.com/visipedia/inat_comp"
 _CIFAR = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
 _CIFAR_IMAGES = _with_held_out(50_000, 10_000)

@@ -39,13 +39,14 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
     _load_state(model, tensors, path)
 
 
-def save_vit(path: str | Path, vit: VisionTransformer, architecture: Architecture) -> Path:
+def save_vit(path: str | Path, vit: VisionTransformer, architecture: Architecture, more: Mapping = {}) -> Path:
     """Write a ViT's weights, a plain timm state, with its architecture in the header so that `load_vit` needs nothing else.
 
+    more: JSON values that the header shall say besides, such as how images are prepared for it; `read_header` reads them.
     Raises `ValueError`, before anything is written, when `architecture` does not describe `vit`.
     """
     _check_architecture(vit, architecture)
-    return _write(Path(path), dict(vit.state_dict()), {"architecture": architecture._asdict()})
+    return _write(Path(path), dict(vit.state_dict()), {**more, "architecture": architecture._asdict()})
 
 
 def load_vit(path: str | Path) -> VisionTransformer:
@@ -58,11 +59,11 @@ def load_vit(path: str | Path) -> VisionTransformer:
     return vit
 
 
-def save_bundle(path: str | Path, transfer: AttentionTransfer, student: Architecture, teacher: Architecture) -> Path:
+def save_bundle(path: str | Path, transfer: AttentionTransfer, student: Architecture, teacher: Architecture, more: Mapping = {}) -> Path:
     """Write what inference needs. After Copy that is student *and* teacher, and the header says `needs_teacher: true`;
-    after Distill it is the student alone."""
+    after Distill it is the student alone. more: as in `save_vit`."""
     _check_architecture(transfer.student, student)
-    header = {"needs_teacher": transfer.needs_teacher, "student": student._asdict(),
+    header = {**more, "needs_teacher": transfer.needs_teacher, "student": student._asdict(),
               "plan": transfer.plan.describe()}
     tensors = {f"student.{name}": value for name, value in transfer.student.state_dict().items()}
     if transfer.needs_teacher:
@@ -109,14 +110,30 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
     return write_atomically(path, save(tensors, {"atlib": json.dumps(header)}))
 
 
+def read_header(path: str | Path) -> dict:
+    """atlib's header of a safetensors file, empty in a file of another kind. Raises `OSError` naming a file that cannot be read."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _header_in(file)
+    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        raise OSError(f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is") from error
+
+
+def _header_in(file) -> dict:
+    header = json.loads((file.metadata() or {}).get("atlib", "{}"))
+    return header if isinstance(header, dict) else {}
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
     """The tensors of a safetensors file by name, and atlib's header, empty in a file of another kind. Raises `OSError` naming a file that cannot be read."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("atlib", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, header if isinstance(header, dict) else {}
+            return {name: file.get_tensor(name) for name in file.keys()}, _header_in(file)
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
         raise OSError(f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is") from error
 

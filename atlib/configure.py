@@ -15,12 +15,14 @@ from atlib.checkpoint import Architecture
 from atlib.names import require_known
 from atlib.published import Published
 from atlib.published_own import published
-from atlib.run import BUILT_IN, PRETRAINING, RunConfig
+from atlib.run import BUILT_IN, PRETRAINING, RunConfig, with_settings
 from atlib.run_log import require_tensorboard
 from atlib.teachers import is_file
 from atlib.vit import create_vit
 
 GUESSED_COUNT = 10_000  # images, to check what was asked for while their number is not known
+# What no run is made from: `--set` would change nothing but what the record says about it.
+WORDS = ("name", "source", "oddities")
 # As the scale "cifar10" pre-trains (`atlib.scales`).
 SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
 
@@ -53,25 +55,53 @@ def configure(asked: Asked, count: int | None = None) -> RunConfig:
     if asked.recipe in PRETRAINING:
         if of_published:
             raise ValueError(f"--set published.{next(iter(of_published))}: {asked.recipe} is no published recipe; set steps, lr, ... themselves")
-        own = Architecture("glyphs" if data == BUILT_IN else "cifar")
-        given = RunConfig(method=asked.recipe, model=own, recipe=recipes.RETRIEVAL if asked.recipe == "retrieval" else recipes.MAE,
-                          augmentation=None if data == BUILT_IN else SMALL_PHOTOGRAPHS, **common)
-        return given.with_changes(changes)
-    source = published(asked.recipe)
-    if of_published:
-        source = replace(source, **read_changes(Published, of_published, "the published recipe"))
-    teacher = source.teacher if asked.teacher is None else asked.teacher
-    given = RunConfig(method=source.method, model=Architecture(source.model, dict(source.options)), recipe=source.recipe(count or GUESSED_COUNT),
-                      teacher=None if teacher is None else _teacher(teacher), plan=source.plan(), drop_path=source.drop_path,
-                      augmentation=None if data == BUILT_IN else source.augmentation, **common)
-    given = given.with_changes(changes)
-    given.require_use(of_published)
-    return given
+        given = {"method": asked.recipe, "model": Architecture("glyphs" if data == BUILT_IN else "cifar"),
+                 "recipe": recipes.RETRIEVAL if asked.recipe == "retrieval" else recipes.MAE, "augmentation": None if data == BUILT_IN else SMALL_PHOTOGRAPHS}
+    else:
+        source = _source(asked.recipe, of_published)
+        teacher = source.teacher if asked.teacher is None else asked.teacher
+        given = {"method": source.method, "model": Architecture(source.model, dict(source.options)), "recipe": source.recipe(count or GUESSED_COUNT),
+                 "teacher": None if teacher is None else _teacher(teacher), "plan": source.plan(), "drop_path": source.drop_path,
+                 "augmentation": None if data == BUILT_IN else source.augmentation}
+    config = with_settings({**given, **common}, changes)
+    config.require_use(of_published)
+    config.recipe.require_optimizer()
+    return config
 
 
 def oddities(recipe: str) -> tuple[str, ...]:
     """What is odd about a published recipe; nothing for pre-training."""
     return () if recipe in PRETRAINING else published(recipe).oddities
+
+
+def departures(asked: Asked, config: RunConfig, count: int) -> list[str]:
+    """How the run's recipe differs from the published one it came from, on `count` images: "lr 0.001 instead of 0.008". Nothing for pre-training."""
+    if asked.recipe in PRETRAINING:
+        return []
+    then, now = published(asked.recipe).recipe(count).describe(), config.recipe.describe()
+    own = {key.removeprefix("recipe.") for key in asked.changes}
+    lines = []
+    for name in then:
+        if then[name] == now[name]:
+            continue
+        line = f"{name} {_short(now[name])} instead of {_short(then[name])}"
+        if name == "batch_size" and name in own and not {"lr", "published.batch_size"} & own:
+            line += (f": the published rate was scaled for {then[name]} and stays; `--set published.batch_size={now[name]}` scales rate and steps")
+        lines.append(line)
+    return lines
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _source(name: str, changes: Mapping[str, str]) -> Published:
+    """A published recipe with `--set published.…` values."""
+    for each in changes:
+        if each in WORDS:
+            raise ValueError(f"--set published.{each} would change nothing: it is what the recipe is called, not what is run; --recipe chooses another one")
+    source = published(name)
+    return replace(source, **read_changes(Published, changes, "the published recipe")) if changes else source
 
 
 def data_name(name_or_path: str, path: str | None = None) -> str:

@@ -154,10 +154,12 @@ def decode(rows, column: str, image_size: int | None) -> Tensor:
     """
     from PIL import ImageOps
 
+    from atlib.decoding import in_eight_bits
+
     decoded = []
     for index in range(len(rows)):
         try:
-            image = rows[index][column].convert("RGB")
+            image = in_eight_bits(rows[index][column]).convert("RGB")
         except Exception as error:  # PIL raises half a dozen kinds for a damaged file
             raise OSError(f"image {index} of the split cannot be decoded ({type(error).__name__}: {error})") from error
         if image_size is not None:

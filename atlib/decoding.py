@@ -1,6 +1,7 @@
 """From image files to batches of tensors. What cannot be decoded is named and left out; nothing takes its place."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from atlib.feed import Batch
 
 Transform = Callable[[Image.Image, int | None], Tensor]  # (image, seed of its augmentation) -> float (3, height, width)
 File = Mapping[str, object]  # {"bytes": of the file, or None, "path": its name, or None}, as `datasets` stores an image
+NAMED = 20  # corrupt images that are warned about one by one
 
 
 class CorruptImage(OSError):
@@ -47,16 +49,35 @@ class Share(NamedTuple):
 
 
 def decode(file: File) -> Image.Image:
-    """The picture in a file, in RGB, turned as the camera says. Raises `CorruptImage` with the reason."""
+    """The picture in a file, in RGB of 8 bits, turned as the camera says. Raises `CorruptImage` with the reason."""
     import datasets  # takes seconds, and is there already where rows are
 
     try:
-        return datasets.Image().decode_example(file).convert("RGB")
+        image = datasets.Image().decode_example(file)
+        return in_eight_bits(image).convert("RGB")
     except (ConnectionError, TimeoutError):
         raise  # the image was not seen, so nothing is known about it
     except Exception as error:  # PIL raises half a dozen kinds for a damaged file
         where = f", file {file['path']}" if file is not None and file.get("path") else ""
         raise CorruptImage(f"{type(error).__name__}: {error}{where}") from error
+
+
+def in_eight_bits(image: Image.Image) -> Image.Image:
+    """A picture whose values fill more than 0..255 brought into them; others as they are, since Pillow would cut off what is above 255.
+
+    Of 16 bits the high byte is kept, as Pillow does with 16-bit colour. Raises `ValueError` for values that say no brightness.
+    """
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image
+    values = np.asarray(image)
+    low, high = values.min(), values.max()
+    if image.mode == "F":
+        if not (low >= 0 and high <= 255):  # also where they are NaN
+            raise ValueError(f"its values are floating-point numbers from {low:g} to {high:g}, and neither 0..1 nor 0..255: scale them")
+        return Image.fromarray((values * 255).round().astype(np.uint8)) if high <= 1 else image
+    if low < 0 or high > 65535:
+        raise ValueError(f"its values are whole numbers from {low} to {high}, and neither of 8 nor of 16 bits: scale them")
+    return image if image.mode == "I" and high <= 255 else Image.fromarray((values >> 8).astype(np.uint8))
 
 
 def make(wanted: Iterable[Wanted], transform: Transform, blank: Callable[[], Image.Image] = lambda: Image.new("RGB", (256, 256))) -> Made:
@@ -101,9 +122,10 @@ def deliver(make: Callable[[Sequence], Made], shares: Iterable[Share], *, worker
                         pin_memory=workers > 0 and torch.cuda.is_available(), worker_init_fn=in_a_group_of_its_own)
     for made in loader:
         share = planned.pop(0)
-        corrupt.update(made.corrupt)
         if made.corrupt and on_corrupt == "raise":
+            corrupt.update(made.corrupt)
             raise corrupt_image(made.corrupt)
+        note_left_out(made.corrupt, corrupt)
         left = len(made.indices) / len(share.what) if share.what else 0.0
         yield Batch(made.images, made.targets, made.indices, share.weight * left)
 
@@ -111,7 +133,18 @@ def deliver(make: Callable[[Sequence], Made], shares: Iterable[Share], *, worker
 def corrupt_image(corrupt: Mapping[int, str]) -> CorruptImage:
     """The error that names the first of some corrupt images."""
     index, why = next(iter(corrupt.items()))
-    return CorruptImage(f"image {index} cannot be decoded ({why}); on_corrupt='skip' trains without such images")
+    return CorruptImage(f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves such images out (on the command line --set on_corrupt=skip; "
+                        "a run goes on with `python -m atlib resume DIR --on-corrupt skip`)")
+
+
+def note_left_out(found: Mapping[int, str], corrupt: dict[int, str]) -> None:
+    """Add what cannot be decoded to `corrupt`, with a warning for each of the first `NAMED` and one when there are more."""
+    for index, why in found.items():
+        if index not in corrupt and len(corrupt) < NAMED:
+            warnings.warn(f"image {index} cannot be decoded and is left out ({why})", stacklevel=3)
+        elif index not in corrupt and len(corrupt) == NAMED:
+            warnings.warn(f"more than {NAMED} images cannot be decoded: the others are left out without a warning, and counted", stacklevel=3)
+        corrupt[index] = why
 
 
 def check_on_corrupt(on_corrupt: str) -> None:

@@ -10,6 +10,7 @@ from atlib.analysis.accounting import Memory, copy, distill, fine_tuning, shape_
 from atlib.feed import steps_per_epoch
 from atlib.measure_steps import Timing, speed, time_steps
 from atlib.pretrain import MaskedAutoencoder
+from atlib.recipes import PLAIN, Recipe, try_optimizer
 from atlib.run import RunConfig
 from atlib.train import make_optimizer, schedule
 from atlib.transfer import AttentionTransfer
@@ -134,7 +135,18 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
         else:
             one, two = (step_memory(model, torch.empty(images, 3, *size)) for images in (1, 2))
     averaged = one.weights if config.recipe.ema is not None else 0
-    return one._replace(saved=one.saved + (part_of(config) - 1) * (two.saved - one.saved), weights=one.weights + averaged)
+    moments = int(one.optimizer / 2 * state_per_weight(config.recipe))  # counted for AdamW, which has two
+    return one._replace(saved=one.saved + (part_of(config) - 1) * (two.saved - one.saved), weights=one.weights + averaged, optimizer=moments)
+
+
+def state_per_weight(recipe: Recipe, width: int = 256) -> float:
+    """Numbers of float32 size that the optimiser keeps for each weight, between steps: 2 for AdamW. Counted on a layer of `width` x `width` weights."""
+    if recipe.optimizer in PLAIN:
+        return 2.0
+    state = try_optimizer(recipe.optimizer, recipe.betas, width).state
+    kept = [each for of_weight in state.values() for value in of_weight.values() for each in (value if isinstance(value, (list, tuple)) else [value])]
+    # What has no dimension counts steps, and does not grow with the model.
+    return sum(each.numel() * each.element_size() for each in kept if isinstance(each, torch.Tensor) and each.ndim) / (4 * width * width)
 
 
 def part_of(config: RunConfig) -> int:

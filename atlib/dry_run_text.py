@@ -1,16 +1,19 @@
 """A dry run's estimate in words and figures, each with where it comes from."""
 
+from collections.abc import Sequence
+
 from atlib.dry_run import Estimate, part_of
 
 PAPER_GPU_HOURS, PAPER_EPOCHS = 2735, 100  # of ViT-L on ImageNet-1k: quoted from arXiv 2411.09702
 GIB = 2**30
 
 
-def as_text(found: Estimate, oddities: tuple[str, ...] = ()) -> str:
-    """What `--dry-run` prints. oddities: of the published recipe."""
-    sections = {"run": _run(found), "model": _model(found), "parameter groups": _groups(found), "schedule": _schedule(found) + list(oddities),
-                "steps": _steps(found), "memory of a step": _memory(found), "time": _time(found), "cost": _cost(found)}
-    return "\n".join(line for name, lines in sections.items() for line in (name, *(f"    {each}" for each in lines)))
+def as_text(found: Estimate, oddities: Sequence[str] = (), departures: Sequence[str] = ()) -> str:
+    """What `--dry-run` prints. oddities: of the published recipe, which need not hold of this run; departures: how this run's recipe differs from it."""
+    sections = {"run": _run(found), "model": _model(found), "parameter groups": _groups(found), "schedule": _schedule(found), "steps": _steps(found),
+                "changed against the published recipe": departures, "oddities of the published recipe": oddities,
+                "memory of a step": _memory(found), "time": _time(found), "cost": _cost(found)}
+    return "\n".join(line for name, lines in sections.items() if lines for line in (name, *(f"    {each}" for each in lines)))
 
 
 def _run(found: Estimate) -> list[str]:

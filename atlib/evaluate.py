@@ -82,4 +82,5 @@ def evaluate_together(model: nn.Module, images: Images, batch_size: int = 500) -
 
 def _check_labels(labels: Tensor, logits: Tensor) -> None:
     if labels.max() >= logits.shape[1]:
-        raise ValueError(f"the data have label {labels.max().item()}, the model has only {logits.shape[1]} outputs: pass num_classes=")
+        raise ValueError(f"the data have label {labels.max().item()}, the model has only {logits.shape[1]} outputs: pass num_classes= when it is built (on the "
+                         "command line train with --set model.num_classes=NUMBER), or evaluate on data with the classes that it was trained for")

@@ -49,7 +49,7 @@ def open_streamed(name: str, path: str | Path | None, split: str, files: str | N
             several = found[_published(found, split, name)]
             return _read(" or ".join(several), builder, data_files=several, streaming=True)["train"], several
     raise ValueError(f"{path} holds no parquet or arrow files, which are what can be streamed: open_photos reads image folders, annotated "
-                     "images and data sets saved by `datasets` by index")
+                     "images and data sets saved by `datasets` by index (on the command line without --set streaming=true)")
 
 
 def columns_of(rows: datasets.Dataset | datasets.IterableDataset, image: str | None = None, label: str | None = None) -> tuple[str, str]:
@@ -89,7 +89,8 @@ def _from_hub(name: str, **options) -> datasets.DatasetDict | datasets.IterableD
         raise ConnectionError(
             f"the data set {name!r} could not be read from https://huggingface.co/datasets/{name} "
             f"(cache: {datasets.config.HF_DATASETS_CACHE}; cause: {type(error).__name__}: {error}). Without a network: fetch its "
-            f"parquet files on another machine, name them train.parquet, test.parquet, and pass their folder as path=.") from error
+            f"parquet files on another machine, name them train.parquet, test.parquet, and pass their folder as path= "
+            f"(on the command line --set data_path=FOLDER).") from error
 
 
 def _only(split: str, files: str) -> dict:
@@ -101,7 +102,13 @@ def _from_files(name: str, path: Path) -> datasets.DatasetDict:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     if name == "imagefolder":
-        return _read(path, "imagefolder", data_dir=str(path))
+        try:
+            return _read(path, "imagefolder", data_dir=str(path))
+        except OSError as error:
+            if isinstance(error.__cause__, datasets.data_files.EmptyDatasetError):
+                raise FileNotFoundError(f"{path} holds no images: a folder per class is looked for, such as {path}/train/cat/1.jpg and "
+                                        f"{path}/validation/cat/2.jpg (or train*.parquet and validation*.parquet)") from error
+            raise
     for builder in ("parquet", "arrow"):
         files = _files_of(path, builder)
         if files:
@@ -178,7 +185,8 @@ def _published(splits, split: str, name: str) -> str:
         return split
     if split in ("train", "validation"):
         raise ValueError(f"{name} publishes no validation split, and a stream cannot hold out a tenth of the training images: ask for "
-                         "'train+validation', or read it by index with open_photos")
+                         "'train+validation', or read it by index with open_photos (on the command line --set training_split=train+validation "
+                         "with another --set evaluation_split=NAME, since 'validation' is then trained on; or no --set streaming=true)")
     require_known(f"split of {name}", split, ("train+validation", *(other for other in splits if other != "train")))
     return "train" if split == "train+validation" else split
 
@@ -196,20 +204,45 @@ def _choose(splits: datasets.DatasetDict, split: str, name: str) -> datasets.Dat
 
 
 def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[str, ...], kind: str) -> str:
-    """The first of `names` that is a column of `rows`."""
+    """The first of `names` that is a column of `rows`. Raises `ValueError` listing what there is."""
     for name in names:
         if name in rows.column_names:
             return name
-    raise ValueError(f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)}")
+    if kind == "label" and rows.column_names == ["image"]:  # so `datasets` reads images that lie in one folder
+        raise ValueError("no label column: the data set has images alone. In a folder of images each class needs a folder of its own, such as "
+                         "FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg")
+    raise ValueError(f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)}; "
+                     f"name it with {kind}_column= (on the command line --set {kind}_column=NAME)")
+
+
+def holds_images(feature: object) -> bool:
+    """Whether a column of that kind holds image files: marked as images, or bare bytes with or without a path."""
+    binary = isinstance(feature, datasets.Value) and feature.dtype in ("binary", "large_binary")
+    return isinstance(feature, (datasets.Image, dict)) or binary
+
+
+def which_columns(rows: datasets.Dataset | datasets.IterableDataset) -> str:
+    """What could be meant, for a message: the columns that hold images, and those that could be labels."""
+    images = [name for name, feature in rows.features.items() if holds_images(feature)]
+    labels = [name for name, feature in rows.features.items() if isinstance(feature, (datasets.ClassLabel, datasets.Value)) and name not in images]
+    return f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'} (on the command line --set image_column=NAME, " \
+           "--set label_column=NAME)"
 
 
 def class_names(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
-    """The names of the classes that a column of class indices has; their numbers where it has no names."""
+    """The names of the classes that a column of class indices has; their numbers where it has no names.
+
+    Raises `ValueError` for a column that holds something else, with the way out.
+    """
     feature = rows.features[column]
     if isinstance(feature, datasets.ClassLabel):
         return tuple(feature.names)
+    if holds_images(feature) or not isinstance(feature, datasets.Value):
+        raise ValueError(f"column {column!r} holds {'images' if holds_images(feature) else feature}, not labels: {which_columns(rows)}")
     labels = set(rows[column])
     wrong = [label for label in labels if not isinstance(label, int) or label < 0]
     if wrong:
-        raise ValueError(f"the labels in column {column!r} must be class indices from 0 on, got {wrong[0]!r}: cast the column to datasets.ClassLabel")
+        raise ValueError(f"the labels in column {column!r} must be class indices from 0 on, got {wrong[0]!r}: cast the column to datasets.ClassLabel. "
+                         f"Once, in Python, rows.class_encode_column({column!r}) does it, and .to_parquet('FOLDER/train.parquet') keeps it; then name "
+                         "FOLDER as the data. Or name another column with label_column= (on the command line --set label_column=NAME)")
     return tuple(map(str, range(max(labels, default=-1) + 1)))

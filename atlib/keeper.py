@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,23 +37,28 @@ class Keeper:
     """Keeps the checkpoints of one run in `folder`, one folder step-00000123 each, and brings a run back to the newest.
 
     every: steps between checkpoints. The newest `last` are kept, and the one with the highest `best_by` among those that were evaluated.
-    config: JSON values that must be the same when the run goes on. All machines of a run must see the folder.
+    config: JSON values that must be the same when the run goes on, but for those named in `free`. All machines of a run must see the folder.
 
     A checkpoint is written under another name, forced to the disk, described by a manifest with every file's SHA-256, and then renamed,
     so that at every moment it is there as a whole or not at all. Nothing that is read back can run code: it is safetensors, JSON, or read
     with `torch.load(weights_only=True)`.
     """
 
-    def __init__(self, folder: str | Path, every: int, last: int = 2, config: Mapping | None = None, best_by: str = "accuracy"):
+    def __init__(self, folder: str | Path, every: int, last: int = 2, config: Mapping | None = None, best_by: str = "accuracy",
+                 free: Iterable[str] = ()):
         if every < 1 or last < 1:
             raise ValueError(f"every and last must be at least 1, got every={every} and last={last}")
         self.folder, self.every, self.last, self.config, self.best_by = Path(folder), every, last, dict(config or {}), best_by
+        self.free, self.reported = tuple(free), set()
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is whole; a damaged one is reported by a warning and left where it is."""
+        """The newest checkpoint that is whole; a damaged one is reported by a warning, once, and left where it is."""
         for path in reversed(self._checkpoints()):
             if (damage := damage_of(path)) is None:
                 return path
+            if path in self.reported:
+                continue
+            self.reported.add(path)
             warnings.warn(f"the checkpoint {path} is damaged ({damage}) and was left out; the one before it is used", stacklevel=2)
         return None
 
@@ -127,7 +132,8 @@ class Keeper:
         path = found[0]
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = {**self.config, **config, "processes": accelerator.num_processes}
-        changed = changes({**facts.pop("config"), "processes": facts.pop("processes")}, json.loads(json.dumps(now)))
+        then = {**facts.pop("config"), "processes": facts.pop("processes")}
+        changed = changes(*({name: value for name, value in each.items() if name not in self.free} for each in (then, json.loads(json.dumps(now)))))
         if changed:
             raise ValueError(f"the run in {self.folder} was started otherwise: {'; '.join(changed)}. "
                              "Go on with what it was started with, or start another run in another folder.")

@@ -28,7 +28,8 @@ class Labelling(NamedTuple):
             raise ValueError(f"image {index} has the label {stored} ({self.stored[stored]}), which class_map does not map: add it there, or leave "
                              "its images out with classes=, the stored labels that are wanted")
         raise ValueError(f"image {index} has the label {stored!r}, which is not one of the {len(self.stored) or len(self.label)} that are known "
-                         f"({_some(range(len(self.stored)) if self.stored else self.label)}): pass class_map=, or check label_column=")
+                         f"({_some(range(len(self.stored)) if self.stored else self.label)}): pass class_map=, or check label_column= "
+                         "(on the command line --set label_column=NAME)")
 
 
 def make_labelling(names: Sequence[str], class_map: Mapping[Stored, int] | None = None, classes: Iterable[Stored] | None = None) -> Labelling:

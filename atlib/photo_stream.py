@@ -70,14 +70,16 @@ class PhotoStream:
                 while at < position // part.repeats:
                     at, row = at + 1, next(images, None)
                     if row is None:
-                        raise ValueError(f"the stream ended after {at} images, {self.count} were announced: pass count={at}")
+                        raise ValueError(f"the stream ended after {at} images, {self.count} were announced: pass count={at} "
+                                         f"(on the command line --set data_size={at})")
                 index = position * stride + offset
                 seed = seed_of(part.seed, part.epoch, index, position % part.repeats) if self.train else None
                 wanted.append(Wanted(index, row[0], row[1], seed))
             yield Share(wanted, weight)
         expected = (sum(self.sizes[part.rank :: part.world]) if own_shards else self.count) - at - 1  # of other processes, after this one's last
         if part.repeats == 1 and at >= 0 and sum(1 for _ in islice(images, expected + 1)) > expected:
-            raise ValueError(f"the stream has more than the {self.count} images that were announced: pass their number as count=")
+            raise ValueError(f"the stream has more than the {self.count} images that were announced: pass their number as count= "
+                             "(on the command line --set data_size=NUMBER)")
 
     def _labelled(self, rows: Iterable[Mapping]) -> Iterator[tuple[Mapping, int]]:
         """Files and labels of the images that are wanted."""
@@ -108,11 +110,13 @@ def open_stream(name_or_path: str | Path, *, path: str | Path | None = None, spl
         raise ValueError(f"{name_or_path} is small and has no published splits: read it with open_photos")
     if known is not None:
         require_known(f"split of {name_or_path}", split, known.images)
-        image_column, label_column = image_column or known.columns[0], label_column or known.columns[1]
+        usual = (None, None) if place.name == "imagefolder" else known.columns
+        image_column, label_column = image_column or usual[0], label_column or usual[1]
     from atlib.hub import columns_of, open_streamed  # imported here: `datasets` takes seconds
 
     rows, files = open_streamed(place.name, place.path, split, None if known is None else known.files.get(split))
     image_column, label_column = columns_of(rows, image_column, label_column)
+    pictures = undecoded(rows, image_column).select_columns([image_column, label_column])
     labelling = make_labelling(names_of(rows, label_column, known, class_map is not None), class_map, classes)
     sizes = None if files is None or classes is not None else [_rows_in(file) for file in files]
     if classes is None:
@@ -124,11 +128,11 @@ def open_stream(name_or_path: str | Path, *, path: str | Path | None = None, spl
         count = count if whole is None else whole
     if count is None:
         why = "some classes are left out" if classes is not None else "it was not published"
-        raise ValueError(f"the number of images in {name_or_path} {split} is not known ({why}), and steps and schedule hang on it: pass count=")
+        raise ValueError(f"the number of images in {name_or_path} {split} is not known ({why}), and steps and schedule hang on it: pass count= "
+                         "(on the command line --set data_size=NUMBER)")
     if count == 0:
         raise ValueError(f"{name_or_path} {split} has no images")
-    rows = undecoded(rows, image_column).select_columns([image_column, label_column])
-    return PhotoStream(rows, count, image_column, label_column, labelling, augmentation=augmentation, train=train, on_corrupt=on_corrupt,
+    return PhotoStream(pictures, count, image_column, label_column, labelling, augmentation=augmentation, train=train, on_corrupt=on_corrupt,
                        buffer=buffer, sizes=sizes)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from atlib.augmentation import Augmentation
 from atlib.catalogue import Known, open_rows_of
 from atlib.decoding import (Called, CorruptImage, Made, Share, Transform, Wanted, as_is, as_stored, check_on_corrupt, corrupt_image, decode,
-                            deliver, in_a_group_of_its_own, make, seed_of)
+                            deliver, in_a_group_of_its_own, make, note_left_out, seed_of)
 from atlib.feed import Batch, Part, my_batches, my_repeats
 from atlib.labelling import Labelling, Stored, make_labelling
 
@@ -27,6 +27,7 @@ class Photos(Dataset):
     images go through, in `epoch` as it says for training if `train` (else, and everywhere else, as for evaluation); None: they are
     taken as they are, scaled as `atlib.data.Images` scales, and must be of one size. on_corrupt: what `epoch` does with an image that
     cannot be decoded, "raise" or "skip"; `corrupt` collects those seen, {index: why}. workers: processes that `loader` decodes in.
+    `left_out`: how many images `readable` has left out.
     """
 
     def __init__(self, rows, image_column: str, targets: Tensor, classes: Sequence[str], *, augmentation: Augmentation | None = None,
@@ -37,6 +38,7 @@ class Photos(Dataset):
         self.rows, self.image_column, self.targets, self.classes = rows, image_column, targets, tuple(classes)
         self.augmentation, self.train, self.on_corrupt, self.workers = augmentation, train, on_corrupt, workers
         self.corrupt: dict[int, str] = {}
+        self.left_out = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -83,12 +85,21 @@ class Photos(Dataset):
                       train=self.train, on_corrupt=self.on_corrupt, workers=self.workers)
 
     def readable(self) -> "Photos":
-        """The images that can be decoded; the others are noted in this set's `corrupt`. Decodes every image once, in `workers` processes."""
+        """The images that can be decoded; the others are noted in this set's `corrupt`. Decodes every image once, in `workers` processes.
+
+        Raises `CorruptImage` where none can be decoded.
+        """
         whole = DataLoader(Called(self._why_not), sampler=range(len(self)), batch_size=None, collate_fn=as_is, num_workers=self.workers,
                            generator=torch.Generator(), worker_init_fn=in_a_group_of_its_own)
         found = {index: why for index, why in enumerate(whole) if why is not None}
-        self.corrupt.update(found)
-        return self.select([index for index in range(len(self)) if index not in found]) if found else self
+        if not found:
+            return self
+        if len(found) == len(self):
+            raise CorruptImage(f"none of the {len(self)} images can be decoded (image 0: {found[0]})")
+        note_left_out(found, self.corrupt)
+        left = self.select([index for index in range(len(self)) if index not in found])
+        left.left_out = len(found)
+        return left
 
     def _make(self, wanted: Sequence[tuple[int, int | None]]) -> Made:
         """The images at (index, seed of the augmentation); runs in a worker."""
@@ -134,7 +145,10 @@ def open_photos(name_or_path: str | Path, *, path: str | Path | None = None, spl
     check_on_corrupt(on_corrupt)
     rows, image_column, label_column, known = open_rows_of(name_or_path, path, split, image_column, label_column)
     if len(rows) == 0:
-        raise ValueError(f"{name_or_path} {split} has no images")
+        held_out = ": where none are published, a tenth of the training images is held out, which of so few is none. Put some into a split of their own, " \
+                   "as in FOLDER/validation/cat/1.jpg, or name another split (on the command line --set evaluation_split=NAME)"
+        raise ValueError(f"{name_or_path} {split} has no images{held_out if split == 'validation' else ''}")
+    pictures = undecoded(rows, image_column).select_columns([image_column])  # first, since its message knows what the columns hold
     stored = rows[label_column][:]
     labelling = make_labelling(names_of(rows, label_column, known, class_map is not None), class_map, classes)
     labels = [labelling.of(label, index) for index, label in enumerate(stored)]
@@ -144,8 +158,7 @@ def open_photos(name_or_path: str | Path, *, path: str | Path | None = None, spl
     if known is not None and known.images.get(split) != len(rows):
         warnings.warn(f"{name_or_path} {split} has {len(rows):,} images here, {known.images.get(split, 0):,} were published: results will not "
                       "compare with others'", stacklevel=2)
-    rows = undecoded(rows, image_column).select_columns([image_column])
-    return Photos(rows if len(wanted) == len(rows) else rows.select(wanted), image_column, torch.tensor([labels[index] for index in wanted]),
+    return Photos(pictures if len(wanted) == len(rows) else pictures.select(wanted), image_column, torch.tensor([labels[index] for index in wanted]),
                   labelling.names, augmentation=augmentation, train=train, on_corrupt=on_corrupt, workers=workers)
 
 
@@ -166,20 +179,21 @@ def names_of(rows, label_column: str, known: Known | None, mapped: bool) -> tupl
         return ()
     if not isinstance(feature, datasets.ClassLabel) and isinstance(rows, datasets.IterableDataset):
         raise ValueError(f"column {label_column!r} says neither how many classes there are nor their names, and a stream cannot be searched for them: "
-                         "pass class_map=, or read it by index with open_photos")
+                         "pass class_map=, or read it by index with open_photos (on the command line without --set streaming=true)")
     names = class_names(rows, label_column)
     if known is not None and len(names) != known.classes:
-        raise ValueError(f"the data have {len(names)} classes, {known.classes} were published: they are another set; open them by their path alone")
+        raise ValueError(f"the data have {len(names)} classes, {known.classes} were published: they are another set; open them by their path "
+                         "alone (on the command line --data FOLDER, without --set data_path=)")
     return names
 
 
 def undecoded(rows, image_column: str):
     """The rows with the files of their images instead of pictures. Raises `ValueError` for a column that holds no images."""
     import datasets
+    from atlib.hub import holds_images, which_columns
 
     feature = rows.features[image_column]
-    binary = isinstance(feature, datasets.Value) and feature.dtype in ("binary", "large_binary")
-    if not (isinstance(feature, (datasets.Image, dict)) or binary):
+    if not holds_images(feature):
         raise ValueError(f"column {image_column!r} holds {feature}, not images: name the right one with image_column=, there are "
-                         f"{', '.join(rows.column_names)}")
+                         f"{', '.join(rows.column_names)}; {which_columns(rows)}")
     return rows.cast_column(image_column, datasets.Image(decode=False))

@@ -1,8 +1,14 @@
 """What a training run is made of, as frozen values; defaults are the built-in scale's."""
 
+import math
+import warnings
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from atlib.names import require_known
+
+PLAIN = ("adamw", "lamb")  # optimisers that are known to need nothing but a gradient, so that no recipe of the book has to try its own
+NEED_CUDA = ("bnb", "fused")  # what the names of those begin with that timm takes from bitsandbytes and from APEX
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,8 @@ class Recipe:
     mixup, cutmix: alphas of the Beta distributions (arXiv 1710.09412, 1905.04899), 0 for none; with both, a step uses one or the other.
     binary: binary cross-entropy on each class in place of the softmax's (DeiT III, arXiv 2204.07118). repeats: repeated augmentation, how often
     an image comes in an epoch. checkpoint_activations: compute activations a second time instead of keeping them. compile: torch.compile.
-    Raises `ValueError` for a value that cannot be meant.
+    Raises `ValueError` for a value that cannot be meant, and for an optimizer that cannot do a step; whether one that needs CUDA can, here and
+    now, `require_optimizer` says: its recipe can be read without.
     """
 
     steps: int = 1000
@@ -48,6 +55,9 @@ class Recipe:
     compile: bool = False
 
     def __post_init__(self):
+        for name in ("steps", "batch_size", "lr", "min_lr", "weight_decay", "task_weight", "transfer_weight", "clip", "mixup", "cutmix"):
+            if isinstance(value := getattr(self, name), float) and math.isinf(value):  # NaN fails the comparisons that follow
+                raise ValueError(f"Recipe({name}={value!r}): {name} must be a finite number")
         for name in ("steps", "batch_size", "lr", "clip"):
             if not (name == "clip" and self.clip is None) and not getattr(self, name) > 0:
                 raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must be above 0" + (", or None for no clipping" if name == "clip" else ""))
@@ -60,6 +70,8 @@ class Recipe:
         for name in ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mixup", "cutmix"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must not be negative")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"Recipe(betas={self.betas!r}): both must be at least 0 and below 1, such as (0.9, 0.999)")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise ValueError(f"Recipe(layer_decay={self.layer_decay!r}): layer_decay must be above 0 and at most 1, or None")
         if self.ema is not None and not 0 < self.ema < 1:
@@ -72,10 +84,45 @@ class Recipe:
             from timm.optim import list_optimizers  # imported here: timm takes seconds, and most recipes need no look
 
             require_known("optimizer", self.optimizer, list_optimizers())
+        if self.optimizer not in PLAIN and not self.optimizer.startswith(NEED_CUDA):
+            try_optimizer(self.optimizer, self.betas)
+
+    def require_optimizer(self) -> None:
+        """Raise `ValueError` with the way out where the optimizer needs CUDA, or a package, that is not here."""
+        if self.optimizer.startswith(NEED_CUDA):
+            try_optimizer(self.optimizer, self.betas)
 
     def describe(self) -> dict:
         """The recipe as plain JSON values, for a record."""
         return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}
+
+
+@lru_cache
+def try_optimizer(name: str, betas: tuple[float, float], width: int = 8):
+    """timm's optimiser of that name after one step on a layer of `width` x `width` weights. Raises `ValueError` with the way out where it cannot do that.
+
+    No random number is drawn from the global generator, and nothing is compiled.
+    """
+    import torch
+    from timm.optim import create_optimizer_v2, get_optimizer_info
+
+    info, device = get_optimizer_info(name), "cuda" if name.startswith(NEED_CUDA) and torch.cuda.is_available() else "cpu"
+    instead = "take another of timm.optim.list_optimizers(), such as 'adamw', 'lamb' or 'sgd'"
+    if info.second_order:
+        raise ValueError(f"optimizer={name!r} needs second derivatives, which the training loop does not compute: {instead}")
+    if info.has_betas and info.num_betas != len(betas):
+        raise ValueError(f"optimizer={name!r} takes {info.num_betas} betas, and a recipe has {len(betas)}: {instead}")
+    try:
+        with torch.device(device), torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice on how to make it faster
+            layer = torch.nn.Linear(width, width, bias=False)
+            optimizer = create_optimizer_v2(layer, opt=name, lr=1e-3, weight_decay=0.05, **({"betas": betas} if info.has_betas else {}))
+            layer(torch.ones(1, width)).sum().backward()
+            optimizer.step()
+    except Exception as error:  # whatever the optimiser meets first: it is another's code
+        needs = "it runs on CUDA only, with a package of its own" if name.startswith(NEED_CUDA) else "it cannot do a step"
+        raise ValueError(f"optimizer={name!r}: {needs} ({type(error).__name__}: {error}); {instead}") from error
+    return optimizer
 
 
 # Pre-training on the built-in world: the retrieval pre-text (regression, so no label smoothing).

@@ -1,6 +1,7 @@
 """What one training run is, as a frozen value that goes to JSON and back: all that `resume` needs besides the checkpoints."""
 
 import json
+import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -27,8 +28,10 @@ USED_BY: tuple[tuple[tuple[str, ...], str, Callable[["RunConfig"], bool]], ...] 
     (("teacher_heads", "teacher_architecture"), "a teacher", lambda run: run.teacher is not None),
     (("transfer_weight",), "Distill", lambda run: run.method == "distill"),
     (("evaluation_split", "evaluate_every", "task_weight", "binary"), "training with labels", lambda run: run.method not in PRETRAINING))
-# What may be another when a run goes on: it does not reach the weights.
-FREE = ("workers", "save_every", "keep", "tensorboard")
+# What may be another when a run goes on: it does not reach the weights, or (on_corrupt) it is all that lets the run go on.
+FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt")
+# What has an option of its own, which looks at the value and makes it whole: `--set` would go past that.
+HAVE_OPTIONS = {"recipe_name": "--recipe", "data": "--data", "teacher": "--teacher", "seed": "--seed", "tensorboard": "--tensorboard"}
 
 
 @dataclass(frozen=True)
@@ -88,16 +91,24 @@ class RunConfig:
         for name, least in (("seed", 0), ("workers", 0), ("evaluate_every", 0), ("save_every", 1), ("keep", 1), ("decoder_width", 1), ("data_size", 1)):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.seed >= 2**32:
+            raise ValueError(f"seed must be below 2**32 = {2**32}, as NumPy's generators ask for, got {self.seed}")
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path must be at least 0 and below 1, got {self.drop_path}")
         if self.method in PRETRAINING and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         if self.method == "retrieval" and self.data != BUILT_IN:
             raise ValueError(f"retrieval is a task of the built-in world, data 'marked-glyphs', not of {self.data!r}: use `pretrain mae`")
+        if (name := _not_finite(self.describe())) is not None:
+            raise ValueError(f"{name} must be a finite number")
         self._check_model()
 
     def _check_model(self) -> None:
         model = self.skeleton(self.model.overrides.get("num_classes", 2))
+        if len(model.blocks) == 0:
+            raise ValueError(f"the model {self.model.name!r} has no blocks, so nothing to learn with: set model.depth to at least 1")
+        if self.method == "mae":
+            self._check_auto_encoder(model)
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
         if self.data == BUILT_IN and tuple(model.patch_embed.img_size) != (32, 32):
@@ -106,6 +117,15 @@ class RunConfig:
         if self.augmentation is not None and tuple(model.patch_embed.img_size) != (self.augmentation.image_size,) * 2:
             raise ValueError(f"the model {self.model.name!r} takes images of {model.patch_embed.img_size} pixels, the augmentation makes them of "
                              f"{self.augmentation.image_size}: change --set model.img_size or --set augmentation.image_size")
+
+    def _check_auto_encoder(self, model: torch.nn.Module) -> None:
+        from atlib.pretrain import MaskedAutoencoder  # imported here: other runs do not need it
+
+        try:
+            with torch.device("meta"):
+                MaskedAutoencoder(model, self.mask_ratio, self.decoder_width)
+        except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
+            raise ValueError(f"decoder_width={self.decoder_width} makes no decoder ({error}): take a multiple of 4, such as 64") from error
 
     def architecture(self, num_classes: int) -> Architecture:
         """The model for data with so many classes; its own `num_classes` comes first. For a teacher to be made by masking: no head."""
@@ -131,32 +151,8 @@ class RunConfig:
         return {name: value for name, value in self.describe().items() if name not in FREE}
 
     def with_changes(self, changes: Mapping[str, str]) -> "RunConfig":
-        """The run with `--set` values: fields of the run or of its recipe by name, parts by `plan.what`, `augmentation.flip`, `model.depth`.
-
-        Raises `ValueError` for unknown names (with the known ones), values of another type, values that cannot be meant, and settings that
-        such a run has no use for.
-        """
-        own: dict[str, str] = {}
-        inner: dict[str, dict[str, str]] = {}
-        names = {field.name for field in fields(self)}
-        of_recipe = [field.name for field in fields(Recipe)]
-        for key, text in changes.items():
-            part, dot, name = key.partition(".")
-            if dot:
-                require_known("part of a run", part, PARTS)
-                inner.setdefault(part, {})[name] = text
-            elif key in of_recipe:
-                inner.setdefault("recipe", {})[key] = text
-            elif key == "model":
-                inner.setdefault("model", {})["name"] = text
-            else:
-                require_known("setting", key, [*sorted(names - {"model", *PARTS}), *of_recipe, *(f"{part}.…" for part in PARTS)])
-                own[key] = text
-        parts = {part: self._changed_part(part, of_part) for part, of_part in inner.items()}
-        # All at once: a model and an image size may be wrong one by one and right together.
-        changed = replace(self, **read_changes(RunConfig, own, "the run"), **parts)
-        changed.require_use(changes)
-        return changed
+        """The run with `--set` values, as `with_settings` makes it."""
+        return with_settings({field.name: getattr(self, field.name) for field in fields(self)}, changes)
 
     def require_use(self, names: Iterable[str]) -> None:
         """Raise `ValueError` for a setting that this run has no use for: it was meant for something, and nothing would come of it."""
@@ -166,14 +162,49 @@ class RunConfig:
                     raise ValueError(f"--set {asked} would change nothing: it belongs to {use}, not to a run of method {self.method!r} on {self.data!r}; "
                                      "leave it out")
 
-    def _changed_part(self, part: str, changes: dict[str, str]) -> object:
-        now = getattr(self, part)
-        if part == "model":
-            overrides = {key: read_value(text) for key, text in changes.items() if key != "name"}
-            return Architecture(changes.get("name", now.name), {**now.overrides, **overrides})
-        if now is None:
-            raise ValueError(f"--set {part}.{next(iter(changes))}: this run has no {part} (method {self.method!r}, recipe {self.recipe_name!r})")
-        return replace(now, **read_changes(type(now), changes, part))
+
+def with_settings(values: Mapping[str, object], changes: Mapping[str, str]) -> RunConfig:
+    """The run of these fields with `--set` values: fields of the run or of its recipe by name, parts by `plan.what`, `augmentation.flip`, `model.depth`.
+
+    Nothing is checked before all are applied: a model and an image size may be wrong one by one and right together.
+    Raises `ValueError` for unknown names (with the known ones), values of another type, values that cannot be meant, settings that
+    such a run has no use for, and those that have an option of their own.
+    """
+    own: dict[str, str] = {}
+    inner: dict[str, dict[str, str]] = {}
+    names = {field.name for field in fields(RunConfig)}
+    of_recipe = [field.name for field in fields(Recipe)]
+    for key, text in changes.items():
+        part, dot, name = key.partition(".")
+        if key in HAVE_OPTIONS:
+            raise ValueError(f"--set {key}={text}: {key} has an option of its own, {HAVE_OPTIONS[key]}")
+        if dot:
+            require_known("part of a run", part, PARTS)
+            inner.setdefault(part, {})[name] = text
+        elif key in of_recipe:
+            inner.setdefault("recipe", {})[key] = text
+        elif key == "model":
+            inner.setdefault("model", {})["name"] = text
+        else:
+            require_known("setting", key, [*sorted(names - {"model", *PARTS, *HAVE_OPTIONS}), *of_recipe, *(f"{part}.…" for part in PARTS)])
+            own[key] = text
+    parts = {part: _changed_part(values, part, of_part) for part, of_part in inner.items()}
+    changed = RunConfig(**{**values, **read_changes(RunConfig, own, "the run"), **parts})
+    changed.require_use(changes)
+    return changed
+
+
+def _changed_part(values: Mapping[str, object], part: str, changes: dict[str, str]) -> object:
+    now = values.get(part)
+    if part == "model":
+        overrides = {key: read_value(text) for key, text in changes.items() if key != "name"}
+        return Architecture(changes.get("name", now.name), {**now.overrides, **overrides})
+    if now is None:
+        raise ValueError(f"--set {part}.{next(iter(changes))}: this run has no {part} (method {values['method']!r}, recipe {values['recipe_name']!r})")
+    read = read_changes(type(now), changes, part)
+    if part != "recipe" and (name := _not_finite(read, part)) is not None:  # a recipe says so itself; others hand it on first, to timm for example
+        raise ValueError(f"--set {name}: it must be a finite number")
+    return replace(now, **read)
 
 
 def write_config(folder: Path, config: RunConfig) -> Path:
@@ -206,6 +237,15 @@ def _plain(value: object) -> object:
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
+
+
+def _not_finite(value: object, name: str = "") -> str | None:
+    """Where in nested plain values a number is infinite or NaN, "model.overrides.init_values=inf"; None where none is. JSON could not say it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{name}={value}"
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    found = (_not_finite(each, f"{name}.{key}".removeprefix(".")) for key, each in inside)
+    return next((each for each in found if each is not None), None)
 
 
 def _rebuilt(name: str, value: object, kind: object) -> object:

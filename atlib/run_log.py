@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import time
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,14 +15,18 @@ class RunLog:
     """Appends entries to FOLDER/log.jsonl and FOLDER/log.txt; call it with one dict per step or epoch, each with its "step".
 
     after: the step a run goes on from. Entries of later steps, and a last line that was cut off, are dropped first, so that every
-    step is there once, however often the run was killed. Each entry gets "seconds", the training time so far over all starts of the run.
+    step is there once, however often the run was killed. A log that is damaged elsewhere is kept as log.jsonl.damaged, with a warning, and its
+    readable entries are gone on with. Each entry gets "seconds", the training time so far over all starts of the run.
     tensorboard: also write FOLDER/tensorboard, which needs the package of that name (`require_tensorboard`).
     Raises `OSError` where the folder cannot be written.
     """
 
     def __init__(self, folder: str | Path, after: int = 0, tensorboard: bool = False):
         self.folder = Path(folder)
-        kept = [entry for entry in read_log(self.folder) if entry["step"] <= after]
+        entries, damage = _read(self.lines_path)
+        if damage is not None:
+            _set_aside(self.lines_path, damage)
+        kept = [entry for entry in entries if entry["step"] <= after]
         self.before = kept[-1]["seconds"] if kept else 0.0
         self.start = time.perf_counter()
         # The text is made from the lines, so the two cannot come to differ.
@@ -66,21 +72,38 @@ def read_log(folder: str | Path) -> list[dict]:
     Raises `OSError` naming the line where another one cannot be read.
     """
     path = Path(folder) / "log.jsonl"
+    entries, damage = _read(path)
+    if damage is not None:
+        raise OSError(f"{path}, {damage}; the file was left as it is")
+    return entries
+
+
+def _read(path: Path) -> tuple[list[dict], str | None]:
+    """The readable entries of a log, and which of its lines, but for a last one that was cut off, is the first that is none."""
     if not path.exists():
-        return []
+        return [], None
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    entries = []
+    entries, damage = [], None
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            entry["step"], entry["seconds"]
+            entry["step"] + entry["seconds"]
         except (json.JSONDecodeError, TypeError, KeyError) as error:
-            if number == len(lines):
-                break
-            raise OSError(f"{path}, line {number} is no entry of a log ({type(error).__name__}: {error}); the file was left as it is") from error
+            if number < len(lines) and damage is None:
+                damage = f"line {number} is no entry of a log ({type(error).__name__}: {error})"
+            continue
         if line.endswith("\n"):
             entries.append(entry)
-    return entries
+    return entries, damage
+
+
+def _set_aside(path: Path, damage: str) -> None:
+    """Give a damaged log another name, which no file has yet."""
+    aside = path.with_name(f"{path.name}.damaged")
+    while aside.exists():
+        aside = aside.with_name(f"{aside.name}-again")
+    os.replace(path, aside)
+    warnings.warn(f"{path}, {damage}: it was renamed to {aside.name}, and the run goes on with the entries that can be read", stacklevel=3)
 
 
 def as_text(entry: dict) -> str:

@@ -1,6 +1,7 @@
 """What a run is put together from, made from its config: images, teacher, the model to train, and its loss."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ from torch import nn
 from atlib import glyphs, pretrain
 from atlib.augmentation import Augmentation
 from atlib.catalogue import CATALOGUE
-from atlib.checkpoint import Architecture
+from atlib.checkpoint import Architecture, read_header
 from atlib.data import Images, draw, load
+from atlib.names import require_known
 from atlib.native import differences
 from atlib.plan import Plan
 from atlib.run import BUILT_IN, PRETRAINING, RunConfig
@@ -30,6 +32,22 @@ class Built(NamedTuple):
     model: nn.Module
     student: Architecture
     teacher: Architecture | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a split is read for an evaluation, which `evaluate --set` can say: fields as in `RunConfig`. Raises `ValueError` for what cannot be meant."""
+
+    data_path: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    on_corrupt: str = "raise"
+    workers: int = 0
+
+    def __post_init__(self):
+        require_known("on_corrupt", self.on_corrupt, ("raise", "skip"))
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0, got {self.workers}")
 
 
 def loss_of(method: str) -> Loss:
@@ -57,6 +75,19 @@ def held_out_images(data: str, split: str, augmentation: Augmentation | None = N
     photos = open_photos(data, path=path, split=split, augmentation=augmentation, train=False, image_column=image_column, label_column=label_column,
                          workers=workers)
     return photos.readable() if on_corrupt == "skip" else photos
+
+
+def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
+    """Whether a file of weights says how images are prepared for it, and how: None where they are taken as they are.
+
+    Raises `OSError` naming a file that cannot be read, or that says something else.
+    """
+    header = read_header(path)
+    said = header.get("augmentation")
+    try:
+        return "augmentation" in header, None if said is None else Augmentation(**said)
+    except (TypeError, ValueError) as error:
+        raise OSError(f"{path} does not say how its images are prepared ({type(error).__name__}: {error}); it was left as it is") from error
 
 
 def known_size(config: RunConfig) -> tuple[int, int] | None:
@@ -131,11 +162,13 @@ def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Ev
 
     Raises `ValueError` naming the weights that do not fit.
     """
-    weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}
-    try:
-        missing, unused = student.load_state_dict(weights, strict=False)
-    except RuntimeError as error:
-        raise ValueError(f"the student cannot start from this teacher: {error}") from error
+    weights, own = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}, student.state_dict()
+    unfit = [f"{name} is {tuple(value.shape)} in the teacher, {tuple(own[name].shape)} in the student" for name, value in weights.items()
+             if name in own and own[name].shape != value.shape]
+    if unfit:
+        raise ValueError(f"the student cannot start from this teacher: {'; '.join(unfit[:3])}" + (f"; and {len(unfit) - 3} more" if len(unfit) > 3 else "")
+                         + f". Choose the teacher's model with --set model=, or its size, such as --set model.embed_dim={teacher.embed_dim}")
+    missing, unused = student.load_state_dict(weights, strict=False)
     wrong = [name for name in (*missing, *unused) if name.split(".")[0] not in ("head", "norm", "fc_norm")]
     if wrong:
         raise ValueError(f"the student cannot start from this teacher, it is built otherwise: {', '.join(wrong[:5])}"

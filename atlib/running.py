@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
 from atlib.evaluate import evaluate_together
 from atlib.keeper import Keeper, digest
 from atlib.record import Record, about, peak_memory_mb, read_record, write_record
-from atlib.run import PRETRAINING, RunConfig, config_path, read_config, write_config
+from atlib.run import BUILT_IN, FREE, PRETRAINING, RunConfig, config_path, read_config, write_config
 from atlib.run_log import RunLog, require_tensorboard
 from atlib.run_parts import Built, build, held_out_images, loss_of, outputs_for, result_of, training_images, with_student
 from atlib.teachers import is_file
@@ -28,6 +29,10 @@ except ImportError:  # Windows: there two processes in one folder are not notice
     fcntl = None
 
 
+# What a run leaves in its folder, besides its config.
+LEFT_BEHIND = ("checkpoints/step-*", "record.json", "student.safetensors", "teacher.safetensors", "averaged.safetensors", "log.jsonl")
+
+
 class Ready(NamedTuple):
     """What a run trains on, is tested on (None where there is nothing to test), and trains."""
 
@@ -37,9 +42,33 @@ class Ready(NamedTuple):
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ValueError` where a folder holds a run already."""
+    """Raise `ValueError` where a folder holds a run already, or what one has left, or where it cannot be made and written to. Nothing stays written."""
     if config_path(folder).exists():
         raise ValueError(f"{folder} holds a run already: `python -m atlib resume {folder}` goes on with it; for a new one choose another --out")
+    left = [name for pattern in LEFT_BEHIND for name in sorted(str(path.relative_to(folder)) for path in Path(folder).glob(pattern))]
+    if left:
+        raise ValueError(f"{folder} holds {left[0]}" + (f" and {len(left) - 1} more" if len(left) > 1 else "") + " of a run whose config.json is missing: "
+                         f"put that back and `python -m atlib resume {folder}` goes on with it; for a new run choose another --out")
+    _try_to_write(Path(folder))
+
+
+def _try_to_write(folder: Path) -> None:
+    """Find out before data and teacher are read that a folder cannot be written to: make it, write a file, and take both away again."""
+    made = []
+    try:
+        for each in (*reversed(folder.parents), folder):
+            if not each.is_dir():
+                each.mkdir()
+                made.append(each)
+        probe = folder / f".written-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"--out {folder}: {'it is a file' if folder.is_file() else f'it cannot be written to ({error})'}; "
+                         "name a folder that is there and may be written to, or one that can be made") from error
+    finally:
+        for each in reversed(made):
+            each.rmdir()
 
 
 def start(config: RunConfig, folder: Path, images=None) -> Record:
@@ -59,25 +88,55 @@ def start(config: RunConfig, folder: Path, images=None) -> Record:
     return _carry_out(config, folder, ready)
 
 
-def resume(folder: Path) -> Record:
+def resume(folder: Path, on_corrupt: str | None = None) -> Record:
     """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and return its record.
 
-    A finished run is not touched. Raises `OSError` for a folder without a run, and `ValueError` where its config or its teacher's file was changed.
+    A finished run is not touched; one whose weights were deleted writes them again. on_corrupt: from now on, and in its config ("raise" or "skip").
+    Raises `OSError` for a folder without a run or with a damaged record, and `ValueError` where its config or its teacher's file was changed.
     """
     config = read_config(folder)
-    if record_path(folder).exists():
+    if on_corrupt is not None:
+        if config.data == BUILT_IN:
+            raise ValueError(f"--on-corrupt would change nothing: the images of {BUILT_IN} are generated, not decoded; leave it out")
+        changed, config = config.on_corrupt != on_corrupt, replace(config, on_corrupt=on_corrupt)
+    if is_finished(folder, config):
         return read_record(record_path(folder))
-    return _carry_out(config, folder, _make_ready(config, training_images(config)))
+    ready = _make_ready(config, training_images(config))
+    if on_corrupt is not None and changed and is_main_process():
+        write_config(folder, config)
+    return _carry_out(config, folder, ready)
+
+
+def is_finished(folder: Path, config: RunConfig) -> bool:
+    """Whether a run's record and its weights are there. Raises `OSError` with the way out for a record that cannot be read."""
+    if not record_path(folder).exists():
+        return False
+    try:
+        read_record(record_path(folder))
+    except OSError as error:
+        raise OSError(f"{error}. Move it away, then `python -m atlib resume {folder}` writes it again from the last checkpoint") from error
+    return not missing_results(folder, config)
+
+
+def missing_results(folder: Path, config: RunConfig) -> list[Path]:
+    """The files of weights that a finished run has, and that are not there."""
+    results = [result_path(folder, config.method), *([averaged_path(folder)] if config.recipe.ema is not None else [])]
+    return [path for path in results if not path.exists()]
 
 
 def record_path(folder: Path) -> Path:
-    """Where a finished run has its record: it is written last."""
+    """Where a finished run has its record: it is written last, after the weights."""
     return Path(folder) / "record.json"
 
 
 def result_path(folder: Path, method: str) -> Path:
     """Where a finished run has its weights."""
     return Path(folder) / ("teacher.safetensors" if method in PRETRAINING else "student.safetensors")
+
+
+def averaged_path(folder: Path) -> Path:
+    """Where a finished run has its averaged weights, where its recipe has them."""
+    return Path(folder) / "averaged.safetensors"
 
 
 def is_main_process() -> bool:
@@ -88,7 +147,8 @@ def is_main_process() -> bool:
 def load_result(path: Path) -> nn.Module:
     """The model in a file that a run has left: a ViT, or after Copy teacher and student as one. Raises `OSError` naming what cannot be read."""
     if not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist: is the run finished? `python -m atlib resume {Path(path).parent}` goes on with it")
+        raise FileNotFoundError(f"{path} does not exist: `python -m atlib resume {Path(path).parent}` goes on with the run, or writes its weights again "
+                                "where it is finished")
     try:
         with safe_open(path, framework="pt") as file:
             bundle = "needs_teacher" in json.loads((file.metadata() or {}).get("atlib", "{}"))
@@ -99,6 +159,7 @@ def load_result(path: Path) -> nn.Module:
 
 def _make_ready(config: RunConfig, images) -> Ready:
     """Open and build everything, and find out now, not hours later, that the evaluation has classes that the training images lack."""
+    config.recipe.require_optimizer()
     tested_on = None if config.method in PRETRAINING else held_out(config)
     built = build(config, outputs_for(config, images))
     outputs = built.student.overrides["num_classes"]
@@ -113,11 +174,12 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     images, tested_on, built = ready
     averaged = copy.deepcopy(getattr(built.model, "student", built.model)) if config.recipe.ema is not None else None
     same = config.fingerprint() | ({"teacher's sha256": digest(Path(config.teacher))} if config.teacher is not None and is_file(config.teacher) else {})
-    keeper = Keeper(Path(folder) / "checkpoints", config.save_every, config.keep, same, f"{config.evaluation_split}_accuracy")
+    keeper = Keeper(Path(folder) / "checkpoints", config.save_every, config.keep, same, f"{config.evaluation_split}_accuracy", FREE)
 
     def metrics(model: nn.Module) -> dict:
-        found = evaluate_together(model, tested_on)
-        return {f"{config.evaluation_split}_accuracy": found.accuracy, f"{config.evaluation_split}_loss": found.loss}
+        found, split = evaluate_together(model, tested_on), config.evaluation_split
+        fewer = {f"{split}_images": found.count} if getattr(tested_on, "left_out", 0) else {}  # the accuracy is not that of the whole split
+        return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss, **fewer}
 
     with _log_of(config, folder, keeper) as log:
         history = train(built.model, images, config.recipe, loss=loss_of(config.method), seed=config.seed, evaluate=None if tested_on is None else metrics,
@@ -128,8 +190,8 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
         seconds = log.seconds
     _save(result_path(folder, config.method), config, built)
     if averaged is not None:
-        _save(Path(folder) / "averaged.safetensors", config, built._replace(model=with_student(built.model, averaged)))
-    results = {name: value for name, value in history[-1].items() if name not in ("epoch", "step", "lr")}
+        _save(averaged_path(folder), config, built._replace(model=with_student(built.model, averaged)))
+    results = {name: value for name, value in history[-1].items() if name not in ("epoch", "step", "lr", "corrupt_indices")}
     record = Record("train", config.method, config.seed, config.describe(), results, history, round(seconds, 2), round(peak_memory_mb(), 1),
                     about("cuda" if torch.cuda.is_available() else "cpu"))
     write_record(record_path(folder), record)
@@ -165,8 +227,9 @@ def _log_of(config: RunConfig, folder: Path, keeper: Keeper) -> Iterator[RunLog 
 
 
 def _save(path: Path, config: RunConfig, built: Built) -> None:
-    result = result_of(config, built.model)
+    """Keep a model, and with it how its images are prepared, so that an evaluation elsewhere sees the same."""
+    result, prepared = result_of(config, built.model), {"augmentation": config.describe()["augmentation"]}
     if config.method == "copy":
-        save_bundle(path, result, built.student, built.teacher)
+        save_bundle(path, result, built.student, built.teacher, prepared)
     else:
-        save_vit(path, result, built.student)
+        save_vit(path, result, built.student, prepared)

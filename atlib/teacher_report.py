@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from matplotlib import colormaps
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
@@ -19,6 +20,7 @@ from atlib import plot
 from atlib.analysis.accounting import transferred_numbers
 from atlib.analysis.attention_maps import class_attention
 from atlib.attention import head_width
+from atlib.decoding import in_eight_bits
 from atlib.native import STANDARD, describe
 from atlib.teacher_building import Teacher
 from atlib.walk import walk
@@ -56,6 +58,21 @@ def picture(vit: VisionTransformer | Eva, images: Sequence[str | Path] | Tensor)
     panels = torch.nn.functional.interpolate(coloured.flatten(0, 1), batch.shape[2:]).unflatten(0, seen.shape[:2])
     rows = torch.cat([(batch * std + mean).clamp(0, 1).unsqueeze(1), panels], 1)  # the image, then its layers
     return plot.image_grid(rows.flatten(0, 1), ["image", *(f"layer {layer}" for layer in chosen)], columns=1 + len(chosen))
+
+
+def picture_file(out: str | Path) -> Path:
+    """Where a picture will really be: a name without a suffix gets ".png".
+
+    Raises `ValueError` for a folder, for a place below a file, and for a suffix that Matplotlib does not write.
+    """
+    path, kinds = Path(out), sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.is_dir():
+        raise ValueError(f"the picture cannot be written to {path}, which is a folder: name a file, such as {path / 'maps.png'}")
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise ValueError(f"the picture cannot be written to {path}: its name must end with one of {', '.join(f'.{kind}' for kind in kinds)}")
+    if (barrier := next((each for each in path.parents if each.exists() and not each.is_dir()), None)) is not None:
+        raise ValueError(f"the picture cannot be written to {path}: {barrier} is a file, not a folder")
+    return path if path.suffix else picture_file(path.with_name(f"{path.name}.png"))
 
 
 def _facts(teacher: Teacher) -> dict[str, str]:
@@ -129,7 +146,7 @@ def _opened(images: Sequence[str | Path] | Tensor) -> list[Image.Image]:
     opened = []
     for path in images:
         try:
-            opened.append(Image.open(path).convert("RGB"))
+            opened.append(in_eight_bits(Image.open(path)).convert("RGB"))
         except OSError as error:
             raise OSError(f"{path} cannot be read as an image ({error})") from error
     return opened

@@ -11,7 +11,7 @@ from atlib.checkpoint import Architecture
 from atlib.teacher_building import Teacher, architecture_said, check_image_size, fill, grid_of, headless, on_meta, told
 from atlib.teacher_files import Weights, read_weights
 from atlib.teacher_layouts import Encoder, find_encoder, infer_architecture
-from atlib.teacher_report import described, picture
+from atlib.teacher_report import described, picture, picture_file
 from atlib.vit import create_vit
 from atlib.walkable import check_walkable
 
@@ -45,14 +45,15 @@ def report(name_or_path: str | Path, images: Sequence[str | Path] | Tensor | Non
     images: image files, or pixels (n, 3, height, width), uint8; they are resized, cropped and normalised as the teacher's evaluation does it.
     The picture has a row for each: the image, and where the class token looks in the first, the middle and the last layer, mean over heads
     (without a class token: the mean of all queries). Other arguments and errors are those of `load_teacher`, but weights that are
-    not finite and layers that cannot be walked are reported, without a picture, and not refused.
+    not finite and layers that cannot be walked are reported, without a picture, and not refused. `ValueError` for an `out` that cannot be a picture.
     """
     if (images is None) != (out is None):
         raise ValueError("images= and out= belong together: the images to look at, and the file for the picture of the maps")
+    out = None if out is None else picture_file(out)
     teacher = _read(name_or_path, image_size, heads, architecture)
     lines = described(teacher)
     if images is not None and "components" in lines and not teacher.not_finite:  # what cannot be walked or computed has no maps
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
         picture(teacher.vit, images).savefig(out)
         lines["picture"] = str(out)
     width = max(map(len, lines))
@@ -93,7 +94,7 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
     weights = read_weights(path)
     if "needs_teacher" in weights.header:
         raise ValueError(f"{path} is a bundle of a student, perhaps with its teacher, written by save_bundle: read it with atlib.checkpoint.load_bundle, "
-                         "and save the one that shall teach with save_vit")
+                         "and save the one that shall teach with save_vit (on the command line: name the teacher's own file, or the student of a run of distill)")
     try:
         native, assumed = architecture_said(weights, architecture, heads), []
         encoder = find_encoder(weights.tensors, eva=native is not None and isinstance(on_meta(native), Eva))

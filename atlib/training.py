@@ -130,8 +130,9 @@ class Training:
         return self._of_main(metrics)
 
     def close(self, metrics: dict, data) -> None:
-        """The pass is over: its entry, with `metrics` and, where the data say it, the number of corrupt images, goes into the history."""
-        corrupt = {"corrupt": len(self.corrupt_in(data))} if hasattr(data, "corrupt") else {}
+        """The pass is over: its entry, with `metrics` and, where the data say it, how many images were corrupt, and which, goes into the history."""
+        indices = self.corrupt_in(data)
+        corrupt = ({"corrupt": len(indices)} if hasattr(data, "corrupt") else {}) | ({"corrupt_indices": indices} if indices else {})
         self.position.close(self.position.entry() | metrics | corrupt)
         self.before_next = None
 

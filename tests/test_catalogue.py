@@ -16,7 +16,7 @@ from atlib.pacs import load_pacs
 from atlib.photo_stream import open_stream
 from atlib.photos import open_photos
 from tests.helpers import shared
-from tests.picture_files import annotate, index_of, rows, write_folders, write_parquet
+from tests.picture_files import annotate, index_of, picture, rows, write_folders, write_parquet
 
 SMALL = Augmentation(image_size=8)
 
@@ -90,6 +90,8 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
             find(missing)
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         find("cifar10", tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="--set data_path=FOLDER"):
+        find("imagenet-1k", tmp_path / "nowhere")
     with pytest.raises(ValueError, match="unknown data set 'imagenet1k'. Did you mean 'imagenet-1k'"):
         find("imagenet1k")
     with pytest.raises(ValueError, match="no complete copy of inat2018 was found on the hub: fetch .*visipedia/inat_comp.*path="):
@@ -126,6 +128,31 @@ def test_another_set_under_a_known_name_is_refused(tmp_path):
         open_photos("cifar100", path=path, split="test", train=False, image_column="image", label_column="label")
     with pytest.raises(ValueError, match="no image column: looked for img, the data set has image, label"):
         open_photos("cifar100", path=path, split="test", train=False)
+
+
+@pytest.mark.parametrize("validation", ["validation", "val"])
+def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch, validation):
+    """ImageNet as it is unpacked: the order of the classes is that of the WordNet ids, whatever is in a class."""
+    ids = ("n02123045", "n01440764", "n01514859")
+    for split, counts in (("train", range(9)), (validation, range(9, 12))):
+        for index in counts:
+            file = tmp_path / split / ids[index % 3] / (f"{ids[index % 3]}_{index}.png" if split == "train" else f"ILSVRC2012_val_{index:08}.png")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            picture(index).save(file)
+    with pytest.raises(ValueError, match="the data have 3 classes, 1000 were published"):
+        open_photos("imagenet-1k", path=tmp_path, train=True)
+    for name in ("imagenet-1k", "cifar100"):  # the columns of the second have other names on the hub
+        images = {"train": 9, "validation": 3}
+        monkeypatch.setitem(CATALOGUE, name, CATALOGUE[name]._replace(classes=3, images=images))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for split, count in images.items():
+                photos = open_photos(name, path=tmp_path, split=split, train=False)
+                shown = [index_of(image) for image in photos.take(range(count))[0]]
+                assert len(photos) == count and set(shown) == set(range(9) if split == "train" else range(9, 12))
+                assert photos.classes == tuple(sorted(ids)) and photos.targets.tolist() == [sorted(ids).index(ids[index % 3]) for index in shown]
+    with pytest.raises(ValueError, match="holds no parquet or arrow files.*without --set streaming=true"):
+        open_stream("imagenet-1k", path=tmp_path, augmentation=SMALL)
 
 
 def test_inaturalist_from_the_authors_archives(tmp_path, monkeypatch):

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -151,6 +153,131 @@ def test_two_processes_do_not_train_in_one_folder(stopped):
     assert same(weights(folder / "twice"), weights(folder / "whole"))
 
 
+def fail_at(step, what, monkeypatch):
+    """Raise `what` as soon as that step is logged."""
+    plain = running.RunLog.__call__
+
+    def call(log, entry):
+        plain(log, entry)
+        if entry["step"] == step:
+            raise what
+
+    monkeypatch.setattr(running.RunLog, "__call__", call)
+
+
+def test_an_interrupted_run_says_how_it_goes_on(stopped, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    with monkeypatch.context() as changed:
+        fail_at(3, KeyboardInterrupt(), changed)
+        assert command.main(asked("built-in-scratch", out, drop_path=0.2)) == 130
+    err = capsys.readouterr().err
+    assert f"python -m atlib: interrupted; resume with: python -m atlib resume {out}\n" in err and "Traceback" not in err
+    assert command.main(["resume", str(out)]) == 0
+    assert same(weights(out), weights(stopped[0] / "whole"))
+    monkeypatch.setattr(commands, "training_images", lambda config: (_ for _ in ()).throw(KeyboardInterrupt()))
+    assert command.main(asked("built-in-scratch", tmp_path / "other")) == 130 and capsys.readouterr().err.endswith("python -m atlib: interrupted\n")
+
+
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"), MemoryError(),
+                                   RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")], ids=["cuda", "python", "cpu"])
+def test_out_of_memory_says_what_takes_less(tmp_path, capsys, monkeypatch, error):
+    fail_at(1, error, monkeypatch)
+    assert command.main(asked("built-in-scratch", tmp_path / "run")) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "out of memory" in line]
+    assert all(part in line for part in (str(error).split(".")[0], "accumulate=", "checkpoint_activations=true", "published.batch_size="))
+
+
+def test_what_is_an_error_of_ours_is_not_hidden(tmp_path, monkeypatch):
+    fail_at(1, RuntimeError("a shape is wrong"), monkeypatch)
+    with pytest.raises(RuntimeError, match="a shape is wrong"):
+        command.main(asked("built-in-scratch", tmp_path / "run"))
+
+
+@pytest.mark.parametrize("checkpoints", [True, False], ids=["with checkpoints", "without"])
+def test_a_finished_run_without_its_weights_writes_them_again(tmp_path, capsys, checkpoints):
+    out = tmp_path / "run"
+    assert command.main(asked("built-in-scratch", out, ema=0.5)) == 0
+    files = [out / "student.safetensors", out / "averaged.safetensors"]
+    before, results = [load_file(path) for path in files], read_record(out / "record.json").results
+    for number in (2, 1):  # both, and only the average
+        for path in files[-number:]:
+            path.unlink()
+        if not checkpoints:
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        capsys.readouterr()
+        assert command.main(["evaluate", str(out), "--averaged"]) == 2
+        assert f"{files[1]} does not exist: `python -m atlib resume {out}` goes on with the run, or writes its weights again" in capsys.readouterr().err
+        assert command.main(["resume", str(out)]) == 0
+        said = "from the last checkpoint" if checkpoints else "by training from the beginning: no checkpoint is left"
+        assert f"{files[-number]}" in (err := capsys.readouterr().err) and f"is missing; it is made again {said}" in err
+        assert all(same(load_file(path), weights) for path, weights in zip(files, before)) and read_record(out / "record.json").results == results
+    assert command.main(["resume", str(out)]) == 0 and "is finished" in capsys.readouterr().out
+
+
+def test_a_damaged_record_is_named_with_the_way_out(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert command.main(asked("built-in-scratch", out)) == 0
+    results = read_record(out / "record.json").results
+    (out / "record.json").write_text("junk")
+    capsys.readouterr()
+    assert command.main(["resume", str(out)]) == 2 and (out / "record.json").read_text() == "junk"
+    assert re.search(r"record.json is no valid record .*Move it away, then `python -m atlib resume .*run` writes it again", capsys.readouterr().err)
+    (out / "record.json").rename(tmp_path / "damaged.json")
+    assert command.main(["resume", str(out)]) == 0 and read_record(out / "record.json").results == results
+
+
+def test_a_damaged_checkpoint_is_a_sentence_said_once(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert command.main(asked("built-in-scratch", out)) == 0
+    (out / "record.json").unlink()
+    newest = sorted((out / "checkpoints").iterdir())[-1]
+    (newest / "manifest.json").unlink()
+    lines = (out / "log.jsonl").read_text().splitlines(keepends=True)
+    (out / "log.jsonl").write_text("".join([lines[0], "nonsense\n", *lines[1:]]))
+    capsys.readouterr()
+    assert command.main(["resume", str(out)]) == 0
+    err = capsys.readouterr().err
+    assert err.count("damaged (") == 1 and f"\npython -m atlib: the checkpoint {newest} is damaged (" in f"\n{err}" and "UserWarning" not in err
+    assert err.count("line 2 is no entry of a log") == 1 and (out / "log.jsonl.damaged").read_text().count("nonsense") == 1 and logged(out) == [1, 2, 3, 4, 5]
+
+
+def test_what_was_changed_against_the_recipe_is_said_when_training_starts(tmp_path, capsys):
+    assert command.main(asked("built-in-scratch", tmp_path / "run")) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "changed against the published recipe built-in-scratch: " in line]
+    assert re.search(r"steps 5 instead of \d+; batch_size 8 instead of 128: the published rate was scaled for 128 and stays; "
+                     "`--set published.batch_size=8` scales rate and steps", line)
+
+
+@pytest.mark.parametrize("left", ["checkpoints/step-00000003/facts.json", "record.json", "student.safetensors", "teacher.safetensors",
+                                  "averaged.safetensors", "log.jsonl"])
+def test_what_is_left_of_a_run_without_its_config_is_not_written_over(tmp_path, capsys, monkeypatch, left):
+    monkeypatch.setattr(commands, "training_images", lambda config: pytest.fail("data were touched"))
+    out = tmp_path / "run"
+    (out / left).parent.mkdir(parents=True, exist_ok=True)
+    (out / left).write_text("here")
+    assert command.main(asked("built-in-scratch", out)) == 2
+    first = "/".join(left.split("/")[:2])
+    assert re.search(rf"{out} holds {first} of a run whose config.json is missing: put that back .*choose another --out", capsys.readouterr().err)
+    assert [path for path in out.rglob("*") if path.is_file()] == [out / left]
+
+
+@pytest.mark.parametrize("place", ["file", "file/run", "/proc/nope", "/proc/nope/deeper"])
+def test_a_folder_that_cannot_be_made_is_found_before_data_are_read(tmp_path, capsys, monkeypatch, place):
+    monkeypatch.setattr(commands, "training_images", lambda config: pytest.fail("data were touched"))
+    (tmp_path / "file").write_text("here")
+    assert command.main(asked("built-in-scratch", tmp_path / place)) == 2
+    assert f"--out {tmp_path / place}: it " in (err := capsys.readouterr().err) and "name a folder" in err
+    assert (tmp_path / "file").read_text() == "here" and [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_trying_a_folder_leaves_nothing(tmp_path):
+    running.check_folder(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a").mkdir()
+    running.check_folder(tmp_path / "a")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a"]
+
+
 def test_a_folder_with_a_run_is_left_alone(tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
     assert command.main(asked("built-in-scratch", out)) == 0
@@ -263,6 +390,38 @@ def test_photographs_from_a_folder(tmp_path, folder_of_images, capsys):
     capsys.readouterr()
     assert command.main(["evaluate", str(out)]) == 0
     assert f"accuracy {100 * record.results['validation_accuracy']:.2f} %" in capsys.readouterr().out
+
+
+def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path, folder_of_images, capsys):
+    held = folder_of_images / "validation"
+    for number, kind in ((0, "cat"), (1, "dog")):
+        (held / kind).mkdir(parents=True)
+        shutil.copy(folder_of_images / "train" / kind / f"{number:02}.png", held / kind)
+    (folder_of_images / "train" / "dog" / "99.png").rename(held / "dog" / "99.png")
+    small = ["model=vit_tiny_patch16_224", "model.patch_size=8", "model.embed_dim=24", "model.depth=2", "augmentation.image_size=16", "published.batch_size=8",
+             "published.epochs=2", "published.warmup_epochs=1", "save_every=2"]
+    request = ["train", "--recipe", "mae-scratch-vit-base", "--data", str(folder_of_images), *(text for each in small for text in ("--set", each))]
+    out = tmp_path / "run"
+    assert command.main([*request, "--out", str(out)]) == 2 and "--on-corrupt skip" in capsys.readouterr().err
+    started = read_config(out)
+    assert command.main(["resume", str(out)]) == 2 and read_config(out) == started and not (out / "record.json").exists()
+    assert command.main(["resume", str(out), "--on-corrupt", "skip"]) == 0
+    assert read_config(out) == replace(started, on_corrupt="skip") and "validation_accuracy" in read_record(out / "record.json").results
+    assert command.main([*request, "--set", "on_corrupt=skip", "--out", str(tmp_path / "whole")]) == 0
+    assert same(weights(out), weights(tmp_path / "whole"))
+    assert read_record(out / "record.json").results == read_record(tmp_path / "whole" / "record.json").results
+    capsys.readouterr()
+    assert command.main(["resume", str(out), "--on-corrupt", "raise"]) == 0 and "is finished" in capsys.readouterr().out
+    assert read_config(out).on_corrupt == "skip", "a finished run is not touched"
+
+
+def test_generated_images_are_never_corrupt(stopped, capsys):
+    assert command.main(["resume", str(stopped[0] / "whole"), "--on-corrupt", "skip"]) == 0, "it is finished"
+    out = stopped[0] / "unfinished"
+    shutil.copytree(stopped[0] / "whole", out)
+    (out / "record.json").unlink()
+    assert command.main(["resume", str(out), "--on-corrupt", "skip"]) == 2
+    assert "--on-corrupt would change nothing" in capsys.readouterr().err and read_config(out).on_corrupt == "raise"
 
 
 def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monkeypatch):

@@ -9,7 +9,7 @@ from atlib import dry_run, measure_steps
 from atlib import __main__ as command
 from atlib.checkpoint import Architecture
 from atlib.configure import Asked, configure
-from atlib.dry_run import estimate, flops_of, memory_of, moments, parameter_groups
+from atlib.dry_run import estimate, flops_of, memory_of, moments, parameter_groups, state_per_weight
 from atlib.dry_run_text import as_text
 from atlib.feed import Part
 from atlib.measure_steps import RandomImages, Timing, time_steps
@@ -51,6 +51,9 @@ def test_a_minimum_above_the_peak_is_said():
     assert "min_lr 0.002 is above lr 0.001: after warm-up the learning rate rises" in text and "An oddity." in text
     assert "not estimated: no step fits" in text and "FLOPs are not counted" in text
     assert "100 steps of 32 images: 10 an epoch, 10 epochs" in text
+    assert "\noddities of the published recipe\n    An oddity.\n" in text and "changed against" not in text
+    found = dry_run.Estimate(config, 320, skeleton, groups, moments(config, groups), None, memory_of(config, 8), None, None)
+    assert "\nchanged against the published recipe\n    lr 1 instead of 2\nmemory of a step\n" in as_text(found, departures=["lr 1 instead of 2"])
 
 
 def test_memory_grows_with_the_part_of_the_batch_and_holds_teacher_and_average():
@@ -63,6 +66,16 @@ def test_memory_grows_with_the_part_of_the_batch_and_holds_teacher_and_average()
     assert memory_of(replace(GLYPHS, recipe=replace(GLYPHS.recipe, ema=0.9)), 8).weights == 8 * numbers
     copied = memory_of(replace(GLYPHS, method="copy", plan=Plan(), teacher="t"), 8)
     assert copied.teacher == 4 * numbers, "the teacher is taken to be of the student's architecture"
+
+
+@pytest.mark.parametrize("name, numbers", [("adamw", 2), ("lamb", 2), ("sgd", 1), ("lion", 1), ("rmsprop", 2), ("mars", 3)])
+def test_an_optimisers_memory_is_its_own(name, numbers):
+    found = memory_of(replace(GLYPHS, recipe=replace(GLYPHS.recipe, optimizer=name)), 8)
+    assert found.optimizer == numbers * found.weights
+
+
+def test_a_factored_state_is_small():
+    assert 0 < state_per_weight(replace(GLYPHS.recipe, optimizer="adafactorbv")) < 1
 
 
 def test_flops_are_counted_for_what_is_transferred():

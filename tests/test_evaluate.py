@@ -77,6 +77,8 @@ def test_fewer_outputs_than_classes(small_vit):
     data = Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([0, 5]))
     with pytest.raises(ValueError, match="label 5, the model has only 5 outputs: pass num_classes="):
         evaluate(small_vit(), data)
+    with pytest.raises(ValueError, match="--set model.num_classes=NUMBER.*or evaluate on data with the classes"):
+        evaluate(small_vit(), data)
     assert small_vit()(random_images(1, 3, 32, 32)).shape == (1, 5)
 
 

@@ -114,6 +114,15 @@ def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
+def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_path):
+    """Runs that were started before `on_corrupt` was free have it in their checkpoints."""
+    train(tiny(), glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path, 100, config={"data": "glyphs", "on_corrupt": "raise"}), stop_at=2)
+    with pytest.raises(ValueError, match="on_corrupt was 'raise' and is None"):
+        train(tiny(), glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path, 100, config={"data": "glyphs"}))
+    free = Keeper(tmp_path, 100, config={"data": "glyphs"}, free=("on_corrupt",))
+    assert train(tiny(), glyphs64, SHORT, progress=None, keeper=free)[-1]["step"] == 10
+
+
 def test_another_number_of_processes_is_refused(glyphs64, tmp_path):
     train(tiny(), glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path, 100), stop_at=1)
     folder = tmp_path / "step-00000001"
@@ -144,6 +153,10 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm,
     run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=6)
     assert steps(tmp_path) == [4, 6] and damage_of(tmp_path / "step-00000006") is None
     harm(tmp_path / "step-00000006" / file)
+    kept = Keeper(tmp_path, every=2)
+    with pytest.warns(UserWarning, match=f"step-00000006 is damaged .*{re.escape(what)}") as warned:
+        assert [kept.latest().name for _ in range(2)] == ["step-00000004"] * 2
+    assert len(warned) == 1, "it is said once"
     with pytest.warns(UserWarning, match=f"step-00000006 is damaged .*{re.escape(what)}"):
         pieces, *_ = run(tiny, glyphs64, SHORT, tmp_path, every=2)
     assert same(pieces, whole) and damage_of(tmp_path / "step-00000010") is None

@@ -147,6 +147,7 @@ def test_training_takes_a_stream(stream, small_vit):
 
     (history, weights), (_, again) = trained(0), trained(1)
     assert [(passed["step"], passed["corrupt"]) for passed in history] == [(5, 1), (10, 1)] and same(weights, again)
+    assert [len(passed["corrupt_indices"]) for passed in history] == [1, 1]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -230,6 +231,12 @@ def test_what_cannot_be_streamed_says_what_can(tmp_path, stream):
     numbers = write_parquet(tmp_path / "c", "validation", range(5), label=datasets.Value("int64"))
     with pytest.raises(ValueError, match="column 'label' says neither how many classes there are nor their names"):
         open_stream(numbers, split="validation", augmentation=PLAIN)
+    with pytest.raises(ValueError, match="read it by index with open_photos .on the command line without --set streaming=true"):
+        open_stream(numbers, split="validation", augmentation=PLAIN)
+    with pytest.raises(ValueError, match="--set training_split=train.validation"):
+        open_stream(folder, split="train", augmentation=PLAIN)
+    with pytest.raises(ValueError, match="column 'label' holds .*, not images.*images are in image, labels may be in label"):
+        open_stream(numbers, split="validation", augmentation=PLAIN, image_column="label", label_column="image")
     assert len(open_stream(numbers, split="validation", augmentation=PLAIN, class_map={0: 0, 1: 1, 2: 2})) == 5
     with pytest.raises(ValueError, match="at least 1 image and a buffer for at least 1, got count=5 and buffer=0"):
         open_stream(numbers, split="validation", augmentation=PLAIN, class_map={0: 0, 1: 1, 2: 2}, buffer=0)

@@ -191,7 +191,8 @@ def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_v
         return pictures(corrupt=corrupt, augmentation=SMALL, train=True, on_corrupt="skip")
 
     weights, history = trained(photos(4, 11), 0)
-    assert [passed["corrupt"] for passed in history] == [2, 2]
+    assert [passed["corrupt"] for passed in history] == [2, 2] and [passed["corrupt_indices"] for passed in history] == [[4, 11], [4, 11]]
+    assert not any("corrupt_indices" in passed for passed in trained(photos(), 0)[1])
     assert same(trained(photos(4, 11), 1)[0], weights) and not same(trained(photos(), 0)[0], weights)
 
 
@@ -215,7 +216,27 @@ def test_an_evaluation_on_fewer_images_must_be_asked_for(pictures, workers):
     assert sorted(photos.corrupt) == [4, 11] and len(left) == 21
     assert torch.cat([targets for _, targets in left.loader(5)]).tolist() == [i % 3 for i in range(23) if i not in (4, 11)]
     assert evaluate(ByColour(), left).accuracy == pytest.approx(15 / 21)
-    assert left.readable() is left
+    assert left.readable() is left and (left.left_out, photos.left_out) == (2, 0)
+
+
+def test_an_image_left_out_is_warned_about_once(pictures):
+    photos = pictures(corrupt=(4, 11), augmentation=SMALL, train=True, on_corrupt="skip")
+    with pytest.warns(UserWarning) as warned:
+        all_batches(photos)
+        all_batches(photos, epoch=2)
+        photos.readable()
+    said = sorted(str(each.message) for each in warned)
+    assert len(said) == 2 and all(f"image {index} cannot be decoded and is left out (" in text for index, text in zip((11, 4), said))
+
+
+def test_a_set_without_a_readable_image_says_so(pictures):
+    with pytest.raises(CorruptImage, match=r"none of the 3 images can be decoded \(image 0: "):
+        pictures(corrupt=range(3), count=3).readable()
+
+
+def test_a_corrupt_image_says_how_a_run_goes_on(pictures):
+    with pytest.raises(CorruptImage, match=r"--set on_corrupt=skip; a run goes on with `python -m atlib resume DIR --on-corrupt skip`"):
+        pictures(corrupt=(4,)).take([4])
 
 
 def test_a_missing_file_of_an_image_folder_is_named(tmp_path):
@@ -328,6 +349,48 @@ def test_columns_are_named_or_all_are_listed(tmp_path):
         open_photos(tmp_path / "set", split="test", train=False, image_column="photo", label_column="sort")
     with pytest.raises(ValueError, match=r"column 'size' holds .*, not images: name the right one with image_column=, there are photo, kind, size"):
         open_photos(tmp_path / "set", split="test", train=False, image_column="size", label_column="kind")
+
+
+def test_swapped_columns_say_what_each_holds(tmp_path):
+    folder = write_parquet(tmp_path / "set", "test", range(4), image_column="pix", label_column="y", size=[1, 2, 3, 4])
+    holds = r"images are in pix, labels may be in y, size \(on the command line --set image_column=NAME, --set label_column=NAME\)"
+    with pytest.raises(ValueError, match=f"column 'y' holds .*, not images.*{holds}"):
+        open_photos(folder, split="test", train=False, image_column="y", label_column="pix")
+    with pytest.raises(ValueError, match=f"column 'pix' holds images, not labels: {holds}"):
+        open_photos(folder, split="test", train=False, image_column="pix", label_column="pix")
+    with pytest.raises(ValueError, match="no image column: looked for image, img.*--set image_column=NAME"):
+        open_photos(folder, split="test", train=False)
+    with pytest.raises(ValueError, match="no label column: looked for label, .*--set label_column=NAME"):
+        open_photos(folder, split="test", train=False, image_column="pix")
+
+
+def test_labels_that_are_words_say_how_they_become_classes(tmp_path):
+    write_parquet(tmp_path / "set", "train", range(12), labels=["owl", "cat", "dog"] * 4, label=datasets.Value("string"))
+    with pytest.raises(ValueError, match=r"got '\w+'.*rows.class_encode_column\('label'\).*to_parquet.*--set label_column=NAME"):
+        open_photos(tmp_path / "set", split="train+validation", train=False)
+    table = datasets.load_dataset("parquet", data_files=str(next((tmp_path / "set").glob("*.parquet"))))["train"]
+    (tmp_path / "encoded").mkdir()
+    table.class_encode_column("label").to_parquet(tmp_path / "encoded" / "train.parquet")  # as the message says
+    photos = open_photos(tmp_path / "encoded", split="train+validation", train=False)
+    assert photos.classes == tuple(CLASSES) and photos.targets.tolist() == [2, 0, 1] * 4
+
+
+def test_too_few_images_to_hold_some_out(tmp_path):
+    folder = write_folders(tmp_path / "set", "train", range(4))
+    assert len(open_photos(folder, train=True)) == 4
+    with pytest.raises(ValueError, match="validation has no images: .*of so few is none.*--set evaluation_split=NAME"):
+        open_photos(folder, split="validation", train=False)
+
+
+def test_folders_that_hold_no_classes(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="empty holds no images: a folder per class is looked for, such as .*/train/cat/1.jpg"):
+        open_photos(tmp_path / "empty", train=True)
+    (tmp_path / "flat").mkdir()
+    for index in range(3):
+        picture(index).save(tmp_path / "flat" / f"{index}.png")
+    with pytest.raises(ValueError, match="no label column: .*each class needs a folder of its own"):
+        open_photos(tmp_path / "flat", train=True)
 
 
 def test_bad_arguments(pictures):

@@ -4,6 +4,7 @@ import json
 from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
+import torch
 
 from atlib import recipes
 from atlib.recipes import Recipe
@@ -22,6 +23,8 @@ from atlib.recipes import Recipe
     ({"accumulate": 129}, "a step of 128 images has no more parts than that"), ({"repeats": 0}, "repeats must be a whole number"),
     ({"ema": 1.0}, "must be above 0 and below 1, or None"), ({"ema": 0.0}, "must be above 0 and below 1, or None"),
     ({"mixup": -0.1}, "mixup must not be negative"), ({"cutmix": float("nan")}, "cutmix must not be negative"),
+    *(({name: float("inf")}, f"{name} must be a finite number")
+      for name in ("lr", "min_lr", "weight_decay", "task_weight", "transfer_weight", "clip", "mixup")),
 ], ids=str)
 def test_values_that_cannot_be_meant(change, message):
     (name, value), = change.items()
@@ -40,6 +43,44 @@ def test_values_at_the_edge_are_allowed():
 def test_an_unknown_optimiser_names_the_close_ones():
     with pytest.raises(ValueError, match="unknown optimizer 'adamv'. Did you mean .*'adamw'"):
         Recipe(optimizer="adamv")
+
+
+@pytest.mark.parametrize("betas", [(2.0, 3.0), (0.9, 1.0), (-0.1, 0.9), (0.9, float("nan")), (0.9,), (0.9, 0.99, 0.999)], ids=str)
+def test_betas_that_no_optimiser_takes(betas):
+    with pytest.raises(ValueError, match="betas=.*both must be at least 0 and below 1"):
+        Recipe(betas=betas)
+
+
+@pytest.mark.parametrize("name, why", [("adahessian", "needs second derivatives"), ("adan", "takes 3 betas, and a recipe has 2")])
+def test_an_optimiser_that_the_loop_cannot_use_is_refused_by_name(name, why):
+    with pytest.raises(ValueError, match=f"optimizer='{name}' {why}.*list_optimizers.*'adamw'"):
+        Recipe(optimizer=name)
+
+
+def test_an_optimiser_that_fails_in_its_first_step_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.optim.Adadelta, "step", lambda self: (_ for _ in ()).throw(TypeError("a closure is missing")))
+    recipes.try_optimizer.cache_clear()
+    with pytest.raises(ValueError, match="optimizer='adadelta': it cannot do a step .TypeError: a closure is missing.; take another"):
+        Recipe(optimizer="adadelta")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where CUDA is, they may work")
+@pytest.mark.parametrize("name", ["bnbadamw", "fusedadamw"])
+def test_an_optimiser_that_needs_cuda_is_refused_where_it_is_to_be_used(name):
+    """Its recipe can be read everywhere: a finished run is evaluated on another machine."""
+    recipe = Recipe(optimizer=name)
+    with pytest.raises(ValueError, match=f"optimizer='{name}': it runs on CUDA only.*CUDA required.*'adamw'"):
+        recipe.require_optimizer()
+
+
+def test_trying_an_optimiser_draws_no_random_number():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    recipes.try_optimizer.cache_clear()
+    for name in ("kron", "sgd", "lion", "muon"):
+        Recipe(optimizer=name)
+    assert torch.equal(torch.rand(2), expected)
 
 
 def test_what_a_recipe_can_ask_for_besides_is_off_by_default():

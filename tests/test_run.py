@@ -7,7 +7,7 @@ import pytest
 
 from atlib.augmentation import Augmentation
 from atlib.checkpoint import Architecture
-from atlib.configure import Asked, configure, data_name
+from atlib.configure import Asked, configure, data_name, departures
 from atlib.plan import Plan
 from atlib.published import PUBLISHED
 from atlib.recipes import Recipe
@@ -49,6 +49,27 @@ def test_two_changes_that_are_right_only_together():
         configure(asked("mae-scratch-vit-base", "augmentation.image_size=64", "model.img_size=224", data="imagenet-1k"))
 
 
+def test_changes_that_mend_the_published_run_only_together():
+    """A ViT-L of 224 pixels cannot be trained on the built-in world; with another model it is another run, and the published one need not fit."""
+    config = configure(asked("copy-vit-large", "model=glyphs", "model.global_pool=token", "recipe.steps=3", teacher=__file__))
+    assert config.skeleton(8).patch_embed.img_size == (32, 32) and config.recipe.steps == 3 and config.plan.how == "copy"
+    with pytest.raises(ValueError, match="takes images of .224, 224. pixels, those of marked-glyphs have 32 x 32"):
+        configure(asked("copy-vit-large", teacher=__file__))
+
+
+def test_what_a_run_changed_against_its_published_recipe():
+    def changed(*changes, recipe="distill-vit-large", data="imagenet-1k"):
+        given = asked(recipe, *changes, data=data)
+        return departures(given, configure(given, 10_240), 10_240)
+
+    assert changed() == [] and changed("workers=3", "drop_path=0.1") == [] and changed("steps=5", recipe="mae", data="marked-glyphs") == []
+    assert changed("batch_size=256") == ["batch_size 256 instead of 2048: the published rate was scaled for 2048 and stays; "
+                                         "`--set published.batch_size=256` scales rate and steps"]
+    assert changed("recipe.batch_size=256", "recipe.lr=1e-4") == ["batch_size 256 instead of 2048", "lr 0.0001 instead of 0.0008"]
+    assert changed("published.batch_size=256") == ["steps 8000 instead of 1000", "batch_size 256 instead of 2048", "lr 0.0001 instead of 0.0008"]
+    assert changed("betas=[0.9, 0.999]") == ["betas [0.9, 0.999] instead of [0.9, 0.95]"]
+
+
 def test_a_published_recipe_is_what_is_run():
     published = PUBLISHED["distill-vit-large"]
     config = configure(asked("distill-vit-large", data="imagenet-1k"), 1_281_167)
@@ -73,6 +94,23 @@ def test_changes_of_the_published_recipe_come_before_epochs_become_steps():
     (asked("built-in-scratch", "published.epoch=3"), "unknown setting of the published recipe 'epoch'. Did you mean 'epochs'"),
     (asked("built-in-scratch", "steps=1.5"), "steps=1.5 is of the wrong type"),
     (asked("built-in-scratch", "steps=0"), "steps must be above 0"),
+    (asked("built-in-scratch", "betas=[2,3]"), "betas=.2.0, 3.0.*: both must be at least 0 and below 1"),
+    (asked("built-in-scratch", "lr=Infinity"), "lr must be a finite number"),
+    (asked("built-in-scratch", "optimizer=adahessian"), "optimizer='adahessian' needs second derivatives"),
+    (asked("built-in-scratch", "recipe_name=copy-vit-large"), "recipe_name has an option of its own, --recipe"),
+    (asked("built-in-scratch", "data=/tmp"), "data has an option of its own, --data"),
+    (asked("built-in-copy", "teacher=here", teacher=__file__), "teacher has an option of its own, --teacher"),
+    (asked("built-in-scratch", "seed=3"), "seed has an option of its own, --seed"),
+    (asked("built-in-scratch", "tensorboard=true"), "tensorboard has an option of its own, --tensorboard"),
+    *((asked("built-in-scratch", f"published.{name}=x"), f"published.{name} would change nothing: .*--recipe") for name in ("name", "source", "oddities")),
+    (asked("built-in-scratch", seed=2**32), "seed must be below 2..32 = 4294967296"),
+    (asked("built-in-scratch", seed=10**23), "seed must be below 2..32"),
+    (asked("built-in-scratch", "model.depth=0"), "the model 'glyphs' has no blocks"),
+    (asked("built-in-scratch", "model.init_values=NaN"), "model.overrides.init_values=nan must be a finite number"),
+    (asked("mae-scratch-vit-base", "augmentation.mean=[0, 0, Infinity]", data="imagenet-1k"), "augmentation.mean.2=inf: it must be a finite number"),
+    (asked("mae", "mask_ratio=2"), "mask_ratio=2.0 leaves -16 of 16 patches visible"),
+    (asked("mae", "mask_ratio=0.99"), "mask_ratio=0.99 leaves 0 of 16 patches visible"),
+    (asked("mae", "decoder_width=10"), "decoder_width=10 makes no decoder .*a multiple of 4"),
     (asked("built-in-scratch", "save_every=0"), "save_every must be at least 1, got 0"),
     (asked("built-in-scratch", "workers=-1"), "workers must be at least 0, got -1"),
     (asked("built-in-scratch", "drop_path=1"), "drop_path must be at least 0 and below 1"),
@@ -138,7 +176,8 @@ def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch
 
 
 def test_what_must_not_change_when_a_run_goes_on():
-    same = [replace(GLYPHS, workers=3), replace(GLYPHS, save_every=7), replace(GLYPHS, keep=9), replace(GLYPHS, tensorboard=True)]
+    same = [replace(GLYPHS, on_corrupt="skip"),
+            replace(GLYPHS, workers=3), replace(GLYPHS, save_every=7), replace(GLYPHS, keep=9), replace(GLYPHS, tensorboard=True)]
     other = [replace(GLYPHS, seed=1), replace(GLYPHS, recipe=Recipe(lr=1.0)), replace(GLYPHS, drop_path=0.1), replace(GLYPHS, data_size=5)]
     assert all(each.fingerprint() == GLYPHS.fingerprint() for each in same)
     assert not any(each.fingerprint() == GLYPHS.fingerprint() for each in other)

@@ -79,9 +79,21 @@ def test_a_damaged_log_is_named_and_left(tmp_path):
     content = '{"step": 1, "seconds": 1.0}\nnonsense\n{"step": 2, "seconds": 2.0}\n'
     (tmp_path / "log.jsonl").write_text(content)
     with pytest.raises(OSError, match=r"log.jsonl, line 2 is no entry of a log"):
-        RunLog(tmp_path, after=2)
+        read_log(tmp_path)
     assert (tmp_path / "log.jsonl").read_text() == content
     assert read_log(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("nonsense", ["nonsense", '{"step": "x", "seconds": 1.0}', "[]", '{"step": 1}', "{"])
+def test_a_damaged_log_is_set_aside_when_a_run_goes_on(tmp_path, nonsense):
+    content = f'{{"step": 1, "seconds": 1.0}}\n{nonsense}\n{{"step": 2, "seconds": 2.0}}\n{{"step": 3, "seconds": 3.0}}\n'
+    (tmp_path / "log.jsonl").write_text(content)
+    (tmp_path / "log.jsonl.damaged").write_text("of an earlier time")
+    with pytest.warns(UserWarning, match="log.jsonl, line 2 is no entry of a log .*renamed to log.jsonl.damaged-again, and the run goes on"):
+        log = RunLog(tmp_path, after=2)
+    assert (tmp_path / "log.jsonl.damaged").read_text() == "of an earlier time" and (tmp_path / "log.jsonl.damaged-again").read_text() == content
+    log({"step": 3})
+    assert steps(tmp_path) == [1, 2, 3] and log.before == 2.0
 
 
 def test_tensorboard_gets_numbers_by_step(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 
 import numpy as np
 import pytest
@@ -458,6 +459,19 @@ def test_the_picture_shows_where_the_class_token_looks(tmp_path, monkeypatch):
         brightness = rows[:, column].sum(1)[:, 8::16, 8::16].flatten(1)  # magma grows brighter from 0 to 1, in 256 steps
         in_order = looked.flatten(1).gather(1, brightness.argsort(1))
         assert (in_order.diff(dim=1) >= -looked.amax((1, 2)).view(-1, 1) / 255).all()
+
+
+def test_where_a_picture_can_be(tmp_path):
+    """It is known before the teacher is read, which is not even there."""
+    pixels = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+    (tmp_path / "file").touch()
+    for out, message in ((tmp_path, "which is a folder: name a file, such as .*maps.png"), (tmp_path / "maps.txt", "must end with one of .*.png"),
+                         (tmp_path / "file" / "maps.png", "file is a file, not a folder")):
+        with pytest.raises(ValueError, match=f"the picture cannot be written to {re.escape(str(out))}.*{message}"):
+            report(tmp_path / "nowhere.pth", pixels, out)
+    torch.save(encoder_of(vit_of(depth=1)), tmp_path / "teacher.pth")
+    text = report(tmp_path / "teacher.pth", pixels, tmp_path / "maps")
+    assert f"picture     {tmp_path / 'maps.png'}" in text and Image.open(tmp_path / "maps.png").format == "PNG" and not (tmp_path / "maps").exists()
 
 
 def test_the_picture_of_a_vit_without_class_token(tmp_path):
