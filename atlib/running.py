@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -84,6 +85,9 @@ def start(config: RunConfig, folder: Path, images=None) -> Record:
         check_folder(folder)
     ready = _make_ready(config, training_images(config) if images is None else images)
     if is_main_process():
+        if ready.tested_on is not None and config.evaluation_split in config.training_split.split("+"):
+            warnings.warn(f"the run is evaluated on images that it trains on: its training split {config.training_split!r} holds its evaluation split "
+                          f"{config.evaluation_split!r}; name another with --set evaluation_split=, or take that accuracy for what it is", stacklevel=2)
         write_config(folder, config)
     return _carry_out(config, folder, ready)
 

@@ -382,6 +382,7 @@ def test_photographs_from_a_folder(tmp_path, folder_of_images, capsys):
     assert command.main([*asked_for, "--dry-run"]) == 0
     assert "21 training images" in capsys.readouterr().out and not out.exists()
     assert command.main([*asked_for, "--out", str(out)]) == 0
+    assert "evaluated on images that it trains on: its training split 'train+validation' holds its evaluation split 'validation'" in capsys.readouterr().err
     record, log = read_record(out / "record.json"), read_log(out)
     assert [entry["step"] for entry in log if entry["event"] == "step"] == list(range(1, 7)), "two epochs of three steps of at most 8 of 21 images"
     assert record.history[-1]["corrupt"] == 1 and record.config["data"] == str(folder_of_images)
