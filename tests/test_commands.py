@@ -165,15 +165,16 @@ def fail_at(step, what, monkeypatch):
     monkeypatch.setattr(running.RunLog, "__call__", call)
 
 
-def test_an_interrupted_run_says_how_it_goes_on(stopped, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_run_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
+    assert command.main(asked("built-in-scratch", tmp_path / "whole", drop_path=0.2)) == 0
     with monkeypatch.context() as changed:
         fail_at(3, KeyboardInterrupt(), changed)
         assert command.main(asked("built-in-scratch", out, drop_path=0.2)) == 130
     err = capsys.readouterr().err
     assert f"python -m atlib: interrupted; resume with: python -m atlib resume {out}\n" in err and "Traceback" not in err
     assert command.main(["resume", str(out)]) == 0
-    assert same(weights(out), weights(stopped[0] / "whole"))
+    assert same(weights(out), weights(tmp_path / "whole"))
     monkeypatch.setattr(commands, "training_images", lambda config: (_ for _ in ()).throw(KeyboardInterrupt()))
     assert command.main(asked("built-in-scratch", tmp_path / "other")) == 130 and capsys.readouterr().err.endswith("python -m atlib: interrupted\n")
 
