@@ -19,7 +19,7 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     tally = json.loads(done.stdout.splitlines()[-1])
     print(tally)
-    assert tally["same"] and tally["kills"] == KILLS
+    assert tally["same"] and tally["kills"] >= KILLS
     assert tally["while saving"] >= KILLS // 4, "kills must also come while a checkpoint is being written"
     assert tally["damaged"] == 0, "what has a checkpoint's name is whole at every moment"
     assert tally["left"] == ["step-00000039", "step-00000040"], "nothing half-written is left behind"
