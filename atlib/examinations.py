@@ -14,10 +14,10 @@ from atlib.evaluate import evaluate, predict
 from atlib.examination import Examination, model_of
 from atlib.ood import all_shifts, shift_accuracies
 from atlib.selection import adversarially_filtered, class_counts, class_groups, evaluate_filtered, group_accuracy
-from atlib.studies import CENTRAL, FAMILY, PAIRS
+from atlib.studies import AVERAGES, CENTRAL, DISTILLATION, FAMILY, LAYERS, PAIRS
 from atlib.scales import METHODS, TUNING_SEED
-from atlib.study import Sources
-from atlib.teacher_studies import LONG_TAIL, POOL
+from atlib.study import Sources, Study
+from atlib.teacher_studies import COMPONENT_STUDY, LONG_TAIL, POOL, PRETRAINING, SIZES
 
 COMPARED = ("scratch", "fine-tune", "copy", "distill", "copy untrained", "features", "copy q", "copy k", "copy v", "copy fine-tuned",
             "copy into another teacher's weights", "soft predictions")
@@ -109,8 +109,6 @@ SHIFTS_OF_METHODS = Examination("shifts", "every method under every shift of the
                                 FAMILY, EVERY_METHOD, under_shifts, minutes=20, alone=True)
 SHIFTS_OF_POOL = Examination("shifts-pool", "ordinary models under every shift: the line of effective robustness", "the testbed of arXiv 2007.00644",
                              POOL, tuple(variant.name for variant in POOL.variants if variant.name != FILTER), under_shifts, seeds=3, minutes=8, alone=True)
-SHIFTS_OF_PAIRS = Examination("shifts-pairs", "students that differ from their teacher, under every shift", "not in the paper, which pairs equal architectures",
-                              PAIRS, tuple(variant.name for variant in PAIRS.variants), under_shifts, minutes=10, alone=True)
 COMPARISON = Examination("comparison", "likeness of predictions, features and maps to the teacher, the fine-tuned model and each other",
                          "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model", FAMILY, COMPARED + TWICE, compared, minutes=15)
 CENTRAL_COMPARISON = Examination("central-comparison", "the same likenesses, of the students of the central experiment: for photographs",
@@ -119,5 +117,23 @@ CLASS_GROUPS = Examination("class-groups", "accuracy for classes with many, medi
                            tuple(variant.name for variant in LONG_TAIL.variants), by_class_groups, minutes=2, only=None, alone=True)
 CORRUPTED_IMAGES = Examination("corruptions", "the 15 standard corruptions at five severities", "not in the paper; arXiv 1903.12261", CENTRAL,
                                tuple(method for method in METHODS if method != "copy-fine-tuned"), under_corruptions, only=None, seeds=3, alone=True)
-EXAMINATIONS = {each.name: each for each in (SHIFTS_OF_METHODS, SHIFTS_OF_POOL, SHIFTS_OF_PAIRS, COMPARISON, CENTRAL_COMPARISON, CLASS_GROUPS,
+
+
+def _shifts_of(study: Study, shows: str, minutes: int, paper: str = "not in the paper") -> Examination:
+    """All variants of a study under every shift."""
+    return Examination(f"shifts-{study.name}", f"{shows}, under every shift", paper, study, tuple(variant.name for variant in study.variants),
+                       under_shifts, minutes=minutes, alone=True)
+
+
+SHIFTS_OF_STUDIES = (
+    _shifts_of(PAIRS, "students that differ from their teacher", 10, "not in the paper, which pairs equal architectures"),
+    _shifts_of(AVERAGES, "copies of averaged maps and students of few labels", 5),
+    _shifts_of(LAYERS, "copies and distillations of some layers or heads", 10),
+    _shifts_of(DISTILLATION, "other weights of Distill and other layers for it", 4),
+    _shifts_of(COMPONENT_STUDY, "students of teachers with native components", 10,
+               "arXiv 2605.07191: what fails on ImageNet fails on ImageNet-A, -R, -S and -V2 too"),
+    _shifts_of(SIZES, "smaller and larger students and teachers", 6),
+    _shifts_of(PRETRAINING, "students of teachers with another pre-text or other data", 7))
+
+EXAMINATIONS = {each.name: each for each in (SHIFTS_OF_METHODS, SHIFTS_OF_POOL, *SHIFTS_OF_STUDIES, COMPARISON, CENTRAL_COMPARISON, CLASS_GROUPS,
                                              CORRUPTED_IMAGES)}

@@ -111,7 +111,7 @@ LAYERS = Study(
     "layers", "how many layers, from which end, and how many heads of each", "curves over the number of transferred layers and heads",
     (*_some_layers("copy"), *(Variant(f"copy heads {n}", by(heads=range(n))) for n in (1, 2, 3)), *_some_layers("distill"),
      *(Variant(f"distill heads {n}", by(how="distill", heads=range(n)), "distill") for n in (1, 2, 3))),
-    seeds=3, minutes=20)
+    minutes=35)
 
 
 # --- What in a map matters -----------------------------------------------------------------------------------------------
