@@ -93,6 +93,14 @@ def _standard_students(how):
     return [lower(_components(f"{name}, {how} to standard"), _scratch_beside_them(), name=name) for name in COMPONENTS]
 
 
+def _under_shifts(study, method):
+    return of(f"shifts-{study}" if study else "shifts", method, shifted)
+
+
+def _standard_students_under_shifts(how):
+    return [lower(_under_shifts("components", f"{name}, {how} to standard"), _under_shifts("", "scratch"), name=name) for name in COMPONENTS]
+
+
 def _matched_students(how):
     return [higher(_components(f"{name}, {how} to matched"), _components(f"{name}, scratch"), name=name) for name in COMPONENTS]
 
@@ -101,6 +109,12 @@ def _gain_at_all_sizes(how):
     return [higher(_sizes(f"small, {how}"), _sizes("small, scratch"), name="small"),
             higher(_pretraining(f"standard, {how}"), _scratch_beside_them(), name="standard"),
             higher(_sizes(f"large, {how}"), _sizes("large, scratch"), name="large")]
+
+
+def _gain_at_all_sizes_under_shifts(how):
+    return [higher(_under_shifts("sizes", f"small, {how}"), _under_shifts("sizes", "small, scratch"), name="small"),
+            higher(_under_shifts("pretraining", f"standard, {how}"), _under_shifts("", "scratch"), name="standard"),
+            higher(_under_shifts("sizes", f"large, {how}"), _under_shifts("sizes", "large, scratch"), name="large")]
 
 
 def _steps(which, word):
@@ -186,6 +200,8 @@ CLAIMS: tuple[Claim, ...] = (
            *(lower(_pretraining(f"other data, {how}"), _pretraining(f"standard, {how}")) for how in _BOTH)),
     _claim("17", "Where a teacher's features are of no use but its routing is, do its maps beat its weights?", NOT_QUOTED,
            *(higher(_pretraining(f"colour, {how}"), _pretraining("colour, fine-tune")) for how in _BOTH)),
+    _claim("17", "Do they beat them under shifted test images, too?", NOT_QUOTED,
+           *(higher(_under_shifts("pretraining", f"colour, {how}"), _under_shifts("pretraining", "colour, fine-tune")) for how in _BOTH)),
     _claim("17", "Are useless features with useful routing better than useful features with useless routing?", NOT_QUOTED,
            higher(_pretraining("useless features, useful routing"), _pretraining("useful features, useless routing"))),
     _claim("17", "With imbalanced labels, transfer falls behind fine-tuning", NOT_QUOTED,
@@ -195,6 +211,10 @@ CLAIMS: tuple[Claim, ...] = (
            "arXiv 2605.07191: four of 11 families, up to 5.1 points", *_standard_students("copy")),
     _claim("18", "Maps of a teacher with a native component, distilled, push a standard student below scratch",
            "arXiv 2605.07191: four of 11 families, up to 5.1 points", *_standard_students("distill")),
+    _claim("18", "Under shifted test images, copied maps push such a student below scratch, too", "arXiv 2605.07191: the failure stays out of distribution",
+           *_standard_students_under_shifts("copy")),
+    _claim("18", "Under shifted test images, distilled maps push such a student below scratch, too", "arXiv 2605.07191: the failure stays out of distribution",
+           *_standard_students_under_shifts("distill")),
     _claim("18", "A student that has the component too, with random weights, gains from copied maps",
            "arXiv 2605.07191: in all four families", *_matched_students("copy")),
     _claim("18", "A student that has the component too, with random weights, gains from distilled maps",
@@ -204,6 +224,8 @@ CLAIMS: tuple[Claim, ...] = (
 
     _claim("19", "Copied maps beat scratch at every size", NOT_QUOTED, *_gain_at_all_sizes("copy")),
     _claim("19", "Distilled maps beat scratch at every size", NOT_QUOTED, *_gain_at_all_sizes("distill")),
+    _claim("19", "Do copied maps keep their gain at every size under shifted test images?", NOT_QUOTED, *_gain_at_all_sizes_under_shifts("copy")),
+    _claim("19", "Do distilled maps keep their gain at every size under shifted test images?", NOT_QUOTED, *_gain_at_all_sizes_under_shifts("distill")),
     _claim("19", "Does a small teacher help a student that is larger than itself?", NOT_QUOTED,
            *(higher(_sizes(f"small teacher, large student, {how}"), _sizes("large, scratch"), name=how) for how in _BOTH)),
 )
