@@ -200,7 +200,7 @@ CLAIMS: tuple[Claim, ...] = (
            *(lower(_pretraining(f"other data, {how}"), _pretraining(f"standard, {how}")) for how in _BOTH)),
     _claim("17", "Where a teacher's features are of no use but its routing is, do its maps beat its weights?", NOT_QUOTED,
            *(higher(_pretraining(f"colour, {how}"), _pretraining("colour, fine-tune")) for how in _BOTH)),
-    _claim("17", "Do they beat them under shifted test images, too?", NOT_QUOTED,
+    _claim("17", "Where features are of no use but routing is, do maps beat weights under shifted test images, too?", NOT_QUOTED,
            *(higher(_under_shifts("pretraining", f"colour, {how}"), _under_shifts("pretraining", "colour, fine-tune")) for how in _BOTH)),
     _claim("17", "Are useless features with useful routing better than useful features with useless routing?", NOT_QUOTED,
            higher(_pretraining("useless features, useful routing"), _pretraining("useful features, useless routing"))),
