@@ -118,13 +118,13 @@ def _gain_at_all_sizes_under_shifts(how):
 
 
 def _steps(which, word):
-    students = [_layers(f"copy {which} {number}") for number in (1, 2, 3)] + [_family("copy")]
+    students = [_layers(f"copy {which} {number}") for number in (1, 2, 3)] + [_compared("copy", accuracy)]
     return [higher(after, before, name=f"{nth} {word}") for nth, before, after in zip(("second", "third", "fourth"), students, students[1:])]
 
 
 def _averaged(what, paper):
     return _claim("09", f"Averaged over {what}, copied maps lose the whole gain: the student ends below scratch",
-                  f"{paper} against 83.0; Copy 85.1; analysis", lower(_averages(f"copy mean of {what}"), _family("scratch")))
+                  f"{paper} against 83.0; Copy 85.1; analysis", lower(_averages(f"copy mean of {what}"), _scratch_beside_them()))
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -140,7 +140,7 @@ CLAIMS: tuple[Claim, ...] = (
     _claim("06", "Distilling maps is better than copying them", "85.7 against 85.1, main results",
            higher(_central("distill"), _central("copy"))),
     _claim("06", "It is enough to distill the first three quarters of the layers", "its recipe: 18 of 24 layers",
-           no_worse(_layers("distill first 3", name="distill first 3 of 4 layers"), _family("distill", name="all"))),
+           no_worse(_layers("distill first 3", name="distill first 3 of 4 layers"), _compared("distill", accuracy, name="all"))),
 
     _claim("07", "Copied queries alone beat training from scratch", "85.6 against 83.0, main results", higher(_family("copy q"), _family("scratch")),
            real=[[higher(_central("copy-q"), _central("scratch"))]]),

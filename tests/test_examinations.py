@@ -224,3 +224,13 @@ def test_examinations_measure_what_their_studies_have():
     assert set(TWICE) <= set(EXAMINATIONS["comparison"].methods) and {"fine-tune", "copy", "distill", "scratch"} <= set(EXAMINATIONS["shifts"].methods)
     assert all(FAMILY.variant(method.removesuffix(" again")) for method in TWICE)
     assert Architecture("glyphs", dict(POOL.variant(FILTER).student)).build().embed_dim == 32
+
+
+def test_every_study_is_examined_under_shifts():
+    """The issue of the book: every method, under every shift, with five seeds. Imbalanced labels are examined by groups of classes instead."""
+    examined = {each.study.name: each for each in EXAMINATIONS.values() if each.measure is under_shifts}
+    assert set(STUDIES) - set(examined) == {"long-tail"}
+    for name, each in examined.items():
+        left_out = {variant.name for variant in STUDIES[name].variants} - set(each.methods)
+        assert left_out <= {"family": {*TWICE}, "pool": {FILTER}}.get(name, set()), f"{name} leaves out {left_out}"
+        assert each.alone and each.seeds == (3 if name == "pool" else 5)
