@@ -127,13 +127,13 @@ def _shifts_of(study: Study, shows: str, minutes: int, paper: str = "not in the 
 
 SHIFTS_OF_STUDIES = (
     _shifts_of(PAIRS, "students that differ from their teacher", 10, "not in the paper, which pairs equal architectures"),
-    _shifts_of(AVERAGES, "copies of averaged maps and students of few labels", 5),
-    _shifts_of(LAYERS, "copies and distillations of some layers or heads", 10),
-    _shifts_of(DISTILLATION, "other weights of Distill and other layers for it", 4),
-    _shifts_of(COMPONENT_STUDY, "students of teachers with native components", 10,
+    _shifts_of(AVERAGES, "copies of averaged maps and students of few labels", 7),
+    _shifts_of(LAYERS, "copies and distillations of some layers or heads", 15),
+    _shifts_of(DISTILLATION, "other weights of Distill and other layers for it", 7),
+    _shifts_of(COMPONENT_STUDY, "students of teachers with native components", 13,
                "arXiv 2605.07191: what fails on ImageNet fails on ImageNet-A, -R, -S and -V2 too"),
-    _shifts_of(SIZES, "smaller and larger students and teachers", 6),
-    _shifts_of(PRETRAINING, "students of teachers with another pre-text or other data", 7))
+    _shifts_of(SIZES, "smaller and larger students and teachers", 9),
+    _shifts_of(PRETRAINING, "students of teachers with another pre-text or other data", 9))
 
 EXAMINATIONS = {each.name: each for each in (SHIFTS_OF_METHODS, SHIFTS_OF_POOL, *SHIFTS_OF_STUDIES, COMPARISON, CENTRAL_COMPARISON, CLASS_GROUPS,
                                              CORRUPTED_IMAGES)}
