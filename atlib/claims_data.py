@@ -97,6 +97,10 @@ def _under_shifts(study, method):
     return of(f"shifts-{study}" if study else "shifts", method, shifted)
 
 
+def _faintest(method):
+    return of("shifts-layers", method, lambda record: record.results["cue@5"])
+
+
 def _standard_students_under_shifts(how):
     return [lower(_under_shifts("components", f"{name}, {how} to standard"), _under_shifts("", "scratch"), name=name) for name in COMPONENTS]
 
@@ -151,6 +155,9 @@ CLAIMS: tuple[Claim, ...] = (
     _claim("08", "Every further head whose maps are copied helps, in all layers", NOT_QUOTED, *_steps("heads", "head")),
     _claim("08", "Are maps of the first two layers worth more than those of the last two?", NOT_QUOTED,
            higher(_layers("copy first 2"), _layers("copy last 2"))),
+
+    _claim("08", "Are maps of the last layers worth more than as many of the first where the mark of the test images is faintest?", NOT_QUOTED,
+           *(higher(_faintest(f"copy last {n}"), _faintest(f"copy first {n}"), name=f"{n} of 4") for n in (1, 2, 3))),
 
     _averaged("examples", "79.7"),
     _averaged("queries", "79.9"),
