@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
-# Extra arguments, e.g. make test ARGS="tests/test_walk.py -x"
+# Extra arguments, e.g. make test ARGS="tests/core/test_walk.py -x"
 ARGS ?=
 
 # What the surroundings must not decide. Colab sets PYTHONPATH; a matplotlib back end set for a terminal would
@@ -30,7 +30,7 @@ test: set-up  ## run the test suite; ARGS="..." goes to pytest
 	@MPLBACKEND=agg $(RUN) -m pytest $(ARGS)
 
 faults: set-up  ## kill a small run 20 times with kill -9, also while it saves, and compare the bits
-	@ATLIB_KILLS=20 MPLBACKEND=agg $(RUN) -m pytest tests/test_faults.py
+	@ATLIB_KILLS=20 MPLBACKEND=agg $(RUN) -m pytest tests/train/test_faults.py
 
 notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py

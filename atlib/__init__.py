@@ -3,7 +3,7 @@
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit
-from atlib.walk import walk
+from atlib.walking import walk
 
 __version__ = "0.1.0"
 __all__ = ["AttentionTransfer", "Plan", "create_vit", "walk"]

@@ -7,17 +7,15 @@ import sys
 import warnings
 from pathlib import Path
 
-from atlib.commands import INTERRUPTED, add_commands, memory_message, out_of_memory
-from atlib.examination import Examination, run_examination
-from atlib.examinations import EXAMINATIONS
-from atlib.experiment import Place, run_experiment
-from atlib.names import require_known
+from atlib._util import require_known
+from atlib.lab.evals import EXAMINATIONS, Examination, run_examination
+from atlib.lab.scales import METHODS, scales
+from atlib.lab.studies import CENTRAL, STUDIES
+from atlib.lab.study import Place, Study, run_experiment, run_study
 from atlib.record import read_record
-from atlib.scales import METHODS, scales
-from atlib.studies import CENTRAL, STUDIES
-from atlib.study import Study, run_study
+from atlib.run.commands import INTERRUPTED, add_commands, memory_message, out_of_memory
 from atlib.vit import WeightsUnavailable
-from atlib.walkable import Unwalkable
+from atlib.walking import Unwalkable
 
 EXPERIMENTS: dict[str, Study | Examination] = {"transfer": CENTRAL, **STUDIES, **EXAMINATIONS}
 
@@ -81,7 +79,7 @@ def overview(results: Path) -> str:
 def _as_sentence(plain):
     """What shows a warning: ours as a sentence, those of other packages as Python does it."""
     def show(message, category, filename, lineno, file=None, line=None):
-        if Path(filename).parent == Path(__file__).parent:
+        if Path(filename).is_relative_to(Path(__file__).parent):
             print(f"python -m atlib: {message}", file=sys.stderr)
         else:
             plain(message, category, filename, lineno, file, line)

@@ -1,31 +1,19 @@
 """Weights on disk: safetensors with the architecture in the file's header, written whole or not at all."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.native import differences
+from atlib._util import write_atomically
 from atlib.plan import Plan
+from atlib.student import differences
 from atlib.transfer import AttentionTransfer
-from atlib.vit import create_vit
-
-
-class Architecture(NamedTuple):
-    """What `create_vit` needs to build a model: a preset's or timm model's name (or a mapping of `VisionTransformer`'s constructor arguments), and
-    JSON-valued further arguments."""
-
-    name: str | Mapping
-    overrides: Mapping = {}
-
-    def build(self) -> VisionTransformer:
-        return create_vit(self.name, **self.overrides)
+from atlib.vit import Architecture
 
 
 def save_weights(path: str | Path, model: nn.Module) -> Path:
@@ -88,21 +76,6 @@ def load_bundle(path: str | Path) -> nn.Module:
         return AttentionTransfer(part("teacher"), part("student"), Plan(**_field(header, "plan", path))).eval()
     except (TypeError, ValueError) as error:
         raise OSError(f"{path} holds no teacher and student that fit together ({error}); it was left as it is") from error
-
-
-def write_atomically(path: Path, content: bytes) -> Path:
-    """Write a file so that at every moment either the old one or the whole new one is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
 
 
 def _write(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:

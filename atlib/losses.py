@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atlib.map_free import map_free_cross_entropy
-from atlib.walk import Seen
+from atlib.walking import Seen
 
 
 def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], value: bool = True) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atlib.names import require_known
+from atlib._util import require_known
 
 AVERAGES = ("examples", "layers", "heads", "queries")
 Grid = tuple[int, int]  # patches down, patches across

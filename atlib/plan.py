@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral
 
-from atlib.names import require_known
+from atlib._util import require_known
 
 WHAT = ("map", "q", "k", "v")
 HOW = ("copy", "distill")
@@ -32,7 +32,7 @@ class Plan:
     summed log-maps over T = 10, AttnDistill, arXiv 2210.00944), "average", or, to distill, "learn" (a matrix M with MSE(p_t, M p_s), as in
     lightweight MAE distillation, arXiv 2205.14443). `unequal_grid`: "resample" the teacher's maps to the student's patches.
     `unequal_prefix`: "drop" registers and distillation token and renormalise the rows. `mismatched=True`: accept other
-    components than the teacher's (see `atlib.native`, and arXiv 2605.07191 for why they matter).
+    components than the teacher's (see `atlib.student`, and arXiv 2605.07191 for why they matter).
 
     `share_drop_path`: in training, teacher and student drop the same samples' branches, as the published implementation
     does; with False, with layers paired with others, or in ViTs of different depth, the teacher drops nothing. Without

@@ -9,12 +9,11 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atlib.compatibility import pair_up
 from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
 from atlib.maps import average_over, join_heads, mean_heads, resample
-from atlib.pairing import pair_up
 from atlib.plan import Plan
-from atlib.walk import DropPathMasks, Instead, Seen, Walk, sample_drop_path, walk
-from atlib.walkable import check_walkable
+from atlib.walking import DropPathMasks, Instead, Seen, Walk, check_walkable, sample_drop_path, walk
 
 TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
 

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import timm
 import torch
@@ -59,7 +60,7 @@ def weights_file(name: str) -> Path:
 def _build(config: Mapping, overrides: Mapping, what: str) -> VisionTransformer:
     if overrides.get("pretrained"):
         raise ValueError(f"{what} has no published weights: pretrained=True needs a timm model name, "
-                         "or make a teacher with atlib.pretrain.")
+                         "or make a teacher with atlib.train.pretrain.")
     arguments = {**config, **overrides}
     arguments.pop("pretrained", None)
     return VisionTransformer(**arguments)
@@ -105,3 +106,14 @@ def _how_to_get_weights(name: str, by_hand: Path, error: Exception) -> str:
     return (f"the weights of {name!r} could not be downloaded from {where} "
             f"(cache: {constants.HF_HUB_CACHE}; cause: {type(error).__name__}: {error}). "
             f"Without a network: fetch that file on another machine and place it at {by_hand}; it is then used instead of a download.")
+
+
+class Architecture(NamedTuple):
+    """What `create_vit` needs to build a model: a preset's or timm model's name (or a mapping of `VisionTransformer`'s constructor arguments), and
+    JSON-valued further arguments."""
+
+    name: str | Mapping
+    overrides: Mapping = {}
+
+    def build(self) -> VisionTransformer:
+        return create_vit(self.name, **self.overrides)

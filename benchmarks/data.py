@@ -18,12 +18,12 @@ from timing import interleave
 
 from atlib import create_vit
 from atlib.data import load
-from atlib.decoding import decode
-from atlib.feed import Part
-from atlib.label_space import IMAGENET
-from atlib.photos import Photos, open_photos
-from atlib.published import PUBLISHED
+from atlib.data.decoding import decode
+from atlib.data.natural_shifts import IMAGENET
+from atlib.data.photos import Photos, open_photos
+from atlib.data.sampler import Part
 from atlib.record import Record, about, peak_memory_mb, results_folder, write_record
+from atlib.run.recipes import PUBLISHED
 
 RECIPE = "copy-vit-large"  # whose augmentation is measured
 SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet_samples256"

@@ -9,10 +9,10 @@ import statistics
 import time
 from pathlib import Path
 
-from atlib.configure import Asked, configure
 from atlib.data import load
-from atlib.dry_run import assembled, estimate
 from atlib.record import Record, about, peak_memory_mb, results_folder, write_record
+from atlib.run.configure import Asked, configure
+from atlib.run.estimate import assembled, estimate
 from atlib.train import train
 
 RECIPES = ("built-in-scratch", "built-in-copy", "built-in-distill")

@@ -3,7 +3,17 @@
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from atlib.analysis.accounting import Shape, copy, distill, feature_distillation, fine_tuning, product, query_copy, shape_of, teacher
+from atlib.analysis.accounting import (
+    Shape,
+    copy,
+    distill,
+    feature_distillation,
+    fine_tuning,
+    product,
+    query_copy,
+    shape_of,
+    teacher,
+)
 
 __all__ = ["Shape", "copy", "counter", "distill", "feature_distillation", "fine_tuning", "query_copy", "shape_of", "teacher"]
 

@@ -10,9 +10,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.baselines import FeatureDistillation
-from atlib.recipes import Recipe
+from atlib.methods.distillation import FeatureDistillation
 from atlib.train import make_optimizer, outputs
+from atlib.train.recipe import Recipe
 
 # The rate is so small that thousands of steps change nothing: the time of a step must not depend on how far a run has come.
 RECIPE = Recipe(lr=1e-9, clip=1.0)

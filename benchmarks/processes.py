@@ -19,15 +19,15 @@ from accelerate import debug_launcher
 from timing import ratio, spread
 
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.catalogue import CATALOGUE
 from atlib.data import glyph_images
-from atlib.dry_run_text import PAPER_EPOCHS, PAPER_GPU_HOURS
-from atlib.feed import steps_per_epoch
-from atlib.glyphs import generate
-from atlib.published import PUBLISHED
-from atlib.recipes import Recipe
+from atlib.data.catalogue import CATALOGUE
+from atlib.data.glyphs import generate
+from atlib.data.sampler import steps_per_epoch
 from atlib.record import Record, about, peak_memory_mb, write_record
+from atlib.run.estimate_text import PAPER_EPOCHS, PAPER_GPU_HOURS
+from atlib.run.recipes import PUBLISHED
 from atlib.train import train
+from atlib.train.recipe import Recipe
 
 GPUS = (8, 16, 32, 64)
 WARM_UP = 3  # steps

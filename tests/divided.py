@@ -20,15 +20,16 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.tensor.debug import CommDebugMode
 
-from atlib import AttentionTransfer, Plan, create_vit, run_parts, running
+from atlib import AttentionTransfer, Plan, create_vit
 from atlib import __main__ as command
 from atlib.checkpoint import save_weights
 from atlib.data import glyph_images
-from atlib.evaluate import evaluate_together
-from atlib.glyphs import generate
-from atlib.keeper import Keeper
-from atlib.recipes import Recipe
+from atlib.data.glyphs import generate
+from atlib.run import build, runner
 from atlib.train import train
+from atlib.train.checkpoint_manager import Keeper
+from atlib.train.evaluate import evaluate_together
+from atlib.train.recipe import Recipe
 from tests.launching import surroundings
 
 # Three steps a pass, the last of them with eight images.
@@ -130,16 +131,16 @@ def commanded(rank: int, other: int, arguments: list[str], text: Path, step: int
     with open(text.with_suffix(f".{rank}"), "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    run_parts.HELD_OUT = {"validation": 30, "test": 40}
+    build.HELD_OUT = {"validation": 30, "test": 40}
     if step and rank == 0:
-        plain = running.RunLog.__call__
+        plain = runner.RunLog.__call__
 
         def call(self, entry):
             plain(self, entry)
             if entry["step"] == step and entry["event"] == "step":
                 os.kill(other, signal.SIGTERM)
 
-        running.RunLog.__call__ = call
+        runner.RunLog.__call__ = call
     return command.main(arguments)
 
 

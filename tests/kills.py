@@ -17,10 +17,10 @@ import torch
 
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data import crop_and_flip, glyph_images
-from atlib.glyphs import generate
-from atlib.keeper import Keeper
-from atlib.recipes import Recipe
+from atlib.data.glyphs import generate
 from atlib.train import train
+from atlib.train.checkpoint_manager import Keeper
+from atlib.train.recipe import Recipe
 
 RECIPE = Recipe(steps=40, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0)
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from atlib import __main__ as command
-from atlib import run_parts, running
+from atlib.run import build, runner
 
 SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 2}  # three steps a pass, the last of four images
 HELD_OUT = {"validation": 30, "test": 40}
@@ -45,18 +45,18 @@ def in_a_child(text: Path, arguments: list[str], step: int = 0, what=None) -> in
 
 
 def _at_step(step: int, what) -> None:
-    plain = running.RunLog.__call__
+    plain = runner.RunLog.__call__
 
     def call(self, entry):
         plain(self, entry)
         if entry["step"] == step and entry["event"] == "step":
             what()
 
-    running.RunLog.__call__ = call
+    runner.RunLog.__call__ = call
 
 
 def main(folder: Path) -> dict[str, list[int]]:
-    run_parts.HELD_OUT = HELD_OUT
+    build.HELD_OUT = HELD_OUT
     ended: dict[str, list[int]] = {}
 
     def do(name: str, arguments: list[str], step: int = 0, what=None) -> None:

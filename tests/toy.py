@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from atlib import experiment, glyphs, recipes
-from atlib.checkpoint import Architecture, save_vit
-from atlib.data import glyph_images
-from atlib.experiment import Place
-from atlib.scales import METHODS, TUNING_SEED, GlyphScale, grid
+from atlib.checkpoint import save_vit
+from atlib.data import glyph_images, glyphs
+from atlib.lab import study as experiment
+from atlib.lab.scales import METHODS, TUNING_SEED, GlyphScale, grid
+from atlib.lab.study import Place
+from atlib.train import recipe
+from atlib.vit import Architecture
 from tests.helpers import randomise
 
 SPLITS = []  # what was asked for, in order
@@ -21,7 +23,7 @@ class ToyScale(GlyphScale):
 
 TRIALS = grid(lr=(1e-3, 1e-2))
 SMALL = {"steps": 2, "batch_size": 8}
-TOY = ToyScale("toy", Architecture("glyphs"), METHODS, replace(recipes.RETRIEVAL, **SMALL), replace(recipes.STUDENT, **SMALL),
+TOY = ToyScale("toy", Architecture("glyphs"), METHODS, replace(recipe.RETRIEVAL, **SMALL), replace(recipe.STUDENT, **SMALL),
                {method: TRIALS for method in METHODS}, labels=16, unlabelled=16)
 
 
@@ -48,8 +50,8 @@ def forbid_training(monkeypatch):
         raise AssertionError("something was trained")
 
     monkeypatch.setattr(experiment, "train", refuse)
-    monkeypatch.setattr("atlib.scales.train", refuse)
-    monkeypatch.setattr("atlib.schooling.train", refuse)
+    monkeypatch.setattr("atlib.lab.scales.train", refuse)
+    monkeypatch.setattr("atlib.lab.scales.train", refuse)
 
 
 def files(folder):

@@ -20,13 +20,13 @@ import torch.distributed as dist
 from accelerate.utils import gather_object
 from safetensors.torch import save_file
 
-from atlib import AttentionTransfer, Plan, create_vit, processes
+from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data import glyph_images
-from atlib.evaluate import evaluate_together
-from atlib.glyphs import generate
-from atlib.keeper import Keeper
-from atlib.recipes import Recipe
-from atlib.train import NonFiniteLoss, Preempted, student_loss, train
+from atlib.data.glyphs import generate
+from atlib.train import NonFiniteLoss, Preempted, distributed, student_loss, train
+from atlib.train.checkpoint_manager import Keeper
+from atlib.train.evaluate import evaluate_together
+from atlib.train.recipe import Recipe
 
 # 71 images in steps of 16: the last step of a pass has 7, four for one process and three for the other.
 RECIPE = Recipe(steps=7, batch_size=16, lr=1e-3)
@@ -136,7 +136,7 @@ def dead(folder: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    processes.WAIT = timedelta(seconds=60)
+    distributed.WAIT = timedelta(seconds=60)
     what, place, rank = sys.argv[1], Path(sys.argv[2]), int(os.environ["RANK"])
     if what == "all":
         trained("plain")  # the first call starts the process group

@@ -1,7 +1,33 @@
 """Analyses: what a student shares with its teacher, and what it does not. One file for each question."""
 
+from atlib.analysis.accounting import (
+    Memory,
+    MethodCost,
+    Numbers,
+    method_costs,
+    method_memory,
+    step_memory,
+    transferred_numbers,
+)
+from atlib.analysis.attention_maps import (
+    LayerStatistics,
+    attention_distance,
+    attention_entropy,
+    class_attention,
+    describe_layers,
+    prefix_share,
+    rollout,
+)
 from atlib.analysis.checks import check_maps
-from atlib.analysis.cka import MinibatchCKA, StreamingCKA, class_token, every_token, layer_cka, linear_cka, patch_mean
+from atlib.analysis.cka import (
+    MinibatchCKA,
+    StreamingCKA,
+    class_token,
+    every_token,
+    layer_cka,
+    linear_cka,
+    patch_mean,
+)
 from atlib.analysis.divergence import (
     PAIRINGS,
     StreamingDivergence,
@@ -12,6 +38,7 @@ from atlib.analysis.divergence import (
     same_operation,
     three_models,
 )
+from atlib.analysis.fourier import FourierProfile, fourier_profile, layer_profiles
 from atlib.analysis.predictions import (
     Gain,
     Interval,
@@ -22,9 +49,61 @@ from atlib.analysis.predictions import (
     expected_calibration_error,
     paired_bootstrap,
 )
+from atlib.analysis.probes import ProbeResult, features, few_labels, knn_accuracy, linear_probe
 from atlib.analysis.robustness import AccuracyLine, EffectiveRobustness, effective_robustness, fit_line
 from atlib.analysis.streaming import vit_of, walks
-from atlib.analysis.attention_maps import LayerStatistics, attention_distance, attention_entropy, class_attention, describe_layers, prefix_share, rollout
-from atlib.analysis.fourier import FourierProfile, fourier_profile, layer_profiles
-from atlib.analysis.probes import ProbeResult, features, few_labels, knn_accuracy, linear_probe
-from atlib.analysis.accounting import Memory, MethodCost, Numbers, method_costs, method_memory, step_memory, transferred_numbers
+
+__all__ = [
+    "AccuracyLine",
+    "EffectiveRobustness",
+    "FourierProfile",
+    "Gain",
+    "Interval",
+    "LayerStatistics",
+    "Memory",
+    "MethodCost",
+    "MinibatchCKA",
+    "Numbers",
+    "PAIRINGS",
+    "ProbeResult",
+    "StreamingCKA",
+    "StreamingDivergence",
+    "attention_distance",
+    "attention_entropy",
+    "check_maps",
+    "class_attention",
+    "class_token",
+    "compare_layers",
+    "describe_layers",
+    "disagreement",
+    "disagreement_matrix",
+    "effective_robustness",
+    "ensemble_accuracy",
+    "ensemble_gain",
+    "every_token",
+    "expected_calibration_error",
+    "features",
+    "few_labels",
+    "fit_line",
+    "fourier_profile",
+    "head_divergence",
+    "jensen_shannon",
+    "knn_accuracy",
+    "layer_cka",
+    "layer_divergence",
+    "layer_profiles",
+    "linear_cka",
+    "linear_probe",
+    "method_costs",
+    "method_memory",
+    "paired_bootstrap",
+    "patch_mean",
+    "prefix_share",
+    "rollout",
+    "same_operation",
+    "step_memory",
+    "three_models",
+    "transferred_numbers",
+    "vit_of",
+    "walks",
+]

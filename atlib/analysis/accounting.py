@@ -100,7 +100,7 @@ def step_memory(model: nn.Module, images: Tensor) -> Memory:
     extra. Every CPU gives the same figures; the kernels that run on a GPU keep other things. Labels are made up, as sizes do not
     depend on them. Raises `ValueError` for a model in eval mode or with activation checkpointing.
     """
-    from atlib.train import outputs  # brings Accelerate, which takes seconds to import
+    from atlib.train.objectives import outputs  # brings Accelerate, which takes seconds to import
 
     if not model.training or any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
         raise ValueError("step_memory counts what a plain training step keeps: call model.train() first, and set_grad_checkpointing(False) on its ViT")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atlib.analysis.checks import check_maps
 from atlib.analysis.streaming import vit_of, walks
-from atlib.data import Images
+from atlib.data.images import Images
 from atlib.maps import Grid
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atlib.analysis.checks import as_double, check_features
 from atlib.analysis.streaming import vit_of, walks
-from atlib.data import Images
+from atlib.data.images import Images
 
 Read = Callable[[Tensor], Tensor]  # tokens (B, N, D) -> rows (n, D)
 

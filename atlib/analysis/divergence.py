@@ -11,10 +11,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
+from atlib._util import require_known
 from atlib.analysis.checks import as_double, check_maps, check_probabilities
 from atlib.analysis.streaming import vit_of, walks
-from atlib.data import Images
-from atlib.names import require_known
+from atlib.data.images import Images
 
 PAIRINGS = ("direct", "bipartite", "minimum", "average")
 

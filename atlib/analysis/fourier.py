@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from atlib.analysis.attention_maps import check_grid
 from atlib.analysis.streaming import vit_of, walks
-from atlib.data import Images
+from atlib.data.images import Images
 from atlib.maps import Grid
 
 FLOOR = 1e-6  # added to amplitudes before the logarithm, as in the published code; features are of the order of 1

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atlib.analysis.checks import check_features
 from atlib.analysis.streaming import vit_of, walks
-from atlib.data import Images
+from atlib.data.images import Images
 
 TEMPERATURE = 0.07  # of the votes of neighbours: Wu et al. 2018 (arXiv 1805.01978)
 BLOCK = 2**24  # similarities at a time, 64 MB

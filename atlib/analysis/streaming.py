@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from atlib.data import Images
-from atlib.walk import Walk, walk
-from atlib.walkable import check_walkable
+from atlib.data.images import Images
+from atlib.walking import Walk, check_walkable, walk
 
 AT_ONCE = 2**28  # bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2 GB
 
@@ -42,7 +41,7 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
 def vit_of(model: nn.Module) -> nn.Module:
     """The ViT whose layers `walks` goes through: the model itself, or the student of a module such as `AttentionTransfer`.
 
-    Raises `atlib.walkable.Unwalkable` for anything else.
+    Raises `atlib.walking.Unwalkable` for anything else.
     """
     vit = getattr(model, "student", model)
     check_walkable(vit)

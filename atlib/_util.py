@@ -1,0 +1,31 @@
+"""One way to say that a name is unknown."""
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def require_known(kind: str, name: object, known: Iterable[str]) -> None:
+    """Raise `ValueError` unless `name` is one of `known`: it names `name`, the close ones, and all that there are."""
+    known = list(known)
+    if name in known:
+        return
+    close = difflib.get_close_matches(str(name), known)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(map(repr, known))}.")
+
+
+def write_atomically(path: Path, content: bytes) -> Path:
+    """Write a file so that at every moment either the old one or the whole new one is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

@@ -1,1 +1,0 @@
-"""The systems around attention transfer, one file each."""

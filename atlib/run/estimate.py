@@ -1,0 +1,283 @@
+"""What a run would be and cost, without training: model, parameter groups, schedule, steps, memory, time, FLOPs."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from atlib.analysis.accounting import Memory, copy, distill, fine_tuning, shape_of, step_memory
+from atlib.data.sampler import Batch, Part, steps_per_epoch
+from atlib.run.build import loss_of
+from atlib.run.config import RunConfig
+from atlib.train.loop import train
+from atlib.train.optim import make_optimizer, schedule
+from atlib.train.pretrain import MaskedAutoencoder
+from atlib.train.recipe import PLAIN, Recipe, try_optimizer
+from atlib.transfer import AttentionTransfer
+
+# --- Time a few training steps on random numbers, and say from them how long a step of any size takes ---
+
+STEPS = 4  # timed; the first is thrown away
+SAFE_SHARE = 0.6  # of the memory that is free
+EFFICIENCY = 0.4  # of a large matrix product's speed that a ViT's training step reaches, a guess that only chooses how much is timed
+
+
+class Timing(NamedTuple):
+    """Seconds of a step, measured with two batch sizes. batches: both (the same twice where the whole batch was timed); on: device and threads."""
+
+    batches: tuple[int, int]
+    measured: tuple[float, float]
+    on: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether a step of the run's own size was timed."""
+        return self.batches[0] == self.batches[1]
+
+    def seconds(self, batch: int) -> float:
+        """Seconds of a step of `batch` images: measured, or on the line through the two that were, a part for each image and one for the optimiser."""
+        (small, large), (first, second) = self.batches, self.measured
+        if self.whole:
+            return second * batch / large
+        each = max((second - first) / (large - small), 0.5 * second / large)  # noise must not make images free
+        return second + each * (batch - large)
+
+
+class RandomImages:
+    """A data set of noise that notes when each step is asked for."""
+
+    def __init__(self, shape: tuple[int, ...], targets: Callable[[int], Tensor], batch: int, steps: int):
+        self.shape, self.target_of, self.batch, self.steps = shape, targets, batch, steps
+        self.targets = targets(1)
+        self.classes: tuple[str, ...] = ()
+        self.times: list[float] = []
+
+    def __len__(self) -> int:
+        return self.batch * self.steps
+
+    def epoch(self, part: Part, workers: int = 0) -> Iterator[Batch]:
+        images, targets = torch.randn(self.batch, *self.shape), self.target_of(self.batch)
+        for step in range(part.start, self.steps):
+            self._note()
+            yield Batch(images, targets, list(range(self.batch)), 1.0)
+        self._note()
+
+    def _note(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # a GPU's step is over later than the call that asked for it
+        self.times.append(time.perf_counter())
+
+
+def time_steps(config: RunConfig, make: Callable[[], nn.Module], outputs: int, flops: int | None, at_rest: int, each: int, limit: float) -> Timing | None:
+    """Time steps of the run's recipe with batches that fit into memory and into about `limit` seconds; None where one image does not.
+
+    make: builds the model to train. flops: of one image, None where not known (then a step of two images is tried first). at_rest, each: bytes that
+    the model takes between steps, and in a step for each image.
+    """
+    room, whole = SAFE_SHARE * free_memory() - at_rest, config.recipe.batch_size
+    if room < 0:
+        return None
+    model = None
+    if flops is None:
+        model = make()
+        in_time = max(2, int(limit / (STEPS * _step(config, model, outputs, 2))))
+    else:
+        in_time = int(limit * EFFICIENCY * speed() / (2 * STEPS * flops))
+    batch = min(whole, in_time, int(room / max(each, 1)) * (config.recipe.accumulate if in_time >= whole else 1))
+    if batch < 1:
+        return None
+    model = make() if model is None else model
+    while True:
+        batches = (whole, whole) if batch == whole else (max(1, batch // 2), max(2, batch))
+        try:
+            measured = [_step(config, model, outputs, each) for each in dict.fromkeys(batches)]
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            batch //= 2
+            if batch < 1:
+                return None
+            continue
+        where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+        return Timing(batches, (measured[0], measured[-1]), where)
+
+
+def speed() -> float:
+    """FLOPs a second of a large matrix product on this machine, float32."""
+    size = 8192 if torch.cuda.is_available() else 1024
+    left, right = (torch.randn(size, size, device="cuda" if torch.cuda.is_available() else "cpu") for _ in range(2))
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        float((left @ right)[0, 0])  # reading a number waits for a GPU
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
+
+
+def free_memory() -> float:
+    """Bytes that are free on the GPU where there is one, else in this machine; infinite where the system does not say."""
+    if torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[0]
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024.0 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return float("inf")
+
+
+def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> float:
+    """Seconds of one step of `batch` images: the median of a few, the first left out."""
+    accumulate = config.recipe.accumulate if batch == config.recipe.batch_size else 1
+    recipe = replace(config.recipe, steps=STEPS, batch_size=batch, accumulate=accumulate, repeats=1)
+    size = config.skeleton(outputs).patch_embed.img_size
+    images = RandomImages((3, *size), lambda count: made_up(config, outputs, count), batch, STEPS)
+    train(model, images, recipe, loss=loss_of(config.method), progress=None)
+    return statistics.median(after - before for before, after in zip(images.times[1:], images.times[2:]))
+
+
+def made_up(config: RunConfig, outputs: int, count: int) -> Tensor:
+    """Targets of the kind that a method learns, without meaning."""
+    return torch.rand(count, outputs) if config.method == "retrieval" else torch.randint(outputs, (count,))
+
+
+class Group(NamedTuple):
+    """Parameters that are treated alike but for their learning rate. numbers: trained numbers; factors: on lr, the smallest and the largest."""
+
+    weight_decay: float
+    tensors: int
+    numbers: int
+    factors: tuple[float, float]
+
+
+class Estimate(NamedTuple):
+    """What `estimate` found. moments: {when: (step, lr of the smallest factor, lr of the largest)}; flops: of one image, None where they are not
+    counted; memory: of a step; seconds: of one step on this machine, None where not known; timing: what was measured for that, None where it comes
+    from FLOPs."""
+
+    config: RunConfig
+    count: int
+    skeleton: nn.Module
+    groups: list[Group]
+    moments: dict[str, tuple[int, float, float]]
+    flops: int | None
+    memory: Memory
+    seconds: float | None
+    timing: Timing | None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_per_epoch(self.count, self.config.recipe.batch_size)
+
+    @property
+    def epochs(self) -> float:
+        return self.config.recipe.steps / self.steps_per_epoch
+
+    @property
+    def hours(self) -> float | None:
+        """Of the whole run on one device such as this machine's."""
+        return None if self.seconds is None else self.config.recipe.steps * self.seconds / 3600
+
+
+def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -> Estimate:
+    """What the run would be on `count` training images with so many outputs. No weights are read, nothing is trained.
+
+    A few steps are timed on random numbers with freshly initialised models, in about `limit` seconds; where that is too short for one
+    image, the time comes from FLOPs and the speed of a matrix product here. The teacher is taken to be of the student's architecture.
+    """
+    skeleton = config.skeleton(outputs)
+    with torch.device("meta"):
+        model = assembled(config, outputs)
+    groups, flops, memory = parameter_groups(model, config), flops_of(config, skeleton), memory_of(config, outputs)
+    each = memory.saved // part_of(config)
+    timing = time_steps(config, lambda: assembled(config, outputs), outputs, flops, memory.total - memory.saved, each, limit)
+    seconds = None
+    if timing is not None:
+        seconds = timing.seconds(config.recipe.batch_size)
+    elif flops is not None:
+        seconds = flops * config.recipe.batch_size / speed()
+    return Estimate(config, count, skeleton, groups, moments(config, groups), flops, memory, seconds, timing)
+
+
+def assembled(config: RunConfig, outputs: int) -> nn.Module:
+    """The model to train with first weights throughout, its teacher's too."""
+    student = config.architecture(outputs).build()
+    if config.method == "mae":
+        return MaskedAutoencoder(student, config.mask_ratio, config.decoder_width)
+    if config.plan is None:
+        return student
+    return AttentionTransfer(config.architecture(outputs).build(), student, config.plan)
+
+
+def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
+    """The optimiser's groups, one line for each weight decay."""
+    by_decay: dict[float, list[dict]] = {}
+    for group in make_optimizer(model, config.recipe).param_groups:
+        by_decay.setdefault(group["weight_decay"], []).append(group)
+    return [Group(decay, sum(len(group["params"]) for group in groups), sum(each.numel() for group in groups for each in group["params"]),
+                  (min(group["lr"] for group in groups) / config.recipe.lr, max(group["lr"] for group in groups) / config.recipe.lr))
+            for decay, groups in sorted(by_decay.items(), reverse=True)]
+
+
+def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, float, float]]:
+    """Learning rates along the schedule: {when: (step, the smallest group's, the largest group's)}."""
+    recipe = config.recipe
+    warm = round(recipe.warmup * recipe.steps)
+    smallest, largest = min(group.factors[0] for group in groups), max(group.factors[1] for group in groups)
+    when = {"first step": 0, "end of warm-up": max(0, warm - 1), "middle": recipe.steps // 2, "last step": recipe.steps - 1}
+    lr = {name: recipe.lr * schedule(step, recipe) for name, step in when.items()}
+    return {name: (step, smallest * lr[name], largest * lr[name]) for name, step in when.items()}
+
+
+def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
+    """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not counted: other kinds of ViT, masked
+    auto-encoding, and transfers of something else than maps."""
+    try:
+        shape = shape_of(skeleton)
+    except ValueError:
+        return None
+    if config.method == "mae" or config.plan is not None and config.plan.what != "map":
+        return None
+    if config.plan is None:
+        return fine_tuning(shape)
+    return {"copy": copy, "distill": distill}[config.method](shape, len(config.plan.layers_of(shape.depth)))
+
+
+def memory_of(config: RunConfig, outputs: int) -> Memory:
+    """The memory of one step on one device, in float32, for one of the `accumulate` parts of the batch; counted on shapes, nothing is allocated.
+
+    What is kept for the backward pass is linear in the batch: counted for one image and for two. It is 0 for masked auto-encoding, where it is
+    not counted.
+    """
+    size = config.skeleton(outputs).patch_embed.img_size
+    with torch.device("meta"):
+        model = assembled(config, outputs)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = model.to_empty(device="cpu").train()  # with its teacher, which moves along
+        if config.method == "mae":
+            weights = sum(each.numel() * each.element_size() for each in model.parameters())
+            one = two = Memory(weights, weights, 2 * weights, 0, 0)
+        else:
+            one, two = (step_memory(model, torch.empty(images, 3, *size)) for images in (1, 2))
+    averaged = one.weights if config.recipe.ema is not None else 0
+    moments = int(one.optimizer / 2 * state_per_weight(config.recipe))  # counted for AdamW, which has two
+    return one._replace(saved=one.saved + (part_of(config) - 1) * (two.saved - one.saved), weights=one.weights + averaged, optimizer=moments)
+
+
+def state_per_weight(recipe: Recipe, width: int = 256) -> float:
+    """Numbers of float32 size that the optimiser keeps for each weight, between steps: 2 for AdamW. Counted on a layer of `width` x `width` weights."""
+    if recipe.optimizer in PLAIN:
+        return 2.0
+    state = try_optimizer(recipe.optimizer, recipe.betas, width).state
+    kept = [each for of_weight in state.values() for value in of_weight.values() for each in (value if isinstance(value, (list, tuple)) else [value])]
+    # What has no dimension counts steps, and does not grow with the model.
+    return sum(each.numel() * each.element_size() for each in kept if isinstance(each, torch.Tensor) and each.ndim) / (4 * width * width)
+
+
+def part_of(config: RunConfig) -> int:
+    """Images that are computed at one time on one device."""
+    return -(-config.recipe.batch_size // config.recipe.accumulate)

@@ -1,0 +1,248 @@
+"""Carry out a run in its folder: start it, go on after it was stopped, evaluate what it made."""
+
+import copy
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
+from atlib.record import Record, about, peak_memory_mb, read_record, write_record
+from atlib.run.build import (
+    Built,
+    build,
+    held_out_images,
+    loss_of,
+    outputs_for,
+    result_of,
+    training_images,
+    with_student,
+)
+from atlib.run.config import BUILT_IN, FREE, PRETRAINING, RunConfig, config_path, read_config, write_config
+from atlib.run.log import RunLog, require_tensorboard
+from atlib.teachers.load import is_file
+from atlib.train.checkpoint_manager import Keeper, digest
+from atlib.train.evaluate import evaluate_together
+from atlib.train.loop import train
+
+try:
+    import fcntl
+except ImportError:  # Windows: there two processes in one folder are not noticed
+    fcntl = None
+
+
+# What a run leaves in its folder, besides its config.
+LEFT_BEHIND = ("checkpoints/step-*", "record.json", "student.safetensors", "teacher.safetensors", "averaged.safetensors", "log.jsonl")
+
+
+class Ready(NamedTuple):
+    """What a run trains on, is tested on (None where there is nothing to test), and trains."""
+
+    images: object
+    tested_on: object | None
+    built: Built
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `ValueError` where a folder holds a run already, or what one has left, or where it cannot be made and written to. Nothing stays written."""
+    if config_path(folder).exists():
+        raise ValueError(f"{folder} holds a run already: `python -m atlib resume {folder}` goes on with it; for a new one choose another --out")
+    left = [name for pattern in LEFT_BEHIND for name in sorted(str(path.relative_to(folder)) for path in Path(folder).glob(pattern))]
+    if left:
+        raise ValueError(f"{folder} holds {left[0]}" + (f" and {len(left) - 1} more" if len(left) > 1 else "") + " of a run whose config.json is missing: "
+                         f"put that back and `python -m atlib resume {folder}` goes on with it; for a new run choose another --out")
+    _try_to_write(Path(folder))
+
+
+def _try_to_write(folder: Path) -> None:
+    """Find out before data and teacher are read that a folder cannot be written to: make it, write a file, and take both away again."""
+    made = []
+    try:
+        for each in (*reversed(folder.parents), folder):
+            if not each.is_dir():
+                each.mkdir()
+                made.append(each)
+        probe = folder / f".written-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"--out {folder}: {'it is a file' if folder.is_file() else f'it cannot be written to ({error})'}; "
+                         "name a folder that is there and may be written to, or one that can be made") from error
+    finally:
+        for each in reversed(made):
+            each.rmdir()
+
+
+def start(config: RunConfig, folder: Path, images=None) -> Record:
+    """Carry out a new run in `folder` (`images`: its training images, where they are open already) and return its record.
+
+    Of several processes only the first writes. The config is written before the first step, so that a run that is killed can go on; where data,
+    teacher or model do not fit together nothing is written.
+    Raises `ValueError` for a folder with another run, and `Preempted` after a SIGTERM, when all is saved.
+    """
+    if config.tensorboard:
+        require_tensorboard()
+    if is_main_process():
+        check_folder(folder)
+    ready = _make_ready(config, training_images(config) if images is None else images)
+    if is_main_process():
+        if ready.tested_on is not None and config.evaluation_split in config.training_split.split("+"):
+            warnings.warn(f"the run is evaluated on images that it trains on: its training split {config.training_split!r} holds its evaluation split "
+                          f"{config.evaluation_split!r}; name another with --set evaluation_split=, or take that accuracy for what it is", stacklevel=2)
+        write_config(folder, config)
+    return _carry_out(config, folder, ready)
+
+
+def resume(folder: Path, on_corrupt: str | None = None) -> Record:
+    """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and return its record.
+
+    A finished run is not touched; one whose weights were deleted writes them again. on_corrupt: from now on, and in its config ("raise" or "skip").
+    Raises `OSError` for a folder without a run or with a damaged record, and `ValueError` where its config or its teacher's file was changed.
+    """
+    config = read_config(folder)
+    if on_corrupt is not None:
+        if config.data == BUILT_IN:
+            raise ValueError(f"--on-corrupt would change nothing: the images of {BUILT_IN} are generated, not decoded; leave it out")
+        changed, config = config.on_corrupt != on_corrupt, replace(config, on_corrupt=on_corrupt)
+    if is_finished(folder, config):
+        return read_record(record_path(folder))
+    ready = _make_ready(config, training_images(config))
+    if on_corrupt is not None and changed and is_main_process():
+        write_config(folder, config)
+    return _carry_out(config, folder, ready)
+
+
+def is_finished(folder: Path, config: RunConfig) -> bool:
+    """Whether a run's record and its weights are there. Raises `OSError` with the way out for a record that cannot be read."""
+    if not record_path(folder).exists():
+        return False
+    try:
+        read_record(record_path(folder))
+    except OSError as error:
+        raise OSError(f"{error}. Move it away, then `python -m atlib resume {folder}` writes it again from the last checkpoint") from error
+    return not missing_results(folder, config)
+
+
+def missing_results(folder: Path, config: RunConfig) -> list[Path]:
+    """The files of weights that a finished run has, and that are not there."""
+    results = [result_path(folder, config.method), *([averaged_path(folder)] if config.recipe.ema is not None else [])]
+    return [path for path in results if not path.exists()]
+
+
+def record_path(folder: Path) -> Path:
+    """Where a finished run has its record: it is written last, after the weights."""
+    return Path(folder) / "record.json"
+
+
+def result_path(folder: Path, method: str) -> Path:
+    """Where a finished run has its weights."""
+    return Path(folder) / ("teacher.safetensors" if method in PRETRAINING else "student.safetensors")
+
+
+def averaged_path(folder: Path) -> Path:
+    """Where a finished run has its averaged weights, where its recipe has them."""
+    return Path(folder) / "averaged.safetensors"
+
+
+def is_main_process() -> bool:
+    """Whether this process writes. Read off the launcher's variables: Accelerate would open the process group for it, before training does."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def load_result(path: Path) -> nn.Module:
+    """The model in a file that a run has left: a ViT, or after Copy teacher and student as one. Raises `OSError` naming what cannot be read."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path} does not exist: `python -m atlib resume {Path(path).parent}` goes on with the run, or writes its weights again "
+                                "where it is finished")
+    try:
+        with safe_open(path, framework="pt") as file:
+            bundle = "needs_teacher" in json.loads((file.metadata() or {}).get("atlib", "{}"))
+    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        raise OSError(f"{path} is no readable safetensors file ({error}); it was left as it is") from error
+    return (load_bundle(path) if bundle else load_vit(path)).eval()
+
+
+def _make_ready(config: RunConfig, images) -> Ready:
+    """Open and build everything, and find out now, not hours later, that the evaluation has classes that the training images lack."""
+    config.recipe.require_optimizer()
+    tested_on = None if config.method in PRETRAINING else held_out(config)
+    built = build(config, outputs_for(config, images))
+    outputs = built.student.overrides["num_classes"]
+    if tested_on is not None and tested_on.targets.max() >= outputs:
+        raise ValueError(f"{config.data} {config.evaluation_split} has label {tested_on.targets.max().item()}, the model {outputs} classes, those of the "
+                         "training images: choose another evaluation_split, or set model.num_classes")
+    return Ready(images, tested_on, built)
+
+
+def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
+    """Train, keep the result, write the record. The record of the first process; the others have none."""
+    images, tested_on, built = ready
+    averaged = copy.deepcopy(getattr(built.model, "student", built.model)) if config.recipe.ema is not None else None
+    same = config.fingerprint() | ({"teacher's sha256": digest(Path(config.teacher))} if config.teacher is not None and is_file(config.teacher) else {})
+    keeper = Keeper(Path(folder) / "checkpoints", config.save_every, config.keep, same, f"{config.evaluation_split}_accuracy", FREE)
+
+    def metrics(model: nn.Module) -> dict:
+        found, split = evaluate_together(model, tested_on), config.evaluation_split
+        fewer = {f"{split}_images": found.count} if getattr(tested_on, "left_out", 0) else {}  # the accuracy is not that of the whole split
+        return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss, **fewer}
+
+    with _log_of(config, folder, keeper) as log:
+        history = train(built.model, images, config.recipe, loss=loss_of(config.method), seed=config.seed, evaluate=None if tested_on is None else metrics,
+                        evaluate_every=config.evaluate_every, progress=config.recipe_name, keeper=keeper, log=log, workers=config.workers,
+                        average_into=averaged)
+        if log is None:
+            return None
+        seconds = log.seconds
+    _save(result_path(folder, config.method), config, built)
+    if averaged is not None:
+        _save(averaged_path(folder), config, built._replace(model=with_student(built.model, averaged)))
+    results = {name: value for name, value in history[-1].items() if name not in ("epoch", "step", "lr", "corrupt_indices")}
+    record = Record("train", config.method, config.seed, config.describe(), results, history, round(seconds, 2), round(peak_memory_mb(), 1),
+                    about("cuda" if torch.cuda.is_available() else "cpu"))
+    write_record(record_path(folder), record)
+    return record
+
+
+def held_out(config: RunConfig):
+    """The images that a run is evaluated on."""
+    return held_out_images(config.data, config.evaluation_split, config.augmentation, config.data_path, config.image_column, config.label_column,
+                           config.on_corrupt, config.workers)
+
+
+@contextmanager
+def _log_of(config: RunConfig, folder: Path, keeper: Keeper) -> Iterator[RunLog | None]:
+    """The run's log, of the first process only, while no other run may train in this folder."""
+    if not is_main_process():
+        yield None
+        return
+    with open(Path(folder) / ".lock", "w") as lock:
+        try:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets it go when the process ends, however it ends
+        except BlockingIOError:
+            raise ValueError(f"another process is training in {folder}: wait for it, or end it, before you go on") from None
+        except OSError:
+            pass  # a shared file system without locks: better unguarded than not at all
+        newest = keeper.latest()
+        log = RunLog(folder, 0 if newest is None else int(newest.name.removeprefix("step-")), config.tensorboard)
+        try:
+            yield log
+        finally:
+            log.close()
+
+
+def _save(path: Path, config: RunConfig, built: Built) -> None:
+    """Keep a model, and with it how its images are prepared, so that an evaluation elsewhere sees the same."""
+    result, prepared = result_of(config, built.model), {"augmentation": config.describe()["augmentation"]}
+    if config.method == "copy":
+        save_bundle(path, result, built.student, built.teacher, prepared)
+    else:
+        save_vit(path, result, built.student, prepared)

@@ -1,0 +1,90 @@
+"""The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it, on one process or many."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from timm.optim import create_optimizer_v2, get_optimizer_info
+from torch import Tensor, nn
+
+from atlib.train.distributed import divide
+from atlib.train.recipe import Recipe
+
+
+def schedule(step: int, recipe: Recipe) -> float:
+    """The factor on the peak lr at `step` (from 0): linear warm-up, then a half cosine down to min_lr."""
+    warmup = round(recipe.warmup * recipe.steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    floor = recipe.min_lr / recipe.lr
+    done = (step - warmup) / max(1, recipe.steps - warmup)
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimiser over the student's weights, grouped by timm: no decay on biases, norms, positions and tokens; lr by layer.
+
+    A departure from MAE's published code (arXiv 2111.06377): with layer decay timm counts the final norm to the last block,
+    MAE's code to the head.
+    """
+    trained = getattr(model, "student", model)
+    betas = {"betas": recipe.betas} if get_optimizer_info(recipe.optimizer).has_betas else {}
+    optimizer = create_optimizer_v2(trained, opt=recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay,
+                                    layer_decay=recipe.layer_decay, **betas)
+    in_student = {id(parameter) for parameter in trained.parameters()}
+    beside = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
+    if beside:  # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
+        optimizer.add_param_group({"params": beside, "weight_decay": recipe.weight_decay})
+    for group in optimizer.param_groups:  # timm leaves the factor of layer-wise decay to its own schedulers
+        group["lr"] = recipe.lr * group.get("lr_scale", 1.0)
+    return optimizer
+
+
+# --- The running average of a model's weights (EMA), which many recipes evaluate in place of the last weights ---
+
+class Average:
+    """average ← decay · average + (1 - decay) · weights after every step, starting from the first weights.
+
+    It holds one tensor for each parameter of `model`, where and as the parameter is (a shard of it, where the model is sharded).
+    Source: Polyak and Juditsky 1992; with decay 0.9999 in the recipes of DeiT (arXiv 2012.12877) and of the paper (arXiv 2411.09702).
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.values = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights as they are now."""
+        with torch.no_grad():
+            torch._foreach_lerp_(self.values, list(model.parameters()), 1 - self.decay)
+
+    @contextmanager
+    def in_place_of(self, model: nn.Module) -> Iterator[None]:
+        """Within the block `model` has the averaged weights; afterwards its own again, bit for bit."""
+        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps; of a sharded model this process's shards."""
+        return {f"average.{index}": _local(value) for index, value in enumerate(self.values)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `tensors` returned."""
+        for index, value in enumerate(self.values):
+            _local(value).copy_(tensors[f"average.{index}"])
+
+    def _swap(self, model: nn.Module) -> None:
+        divide(model)
+        with torch.no_grad():
+            for value, parameter in zip(self.values, model.parameters(), strict=True):
+                own = parameter.detach().clone()
+                parameter.copy_(value)
+                value.copy_(own)
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if hasattr(value, "to_local") else value

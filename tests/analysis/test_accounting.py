@@ -1,0 +1,229 @@
+"""What is transferred and what it costs: the paper's arithmetic, the activations themselves, PyTorch's own FLOP counter and its profiler."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.analysis import accounting
+from atlib.analysis.accounting import (
+    Memory,
+    MethodCost,
+    method_costs,
+    method_memory,
+    step_memory,
+    transferred_numbers,
+)
+from atlib.losses import dense_attention_cross_entropy
+from atlib.transfer import Transferred
+from tests.helpers import random_images, randomise
+
+CONFIG = {"img_size": 24, "patch_size": 8, "embed_dim": 12, "depth": 4, "num_heads": 3, "num_classes": 5, "mlp_ratio": 3}
+BATCH = 2
+# PyTorch counts baddbmm, but not its in-place form, which the map-free loss uses: shapes (b, m, n), (b, m, k), (b, k, n).
+ALSO = {torch.ops.aten.baddbmm_: lambda onto, left, right, out_shape=None, **_: 2 * left[0] * left[1] * left[2] * right[2]}
+
+
+def vit(seed):
+    """Attention written out, so that every matrix product is counted once."""
+    made = create_vit(CONFIG)
+    for block in made.blocks:
+        block.attn.fused_attn = False
+    return randomise(made, seed)
+
+
+def test_the_papers_count_for_vit_large():
+    with torch.device("meta"):
+        numbers = transferred_numbers(create_vit("vit_large_patch16_224"))
+    assert numbers.q + numbers.k == 24 * 16 * 197 * 64 * 2 == 9_682_944  # 9.7 M
+    assert numbers.map == 24 * 16 * 197**2 == 14_902_656  # 15 M
+    assert numbers.features == numbers.q == numbers.v == 24 * 197 * 1024
+
+
+@pytest.mark.parametrize("config", [{}, {"reg_tokens": 3}, {"class_token": False, "global_pool": "avg"}])
+def test_numbers_are_those_of_the_activations(config):
+    model = create_vit({**CONFIG, **config})
+    seen = walk(model, random_images(1, 3, 24, 24))
+    numbers = transferred_numbers(model)
+    for name in ("q", "k", "v", "map"):
+        assert getattr(numbers, name) == sum(getattr(layer, name).numel() for layer in seen.layers)
+    assert numbers.features == sum(tokens.numel() for tokens in seen.stream)
+
+
+def test_numbers_of_a_vit_with_rotary_positions():
+    with torch.device("meta"):
+        numbers = transferred_numbers(create_vit("eva02_tiny_patch14_224"))
+    assert numbers == (12 * 257 * 192, 12 * 257 * 192, 12 * 257 * 192, 12 * 3 * 257**2, 12 * 257 * 192)
+
+
+def counted(module, backward):
+    """FLOPs of the matrix products of one batch as PyTorch counts them."""
+    images, labels = random_images(BATCH, 3, 24, 24), torch.tensor([0, 4])
+    with FlopCounterMode(display=False, custom_mapping=ALSO) as counter, torch.set_grad_enabled(backward):
+        output = module(images)
+        if backward:
+            logits, transfer_loss = output if isinstance(output, tuple) else (output, 0)
+            (cross_entropy(logits, labels) + transfer_loss).backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("layers", [1, 3, 4])
+def test_costs_against_the_flop_counter(layers):
+    costs = {cost.method: cost for cost in method_costs(CONFIG, batch=BATCH, layers=layers)}
+    assert list(costs) == ["scratch", "fine-tune", "copy", "distill"]
+    again = BATCH * 3 * 2 * 10 * 4 * 10  # one product of shape (10, 4) by (4, 10), of three heads and two images
+    plain, step = counted(vit(0).eval(), False), counted(vit(0).train(), True)
+    for method in ("scratch", "fine-tune"):
+        assert costs[method][1:3] == (step, plain)
+    # what atlib does over again in order to store no map, by the module's own account
+    copying = AttentionTransfer(vit(0), vit(1), Plan(how="copy", layers=range(layers)))
+    assert counted(copying.train(), True) == costs["copy"].step_flops + (layers - 1) * again
+    assert counted(copying.eval(), False) == costs["copy"].inference_flops + (layers - 1) * again
+    distilling = AttentionTransfer(vit(0), vit(1), Plan(how="distill", layers=range(layers)))
+    assert counted(distilling.train(), True) == costs["distill"].step_flops + (4 * layers - 1) * again
+    assert costs["distill"].inference_flops == counted(distilling.student.eval(), False) == plain
+
+
+def test_parameters_kept_are_those_of_the_models_that_inference_needs():
+    costs = {cost.method: cost.parameters_kept for cost in method_costs("cifar-small")}
+    teacher, student = create_vit("cifar-small"), create_vit("cifar-small")
+    of_student = sum(value.numel() for value in student.state_dict().values())
+    for how in ("copy", "distill"):
+        pair = AttentionTransfer(teacher, student, Plan(how=how))
+        of_teacher = sum(value.numel() for value in pair.teacher.state_dict().values()) if pair.needs_teacher else 0
+        assert costs[how] == of_student + of_teacher
+    assert costs["scratch"] == costs["fine-tune"] == of_student
+
+
+def test_costs_of_vit_large():
+    costs = {cost.method: cost for cost in method_costs("vit_large_patch16_224", batch=1)}
+    # twice the multiply-adds that timm publishes for this model, 61.6 G, less the norms and element-wise work
+    assert costs["fine-tune"].inference_flops == pytest.approx(2 * 61.6e9, rel=0.01)
+    assert costs["fine-tune"].parameters_kept == 304_326_632
+    assert costs["distill"].step_flops > costs["fine-tune"].step_flops
+    assert method_costs("vit_large_patch16_224", batch=64)[2] == MethodCost(
+        "copy", 64 * costs["copy"].step_flops, 64 * costs["copy"].inference_flops, costs["copy"].parameters_kept)
+    larger = method_costs("vit_large_patch16_224", image_size=448)[1]
+    assert larger.inference_flops > 4 * costs["fine-tune"].inference_flops, "attention grows with the square of the tokens"
+
+
+def test_what_cannot_be_counted_is_refused():
+    for bad in (dict(batch=0), dict(layers=0), dict(layers=5)):
+        with pytest.raises(ValueError, match="depth of this ViT"):
+            method_costs(CONFIG, **bad)
+    with pytest.raises(ValueError, match="its class"):
+        method_costs("eva02_tiny_patch14_224")
+    with pytest.raises(ValueError, match="attention pooling"):
+        accounting.shape_of(create_vit({**CONFIG, "global_pool": "map"}))
+
+
+# --- memory
+
+NUMBER = 4  # bytes of a float32
+SIZE = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
+
+
+def pair(how, size=SIZE, layers=None):
+    return AttentionTransfer(create_vit(size), create_vit(size), Plan(how=how, layers=layers)).train()
+
+
+class Dense(nn.Module):
+    """Distill with all maps written out: nothing but the definition."""
+
+    def __init__(self, teacher, student):
+        super().__init__()
+        self.student, self._teacher = student, (teacher,)
+
+    def forward(self, images):
+        with torch.no_grad():
+            target = walk(self._teacher[0], images).layers
+        own = walk(self.student, images)
+        return Transferred(own.logits, dense_attention_cross_entropy(own.layers, target))
+
+
+def test_memory_of_a_small_mlp_by_hand():
+    mlp = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 5))
+    weights = NUMBER * (12 * 7 + 7 + 7 * 5 + 5)
+    images, hidden, log_p = NUMBER * 2 * 12, NUMBER * 2 * 7, NUMBER * 2 * 5  # the hidden units serve ReLU and the second layer, once
+    labels, number_of_images = 8 * 2, NUMBER
+    found = step_memory(mlp, torch.zeros(2, 3, 2, 2))
+    assert found == Memory(weights, weights, 2 * weights, images + hidden + log_p + labels + number_of_images, 0)
+    assert found.total == 4 * weights + found.saved
+    mlp[1].requires_grad_(False)  # no gradient needed there, hence no moments, no input kept for it, and no mask of the ReLU
+    trained = NUMBER * (7 * 5 + 5)
+    assert step_memory(mlp, torch.zeros(2, 3, 2, 2)) == Memory(weights, trained, 2 * trained, hidden + log_p + labels + number_of_images, 0)
+    assert step_memory(mlp.double(), torch.zeros(2, 3, 2, 2).double()).weights == 2 * weights
+
+
+def test_memory_of_the_methods_against_each_other():
+    images = torch.zeros(BATCH, 3, 16, 16)
+    alone, copying, distilling = step_memory(create_vit(SIZE).train(), images), step_memory(pair("copy"), images), step_memory(pair("distill"), images)
+    weights = NUMBER * sum(each.numel() for each in create_vit(SIZE).parameters())
+    assert alone[:3] == copying[:3] == distilling[:3] == (weights, weights, 2 * weights)
+    assert (alone.teacher, copying.teacher, distilling.teacher) == (0, weights, weights)
+    masks = NUMBER * 2 * 2 * BATCH  # two branches of two layers: what stochastic depth keeps of an image, shared with the teacher
+    q_and_k = NUMBER * 2 * 2 * BATCH * 3 * 17 * 4  # of both layers
+    assert copying.saved == alone.saved + masks, "the teacher's q and k stand where the student's own would"
+    assert distilling.saved == alone.saved + masks + q_and_k, "the loss keeps two gradients of the size of q and k"
+    assert alone.total < copying.total < distilling.total
+    first = step_memory(pair("distill", layers=[0]), images)
+    assert first.saved == distilling.saved - q_and_k // 2
+
+
+def test_the_map_free_loss_keeps_no_map_and_the_dense_one_two():
+    """Divided differences over three numbers of tokens: exactly 0 for a line, the coefficient of N² otherwise."""
+    def curvature(build):
+        saved = {}
+        for side in (8, 16, 32):
+            size = SIZE | {"img_size": side}
+            saved[(side // 4) ** 2 + 1] = step_memory(build(create_vit(size), create_vit(size)).train(), torch.zeros(BATCH, 3, side, side)).saved
+        (a, at_a), (b, at_b), (c, at_c) = saved.items()
+        return ((at_c - at_b) / (c - b) - (at_b - at_a) / (b - a)) / (c - a)
+
+    assert curvature(lambda teacher, student: student) == 0
+    for how in ("copy", "distill"):
+        assert curvature(lambda teacher, student, how=how: AttentionTransfer(teacher, student, Plan(how=how))) == 0
+    one_map = NUMBER * BATCH * 3  # of one layer, per N²
+    assert curvature(Dense) == 2 * 2 * one_map, "in both layers the student's log p and the teacher's p"
+
+    def written_out(teacher, student):
+        for block in student.blocks:
+            block.attn.fused_attn = False
+        return student
+
+    assert curvature(written_out) == 2 * one_map, "attention that is not fused keeps its own map"
+
+
+@pytest.mark.parametrize("build", [lambda: create_vit(SIZE).train(), lambda: pair("copy"), lambda: pair("distill"), lambda: pair("distill", layers=[0])],
+                         ids=["alone", "copy", "distill", "first layer"])
+def test_what_is_kept_is_what_the_allocator_has_not_got_back(build):
+    """Between forward and backward pass, by the profiler's list of allocations: all but the images, which were there before."""
+    model, images, labels = build(), torch.zeros(8, 3, 16, 16), torch.zeros(8, dtype=torch.long)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        output = model(images)
+        logits, transfer_loss = output if isinstance(output, Transferred) else (output, 0)
+        loss = cross_entropy(logits, labels) + transfer_loss
+        del output, logits, transfer_loss
+    still_there = sum(event.self_cpu_memory_usage for event in profiled.events())
+    assert loss.requires_grad
+    known = images.nbytes + labels.nbytes
+    assert step_memory(model, images).saved - known == pytest.approx(still_there, abs=32), "apart from the losses themselves, single numbers"
+
+
+def test_memory_of_models_that_are_never_made():
+    images, expected = torch.zeros(BATCH, 3, 24, 24), {"scratch": step_memory(create_vit(CONFIG).train(), torch.zeros(BATCH, 3, 24, 24))}
+    expected |= {"fine-tune": expected["scratch"]} | {how: step_memory(pair(how, CONFIG, range(3)), images) for how in ("copy", "distill")}
+    assert method_memory(CONFIG, batch=BATCH, layers=3) == expected
+    with pytest.raises(ValueError, match="depth of this ViT"):
+        method_memory(CONFIG, layers=5)
+
+
+def test_memory_is_counted_of_plain_training_steps():
+    checkpointed = create_vit(SIZE).train()
+    checkpointed.set_grad_checkpointing()
+    for bad in (create_vit(SIZE).eval(), checkpointed):
+        with pytest.raises(ValueError, match="step_memory counts what a plain training step keeps"):
+            step_memory(bad, torch.zeros(1, 3, 16, 16))

@@ -1,0 +1,321 @@
+"""CKA: three ways to one number, against centring matrices written out; what it does not see and what it sees; layers of models."""
+
+import copy
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from atlib import AttentionTransfer, Plan, walk
+from atlib.analysis import (
+    MinibatchCKA,
+    StreamingCKA,
+    class_token,
+    every_token,
+    layer_cka,
+    linear_cka,
+    patch_mean,
+    streaming,
+    walks,
+)
+from atlib.data import Images
+from atlib.walking import Unwalkable
+
+BATCHES = [[40], [1] * 40, [7, 30, 3]]
+
+
+def longhand(x, y):
+    """tr(K H L H) / √(tr(K H K H) tr(L H L H)), with every matrix made."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    n = len(x)
+    H = np.eye(n) - np.ones((n, n)) / n
+    K, L = H @ x @ x.T @ H, H @ y @ y.T @ H
+    return np.trace(K @ L) / np.sqrt(np.trace(K @ K) * np.trace(L @ L))
+
+
+def hsic_1(x, y):
+    """HSIC₁ as sums over distinct indices, the definition that it is unbiased by (Song et al. 2012, equation 4)."""
+    K, L, n = x @ x.T, y @ y.T, len(x)
+    two = sum(K[i, j] * L[i, j] for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
+    three = sum(K[i, j] * L[i, k] for i in range(n) for j in range(n) for k in range(n) if len({i, j, k}) == 3) / (n * (n - 1) * (n - 2))
+    four = sum(K[i, j] * L[k, m] for i in range(n) for j in range(n) for k in range(n) for m in range(n) if len({i, j, k, m}) == 4)
+    return two - 2 * three + four / (n * (n - 1) * (n - 2) * (n - 3))
+
+
+def related(n=40, p=6, q=4, mean=3.0):
+    """Features that share something and are far from centred."""
+    x = torch.randn(n, p, dtype=torch.float64)
+    return x + mean, x[:, :q] ** 2 + torch.randn(n, q, dtype=torch.float64) + x[:, :1] - mean
+
+
+def streamed(x, y, sizes, accumulator):
+    for some_x, some_y in zip(x.split(sizes), y.split(sizes)):
+        accumulator.update(some_x, some_y)
+    return accumulator.value()
+
+
+@pytest.mark.parametrize("p, q", [(6, 4), (4, 200), (200, 90)])
+def test_the_exact_one_equals_centring_matrices(p, q):
+    x, y = torch.randn(40, p), torch.randn(40, q)
+    y[:, :4] += x[:, :4]
+    assert linear_cka(x, y) == pytest.approx(longhand(x, y), rel=1e-12)
+
+
+def test_by_hand():
+    # Centred x is (-1, 0, 1), centred y (-1, 2, -1) / 3: x·x = 2, y·y = 2/3, x·y = 0.
+    x, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [1.0], [0.0]])
+    assert linear_cka(x, 5 - 2 * x) == pytest.approx(1)
+    assert linear_cka(x, y) == pytest.approx(0)
+    assert linear_cka(x, torch.cat([x, y], 1)) == pytest.approx(4 / (2 * (4 + (2 / 3) ** 2) ** 0.5), rel=1e-12)
+
+
+@pytest.mark.parametrize("sizes", BATCHES, ids=str)
+def test_streaming_is_exact_for_any_batches(sizes):
+    x, y = related()
+    assert streamed(x, y, sizes, StreamingCKA()) == pytest.approx(longhand(x, y), rel=1e-12)
+
+
+def test_streaming_keeps_its_digits_with_a_large_mean():
+    x, y = related(mean=0)
+    assert streamed(x + 1e6, y - 1e6, [7, 30, 3], StreamingCKA()) == pytest.approx(longhand(x, y), rel=1e-8)
+
+
+def test_a_minibatch_has_the_unbiased_hsic():
+    x, y = related(n=7)
+    expected = hsic_1(x.numpy(), y.numpy()) / np.sqrt(hsic_1(x.numpy(), x.numpy()) * hsic_1(y.numpy(), y.numpy()))
+    assert streamed(x, y, [7], MinibatchCKA()) == pytest.approx(expected, rel=1e-10)
+
+
+def test_all_minibatches_together_are_the_whole():
+    """HSIC₁ is an average over fours of rows, so its mean over every possible minibatch is that of all rows; a biased one is not."""
+    x, y = related(n=8)
+    several = MinibatchCKA()
+    for rows in combinations(range(8), 5):
+        several.update(x[list(rows)], y[list(rows)])
+    assert several.value() == pytest.approx(streamed(x, y, [8], MinibatchCKA()), rel=1e-10)
+
+
+def test_minibatches_agree_with_the_exact_one_for_many_rows():
+    x, y = related(n=4000)
+    exact, estimate = linear_cka(x, y), streamed(x, y, 100, MinibatchCKA())
+    assert 0.1 < exact < 0.9 and estimate == pytest.approx(exact, abs=0.01)
+
+
+def test_minibatches_have_no_upward_bias():
+    x, y = torch.randn(2000, 50), torch.randn(2000, 50)
+    assert linear_cka(x[:20], y[:20]) > 0.5, "few rows of unrelated features look alike to the biased one"
+    assert abs(streamed(x, y, 20, MinibatchCKA())) < 0.05
+
+
+def of_everything(x, y):
+    return np.array([linear_cka(x, y), streamed(x, y, [7, 30, 3], StreamingCKA()), streamed(x, y, [20, 20], MinibatchCKA())])
+
+
+def test_what_it_does_not_see():
+    x, y = related()
+    orthogonal = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64)).Q
+    for changed in (x @ orthogonal, 0.01 * x, x + torch.randn(6, dtype=torch.float64), -7 * x @ orthogonal + 2):
+        np.testing.assert_allclose(of_everything(changed, y), of_everything(x, y), rtol=1e-9)
+
+
+def test_it_sees_an_invertible_linear_map():
+    x, y = related()
+    stretched = x @ torch.diag(torch.tensor([10, 1, 1, 1, 1, 1], dtype=torch.float64))
+    assert (abs(of_everything(stretched, y) - of_everything(x, y)) > 0.05).all()
+    assert (of_everything(stretched, x) < 0.9).all()
+    np.testing.assert_allclose(of_everything(x, x), 1, rtol=1e-12)
+
+
+def test_many_layers_are_their_pairs():
+    xs, ys = [torch.randn(40, width) for width in (3, 5)], [torch.randn(40, width) for width in (4, 2, 6)]
+    for kind, sizes in ((StreamingCKA, [11, 29]), (MinibatchCKA, [11, 29])):
+        together = kind()
+        for rows in torch.arange(40).split(sizes):
+            together.update_layers([x[rows] for x in xs], [y[rows] for y in ys])
+        expected = [[streamed(x, y, sizes, kind()) for y in ys] for x in xs]
+        np.testing.assert_allclose(together.matrix(), expected, rtol=1e-10)
+        with pytest.raises(ValueError, match=r"\(2, 3\) layers: ask for matrix"):
+            together.value()
+
+
+def test_layers_of_two_models(small_vit, glyphs64):
+    a, b = small_vit(), small_vit(seed=1, depth=2, embed_dim=36)
+    images = glyphs64.take(range(64))[0]
+    for read, longhand_read in ((class_token, lambda tokens: tokens[:, 0]), (patch_mean(1), lambda tokens: tokens[:, 1:].sum(1) / 16),
+                                (every_token, lambda tokens: tokens.reshape(-1, tokens.shape[-1]))):
+        found = layer_cka(a, b, glyphs64, read, batch_size=23)
+        with torch.no_grad():
+            streams = [[longhand_read(tokens) for tokens in walk(model, images).stream] for model in (a, b)]
+        assert found.shape == (3, 2)
+        np.testing.assert_allclose(found, [[longhand(x, y) for y in streams[1]] for x in streams[0]], rtol=1e-4)  # the walks are float32
+    assert found.std() > 0.01, "pairs this alike could be in any order"
+
+
+def test_layers_within_a_model(small_vit, glyphs64):
+    found = layer_cka(small_vit(), small_vit(), glyphs64, class_token)
+    np.testing.assert_allclose(found.diagonal(), 1, rtol=1e-9)
+    vit = small_vit()
+    np.testing.assert_allclose(layer_cka(vit, vit, glyphs64, class_token), found, rtol=1e-9)
+    assert found[0, 2] < 0.99
+
+
+def test_layers_by_minibatches(small_vit, glyphs64):
+    a, b = small_vit(), small_vit(seed=1)
+    found = layer_cka(a, b, glyphs64, patch_mean(1), batch_size=32, accumulator=MinibatchCKA())
+    by_hand = MinibatchCKA()
+    for of_a, of_b in walks([a, b], glyphs64, 32):
+        by_hand.update(of_a.stream[2][:, 1:].mean(1), of_b.stream[0][:, 1:].mean(1))
+    assert found[2, 0] == pytest.approx(by_hand.value(), rel=1e-9)
+
+
+@pytest.mark.parametrize("images, batches", [(13, [6, 7]), (14, [6, 8]), (16, [6, 6, 4]), (12, [6, 6])])
+def test_a_rest_that_is_too_small_goes_with_the_batch_before(small_vit, glyphs64, images, batches):
+    a, b = small_vit(), small_vit()
+    pairs, by_hand = MinibatchCKA(), MinibatchCKA()
+    some = glyphs64.select(range(images))
+    found = layer_cka(a, b, some, class_token, batch_size=6, accumulator=pairs)
+    x, y = ([tokens[:, 0] for tokens in walk(vit, some.take(range(images))[0]).stream] for vit in (a, b))
+    for part in torch.arange(images).split(batches):
+        by_hand.update_layers([each[part] for each in x], [each[part] for each in y])
+    assert torch.allclose(found, by_hand.matrix(), rtol=1e-5) and pairs.rows == images
+
+
+def test_walks_hold_no_more_than_fits(small_vit, glyphs64, monkeypatch):
+    model = small_vit().double()  # in float32 a model's own sums hang on the size of a batch, by more than is asked for below
+    held = 4 * 5 * len(model.blocks) * (model.patch_embed.num_patches + 1) * model.embed_dim + 32 * model.blocks[0].attn.num_heads * (model.patch_embed.num_patches + 1) ** 2
+    whole = layer_cka(model, model, glyphs64, class_token)
+    monkeypatch.setattr(streaming, "AT_ONCE", 7 * held)
+    assert {len(seen.tokens) for (seen,) in walks([model], glyphs64.select(range(14)), 50)} == {7}
+    assert {len(seen.tokens) for seen, _ in walks([model, model], glyphs64.select(range(6)), 50)} == {3}
+    assert torch.allclose(layer_cka(model, model, glyphs64, class_token), whole, rtol=1e-9)
+    monkeypatch.setattr(streaming, "AT_ONCE", 1)
+    assert {len(seen.tokens) for (seen,) in walks([model], glyphs64.select(range(3)), 50)} == {1}
+
+
+@pytest.mark.parametrize("scale", [1e-90, 1e80, 1e150])
+def test_a_scale_does_not_leave_float64(scale):
+    x, y = related()
+    assert linear_cka(scale * x, y) == pytest.approx(linear_cka(x, y), rel=1e-9) and linear_cka(scale * x, scale * x) == pytest.approx(1)
+
+
+def test_a_model_in_half_precision_is_walked_in_it(small_vit, glyphs64):
+    model = small_vit()
+    whole, half = layer_cka(model, model, glyphs64, class_token), copy.deepcopy(model).to(torch.bfloat16)
+    assert torch.allclose(layer_cka(half, half, glyphs64, class_token), whole, atol=0.05)
+
+
+def test_what_is_no_vit_and_images_of_another_size_are_refused(small_vit, glyphs64):
+    with pytest.raises(Unwalkable, match="cannot walk a Sequential"):
+        layer_cka(torch.nn.Sequential(torch.nn.Linear(1, 1)), small_vit(), glyphs64, class_token)
+    larger = glyphs64.with_pixels(glyphs64.pixels.repeat_interleave(2, 2))
+    with pytest.raises(ValueError, match="the images have 64 x 32 pixels, this VisionTransformer takes 32 x 32"):
+        layer_cka(small_vit(), small_vit(), larger, class_token)
+
+
+def test_models_that_need_another_way_to_read(small_vit, glyphs64):
+    a, b = small_vit(), small_vit(seed=1, reg_tokens=2)
+    found = layer_cka(a, b, glyphs64, patch_mean(1), read_b=patch_mean(3))
+    with torch.no_grad():
+        x, y = (walk(vit, glyphs64.take(range(64))[0]).stream[1][:, -16:].mean(1) for vit in (a, b))
+    assert found[1, 1].item() == pytest.approx(longhand(x, y), rel=1e-4)
+
+
+def test_a_copied_student_is_walked_with_its_teacher(small_vit, glyphs64):
+    pair = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(how="copy"))
+    other = small_vit(seed=3)
+    found = layer_cka(pair, other, glyphs64, class_token)
+    assert not torch.allclose(found, layer_cka(pair.student, other, glyphs64, class_token), atol=0.01)
+    distilled = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(how="distill"))
+    assert torch.equal(layer_cka(distilled, other, glyphs64, class_token), layer_cka(distilled.student, other, glyphs64, class_token))
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_the_walk_of_a_pair_is_what_forward_computes(small_vit, how):
+    pair = AttentionTransfer(small_vit(seed=1, drop_path_rate=0.4), small_vit(seed=2, drop_path_rate=0.4), Plan(how=how, layers=[0, 2]))
+    images = torch.randn(4, 3, 32, 32)
+    for mode in (False, True):
+        pair.train(mode)
+        torch.manual_seed(5)
+        expected = pair(images).logits
+        torch.manual_seed(5)
+        found = pair.walk(images)
+        assert torch.equal(found.logits, expected) and len(found.stream) == 3
+    pair.eval()
+    found, target = pair.walk(images), walk(pair.teacher, images)
+    assert [torch.allclose(own.map, theirs.map, atol=1e-6) for own, theirs in zip(found.layers, target.layers)] == [how == "copy", False, how == "copy"]
+
+
+def test_walks_leave_the_models_as_they_were(small_vit, glyphs64):
+    a, b = small_vit(proj_drop_rate=0.5).train(), small_vit(seed=1)
+    first = [walked[0].stream[0] for walked in walks([a, b], glyphs64, 30)]
+    assert a.training and not b.training
+    assert [len(tokens) for tokens in first] == [30, 30, 4] and not first[0].requires_grad
+    assert torch.is_grad_enabled()
+    for _ in walks([a], glyphs64, 30):
+        assert torch.is_grad_enabled(), "what the caller does with a walk is the caller's affair"
+        break
+    assert torch.equal(torch.cat(first), torch.cat([walked[0].stream[0] for walked in walks([small_vit()], glyphs64, 30)]))
+
+
+def test_bad_input():
+    x, y = related()
+    spoilt = x.clone()
+    spoilt[3, 2] = torch.nan
+    for compare in (linear_cka, StreamingCKA().update, MinibatchCKA().update):
+        with pytest.raises(ValueError, match="y is nan in row 3, feature 2"):
+            compare(y, spoilt)
+        with pytest.raises(ValueError, match="x is inf in row 3, feature 2"):
+            compare(spoilt.nan_to_num(torch.inf), y)
+        with pytest.raises(ValueError, match=r"x and y have \[39, 40\] rows"):
+            compare(x[1:], y)
+        with pytest.raises(ValueError, match=r"x is \(40, 2, 3\)|got \(40, 2, 3\)"):
+            compare(x.reshape(40, 2, 3), y)
+        with pytest.raises(ValueError, match=r"x is \(0, 6\)"):
+            compare(x[:0], y[:0])
+    with pytest.raises(ValueError, match="at least 2 rows"):
+        linear_cka(x[:1], y[:1])
+    with pytest.raises(ValueError, match="at least 4 rows"):
+        MinibatchCKA().update(x[:3], y[:3])
+    with pytest.raises(ValueError, match="at least 2 rows, 1 were given"):
+        streamed(x[:1], y[:1], [1], StreamingCKA())
+    with pytest.raises(ValueError, match="call update first"):
+        MinibatchCKA().value()
+    with pytest.raises(ValueError, match=r"features \[6\].*this batch has \[5\]"):
+        accumulator = StreamingCKA()
+        accumulator.update(x, y)
+        accumulator.update(x[:, 1:], y)
+
+
+def test_features_without_variance():
+    x, y = related()
+    constant = torch.full((40, 3), 0.1)
+    with pytest.raises(ValueError, match="y is the same in every row"):
+        linear_cka(x, constant)
+    for kind in (StreamingCKA, MinibatchCKA):
+        with pytest.raises(ValueError, match="x is the same in every row"):
+            streamed(constant, y, [20, 20], kind())
+    layers = StreamingCKA()
+    layers.update_layers([x, constant], [y])
+    with pytest.raises(ValueError, match="layer 1 of x is the same"):
+        layers.matrix()
+    steps = torch.arange(2.0).repeat_interleave(20)[:, None]  # constant in every batch, but not in all of them
+    assert streamed(steps, y, [20, 20], StreamingCKA()) == pytest.approx(longhand(steps, y), rel=1e-12)
+    with pytest.raises(ValueError, match="too few rows for this estimate"):
+        streamed(steps, y, [20, 20], MinibatchCKA())
+
+
+def test_models_that_cannot_be_read(small_vit, glyphs64):
+    without = small_vit(global_pool="avg", class_token=False)
+    with pytest.raises(ValueError, match=r"b has no class token: read patch_mean\(0\)"):
+        layer_cka(small_vit(), without, glyphs64, class_token)
+    with pytest.raises(ValueError, match="prefix_tokens=17 leaves no patch of 17 tokens"):
+        layer_cka(small_vit(), without, glyphs64, patch_mean(17))
+    with pytest.raises(ValueError, match=r"rows: CKA compares"):
+        layer_cka(small_vit(), without, glyphs64, every_token)
+    broken = small_vit()
+    broken.blocks[1].mlp.fc2.bias.data[0] = torch.nan
+    with pytest.raises(ValueError, match="layer 1 of y is nan"):
+        layer_cka(small_vit(), broken, glyphs64, class_token)
+    with pytest.raises(ValueError, match="0 images in batches of 50"):
+        layer_cka(small_vit(), small_vit(), Images(torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0)), class_token)

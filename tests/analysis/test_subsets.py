@@ -1,0 +1,162 @@
+"""Long tails, groups of classes and adversarial filtering, counted by hand."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from atlib.analysis.subsets import (
+    adversarially_filtered,
+    class_counts,
+    class_groups,
+    evaluate_filtered,
+    group_accuracy,
+    long_tail,
+)
+from atlib.data import Images
+
+
+def of_classes(labels, classes=(), **options):
+    """Images whose every pixel is their position."""
+    labels = torch.as_tensor(labels)
+    position = torch.arange(len(labels)).to(torch.uint8)
+    return Images(position[:, None, None, None].expand(-1, 3, 2, 2).contiguous(), labels, classes, **options)
+
+
+def positions(images):
+    return images.pixels[:, 0, 0, 0].tolist()
+
+
+class Reader(nn.Module):
+    """Says class `pixel % classes + shift`: right where that is the label."""
+
+    def __init__(self, classes=4, shift=0):
+        super().__init__()
+        self.classes, self.shift = classes, nn.Parameter(torch.tensor(float(shift)))
+
+    def forward(self, images):
+        pixel = ((images[:, 0, 0, 0] * 0.25 + 0.5) * 255).round().long()
+        return nn.functional.one_hot((pixel + self.shift.long()) % self.classes, self.classes).float()
+
+
+@pytest.mark.parametrize("classes, factor, wanted", [
+    (3, 100, [100, 10, 1]),  # 100 · 100^(-1/2) = 10
+    (3, 4, [100, 50, 25]),
+    (5, 16, [100, 50, 25, 12, 6]),  # halves, rounded down
+    (2, 100, [100, 1]),
+    (4, 1, [100, 100, 100, 100]),
+])
+def test_long_tail_has_the_exponential_profile(classes, factor, wanted):
+    labels = torch.arange(classes).repeat(100)
+    images = Images(torch.zeros(len(labels), 3, 2, 2, dtype=torch.uint8), labels)
+    assert class_counts(long_tail(images, factor)) == wanted
+
+
+def test_long_tail_keeps_images_with_their_labels_in_order_and_their_treatment():
+    labels = torch.tensor([0, 1, 2] * 20)
+    images = of_classes(labels, ("a", "b", "c"), mean=0.1, std=0.9, augment=abs)
+    chosen = long_tail(images, 4, seed=3)
+    kept = positions(chosen)
+    assert kept == sorted(set(kept)) and chosen.targets.tolist() == [position % 3 for position in kept]
+    assert [position for position in kept if position % 3 == 0] == list(range(0, 60, 3)), "the first class keeps all"
+    assert (chosen.classes, chosen.mean, chosen.std, chosen.augment) == (("a", "b", "c"), 0.1, 0.9, abs)
+    assert positions(images) == list(range(60))
+
+
+def test_long_tail_is_chosen_by_seed_and_nested_in_the_factor():
+    images = of_classes([0, 1, 2] * 40)
+    state = torch.get_rng_state()
+    assert positions(long_tail(images, 8, seed=1)) == positions(long_tail(images, 8, seed=1)) != positions(long_tail(images, 8, seed=2))
+    assert set(positions(long_tail(images, 8, seed=1))) < set(positions(long_tail(images, 2, seed=1)))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_class_with_fewer_than_its_share_keeps_all():
+    images = of_classes([0] * 40 + [1] * 7 + [2] * 40)
+    assert class_counts(long_tail(images, 4)) == [40, 7, 10]
+
+
+@pytest.mark.parametrize("labels, classes, factor, message", [
+    ([0, 1] * 9, (), 0.5, "factor must be at least 1 .* got 0.5"),
+    ([0, 1] * 9, (), float("nan"), "got nan"),
+    ([0, 1] * 9, (), float("inf"), "got inf"),
+    ([0, 1] * 9, (), 10, "class 1 would have no image .9 are there, 9 of class 0, factor 10.: take a smaller factor or more images"),
+    ([0, 2] * 9, (), 2, "class 1 would have no image .0 are there"),
+    ([0, 1] * 9, ("a", "b", "c"), 2, "class 2 would have no image .0 are there"),
+    ([0] * 9, (), 2, "at least two classes, the images have 1"),
+    ([0.5] * 9, (), 2, r"must be class indices \(n,\), got torch.float32 \(9,\)"),
+])
+def test_long_tails_that_cannot_be(labels, classes, factor, message):
+    with pytest.raises(ValueError, match=message):
+        long_tail(of_classes(labels, classes), factor)
+
+
+def test_groups_at_the_published_limits():
+    assert class_groups([101, 100, 20, 19, 1000, 0]) == {"many": [0, 4], "medium": [1, 2], "few": [3, 5]}
+
+
+def test_groups_with_other_limits_leave_out_the_empty():
+    assert class_groups([9, 3, 1], many=5, few=2) == {"many": [0], "medium": [1], "few": [2]}
+    assert class_groups([9, 8], many=5, few=2) == {"many": [0, 1]}
+    with pytest.raises(ValueError, match="few=7 and many=5"):
+        class_groups([1], many=5, few=7)
+
+
+def test_group_accuracy_is_a_mean_over_classes_by_hand():
+    labels = torch.tensor([0, 0, 0, 0, 1, 2, 2, 3])
+    answers = torch.tensor([0, 0, 0, 3, 0, 2, 0, 3])  # class 0: 3 of 4, class 1: 0 of 1, class 2: 1 of 2, class 3: 1 of 1
+    logits = nn.functional.one_hot(answers, 6).float()
+    groups = {"many": [0, 1], "medium": [2, 4], "few": [3], "unseen": [4, 5]}
+    assert group_accuracy(logits, labels, groups) == {"many": (3 / 4 + 0) / 2, "medium": 1 / 2, "few": 1.0}
+
+
+def test_filtering_keeps_exactly_what_the_reference_gets_wrong():
+    labels = torch.tensor([0, 1, 2, 3, 1, 1, 2, 0, 0, 1])  # the reference says 0 1 2 3 0 1 2 3 0 1
+    images = of_classes(labels, ("a", "b", "c", "d"), augment=lambda image: 255 - image)
+    reference = Reader().train()
+    filtered = adversarially_filtered(images, reference, batch_size=3)
+    assert positions(filtered.images) == [4, 7] and filtered.images.targets.tolist() == [1, 0]
+    assert filtered.reference is reference and reference.training
+    assert filtered.images.augment is images.augment and filtered.images.classes == images.classes
+
+
+def test_the_reference_and_its_copies_are_kept_out_of_the_comparison():
+    images = of_classes(torch.tensor([0, 1, 2, 3, 1, 0, 1, 2]))  # said by a reader shifted by one: 1 2 3 0 1 2 3 0
+    reference = Reader(shift=1)
+    filtered = adversarially_filtered(images, reference)
+    assert positions(filtered.images) == [0, 1, 2, 3, 5, 6, 7]
+    for model in (reference, copy.deepcopy(reference)):
+        with pytest.raises(ValueError, match="the reference model .* leave it out of the comparison"):
+            evaluate_filtered(model, filtered)
+    judged = evaluate_filtered(Reader(shift=0), filtered)  # says 0 1 2 3 . 1 2 3: right on the first four of seven
+    assert judged.accuracy == pytest.approx(4 / 7) and judged.count == 7
+
+
+def test_a_model_of_another_shape_or_other_buffers_is_no_copy():
+    images = of_classes(torch.tensor([1, 2, 3, 0]))
+    filtered = adversarially_filtered(images, Reader())
+    other = Reader()
+    other.register_buffer("extra", torch.zeros(2))
+    assert evaluate_filtered(other, filtered).accuracy == 0
+    other = Reader()
+    other.shift = nn.Parameter(torch.tensor([1.0]))
+    assert evaluate_filtered(other, filtered).accuracy == 1
+
+
+def test_nothing_left_after_filtering():
+    with pytest.raises(ValueError, match="gets all 4 images right"):
+        adversarially_filtered(of_classes(torch.tensor([0, 1, 2, 3])), Reader())
+    with pytest.raises(ValueError, match="class indices"):
+        adversarially_filtered(of_classes(torch.rand(4)), Reader())
+
+
+def test_scores_that_are_not_numbers_are_no_accuracy():
+    nothing = torch.full((4, 3), math.nan)
+    with pytest.raises(ValueError, match="logits is NaN for image 0"):
+        group_accuracy(nothing, torch.zeros(4, dtype=torch.long), {"many": [0]})
+    with pytest.raises(ValueError, match="logits have the classes 0 to 2"):
+        group_accuracy(torch.randn(4, 3), torch.zeros(4, dtype=torch.long), {"many": [3]})
+    with pytest.raises(ValueError, match="one for each of the 4 rows"):
+        group_accuracy(torch.randn(4, 3), torch.zeros(5, dtype=torch.long), {"many": [0]})

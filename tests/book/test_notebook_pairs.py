@@ -1,0 +1,113 @@
+"""Each notebook's MyST source and its .ipynb are in step, and read well where MyST is not understood."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tools import notebooks
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "notebooks").glob("*.md"))
+
+SAMPLE = """\
+---
+kernelspec:
+  display_name: Python 3
+  name: python3
+---
+
+# A title
+
+The same. See [the next](02-b.md), [notation](../book/notation.md#letters), [a site](https://example.org/a.md).
+
+```{code-cell} ipython3
+---
+mystnb:
+  figure: {caption: A caption}
+  image: {alt: A picture}
+tags: [hide-input]
+---
+print(1)
+```
+
+```{code-cell} ipython3
+x
+```
+
+```{code-cell} ipython3
+x
+```
+"""
+
+
+def test_there_are_notebooks():
+    assert SOURCES
+
+
+def test_pairs_are_in_step():
+    assert notebooks.out_of_step(ROOT / "notebooks") == [], "run `make notebooks`"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_pair_is_a_valid_notebook_without_outputs(source):
+    notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    nbformat.validate(notebook)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code and all(cell.outputs == [] and cell.execution_count is None for cell in code)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_text_is_plain_markdown(source):
+    """Colab shows {roles} and directives as they are typed."""
+    cells = json.loads(source.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            text = "".join(cell["source"])
+            assert not re.search(r"\{[\w:-]+\}`|^(`{3,}|:{3,})\{|^\(\w[\w-]*\)=$", text, re.MULTILINE), text
+
+
+@pytest.fixture
+def sample(tmp_path, monkeypatch):
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[project.urls]\nRepository = "https://github.com/o/n"\n')
+    (folder / "01-a.md").write_text(SAMPLE)
+    return folder
+
+
+def test_conversion_is_deterministic_and_keeps_metadata(sample):
+    text = notebooks.converted(sample / "01-a.md")
+    assert text == notebooks.converted(sample / "01-a.md")
+    badge, set_up, title, figure, *same = json.loads(text)["cells"]
+    assert "https://colab.research.google.com/github/o/n/blob/main/notebooks/01-a.ipynb" in "".join(badge["source"])
+    assert "git clone --quiet --depth 1 https://github.com/o/n" in "".join(set_up["source"])
+    assert figure["metadata"] == {
+        "mystnb": {"figure": {"caption": "A caption"}, "image": {"alt": "A picture"}}, "tags": ["hide-input"],
+    }
+    assert [cell["source"] for cell in same] == [["x"], ["x"]] and same[0]["id"] != same[1]["id"]
+
+
+def test_editing_one_cell_changes_one_cell(sample):
+    before = json.loads(notebooks.converted(sample / "01-a.md"))["cells"]
+    (sample / "01-a.md").write_text(SAMPLE.replace("print(1)", "print(2)"))
+    after = json.loads(notebooks.converted(sample / "01-a.md"))["cells"]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, True, False, True, True]
+
+
+def test_links_lead_somewhere_on_colab(sample):
+    title = "".join(json.loads(notebooks.converted(sample / "01-a.md"))["cells"][2]["source"])
+    assert "(https://colab.research.google.com/github/o/n/blob/main/notebooks/02-b.ipynb)" in title
+    assert "(https://github.com/o/n/blob/main/book/notation.md#letters)" in title
+    assert "(https://example.org/a.md)" in title
+
+
+def test_pairs_out_of_step_are_named(sample):
+    assert notebooks.out_of_step(sample) == ["01-a.ipynb is missing"]
+    (sample / "01-a.ipynb").write_text("{}")
+    (sample / "07-b.ipynb").write_text("{}")
+    assert notebooks.out_of_step(sample) == ["01-a.ipynb differs from what 01-a.md makes", "07-b.ipynb has no 07-b.md"]

@@ -1,0 +1,142 @@
+"""What the notebooks write out by hand (cells tagged `taught`) computes what atlib computes, on other inputs than theirs."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import jupytext
+import pytest
+import torch
+from timm.layers import Attention
+
+from atlib import create_vit, walk
+from atlib.data import glyph_images, glyphs
+from atlib.train import schedule, train
+from atlib.train.pretrain import MaskedAutoencoder, patchify
+from atlib.train.recipe import Recipe
+from atlib.walking import Instead, Seen, attend
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+
+
+def taught_cells(source: Path) -> list[str]:
+    """The code of a notebook's cells tagged `taught`, in order."""
+    cells = jupytext.read(source, fmt="md:myst").cells
+    return [cell.source for cell in cells if cell.cell_type == "code" and "taught" in cell.metadata.get("tags", [])]
+
+
+@cache
+def taught(name: str) -> SimpleNamespace:
+    """All that the taught cells of notebooks/NAME.md define, run by themselves in one namespace."""
+    cells = taught_cells(NOTEBOOKS / f"{name}.md")
+    assert cells, f"{name}.md has no cell tagged `taught`"
+    namespace: dict = {}
+    for code in cells:
+        exec(compile(code, f"{name}.md", "exec"), namespace)
+    return SimpleNamespace(**{key: value for key, value in namespace.items() if not key.startswith("__")})
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(NOTEBOOKS.glob("*.md")) if taught_cells(path)])
+def test_taught_cells_stand_on_their_own(name):
+    assert any(callable(value) for value in vars(taught(name)).values())
+
+
+# 01-attention
+
+
+@pytest.mark.parametrize("tokens, width", [(2, 3), (50, 16), (197, 64)])
+def test_attention_is_what_a_layer_computes(tokens, width):
+    torch.manual_seed(tokens)
+    q, k, v = torch.randn(3, tokens, width, dtype=torch.float64)
+    output, p = taught("01-attention").attention(q, k, v)
+    seen = Seen(q[None, None], k[None, None], v[None, None], width**-0.5)
+    assert torch.allclose(p, seen.map[0, 0], atol=1e-12)
+    assert torch.allclose(output, attend(Attention(width, num_heads=1).double(), seen)[0, 0], atol=1e-12)
+
+
+def test_attention_survives_large_scores():
+    q = 1e3 * torch.eye(4)
+    _, p = taught("01-attention").attention(q, q, q)
+    assert torch.equal(p, torch.eye(4))
+
+
+@pytest.mark.parametrize("width, heads", [(48, 3), (40, 1), (64, 8)])
+def test_multi_head_attention_is_timms(width, heads):
+    torch.manual_seed(heads)
+    layer = Attention(width, num_heads=heads, qkv_bias=True).eval()
+    x = torch.randn(29, width)
+    with torch.no_grad():
+        output, maps = taught("01-attention").multi_head_attention(
+            x, layer.qkv.weight, layer.qkv.bias, layer.proj.weight, layer.proj.bias, heads)
+        assert torch.allclose(output, layer(x[None])[0], atol=1e-5)
+    assert maps.shape == (heads, 29, 29)
+
+
+def test_multi_head_attention_gives_the_maps_of_walk():
+    torch.manual_seed(3)
+    vit = create_vit("glyphs", num_heads=2, depth=3).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        walked = walk(vit, images, stop_after=2)
+        block = vit.blocks[2]
+        attn, x = block.attn, block.norm1(walked.tokens)
+        for index in range(2):
+            _, maps = taught("01-attention").multi_head_attention(
+                x[index], attn.qkv.weight, attn.qkv.bias, attn.proj.weight, attn.proj.bias, 2)
+            assert torch.allclose(maps, walked.layers[2].map[index], atol=1e-6)
+            same = walk(vit, images, replace={2: Instead(map=maps[None].expand(2, -1, -1, -1))})
+            assert torch.allclose(same.logits[index], vit(images)[index], atol=1e-5)
+
+
+# 02-routing-world
+
+
+@pytest.mark.parametrize("recipe", [Recipe(steps=37), Recipe(steps=20, warmup=0.0), Recipe(steps=50, warmup=0.3, lr=3e-3, min_lr=1e-3)])
+def test_lr_factor_is_the_schedule(recipe):
+    lr_factor = taught("02-routing-world").lr_factor
+    assert [lr_factor(step, recipe) for step in range(recipe.steps)] == pytest.approx([schedule(step, recipe) for step in range(recipe.steps)])
+
+
+@pytest.mark.parametrize("changes", [{}, {"lr": 4e-3, "weight_decay": 0.5, "clip": 0.1}, {"label_smoothing": 0.0, "warmup": 0.0}])
+def test_train_by_hand_is_train(changes):
+    """50 images in batches of 16: the last batch of a pass is short, and nine steps cross two passes."""
+    recipe = replace(Recipe(steps=9, batch_size=16), **changes)
+    images = glyph_images(glyphs.generate("train", 50, seed=5))
+    models = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        models.append(create_vit("glyphs", depth=2, reg_tokens=1))
+    taught("02-routing-world").train_by_hand(models[0], images, recipe, seed=7)
+    train(models[1], images, recipe, seed=7, progress=None, cpu=True)
+    for (name, by_hand), (_, by_atlib) in zip(models[0].named_parameters(), models[1].named_parameters()):
+        assert torch.allclose(by_hand, by_atlib, atol=1e-5), name
+
+
+# 03-making-a-teacher
+
+
+@pytest.mark.parametrize("height, width, size", [(32, 32, 4), (24, 40, 8)])
+def test_to_patches_is_patchify(height, width, size):
+    images = torch.randn(3, 3, height, width)
+    assert torch.equal(taught("03-making-a-teacher").to_patches(images, size), patchify(images, (size, size)))
+
+
+def test_random_masking_keeps_and_hides_each_patch_once():
+    torch.manual_seed(0)
+    patches = torch.arange(5 * 64.0).reshape(5, 64, 1)
+    shown, kept, hidden = taught("03-making-a-teacher").random_masking(patches, 16)
+    assert torch.equal(torch.cat([kept, hidden], dim=1).sort(1).values, torch.arange(64).expand(5, -1))
+    assert torch.equal(shown[..., 0], patches[..., 0].gather(1, kept))
+    assert not torch.equal(kept[0], kept[1])
+
+
+@pytest.mark.parametrize("preset, size, ratio", [("glyphs", 8, 0.5), ("cifar", 4, 0.75)])
+def test_mae_loss_by_hand_is_the_loss(preset, size, ratio):
+    torch.manual_seed(2)
+    mae = MaskedAutoencoder(create_vit(preset, depth=2), mask_ratio=ratio, decoder_depth=1)
+    images = torch.randn(4, 3, 32, 32)
+    torch.manual_seed(9)
+    by_hand = taught("03-making-a-teacher").mae_loss_by_hand(mae, images, size)
+    torch.manual_seed(9)
+    assert torch.allclose(by_hand, mae(images), atol=1e-5)

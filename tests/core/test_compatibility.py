@@ -1,0 +1,239 @@
+"""Teachers and students that do not fit: what is refused, with which words, and which option lifts the refusal."""
+
+import pytest
+import torch
+
+from atlib import AttentionTransfer, Plan, create_vit
+from atlib.compatibility import pair_up
+from atlib.student import create_student
+from atlib.walking import Unwalkable
+from tests.helpers import random_images, state_of
+
+HOW = ["copy", "distill"]
+
+
+def pair_of(small_vit, plan, teacher=None, **options):
+    return AttentionTransfer(small_vit(seed=1, **(options | (teacher or {}))), small_vit(seed=2, **options), plan)
+
+
+def refusal(small_vit, plan, teacher=None, **options):
+    """What is said when this pair is built."""
+    with pytest.raises(ValueError) as caught:
+        pair_of(small_vit, plan, teacher, **options)
+    return str(caught.value)
+
+
+# --- what differs, the remedy that is named, and that the remedy works
+
+
+REMEDIES = {
+    "depth": ({"depth": 4}, "depth: teacher 4, student 3 (build the student with depth= as the teacher's, or pair layers: layers={student's: teacher's})",
+              {"layers": {0: 3}}),
+    "heads": ({"num_heads": 4}, "heads: teacher 4, student 3 (num_heads= as the teacher's, or unequal_heads='aggregate', 'average' or, to distill, 'learn')",
+              {"unequal_heads": "aggregate"}),
+    "grid": ({"patch_size": 4}, "patch grid: teacher (8, 8), student (4, 4) (same img_size= and patch_size=, or unequal_grid='resample')",
+             {"unequal_grid": "resample"}),
+    "registers": ({"reg_tokens": 2}, "prefix tokens: teacher 3, student 1 (same class_token=, reg_tokens=, distillation token, or unequal_prefix='drop')",
+                  {"unequal_prefix": "drop"}),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", REMEDIES)
+def test_every_difference_has_its_remedy(small_vit, kind, how):
+    teacher, message, remedy = REMEDIES[kind]
+    assert message in refusal(small_vit, Plan(how=how), teacher)
+    output = pair_of(small_vit, Plan(how=how, **remedy), teacher)(random_images(2, 3, 32, 32))
+    assert output.logits.isfinite().all() and output.transfer_loss.isfinite()
+
+
+@pytest.mark.parametrize("kind", REMEDIES)
+def test_a_remedy_for_something_else_does_not_help(small_vit, kind):
+    others = {name: value for other in REMEDIES if other != kind for name, value in REMEDIES[other][2].items() if kind != "depth" or name != "layers"}
+    assert REMEDIES[kind][1] in refusal(small_vit, Plan(**others), REMEDIES[kind][0])
+
+
+@pytest.mark.parametrize("what", ["q", "k", "v"])
+@pytest.mark.parametrize("teacher, message", [
+    ({"num_heads": 4}, "heads: teacher 4, student 3 (num_heads= as the teacher's, only maps can be transferred between them: what='map')"),
+    ({"embed_dim": 36}, "head width: teacher 12, student 8 ({what} needs equal widths, maps do not: what='map')"),
+    ({"patch_size": 4}, "patch grid: teacher (8, 8), student (4, 4) (same img_size= and patch_size=, only maps can be resampled: what='map')"),
+    ({"reg_tokens": 2}, "prefix tokens: teacher 3, student 1 (same class_token=, reg_tokens=, distillation token, only maps can be transferred"),
+], ids=["heads", "width", "grid", "prefix"])
+def test_q_k_and_v_need_more_in_common_than_maps(small_vit, what, teacher, message):
+    for how in HOW:
+        assert message.replace("{what}", what) in refusal(small_vit, Plan(what=what, how=how), teacher)
+
+
+def test_maps_do_not_mind_the_width(small_vit):
+    for how in HOW:
+        pair = pair_of(small_vit, Plan(how=how), {"embed_dim": 36})
+        assert pair.pairing.widths_differ and not pair.pairing.heads_differ
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(unequal_grid="resample")], ids=str)
+def test_both_see_the_same_images(small_vit, plan):
+    message = refusal(small_vit, plan, {"img_size": 64})
+    assert "image size: teacher (64, 64), student (32, 32) (both see the same images: build one with img_size= as the other's)" in message
+
+
+@pytest.mark.parametrize("teacher, student", [(16, 32), (32, 16), (32, 8)])
+def test_a_grid_of_one_patch_cannot_be_resampled(small_vit, teacher, student):
+    sides = 32 // teacher, 32 // student
+    message = refusal(small_vit, Plan(unequal_grid="resample"), {"patch_size": teacher}, patch_size=student)
+    assert (f"patch grid: teacher ({sides[0]}, {sides[0]}), student ({sides[1]}, {sides[1]}) "
+            "(a grid with a side of one patch cannot be resampled: use smaller patches)") in message
+
+
+def test_a_copying_student_has_no_tokens_that_its_teacher_lacks(small_vit):
+    message = refusal(small_vit, Plan(unequal_prefix="drop"), {"reg_tokens": 0}, reg_tokens=2)
+    assert "prefix tokens: teacher 1, student 3 (a copied map must say where each of the student's tokens looks" in message
+    assert "build the student without them, or how='distill'" in message
+    pair_of(small_vit, Plan(how="distill", unequal_prefix="drop"), {"reg_tokens": 0}, reg_tokens=2)
+
+
+def test_a_class_token_is_no_register(small_vit):
+    """As many prefix tokens, of another kind: not the same tokens."""
+    teacher = {"class_token": False, "global_pool": "avg", "reg_tokens": 1}
+    student = {"class_token": True, "global_pool": "avg", "reg_tokens": 0}
+    assert "prefix tokens: teacher 1 (class, distillation, registers: " in refusal(small_vit, Plan(mismatched=True), teacher, **student)
+    pair = pair_of(small_vit, Plan(how="distill", mismatched=True, unequal_prefix="drop"), teacher, **student)
+    assert pair.pairing.common_prefix == 0 and pair.pairing.teacher_tokens == pair.pairing.student_tokens == tuple(range(1, 17))
+
+
+def test_everything_is_named_at_once(small_vit):
+    message = refusal(small_vit, Plan(), {name: value for teacher, _, _ in REMEDIES.values() for name, value in teacher.items()} | {"init_values": 0.1})
+    assert message.startswith("the student cannot be taught by this teacher as planned. They differ in ")
+    for _, part, _ in REMEDIES.values():
+        assert part in message
+    assert "layer_scale: teacher attention and MLP, student none" in message
+
+
+# --- layers and heads that do not exist
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("options, message", [
+    ({"layers": [1, 3]}, "the plan transfers layer 3, but the depth is 3: layers 0 to 2 exist"),
+    ({"layers": {0: 3}}, "the plan transfers teacher's layer 3, but the depth is 3: layers 0 to 2 exist"),
+    ({"heads": [1, 3]}, "the plan transfers head 3 of layer 0, but it has 3 heads: 0 to 2 exist"),
+    ({"heads": {1: [0], 2: [5]}}, "the plan transfers head 5 of layer 2, but it has 3 heads: 0 to 2 exist"),
+    ({"layers": [0, 1], "heads": {2: [0]}}, "heads= names layers [2], which the plan does not transfer: add them to layers= or leave them out"),
+    ({"layers": {1: 2}, "heads": {2: [0]}}, "heads= names layers [2], which the plan does not transfer"),
+    ({"layers": [1], "average": "layers"}, "average='layers' needs at least two transferred layers, this plan has one"),
+], ids=str)
+def test_layers_and_heads_that_do_not_exist(small_vit, how, options, message):
+    assert message in refusal(small_vit, Plan(how=how, **options))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_an_average_over_one_example(small_vit, how):
+    """Known only when the images come: in training or evaluation, a batch of one has no average."""
+    pair = pair_of(small_vit, Plan(how=how, average="examples"))
+    with pytest.raises(ValueError, match='an average over "examples" needs at least two examples, the batch size of layer 0 is 1.* Use a larger batch'):
+        pair(random_images(1, 3, 32, 32))
+    assert pair(random_images(2, 3, 32, 32)).logits.shape == (2, 5)
+
+
+# --- weights of the wrong shape
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_weights_of_another_shape(small_vit, missing):
+    """A pair takes a state only if it fits, naming the tensor and both shapes, and stays as it was."""
+    pair = pair_of(small_vit, Plan())
+    state = pair_of(small_vit, Plan(), embed_dim=36).state_dict()
+    if missing:
+        state = {name: value for name, value in pair.state_dict().items() if name != "student.blocks.1.attn.qkv.weight"}
+    before = state_of(pair)
+    with pytest.raises(RuntimeError, match="student.blocks.1.attn.qkv.weight") as caught:
+        pair.load_state_dict(state)
+    assert missing or "[108, 36]" in str(caught.value) and "[72, 24]" in str(caught.value)
+    if missing:
+        assert all(torch.equal(value, before[name]) for name, value in pair.state_dict().items())
+
+
+# --- native components
+
+
+COMPONENTS = {
+    "layer_scale": ({"init_values": 0.1}, "layer_scale: teacher attention and MLP, student none"),
+    "qk_norm": ({"qk_norm": True}, "qk_norm: teacher True, student False"),
+    "pre_norm": ({"pre_norm": True}, "pre_norm: teacher True, student False"),
+    "activation": ({"act_layer": torch.nn.ReLU}, "activation: teacher ReLU, student GELU"),
+    "pooling": ({"global_pool": "avg"}, "pooling: teacher avg"),
+}
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_mismatched_components_are_asked_for(small_vit, name):
+    options, message = COMPONENTS[name]
+    said = refusal(small_vit, Plan(), options)
+    assert f"native components ({message}" in said and "arXiv 2605.07191" in said
+    assert "atlib.student.create_student(teacher, num_classes)" in said and "Plan(mismatched=True)" in said
+    pair = pair_of(small_vit, Plan(mismatched=True), options)
+    assert list(pair.mismatched) == [name] and len(pair.mismatched[name]) == 2
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_a_native_student_fits(small_vit, name):
+    teacher = small_vit(seed=1, **COMPONENTS[name][0])
+    pair = AttentionTransfer(teacher, create_student(teacher, 7), Plan(how="distill"))
+    assert pair.mismatched == {} and pair(random_images(2, 3, 32, 32)).logits.shape == (2, 7)
+    without = create_student(teacher, 7, drop=(name,))
+    with pytest.raises(ValueError, match=rf"native components \({name}: "):
+        AttentionTransfer(teacher, without, Plan(how="distill"))
+    assert list(AttentionTransfer(teacher, without, Plan(how="distill", mismatched=True)).mismatched) == [name]
+
+
+def test_nothing_is_mismatched_in_a_plain_pair(small_vit):
+    """Sizes that have remedies of their own are no components."""
+    assert pair_of(small_vit, Plan()).mismatched == {}
+    assert pair_of(small_vit, Plan(layers={0: 1}), {"depth": 4, "embed_dim": 36}).mismatched == {}
+
+
+@pytest.mark.parametrize("plan", [Plan(unequal_prefix="drop"), Plan(how="distill", unequal_prefix="drop"), Plan(unequal_prefix="drop", mismatched=True)], ids=str)
+def test_dropped_registers_are_a_mismatch_all_the_same(small_vit, plan):
+    """The plan may drop their rows and columns without asking for more; the student lacks what its teacher has either way."""
+    assert pair_of(small_vit, plan, {"reg_tokens": 2}).mismatched == {"registers": (2, 0)}
+
+
+def test_dropping_registers_asks_for_no_other_mismatch(small_vit):
+    said = refusal(small_vit, Plan(unequal_prefix="drop"), {"reg_tokens": 2, "init_values": 0.1})
+    assert "layer_scale: teacher attention and MLP, student none" in said and "registers" not in said
+
+
+# --- what a pairing says
+
+
+def test_what_a_pairing_says(small_vit):
+    teacher, student = small_vit(depth=5, reg_tokens=2, patch_size=4, num_heads=4), small_vit()
+    plan = Plan(layers={2: 0, 0: 4}, unequal_heads="average", unequal_grid="resample", unequal_prefix="drop")
+    found = pair_up(teacher, student, plan)
+    assert found.layers == ((0, 4), (2, 0)) and found.heads_differ and found.widths_differ
+    assert found.components == {"registers": (2, 0)}
+    assert (found.teacher_grid, found.student_grid, found.common_prefix) == ((8, 8), (4, 4), 1)
+    assert found.teacher_tokens == (0, *range(3, 67)) and found.student_tokens is None
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_models_that_cannot_be_walked_are_refused_first(small_vit, swap):
+    other = create_vit({"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3})
+    other.blocks[0].attn.forward = lambda x: x
+    pair = (small_vit(depth=1), other) if swap else (other, small_vit(depth=1))
+    with pytest.raises(Unwalkable, match="forward was replaced"):
+        AttentionTransfer(*pair, Plan())
+
+
+def test_a_distillation_token_is_no_register(small_vit):
+    """Both ViTs have two prefix tokens, of different roles."""
+    from timm.models.deit import VisionTransformerDistilled
+
+    torch.manual_seed(0)
+    teacher = VisionTransformerDistilled(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, num_classes=5, weight_init="")
+    student = small_vit(seed=2, reg_tokens=1)
+    with pytest.raises(ValueError, match=r"prefix tokens: teacher 2 \(class, distillation, registers: \(1, 1, 0\)\), student 2 .*\(1, 0, 1\)"):
+        AttentionTransfer(teacher, student, Plan(mismatched=True))
+    pair = AttentionTransfer(teacher, student, Plan(how="distill", unequal_prefix="drop", mismatched=True))
+    assert pair.pairing.common_prefix == 1 and len(pair.pairing.teacher_tokens) == len(pair.pairing.student_tokens) == 17
+    assert pair(torch.randn(2, 3, 32, 32)).transfer_loss > 0

@@ -1,0 +1,38 @@
+"""`import atlib` is light: what takes seconds to import is imported where it is used."""
+
+import json
+import subprocess
+import sys
+
+import atlib
+from tests.helpers import ROOT
+
+HEAVY = ("accelerate", "datasets", "pandas", "pyarrow", "matplotlib", "IPython", "ipywidgets", "jupyter_book", "ipykernel", "hypothesis")
+STEPS = """
+import json, sys
+found = {}
+def step(name, statement):
+    exec(statement)
+    found[name] = sorted({module.partition(".")[0] for module in sys.modules})
+step("before", "import torch, timm")
+step("atlib", "import atlib")
+step("built-in data", "from atlib.data import load; load('marked-glyphs', size=1)")
+step("training", "import atlib.lab.study")
+step("plots", "import atlib.plot")
+print(json.dumps(found))
+"""
+
+
+def test_heavy_libraries_wait_until_they_are_used():
+    done = subprocess.run([sys.executable, "-c", STEPS], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = {name: set(modules) for name, modules in json.loads(done.stdout).items()}
+    assert found["atlib"] - found["before"] <= {"atlib"}, "beyond torch and timm, import atlib takes nothing but itself"
+    assert not found["atlib"] & set(HEAVY)
+    assert not found["built-in data"] & set(HEAVY), "the built-in world needs no `datasets`"
+    assert "accelerate" in found["training"] and not found["training"] & {"datasets", "matplotlib"}, "experiments need no plots"
+    assert "matplotlib" in found["plots"] and "ipywidgets" not in found["plots"]
+
+
+def test_the_names_at_the_top():
+    assert set(atlib.__all__) == {"AttentionTransfer", "Plan", "create_vit", "walk"}
+    assert all(callable(getattr(atlib, name)) for name in atlib.__all__)

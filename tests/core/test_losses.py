@@ -1,0 +1,235 @@
+"""Every loss against loops over floats; of the attention cross-entropy also its gradient, and what it is at its minimum."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atlib.losses import (
+    attention_cross_entropy,
+    dense_attention_cross_entropy,
+    feature_mse,
+    hard_distillation,
+    map_cross_entropy,
+    projection_mse,
+    soft_distillation,
+)
+from atlib.walking import Seen
+
+SCALE = 0.6
+
+
+def layer(*shape, seed=0, size=1.5):
+    """What an attention layer saw, in float64, with gradients: random q, k, v of shape (B, H, N, d)."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (size * torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    return Seen(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), SCALE)
+
+
+def row(seen, b, h, i):
+    """One row of a map with nothing but floats: softmax over keys of scale times the dot product."""
+    q, k = seen.q.tolist()[b][h][i], seen.k.tolist()[b][h]
+    powers = [math.exp(seen.scale * sum(x * y for x, y in zip(q, key))) for key in k]
+    return [power / sum(powers) for power in powers]
+
+
+def three_loops(student, teacher):
+    total = 0.0
+    for own, target in zip(student, teacher):
+        B, H, N, _ = own.q.shape
+        rows = [-sum(p_t * math.log(p_s) for p_s, p_t in zip(row(own, b, h, i), row(target, b, h, i)))
+                for b in range(B) for h in range(H) for i in range(N)]
+        total += sum(rows) / (B * H * N)
+    return total
+
+
+def entropy(layers):
+    return sum(-(seen.map * seen.map.log()).sum(-1).mean().item() for seen in layers)
+
+
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(shape=st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 5), st.integers(1, 4)), depth=st.integers(1, 3), seed=st.integers(0, 99))
+def test_equals_three_loops(shape, depth, seed):
+    student = [layer(*shape, seed=seed + i) for i in range(depth)]
+    teacher = [layer(*shape, seed=seed + 50 + i) for i in range(depth)]
+    for loss in (attention_cross_entropy, dense_attention_cross_entropy):
+        found = loss(student, teacher)
+        assert found.shape == () and found.dtype == torch.float64
+        assert found.item() == pytest.approx(three_loops(student, teacher), rel=1e-12)
+
+
+def test_layers_are_summed_and_the_rest_is_averaged():
+    student, teacher = layer(2, 3, 5, 4, seed=1), layer(2, 3, 5, 4, seed=2)
+    once = attention_cross_entropy([student], [teacher])
+    assert attention_cross_entropy([student] * 4, [teacher] * 4).item() == pytest.approx(4 * once.item())
+
+    def doubled(seen, axis):
+        return Seen(torch.cat([seen.q] * 2, axis), torch.cat([seen.k] * 2, axis), torch.cat([seen.v] * 2, axis), SCALE)
+
+    for axis in (0, 1):  # the same batch twice, the same heads twice
+        assert attention_cross_entropy([doubled(student, axis)], [doubled(teacher, axis)]).item() == pytest.approx(once.item())
+
+
+def test_teacher_and_student_of_different_head_width():
+    student, teacher = layer(2, 3, 5, 2, seed=1), layer(2, 3, 5, 7, seed=2)
+    assert attention_cross_entropy([student], [teacher]).item() == pytest.approx(three_loops([student], [teacher]), rel=1e-12)
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000), size=st.floats(0.1, 3))
+def test_smallest_where_the_maps_are_equal_and_then_the_entropy(seed, size):
+    teacher = layer(2, 2, 4, 3, seed=seed)
+    student = layer(2, 2, 4, 3, seed=seed + 1, size=size)
+    at_minimum = attention_cross_entropy([teacher], [teacher]).item()
+    assert at_minimum == pytest.approx(entropy([teacher]), rel=1e-12)
+    assert attention_cross_entropy([student], [teacher]).item() > at_minimum
+
+
+def test_gradient_is_zero_at_the_minimum():
+    teacher = layer(2, 2, 4, 3)
+    attention_cross_entropy([teacher], [teacher]).backward()
+    assert teacher.q.grad.abs().max() <= 1e-15 and teacher.k.grad.abs().max() <= 1e-15
+
+
+def test_gradient_equals_finite_differences():
+    student, teacher = layer(2, 2, 3, 2, seed=1), layer(2, 2, 3, 2, seed=2)
+    assert torch.autograd.gradcheck(lambda q, k: attention_cross_entropy([student._replace(q=q, k=k)], [teacher]), (student.q, student.k))
+
+
+def test_gradient_is_the_difference_of_the_maps():
+    """d loss / d scores = (p_s - p_t) / (B H N), written out through scores = scale q kᵀ."""
+    student, teacher = layer(2, 3, 5, 4, seed=1), layer(2, 3, 5, 4, seed=2)
+    attention_cross_entropy([student], [teacher]).backward()
+    difference = (student.map - teacher.map).detach() / (2 * 3 * 5)
+    expected_q = SCALE * torch.einsum("bhij,bhjd->bhid", difference, student.k)
+    expected_k = SCALE * torch.einsum("bhij,bhid->bhjd", difference, student.q)
+    torch.testing.assert_close(student.q.grad, expected_q, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(student.k.grad, expected_k, rtol=1e-10, atol=1e-14)
+
+
+def test_no_gradient_reaches_the_teacher():
+    student, teacher = layer(2, 2, 4, 3, seed=1), layer(2, 2, 4, 3, seed=2)
+    attention_cross_entropy([student], [teacher]).backward()
+    assert teacher.q.grad is None and teacher.k.grad is None and teacher.v.grad is None
+    assert student.q.grad is not None and student.v.grad is None
+
+
+def test_a_teacher_that_was_given_a_map():
+    student, p = layer(1, 2, 4, 3), torch.rand(1, 2, 4, 4, dtype=torch.float64).softmax(-1)
+    expected = -(p * student.map.log()).sum(-1).mean().item()
+    teacher = [Seen(None, None, student.v, SCALE, p)]
+    assert dense_attention_cross_entropy([student], teacher).item() == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(ValueError, match="pair 0: a whole map was given .* use dense_attention_cross_entropy"):
+        attention_cross_entropy([student], teacher)
+
+
+def test_sharp_maps_stay_finite():
+    """log softmax, not the log of a softmax: a probability of 1e-400 is 0 and its log would be -inf."""
+    q = torch.zeros(1, 1, 2, 1, dtype=torch.float64)
+    q[..., 0] = 1.0
+    k = torch.tensor([0.0, 1000.0], dtype=torch.float64).reshape(1, 1, 2, 1)
+    student = Seen(q.requires_grad_(), k, q, 1.0)
+    found = attention_cross_entropy([student], [Seen(q, -k, q, 1.0)])
+    assert found.item() == pytest.approx(1000.0)
+    found.backward()
+    assert student.q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("students, teachers", [(1, 2), (2, 1), (0, 0)])
+def test_numbers_of_layers_that_differ(students, teachers):
+    with pytest.raises(ValueError, match=f"got {students} of the student and {teachers} of the teacher"):
+        attention_cross_entropy([layer(1, 1, 2, 1)] * students, [layer(1, 1, 2, 1)] * teachers)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 1, 4, 4), (1, 3, 4, 4)], ids=str)
+def test_shapes_that_differ_are_both_named(shape):
+    """Also those that would broadcast silently."""
+    student = [layer(2, 3, 4, 4)] * 2
+    teacher = [layer(2, 3, 4, 4), layer(*shape)]
+    of_teacher = rf"\({shape[0]}, {shape[1]}, {shape[2]}, {shape[2]}\)"
+    with pytest.raises(ValueError, match=rf"pair 1: the student's map is \(2, 3, 4, 4\), the teacher's {of_teacher}"):
+        attention_cross_entropy(student, teacher)
+    with pytest.raises(ValueError, match=rf"the student's map is \(2, 3, 4, 4\), the teacher's {of_teacher}"):
+        dense_attention_cross_entropy(student, teacher)
+    with pytest.raises(ValueError, match="the student's map is .*, the teacher's"):
+        map_cross_entropy(student[1].map.log(), teacher[1].map)
+
+
+# --- squared errors
+
+
+def mean_square(one, other):
+    """Mean over all entries of nested lists."""
+    one, other = (torch.as_tensor(x).flatten().tolist() for x in (one, other))
+    return sum((x - y) ** 2 for x, y in zip(one, other, strict=True)) / len(one)
+
+
+@pytest.mark.parametrize("what", ["q", "k", "v"])
+def test_squared_error_of_projections(what):
+    """Mean over all elements, summed over layers, and no gradient to the teacher."""
+    students, teachers = ([layer(2, 3, 4, 5, seed=seed + i) for i in range(2)] for seed in (1, 7))
+    found = projection_mse(students, teachers, what)
+    assert found.item() == pytest.approx(sum(mean_square(getattr(s, what), getattr(t, what)) for s, t in zip(students, teachers)), rel=1e-12)
+    found.backward()
+    for own, target in zip(students, teachers):
+        expected = 2 * (getattr(own, what) - getattr(target, what)).detach() / 120
+        torch.testing.assert_close(getattr(own, what).grad, expected, rtol=1e-12, atol=0)
+        assert getattr(target, what).grad is None and all(getattr(own, other).grad is None for other in "qkv" if other != what)
+
+
+def test_squared_error_of_features():
+    students, teachers = ([torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)] for _ in range(2))
+    found = feature_mse(students, teachers)
+    assert found.item() == pytest.approx(sum(map(mean_square, students, teachers)), rel=1e-12)
+    found.backward()
+    assert all(x.grad.any() for x in students) and all(x.grad is None for x in teachers)
+
+
+def test_squared_errors_need_equal_shapes():
+    with pytest.raises(ValueError, match=r"pair 1: the student's q is \(2, 3, 4, 5\), the teacher's \(2, 1, 4, 5\); a squared error needs equal shapes"):
+        projection_mse([layer(2, 3, 4, 5)] * 2, [layer(2, 3, 4, 5), layer(2, 1, 4, 5)], "q")
+    with pytest.raises(ValueError, match="pair 0: the student's residual stream is"):
+        feature_mse([torch.zeros(2, 5, 6)], [torch.zeros(2, 5, 7)])
+    with pytest.raises(ValueError, match="got 1 of the student and 2 of the teacher"):
+        projection_mse([layer(1, 1, 2, 1)], [layer(1, 1, 2, 1)] * 2, "v")
+
+
+# --- class predictions
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(batch=st.integers(1, 4), classes=st.integers(2, 5), temperature=st.floats(0.3, 10), seed=st.integers(0, 99))
+def test_distilled_predictions(batch, classes, temperature, seed):
+    generator = torch.Generator().manual_seed(seed)
+    own, target = (3 * torch.randn(batch, classes, generator=generator, dtype=torch.float64) for _ in range(2))
+
+    def softened(row, temperature):
+        powers = [math.exp(x / temperature) for x in row]
+        return [x / sum(powers) for x in powers]
+
+    soft = hard = 0.0
+    for row, other in zip(own.tolist(), target.tolist()):
+        p_s, p_t = softened(row, temperature), softened(other, temperature)
+        soft += temperature**2 * sum(t * math.log(t / s) for s, t in zip(p_s, p_t)) / batch
+        hard -= math.log(softened(row, 1)[other.index(max(other))]) / batch
+    assert soft_distillation(own, target, temperature).item() == pytest.approx(soft, rel=1e-9, abs=1e-12)
+    assert hard_distillation(own, target).item() == pytest.approx(hard, rel=1e-9, abs=1e-12)
+    assert abs(soft_distillation(own, own, temperature).item()) <= 1e-12
+
+
+def test_distilled_predictions_give_the_teacher_no_gradient_and_stay_finite():
+    for loss in (lambda own, target: soft_distillation(own, target, 0.01), hard_distillation):
+        own, target = (torch.tensor([[0.0, 1000.0], [1000.0, 0.0]])[order].requires_grad_() for order in ([0, 1], [1, 0]))
+        loss(own, target).backward()
+        assert own.grad.isfinite().all() and own.grad.any() and target.grad is None
+
+
+def test_wrong_predictions_and_temperatures():
+    for loss in (lambda own, target: soft_distillation(own, target, 3.0), hard_distillation):
+        with pytest.raises(ValueError, match=r"the student predicts \(2, 3\), the teacher \(2, 4\)"):
+            loss(torch.zeros(2, 3), torch.zeros(2, 4))
+    for temperature in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="the temperature must be above 0"):
+            soft_distillation(torch.zeros(2, 3), torch.zeros(2, 3), temperature)

@@ -1,0 +1,357 @@
+"""Every operation on maps against loops over plain numbers, and what must hold for any map: rows sum to 1, nothing is lost."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atlib.maps import (
+    aggregate_heads,
+    average_over,
+    join_heads,
+    keep_tokens,
+    mean_heads,
+    resample,
+    resample_class_attention,
+)
+from atlib.walking import Seen
+
+GRIDS = [((4, 4), (2, 2)), ((2, 2), (4, 4)), ((3, 4), (5, 2)), ((2, 3), (3, 3)), ((5, 4), (2, 1)), ((1, 3), (2, 7))]
+MANY = settings(derandomize=True, deadline=None, max_examples=25)
+
+
+def random_map(*shape, seed=0, size=2.0):
+    """Float64, rows sum to 1, far from flat."""
+    generator = torch.Generator().manual_seed(seed)
+    return (size * torch.randn(*shape, generator=generator, dtype=torch.float64)).softmax(-1)
+
+
+def sums_to_one(map):
+    return (map >= 0).all() and torch.allclose(map.sum(-1), torch.ones_like(map.sum(-1)), rtol=0, atol=1e-12)
+
+
+def cubic(x, a):
+    x = abs(x)
+    if x <= 1:
+        return (a + 2) * x**3 - (a + 3) * x**2 + 1
+    return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
+
+
+def weights(before, after):
+    """What each of `after` pixels takes from each of `before`: Keys' cubic kernel, pixels as areas, the border repeated.
+
+    Where a side shrinks more than twofold: the kernel stretched over all pixels that a new one covers, and cut at the border.
+    """
+    table, step = np.zeros((after, before)), before / after
+    for new in range(after):
+        centre = (new + 0.5) * step - 0.5
+        if step > 2:
+            table[new] = [cubic((old - centre) / step, -0.5) for old in range(before)]
+            table[new] /= table[new].sum()
+        else:
+            for old in range(math.floor(centre) - 1, math.floor(centre) + 3):
+                table[new, min(max(old, 0), before - 1)] += cubic(old - centre, -0.75)
+    return table
+
+
+def in_plane(grid_from, grid_to):
+    return np.kron(weights(grid_from[0], grid_to[0]), weights(grid_from[1], grid_to[1]))
+
+
+def with_sum(values, total):
+    values = np.maximum(values, 0)
+    return values * total / values.sum() if len(values) and values.sum() > 0 else values
+
+
+def resampled_row(row, table, n):
+    return np.concatenate([row[:n], with_sum(table @ row[n:], row[n:].sum())])
+
+
+def resampled(map, grid_from, grid_to, n):
+    """`resample`, one row at a time."""
+    table = in_plane(grid_from, grid_to)
+    B, H, N, _ = map.shape
+    M = n + grid_to[0] * grid_to[1]
+    out = np.zeros((B, H, M, M))
+    for b in range(B):
+        for h in range(H):
+            rows = [resampled_row(map[b, h, i], table, n) for i in range(N)]
+            for i in range(n):
+                out[b, h, i] = rows[i]
+            for i in range(M - n):
+                row = sum(table[i, j] * rows[n + j] for j in range(N - n))
+                share = min(max(row[:n].sum(), 0.0), 1.0)
+                out[b, h, n + i] = np.concatenate([with_sum(row[:n], share), with_sum(row[n:], 1 - share)])
+    return out
+
+
+# Averages
+
+
+@pytest.mark.parametrize("what", ["examples", "layers", "heads", "queries"])
+def test_averages_equal_loops(what):
+    maps = [random_map(2, 3, 4, 4, seed=seed) for seed in range(3)]
+    plain = [map.numpy() for map in maps]
+    B, H, N, _ = plain[0].shape
+    for layer, found in enumerate(average_over(maps, what)):
+        assert found.shape == maps[layer].shape and sums_to_one(found)
+        for b in range(B):
+            for h in range(H):
+                for i in range(N):
+                    same = {"examples": [plain[layer][other, h, i] for other in range(B)],
+                            "layers": [other[b, h, i] for other in plain],
+                            "heads": [plain[layer][b, other, i] for other in range(H)],
+                            "queries": [plain[layer][b, h, other] for other in range(N)]}[what]
+                    np.testing.assert_allclose(found[b, h, i].numpy(), sum(same) / len(same), rtol=1e-12)
+
+
+@pytest.mark.parametrize("what", ["examples", "layers", "heads", "queries"])
+def test_averaging_twice_changes_nothing_more(what):
+    once = average_over([random_map(2, 3, 4, 4, seed=seed) for seed in range(3)], what)
+    for first, second in zip(once, average_over(once, what)):
+        torch.testing.assert_close(first, second, rtol=1e-14, atol=0)
+
+
+def test_layers_of_other_shapes_are_averaged_each_by_itself():
+    found = average_over([random_map(2, 3, 4, 4), random_map(2, 5, 6, 6)], "heads")
+    assert [tuple(map.shape) for map in found] == [(2, 3, 4, 4), (2, 5, 6, 6)]
+
+
+def test_averages_that_cannot_be():
+    one, map = random_map(1, 2, 3, 3), random_map(2, 2, 3, 3)
+    with pytest.raises(ValueError, match="unknown average 'example'.*Did you mean 'examples'"):
+        average_over([map], "example")
+    with pytest.raises(ValueError, match="no maps"):
+        average_over([], "heads")
+    with pytest.raises(ValueError, match="batch size of layer 1 is 1.*larger batch"):
+        average_over([map, one], "examples")
+    with pytest.raises(ValueError, match="at least two layers, got one"):
+        average_over([map], "layers")
+    with pytest.raises(ValueError, match=r"one shape.*\(2, 2, 3, 3\), \(1, 2, 3, 3\)"):
+        average_over([map, one], "layers")
+    with pytest.raises(ValueError, match=r"layer 1: map is \(B, H, N, N\), got \(2, 3, 4\)"):
+        average_over([map, torch.rand(2, 3, 4)], "heads")
+
+
+# Heads
+
+
+def test_mean_and_aggregate_equal_loops():
+    map = random_map(2, 3, 4, 4)
+    plain = map.numpy()
+    mean, merged = mean_heads(map), aggregate_heads(map, 5.0)
+    assert mean.shape == merged.shape == (2, 1, 4, 4) and sums_to_one(mean) and sums_to_one(merged)
+    for b in range(2):
+        for i in range(4):
+            np.testing.assert_allclose(mean[b, 0, i].numpy(), (plain[b, 0, i] + plain[b, 1, i] + plain[b, 2, i]) / 3, rtol=1e-12)
+            product = (plain[b, 0, i] * plain[b, 1, i] * plain[b, 2, i]) ** (1 / 5)
+            np.testing.assert_allclose(merged[b, 0, i].numpy(), product / product.sum(), rtol=1e-12)
+
+
+def test_one_head_at_temperature_one_is_itself():
+    map = random_map(2, 1, 4, 4)
+    torch.testing.assert_close(aggregate_heads(map, 1.0), map, rtol=1e-12, atol=0)
+
+
+def test_the_temperature_is_ten_unless_given():
+    map = random_map(2, 3, 4, 4)
+    assert torch.equal(aggregate_heads(map), aggregate_heads(map, 10.0))
+    assert not torch.allclose(aggregate_heads(map), aggregate_heads(map, 9.0))
+
+
+@MANY
+@given(H=st.integers(1, 4), N=st.integers(1, 6), d=st.integers(1, 5), seed=st.integers(0, 999), T=st.floats(0.5, 20))
+def test_map_scores_logs_and_joined_heads_agree(H, N, d, seed, T):
+    generator = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(2, H, N, d, generator=generator, dtype=torch.float64) for _ in range(2))
+    seen = Seen(q, k, None, 0.7)
+    expected = aggregate_heads(seen.map, T)
+    torch.testing.assert_close(aggregate_heads(temperature=T, scores=seen.scores), expected, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(aggregate_heads(temperature=T, scores=seen.map.log()), expected, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(Seen(join_heads(q), join_heads(k), None, 0.7 / T).map, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_rows_alone_are_aggregated_as_in_the_whole():
+    map = random_map(2, 3, 4, 4)
+    assert torch.equal(aggregate_heads(map[:, :, :1]), aggregate_heads(map)[:, :, :1])
+
+
+def test_underflow_leaves_values_and_gradients_finite():
+    """Probabilities of 1e-87 and below are 0 in float32: exact from the scores, finite from the map."""
+    scores = torch.tensor([0.0, -200.0, -400.0, 1.0]).reshape(1, 1, 1, 4).expand(1, 2, 4, 4).clone().requires_grad_()
+    p = scores.detach().softmax(-1).requires_grad_()
+    assert (p == 0).any()
+    exact, safe = aggregate_heads(scores=scores), aggregate_heads(p)
+    expected = (scores.detach().double().log_softmax(-1).sum(1, keepdim=True) / 10).softmax(-1)
+    torch.testing.assert_close(exact.double(), expected, rtol=1e-5, atol=1e-30)
+    torch.testing.assert_close(safe.double(), expected, rtol=1e-5, atol=1e-7)  # off only where e^-17 was e^-40
+    for result, source in ((exact, scores), (safe, p)):
+        (result[..., 0].sum() - result.log().mean()).backward()
+        assert source.grad.isfinite().all() and (source.grad != 0).any()
+
+
+def test_gradients_of_averages_and_heads():
+    map = random_map(2, 2, 3, 3).requires_grad_()
+    for function in (mean_heads, aggregate_heads, lambda m: aggregate_heads(scores=m), lambda m: keep_tokens(m, [2, 0]),
+                     *(lambda m, what=what: average_over([m], what)[0] for what in ("examples", "heads", "queries"))):
+        assert torch.autograd.gradcheck(function, (map,))
+
+
+def test_heads_that_cannot_be_merged():
+    map = random_map(1, 2, 3, 3)
+    for options in ({}, {"map": map, "scores": map}):
+        with pytest.raises(ValueError, match="one of the two"):
+            aggregate_heads(**options)
+    for temperature in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=f"temperature={temperature}: a temperature is above 0"):
+            aggregate_heads(map, temperature)
+    with pytest.raises(ValueError, match=r"got \(2, 3, 3\)"):
+        aggregate_heads(map[0])
+    with pytest.raises(ValueError, match=r"a map is \(B, H, N, N\), got \(1, 2, 3, 2\)"):
+        mean_heads(map[..., :2])
+
+
+# Grids
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+@pytest.mark.parametrize("grids", GRIDS, ids=str)
+def test_resampling_equals_loops(grids, n):
+    N = n + grids[0][0] * grids[0][1]
+    for size in (0.5, 6.0):  # 6: rows near one-hot, so that the interpolation overshoots below 0
+        map = random_map(2, 2, N, N, size=size)
+        found = resample(map, *grids, n)
+        np.testing.assert_allclose(found.numpy(), resampled(map.numpy(), *grids, n), rtol=0, atol=1e-12)
+        assert sums_to_one(found)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("grids", GRIDS, ids=str)
+def test_resampled_class_attention_equals_loops(grids, n):
+    attention = random_map(2, 3, n + grids[0][0] * grids[0][1], size=4.0)
+    found = resample_class_attention(attention, *grids, n)
+    table = in_plane(*grids)
+    for b in range(2):
+        for h in range(3):
+            np.testing.assert_allclose(found[b, h].numpy(), resampled_row(attention[b, h].numpy(), table, n), rtol=0, atol=1e-12)
+    assert torch.equal(found[..., :n], attention[..., :n]) and sums_to_one(found)
+
+
+def test_class_attention_is_the_class_row_of_the_whole_map():
+    map = random_map(2, 3, 17, 17)
+    torch.testing.assert_close(resample(map, (4, 4), (3, 3), 1)[:, :, 0], resample_class_attention(map[:, :, 0], (4, 4), (3, 3)))
+
+
+def test_equal_grids_change_nothing():
+    map = random_map(2, 2, 7, 7, size=9.0)
+    assert torch.equal(resample(map, (2, 3), [2, 3], 1), map)
+    assert torch.equal(resample_class_attention(map[:, :, 0], (2, 3), (2, 3)), map[:, :, 0])
+
+
+@MANY
+@given(before=st.tuples(*[st.integers(1, 7)] * 2), after=st.tuples(*[st.integers(1, 7)] * 2), n=st.integers(0, 2), share=st.floats(0, 1))
+def test_constant_maps_stay_constant(before, after, n, share):
+    """Every query gives `share` to the prefix tokens and spreads the rest evenly; so it does on every grid."""
+    share = share if n else 0.0
+
+    def constant(grid):
+        P = grid[0] * grid[1]
+        row = torch.tensor([share / max(n, 1)] * n + [(1 - share) / P] * P, dtype=torch.float64)
+        return row.expand(1, 1, n + P, n + P)
+
+    torch.testing.assert_close(resample(constant(before), before, after, n), constant(after), rtol=1e-9, atol=1e-12)
+
+
+@MANY
+@given(before=st.tuples(*[st.integers(1, 6)] * 2), after=st.tuples(*[st.integers(1, 6)] * 2), n=st.integers(0, 2), seed=st.integers(0, 999))
+def test_rows_of_one_token_only_never_vanish(before, after, n, seed):
+    """The hardest maps for an interpolation: each query attends to a single token. No row may end without mass."""
+    N = n + before[0] * before[1]
+    map = torch.eye(N, dtype=torch.float64)[torch.randint(N, (1, 1, N), generator=torch.Generator().manual_seed(seed))]
+    assert sums_to_one(resample(map, before, after, n))
+
+
+def test_every_pixel_counts_in_every_resize():
+    """What makes the test above hold: in no resize does a pixel's total weight fall to 0 or below."""
+    for before in range(1, 25):
+        for after in range(1, 25):
+            assert (weights(before, after).sum(0) > 0).all(), (before, after)
+
+
+def test_round_trip_of_a_smooth_map():
+    """Up to a finer grid and back: a map of broad bumps returns, and the share of the class token exactly so."""
+    y, x = np.meshgrid(np.arange(8), np.arange(8), indexing="ij")
+    near = np.exp(-((y.reshape(-1, 1) - y.reshape(1, -1)) ** 2 + (x.reshape(-1, 1) - x.reshape(1, -1)) ** 2) / 18)
+    map = np.zeros((65, 65))
+    map[0, 0], map[0, 1:], map[1:, 0] = 0.2, 0.8 * near[27] / near[27].sum(), 0.3
+    map[1:, 1:] = 0.7 * near / near.sum(1, keepdims=True)
+    map = torch.tensor(map).reshape(1, 1, 65, 65)
+    back = resample(resample(map, (8, 8), (16, 16), 1), (16, 16), (8, 8), 1)
+    torch.testing.assert_close(back[..., 0], map[..., 0], rtol=1e-12, atol=0)
+    assert (back - map).abs().sum(-1).max() < 0.05
+
+
+def test_gradients_of_resampling():
+    map = random_map(1, 2, 7, 7, size=0.3).requires_grad_()  # flat enough that nothing is clamped, where there is no derivative
+    assert torch.autograd.gradcheck(lambda m: resample(m, (2, 3), (3, 2), 1), (map,))
+    assert torch.autograd.gradcheck(lambda a: resample_class_attention(a, (2, 3), (3, 2)), (map.detach()[:, :, 0].requires_grad_(),))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
+def test_resampling_in_less_precision(dtype, tolerance):
+    map = random_map(1, 2, 17, 17)
+    found = resample(map.to(dtype), (4, 4), (2, 2), 1)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), resample(map, (4, 4), (2, 2), 1), rtol=0, atol=tolerance)
+
+
+def test_grids_that_do_not_fit():
+    map = random_map(1, 2, 17, 17)
+    for call in (lambda *a: resample(map, *a, 1), lambda *a: resample_class_attention(map[:, :, 0], *a)):
+        with pytest.raises(ValueError, match=r"grid_from=\(4, 5\) has 4 x 5 = 20 patches, but 17 tokens less 1 prefix tokens are 16"):
+            call((4, 5), (2, 2))
+        for wrong in ((2, 0), (2,), (2, 2.0), (True, 2)):
+            with pytest.raises(ValueError, match="grid_to=.*two whole numbers from 1 on"):
+                call((4, 4), wrong)
+    with pytest.raises(ValueError, match="17 tokens less -1 prefix tokens are 18"):
+        resample(map, (3, 6), (2, 2), -1)
+    with pytest.raises(ValueError, match=r"class attention is \(B, H, tokens\), got \(1, 2, 17, 17\)"):
+        resample_class_attention(map, (4, 4), (2, 2))
+
+
+# Tokens
+
+
+def test_kept_tokens_equal_loops_and_the_map_of_kept_queries_and_keys():
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, 3, 6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    map, tokens = Seen(q, k, None, 0.5).map, [4, 0, 3]
+    found = keep_tokens(map, tokens)
+    assert found.shape == (2, 3, 3, 3) and sums_to_one(found)
+    for b in range(2):
+        for h in range(3):
+            for i, query in enumerate(tokens):
+                row = [map[b, h, query, key].item() for key in tokens]
+                np.testing.assert_allclose(found[b, h, i].numpy(), np.array(row) / sum(row), rtol=1e-12)
+    torch.testing.assert_close(found, Seen(q[:, :, tokens], k[:, :, tokens], None, 0.5).map, rtol=1e-12, atol=0)
+
+
+def test_keeping_all_tokens_changes_nothing():
+    map = random_map(1, 2, 4, 4)
+    assert torch.equal(keep_tokens(map, range(4)), map)
+
+
+def test_tokens_that_cannot_be_kept():
+    map = random_map(2, 2, 4, 4)
+    with pytest.raises(ValueError, match=r"tokens \[4, -1\] do not exist: this map has 4 tokens, 0 to 3"):
+        keep_tokens(map, [0, 4, -1])
+    for wrong in ([0, 0], []):
+        with pytest.raises(ValueError, match="distinct and at least one"):
+            keep_tokens(map, wrong)
+    map[1, 0, 2] = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    with pytest.raises(ValueError, match="batch 1, head 0, row 2 gives nothing to the kept tokens"):
+        keep_tokens(map, [0, 2, 3])
+    assert sums_to_one(keep_tokens(map, [0, 1, 2]))

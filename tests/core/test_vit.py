@@ -1,0 +1,133 @@
+"""ViTs by preset, by timm name and by configuration; and what is said when there is none, or no weights."""
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models import VisionTransformer
+
+from atlib import create_vit
+from atlib.vit import PRESETS, WeightsUnavailable, weights_file
+from tests.helpers import randomise, same, state_of
+
+TINY = "vit_tiny_patch16_224"
+
+
+@pytest.fixture
+def weights_folder(tmp_path, monkeypatch, no_network):
+    """torch's and the hub's caches, empty, on a machine without a network."""
+    monkeypatch.setattr("torch.hub._hub_dir", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "checkpoints"
+
+
+@pytest.mark.parametrize("name, tokens, width, depth, heads, classes", [
+    ("glyphs", 17, 64, 4, 4, 8), ("cifar-small", 65, 96, 4, 4, 10), ("cifar", 65, 192, 6, 6, 10),
+])
+def test_presets(name, tokens, width, depth, heads, classes):
+    vit = create_vit(name)
+    assert type(vit) is VisionTransformer
+    assert vit.pos_embed.shape == (1, tokens, width) and len(vit.blocks) == depth
+    assert all(block.attn.num_heads == heads for block in vit.blocks)
+    assert vit(torch.zeros(1, 3, 32, 32)).shape == (1, classes)
+
+
+def test_all_presets_are_tested():
+    assert set(PRESETS) == {"glyphs", "cifar-small", "cifar"}
+
+
+def test_overrides_go_to_timm_and_leave_the_preset_alone():
+    before = {name: dict(options) for name, options in PRESETS.items()}
+    vit = create_vit("glyphs", depth=2, num_classes=3, drop_path_rate=0.2)
+    assert len(vit.blocks) == 2 and vit.head.out_features == 3
+    assert vit.blocks[1].drop_path1.drop_prob == pytest.approx(0.2)
+    assert create_vit("glyphs", pretrained=False).head.out_features == 8
+    assert PRESETS == before
+
+
+def test_a_timm_name_is_timms_own_model():
+    torch.manual_seed(3)
+    expected = timm.create_model("vit_tiny_patch16_224.augreg_in21k", depth=2, num_classes=7)
+    torch.manual_seed(3)
+    found = create_vit("vit_tiny_patch16_224.augreg_in21k", depth=2, num_classes=7)
+    assert type(found) is type(expected) and same(found.state_dict(), expected.state_dict())
+
+
+def test_a_mapping_is_a_configuration():
+    config = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 1, "num_heads": 2, "num_classes": 3}
+    vit = create_vit(config, num_classes=4)
+    assert vit.pos_embed.shape == (1, 17, 12) and vit.head.out_features == 4
+    assert config["num_classes"] == 3
+
+
+@pytest.mark.parametrize("name, close", [("vit_tny_patch16_224", TINY), ("glyph", "glyphs"), ("cifar-smal", "cifar-small"),
+                                         ("vit_base_patch16_224.may", "vit_base_patch16_224.mae"), ("nothing like it", "cifar")])
+def test_unknown_names_list_the_close_ones(name, close):
+    with pytest.raises(ValueError, match=f"no ViT is called '{name}'.*Close names: .*{close}.*Presets.*glyphs, cifar"):
+        create_vit(name)
+
+
+@pytest.mark.parametrize("name, kind", [("resnet18", "ResNet"), ("swin_tiny_patch4_window7_224", "SwinTransformer")])
+def test_other_models_are_refused_by_name(name, kind):
+    with pytest.raises(ValueError, match=f"'{name}' is a {kind}, not a VisionTransformer"):
+        create_vit(name)
+
+
+def test_unknown_constructor_arguments_are_timms_error():
+    with pytest.raises(TypeError, match="dept"):
+        create_vit("glyphs", dept=3)
+    with pytest.raises(TypeError, match="dept"):
+        create_vit(TINY, dept=3)
+
+
+@pytest.mark.parametrize("what", ["glyphs", {"img_size": 32}], ids=str)
+def test_presets_have_no_published_weights(what):
+    with pytest.raises(ValueError, match="no published weights.*timm model name.*atlib.train.pretrain"):
+        create_vit(what, pretrained=True)
+
+
+def test_no_network_says_what_and_where_to_put_it(weights_folder):
+    with pytest.raises(WeightsUnavailable) as caught:
+        create_vit(TINY, pretrained=True)
+    message = str(caught.value)
+    assert f"https://huggingface.co/timm/{TINY}.augreg_in21k_ft_in1k/resolve/main/model.safetensors" in message
+    assert str(weights_folder.parent / "hub") in message, "the cache"
+    assert str(weights_folder / f"{TINY}.safetensors") in message, "where a file goes"
+
+
+def test_weights_outside_the_hub_are_named_by_their_address(weights_folder):
+    name = "vit_huge_patch14_gap_224.in1k_ijepa"
+    published = timm.get_pretrained_cfg(name)
+    assert not published.hf_hub_id, "this test needs a model that is not on the hub"
+    with pytest.raises(WeightsUnavailable, match="could not be downloaded from https://"):
+        create_vit(name, pretrained=True, depth=1, embed_dim=16, num_heads=2)
+
+
+def test_models_that_were_never_trained(weights_folder):
+    with pytest.raises(WeightsUnavailable, match="publishes no weights for 'vit_base_patch16_xp_224'"):
+        create_vit("vit_base_patch16_xp_224", pretrained=True, depth=1)
+
+
+def test_weights_placed_by_hand_are_used(weights_folder):
+    assert weights_file(TINY) == weights_folder / f"{TINY}.safetensors"
+    weights_folder.mkdir()
+    donor = randomise(timm.create_model(TINY))
+    save_file(state_of(donor), weights_file(TINY))
+    assert same(create_vit(TINY, pretrained=True).state_dict(), donor.state_dict())
+    # With another head everything but the head comes from the file, as timm does it.
+    found = create_vit(TINY, pretrained=True, num_classes=4)
+    assert found.head.out_features == 4 and torch.equal(found.blocks[5].attn.qkv.weight, donor.blocks[5].attn.qkv.weight)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "of another model", "no weights at all"])
+def test_weights_placed_by_hand_that_do_not_fit(weights_folder, damage):
+    weights_folder.mkdir()
+    path = weights_file(TINY)
+    save_file({"something": torch.zeros(3)} if damage == "of another model" else state_of(create_vit(TINY, depth=1)), path)
+    content = {"cut off": path.read_bytes()[:-100], "no weights at all": b"<html>404</html>"}.get(damage, path.read_bytes())
+    path.write_bytes(content)
+    with pytest.raises(WeightsUnavailable) as caught:
+        create_vit(TINY, pretrained=True, depth=1)
+    assert str(path) in str(caught.value) and "could not be loaded" in str(caught.value)
+    assert path.read_bytes() == content

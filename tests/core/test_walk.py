@@ -1,0 +1,280 @@
+"""`walk(vit, x)` computes what `vit(x)` computes, for every family of ViTs, and hands back what attention really saw."""
+
+import pytest
+import torch
+from timm.layers import Attention
+
+from atlib import create_vit, walk
+from atlib.walking import Instead, sample_drop_path
+from tests import longhand
+from tests.helpers import mine, random_images, randomise, same, state_of
+
+# Wide models are cut to two layers and large images to 112 pixels: what makes a family a family stays as published.
+FAMILIES = {
+    "vit_tiny_patch16_224": {},
+    "vit_base_patch16_224.mae": {"depth": 2},
+    "vit_small_patch16_224.dino": {"depth": 4},
+    "vit_small_patch14_dinov2": {"depth": 4, "img_size": 112},
+    "vit_small_patch14_reg4_dinov2": {"depth": 4, "img_size": 112},
+    "deit_tiny_distilled_patch16_224": {},
+    "deit3_small_patch16_224": {"depth": 4},
+    "vit_base_patch16_clip_224": {"depth": 2},
+    "vit_medium_patch16_gap_256": {"depth": 2},
+    "vit_base_patch16_siglip_224": {"depth": 2, "num_classes": 10},
+    "vit_so150m_patch16_reg4_gap_256": {"depth": 2},
+    "vit_little_patch16_reg4_gap_256": {"depth": 3},
+    "beit3_base_patch16_224": {"depth": 2},  # norms inside attention and MLP
+    "vit_tiny_r_s16_p8_224": {"depth": 3},  # patches from a small ResNet
+    "flexivit_small": {"depth": 2, "img_size": 128},
+}
+OPTIONS = {
+    "query-key norm": {"qk_norm": True},
+    "layer scale": {"init_values": 0.1},
+    "norm inside attention": {"scale_attn_norm": True},
+    "no projection bias": {"qkv_bias": False},
+    "registers": {"reg_tokens": 3, "no_embed_class": True},
+    "average pooling": {"global_pool": "avg", "class_token": False},
+    "norm before the blocks": {"pre_norm": True},
+    "attention-pool head": {"global_pool": "map", "class_token": False},
+    "no head": {"num_classes": 0},
+    "any image size": {"dynamic_img_size": True},
+}
+DROPS = {"drop_rate": 0.2, "pos_drop_rate": 0.2, "patch_drop_rate": 0.3, "proj_drop_rate": 0.2, "attn_drop_rate": 0.2, "drop_path_rate": 0.5}
+
+
+def set_fused(vit, fused):
+    for block in vit.blocks:
+        block.attn.fused_attn = fused
+
+
+def assert_same_logits(vit, images, **seeded):
+    torch.manual_seed(1)
+    expected = vit(images)
+    torch.manual_seed(1)
+    found = walk(vit, images, **seeded).logits
+    assert found.shape == expected.shape
+    assert expected.std() > 0.05, "logits this flat would agree whatever is computed"
+    assert (found - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_equals_the_model(name):
+    vit = randomise(create_vit(name, **FAMILIES[name])).eval()
+    images = random_images(1, 3, *vit.patch_embed.img_size)
+    with torch.no_grad():
+        for fused in (True, False):
+            set_fused(vit, fused)
+            assert_same_logits(vit, images)
+            vit.train()  # no randomness is configured, so only the mode differs
+            assert_same_logits(vit, images)
+            vit.eval()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_equals_the_model_with_every_option(small_vit, option, fused):
+    vit = small_vit(**OPTIONS[option])
+    set_fused(vit, fused)
+    assert_same_logits(vit, random_images(4, 3, 32, 32))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_equals_a_model_with_gated_attention(small_vit, fused):
+    vit = small_vit()
+    if not hasattr(vit.blocks[0].attn, "gate"):
+        pytest.skip("this timm has no gated attention")
+    for block in vit.blocks:
+        block.attn = Attention(24, num_heads=3, qkv_bias=True, gated=True)
+    randomise(vit)
+    set_fused(vit, fused)
+    assert_same_logits(vit, random_images(4, 3, 32, 32))
+
+
+def test_equals_the_model_at_another_image_size():
+    vit = randomise(create_vit("vit_tiny_patch16_224", depth=3, dynamic_img_size=True)).eval()
+    assert_same_logits(vit, random_images(2, 3, 160, 96))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_equals_the_model_in_training_with_all_kinds_of_dropout(small_vit, fused):
+    """Same seed, same result: walk draws its random numbers in the model's order."""
+    vit = small_vit(**DROPS).train()
+    set_fused(vit, fused)
+    images = random_images(8, 3, 32, 32)
+    assert_same_logits(vit, images)
+    assert not torch.equal(walk(vit, images).logits, walk(vit, images).logits)
+    assert_same_logits(vit.eval(), images)
+    assert torch.equal(walk(vit, images).logits, walk(vit, images).logits)
+
+
+def test_distilled_model_in_plain_training_mode():
+    vit = randomise(create_vit("deit_tiny_distilled_patch16_224", depth=2, img_size=64)).train()
+    assert_same_logits(vit, random_images(2, 3, 64, 64))
+
+
+def gradients(vit, value):
+    vit.zero_grad()
+    value.backward()
+    return {name: parameter.grad.clone() for name, parameter in vit.named_parameters()}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_equal_the_models(small_vit, checkpointing):
+    vit = small_vit(qk_norm=True, init_values=0.1, drop_path_rate=0.3).train()
+    images = random_images(4, 3, 32, 32).requires_grad_()
+    torch.manual_seed(1)
+    expected = gradients(vit, vit(images).square().sum())
+    of_images, images.grad = images.grad.clone(), None
+    vit.set_grad_checkpointing(checkpointing)
+    torch.manual_seed(1)
+    found = gradients(vit, walk(vit, images).logits.square().sum())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(images.grad, of_images, rtol=1e-4, atol=1e-6)
+    assert all(gradient.abs().max() > 0 for gradient in found.values())
+
+
+def test_maps_have_the_same_gradients_under_checkpointing(small_vit):
+    vit, images = small_vit(drop_path_rate=0.3).train(), random_images(4, 3, 32, 32)
+
+    def of_maps():
+        torch.manual_seed(1)
+        layers = walk(vit, images).layers
+        vit.zero_grad()
+        sum(layer.map.square().sum() + layer.v.square().sum() for layer in layers).backward()
+        return {name: None if p.grad is None else p.grad.clone() for name, p in vit.named_parameters()}
+
+    expected = of_maps()
+    vit.set_grad_checkpointing()
+    found = of_maps()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert found["blocks.2.attn.qkv.weight"].abs().max() > 0 and found["head.weight"] is None
+
+
+def test_grad_checkpointing_equals_the_model(small_vit):
+    vit = small_vit(**DROPS).train()
+    vit.set_grad_checkpointing()
+    assert_same_logits(vit, random_images(8, 3, 32, 32))
+
+
+def insides(vit):
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return {name: (set(vars(module)), [len(getattr(module, kind)) for kind in hooks], module.training) for name, module in vit.named_modules()}
+
+
+def test_nothing_is_left_on_the_model(small_vit):
+    vit, images = small_vit(drop_path_rate=0.2), random_images(2, 3, 32, 32)
+    before, weights = insides(vit), state_of(vit)
+    layers = walk(vit, images).layers
+    walk(vit, images, replace={1: Instead(map=layers[0].map), 2: Instead(q=layers[0].q[:, :1], heads=[1])}, drop_path=sample_drop_path(vit, images))
+    walk(vit, images, stop_after=1)
+    assert insides(vit) == before
+    assert same(state_of(vit), weights)
+
+
+@pytest.mark.parametrize("options", [{}, {"global_pool": "avg"}, {"global_pool": "avg", "class_token": False}], ids=str)
+def test_seen_and_logits_equal_the_longhand(small_vit, options):
+    vit, images = small_vit(**options).double(), random_images(3, 3, 32, 32, dtype=torch.float64)
+    logits, maps, queries = longhand.vit(vit.state_dict(), images, heads=3)
+    found = walk(vit, images)
+    assert (found.logits - logits).abs().max() <= 1e-12
+    assert len(found.layers) == 3
+    for seen, p, q in zip(found.layers, maps, queries):
+        assert (seen.map - p).abs().max() <= 1e-12
+        assert (seen.q - q).abs().max() <= 1e-12
+        assert (seen.scores.exp() / seen.scores.exp().sum(-1, keepdim=True) - p).abs().max() <= 1e-12
+        assert seen.scale == pytest.approx(8**-0.5) and seen.given is None
+        assert p.amax() > 0.2, "a flat map (1 / 17) would hide a wrong scale"
+
+
+def test_rows_of_maps_sum_to_one(small_vit):
+    for seen in walk(small_vit(), random_images(2, 3, 32, 32)).layers:
+        assert seen.map.shape == (2, 3, 17, 17) and seen.map.min() >= 0
+        torch.testing.assert_close(seen.map.sum(-1), torch.ones(2, 3, 17))
+
+
+def test_seen_is_after_query_and_key_norm(small_vit):
+    vit, images = small_vit(qk_norm=True), random_images(2, 3, 32, 32)
+    block = vit.blocks[0]
+    x = block.norm1(vit._pos_embed(vit.patch_embed(images)))
+    expected = block.attn.q_norm((x @ block.attn.qkv.weight[:24].T + block.attn.qkv.bias[:24]).unflatten(-1, (3, 8)).transpose(1, 2))
+    torch.testing.assert_close(walk(vit, images).layers[0].q, expected)
+
+
+def test_tokens_are_the_stream_before_the_final_norm(small_vit):
+    vit, images = small_vit(), random_images(2, 3, 32, 32)
+    found = walk(vit, images)
+    assert found.tokens.shape == (2, 17, 24)
+    torch.testing.assert_close(vit.forward_head(vit.norm(found.tokens)), vit(images))
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("fused", [True, False])
+def test_stop_after_runs_nothing_later(small_vit, layer, fused):
+    whole = walk(small_vit(), random_images(2, 3, 32, 32))
+    vit = mine(small_vit(), after=layer)
+    set_fused(vit, fused)
+    found = walk(vit, random_images(2, 3, 32, 32), stop_after=layer)
+    assert found.logits is None and len(found.layers) == layer + 1
+    torch.testing.assert_close(found.layers[layer].map, whole.layers[layer].map)
+    assert found.layers[layer].v is None
+    assert len(found.stream) == layer
+    for seen, tokens, of_whole, whole_tokens in zip(found.layers, found.stream, whole.layers, whole.stream):
+        torch.testing.assert_close((seen.v, tokens), (of_whole.v, whole_tokens))
+
+
+def test_the_values_of_the_layer_stopped_at_are_not_computed(small_vit):
+    vit, images = small_vit(), random_images(2, 3, 32, 32)
+    expected = walk(vit, images).layers[1]
+    with torch.no_grad():
+        vit.blocks[1].attn.qkv.weight[48:] = torch.nan
+        vit.blocks[1].attn.qkv.bias[48:] = torch.nan
+    found = walk(vit, images, stop_after=1).layers[1]
+    torch.testing.assert_close((found.q, found.k), (expected.q, expected.k))
+
+
+def test_the_stream_is_what_every_block_returns(small_vit):
+    vit, images = small_vit(), random_images(2, 3, 32, 32)
+    found = walk(vit, images)
+    tokens = vit._pos_embed(vit.patch_embed(images))
+    assert len(found.stream) == 3 and found.tokens is found.stream[-1]
+    for block, after in zip(vit.blocks, found.stream):
+        tokens = block(tokens)
+        torch.testing.assert_close(after, tokens)
+    assert walk(vit, images, stop_after=0).stream == ()
+
+
+def test_the_mines_of_these_tests_go_off(small_vit):
+    with pytest.raises(AssertionError, match=r"blocks\.1\.norm was run"):
+        walk(mine(small_vit(), after=1), random_images(2, 3, 32, 32))
+
+
+def test_drop_path_masks_scale_the_branches_they_belong_to(small_vit):
+    vit, images = small_vit().double(), random_images(2, 3, 32, 32, dtype=torch.float64)
+    factors = {(layer, branch): torch.rand(2, dtype=torch.float64) for layer in range(3) for branch in range(2)}
+    masks = [tuple(factors[layer, branch][:, None, None] for branch in range(2)) for layer in range(3)]
+    expected = longhand.vit(vit.state_dict(), images, heads=3, masks=factors)[0]
+    assert (walk(vit, images, drop_path=masks).logits - expected).abs().max() <= 1e-12
+
+
+def test_sampled_masks_have_the_models_rates(small_vit):
+    images = torch.empty(20_000, 1)
+    masks = sample_drop_path(small_vit(drop_path_rate=0.5), images)
+    for (attention, mlp), rate in zip(masks, (0.0, 0.25, 0.5), strict=True):
+        for mask in (attention, mlp):
+            assert mask.shape == (20_000, 1, 1)
+            assert mask.unique().tolist() == ([1.0] if rate == 0 else [0.0, pytest.approx(1 / (1 - rate))])
+            assert (mask == 0).double().mean().item() == pytest.approx(rate, abs=0.02)
+        if rate:
+            assert ((attention == 0) != (mlp == 0)).any(), "the two branches are dropped independently"
+
+
+@pytest.mark.parametrize("arguments, layer", [({"replace": {3: Instead()}}, 3), ({"replace": {-1: Instead()}}, -1), ({"stop_after": 7}, 7)], ids=str)
+def test_layer_out_of_range_says_the_depth(small_vit, arguments, layer):
+    with pytest.raises(ValueError, match=rf"layer {layer} does not exist.*depth 3, layers 0 to 2"):
+        walk(small_vit(), random_images(1, 3, 32, 32), **arguments)
+
+
+def test_masks_for_another_depth(small_vit):
+    images = random_images(1, 3, 32, 32)
+    with pytest.raises(ValueError, match="masks for 2 layers, this ViT has depth 3"):
+        walk(small_vit(), images, drop_path=sample_drop_path(small_vit(depth=2), images))

@@ -1,0 +1,167 @@
+"""What cannot be walked faithfully is refused by name and with the reason, instead of being walked wrongly."""
+
+import pytest
+import timm
+import torch
+from timm.models.eva import Eva
+from timm.models.vision_transformer import (
+    Block,
+    DiffParallelScalingBlock,
+    ParallelScalingBlock,
+    ParallelThingsBlock,
+    ResPostBlock,
+    VisionTransformer,
+)
+
+from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.walking import Unwalkable, check_walkable
+from tests.helpers import random_images
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+
+
+def refused(model, *words, images=(1, 3, 32, 32)):
+    with pytest.raises(Unwalkable) as caught:
+        walk(model, random_images(*images))
+    message = str(caught.value)
+    for word in words:
+        assert word in message
+    assert "cannot walk" in message
+
+
+@pytest.mark.parametrize("block, reason", [
+    (ParallelScalingBlock, "attention and MLP side by side"), (ParallelThingsBlock, "several attention branches"),
+    (ResPostBlock, "normalises after"), (DiffParallelScalingBlock, "subtracts two attention maps"),
+])
+def test_other_blocks(block, reason):
+    refused(create_vit(SMALL | {"embed_dim": 48}, block_fn=block), "layer 0", block.__name__, reason)
+
+
+def test_differential_attention():
+    refused(create_vit(SMALL | {"embed_dim": 48}, attn_layer="diff"), "layer 0", "DiffAttention", "subtracts two attention maps")
+
+
+def test_a_published_parallel_model():
+    refused(create_vit("vit_small_patch16_18x2_224", depth=2), "ParallelThingsBlock")
+
+
+@pytest.mark.parametrize("name, words", [
+    ("vit_relpos_small_patch16_224", ["VisionTransformerRelPos", "relative-position bias"]),
+    ("swin_tiny_patch4_window7_224", ["SwinTransformer", "windows"]),
+    ("swinv2_tiny_window8_256", ["SwinTransformerV2", "windows"]),
+    ("beit_base_patch16_224", ["Beit", "relative-position bias"]),
+    ("cait_xxs24_224", ["Cait", "mix the maps of several heads"]),
+    ("resnet18", ["ResNet", "not a timm VisionTransformer"]),
+])
+def test_other_models(name, words):
+    depth = {"depth": 2} if name.split("_")[0] in ("vit", "eva02", "beit", "cait") else {}
+    refused(timm.create_model(name, **depth), *words)
+
+
+def test_anything_else():
+    refused(torch.nn.Linear(3, 3), "Linear", "not a timm VisionTransformer")
+    with pytest.raises(Unwalkable, match="NoneType"):
+        check_walkable(None)
+
+
+def named(name):
+    """A wrapper that is called as the real one is: making a real one needs processes or a compiler."""
+    return type(name, (torch.nn.Module,), {})()
+
+
+@pytest.mark.parametrize("name, way_out", [("DistributedDataParallel", "pass its .module"), ("FullyShardedDataParallel", "module inside")])
+def test_wrappers_say_what_to_pass(name, way_out):
+    refused(named(name), name, "wrapper", way_out)
+
+
+def test_a_compiled_model():
+    refused(torch.compile(create_vit(SMALL)), "OptimizedModule", "_orig_mod")
+
+
+def test_a_pair_says_what_to_pass():
+    pair = AttentionTransfer(create_vit(SMALL), create_vit(SMALL), Plan())
+    refused(pair, "AttentionTransfer", ".student", ".teacher")
+
+
+def test_distilled_training_mode():
+    vit = create_vit("deit_tiny_distilled_patch16_224", depth=2, img_size=32)
+    vit.set_distilled_training()
+    vit.train()
+    refused(vit, "distilled_training", "set_distilled_training(False)")
+    walk(vit.eval(), random_images(1, 3, 32, 32))  # in evaluation it is an ordinary ViT
+
+
+@pytest.mark.parametrize("part", ["block", "attention"])
+def test_a_forward_replaced_on_one_layer(part):
+    vit = create_vit(SMALL)
+    target = vit.blocks[1] if part == "block" else vit.blocks[1].attn
+    target.forward = lambda x, **options: x
+    refused(vit, "layer 1", f"{type(target).__name__}.forward was replaced")
+
+
+def test_a_forward_replaced_for_all_blocks(monkeypatch):
+    vit = create_vit(SMALL)
+    monkeypatch.setattr(Block, "forward", lambda self, x, **options: x)
+    refused(vit, "layer 0", "Block.forward was replaced")
+
+
+@pytest.mark.parametrize("method", ["forward", "forward_features"])
+def test_a_subclass_with_its_own_forward(method):
+    own = type("Rewritten", (VisionTransformer,), {method: lambda self, x, **options: x})
+    refused(own(**SMALL), "Rewritten", f"its own {method}")
+
+
+def test_subclasses_of_the_parts():
+    class Half(Block):
+        def forward(self, x, **options):
+            return super().forward(x, **options) / 2
+
+    refused(create_vit(SMALL, block_fn=Half), "layer 0", "a Half", "cannot tell what this one computes")
+
+
+def test_a_refused_model_has_not_been_run():
+    """The refusal comes before anything is computed, so that no dropout is drawn and no wrong shape gets in the way."""
+    refused(timm.create_model("resnet18"), "ResNet", images=(1, 1, 2, 2))
+
+
+def test_a_pair_refuses_what_walk_refuses():
+    good, bad = create_vit(SMALL | {"embed_dim": 48}), create_vit(SMALL | {"embed_dim": 48}, block_fn=ResPostBlock)
+    for teacher, student in ((bad, good), (good, bad)):
+        with pytest.raises(Unwalkable, match="ResPostBlock"):
+            AttentionTransfer(teacher, student, Plan())
+
+
+def eva(**options):
+    return Eva(**SMALL | {"use_rot_pos_emb": True} | options)
+
+
+def test_eva_blocks_that_normalise_afterwards():
+    refused(eva(use_post_norm=True), "layer 0", "EvaBlockPostNorm", "normalises after attention")
+
+
+@pytest.mark.parametrize("part", ["block", "attention"])
+def test_a_forward_replaced_on_one_eva_layer(part):
+    vit = eva()
+    target = vit.blocks[1] if part == "block" else vit.blocks[1].attn
+    target.forward = lambda x, **options: x
+    refused(vit, "layer 1", f"{type(target).__name__}.forward was replaced")
+
+
+@pytest.mark.parametrize("part", ["block", "attention"])
+def test_a_forward_replaced_for_a_class_of_eva(monkeypatch, part):
+    vit = eva()
+    kind = type(vit.blocks[0] if part == "block" else vit.blocks[0].attn)
+    monkeypatch.setattr(kind, "forward", lambda self, x, **options: x)
+    refused(vit, "layer 0", f"{kind.__name__}.forward was replaced")
+
+
+@pytest.mark.parametrize("method", ["forward", "forward_features"])
+def test_a_subclass_of_eva_with_its_own_forward(method):
+    own = type("Rewritten", (Eva,), {method: lambda self, x, **options: x})
+    refused(own(**SMALL), "Rewritten", f"its own {method}")
+
+
+def test_another_attention_class_in_eva():
+    vit = eva()
+    vit.blocks[1].attn.__class__ = type("Half", (type(vit.blocks[1].attn),), {})
+    refused(vit, "layer 1", "a Half", "walk knows timm's EvaAttention", "cannot tell what this one computes")

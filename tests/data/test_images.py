@@ -1,0 +1,135 @@
+"""Images in memory, their batches, and loading by name; what the `datasets` library reads is in test_hub.py."""
+
+import pytest
+import torch
+
+from atlib.data import Images, crop_and_flip, load
+from atlib.data.glyphs import SHAPES, World, generate
+
+
+def numbered(n=20, **options):
+    """Images whose every pixel is their index, and so is their target."""
+    index = torch.arange(n)
+    return Images(index.to(torch.uint8)[:, None, None, None].expand(n, 3, 4, 4).contiguous(), index, **options)
+
+
+def seen_in(loader):
+    """The targets of one epoch, batch by batch, after a check that every image came with its own target."""
+    batches = []
+    for images, targets in loader:
+        assert torch.equal(((images * 0.25 + 0.5) * 255).round().long(), targets[:, None, None, None].expand_as(images))
+        batches.append(targets.tolist())
+    return batches
+
+
+def test_one_image_is_centred_and_scaled():
+    images = Images(torch.tensor([0, 51, 255], dtype=torch.uint8)[:, None, None, None].expand(3, 3, 2, 2), torch.tensor([2, 0, 1]), ("a", "b", "c"))
+    image, target = images[1]
+    assert image.shape == (3, 2, 2) and image.dtype == torch.float32 and target == 0
+    assert image.unique().item() == pytest.approx((51 / 255 - 0.5) / 0.25)
+    assert [images[i][0].unique().item() for i in (0, 2)] == [-2.0, 2.0]
+    assert len(images) == 3 and images.classes == ("a", "b", "c")
+
+
+def test_take_is_a_batch_in_the_order_asked_for():
+    images, targets = numbered().take([7, 0, 7])
+    assert images.shape == (3, 3, 4, 4) and targets.tolist() == [7, 0, 7]
+    assert images[0, 0, 0, 0].item() == pytest.approx((7 / 255 - 0.5) / 0.25)
+    other = Images(numbered().pixels, numbered().targets, mean=0.0, std=1.0)
+    assert other.take([7])[0].unique().item() == pytest.approx(7 / 255)
+
+
+def test_targets_may_be_anything_per_image():
+    images = Images(numbered(4).pixels, torch.rand(4, 192))
+    assert images.take([1, 3])[1].shape == (2, 192) and torch.equal(images[2][1], images.targets[2])
+
+
+def test_without_a_seed_the_loader_goes_in_order():
+    loader = numbered(10).loader(4)
+    for _ in range(2):
+        assert seen_in(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_with_a_seed_every_epoch_is_another_order_of_all_images():
+    def epochs(seed):
+        loader = numbered(20).loader(6, seed=seed)
+        return [seen_in(loader) for _ in range(3)]
+
+    first = epochs(3)
+    for batches in first:
+        assert [len(batch) for batch in batches] == [6, 6, 6, 2]
+        assert sorted(sum(batches, [])) == list(range(20))
+    assert first[0] != first[1] != first[2] != first[0]
+    torch.manual_seed(99)  # the order hangs on the loader's seed alone
+    assert epochs(3) == first and epochs(4) != first
+
+
+def test_reading_in_order_leaves_the_global_generator_alone():
+    """Else evaluating in the middle of a training run would change the run."""
+    before = torch.get_rng_state()
+    seen_in(numbered().loader(4))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_augmentation_is_drawn_anew_and_replaces_nothing():
+    noisy = numbered(4).with_augment(lambda image: image + torch.randint(100, 200, ()).to(torch.uint8))
+    once, again = noisy.take([0, 1])[0], noisy.take([0, 1])[0]
+    assert not torch.equal(once, again) and not torch.equal(once[0] * 255, once[1] * 255)
+    plain = noisy.with_augment(None)
+    assert seen_in(plain.loader(4)) == [[0, 1, 2, 3]]
+    assert numbered(4).with_augment(lambda image: image).classes == numbered(4).classes
+
+
+def test_crop_and_flip_cuts_from_the_padded_image():
+    """Every outcome is one of the 2 x 81 windows of the reflected image, drawn about equally often."""
+    image = torch.arange(3 * 16 * 16).reshape(3, 16, 16).to(torch.uint8)
+    index = [4, 3, 2, 1, *range(16), 14, 13, 12, 11]  # four pixels reflected at either end, the edge itself once
+    padded = image[:, index][:, :, index]
+    windows = [window.flip(-1) if flip else window for top in range(9) for left in range(9)
+               for window in [padded[:, top : top + 16, left : left + 16]] for flip in (False, True)]
+    keys = {window.contiguous().numpy().tobytes(): number for number, window in enumerate(windows)}
+    assert len(keys) == 162
+    augment = crop_and_flip(4)
+    drawn = [keys[augment(image).contiguous().numpy().tobytes()] for _ in range(2000)]
+    assert len(set(drawn)) > 155
+    assert sum(number % 2 for number in drawn) / 2000 == pytest.approx(0.5, abs=0.05)
+    assert torch.equal(image, torch.arange(3 * 16 * 16).reshape(3, 16, 16).to(torch.uint8))
+
+
+@pytest.mark.parametrize("pixels, targets, message", [
+    (torch.zeros(3, 3, 4, 4, dtype=torch.uint8), torch.zeros(2), "3 images, but 2 targets"),
+    (torch.zeros(3, 3, 4, 4), torch.zeros(3), r"must be uint8 \(n, 3, height, width\), got torch.float32 \(3, 3, 4, 4\)"),
+    (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(3), r"got torch.uint8 \(3, 4, 4\)"),
+])
+def test_wrong_pixels_are_refused(pixels, targets, message):
+    with pytest.raises(ValueError, match=message):
+        Images(pixels, targets)
+
+
+@pytest.mark.parametrize("split, seed", [("train", 0), ("validation", 3), ("test", 0), ("unlabelled", 1)])
+def test_marked_glyphs_are_what_the_generator_draws(split, seed):
+    images, drawn = load("marked-glyphs", split=split, size=30, seed=seed), generate(split, 30, seed, World())
+    assert torch.equal(images.pixels, torch.from_numpy(drawn.images)) and images.targets.tolist() == drawn.shape.tolist()
+    assert images.classes == SHAPES and images.targets.dtype == torch.int64
+
+
+def test_marked_glyphs_without_a_size_are_ten_thousand(monkeypatch):
+    monkeypatch.setattr("atlib.data.images.glyphs.generate", lambda split, size, seed: generate(split, size // 1000, seed))
+    assert len(load("marked-glyphs")) == 10
+
+
+@pytest.mark.parametrize("arguments, error, message", [
+    ({"name": "marked-glyph"}, ValueError, "unknown data set 'marked-glyph'. Did you mean 'marked-glyphs'"),
+    ({"name": "cifar-10"}, ValueError, "unknown data set 'cifar-10'. Did you mean .*'cifar10'"),
+    ({"name": "parket"}, ValueError, "Did you mean 'parquet'.* Known: .*'imagefolder'"),
+    ({"name": "marked-glyphs", "split": "tests"}, ValueError, "unknown split 'tests'. Did you mean 'test'"),
+    ({"name": "marked-glyphs", "path": "/x"}, ValueError, "generated, it has no path .*'/x'"),
+    ({"name": "marked-glyphs", "image_size": 48}, ValueError, "generated at 32 x 32 pixels, got image_size=48: leave it out"),
+    ({"name": "marked-glyphs", "size": 0}, ValueError, "size must be at least 1, got 0"),
+    ({"name": "marked-glyphs", "size": -3}, ValueError, "size must be at least 1, got -3"),
+    ({"name": "imagefolder"}, ValueError, r"load\('imagefolder'\) needs a path"),
+    ({"name": "parquet"}, ValueError, r"load\('parquet'\) needs a path"),
+], ids=str)
+def test_wrong_requests_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        load(**arguments)

@@ -1,0 +1,335 @@
+"""Both losses of AttnDistill against matrices and loops; where gradients go; which pairs are refused and which remedies let them in."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from atlib import create_vit
+from atlib.maps import resample_class_attention
+from atlib.methods.attndistill import AttnDistill, projector
+from atlib.train import make_optimizer, train
+from atlib.train.recipe import Recipe
+from atlib.walking import Seen, Unwalkable
+from tests import longhand
+from tests.helpers import Bomb, mine, random_images, randomise, same, state_of
+
+LABELS = torch.tensor([0, 3, 1])
+IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
+PAIRS = {  # the teacher's options, the student's
+    "alike": ({}, {}),
+    "heads": ({"num_heads": 6}, {"num_heads": 2}),
+    "width": ({"embed_dim": 36}, {}),
+    "depth": ({"depth": 4}, {"depth": 2}),
+    "smaller teacher": ({"embed_dim": 12, "depth": 1, "num_heads": 2, "num_classes": 0}, {}),
+    "patches": ({"patch_size": 4}, {}),
+    "larger patches": ({"patch_size": 16, "embed_dim": 36, "num_heads": 4}, {}),
+    "all": ({"patch_size": 4, "embed_dim": 40, "num_heads": 5, "depth": 2}, {"num_heads": 4}),
+}
+
+
+def pair_of(small_vit, kind="alike", **options):
+    of_teacher, of_student = PAIRS[kind]
+    pair = AttnDistill(small_vit(seed=1, **of_teacher), small_vit(seed=2, **of_student), resample="patch_size" in of_teacher, **options)
+    randomise(pair.projector, 3)
+    return pair.double().train()
+
+
+def class_token(weights, vit, images=IMAGES):
+    """From matrices: the class token after the final norm (B, D), its attention in the last layer (B, H, N), and the logits."""
+    patch = vit.patch_embed.patch_size[0]
+    tokens, maps, _ = longhand.run_blocks(weights, longhand.embed(weights, images, patch), vit.blocks[0].attn.num_heads)
+    token = longhand.layer_norm(tokens, weights["norm.weight"], weights["norm.bias"])[:, 0]
+    logits = token @ weights["head.weight"].T + weights["head.bias"] if "head.weight" in weights else None
+    return token, maps[-1][:, :, 0], logits
+
+
+def merged(attention, temperature):
+    """The product of all heads' attention, to the power 1 / T, rescaled."""
+    product = 1.0
+    for head in range(attention.shape[1]):
+        product = product * attention[:, head] ** (1 / temperature)
+    return product / product.sum(-1, keepdim=True)
+
+
+def reference(pair, weights, of_projector):
+    """Logits, alignment and divergence, from two dicts of weights and those of the projector."""
+    with torch.no_grad():
+        token_t, attention_t, _ = class_token(pair.teacher.state_dict(), pair.teacher)
+        grids = pair.teacher.patch_embed.grid_size, pair.student.patch_embed.grid_size
+        if grids[0] != grids[1]:
+            attention_t = resample_class_attention(attention_t, *grids).clamp(min=1e-5)
+        p_t = merged(attention_t, pair.temperature)
+    token, attention, logits = class_token(weights, pair.student)
+    x = token
+    for layer in (0, 2, 4, 6):
+        x = x @ of_projector[f"{layer}.weight"].T + of_projector[f"{layer}.bias"]
+        x = x if layer == 6 else longhand.gelu(x)
+    x = longhand.layer_norm(x, of_projector["7.weight"], of_projector["7.bias"])
+    p_s = merged(attention, pair.temperature)
+    alignment, divergence = 0.0, 0.0
+    B, width = token_t.shape
+    for b in range(B):
+        alignment = alignment + sum((x[b, i] - token_t[b, i]) ** 2 for i in range(width)) / (B * width)
+        divergence = divergence + sum(p_t[b, j] * (p_t[b, j] / p_s[b, j]).log() for j in range(p_t.shape[1])) / B
+    return logits, alignment, divergence
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_equals_matrices_and_loops(small_vit, kind):
+    pair = pair_of(small_vit, kind, temperature=4.0, attention_weight=0.7)
+    weights, of_projector = ({name: value.clone().requires_grad_() for name, value in module.state_dict().items()}
+                             for module in (pair.student, pair.projector))
+    logits, alignment, divergence = reference(pair, weights, of_projector)
+    (cross_entropy(logits, LABELS) + alignment + 0.7 * divergence).backward()
+
+    losses = pair.losses(IMAGES)
+    assert losses.alignment.item() == pytest.approx(alignment.item(), rel=1e-10)
+    assert losses.divergence.item() == pytest.approx(divergence.item(), rel=1e-8) and divergence > 1e-3
+    found = pair(IMAGES)
+    assert (found.logits - logits).abs().max() <= 1e-10 and found.transfer_loss.shape == ()
+    assert found.transfer_loss.item() == pytest.approx((alignment + 0.7 * divergence).item(), rel=1e-10)
+    (cross_entropy(found.logits, LABELS) + found.transfer_loss).backward()
+    for module, expected in ((pair.student, weights), (pair.projector, of_projector)):
+        for name, parameter in module.named_parameters():
+            assert (parameter.grad - expected[name].grad).abs().max() <= 1e-10, name
+            assert (parameter.grad != 0).any(), name
+
+
+def test_the_published_settings_are_the_defaults(small_vit):
+    pair = pair_of(small_vit)
+    assert (pair.temperature, pair.attention_weight) == (10.0, 0.1)
+    logits, alignment, divergence = reference(pair, pair.student.state_dict(), pair.projector.state_dict())
+    assert pair(IMAGES).transfer_loss.item() == pytest.approx((alignment + 0.1 * divergence).item(), rel=1e-10)
+
+
+def test_the_projector_has_the_published_widths(small_vit):
+    pair = AttnDistill(small_vit(embed_dim=36), small_vit())
+    linear = [(layer.in_features, layer.out_features) for layer in pair.projector if isinstance(layer, torch.nn.Linear)]
+    assert linear == [(24, 48), (48, 24), (24, 48), (48, 36)]
+    assert projector(24, 7, 36)[4].out_features == AttnDistill(small_vit(embed_dim=36), small_vit(), hidden_width=7).projector[4].out_features == 7
+
+
+def test_no_divergence_from_itself(small_vit):
+    teacher, student = small_vit(seed=1), small_vit(seed=1)
+    pair = AttnDistill(teacher, student).double().train()
+    losses = pair.losses(IMAGES)
+    assert abs(losses.divergence.item()) <= 1e-12
+    losses.divergence.backward()
+    assert all(parameter.grad is None or parameter.grad.abs().max() <= 1e-12 for parameter in student.parameters())
+    pair.projector = torch.nn.Identity()
+    assert pair.losses(IMAGES).alignment.item() <= 1e-20
+
+
+def test_divergence_is_positive_otherwise(small_vit):
+    for kind in PAIRS:
+        assert pair_of(small_vit, kind).losses(IMAGES).divergence > 0, kind
+
+
+def test_attention_beyond_underflow(small_vit):
+    """A student so sharp that most of its class attention is 0 in float32: loss and gradients stay finite, and equal float64's."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        pair = pair_of(small_vit).to(dtype)
+        with torch.no_grad():
+            pair.student.blocks[-1].attn.qkv.weight[:48] *= 12
+        losses = pair.losses(IMAGES.to(dtype))
+        losses.divergence.backward()
+        found.append((losses.divergence, pair.student.blocks[-1].attn.qkv.weight.grad))
+    torch.testing.assert_close(found[0][0].double(), found[1][0], rtol=1e-3, atol=0)
+    torch.testing.assert_close(found[0][1].double(), found[1][1], rtol=1e-2, atol=1e-3 * found[1][1].abs().max().item())
+
+
+def test_the_teacher_learns_nothing(small_vit):
+    pair = pair_of(small_vit)
+    before = state_of(pair.teacher)
+    pair.teacher.train()
+    pair.losses(IMAGES)
+    assert not pair.teacher.training
+    pair.teacher.train()
+    output = pair(IMAGES)
+    (cross_entropy(output.logits, LABELS) + output.transfer_loss).backward()
+    assert not pair.teacher.training and same(before, pair.teacher.state_dict())
+    assert all(not p.requires_grad and p.grad is None for p in pair.teacher.parameters())
+    assert {name.split(".")[0] for name, _ in pair.named_parameters()} == {"student", "projector"}
+
+
+def test_the_teachers_head_is_not_run(small_vit):
+    pair = pair_of(small_vit)
+    expected = pair(IMAGES).transfer_loss
+    pair.teacher.head = pair.teacher.fc_norm = Bomb("the teacher's head")
+    assert torch.equal(pair(IMAGES).transfer_loss, expected)
+
+
+def test_evaluation_runs_the_student_alone(small_vit):
+    pair = pair_of(small_vit).eval()
+    mine(pair.teacher, -1)
+    pair.teacher.patch_embed, pair.projector = Bomb("the teacher"), Bomb("the projector")
+    output = pair(IMAGES)
+    assert torch.equal(output.logits, pair.student(IMAGES)) and output.transfer_loss.item() == 0
+    assert not pair.needs_teacher
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shape of everything that is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for each in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(each, torch.Tensor):
+                self.seen.add(tuple(each.shape))
+        return result
+
+
+def test_only_the_class_tokens_row_of_a_map_is_made(small_vit):
+    pair = pair_of(small_vit, "patches")
+    with Shapes() as shapes:
+        pair(IMAGES).transfer_loss.backward()
+    assert {(3, 3, 1, 65), (3, 3, 1, 17)} <= shapes.seen
+    assert not [shape for shape in shapes.seen if shape[-2:] in ((65, 65), (17, 17), (64, 64), (16, 16))]
+
+
+def test_the_teacher_moves_along_and_the_step_runs_under_autocast(small_vit):
+    pair = AttnDistill(small_vit(seed=1), small_vit(seed=2)).train()
+    assert next(pair.double().teacher.parameters()).dtype == torch.float64
+    pair.float()
+    expected = pair(IMAGES.float()).transfer_loss
+    with torch.autocast("cpu", torch.bfloat16):
+        found = pair(IMAGES.float()).transfer_loss
+    assert found.dtype == torch.float32 and found.item() == pytest.approx(expected.item(), rel=0.05)
+    found.backward()
+
+
+def test_in_less_precision_the_losses_keep_float32(small_vit):
+    """Attention logits are summed over heads: rounded to bf16 under autocast they would lose what the divergence is made of."""
+    pair = pair_of(small_vit).float()
+    seen = Seen(*torch.randn(2, 1, 3, 17, 8), None, 0.3)
+    expected = pair._class_scores(pair.student, seen)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(pair._class_scores(pair.student, seen), expected)
+    found = pair.bfloat16()(IMAGES.bfloat16()).transfer_loss
+    found.backward()
+    assert found.dtype == torch.float32 and found.isfinite()
+
+
+# Registers and grids
+
+
+@pytest.mark.parametrize("of_teacher, of_student", [(4, 0), (0, 2), (3, 1)])
+def test_other_prefix_tokens_are_dropped_when_asked(small_vit, of_teacher, of_student):
+    """The expected attention: that of the class token to itself and the patches alone, rescaled, in each head."""
+    options = [{"reg_tokens": count} for count in (of_teacher, of_student)]
+    pair = AttnDistill(small_vit(seed=1, **options[0]), small_vit(seed=2, **options[1]), drop_prefix=True, temperature=2.0).double().train()
+    found, kept = pair.losses(IMAGES).divergence, []
+    for vit, registers in ((pair.teacher, of_teacher), (pair.student, of_student)):
+        x = vit._pos_embed(vit.patch_embed(IMAGES))
+        for block in vit.blocks[:-1]:
+            x = block(x)
+        attn = vit.blocks[-1].attn
+        q, k, _ = attn.qkv(vit.blocks[-1].norm1(x)).reshape(3, x.shape[1], 3, 3, 8).permute(2, 0, 3, 1, 4)
+        p = (q[:, :, 0, None] * k).sum(-1).div(8**0.5).softmax(-1)  # (B, H, N)
+        p = torch.cat([p[..., :1], p[..., 1 + registers :]], -1)
+        kept.append(merged(p / p.sum(-1, keepdim=True), 2.0))
+    expected = (kept[0] * (kept[0] / kept[1]).log()).sum(-1).mean()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
+
+
+def test_equal_prefix_tokens_all_count(small_vit):
+    pair = AttnDistill(small_vit(seed=1, reg_tokens=2, patch_size=16), small_vit(seed=2, reg_tokens=2), resample=True).double()
+    token, p = pair.teacher_targets(IMAGES)
+    assert token.shape == (3, 24) and p.shape == (3, 19)
+    torch.testing.assert_close(p.sum(-1), torch.ones(3, dtype=torch.float64))
+
+
+def test_a_teacher_whose_attention_vanishes_between_patches(small_vit):
+    """Interpolation and its clamp make zeros; their logarithms must not reach the loss."""
+    pair = pair_of(small_vit, "patches")
+    with torch.no_grad():
+        pair.teacher.blocks[-1].attn.qkv.weight[:48] *= 30
+    output = pair(IMAGES).transfer_loss
+    output.backward()
+    assert output.isfinite() and all(p.grad.isfinite().all() for p in pair.projector.parameters())
+
+
+def test_a_teacher_of_today(small_vit):
+    """Eva blocks with rotated q and k, and registers that the student has not."""
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 0}
+    teacher = randomise(create_vit("vit_small_patch16_dinov3", **options))
+    assert teacher.num_prefix_tokens == 5
+    pair = AttnDistill(teacher, small_vit(seed=2), drop_prefix=True).double().train()
+    output = pair(IMAGES)
+    output.transfer_loss.backward()
+    assert output.transfer_loss > 0
+    token, _ = pair.teacher_targets(IMAGES)
+    torch.testing.assert_close(token, teacher.forward_features(IMAGES)[:, 0])
+
+
+# What is refused
+
+
+def test_pairs_that_need_a_remedy_say_which(small_vit):
+    with pytest.raises(ValueError, match=r"patch grid: teacher \(8, 8\), student \(4, 4\).*resample=True"):
+        AttnDistill(small_vit(patch_size=4), small_vit())
+    with pytest.raises(ValueError, match="prefix tokens: teacher 5, student 1.*drop_prefix=True"):
+        AttnDistill(small_vit(reg_tokens=4), small_vit())
+    with pytest.raises(ValueError, match="patch grid: .*; prefix tokens: "):
+        AttnDistill(small_vit(reg_tokens=4, patch_size=4), small_vit())
+    with pytest.raises(ValueError, match=r"image size: teacher \(64, 64\), student \(32, 32\).*img_size="):
+        AttnDistill(small_vit(img_size=64), small_vit(), resample=True)
+
+
+@pytest.mark.parametrize("role", ["teacher", "student"])
+def test_without_a_class_token(small_vit, role):
+    pooled, plain = small_vit(class_token=False, global_pool="avg"), small_vit()
+    with pytest.raises(ValueError, match=f"the {role} has no class token.*class_token=True"):
+        AttnDistill(*((pooled, plain) if role == "teacher" else (plain, pooled)), drop_prefix=True)
+
+
+def test_the_same_object_twice(small_vit):
+    vit = small_vit()
+    with pytest.raises(ValueError, match="the same object"):
+        AttnDistill(vit, vit)
+
+
+def test_models_that_cannot_be_walked(small_vit):
+    for pair in ((torch.nn.Linear(2, 2), small_vit()), (small_vit(), torch.nn.Linear(2, 2))):
+        with pytest.raises(Unwalkable, match="cannot walk a Linear"):
+            AttnDistill(*pair)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0}, {"temperature": float("nan")}, {"attention_weight": -0.1},
+                                   {"attention_weight": float("inf")}, {"hidden_width": 0}], ids=str)
+def test_settings_that_cannot_be_meant(small_vit, wrong):
+    (name, value), = wrong.items()
+    teacher = small_vit()
+    with pytest.raises(ValueError, match=f"{name}={value}: "):
+        AttnDistill(teacher, small_vit(), **wrong)
+    assert all(parameter.requires_grad for parameter in teacher.parameters())  # a refused pair leaves the teacher as it was
+
+
+def test_images_of_another_size(small_vit):
+    pair = AttnDistill(small_vit(patch_size=4, dynamic_img_size=True), small_vit(dynamic_img_size=True), resample=True).train()
+    with pytest.raises(ValueError, match="grid_from=.* has 8 x 8 = 64 patches, but 257 tokens"):
+        pair(random_images(2, 3, 64, 64))
+
+
+# Training
+
+
+def test_the_projector_is_trained_too_and_no_label_is_used(small_vit, glyphs64):
+    recipe = Recipe(steps=6, batch_size=16, lr=3e-3, task_weight=0.0, transfer_weight=1.0)
+    student = create_vit({"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 8})
+    pair = AttnDistill(small_vit(seed=1, num_classes=8), student)
+    listed = [id(p) for group in make_optimizer(pair, recipe).param_groups for p in group["params"]]
+    assert sorted(listed) == sorted(id(p) for p in pair.parameters())
+    before, head = state_of(pair.projector), state_of(student.head)
+    history = train(pair, glyphs64, recipe, progress=None, cpu=True)
+    assert all((value != before[name]).any() for name, value in pair.projector.state_dict().items())
+    ratio = student.head.weight.detach() / head["weight"]
+    np.testing.assert_allclose(ratio, ratio.mean(), rtol=1e-3)  # weight decay alone
+    assert history[-1]["loss"] < history[0]["loss"]

@@ -1,0 +1,219 @@
+"""Feature and logit distillation against formulas written out; DeiT's weights; what is trained and what is left after training."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from atlib import create_vit
+from atlib.methods.distillation import Distillation, FeatureDistillation, LogitDistillation
+from atlib.train import make_optimizer, student_loss, train
+from atlib.train.recipe import Recipe
+from atlib.transfer import Transferred
+from atlib.walking import Unwalkable
+from tests import longhand
+from tests.helpers import Bomb, random_images, same, state_of
+
+LABELS = torch.tensor([0, 3, 1])
+KINDS = {
+    "features": FeatureDistillation,
+    "soft": LogitDistillation,
+    "hard": lambda teacher, student: LogitDistillation(teacher, student, hard=True),
+}
+all_kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def images_of(dtype=torch.float64):
+    return random_images(3, 3, 32, 32, dtype=dtype)
+
+
+def models(small_vit, **teacher):
+    return small_vit(seed=1, **teacher).double(), small_vit(seed=2).double()
+
+
+def softmax(row):
+    powers = [math.exp(value - max(row)) for value in row]
+    return [power / sum(powers) for power in powers]
+
+
+def cross_entropy(rows, labels):
+    return sum(-math.log(softmax(row)[label]) for row, label in zip(rows, labels)) / len(rows)
+
+
+def divergence(rows, others, temperature):
+    """Σ p_t log(p_t / p_s) of predictions softened by the temperature, mean over the batch."""
+    total = 0.0
+    for row, other in zip(rows, others):
+        p_s, p_t = softmax([value / temperature for value in row]), softmax([value / temperature for value in other])
+        total += sum(t * math.log(t / s) for s, t in zip(p_s, p_t))
+    return total / len(rows)
+
+
+def logits_of(*vits):
+    with torch.no_grad():
+        return [longhand.layers(vit.state_dict(), images_of(), 3)[0].tolist() for vit in vits]
+
+
+# --- the losses
+
+
+@pytest.mark.parametrize("layers", [None, [1], [0, 2]], ids=str)
+def test_features_by_hand(small_vit, layers):
+    """Squared differences of the tokens after each block, mean over all entries, summed over layers; and the student's gradients."""
+    pair, images = FeatureDistillation(*models(small_vit), layers=layers).train(), images_of()
+    weights = {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
+    logits, own = longhand.layers(weights, images, 3)
+    _, target = longhand.layers(pair.teacher.state_dict(), images, 3)
+    loss = sum(((own[layer]["stream"] - target[layer]["stream"]) ** 2).mean() for layer in (range(3) if layers is None else layers))
+    (longhand.cross_entropy(logits, LABELS) + 3 * loss).backward()
+    found = pair(images)
+    assert (found.logits - logits).abs().max() <= 1e-10 and (found.transfer_loss - loss).abs() <= 1e-10 and loss > 0.1
+    (nn.functional.cross_entropy(found.logits, LABELS) + 3 * found.transfer_loss).backward()
+    for name, p in pair.student.named_parameters():
+        assert (p.grad - weights[name].grad).abs().max() <= 1e-10, name
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0, 0.5])
+def test_soft_logits_by_hand(small_vit, temperature):
+    teacher, student = models(small_vit, embed_dim=36, depth=2)
+    of_teacher, of_student = logits_of(teacher, student)
+    pair = LogitDistillation(teacher, student, temperature=temperature).train()
+    found = pair(images_of())
+    assert found.transfer_loss.item() == pytest.approx(temperature**2 * divergence(of_student, of_teacher, temperature), rel=1e-9)
+    torch.testing.assert_close(found.logits, torch.tensor(of_student, dtype=torch.float64))
+
+
+def test_hard_logits_by_hand(small_vit):
+    teacher, student = models(small_vit)
+    of_teacher, of_student = logits_of(teacher, student)
+    top = [row.index(max(row)) for row in of_teacher]
+    assert top != [row.index(max(row)) for row in of_student], "teacher and student must disagree"
+    found = LogitDistillation(teacher, student, hard=True).train()(images_of())
+    assert found.transfer_loss.item() == pytest.approx(cross_entropy(of_student, top), rel=1e-9)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_deits_two_formulas(small_vit, hard):
+    """(1 - 0.1) CE + 0.1 · 3² KL, and 1/2 CE + 1/2 CE with the teacher's choice (arXiv 2012.12877, equations 2 and 3)."""
+    teacher, student = models(small_vit)
+    of_teacher, of_student = logits_of(teacher, student)
+    labels = LABELS.tolist()
+    if hard:
+        recipe = Recipe(task_weight=0.5, transfer_weight=0.5, label_smoothing=0.0)
+        expected = cross_entropy(of_student, labels) / 2 + cross_entropy(of_student, [row.index(max(row)) for row in of_teacher]) / 2
+    else:
+        recipe = Recipe(task_weight=0.9, transfer_weight=0.1, label_smoothing=0.0)
+        expected = 0.9 * cross_entropy(of_student, labels) + 0.1 * 9 * divergence(of_student, of_teacher, 3)
+    found = student_loss(LogitDistillation(teacher, student, hard=hard).train(), images_of(), LABELS, recipe)
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_perfect_student_has_nothing_to_learn(small_vit):
+    teacher, student = small_vit(seed=1), small_vit(seed=1)
+    for pair in (FeatureDistillation(teacher, student), LogitDistillation(teacher, student)):
+        assert abs(pair.train()(images_of(torch.float32)).transfer_loss.item()) <= 1e-6
+
+
+def test_any_two_classifiers_will_do():
+    teacher, student = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    output = LogitDistillation(teacher, student).train()(torch.randn(5, 3, 2, 2))
+    assert isinstance(output, Transferred) and output.transfer_loss > 0
+
+
+# --- what is run, what is trained, what is left
+
+
+@pytest.mark.parametrize("layers", [[0, 1], None], ids=["two of three", "all"])
+def test_the_teacher_of_features_is_run_no_further_than_needed(small_vit, layers):
+    pair = FeatureDistillation(*models(small_vit), layers=layers).train()
+    expected = pair(images_of()).transfer_loss
+    pair.teacher.norm, pair.teacher.head = Bomb("norm"), Bomb("head")
+    if layers is not None:
+        pair.teacher.blocks[2].mlp = Bomb("mlp")
+    assert torch.equal(pair(images_of()).transfer_loss, expected)
+
+
+@all_kinds
+def test_evaluated_the_student_is_alone(small_vit, kind):
+    pair = KINDS[kind](*models(small_vit)).eval()
+    pair._teacher = (Bomb("the teacher"),)
+    output = pair(images_of())
+    assert torch.equal(output.logits, pair.student(images_of())) and output.transfer_loss.item() == 0 and not pair.needs_teacher
+
+
+@all_kinds
+def test_only_the_student_is_trained(small_vit, kind):
+    pair = KINDS[kind](*models(small_vit)).train()
+    held = {id(p) for group in make_optimizer(pair, Recipe()).param_groups for p in group["params"]}
+    assert held == {id(p) for p in pair.student.parameters()} == {id(p) for p in pair.parameters()}
+    assert list(pair.state_dict()) == [f"student.{name}" for name in pair.student.state_dict()]
+    student_loss(pair, images_of(), LABELS, Recipe()).backward()
+    assert all(not p.requires_grad and p.grad is None for p in pair.teacher.parameters())
+    assert all(p.grad is not None for p in pair.student.parameters())
+
+
+@all_kinds
+def test_the_teacher_stays_in_eval_mode_and_follows_the_dtype(small_vit, kind):
+    teacher, student = small_vit(seed=1, proj_drop_rate=0.5), small_vit(seed=2)
+    pair = KINDS[kind](teacher.train(), student).train()
+    assert not teacher.training and student.training
+    expected = pair(images_of(torch.float32)).transfer_loss
+    teacher.train()
+    assert torch.equal(pair(images_of(torch.float32)).transfer_loss, expected) and not teacher.training
+    pair.double()
+    assert {p.dtype for p in teacher.parameters()} == {torch.float64}
+    assert pair(images_of()).transfer_loss.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+@all_kinds
+def test_they_train_like_everything_else(glyphs64, kind):
+    torch.manual_seed(0)
+    teacher, student = (create_vit("glyphs", depth=2, embed_dim=16, num_heads=2) for _ in range(2))
+    before, kept = state_of(student), state_of(teacher)
+    history = train(KINDS[kind](teacher, student), glyphs64, Recipe(steps=3, batch_size=16), progress=None)
+    assert math.isfinite(history[0]["loss"]) and same(state_of(teacher), kept) and not same(state_of(student), before)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("teacher", [{"depth": 4}, {"embed_dim": 36}, {"reg_tokens": 1}, {"patch_size": 4}], ids=str)
+def test_features_that_do_not_correspond(small_vit, teacher):
+    with pytest.raises(ValueError, match=r"features correspond only in ViTs of the same \(depth, width, .* attention maps can be transferred"):
+        FeatureDistillation(*models(small_vit, **teacher))
+
+
+@pytest.mark.parametrize("layers, message", [([3], "layer 3, but the depth is 3"), ([], "at least one"), ([-1], "from 0 on"),
+                                             ({0: 1}, "the same layer of both, so give a list")], ids=str)
+def test_layers_that_do_not_exist(small_vit, layers, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureDistillation(*models(small_vit), layers=layers)
+
+
+def test_a_teacher_of_other_classes(small_vit):
+    with pytest.raises(ValueError, match=r"the student predicts \(3, 5\), the teacher \(3, 7\) .* fine-tune it on them first"):
+        LogitDistillation(*models(small_vit, num_classes=7)).train()(images_of())
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, float("nan")])
+def test_temperatures_above_zero(small_vit, temperature):
+    with pytest.raises(ValueError, match="the temperature must be above 0, got"):
+        LogitDistillation(*models(small_vit), temperature=temperature)
+
+
+@all_kinds
+def test_one_model_cannot_teach_itself(small_vit, kind):
+    vit = small_vit()
+    with pytest.raises(ValueError, match="same object"):
+        KINDS[kind](vit, vit)
+
+
+def test_features_need_models_that_can_be_walked(small_vit):
+    with pytest.raises(Unwalkable):
+        FeatureDistillation(nn.Linear(1, 1), small_vit())
+
+
+def test_a_distillation_has_a_kind(small_vit):
+    with pytest.raises(TypeError, match="FeatureDistillation and LogitDistillation"):
+        Distillation(*models(small_vit)).train()(images_of())

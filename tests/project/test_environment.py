@@ -1,0 +1,83 @@
+"""pyproject.toml, requirements.lock, environment.yml and the set-up tell one story."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tools import bootstrap, lock
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+ENVIRONMENT = (ROOT / "environment.yml").read_text(encoding="utf-8")
+
+
+def wanted() -> list[Requirement]:
+    """Every range of pyproject.toml, the extras and the build's own included."""
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    lines = [*PROJECT["project"]["dependencies"], *(line for extra in extras for line in extra)]
+    return [Requirement(line) for line in lines + PROJECT["build-system"]["requires"]]
+
+
+def locked(lines: list[str]) -> dict[str, list[Requirement]]:
+    """Name to its pins: one, or several that markers keep apart."""
+    pins = {}
+    for requirement in map(Requirement, lines):
+        pins.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return pins
+
+
+def version(requirement: Requirement) -> Version:
+    """The one version of a pin `name==version`."""
+    (specifier,) = requirement.specifier
+    assert specifier.operator == "==" and "*" not in specifier.version, f"{requirement} is not an exact version"
+    return Version(specifier.version)
+
+
+@pytest.mark.parametrize("requirement", wanted(), ids=lambda requirement: requirement.name)
+def test_every_dependency_is_locked_within_its_range(requirement):
+    pins = locked(lock.locked_lines(LOCK)).get(canonicalize_name(requirement.name))
+    assert pins, f"{requirement.name} is in pyproject.toml and not in requirements.lock: run `make lock`"
+    for pin in pins:
+        assert requirement.specifier.contains(version(pin), prereleases=True), f"{pin} is outside {requirement}: run `make lock`"
+
+
+def test_every_locked_version_is_exact_and_markers_keep_several_apart():
+    for name, pins in locked(lock.locked_lines(LOCK)).items():
+        assert all(version(pin) for pin in pins)
+        assert len(pins) == 1 or all(pin.marker for pin in pins), f"{name} is locked to several versions at once"
+
+
+def test_conda_environment_has_the_same_versions():
+    *others, last = yaml.safe_load(ENVIRONMENT)["dependencies"]
+    assert sorted(last["pip"]) == sorted(lock.locked_lines(LOCK)), "run `make lock`"
+    assert others == [f"python={lock.lower_bound()}", "pip"]
+    assert ENVIRONMENT == lock.environment(LOCK, lock.lower_bound()), "environment.yml was edited by hand: run `make lock`"
+
+
+def test_oldest_python_is_the_same_everywhere():
+    oldest = ".".join(map(str, bootstrap.NEEDED))
+    assert PROJECT["project"]["requires-python"] == f">={oldest}"
+    assert lock.lower_bound() == oldest
+    checks = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text(encoding="utf-8"))
+    assert checks["jobs"]["checks"]["strategy"]["matrix"]["python"][0] == oldest
+
+
+def test_jupyter_book_is_the_first_one():
+    """Version 2 is another program that reads no _config.yml."""
+    (requirement,) = [requirement for requirement in wanted() if requirement.name == "jupyter-book"]
+    assert Version("2.0") not in SpecifierSet(str(requirement.specifier))
+
+
+def test_make_help_names_every_target():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    described = re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)
+    assert sorted(phony.split()) == sorted(described)

@@ -1,0 +1,125 @@
+"""The log of a run: every step once, however the run was stopped, for programs and for people."""
+
+import json
+import math
+import sys
+import types
+
+import pytest
+
+from atlib.run import log as run_log
+from atlib.run.log import RunLog, read_log
+
+
+def steps(folder):
+    return [entry["step"] for entry in read_log(folder)]
+
+
+def test_entries_are_appended_as_lines_and_as_text(tmp_path):
+    log = RunLog(tmp_path)
+    log({"event": "step", "step": 1, "loss": 0.123456789, "lr": 1e-3})
+    log({"event": "epoch", "step": 1, "test_accuracy": 0.5})
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [{name: value for name, value in line.items() if name != "seconds"} for line in lines] == [
+        {"event": "step", "step": 1, "loss": 0.123456789, "lr": 1e-3}, {"event": "epoch", "step": 1, "test_accuracy": 0.5}]
+    text = (tmp_path / "log.txt").read_text().splitlines()
+    assert text[0].startswith("event step · step 1 · loss 0.1235 · lr 0.001 · seconds ") and len(text) == 2
+
+
+def test_it_is_on_the_disk_after_each_call(tmp_path):
+    log = RunLog(tmp_path)
+    for step in range(1, 4):
+        log({"step": step})
+        assert steps(tmp_path) == list(range(1, step + 1)), "a run that is killed now must not lose this line"
+
+
+def test_going_on_drops_what_came_after_the_checkpoint_and_the_line_that_was_cut(tmp_path):
+    log = RunLog(tmp_path)
+    for step in (1, 2, 3, 4):
+        log({"step": step, "loss": float(step)})
+    log({"step": 4, "test_accuracy": 0.5})
+    with open(tmp_path / "log.jsonl", "a") as file:
+        file.write('{"step": 5, "lo')
+    again = RunLog(tmp_path, after=2)
+    assert steps(tmp_path) == [1, 2] and len((tmp_path / "log.txt").read_text().splitlines()) == 2
+    again({"step": 3, "loss": 3.0})
+    assert steps(tmp_path) == [1, 2, 3]
+    assert (tmp_path / "log.txt").read_text().splitlines()[-1].startswith("step 3 · loss 3")
+
+
+def test_a_whole_line_without_its_end_is_cut_too(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "seconds": 1.0}\n{"step": 2, "seconds": 2.0}')
+    assert steps(tmp_path) == [1], "its end may be missing: another line appended to it would be unreadable"
+    RunLog(tmp_path, after=2)({"step": 2})
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_seconds_go_on_where_they_were(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(run_log.time, "perf_counter", lambda: now[0])
+    log = RunLog(tmp_path)
+    now[0] = 110.0
+    log({"step": 1})
+    now[0] = 500.0  # stopped, and taken up again much later; what came after step 1 is lost and not counted
+    again = RunLog(tmp_path, after=1)
+    now[0] = 503.0
+    again({"step": 2})
+    assert [entry["seconds"] for entry in read_log(tmp_path)] == [10.0, 13.0] and again.seconds == 13.0
+    assert RunLog(tmp_path, after=0).seconds == 0.0, "from the beginning there is no time before"
+
+
+def test_numbers_that_json_does_not_have(tmp_path):
+    log = RunLog(tmp_path)
+    log({"step": 1, "grad_norm": math.inf, "loss": math.nan})
+    (entry,) = [json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON")) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert (entry["grad_norm"], entry["loss"]) == ("inf", "nan")
+
+
+def test_a_damaged_log_is_named_and_left(tmp_path):
+    content = '{"step": 1, "seconds": 1.0}\nnonsense\n{"step": 2, "seconds": 2.0}\n'
+    (tmp_path / "log.jsonl").write_text(content)
+    with pytest.raises(OSError, match=r"log.jsonl, line 2 is no entry of a log"):
+        read_log(tmp_path)
+    assert (tmp_path / "log.jsonl").read_text() == content
+    assert read_log(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("nonsense", ["nonsense", '{"step": "x", "seconds": 1.0}', "[]", '{"step": 1}', "{"])
+def test_a_damaged_log_is_set_aside_when_a_run_goes_on(tmp_path, nonsense):
+    content = f'{{"step": 1, "seconds": 1.0}}\n{nonsense}\n{{"step": 2, "seconds": 2.0}}\n{{"step": 3, "seconds": 3.0}}\n'
+    (tmp_path / "log.jsonl").write_text(content)
+    (tmp_path / "log.jsonl.damaged").write_text("of an earlier time")
+    with pytest.warns(UserWarning, match="log.jsonl, line 2 is no entry of a log .*renamed to log.jsonl.damaged-again, and the run goes on"):
+        log = RunLog(tmp_path, after=2)
+    assert (tmp_path / "log.jsonl.damaged").read_text() == "of an earlier time" and (tmp_path / "log.jsonl.damaged-again").read_text() == content
+    log({"step": 3})
+    assert steps(tmp_path) == [1, 2, 3] and log.before == 2.0
+
+
+def test_tensorboard_gets_numbers_by_step(tmp_path, monkeypatch):
+    written = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            written.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            written.append((name, value, step))
+
+        def close(self):
+            written.append("closed")
+
+    monkeypatch.setattr(run_log, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    log = RunLog(tmp_path, after=4, tensorboard=True)
+    log({"event": "step", "step": 5, "loss": 1.5})
+    log.close()
+    assert written[0] == (tmp_path / "tensorboard", 5), "what a killed run wrote about later steps is not shown"
+    assert ("loss", 1.5, 5) in written and written[-1] == "closed"
+    assert {entry[0] for entry in written[1:-1]} == {"loss", "seconds"}
+
+
+def test_tensorboard_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_log, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install tensorboard"):
+        RunLog(tmp_path, tensorboard=True)

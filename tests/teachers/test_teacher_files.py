@@ -1,0 +1,177 @@
+"""Weight files are read as data: every kind that is published, and nothing that would have to be run."""
+
+import argparse
+import os
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from atlib.teachers.files import read_weights
+from tests.helpers import same
+from tests.teacher_layouts import write_t5x
+
+STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.float16)}
+
+
+@pytest.mark.parametrize("name", ["", "model", "state_dict", "model_ema", "teacher"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pth_files_with_and_without_a_container(tmp_path, name, zipped):
+    beside = {"epoch": 3, "args": argparse.Namespace(lr=0.1, betas=(0.9, 0.95)), "optimizer": {"state": {}}}
+    torch.save({name: STATE, **beside} if name else STATE, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
+    found = read_weights(tmp_path / "w.pth")
+    assert same(found.tensors, STATE) and found.container == name and found.header == {}
+    assert found.beside == (("epoch", "args", "optimizer") if name else ())
+
+
+def test_dinos_teacher_is_taken_before_its_student(tmp_path):
+    torch.save({"student": {"a": torch.zeros(1)}, "teacher": STATE}, tmp_path / "w.pth")
+    found = read_weights(tmp_path / "w.pth")
+    assert same(found.tensors, STATE) and found.beside == ("student",)
+
+
+def test_safetensors_and_npz_under_any_name(tmp_path):
+    save_file(STATE, tmp_path / "w.bin")
+    assert same(read_weights(tmp_path / "w.bin").tensors, STATE)
+    with open(tmp_path / "w.weights", "wb") as file:
+        np.savez(file, **{name: value.numpy() for name, value in STATE.items()})
+    assert same(read_weights(tmp_path / "w.weights").tensors, STATE)
+
+
+class Bad:
+    """Unpickling one runs a command that leaves a file."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("write", [
+    lambda path, bad: torch.save({"model": STATE, "args": bad}, path),
+    lambda path, bad: torch.save({"model": STATE, "args": argparse.Namespace(hidden=bad)}, path),
+    lambda path, bad: torch.save(bad, path, _use_new_zipfile_serialization=False),
+    lambda path, bad: path.write_bytes(pickle.dumps(bad, protocol=2)),
+], ids=["beside the weights", "in the namespace", "old format", "bare pickle"])
+def test_code_in_a_pickle_is_not_run(tmp_path, write):
+    mark, path = tmp_path / "was-run", tmp_path / "w.pth"
+    write(path, Bad(mark))
+    pickle.loads(pickle.dumps(Bad(tmp_path / "control")))
+    assert (tmp_path / "control").exists(), "this command does run when the pickle is trusted"
+    with pytest.raises(OSError, match=r"w.pth holds a \w*\.?system, which is not weights.*safetensors"):
+        read_weights(path)
+    assert not mark.exists()
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_code_in_other_pickles_is_not_run(tmp_path, protocol):
+    (tmp_path / "w.pth").write_bytes(pickle.dumps(Bad(tmp_path / "was-run"), protocol=protocol))
+    with pytest.raises(OSError, match="w.pth (cannot be read|holds a)") as caught:
+        read_weights(tmp_path / "w.pth")
+    assert "weights_only" not in str(caught.value), "torch's advice is to run the code after all"
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_code_in_an_npz_is_not_run(tmp_path):
+    mark = tmp_path / "was-run"
+    np.savez(tmp_path / "w.npz", a=np.array([Bad(mark)], dtype=object))
+    with pytest.raises(OSError, match="w.npz cannot be read as arrays.*pickle"):
+        read_weights(tmp_path / "w.npz")
+    assert not mark.exists()
+
+
+def test_other_classes_are_named(tmp_path):
+    torch.save({"model": STATE, "best": np.float64(3)}, tmp_path / "w.pth")
+    with pytest.raises(OSError, match=r"w.pth holds a numpy\S*scalar, which is not weights"):
+        read_weights(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("kind", ["zipped", "old", "safetensors", "npz"])
+@pytest.mark.parametrize("left", [0.02, 0.5, 0.98])
+def test_files_cut_off_are_named_and_left_alone(tmp_path, kind, left):
+    path = tmp_path / "w.file"
+    state = {"weight": torch.randn(40, 40)}
+    if kind == "safetensors":
+        save_file(state, path)
+    elif kind == "npz":
+        with open(path, "wb") as file:
+            np.savez(file, weight=state["weight"].numpy())
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=kind == "zipped")
+    content = path.read_bytes()[: int(left * path.stat().st_size)]
+    path.write_bytes(content)
+    with pytest.raises(OSError, match="w.file.*left as it is"):
+        read_weights(path)
+    assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>404 not found</html>", b"\x89PNG\r\n\x1a\n" + bytes(40), b"\x80\x02K\x03.", b"PK\x03\x04" + bytes(60)])
+def test_other_files_are_refused(tmp_path, content):
+    (tmp_path / "w.pth").write_bytes(content)
+    with pytest.raises(OSError, match=r"w.pth (is no weight file|holds a int|cannot be read)"):
+        read_weights(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("content, message", [(torch.zeros(3), "holds a Tensor and not a state dict"), ({"epoch": 3}, "holds no tensors .* it has epoch"),
+                                              ({"model": {}}, "holds no tensors"), ({}, "holds no tensors .* it has nothing")])
+def test_pth_files_without_a_state(tmp_path, content, message):
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(OSError, match=message):
+        read_weights(tmp_path / "w.pth")
+
+
+def test_missing_files_folders_and_programs(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere.pth does not exist"):
+        read_weights(tmp_path / "nowhere.pth")
+    with pytest.raises(OSError, match="is a folder: give the file"):
+        read_weights(tmp_path)
+    for inside, message in (("clip/constants.pkl", "TorchScript program"), ("flip/target.img_encoder.cls/.zarray", "unpack it and give the folder")):
+        with zipfile.ZipFile(tmp_path / "w.pt", "w") as archive:
+            archive.writestr(inside, "")
+        with pytest.raises(OSError, match=message):
+            read_weights(tmp_path / "w.pt")
+
+
+ARRAYS = {"img_encoder/cls": np.random.default_rng(0).normal(size=(1, 1, 5)).astype(np.float32),
+          "img_encoder/embedding/kernel": np.random.default_rng(1).normal(size=(2, 2, 3, 7)).astype(np.float32), "logit_scale": np.ones(1, np.float32)}
+
+
+def test_t5x_folders(tmp_path):
+    write_t5x(tmp_path / "flip" / "checkpoint_100", ARRAYS)
+    (tmp_path / "flip" / "checkpoint_100" / "state.step").mkdir()
+    found = read_weights(tmp_path / "flip").tensors
+    assert same(found, {name.replace("/", "."): torch.from_numpy(array) for name, array in ARRAYS.items()})
+
+
+@pytest.mark.parametrize("damage", ["a chunk is missing", "a chunk is cut off", "another compressor", "no JSON", "chunks of another size"])
+def test_damaged_t5x_folders_name_the_array(tmp_path, damage):
+    array = write_t5x(tmp_path, ARRAYS) / "target.img_encoder.embedding.kernel"
+    chunk, about = array / "0.0.0.1", array / ".zarray"
+    if damage == "a chunk is missing":
+        chunk.unlink()
+    elif damage == "a chunk is cut off":
+        chunk.write_bytes(chunk.read_bytes()[:-12])
+    else:
+        text = about.read_text()
+        about.write_text({"another compressor": text.replace("gzip", "blosc"), "no JSON": text[:-1], "chunks of another size": text.replace("4]", "3]", 1)}[damage])
+    with pytest.raises(OSError, match="target.img_encoder.embedding.kernel cannot be read as an array of a T5X checkpoint"):
+        read_weights(tmp_path)
+
+
+def test_a_bias_that_stayed_zero_is_not_on_disk(tmp_path):
+    write_t5x(tmp_path, {"img_encoder/embedding/bias": np.zeros(4, np.float32)})
+    for chunk in (tmp_path / "target.img_encoder.embedding.bias").glob("[01]"):
+        chunk.unlink()
+    assert read_weights(tmp_path).tensors["img_encoder.embedding.bias"].tolist() == [0, 0, 0, 0]
+
+
+def test_several_steps_in_a_t5x_folder(tmp_path):
+    for step in (1, 2):
+        write_t5x(tmp_path / f"checkpoint_{step}", ARRAYS)
+    with pytest.raises(OSError, match="several checkpoints, checkpoint_1, checkpoint_2: give the folder of one"):
+        read_weights(tmp_path)

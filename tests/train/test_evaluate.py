@@ -1,0 +1,99 @@
+"""Accuracy and loss by counting; the model is left as it was."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from atlib import AttentionTransfer, Plan
+from atlib.data import Images
+from atlib.train.evaluate import evaluate, predict
+from tests.helpers import random_images
+
+
+class Scores(nn.Module):
+    """Logits that are written in the image itself: the first pixels of its first row."""
+
+    def __init__(self, classes=4):
+        super().__init__()
+        self.classes, self.scale = classes, nn.Parameter(torch.ones(()))
+        self.modes = []
+
+    def forward(self, images):
+        self.modes.append((self.training, torch.is_grad_enabled(), len(images)))
+        return self.scale * images[:, 0, 0, : self.classes]
+
+
+@pytest.fixture
+def data():
+    pixels = torch.randint(0, 256, (23, 3, 4, 4), dtype=torch.uint8)
+    return Images(pixels, torch.randint(0, 4, (23,)))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 23, 500])
+def test_accuracy_and_loss_by_counting(data, batch_size):
+    right, loss = 0, 0.0
+    for index in range(23):
+        row = [(value / 255 - 0.5) / 0.25 for value in data.pixels[index, 0, 0].tolist()]
+        label = data.targets[index].item()
+        right += row.index(max(row)) == label
+        loss += (math.log(sum(math.exp(value) for value in row)) - row[label]) / 23
+    found = evaluate(Scores(), data, batch_size)
+    assert found.accuracy == pytest.approx(right / 23) and found.loss == pytest.approx(loss, rel=1e-5) and found.count == 23
+    assert 0 < right < 23
+
+
+def test_predictions_come_in_order_and_in_evaluation_mode(data):
+    model = Scores()
+    logits = predict(model, data, 10)
+    assert torch.equal(logits, (data.pixels[:, 0, 0].float() / 255 - 0.5) / 0.25) and not logits.requires_grad
+    assert model.modes == [(False, False, 10), (False, False, 10), (False, False, 3)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_in_its_mode(data, training):
+    model = Scores().train(training)
+    evaluate(model, data)
+    assert model.training is training
+    model.forward = lambda images: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        evaluate(model, data)
+    assert model.training is training
+
+
+def test_augmentation_free_evaluation_repeats_itself(data):
+    assert evaluate(Scores(), data) == evaluate(Scores(), data)
+
+
+def test_a_pair_is_evaluated_as_one_model(small_vit):
+    pair = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan())
+    data = Images(torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 5, (6,)))
+    torch.testing.assert_close(predict(pair, data), pair.eval()(data.take(range(6))[0]).logits)
+    assert predict(pair, data).shape == (6, 5)
+
+
+def test_fewer_outputs_than_classes(small_vit):
+    data = Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([0, 5]))
+    with pytest.raises(ValueError, match="label 5, the model has only 5 outputs: pass num_classes="):
+        evaluate(small_vit(), data)
+    with pytest.raises(ValueError, match="--set model.num_classes=NUMBER.*or evaluate on data with the classes"):
+        evaluate(small_vit(), data)
+    assert small_vit()(random_images(1, 3, 32, 32)).shape == (1, 5)
+
+
+def test_a_nan_teacher_is_not_counted_as_a_prediction(small_vit):
+    """The argmax of NaN is class 0: without a word the accuracy would be the share of that class."""
+    teacher, data = small_vit(seed=1), Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+    teacher.blocks[1].attn.qkv.weight.data[0, 0] = math.nan
+    with pytest.raises(ValueError, match="logits are NaN for 4 of 4 images, the first of them image 0: .* its teacher's"):
+        evaluate(AttentionTransfer(teacher, small_vit(seed=2), Plan()), data)
+
+
+def test_the_image_with_nan_logits_is_named(data):
+    class Once(Scores):
+        def forward(self, images):
+            return super().forward(images).masked_fill((images == data.take([5])[0]).flatten(1).all(1)[:, None], math.nan)
+
+    with pytest.raises(ValueError, match="NaN for 1 of 23 images, the first of them image 5"):
+        evaluate(Once(), data, 7)

@@ -1,0 +1,140 @@
+"""Two processes on the CPU (gloo), really started: the same weights as one process, exact metrics, one writer, and errors instead of hangs.
+
+The tolerance: float32 sums in another order differ in the last digits, and Adam divides by the root of tiny squares, so after 7 steps of
+lr 1e-3 weights are held to an absolute 2e-5 (they have moved by up to 5e-3) and losses to a relative 1e-5.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from atlib.train import train
+from atlib.train.checkpoint_manager import Keeper
+from atlib.train.evaluate import evaluate, evaluate_together
+from tests import two
+from tests.helpers import ROOT
+
+PROGRAM = str(ROOT / "tests" / "two.py")
+SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+
+
+def torchrun(*arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", PROGRAM, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=SURROUNDINGS, capture_output=True, text=True, timeout=400)
+
+
+@pytest.fixture(scope="module")
+def pair_of_processes(tmp_path_factory):
+    """What two processes found out together, and the folder that they wrote to."""
+    folder = tmp_path_factory.mktemp("two")
+    done = torchrun("all", str(folder))
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((folder / "found.json").read_text())
+    assert found["world"] == 2, "accelerate must not have started one process only"
+    return folder, found
+
+
+def difference(left, right):
+    return max((left[name] - right[name]).abs().max().item() for name in left)
+
+
+def without_key_biases(weights):
+    """A constant added to all keys leaves softmax as it is, so their biases have no gradient but rounding noise, of which AdamW makes steps."""
+    return {name: torch.cat(value.chunk(3)[::2]) if name.endswith("qkv.bias") else value for name, value in weights.items()}
+
+
+@pytest.mark.parametrize("name", two.RUNS)
+def test_two_processes_end_where_one_with_twice_the_batch_does(name, pair_of_processes):
+    folder, found = pair_of_processes
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the two processes: another number of threads is one more order of adding
+    try:
+        weights, history, steps = two.trained(name)
+    finally:
+        torch.set_num_threads(threads)
+    build, recipe = two.RUNS[name]
+    first = build().state_dict()
+    first = {key: first[key] for key in weights} if not recipe.ema else two.tiny().state_dict()
+    moved = difference(weights, first)
+    assert moved > 1e-3 if not recipe.ema else moved > 5e-4, "the run must have gone somewhere"
+    together = load_file(folder / f"{name}.safetensors")
+    assert difference(together, weights) < 2e-5
+    assert difference(without_key_biases(together), without_key_biases(weights)) < 2e-6
+    assert found[name]["steps"] == pytest.approx(steps, rel=1e-5)
+    assert [entry["loss"] for entry in found[name]["history"]] == pytest.approx([entry["loss"] for entry in history], rel=1e-5)
+    assert len(set(found[name]["sums"])) == 1, "both processes hold the same weights"
+
+
+def test_the_teacher_is_neither_broadcast_nor_averaged(pair_of_processes):
+    assert pair_of_processes[1]["teacher kept"] == [True, True]
+
+
+def test_metrics_count_every_image_once(pair_of_processes):
+    """Batches of 15 of 71 images: three for one process, two for the other, the last of eleven images."""
+    alone = evaluate(two.tiny(3), two.images(), 15)
+    for accuracy, loss, count in pair_of_processes[1]["evaluation"]:
+        assert (accuracy, count) == (alone.accuracy, 71) and loss == pytest.approx(alone.loss, rel=1e-6)
+    assert evaluate_together(two.tiny(3), two.images(), 15) == alone, "on one process it is evaluate"
+
+
+def test_one_process_writes_and_all_evaluate(pair_of_processes):
+    folder, found = pair_of_processes
+    assert found["evaluated on"] == [0, 1]
+    assert (folder / "out-0" / "last.safetensors").is_file() and not (folder / "out-1").exists()
+    newest = Keeper(folder / "kept", every=3).latest()
+    assert newest.name == "step-00000007" and len(list(newest.glob("model*.safetensors"))) == 1
+    assert sorted(path.name for path in newest.glob("process-*")) == ["process-00000.safetensors", "process-00001.safetensors"]
+
+
+def test_a_run_of_two_goes_on_with_the_same_bits(pair_of_processes):
+    assert pair_of_processes[1]["resumed"] == [True, True]
+
+
+def test_a_run_of_two_does_not_go_on_as_one(pair_of_processes):
+    from dataclasses import replace
+
+    with pytest.raises(ValueError, match="processes was 2 and is 1.*Go on with what it was started with"):
+        train(two.tiny(drop_path_rate=0.3), two.images(), replace(two.RECIPE, mixup=0.8, ema=0.9), progress=None,
+              keeper=Keeper(pair_of_processes[0] / "kept", every=3))
+
+
+def test_what_one_process_meets_ends_the_run_of_both(pair_of_processes):
+    _, found = pair_of_processes
+    assert found["not finite"] == ["the loss is nan at step 0"] * 2
+    assert found["preempted"] == ["step-00000003"] * 2
+
+
+def test_a_dead_process_ends_the_run_in_bounded_time(tmp_path):
+    began = time.perf_counter()
+    done = torchrun("dead", str(tmp_path))
+    assert done.returncode != 0 and time.perf_counter() - began < 120  # 60 s is how long the survivor waits, the rest is the start
+    assert "exitcode  : 1" in done.stderr and "rank      : 1" in done.stderr
+
+
+def test_two_machines_on_loopback(tmp_path):
+    """`accelerate launch` once on each of two "machines", which find each other through an address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "2", "--num_processes", "2",
+              "--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
+    machines = [subprocess.Popen([*launch, "--machine_rank", str(rank), PROGRAM, "machines", str(tmp_path)], cwd=ROOT, env=SURROUNDINGS,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(2)]
+    try:
+        said = [machine.communicate(timeout=300)[0] for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    found = [json.loads((tmp_path / f"machine-{rank}.json").read_text()) for rank in range(2)]
+    assert [one["world"] for one in found] == [2, 2] and [one["group"] for one in found] == [0, 1] and {one["local"] for one in found} == {"0"}
+    assert found[0]["history"] == found[1]["history"]
+    weights, _, _ = two.trained("plain")
+    assert difference(load_file(tmp_path / "machines.safetensors"), weights) < 2e-5

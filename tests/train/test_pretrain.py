@@ -1,0 +1,192 @@
+"""Teachers made on the spot: the retrieval pre-text has the right target, the auto-encoder the right loss."""
+
+import pytest
+import torch
+
+from atlib import create_vit
+from atlib.data import Images, glyphs
+from atlib.train import make_optimizer, train
+from atlib.train.pretrain import (
+    MaskedAutoencoder,
+    mae_loss,
+    patchify,
+    retrieval_images,
+    retrieval_loss,
+    retrieval_model,
+)
+from atlib.train.recipe import Recipe
+from tests import longhand
+from tests.helpers import random_images, randomise, same
+
+
+@pytest.fixture
+def autoencoder(small_vit):
+    """A randomised auto-encoder in float64 (16 patches, 4 visible) and 3 images."""
+
+    def build(**options):
+        vit = small_vit(**options.pop("vit", {}))
+        return randomise(MaskedAutoencoder(vit, **({"decoder_width": 16, "decoder_heads": 2} | options)), 1).double()
+
+    return build
+
+
+IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
+
+
+def patches_of(image, height, width):
+    """The patches of one image (C, H, W) in reading order, each flattened channel by channel, row by row."""
+    channels, rows, columns = image.shape
+    return [[image[c, top + i, left + j].item() for c in range(channels) for i in range(height) for j in range(width)]
+            for top in range(0, rows, height) for left in range(0, columns, width)]
+
+
+def test_patchify_equals_loops():
+    images = torch.arange(2 * 3 * 6 * 8).reshape(2, 3, 6, 8).double()
+    expected = torch.tensor([patches_of(image, 3, 2) for image in images], dtype=torch.float64)
+    assert torch.equal(patchify(images, (3, 2)), expected)
+
+
+def test_patchify_cuts_as_the_model_does(small_vit):
+    """A patch times the flattened kernel is the model's own embedding of that patch."""
+    vit = small_vit().double()
+    expected = vit.patch_embed(IMAGES)
+    found = patchify(IMAGES, (8, 8)) @ vit.patch_embed.proj.weight.flatten(1).T + vit.patch_embed.proj.bias
+    assert (found - expected).abs().max() <= 1e-12
+
+
+def order_of(seed, batch, patches):
+    """The permutation of every image that this seed draws; the first ones are visible."""
+    torch.manual_seed(seed)
+    return torch.rand(batch, patches).argsort(1)
+
+
+def longhand_loss(model, images, order, visible, heads=3, decoder_heads=2, prefix=1):
+    """The paper's steps for one image at a time, the long way, from the model's weights."""
+    w = {name.removeprefix("vit."): value for name, value in model.state_dict().items()}
+    losses = []
+    for image, places in zip(images, order.tolist()):
+        tokens = longhand.embed(w, image[None], 8)
+        shown = torch.cat([tokens[:, :prefix], *[tokens[:, [prefix + place]] for place in places[:visible]]], 1)
+        x = longhand.run_blocks(w, shown, heads)[0]
+        if "norm.weight" in w:
+            x = longhand.layer_norm(x, w["norm.weight"], w["norm.bias"])
+        x = x @ w["to_decoder.weight"].T + w["to_decoder.bias"]
+        canvas = [w["mask_token"][0, 0]] * len(places)
+        for place, token in zip(places, x[0, prefix:]):
+            canvas[place] = token
+        y = longhand.run_blocks(w, torch.stack(canvas)[None] + w["decoder_positions"], decoder_heads, prefix="decoder")[0]
+        y = longhand.layer_norm(y, w["decoder.2.weight"], w["decoder.2.bias"]) @ w["decoder.3.weight"].T + w["decoder.3.bias"]
+        target = patches_of(image, 8, 8)
+        for place in places[visible:]:
+            pixels = torch.tensor(target[place], dtype=torch.float64)
+            pixels = (pixels - pixels.mean()) / (((pixels - pixels.mean()) ** 2).sum() / (len(pixels) - 1) + 1e-6).sqrt()
+            losses.append(((y[0, place] - pixels) ** 2).mean())
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("options, visible, prefix", [({}, 4, 1), ({"mask_ratio": 0.5, "decoder_depth": 2}, 8, 1),
+                                                      ({"vit": {"class_token": False, "global_pool": "avg"}}, 4, 0)], ids=str)
+def test_loss_equals_the_longhand(autoencoder, options, visible, prefix):
+    model = autoencoder(**options)
+    assert model.visible == visible
+    expected = longhand_loss(model, IMAGES, order_of(3, 3, 16), visible, prefix=prefix)
+    torch.manual_seed(3)
+    found = model(IMAGES)
+    assert found.shape == () and abs(found.item() - expected.item()) <= 1e-10
+    torch.manual_seed(3)
+    assert mae_loss(model, IMAGES, torch.zeros(3), Recipe()).item() == found.item()
+
+
+def change(images, order, places):
+    """The images with the pixels of some places of each permutation replaced."""
+    changed = images.clone()
+    for image, row in zip(changed, order.tolist()):
+        for place in row[places]:
+            top, left = 8 * (place // 4), 8 * (place % 4)
+            image[:, top : top + 8, left : left + 8] = torch.rand(3, 8, 8, dtype=torch.float64)
+    return changed
+
+
+def test_the_encoder_sees_visible_patches_only(autoencoder):
+    model, order = autoencoder(), order_of(3, 3, 16)
+    encoded = []
+    model.to_decoder.register_forward_hook(lambda module, inputs, output: encoded.append(inputs[0]))
+    losses = []
+    for images in (IMAGES, change(IMAGES, order, slice(4, None)), change(IMAGES, order, slice(0, 1))):
+        torch.manual_seed(3)
+        losses.append(model(images).item())
+    plain, hidden_changed, shown_changed = encoded
+    assert plain.shape == (3, 4, 24)
+    assert torch.equal(hidden_changed, plain) and losses[1] != losses[0], "hidden pixels are target and nothing else"
+    assert not torch.equal(shown_changed, plain)
+
+
+def test_the_visible_places_differ_between_images_and_calls(autoencoder):
+    model, losses = autoencoder(), []
+    for _ in range(3):
+        losses.append(model(IMAGES[:1].expand(2, -1, -1, -1)).item())
+    assert len(set(losses)) == 3
+    assert order_of(3, 2, 16)[0].tolist() != order_of(3, 2, 16)[1].tolist()
+
+
+def test_gradients_reach_encoder_and_decoder(autoencoder):
+    model = autoencoder()
+    model(IMAGES).backward()
+    without = {name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()}
+    assert without == {"vit.head.weight", "vit.head.bias"}
+
+
+def test_flat_patches_give_a_finite_loss(autoencoder):
+    model = autoencoder()
+    loss = model(torch.ones(2, 3, 32, 32, dtype=torch.float64))
+    loss.backward()
+    assert loss.isfinite() and all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("ratio, visible", [(0.0, 16), (1.0, 0), (0.99, 0), (-1.0, 32)])
+def test_ratios_that_hide_nothing_or_everything(small_vit, ratio, visible):
+    with pytest.raises(ValueError, match=f"mask_ratio={ratio} leaves {visible} of 16 patches visible"):
+        MaskedAutoencoder(small_vit(), mask_ratio=ratio)
+
+
+def test_the_teacher_is_the_vit_itself(small_vit):
+    vit = small_vit()
+    model = MaskedAutoencoder(vit)
+    assert model.vit is vit and same({n: v for n, v in model.state_dict().items() if n.startswith("vit.")},
+                                     {f"vit.{n}": v for n, v in vit.state_dict().items()})
+
+
+def test_positions_and_tokens_are_not_decayed(autoencoder):
+    model = autoencoder()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = make_optimizer(model, Recipe(weight_decay=0.05)).param_groups
+    decayed = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
+    assert decayed == {name for name, p in model.named_parameters() if name.endswith(".weight") and p.ndim >= 2}
+    assert sum(len(group["params"]) for group in groups) == len(names)
+
+
+def test_an_autoencoder_learns():
+    torch.manual_seed(0)
+    model = MaskedAutoencoder(create_vit("glyphs", depth=1), decoder_depth=1)
+    images = Images(torch.from_numpy(glyphs.generate("train", 64, world=glyphs.World(noise=0)).images), torch.zeros(64))
+    history = train(model, images, Recipe(steps=60, batch_size=32, lr=3e-3), loss=mae_loss, progress=None)
+    assert history[-1]["loss"] < 0.9 * history[0]["loss"]
+
+
+def test_the_retrieval_target_is_the_marked_cell_without_noise():
+    drawn, clean = glyphs.generate("unlabelled", 40), glyphs.generate("unlabelled", 40, world=glyphs.World(noise=0))
+    images = retrieval_images(drawn)
+    assert images.targets.shape == (40, 192) and images.targets.dtype == torch.float32
+    for index in range(40):
+        row, column = divmod(int(drawn.cell[index]), 4)
+        cell = torch.from_numpy(clean.images[index][:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8].copy())
+        assert (images.targets[index].reshape(3, 8, 8) * 255 - cell).abs().max() <= 1
+    assert torch.equal(images.pixels, torch.from_numpy(drawn.images)), "the input is the noisy image"
+
+
+def test_retrieval_loss_is_the_mean_squared_error():
+    model, images, clean = retrieval_model(), torch.randn(2, 3, 32, 32), torch.rand(2, 192)
+    guess = model(images)
+    assert guess.shape == (2, 192)
+    expected = sum((g - c) ** 2 for g, c in zip(guess.flatten().tolist(), clean.flatten().tolist())) / (2 * 192)
+    assert retrieval_loss(model, images, clean, Recipe()).item() == pytest.approx(expected, rel=1e-5)

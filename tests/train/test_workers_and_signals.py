@@ -1,0 +1,23 @@
+"""A SIGTERM to a whole process group, as launchers send it, must leave the workers that decode images to the run that is about to save."""
+
+import multiprocessing
+import os
+import time
+
+import torch
+
+from atlib.data.decoding import Made, Share, deliver
+
+
+def made_slowly(what):
+    time.sleep(0.02)
+    return Made(torch.zeros(len(what), 3, 4, 4), torch.zeros(len(what), dtype=torch.long), list(what), {})
+
+
+def test_workers_are_in_groups_of_their_own():
+    batches = deliver(made_slowly, [Share([index], 1.0) for index in range(12)], workers=2, on_corrupt="raise", corrupt={})
+    got = [next(batches).indices]
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2 and all(os.getpgid(worker.pid) != os.getpgid(0) for worker in workers)
+    got += [batch.indices for batch in batches]
+    assert got == [[index] for index in range(12)]
