@@ -1,5 +1,6 @@
-"""The command line: `python -m atlib train` trains by a recipe, `resume` goes on, `evaluate`, `pretrain` and `teacher` are about what it makes and
-takes; `experiments` lists the book's experiments, `experiment NAME` repeats one."""
+"""The command line: `python -m atlib train` trains by a recipe, `resume` goes on, `evaluate`, `pretrain` and
+`teacher` are about what it makes and takes; `experiments` lists the book's experiments, `experiment NAME`
+repeats one."""
 
 import argparse
 import statistics
@@ -21,21 +22,57 @@ EXPERIMENTS: dict[str, Study | Examination] = {"transfer": CENTRAL, **STUDIES, *
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns 0, 2 after printing what was wrong with the request, 1 for a training that failed, 75 for one that was stopped, 130 for
-    one that was interrupted."""
+    """Run a command; returns 0, 2 after printing what was wrong with the request, 1 for a training that
+    failed, 75 for one that was stopped, 130 for one that was interrupted."""
     parser = argparse.ArgumentParser(prog="python -m atlib", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("experiments", help="list the experiments of the book: what they show, their cost, which records are committed")
-    experiment = commands.add_parser("experiment", help="repeat an experiment of the book and write its records")
-    experiment.add_argument("name", help="; ".join(f"{name}: {study.shows}" for name, study in EXPERIMENTS.items()))
-    experiment.add_argument("--scale", default="built-in", help=f"one of {', '.join(scales())} (default: built-in)")
-    experiment.add_argument("--seeds", type=int, default=None, help="number of seeds, from 0 on (default: as many as are recorded)")
-    experiment.add_argument("--methods", nargs="+", default=None, metavar="METHOD",
-                            help=f"only some; of transfer: {', '.join(METHODS)} (default: all of the experiment at this scale)")
-    experiment.add_argument("--data", type=Path, default=None, help="folder with CIFAR-10's parquet files, for the scale pacs one that holds cifar10/ and pacs/ (default: from the hub)")
-    experiment.add_argument("--out", type=Path, default=None, help="folder for records (default: results/NAME/SCALE)")
-    experiment.add_argument("--work", type=Path, default=None, help="folder for weights (default: runs/transfer/SCALE)")
-    experiment.add_argument("--jobs", type=int, default=1, help="runs side by side, one thread each (default: 1, with all threads)")
+    commands.add_parser(
+        "experiments",
+        help="list the experiments of the book: what they show, their cost, which records are committed",
+    )
+    experiment = commands.add_parser(
+        "experiment", help="repeat an experiment of the book and write its records"
+    )
+    experiment.add_argument(
+        "name", help="; ".join(f"{name}: {study.shows}" for name, study in EXPERIMENTS.items())
+    )
+    experiment.add_argument(
+        "--scale", default="built-in", help=f"one of {', '.join(scales())} (default: built-in)"
+    )
+    experiment.add_argument(
+        "--seeds",
+        type=int,
+        default=None,
+        help="number of seeds, from 0 on (default: as many as are recorded)",
+    )
+    experiment.add_argument(
+        "--methods",
+        nargs="+",
+        default=None,
+        metavar="METHOD",
+        help=f"only some; of transfer: {', '.join(METHODS)} (default: all of the experiment at this scale)",
+    )
+    experiment.add_argument(
+        "--data",
+        type=Path,
+        default=None,
+        help=(
+            "folder with CIFAR-10's parquet files, for the scale pacs one that holds cifar10/ and pacs/"
+            " (default: from the hub)"
+        ),
+    )
+    experiment.add_argument(
+        "--out", type=Path, default=None, help="folder for records (default: results/NAME/SCALE)"
+    )
+    experiment.add_argument(
+        "--work", type=Path, default=None, help="folder for weights (default: runs/transfer/SCALE)"
+    )
+    experiment.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="runs side by side, one thread each (default: 1, with all threads)",
+    )
     add_commands(commands)
     given = parser.parse_args(arguments)
     if given.command == "experiments":
@@ -64,20 +101,31 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def overview(results: Path) -> str:
-    """What `python -m atlib experiments` prints: every experiment, what it shows, the paper's counterpart, cost, and records in `results`."""
+    """What `python -m atlib experiments` prints: every experiment, what it shows, the paper's counterpart,
+    cost, and records in `results`."""
     lines = []
     for name, study in EXPERIMENTS.items():
         where = [study.only] if study.only else list(scales())
         folders = {scale: len(list((results / name / scale).glob("*-seed*.json"))) for scale in where}
-        found = ", ".join(f"{number} runs at {scale}" for scale, number in folders.items() if number) or "none here"
-        lines += [f"{name}: {study.shows}", f"    paper:   {study.paper}",
-                  f"    cost:    about {study.minutes} minutes at the built-in scale ({study.seeds} seeds, two cores); scales: {', '.join(where)}",
-                  f"    records: {found}"]
+        found = (
+            ", ".join(f"{number} runs at {scale}" for scale, number in folders.items() if number)
+            or "none here"
+        )
+        lines += [
+            f"{name}: {study.shows}",
+            f"    paper:   {study.paper}",
+            (
+                f"    cost:    about {study.minutes} minutes at the built-in scale ({study.seeds} seeds, two"
+                f" cores); scales: {', '.join(where)}"
+            ),
+            f"    records: {found}",
+        ]
     return "\n".join(lines)
 
 
 def _as_sentence(plain):
     """What shows a warning: ours as a sentence, those of other packages as Python does it."""
+
     def show(message, category, filename, lineno, file=None, line=None):
         if Path(filename).is_relative_to(Path(__file__).parent):
             print(f"python -m atlib: {message}", file=sys.stderr)
@@ -98,21 +146,31 @@ def _run(given: argparse.Namespace) -> tuple[list[Path], Path]:
     records = given.out or Path("results", given.name, given.scale)
     if study is CENTRAL:
         methods = given.methods or list(scales()[given.scale].methods)
-        return run_experiment(Place(given.scale, given.data, records, work), seeds, methods, given.jobs), records
-    transfer = Place(given.scale, given.data, Path("results", "transfer", given.scale), work)  # studies start from what it chose
+        return (
+            run_experiment(Place(given.scale, given.data, records, work), seeds, methods, given.jobs),
+            records,
+        )
+    transfer = Place(
+        given.scale, given.data, Path("results", "transfer", given.scale), work
+    )  # studies start from what it chose
     if isinstance(study, Examination):
         return run_examination(study, transfer, records, seeds, given.methods, given.jobs), records
     return run_study(study, transfer, records, seeds, given.methods, given.jobs), records
 
 
 def _print_table(records) -> None:
-    records = [record for record in records if "test_accuracy" in record.results]  # what is measured on a teacher has none
+    records = [
+        record for record in records if "test_accuracy" in record.results
+    ]  # what is measured on a teacher has none
     methods = list(dict.fromkeys(record.method for record in records))
     width = max((len(method) for method in methods), default=0)
     for method in methods:
         scores = [100 * record.results["test_accuracy"] for record in records if record.method == method]
         spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-        print(f"{method:{width}} {statistics.mean(scores):5.1f}{spread}  ({len(scores)} seed{'s' if len(scores) > 1 else ''})")
+        print(
+            f"{method:{width}} {statistics.mean(scores):5.1f}{spread}  ({len(scores)}"
+            f" seed{'s' if len(scores) > 1 else ''})"
+        )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def require_known(kind: str, name: object, known: Iterable[str]) -> None:
-    """Raise `ValueError` unless `name` is one of `known`: it names `name`, the close ones, and all that there are."""
+    """Raise `ValueError` unless `name` is one of `known`: it names `name`, the close ones, and all that there
+    are."""
     known = list(known)
     if name in known:
         return

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 class Seen(NamedTuple):
     """What one attention layer saw and used. q, k, v: (B, H, N, d); scale: the factor on q kᵀ, usually 1/√d.
 
-    q and k are what the map is really made of: those *after* q-norm and k-norm and *after* rotation by position (RoPE), where a
-    ViT has them, and with shared keys and values (grouped queries) repeated for every head.
-    Where a whole map was put in (`Instead(map=...)`), q and k were never computed: they are None and `given` is that map.
-    At the layer where a walk stops (`stop_after`) nothing is mixed any more, so v was never computed: it is None.
+    q and k are what the map is really made of: those *after* q-norm and k-norm and *after* rotation by
+    position (RoPE), where a ViT has them, and with shared keys and values (grouped queries) repeated for
+    every head. Where a whole map was put in (`Instead(map=...)`), q and k were never computed: they are None
+    and `given` is that map. At the layer where a walk stops (`stop_after`) nothing is mixed any more, so v
+    was never computed: it is None.
     """
 
     q: Tensor | None
@@ -38,11 +39,13 @@ class Seen(NamedTuple):
 
 
 class Instead(NamedTuple):
-    """What a layer's attention shall use instead of its own: q, k, v (B, H, N, d), or a whole map (B, H, N, N).
+    """What a layer's attention shall use instead of its own: q, k, v (B, H, N, d), or a whole map (B, H, N,
+    N).
 
-    With q and k both replaced the layer's own are not computed and `scale` is the factor that belongs to the new ones
-    (the layer's own where None; without both it is refused). `heads` lists the heads to replace, H then being len(heads);
-    None replaces all. New q and k are taken as they are: where a layer rotates its own (RoPE), new ones come rotated, as `Seen` has them.
+    With q and k both replaced the layer's own are not computed and `scale` is the factor that belongs to the
+    new ones (the layer's own where None; without both it is refused). `heads` lists the heads to replace, H
+    then being len(heads); None replaces all. New q and k are taken as they are: where a layer rotates its own
+    (RoPE), new ones come rotated, as `Seen` has them.
     """
 
     q: Tensor | None = None
@@ -53,26 +56,41 @@ class Instead(NamedTuple):
     heads: Sequence[int] | None = None
 
 
-def see(attn: nn.Module, x: Tensor, instead: Instead, layer: int, *, rope: Tensor | None = None, values: bool = True) -> Seen:
-    """What the attention module `attn` makes of its normalised input x (B, N, D), with the replacements applied.
+def see(
+    attn: nn.Module,
+    x: Tensor,
+    instead: Instead,
+    layer: int,
+    *,
+    rope: Tensor | None = None,
+    values: bool = True,
+) -> Seen:
+    """What the attention module `attn` makes of its normalised input x (B, N, D), with the replacements
+    applied.
 
-    `rope`: the rotary embedding of the patch tokens, None where positions do not rotate. Only what will be used is computed:
-    replacing the map, or q and k, skips the projections to q and k, and without `values` v is None, whatever would have
-    replaced it. Raises `ValueError` for a replacement of the wrong shape; `layer` is for that message.
+    `rope`: the rotary embedding of the patch tokens, None where positions do not rotate. Only what will be
+    used is computed: replacing the map, or q and k, skips the projections to q and k, and without `values` v
+    is None, whatever would have replaced it. Raises `ValueError` for a replacement of the wrong shape;
+    `layer` is for that message.
     """
     _check_instead(instead, len(x), attn.num_heads, x.shape[1], head_width(attn), layer)
     whole = instead.heads is None
-    known = instead if whole else Instead()  # with some heads replaced the layer's own are needed for the others
+    known = (
+        instead if whole else Instead()
+    )  # with some heads replaced the layer's own are needed for the others
     used = ("" if known.map is not None else "qk") + ("v" if values else "")
     own = _project(attn, x, "".join(name for name in used if getattr(known, name) is None))
-    parts = {name: _finish(attn, name, own[name], rope) if name in own else getattr(known, name) for name in used}
+    parts = {
+        name: _finish(attn, name, own[name], rope) if name in own else getattr(known, name) for name in used
+    }
     scale = attn.scale if known.scale is None else known.scale
     seen = Seen(parts.get("q"), parts.get("k"), parts.get("v"), scale, known.map)
     return seen if whole else _merge(seen, instead)
 
 
 def attend(attn: nn.Module, seen: Seen) -> Tensor:
-    """Mix the values with the map, softmax(scale · q kᵀ) v: (B, H, N, d), fused or dense as the module itself would."""
+    """Mix the values with the map, softmax(scale · q kᵀ) v: (B, H, N, d), fused or dense as the module itself
+    would."""
     dropout = attn.attn_drop.p if attn.training else 0.0
     if seen.given is None and attn.fused_attn:
         return fused(seen.q, seen.k, seen.v, seen.scale, dropout)
@@ -80,22 +98,26 @@ def attend(attn: nn.Module, seen: Seen) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
-    """Fused attention for any widths: kernels want the same for all three, or maps get stored; columns of zeros change nothing."""
+    """Fused attention for any widths: kernels want the same for all three, or maps get stored; columns of
+    zeros change nothing."""
     width = max(q.shape[-1], v.shape[-1])
     padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     return F.scaled_dot_product_attention(*padded, dropout_p=dropout, scale=scale)[..., : v.shape[-1]]
 
 
 def head_width(attn: nn.Module) -> int:
-    """The width d of one head; timm's EVA attention has no `head_dim` in the oldest versions, but its scale is 1/√d in every version."""
+    """The width d of one head; timm's EVA attention has no `head_dim` in the oldest versions, but its scale
+    is 1/√d in every version."""
     return attn.head_dim if hasattr(attn, "head_dim") else round(attn.scale**-2)
 
 
 def _project(attn: nn.Module, x: Tensor, needed: str) -> dict[str, Tensor]:
-    """The projections of x (B, N, D) named in `needed`, letters of "qkv": each (B, heads, N, d), before norms and rotation.
+    """The projections of x (B, N, D) named in `needed`, letters of "qkv": each (B, heads, N, d), before norms
+    and rotation.
 
-    Only here it matters in which form timm keeps them: three projections (`EvaAttention`, `AttentionRope`), or one joint
-    projection with its bias (`Attention`, `AttentionRope`) or with the biases beside it, k's a constant zero (`EvaAttention`).
+    Only here it matters in which form timm keeps them: three projections (`EvaAttention`, `AttentionRope`),
+    or one joint projection with its bias (`Attention`, `AttentionRope`) or with the biases beside it, k's a
+    constant zero (`EvaAttention`).
     """
     if attn.qkv is None:
         flat = {name: getattr(attn, f"{name}_proj")(x) for name in needed}
@@ -106,9 +128,12 @@ def _project(attn: nn.Module, x: Tensor, needed: str) -> dict[str, Tensor]:
 
 def _project_jointly(attn: nn.Module, x: Tensor, needed: str) -> dict[str, Tensor]:
     joint, width = attn.qkv, attn.num_heads * head_width(attn)
-    beside = None if getattr(attn, "q_bias", None) is None else torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+    beside = (
+        None if getattr(attn, "q_bias", None) is None else torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+    )
     apart = beside is not None and attn.qkv_bias_separate
-    # An adapter or a quantised layer computes more than its weight says, so it is called; EVA itself reads the weight in one case.
+    # An adapter or a quantised layer computes more than its weight says, so it is called; EVA itself reads
+    # the weight in one case.
     called = beside is None or apart
     if called and (needed == "qkv" or type(joint) is not nn.Linear):
         everything = joint(x)
@@ -126,10 +151,14 @@ def _project_jointly(attn: nn.Module, x: Tensor, needed: str) -> dict[str, Tenso
 
 
 def _finish(attn: nn.Module, name: str, projected: Tensor, rope: Tensor | None) -> Tensor:
-    """From a projection (B, heads, N, d) to what attention uses: normalised, rotated, and repeated for the heads that share it."""
+    """From a projection (B, heads, N, d) to what attention uses: normalised, rotated, and repeated for the
+    heads that share it."""
     part = projected if name == "v" else (attn.q_norm if name == "q" else attn.k_norm)(projected)
     if rope is not None and name != "v":
-        prefix, rest = part[:, :, : attn.num_prefix_tokens], part[:, :, attn.num_prefix_tokens :]  # a class token has no place to turn to
+        prefix, rest = (
+            part[:, :, : attn.num_prefix_tokens],
+            part[:, :, attn.num_prefix_tokens :],
+        )  # a class token has no place to turn to
         rotated = apply_rot_embed_cat(rest, rope, half=getattr(attn, "rotate_half", False))
         part = torch.cat([prefix, rotated], 2).to(projected.dtype)
     shared = attn.num_heads // part.shape[1]
@@ -155,18 +184,26 @@ def _check_instead(instead: Instead, B: int, H: int, N: int, d: int, layer: int)
     if instead.map is not None and (instead.q is not None or instead.k is not None):
         raise ValueError(f"layer {layer}: a map is made of q and k, so replace the map or q and k, not both")
     if instead.scale is not None and (instead.q is None or instead.k is None):
-        raise ValueError(f"layer {layer}: scale={instead.scale} belongs to a new q and k: replace both, or leave scale out")
+        raise ValueError(
+            f"layer {layer}: scale={instead.scale} belongs to a new q and k: replace both, or leave scale out"
+        )
     if instead.heads is not None:
         wrong = [head for head in instead.heads if not 0 <= head < H]
         if wrong or len(set(instead.heads)) != len(instead.heads) or len(instead.heads) == 0:
-            raise ValueError(f"layer {layer}: heads {list(instead.heads)} must be distinct, at least one, and from 0 to {H - 1}")
+            raise ValueError(
+                f"layer {layer}: heads {list(instead.heads)} must be distinct, at least one, and from 0 to"
+                f" {H - 1}"
+            )
     heads = H if instead.heads is None else len(instead.heads)
-    # The map's queries and keys need a common width, but not the layer's own: a wider teacher can teach a narrow student.
+    # The map's queries and keys need a common width, but not the layer's own: a wider teacher can teach a
+    # narrow student.
     both = instead.heads is None and instead.q is not None and instead.k is not None
     width = instead.q.shape[-1] if both else d
     expected = dict(q=(B, heads, N, width), k=(B, heads, N, width), v=(B, heads, N, d), map=(B, heads, N, N))
     for name, shape in expected.items():
         given = getattr(instead, name)
         if given is not None and tuple(given.shape) != shape:
-            raise ValueError(f"layer {layer}: {name} has shape {tuple(given.shape)}, this layer needs {shape} "
-                             f"(batch, heads, tokens, {'tokens' if name == 'map' else 'head width'})")
+            raise ValueError(
+                f"layer {layer}: {name} has shape {tuple(given.shape)}, this layer needs {shape} "
+                f"(batch, heads, tokens, {'tokens' if name == 'map' else 'head width'})"
+            )

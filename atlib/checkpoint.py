@@ -22,23 +22,28 @@ def save_weights(path: str | Path, model: nn.Module) -> Path:
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Put the weights that `save_weights` wrote into a model of the same architecture. Raises `OSError` naming a file that does not fit."""
+    """Put the weights that `save_weights` wrote into a model of the same architecture. Raises `OSError`
+    naming a file that does not fit."""
     tensors, _ = read_tensors(Path(path))
     _load_state(model, tensors, path)
 
 
-def save_vit(path: str | Path, vit: VisionTransformer, architecture: Architecture, more: Mapping = {}) -> Path:
-    """Write a ViT's weights, a plain timm state, with its architecture in the header so that `load_vit` needs nothing else.
+def save_vit(
+    path: str | Path, vit: VisionTransformer, architecture: Architecture, more: Mapping = {}
+) -> Path:
+    """Write a ViT's weights, a plain timm state, with its architecture in the header so that `load_vit` needs
+    nothing else.
 
-    more: JSON values that the header shall say besides, such as how images are prepared for it; `read_header` reads them.
-    Raises `ValueError`, before anything is written, when `architecture` does not describe `vit`.
+    more: JSON values that the header shall say besides, such as how images are prepared for it; `read_header`
+    reads them. Raises `ValueError`, before anything is written, when `architecture` does not describe `vit`.
     """
     _check_architecture(vit, architecture)
     return _write(Path(path), dict(vit.state_dict()), {**more, "architecture": architecture._asdict()})
 
 
 def load_vit(path: str | Path) -> VisionTransformer:
-    """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that is missing, cut off or of another kind."""
+    """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that is missing, cut off or of
+    another kind."""
     tensors, header = read_tensors(Path(path))
     if "needs_teacher" in header:
         raise OSError(f"{path} is a bundle, written by save_bundle: read it with load_bundle")
@@ -47,12 +52,22 @@ def load_vit(path: str | Path) -> VisionTransformer:
     return vit
 
 
-def save_bundle(path: str | Path, transfer: AttentionTransfer, student: Architecture, teacher: Architecture, more: Mapping = {}) -> Path:
-    """Write what inference needs. After Copy that is student *and* teacher, and the header says `needs_teacher: true`;
-    after Distill it is the student alone. more: as in `save_vit`."""
+def save_bundle(
+    path: str | Path,
+    transfer: AttentionTransfer,
+    student: Architecture,
+    teacher: Architecture,
+    more: Mapping = {},
+) -> Path:
+    """Write what inference needs. After Copy that is student *and* teacher, and the header says
+    `needs_teacher: true`; after Distill it is the student alone. more: as in `save_vit`."""
     _check_architecture(transfer.student, student)
-    header = {**more, "needs_teacher": transfer.needs_teacher, "student": student._asdict(),
-              "plan": transfer.plan.describe()}
+    header = {
+        **more,
+        "needs_teacher": transfer.needs_teacher,
+        "student": student._asdict(),
+        "plan": transfer.plan.describe(),
+    }
     tensors = {f"student.{name}": value for name, value in transfer.student.state_dict().items()}
     if transfer.needs_teacher:
         _check_architecture(transfer.teacher, teacher)
@@ -62,20 +77,33 @@ def save_bundle(path: str | Path, transfer: AttentionTransfer, student: Architec
 
 
 def load_bundle(path: str | Path) -> nn.Module:
-    """The model that `save_bundle` wrote, in eval mode: an `AttentionTransfer` after Copy, a plain ViT after Distill."""
+    """The model that `save_bundle` wrote, in eval mode: an `AttentionTransfer` after Copy, a plain ViT after
+    Distill."""
     tensors, header = read_tensors(Path(path))
 
     def part(name: str) -> VisionTransformer:
         vit = _build(header, name, path)
-        _load_state(vit, {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}, path)
+        _load_state(
+            vit,
+            {
+                key.removeprefix(f"{name}."): value
+                for key, value in tensors.items()
+                if key.startswith(f"{name}.")
+            },
+            path,
+        )
         return vit
 
     if not _field(header, "needs_teacher", path):
         return part("student").eval()
     try:
-        return AttentionTransfer(part("teacher"), part("student"), Plan(**_field(header, "plan", path))).eval()
+        return AttentionTransfer(
+            part("teacher"), part("student"), Plan(**_field(header, "plan", path))
+        ).eval()
     except (TypeError, ValueError) as error:
-        raise OSError(f"{path} holds no teacher and student that fit together ({error}); it was left as it is") from error
+        raise OSError(
+            f"{path} holds no teacher and student that fit together ({error}); it was left as it is"
+        ) from error
 
 
 def _write(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
@@ -84,7 +112,8 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
 
 
 def read_header(path: str | Path) -> dict:
-    """atlib's header of a safetensors file, empty in a file of another kind. Raises `OSError` naming a file that cannot be read."""
+    """atlib's header of a safetensors file, empty in a file of another kind. Raises `OSError` naming a file
+    that cannot be read."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
@@ -92,7 +121,9 @@ def read_header(path: str | Path) -> dict:
         with safe_open(path, framework="pt") as file:
             return _header_in(file)
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        raise OSError(f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is") from error
+        raise OSError(
+            f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is"
+        ) from error
 
 
 def _header_in(file) -> dict:
@@ -101,19 +132,25 @@ def _header_in(file) -> dict:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
-    """The tensors of a safetensors file by name, and atlib's header, empty in a file of another kind. Raises `OSError` naming a file that cannot be read."""
+    """The tensors of a safetensors file by name, and atlib's header, empty in a file of another kind. Raises
+    `OSError` naming a file that cannot be read."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, _header_in(file)
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        raise OSError(f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is") from error
+        raise OSError(
+            f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is"
+        ) from error
 
 
 def _field(header: dict, name: str, path: str | Path):
     if name not in header:
-        raise OSError(f"{path} holds weights but does not say {name!r}: it was not written by the matching save function of atlib")
+        raise OSError(
+            f"{path} holds weights but does not say {name!r}: it was not written by the matching save"
+            " function of atlib"
+        )
     return header[name]
 
 
@@ -121,7 +158,9 @@ def _build(header: dict, name: str, path: str | Path) -> VisionTransformer:
     try:
         return Architecture(**_field(header, name, path)).build()
     except (TypeError, ValueError) as error:
-        raise OSError(f"{path} names an architecture that cannot be built ({error}); it was left as it is") from error
+        raise OSError(
+            f"{path} names an architecture that cannot be built ({error}); it was left as it is"
+        ) from error
 
 
 def _load_state(vit: nn.Module, tensors: dict[str, Tensor], path: str | Path) -> None:
@@ -134,14 +173,21 @@ def _load_state(vit: nn.Module, tensors: dict[str, Tensor], path: str | Path) ->
 def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:
     built = architecture.build()
     twin, mine = built.state_dict(), vit.state_dict()
-    differ = sorted(name for name in twin.keys() | mine.keys()
-                    if name not in twin or name not in mine or twin[name].shape != mine[name].shape)
+    differ = sorted(
+        name
+        for name in twin.keys() | mine.keys()
+        if name not in twin or name not in mine or twin[name].shape != mine[name].shape
+    )
     if differ:
-        raise ValueError(f"{architecture} does not build this ViT: they differ in {', '.join(differ[:5])}"
-                         + (f" and {len(differ) - 5} more" if len(differ) > 5 else ""))
+        raise ValueError(
+            f"{architecture} does not build this ViT: they differ in {', '.join(differ[:5])}"
+            + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
+        )
     # What weights do not show: the same shapes with other heads or another activation are another function.
     heads = [[block.attn.num_heads for block in one.blocks] for one in (built, vit)]
     components = differences(built, vit)
     if heads[0] != heads[1] or components:
         what = f"heads {heads}" if heads[0] != heads[1] else str(components)
-        raise ValueError(f"{architecture} does not build this ViT: its weights fit, but the two differ in {what}")
+        raise ValueError(
+            f"{architecture} does not build this ViT: its weights fit, but the two differ in {what}"
+        )

@@ -10,69 +10,92 @@ from atlib.walking import Seen
 
 
 def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], value: bool = True) -> Tensor:
-    """Cross-entropy from the teacher's attention maps to the student's: a scalar, in nats, summed over layers.
+    """Cross-entropy from the teacher's attention maps to the student's: a scalar, in nats, summed over
+    layers.
 
     The same number and gradients as `dense_attention_cross_entropy`, but no (N, N) map is ever stored: see
-    `atlib.map_free`. `value=False` computes the gradients only and returns 0. `student` and `teacher` pair up layer by layer;
-    no gradient reaches the teacher. Raises ValueError when their numbers or shapes differ, or when a layer was given a whole map.
+    `atlib.map_free`. `value=False` computes the gradients only and returns 0. `student` and `teacher` pair up
+    layer by layer; no gradient reaches the teacher. Raises ValueError when their numbers or shapes differ, or
+    when a layer was given a whole map.
 
     Source: Li et al. 2024, "On the Surprising Effectiveness of Attention Transfer for Vision Transformers"
-    (arXiv 2411.09702), section on Attention Distillation; the reductions are those of the published implementation.
+    (arXiv 2411.09702), section on Attention Distillation; the reductions are those of the published
+    implementation.
     """
     _check_pairs(student, teacher)
     total = 0.0
     for index, (own, target) in enumerate(zip(student, teacher)):
         if own.given is not None or target.given is not None:
-            raise ValueError(f"pair {index}: a whole map was given here, so there are no q and k to do without it; "
-                             "use dense_attention_cross_entropy")
+            raise ValueError(
+                f"pair {index}: a whole map was given here, so there are no q and k to do without it; "
+                "use dense_attention_cross_entropy"
+            )
         if own.q.shape[:3] != target.q.shape[:3]:
             maps = [(*seen.q.shape[:3], seen.k.shape[2]) for seen in (own, target)]
-            raise ValueError(f"pair {index}: the student's map is {maps[0]}, the teacher's {maps[1]} (B, H, N, N)")
-        total = total + map_free_cross_entropy(own.q, own.k, target.q.detach(), target.k.detach(), own.scale, target.scale, value)
+            raise ValueError(
+                f"pair {index}: the student's map is {maps[0]}, the teacher's {maps[1]} (B, H, N, N)"
+            )
+        total = total + map_free_cross_entropy(
+            own.q, own.k, target.q.detach(), target.k.detach(), own.scale, target.scale, value
+        )
     return total
 
 
 def dense_attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen]) -> Tensor:
-    """The definition of `attention_cross_entropy`, with every map written out; it also takes layers that were given a map.
+    """The definition of `attention_cross_entropy`, with every map written out; it also takes layers that were
+    given a map.
 
-    Per layer, with maps (B, H, N, N) over queries i and keys j, it is the *mean* over batch, heads and queries of
-    -Σ_j p_t(i, j) log p_s(i, j). Layers are *summed*, not averaged. The teacher's maps are constants.
+    Per layer, with maps (B, H, N, N) over queries i and keys j, it is the *mean* over batch, heads and
+    queries of -Σ_j p_t(i, j) log p_s(i, j). Layers are *summed*, not averaged. The teacher's maps are
+    constants.
     """
     _check_pairs(student, teacher)
-    return sum(map_cross_entropy(own.scores.log_softmax(-1), target.map) for own, target in zip(student, teacher))
+    return sum(
+        map_cross_entropy(own.scores.log_softmax(-1), target.map) for own, target in zip(student, teacher)
+    )
 
 
 def map_cross_entropy(log_p_s: Tensor, p_t: Tensor) -> Tensor:
-    """One layer's cross-entropy from the student's log-map and the teacher's map, (B, H, N, N) each: a scalar, in nats."""
+    """One layer's cross-entropy from the student's log-map and the teacher's map, (B, H, N, N) each: a
+    scalar, in nats."""
     if p_t.shape != log_p_s.shape:
-        raise ValueError(f"the student's map is {tuple(log_p_s.shape)}, the teacher's {tuple(p_t.shape)} (B, H, N, N)")
+        raise ValueError(
+            f"the student's map is {tuple(log_p_s.shape)}, the teacher's {tuple(p_t.shape)} (B, H, N, N)"
+        )
     return -(p_t.detach() * log_p_s).sum(-1).mean()  # sum over keys; mean over batch, heads, queries
 
 
 def projection_mse(student: Sequence[Seen], teacher: Sequence[Seen], what: str) -> Tensor:
-    """Squared error between the queries, keys or values (`what`: "q", "k" or "v") of student and teacher: a scalar.
+    """Squared error between the queries, keys or values (`what`: "q", "k" or "v") of student and teacher: a
+    scalar.
 
-    Per layer the *mean* over all elements of (B, H, N, d), *summed* over layers, as in the published implementation
-    (arXiv 2411.09702). Raises ValueError when the numbers of layers or the shapes differ.
+    Per layer the *mean* over all elements of (B, H, N, d), *summed* over layers, as in the published
+    implementation (arXiv 2411.09702). Raises ValueError when the numbers of layers or the shapes differ.
     """
     _check_pairs(student, teacher)
-    return _summed_mse([getattr(each, what) for each in student], [getattr(each, what) for each in teacher], what)
+    return _summed_mse(
+        [getattr(each, what) for each in student], [getattr(each, what) for each in teacher], what
+    )
 
 
 def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
-    """Squared error between residual streams (B, N, D), `Walk.stream` of some layers: mean over elements, summed over layers.
+    """Squared error between residual streams (B, N, D), `Walk.stream` of some layers: mean over elements,
+    summed over layers.
 
-    The feature-distillation baseline of arXiv 2411.09702. Raises ValueError when the numbers of layers or the shapes differ.
+    The feature-distillation baseline of arXiv 2411.09702. Raises ValueError when the numbers of layers or the
+    shapes differ.
     """
     _check_pairs(student, teacher)
     return _summed_mse(student, teacher, "residual stream")
 
 
 def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """τ² · KL(teacher ‖ student) of class predictions softened by the temperature τ: a scalar, in nats; mean over the batch.
+    """τ² · KL(teacher ‖ student) of class predictions softened by the temperature τ: a scalar, in nats; mean
+    over the batch.
 
     logits: (B, classes). DeiT's soft distillation adds it with weight 0.1 to 0.9 · cross-entropy, τ = 3
-    (Touvron et al. 2021, arXiv 2012.12877, equation 2). Raises ValueError for a temperature that is not above 0.
+    (Touvron et al. 2021, arXiv 2012.12877, equation 2). Raises ValueError for a temperature that is not above
+    0.
     """
     if not temperature > 0:
         raise ValueError(f"the temperature must be above 0, got {temperature}")
@@ -83,9 +106,11 @@ def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperatur
 
 
 def hard_distillation(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Cross-entropy of the student with the teacher's most likely class as the label: a scalar, in nats; mean over the batch.
+    """Cross-entropy of the student with the teacher's most likely class as the label: a scalar, in nats; mean
+    over the batch.
 
-    logits: (B, classes). DeiT's hard distillation adds it with weight 1/2 to 1/2 · cross-entropy (arXiv 2012.12877, equation 3).
+    logits: (B, classes). DeiT's hard distillation adds it with weight 1/2 to 1/2 · cross-entropy (arXiv
+    2012.12877, equation 3).
     """
     _check_logits(student_logits, teacher_logits)
     return F.cross_entropy(student_logits, teacher_logits.argmax(-1))
@@ -94,17 +119,24 @@ def hard_distillation(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 def _summed_mse(student: Sequence[Tensor], teacher: Sequence[Tensor], what: str) -> Tensor:
     for index, (own, target) in enumerate(zip(student, teacher)):
         if own.shape != target.shape:
-            raise ValueError(f"pair {index}: the student's {what} is {tuple(own.shape)}, the teacher's {tuple(target.shape)}; "
-                             "a squared error needs equal shapes")
+            raise ValueError(
+                f"pair {index}: the student's {what} is {tuple(own.shape)}, the teacher's"
+                f" {tuple(target.shape)}; a squared error needs equal shapes"
+            )
     return sum(F.mse_loss(own, target.detach()) for own, target in zip(student, teacher))
 
 
 def _check_pairs(student: Sequence, teacher: Sequence) -> None:
     if len(student) != len(teacher) or len(student) == 0:
-        raise ValueError(f"layers pair up one to one: got {len(student)} of the student and {len(teacher)} of the teacher")
+        raise ValueError(
+            f"layers pair up one to one: got {len(student)} of the student and {len(teacher)} of the teacher"
+        )
 
 
 def _check_logits(student: Tensor, teacher: Tensor) -> None:
     if student.shape != teacher.shape:
-        raise ValueError(f"the student predicts {tuple(student.shape)}, the teacher {tuple(teacher.shape)} (batch, classes): "
-                         "the teacher of logit distillation must know the same classes; fine-tune it on them first")
+        raise ValueError(
+            f"the student predicts {tuple(student.shape)}, the teacher {tuple(teacher.shape)} (batch,"
+            " classes): the teacher of logit distillation must know the same classes; fine-tune it on them"
+            " first"
+        )

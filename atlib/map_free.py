@@ -1,6 +1,7 @@
 """The cross-entropy between two attention maps, and its gradients, without ever storing a map.
 
-With z = scale · q kᵀ the student's logits and p_s, p_t the row-softmax maps of student and teacher, one query's loss is
+With z = scale · q kᵀ the student's logits and p_s, p_t the row-softmax maps of student and teacher, one
+query's loss is
 
     -Σ_j p_t(i,j) log p_s(i,j)  =  logsumexp_j z(i,j) - scale · q_i · Σ_j p_t(i,j) k_j
 
@@ -8,9 +9,10 @@ and its gradient with respect to z is p_s - p_t, so that
 
     ∂/∂q_i = scale · Σ_j (p_s - p_t)(i,j) k_j        ∂/∂k_j = scale · Σ_i (p_s - p_t)(i,j) q_i.
 
-Both sums can be had from pieces. `by_blocks` takes a few queries at a time; `by_fused_attention` notes that Σ_j p(i,j) k_j is
-attention with the keys as values and leaves it to the platform's fused kernels. Memory is O(N d) a head, not O(N²).
-Notebook 12 derives this step by step. StreamKL (arXiv 2606.20005) reaches the same memory with a CUDA kernel of its own.
+Both sums can be had from pieces. `by_blocks` takes a few queries at a time; `by_fused_attention` notes that
+Σ_j p(i,j) k_j is attention with the keys as values and leaves it to the platform's fused kernels. Memory is
+O(N d) a head, not O(N²). Notebook 12 derives this step by step. StreamKL (arXiv 2606.20005) reaches the same
+memory with a CUDA kernel of its own.
 """
 
 import torch
@@ -18,29 +20,45 @@ from torch import Tensor
 
 from atlib.attention import fused
 
-BLOCK = 64  # queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py shows the loss alone)
+# queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py shows the loss
+# alone)
+BLOCK = 64
 
 
-def map_free_cross_entropy(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, value: bool = True) -> Tensor:
-    """Mean over batch, heads and queries of the cross-entropy from the teacher's map to the student's: a scalar, in nats.
+def map_free_cross_entropy(
+    q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, value: bool = True
+) -> Tensor:
+    """Mean over batch, heads and queries of the cross-entropy from the teacher's map to the student's: a
+    scalar, in nats.
 
-    q, k: the student's, (B, H, N, d); q_t, k_t: the teacher's, (B, H, N, any width), constants. With `value=False` the
-    result is 0 and only its gradients are computed, which saves the log-sum-exp. On a CUDA device it runs through fused
-    attention, elsewhere by blocks of queries, which needs fewer multiplications but no fast memory close by.
-    Source: the loss is that of arXiv 2411.09702, section on Attention Distillation; the identity is this project's.
+    q, k: the student's, (B, H, N, d); q_t, k_t: the teacher's, (B, H, N, any width), constants. With
+    `value=False` the result is 0 and only its gradients are computed, which saves the log-sum-exp. On a CUDA
+    device it runs through fused attention, elsewhere by blocks of queries, which needs fewer multiplications
+    but no fast memory close by. Source: the loss is that of arXiv 2411.09702, section on Attention
+    Distillation; the identity is this project's.
     """
-    how = by_fused_attention if q.is_cuda and q.dtype != torch.float64 else by_blocks  # no fused kernel knows float64
+    how = (
+        by_fused_attention if q.is_cuda and q.dtype != torch.float64 else by_blocks
+    )  # no fused kernel knows float64
     return how(q, k, q_t, k_t, scale, scale_t, value)
 
 
-def by_blocks(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, value: bool = True) -> Tensor:
-    """`map_free_cross_entropy` for `BLOCK` queries at a time: (B, H, BLOCK, N) is the largest tensor that comes and goes."""
-    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)  # inside the Function gradients are always off
+def by_blocks(
+    q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, value: bool = True
+) -> Tensor:
+    """`map_free_cross_entropy` for `BLOCK` queries at a time: (B, H, BLOCK, N) is the largest tensor that
+    comes and goes."""
+    wanted = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad
+    )  # inside the Function gradients are always off
     return _ByBlocks.apply(q, k, q_t, k_t, scale, scale_t, value, wanted)
 
 
-def by_fused_attention(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, value: bool = True) -> Tensor:
-    """`map_free_cross_entropy` through `scaled_dot_product_attention` alone; the value by blocks, as only that needs rows of z."""
+def by_fused_attention(
+    q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, value: bool = True
+) -> Tensor:
+    """`map_free_cross_entropy` through `scaled_dot_product_attention` alone; the value by blocks, as only
+    that needs rows of z."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     exact = torch.promote_types(q.dtype, torch.float32)
     q, k = _DifferentiableOnce.apply(q), _DifferentiableOnce.apply(k)
@@ -48,17 +66,24 @@ def by_fused_attention(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: fl
     expected_own = fused(q.detach(), k.detach(), k, scale).to(exact)  # Σ_j p_s k_j, a gradient to k as value
     expected_target = fused(q_t, k_t, k, scale_t).to(exact)  # Σ_j p_t k_j
     same_gradient = scale / rows * (q.to(exact) * (expected_own - expected_target)).sum()
-    found = (_logsumexp_sum(q, k, scale) - scale * (q.to(exact) * expected_target).sum()).detach() / rows if value else 0.0
+    found = (
+        (_logsumexp_sum(q, k, scale) - scale * (q.to(exact) * expected_target).sum()).detach() / rows
+        if value
+        else 0.0
+    )
     return same_gradient - same_gradient.detach() + found  # the value of one, the gradient of the other
 
 
 class _ByBlocks(torch.autograd.Function):
-    """Gradients are made in the forward pass, while a block's maps exist: two (B, H, N, d) tensors wait for the backward pass."""
+    """Gradients are made in the forward pass, while a block's maps exist: two (B, H, N, d) tensors wait for
+    the backward pass."""
 
     @staticmethod
     def forward(ctx, q, k, q_t, k_t, scale, scale_t, value, wanted):
         B, H, N, _ = q.shape
-        exact = torch.promote_types(q.dtype, torch.float32)  # bf16 products would cost the softmax three digits
+        exact = torch.promote_types(
+            q.dtype, torch.float32
+        )  # bf16 products would cost the softmax three digits
         with torch.autocast(q.device.type, enabled=False):
             q_s, k_s, q_t, k_t = (each.to(exact).reshape(B * H, N, -1) for each in (q, k, q_t, k_t))
             found = q_s.new_zeros(())
@@ -74,15 +99,29 @@ class _ByBlocks(torch.autograd.Function):
                     grad_q[:, block] = torch.bmm(difference, k_s)
                     grad_k.baddbmm_(difference.mT, q_s[:, block])
             if wanted:
-                ctx.factor = scale / (B * H * N)  # applied last: this small number would leave few digits of an fp16 gradient
-                ctx.save_for_backward(*(each.view_as(like).to(like.dtype) for each, like in ((grad_q, q), (grad_k, k))))
+                ctx.factor = scale / (
+                    B * H * N
+                )  # applied last: this small number would leave few digits of an fp16 gradient
+                ctx.save_for_backward(
+                    *(each.view_as(like).to(like.dtype) for each, like in ((grad_q, q), (grad_k, k)))
+                )
         return found / (B * H * N)
 
     @staticmethod
     def backward(ctx, above):
         _refuse_second_derivative()
-        factor = above * ctx.factor  # in float32 at least: an fp16 run scales its loss by more than fp16 can hold
-        return *((each.to(factor.dtype) * factor).to(each.dtype) for each in ctx.saved_tensors), None, None, None, None, None, None
+        factor = (
+            above * ctx.factor
+        )  # in float32 at least: an fp16 run scales its loss by more than fp16 can hold
+        return (
+            *((each.to(factor.dtype) * factor).to(each.dtype) for each in ctx.saved_tensors),
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 class _DifferentiableOnce(torch.autograd.Function):
@@ -99,14 +138,20 @@ class _DifferentiableOnce(torch.autograd.Function):
 
 
 def _refuse_second_derivative() -> None:
-    # Not once_differentiable: where the loss is the end of the graph, that hands out gradients as constants without a word.
+    # Not once_differentiable: where the loss is the end of the graph, that hands out gradients as constants
+    # without a word.
     if torch.is_grad_enabled():  # in a backward pass: with create_graph
-        raise RuntimeError("the map-free loss has first derivatives only, and create_graph=True asks for more: "
-                           "use atlib.losses.dense_attention_cross_entropy")
+        raise RuntimeError(
+            "the map-free loss has first derivatives only, and create_graph=True asks for more: "
+            "use atlib.losses.dense_attention_cross_entropy"
+        )
 
 
 @torch.no_grad()
 def _logsumexp_sum(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """Σ_i logsumexp_j z(i,j) over batch, heads and queries: a scalar, by blocks of queries."""
     exact = torch.promote_types(q.dtype, torch.float32)
-    return sum((scale * q[:, :, start : start + BLOCK] @ k.mT).to(exact).logsumexp(-1).sum() for start in range(0, q.shape[2], BLOCK))
+    return sum(
+        (scale * q[:, :, start : start + BLOCK] @ k.mT).to(exact).logsumexp(-1).sum()
+        for start in range(0, q.shape[2], BLOCK)
+    )

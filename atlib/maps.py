@@ -1,7 +1,9 @@
-"""Operations on attention maps: average them, merge their heads, move them to another patch grid, drop tokens.
+"""Operations on attention maps: average them, merge their heads, move them to another patch grid, drop
+tokens.
 
-A map is (B, H, N, N), rows (queries) sum to 1 over the last axis (keys). Every function is pure, returns maps whose rows sum
-to 1, and passes gradients on. Tokens are in timm's order: prefix tokens first (class token, registers), then patches row by row.
+A map is (B, H, N, N), rows (queries) sum to 1 over the last axis (keys). Every function is pure, returns maps
+whose rows sum to 1, and passes gradients on. Tokens are in timm's order: prefix tokens first (class token,
+registers), then patches row by row.
 """
 
 from collections.abc import Sequence
@@ -17,11 +19,13 @@ Grid = tuple[int, int]  # patches down, patches across
 
 
 def average_over(maps: Sequence[Tensor], what: str) -> list[Tensor]:
-    """The maps (one (B, H, N, N) per layer) averaged over `what`, in their own shapes: what was averaged is equal everywhere.
+    """The maps (one (B, H, N, N) per layer) averaged over `what`, in their own shapes: what was averaged is
+    equal everywhere.
 
-    `what`: "examples" (the mean over the batch), "layers", "heads", or "queries" (every row becomes the mean row). The results
-    may be expanded views. Raises `ValueError` for another word, for a batch of one over "examples", and over "layers" for fewer
-    than two layers or shapes that differ. Source: arXiv 2411.09702, appendix, on what in a map matters.
+    `what`: "examples" (the mean over the batch), "layers", "heads", or "queries" (every row becomes the mean
+    row). The results may be expanded views. Raises `ValueError` for another word, for a batch of one over
+    "examples", and over "layers" for fewer than two layers or shapes that differ. Source: arXiv 2411.09702,
+    appendix, on what in a map matters.
     """
     require_known("average", what, AVERAGES)
     if len(maps) == 0:
@@ -31,35 +35,47 @@ def average_over(maps: Sequence[Tensor], what: str) -> list[Tensor]:
     if what == "layers":
         shapes = [tuple(map.shape) for map in maps]
         if len(maps) == 1:
-            raise ValueError('an average over "layers" needs at least two layers, got one: transfer more layers, or average over something else')
+            raise ValueError(
+                'an average over "layers" needs at least two layers, got one: transfer more layers, or'
+                " average over something else"
+            )
         if len(set(shapes)) > 1:
             raise ValueError(f'an average over "layers" needs maps of one shape (B, H, N, N), got {shapes}')
         mean = torch.stack(list(maps)).mean(0)
         return [mean] * len(maps)
     if what == "examples" and (alone := [index for index, map in enumerate(maps) if len(map) == 1]):
-        raise ValueError(f'an average over "examples" needs at least two examples, the batch size of layer {alone[0]} is 1: there is '
-                         "nothing to average, and the map would be the example's own. Use a larger batch, also in evaluation")
+        raise ValueError(
+            f'an average over "examples" needs at least two examples, the batch size of layer {alone[0]} is'
+            " 1: there is nothing to average, and the map would be the example's own. Use a larger batch,"
+            " also in evaluation"
+        )
     axis = {"examples": 0, "heads": 1, "queries": 2}[what]
     return [map.mean(axis, keepdim=True).expand_as(map) for map in maps]
 
 
 def mean_heads(map: Tensor) -> Tensor:
-    """The mean of a map's heads: (B, H, N, N) to (B, 1, N, N). Raises `ValueError` for another number of axes."""
+    """The mean of a map's heads: (B, H, N, N) to (B, 1, N, N). Raises `ValueError` for another number of
+    axes."""
     _check_map(map)
     return map.mean(1, keepdim=True)
 
 
-def aggregate_heads(map: Tensor | None = None, temperature: float = 10.0, *, scores: Tensor | None = None) -> Tensor:
-    """All heads merged into one by the product of their maps, softened: softmax_j(Σ_h log p_h(i, j) / T), (B, 1, N, N).
+def aggregate_heads(
+    map: Tensor | None = None, temperature: float = 10.0, *, scores: Tensor | None = None
+) -> Tensor:
+    """All heads merged into one by the product of their maps, softened: softmax_j(Σ_h log p_h(i, j) / T), (B,
+    1, N, N).
 
-    Give either the `map` (B, H, N, N) or, to be exact where a probability underflows, the attention `scores` it is the softmax
-    of (log p does as well: what is constant in a row of a head cancels). Entries of `map` below the smallest normal number of
-    its type count as that number, and get no gradient. Rows alone, (B, H, 1, N), are merged in the same way: (B, 1, 1, N).
-    Raises `ValueError` unless exactly one is given, and for a temperature that is not above 0.
+    Give either the `map` (B, H, N, N) or, to be exact where a probability underflows, the attention `scores`
+    it is the softmax of (log p does as well: what is constant in a row of a head cancels). Entries of `map`
+    below the smallest normal number of its type count as that number, and get no gradient. Rows alone, (B, H,
+    1, N), are merged in the same way: (B, 1, 1, N). Raises `ValueError` unless exactly one is given, and for
+    a temperature that is not above 0.
 
     With equal scales in all heads this is attention of one head with the heads' q and k laid side by side
-    (`join_heads`) and the scale divided by T, so that it can be used without ever making a map.
-    Source: AttnDistill, Wang et al. 2022 (arXiv 2210.00944), the aggregation of heads, T = 10; as in its published code.
+    (`join_heads`) and the scale divided by T, so that it can be used without ever making a map. Source:
+    AttnDistill, Wang et al. 2022 (arXiv 2210.00944), the aggregation of heads, T = 10; as in its published
+    code.
     """
     if (map is None) == (scores is None):
         raise ValueError("give the map or the scores it is made of, one of the two")
@@ -75,21 +91,23 @@ def aggregate_heads(map: Tensor | None = None, temperature: float = 10.0, *, sco
 def join_heads(x: Tensor) -> Tensor:
     """The q or k of all heads side by side as one wide head: (B, H, N, d) to (B, 1, N, H·d).
 
-    Σ_h q_h · k_h is the dot product of the joined vectors, so with q' = join_heads(q), k' = join_heads(k) the map that
-    `aggregate_heads` makes is softmax(scale / T · q' k'ᵀ).
+    Σ_h q_h · k_h is the dot product of the joined vectors, so with q' = join_heads(q), k' = join_heads(k) the
+    map that `aggregate_heads` makes is softmax(scale / T · q' k'ᵀ).
     """
     return x.transpose(1, 2).flatten(2).unsqueeze(1)
 
 
 def resample(map: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) -> Tensor:
-    """The map (B, H, N, N) of one patch grid as it would be on another: (B, H, M, M), M = prefix tokens + patches of `grid_to`.
+    """The map (B, H, N, N) of one patch grid as it would be on another: (B, H, M, M), M = prefix tokens +
+    patches of `grid_to`.
 
-    Keys: what a query gives to the patches is interpolated bicubically over the grid and clamped at 0; its sum, hence also the
-    share of the prefix tokens, stays. Queries: the rows of the patches are then interpolated in the same way, each key by
-    itself; of such a row both parts are rescaled to the interpolated share of the prefix tokens and the rest. Rows of prefix
-    tokens keep what they give to prefix tokens. A side that shrinks more than twofold is antialiased: bicubic interpolation
-    alone would leave tokens out. With equal grids the map comes back as it is.
-    Raises `ValueError` when the grid does not fit the map. An extension of `resample_class_attention` to full maps; ours.
+    Keys: what a query gives to the patches is interpolated bicubically over the grid and clamped at 0; its
+    sum, hence also the share of the prefix tokens, stays. Queries: the rows of the patches are then
+    interpolated in the same way, each key by itself; of such a row both parts are rescaled to the
+    interpolated share of the prefix tokens and the rest. Rows of prefix tokens keep what they give to prefix
+    tokens. A side that shrinks more than twofold is antialiased: bicubic interpolation alone would leave
+    tokens out. With equal grids the map comes back as it is. Raises `ValueError` when the grid does not fit
+    the map. An extension of `resample_class_attention` to full maps; ours.
     """
     _check_map(map)
     grid_from, grid_to = _check_grids(map.shape[-1], grid_from, grid_to, prefix_tokens)
@@ -98,19 +116,25 @@ def resample(map: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) ->
     n = prefix_tokens
     rows = _resample_keys(map, grid_from, grid_to, n)  # (B, H, N, M), rows sum to 1
     # Interpolation runs over the last axis, so the queries go there and come back.
-    patches = _interpolate(rows[:, :, n:].mT, grid_from, grid_to).mT  # (B, H, patches of grid_to, M), rows still sum to 1
+    patches = _interpolate(
+        rows[:, :, n:].mT, grid_from, grid_to
+    ).mT  # (B, H, patches of grid_to, M), rows still sum to 1
     share = patches[..., :n].sum(-1, keepdim=True).clamp(0, 1)
     patches = torch.cat([_rescale(patches[..., :n], share), _rescale(patches[..., n:], 1 - share)], -1)
     return torch.cat([rows[:, :, :n], patches], 2)
 
 
-def resample_class_attention(attention: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int = 1) -> Tensor:
-    """One query's attention (B, H, prefix tokens + patches), usually the class token's, on another patch grid.
+def resample_class_attention(
+    attention: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int = 1
+) -> Tensor:
+    """One query's attention (B, H, prefix tokens + patches), usually the class token's, on another patch
+    grid.
 
-    What goes to the patches is interpolated bicubically, clamped at 0 and rescaled to its former sum; what goes to the prefix
-    tokens, the class token's own share among it, is kept. Sides that shrink more than twofold are antialiased.
-    Raises `ValueError` when the grid does not fit. Source: AttnDistill (arXiv 2210.00944) and its published code, for teachers
-    with smaller patches than the student's; the clamp at 0 is ours (there, small probabilities are clamped afterwards).
+    What goes to the patches is interpolated bicubically, clamped at 0 and rescaled to its former sum; what
+    goes to the prefix tokens, the class token's own share among it, is kept. Sides that shrink more than
+    twofold are antialiased. Raises `ValueError` when the grid does not fit. Source: AttnDistill (arXiv
+    2210.00944) and its published code, for teachers with smaller patches than the student's; the clamp at 0
+    is ours (there, small probabilities are clamped afterwards).
     """
     if attention.ndim != 3:
         raise ValueError(f"class attention is (B, H, tokens), got {tuple(attention.shape)}")
@@ -123,13 +147,18 @@ def resample_class_attention(attention: Tensor, grid_from: Grid, grid_to: Grid, 
 def keep_tokens(map: Tensor, tokens: Sequence[int]) -> Tensor:
     """The map among `tokens` only, in their order: (B, H, len, len), each row rescaled to sum to 1.
 
-    For registers or a distillation token that one of two models lacks. It equals the map of q[:, :, tokens] and k[:, :, tokens],
-    which is the better way where q and k are at hand: there, nothing can underflow.
-    Raises `ValueError` for indices that are not distinct or do not exist, and for a row without any mass on the kept tokens.
+    For registers or a distillation token that one of two models lacks. It equals the map of q[:, :, tokens]
+    and k[:, :, tokens], which is the better way where q and k are at hand: there, nothing can underflow.
+    Raises `ValueError` for indices that are not distinct or do not exist, and for a row without any mass on
+    the kept tokens.
     """
     _check_map(map)
     N, tokens = map.shape[-1], list(tokens)
-    wrong = [token for token in tokens if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < N]
+    wrong = [
+        token
+        for token in tokens
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < N
+    ]
     if wrong:
         raise ValueError(f"tokens {wrong} do not exist: this map has {N} tokens, 0 to {N - 1}")
     if not tokens or len(set(tokens)) != len(tokens):
@@ -142,19 +171,25 @@ def keep_tokens(map: Tensor, tokens: Sequence[int]) -> Tensor:
     empty = mass.detach().squeeze(-1) < torch.finfo(map.dtype).tiny
     if empty.any():
         b, h, i = empty.nonzero()[0].tolist()
-        raise ValueError(f"batch {b}, head {h}, row {tokens[i]} gives nothing to the kept tokens, so it cannot be rescaled to sum to 1. "
-                         "Keep the token it attends to, or make the map from the q and k of the kept tokens")
+        raise ValueError(
+            f"batch {b}, head {h}, row {tokens[i]} gives nothing to the kept tokens, so it cannot be rescaled"
+            " to sum to 1. Keep the token it attends to, or make the map from the q and k of the kept tokens"
+        )
     return kept / mass
 
 
 def _resample_keys(rows: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) -> Tensor:
-    """(B, H, queries, prefix + patches of grid_from) to (B, H, queries, prefix + patches of grid_to), row sums of both parts kept."""
+    """(B, H, queries, prefix + patches of grid_from) to (B, H, queries, prefix + patches of grid_to), row
+    sums of both parts kept."""
     prefix, patches = rows[..., :prefix_tokens], rows[..., prefix_tokens:]
-    return torch.cat([prefix, _rescale(_interpolate(patches, grid_from, grid_to), patches.sum(-1, keepdim=True))], -1)
+    return torch.cat(
+        [prefix, _rescale(_interpolate(patches, grid_from, grid_to), patches.sum(-1, keepdim=True))], -1
+    )
 
 
 def _interpolate(x: Tensor, grid_from: Grid, grid_to: Grid) -> Tensor:
-    """Bicubic over the patches of the last axis, one side of the grid after the other; every output's weights sum to 1."""
+    """Bicubic over the patches of the last axis, one side of the grid after the other; every output's weights
+    sum to 1."""
     kind = x.dtype
     images = x.reshape(-1, 1, *grid_from)
     images = images.float() if kind in (torch.float16, torch.bfloat16) else images
@@ -178,10 +213,17 @@ def _check_map(map: Tensor, name: str = "a map") -> None:
 def _check_grids(N: int, grid_from: Grid, grid_to: Grid, prefix_tokens: int) -> tuple[Grid, Grid]:
     grids = tuple(grid_from), tuple(grid_to)
     for name, grid in zip(("grid_from", "grid_to"), grids):
-        if len(grid) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in grid):
-            raise ValueError(f"{name}={grid}: a patch grid is two whole numbers from 1 on, down and across, such as (14, 14)")
+        if len(grid) != 2 or any(
+            isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in grid
+        ):
+            raise ValueError(
+                f"{name}={grid}: a patch grid is two whole numbers from 1 on, down and across, such as"
+                " (14, 14)"
+            )
     (down, across), patches = grids[0], N - prefix_tokens
     if prefix_tokens < 0 or down * across != patches:
-        raise ValueError(f"grid_from={grids[0]} has {down} x {across} = {down * across} patches, but {N} tokens less "
-                         f"{prefix_tokens} prefix tokens are {patches}")
+        raise ValueError(
+            f"grid_from={grids[0]} has {down} x {across} = {down * across} patches, but {N} tokens less "
+            f"{prefix_tokens} prefix tokens are {patches}"
+        )
     return grids

@@ -1,6 +1,7 @@
 """Pure plotting functions: data in, a matplotlib Figure out. Nothing is shown or saved here.
 
-Figures are closed for pyplot before they are returned, so that a notebook shows each once: as the value of its cell.
+Figures are closed for pyplot before they are returned, so that a notebook shows each once: as the value of
+its cell.
 """
 
 import statistics
@@ -12,14 +13,23 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 # Okabe and Ito's palette, told apart also with colour-blindness; a method keeps its colour through the book.
-COLOURS = {"scratch": "#999999", "fine-tune": "#009E73", "copy": "#0072B2", "copy-q": "#E69F00", "copy-untrained": "#D55E00",
-           "copy-fine-tuned": "#56B4E9", "distill": "#CC79A7"}
+COLOURS = {
+    "scratch": "#999999",
+    "fine-tune": "#009E73",
+    "copy": "#0072B2",
+    "copy-q": "#E69F00",
+    "copy-untrained": "#D55E00",
+    "copy-fine-tuned": "#56B4E9",
+    "distill": "#CC79A7",
+}
 
 
 def image_grid(pixels: Tensor, titles: Sequence[str] = (), columns: int = 8) -> Figure:
     """Images (n, 3, height, width), uint8 or float in [0, 1], side by side in rows of `columns`."""
     rows = -(-len(pixels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(1.15 * columns, 1.35 * rows), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(1.15 * columns, 1.35 * rows), squeeze=False, layout="constrained"
+    )
     for index, axis in enumerate(axes.flat):
         axis.axis("off")
         if index < len(pixels):
@@ -31,7 +41,9 @@ def image_grid(pixels: Tensor, titles: Sequence[str] = (), columns: int = 8) -> 
 def maps(map: Tensor, title: str = "", names: Sequence[str] = ()) -> Figure:
     """Attention maps (H, N, N), one panel per head: queries down, keys across, one colour scale for all."""
     shown = map.detach().float().cpu().numpy()
-    figure, axes = plt.subplots(1, len(shown), figsize=(2.3 * len(shown), 2.6), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(shown), figsize=(2.3 * len(shown), 2.6), squeeze=False, layout="constrained"
+    )
     for index, (axis, one) in enumerate(zip(axes.flat, shown)):
         picture = axis.imshow(one, vmin=0, vmax=shown.max(), cmap="viridis")
         axis.set(title=names[index] if index < len(names) else f"head {index}", xlabel="key")
@@ -41,9 +53,12 @@ def maps(map: Tensor, title: str = "", names: Sequence[str] = ()) -> Figure:
     return _done(figure)
 
 
-def class_attention(image: Tensor, map: Tensor, grid: tuple[int, int], prefix_tokens: int = 1, title: str = "") -> Figure:
-    """Where the class token looks: an image (3, height, width) beside its row of each head's map (H, N, N), laid out on the
-    patch grid. The share that goes to prefix tokens (the class token itself) is written above each panel."""
+def class_attention(
+    image: Tensor, map: Tensor, grid: tuple[int, int], prefix_tokens: int = 1, title: str = ""
+) -> Figure:
+    """Where the class token looks: an image (3, height, width) beside its row of each head's map (H, N, N),
+    laid out on the patch grid. The share that goes to prefix tokens (the class token itself) is written above
+    each panel."""
     rows = map.detach().float().cpu()[:, 0]  # (H, N): the class token is query 0
     shares = rows[:, prefix_tokens:].reshape(len(rows), *grid).numpy()
     figure, axes = plt.subplots(1, 1 + len(rows), figsize=(1.9 * (1 + len(rows)), 2.3), layout="constrained")
@@ -58,28 +73,60 @@ def class_attention(image: Tensor, map: Tensor, grid: tuple[int, int], prefix_to
     return _done(figure)
 
 
-def curves(histories: Mapping[str, Sequence[Mapping]], metric: str = "loss", label: str = "training loss", log: bool = False) -> Figure:
-    """One line per run: `metric` against optimiser steps, for histories as `train` returns them. A run is labelled by name."""
-    lines = {name: [(entry["step"], entry[metric]) for entry in history if metric in entry] for name, history in histories.items()}
+def curves(
+    histories: Mapping[str, Sequence[Mapping]],
+    metric: str = "loss",
+    label: str = "training loss",
+    log: bool = False,
+) -> Figure:
+    """One line per run: `metric` against optimiser steps, for histories as `train` returns them. A run is
+    labelled by name."""
+    lines = {
+        name: [(entry["step"], entry[metric]) for entry in history if metric in entry]
+        for name, history in histories.items()
+    }
     for name, points in lines.items():
         if not points:
-            raise ValueError(f"the history of {name!r} has no {metric!r}; it has {', '.join(dict.fromkeys(key for e in histories[name] for key in e))}")
+            raise ValueError(
+                f"the history of {name!r} has no {metric!r}; it has"
+                f" {', '.join(dict.fromkeys(key for e in histories[name] for key in e))}"
+            )
     figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
     for name, points in lines.items():
-        axis.plot(*zip(*points), label=name, color=COLOURS.get(name), marker="o" if len(points) < 12 else None, markersize=3)
+        axis.plot(
+            *zip(*points),
+            label=name,
+            color=COLOURS.get(name),
+            marker="o" if len(points) < 12 else None,
+            markersize=3,
+        )
     axis.set(xlabel="step", ylabel=label, yscale="log" if log else "linear")
     axis.legend(frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
     return _done(figure)
 
 
-def scores(by_method: Mapping[str, Sequence[float]], label: str = "test accuracy (%)", live: Mapping[str, float] | None = None) -> Figure:
-    """One row per method: every seed a dot, mean ± standard deviation a bar with a line; `live` results are diamonds."""
+def scores(
+    by_method: Mapping[str, Sequence[float]],
+    label: str = "test accuracy (%)",
+    live: Mapping[str, float] | None = None,
+) -> Figure:
+    """One row per method: every seed a dot, mean ± standard deviation a bar with a line; `live` results are
+    diamonds."""
     figure, axis = plt.subplots(figsize=(6.5, 0.55 * len(by_method) + 0.9), layout="constrained")
     for row, (method, values) in enumerate(by_method.items()):
         colour = COLOURS.get(method, "#333333")
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        axis.errorbar(statistics.mean(values), row, xerr=spread, fmt="|", markersize=16, color=colour, capsize=4, linewidth=2)
+        axis.errorbar(
+            statistics.mean(values),
+            row,
+            xerr=spread,
+            fmt="|",
+            markersize=16,
+            color=colour,
+            capsize=4,
+            linewidth=2,
+        )
         axis.plot(values, np.full(len(values), row) + 0.22, ".", color=colour, alpha=0.6)
     for method, value in (live or {}).items():
         axis.plot(value, list(by_method).index(method) - 0.25, "D", color="black", markersize=5)

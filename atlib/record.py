@@ -21,10 +21,11 @@ from atlib._util import write_atomically
 
 @dataclass(frozen=True)
 class Record:
-    """A finished run. seconds: wall clock of training; peak_memory_mb: of the process (of the GPU where there is one).
+    """A finished run. seconds: wall clock of training; peak_memory_mb: of the process (of the GPU where there
+    is one).
 
-    `results` are the figures the book reads; `history` one dict per pass over the data; `config` all that is needed to
-    repeat the run; `about` versions, device, threads, commit.
+    `results` are the figures the book reads; `history` one dict per pass over the data; `config` all that is
+    needed to repeat the run; `about` versions, device, threads, commit.
     """
 
     experiment: str
@@ -38,8 +39,17 @@ class Record:
     about: dict
 
 
-FIELDS = {"experiment": str, "method": str, "seed": int, "config": dict, "results": dict, "history": list,
-          "seconds": (int, float), "peak_memory_mb": (int, float), "about": dict}
+FIELDS = {
+    "experiment": str,
+    "method": str,
+    "seed": int,
+    "config": dict,
+    "results": dict,
+    "history": list,
+    "seconds": (int, float),
+    "peak_memory_mb": (int, float),
+    "about": dict,
+}
 ABOUT = ("python", "torch", "timm", "atlib", "device", "threads", "commit", "date")
 
 
@@ -51,7 +61,8 @@ def write_record(path: str | Path, record: Record) -> Path:
 
 
 def read_record(path: str | Path) -> Record:
-    """Read and check one record. Raises `OSError` naming a file that is missing, cut off or breaks the schema."""
+    """Read and check one record. Raises `OSError` naming a file that is missing, cut off or breaks the
+    schema."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
@@ -80,11 +91,15 @@ def by_method(records: list[Record], metric: str) -> dict[str, list[float]]:
 
 
 def results_folder(start: str | Path = ".") -> Path:
-    """The book's `results/` folder: in `start` or the nearest folder above it. Raises `FileNotFoundError` with the way out."""
+    """The book's `results/` folder: in `start` or the nearest folder above it. Raises `FileNotFoundError`
+    with the way out."""
     for folder in [Path(start).resolve(), *Path(start).resolve().parents]:
         if (folder / "results").is_dir() and (folder / "atlib").is_dir():
             return folder / "results"
-    raise FileNotFoundError(f"no results/ folder in or above {Path(start).resolve()}: run this from a clone of the book's repository")
+    raise FileNotFoundError(
+        f"no results/ folder in or above {Path(start).resolve()}: run this from a clone of the book's"
+        " repository"
+    )
 
 
 def cost(notebook: str) -> str:
@@ -93,15 +108,24 @@ def cost(notebook: str) -> str:
     if not path.exists():
         return f"The cost of {notebook} is not measured yet."
     measured = read_record(path)
-    return (f"Measured on {measured.about['device']}, {measured.about['threads']} threads: "
-            f"{measured.seconds / 60:.1f} minutes, {measured.peak_memory_mb / 1000:.1f} GB of memory.")
+    return (
+        f"Measured on {measured.about['device']}, {measured.about['threads']} threads: "
+        f"{measured.seconds / 60:.1f} minutes, {measured.peak_memory_mb / 1000:.1f} GB of memory."
+    )
 
 
 def about(device: torch.device | str = "cpu") -> dict:
     """Versions, device, threads, commit and date of this run."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "timm": version("timm"), "atlib": version("atlib"),
-            "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _processor(),
-            "threads": torch.get_num_threads(), "commit": _commit(), "date": time.strftime("%Y-%m-%d")}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": version("timm"),
+        "atlib": version("atlib"),
+        "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _processor(),
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def peak_memory_mb() -> float:
@@ -139,11 +163,16 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout that holds atlib, with "+" when files differ from it; "unknown" outside a checkout."""
+    """The commit of the checkout that holds atlib, with "+" when files differ from it; "unknown" outside a
+    checkout."""
     here = Path(__file__).parent
     try:
-        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "status", "--porcelain", "--", "."], cwd=here, capture_output=True, text=True, check=True)
+        head = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        )
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "--", "."], cwd=here, capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
@@ -151,8 +180,10 @@ def _commit() -> str:
 
 # --- Markdown tables for the book's pages, and how a page writes a mean over seeds ---
 
+
 def markdown_table(*rows: Sequence) -> str:
-    """A Markdown table; the first row is its head. Raises `ValueError` when a row has another number of cells than the head."""
+    """A Markdown table; the first row is its head. Raises `ValueError` when a row has another number of cells
+    than the head."""
     head, *body = [[str(cell) for cell in row] for row in rows]
     for row in body:
         if len(row) != len(head):
@@ -161,5 +192,8 @@ def markdown_table(*rows: Sequence) -> str:
 
 
 def spread(values: Sequence[float], sign: str = "") -> str:
-    """Mean ± standard deviation over seeds with one decimal, the mean alone for one value; `sign="+"` writes the plus too."""
-    return f"{mean(values):{sign}.1f}".replace("-", "−") + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    """Mean ± standard deviation over seeds with one decimal, the mean alone for one value; `sign="+"` writes
+    the plus too."""
+    return f"{mean(values):{sign}.1f}".replace("-", "−") + (
+        f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    )

@@ -1,8 +1,9 @@
 """A slider over pictures that works in a live notebook and in a static page.
 
-An ipywidgets slider needs a kernel: in a static page its knob moves and the picture stays. So a `Slider` shows itself
-in two forms made by the same plotting function, and whoever displays it takes the one it can run: pictures drawn in
-advance with a few lines of JavaScript (the book, GitHub, a saved notebook), or a real ipywidget (Jupyter, Colab).
+An ipywidgets slider needs a kernel: in a static page its knob moves and the picture stays. So a `Slider`
+shows itself in two forms made by the same plotting function, and whoever displays it takes the one it can
+run: pictures drawn in advance with a few lines of JavaScript (the book, GitHub, a saved notebook), or a real
+ipywidget (Jupyter, Colab).
 """
 
 import base64
@@ -16,8 +17,9 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-# `Slider.html` fills in the names in double underscores. The script takes nothing from outside, so that it runs from
-# a file and without a network; it finds its block by the hash of its pictures, so that many sliders share a page.
+# `Slider.html` fills in the names in double underscores. The script takes nothing from outside, so that it
+# runs from a file and without a network; it finds its block by the hash of its pictures, so that many sliders
+# share a page.
 PAGE = """
 <figure class="frames-slider" data-frames="__HASH__" style="margin: 1em 0">
   <img src="__FIRST__" alt="__ALT__" style="max-width: 100%; height: auto; display: block">
@@ -48,12 +50,13 @@ PAGE = """
 class Slider:
     """Pictures drawn for each of `values`, chosen with a slider; the last expression of a cell shows it.
 
-    draw: value -> matplotlib Figure. values: at least one, each shown as `str(value)`. label: what the value is.
-    alt: what a reader who cannot see the picture is told, one text for all or a function of the value.
+    draw: value -> matplotlib Figure. values: at least one, each shown as `str(value)`. label: what the value
+    is. alt: what a reader who cannot see the picture is told, one text for all or a function of the value.
     dpi: resolution of the drawn-in-advance frames; every frame is stored in the page.
 
     Raises ValueError when `values` is empty or `alt` says nothing, TypeError when `draw` returns something
-    other than a Figure. Every frame is drawn once, when the slider is made, so a mistake in `draw` shows there.
+    other than a Figure. Every frame is drawn once, when the slider is made, so a mistake in `draw` shows
+    there.
     """
 
     def __init__(
@@ -73,7 +76,8 @@ class Slider:
         self.frames = [self.picture(value) for value in self.values]
 
     def picture(self, value: Any) -> str:
-        """The picture for `value` as a PNG data address; its figure is closed, so that no cell shows it twice."""
+        """The picture for `value` as a PNG data address; its figure is closed, so that no cell shows it
+        twice."""
         figure = self.draw(value)
         if not isinstance(figure, Figure):
             raise TypeError(
@@ -81,8 +85,8 @@ class Slider:
                 "end the function with `return figure`"
             )
         buffer = io.BytesIO()
-        # No version in the file: the same figure gives the same bytes. No tight bounding box: frames of different
-        # sizes would make the page jump.
+        # No version in the file: the same figure gives the same bytes. No tight bounding box: frames of
+        # different sizes would make the page jump.
         figure.savefig(buffer, format="png", dpi=self.dpi, metadata={"Software": None})
         plt.close(figure)
         return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
@@ -126,7 +130,10 @@ class Slider:
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
         """Both forms; without ipywidgets, or outside a kernel, the static one alone."""
-        bundle = {"text/plain": f"Slider over {self.label}: {len(self.values)} pictures", "text/html": self.html()}
+        bundle = {
+            "text/plain": f"Slider over {self.label}: {len(self.values)} pictures",
+            "text/html": self.html(),
+        }
         if has_kernel():
             view = self.widget()._repr_mimebundle_() or {}
             bundle |= {kind: data for kind, data in view.items() if kind.startswith("application/")}

@@ -1,9 +1,10 @@
 """A teacher's native components, and students that have all, some or none of them.
 
-arXiv 2605.07191 ("Attention Transfer Is Not Universally Effective for Vision Transformers") finds that the maps of DINOv2, CLIP and
-BEiTv2 teachers push a *standard* ViT below training from scratch, and that giving the student the teacher's native components, freshly
-initialised, reverses it. In the first paper, arXiv 2411.09702, teacher and student were the same architecture throughout. So a student
-is the teacher's own architecture unless it is said, component by component, what is to differ.
+arXiv 2605.07191 ("Attention Transfer Is Not Universally Effective for Vision Transformers") finds that the
+maps of DINOv2, CLIP and BEiTv2 teachers push a *standard* ViT below training from scratch, and that giving
+the student the teacher's native components, freshly initialised, reverses it. In the first paper, arXiv
+2411.09702, teacher and student were the same architecture throughout. So a student is the teacher's own
+architecture unless it is said, component by component, what is to differ.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,8 @@ from atlib._util import require_known
 from atlib.timm_config import Settings, biases_of, build, eps_of, is_gated, present, read_settings
 from atlib.walking import check_walkable
 
-# What `describe` says of a standard ViT: the student of arXiv 2411.09702 and of most of timm's supervised ViTs.
+# What `describe` says of a standard ViT: the student of arXiv 2411.09702 and of most of timm's supervised
+# ViTs.
 STANDARD: Mapping[str, Any] = {
     "layer_scale": "none",
     "registers": 0,
@@ -40,55 +42,101 @@ STANDARD_SETTINGS: Mapping[str, Settings] = {
     "registers": {"reg_tokens": 0},
     "pre_norm": {"pre_norm": False},
     "activation": {"act_layer": nn.GELU},
-    "pooling": {"global_pool": "token", "class_token": True, "fc_norm": False, "pool_include_prefix": False, "distilled": False,
-                "attn_pool_num_heads": None, "attn_pool_mlp_ratio": None},
+    "pooling": {
+        "global_pool": "token",
+        "class_token": True,
+        "fc_norm": False,
+        "pool_include_prefix": False,
+        "distilled": False,
+        "attn_pool_num_heads": None,
+        "attn_pool_mlp_ratio": None,
+    },
     "positions": {"pos_embed": "learn", "no_embed_class": False, "rope": None},
     "qk_norm": {"qk_norm": False},
     "mlp": {"mlp": "plain"},
-    "norm": {"norm_layer": None, "final_norm": True, "embed_norm_layer": None, "scale_attn_norm": False, "scale_mlp_norm": False},
+    "norm": {
+        "norm_layer": None,
+        "final_norm": True,
+        "embed_norm_layer": None,
+        "scale_attn_norm": False,
+        "scale_mlp_norm": False,
+    },
     "qkv_bias": {"biases": "qkv", "proj_bias": True},
     "grouped_queries": {"num_kv_heads": None},
 }
-# Weights are initialised as the teacher's constructor would (only where the student is the teacher's architecture).
+# Weights are initialised as the teacher's constructor would (only where the student is the teacher's
+# architecture).
 STANDARD_INITIALISATION: Settings = {"fix_init": False, "weight_init": "", "head_init_scale": None}
 
 
 def describe(vit: VisionTransformer | Eva) -> dict[str, Any]:
-    """What a ViT has in place of each of the `COMPONENTS`, read off its modules: short strings, numbers or booleans.
+    """What a ViT has in place of each of the `COMPONENTS`, read off its modules: short strings, numbers or
+    booleans.
 
     Raises `Unwalkable` for a model whose attention cannot be walked.
     """
     check_walkable(vit)
     block, embed = vit.blocks[0], vit.patch_embed
     attn, mlp = block.attn, block.mlp
-    branches = [present(getattr(block, f"ls{branch}", getattr(block, f"gamma_{branch}", None))) for branch in (1, 2)]
-    pooling = {"no class token": vit.cls_token is None, "distillation token": hasattr(vit, "dist_token"), "norm after it": present(vit.fc_norm),
-               "prefix included": getattr(vit, "pool_include_prefix", False)}
+    branches = [
+        present(getattr(block, f"ls{branch}", getattr(block, f"gamma_{branch}", None))) for branch in (1, 2)
+    ]
+    pooling = {
+        "no class token": vit.cls_token is None,
+        "distillation token": hasattr(vit, "dist_token"),
+        "norm after it": present(vit.fc_norm),
+        "prefix included": getattr(vit, "pool_include_prefix", False),
+    }
     rope = getattr(vit, "rope", None)
-    learned = ["learned for patches" if vit.no_embed_class else "learned"] if vit.pos_embed is not None else []
+    learned = (
+        ["learned for patches" if vit.no_embed_class else "learned"] if vit.pos_embed is not None else []
+    )
     rotary = [f"rotary ({type(rope).__name__.removeprefix('RotaryEmbedding')})"] if rope is not None else []
-    norm = {"inside attention": present(attn.norm), "inside the MLP": present(getattr(mlp, "norm", None)),
-            "on patches": present(getattr(embed, "norm", None)), "none at the end": not present(vit.norm) and not present(vit.fc_norm)}
+    norm = {
+        "inside attention": present(attn.norm),
+        "inside the MLP": present(getattr(mlp, "norm", None)),
+        "on patches": present(getattr(embed, "norm", None)),
+        "none at the end": not present(vit.norm) and not present(vit.fc_norm),
+    }
     activation = getattr(mlp, "act", mlp)  # an MLP of an unknown kind is told by its own name
     return {
-        "layer_scale": {(True, True): "attention and MLP", (True, False): "attention", (False, False): "none"}[tuple(branches)],
+        "layer_scale": {
+            (True, True): "attention and MLP",
+            (True, False): "attention",
+            (False, False): "none",
+        }[tuple(branches)],
         "registers": 0 if vit.reg_token is None else vit.reg_token.shape[1],
         "pre_norm": present(vit.norm_pre),
-        "activation": type(activation).__name__ + (" tanh" if getattr(activation, "approximate", "none") == "tanh" else ""),
+        "activation": (
+            type(activation).__name__
+            + (" tanh" if getattr(activation, "approximate", "none") == "tanh" else "")
+        ),
         "pooling": _with(vit.global_pool or "none", pooling),
         "positions": " and ".join(learned + rotary) or "none",
         "qk_norm": present(attn.q_norm),
         "mlp": "gated" if is_gated(mlp) else "plain" if type(mlp) is Mlp else type(mlp).__name__,
         "norm": _with(f"{type(block.norm1).__name__} {eps_of(block.norm1):g}", norm),
-        "qkv_bias": _with(" ".join(biases_of(attn)) or "none", {"none after attention": getattr(attn.proj, "bias", None) is None}),
-        "grouped_queries": any(getattr(one.attn, "num_kv_heads", one.attn.num_heads) != one.attn.num_heads for one in vit.blocks),
+        "qkv_bias": _with(
+            " ".join(biases_of(attn)) or "none",
+            {"none after attention": getattr(attn.proj, "bias", None) is None},
+        ),
+        "grouped_queries": any(
+            getattr(one.attn, "num_kv_heads", one.attn.num_heads) != one.attn.num_heads for one in vit.blocks
+        ),
     }
 
 
-def differences(teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> dict[str, tuple[Any, Any]]:
-    """The components in which two ViTs differ: {name: (teacher's, student's)}. Sizes, such as width or depth, are no components."""
+def differences(
+    teacher: VisionTransformer | Eva, student: VisionTransformer | Eva
+) -> dict[str, tuple[Any, Any]]:
+    """The components in which two ViTs differ: {name: (teacher's, student's)}. Sizes, such as width or depth,
+    are no components."""
     of_teacher, of_student = describe(teacher), describe(student)
-    return {name: (of_teacher[name], of_student[name]) for name in COMPONENTS if of_teacher[name] != of_student[name]}
+    return {
+        name: (of_teacher[name], of_student[name])
+        for name in COMPONENTS
+        if of_teacher[name] != of_student[name]
+    }
 
 
 def create_student(
@@ -103,32 +151,41 @@ def create_student(
 ) -> VisionTransformer | Eva:
     """A freshly initialised student for `teacher`, of its size: none of the teacher's weights are taken.
 
-    `native=True`: the teacher's own architecture, from the arguments that timm's constructor must have had; it is checked that
-    the student's weights have the teacher's names and shapes, apart from the class head. `drop` names `COMPONENTS` in place of
-    which it gets those of a standard ViT. `native=False`: a standard ViT (`STANDARD`), and `add` names components that it
-    gets from the teacher after all. Rates of dropout are a matter of the recipe and are not taken over.
+    `native=True`: the teacher's own architecture, from the arguments that timm's constructor must have had;
+    it is checked that the student's weights have the teacher's names and shapes, apart from the class head.
+    `drop` names `COMPONENTS` in place of which it gets those of a standard ViT. `native=False`: a standard
+    ViT (`STANDARD`), and `add` names components that it gets from the teacher after all. Rates of dropout are
+    a matter of the recipe and are not taken over.
 
-    `layer_scale_init`: where layer scale starts. A trained teacher's weights no longer say; None takes what timm has noted on
-    the module (later versions do), else timm's usual 1e-5.
+    `layer_scale_init`: where layer scale starts. A trained teacher's weights no longer say; None takes what
+    timm has noted on the module (later versions do), else timm's usual 1e-5.
 
-    In an `Eva` the activation comes with the kind of MLP: dropping "mlp" there drops a gated MLP's activation with it.
+    In an `Eva` the activation comes with the kind of MLP: dropping "mlp" there drops a gated MLP's activation
+    with it.
 
-    Raises `ValueError` for an unknown or contradictory choice, for a component that is standard anyway, and for an
-    architecture that cannot be read off the model or cannot have a component; `Unwalkable` for a model that `walk` refuses.
-    Source: arXiv 2605.07191; the matched student also arXiv 2411.09702.
+    Raises `ValueError` for an unknown or contradictory choice, for a component that is standard anyway, and
+    for an architecture that cannot be read off the model or cannot have a component; `Unwalkable` for a model
+    that `walk` refuses. Source: arXiv 2605.07191; the matched student also arXiv 2411.09702.
     """
     drop, add = _names("drop", drop), _names("add", add)
     if drop and not native:
-        raise ValueError("drop takes components of the teacher away, and with native=False there are none: leave drop out, or take native=True")
+        raise ValueError(
+            "drop takes components of the teacher away, and with native=False there are none: leave drop out,"
+            " or take native=True"
+        )
     if add and native:
-        raise ValueError("add puts components of the teacher into a standard ViT, and with native=True they are all there: "
-                         "leave add out, or take native=False")
+        raise ValueError(
+            "add puts components of the teacher into a standard ViT, and with native=True they are all there:"
+            " leave add out, or take native=False"
+        )
     described = describe(teacher)
     own = {name: described[name] for name in COMPONENTS if described[name] != STANDARD[name]}
     for name in (*drop, *add):
         if name not in own:
-            raise ValueError(f"{name} of this teacher is that of a standard ViT anyway ({described[name]}); "
-                             f"it has of its own: {', '.join(own) or 'nothing'}")
+            raise ValueError(
+                f"{name} of this teacher is that of a standard ViT anyway ({described[name]}); "
+                f"it has of its own: {', '.join(own) or 'nothing'}"
+            )
 
     settings = read_settings(teacher, layer_scale_init)
     if native:
@@ -136,17 +193,25 @@ def create_student(
         _check_twin(teacher, student)
         dropped = _standard(drop)
     else:
-        dropped = _standard(set(COMPONENTS) - set(add)) | STANDARD_INITIALISATION | {"model": VisionTransformer}
+        dropped = (
+            _standard(set(COMPONENTS) - set(add)) | STANDARD_INITIALISATION | {"model": VisionTransformer}
+        )
     if isinstance(teacher, Eva) and native and "activation" in drop and "mlp" not in drop:
-        raise ValueError("the activation of an Eva's gated MLP cannot be chosen: drop mlp, which takes it along")
+        raise ValueError(
+            "the activation of an Eva's gated MLP cannot be chosen: drop mlp, which takes it along"
+        )
     if dropped:
         settings |= dropped
         student = build(settings, num_classes, drop_path_rate)
     if layer_scale_init is not None and settings["init_values"] is None:
-        raise ValueError(f"layer_scale_init={layer_scale_init}, but this student has no layer scale: leave it out")
+        raise ValueError(
+            f"layer_scale_init={layer_scale_init}, but this student has no layer scale: leave it out"
+        )
     if not student.global_pool:
-        raise ValueError("the teacher does not pool its tokens, so a student made like it would predict a class for every token: "
-                         "drop=('pooling',) gives it class-token pooling")
+        raise ValueError(
+            "the teacher does not pool its tokens, so a student made like it would predict a class for every"
+            " token: drop=('pooling',) gives it class-token pooling"
+        )
     return student
 
 
@@ -168,20 +233,35 @@ def _with(what: str, remarks: Mapping[str, bool]) -> str:
 
 
 def _check_twin(teacher: nn.Module, student: nn.Module) -> None:
-    """Raise `ValueError`, naming what differs, unless both have the same weights by name and shape and the same modules."""
+    """Raise `ValueError`, naming what differs, unless both have the same weights by name and shape and the
+    same modules."""
 
     def weights(vit: nn.Module) -> dict[str, Any]:
-        return {name: tuple(value.shape) for name, value in vit.state_dict().items() if not name.startswith("head")}
+        return {
+            name: tuple(value.shape)
+            for name, value in vit.state_dict().items()
+            if not name.startswith("head")
+        }
 
-    def modules(vit: nn.Module) -> dict[str, Any]:  # activations and eps are no weights; dropout and the head may differ
-        return {name: f"{type(module).__name__}({module.extra_repr()})" for name, module in vit.named_modules()
-                if name and "drop" not in name.split(".")[-1] and not name.startswith("head")}
+    def modules(
+        vit: nn.Module,
+    ) -> dict[str, Any]:  # activations and eps are no weights; dropout and the head may differ
+        return {
+            name: f"{type(module).__name__}({module.extra_repr()})"
+            for name, module in vit.named_modules()
+            if name and "drop" not in name.split(".")[-1] and not name.startswith("head")
+        }
 
     for what, of in (("weights", weights), ("modules", modules)):
         left, right = of(teacher), of(student)
-        wrong = [f"{name}: teacher {left.get(name, 'none')}, student {right.get(name, 'none')}"
-                 for name in [*left, *(set(right) - set(left))] if left.get(name) != right.get(name)]
+        wrong = [
+            f"{name}: teacher {left.get(name, 'none')}, student {right.get(name, 'none')}"
+            for name in [*left, *(set(right) - set(left))]
+            if left.get(name) != right.get(name)
+        ]
         if wrong:
             more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-            raise ValueError(f"the architecture of this {type(teacher).__name__} cannot be read off its modules; "
-                             f"the student built from them has other {what}: {'; '.join(wrong[:4])}{more}")
+            raise ValueError(
+                f"the architecture of this {type(teacher).__name__} cannot be read off its modules; "
+                f"the student built from them has other {what}: {'; '.join(wrong[:4])}{more}"
+            )

@@ -1,7 +1,8 @@
 """A timm ViT's constructor arguments, read off its modules: most timm versions do not keep them.
 
-`VisionTransformer` and `Eva` call the same things by different names; `Settings` uses the names of `VisionTransformer` for what both
-have, and keeps as `rope`, `num_kv_heads`, `attn_only_layer_scale` ... what only `Eva` has.
+`VisionTransformer` and `Eva` call the same things by different names; `Settings` uses the names of
+`VisionTransformer` for what both have, and keeps as `rope`, `num_kv_heads`, `attn_only_layer_scale` ... what
+only `Eva` has.
 """
 
 import inspect
@@ -17,29 +18,53 @@ from torch import nn
 Settings = dict[str, Any]
 
 USUAL_LAYER_SCALE = 1e-5  # timm's `LayerScale` and its DINOv2, DINOv3 and SO ViTs
-ROPE_TYPES = {"RotaryEmbeddingCat": "cat", "RotaryEmbeddingMixed": "mixed", "RotaryEmbeddingDinoV3": "dinov3", "RotaryEmbeddingMRope": "mrope"}
+ROPE_TYPES = {
+    "RotaryEmbeddingCat": "cat",
+    "RotaryEmbeddingMixed": "mixed",
+    "RotaryEmbeddingDinoV3": "dinov3",
+    "RotaryEmbeddingMRope": "mrope",
+}
 # Eva's constructor arguments that are attributes of its rotary embedding.
-ROPE_ATTRIBUTES = {"rope_temperature": "temperature", "rope_grid_offset": "grid_offset", "rope_grid_indexing": "grid_indexing",
-                   "rope_shift_coords": "shift_coords", "rope_jitter_coords": "jitter_coords", "rope_rescale_coords": "rescale_coords",
-                   "rope_mrope_section": "mrope_section", "ref_feat_shape": "ref_feat_shape"}
+ROPE_ATTRIBUTES = {
+    "rope_temperature": "temperature",
+    "rope_grid_offset": "grid_offset",
+    "rope_grid_indexing": "grid_indexing",
+    "rope_shift_coords": "shift_coords",
+    "rope_jitter_coords": "jitter_coords",
+    "rope_rescale_coords": "rescale_coords",
+    "rope_mrope_section": "mrope_section",
+    "ref_feat_shape": "ref_feat_shape",
+}
 
 
 def read_settings(vit: VisionTransformer | Eva, layer_scale_init: float | None = None) -> Settings:
-    """All that decides a ViT's architecture, under common names. Raises `ValueError` where a part is of another kind."""
+    """All that decides a ViT's architecture, under common names. Raises `ValueError` where a part is of
+    another kind."""
     block, embed = vit.blocks[0], vit.patch_embed
     attn, mlp = block.attn, block.mlp
     for part, known in ((embed, (PatchEmbed,)), (mlp, (Mlp, GluMlp, SwiGLU))):
         if type(part) not in known:
-            raise ValueError(f"this {type(vit).__name__} has a {type(part).__name__}, whose arguments cannot be read off it; "
-                             "build the student with create_vit from the name the teacher was built from")
+            raise ValueError(
+                f"this {type(vit).__name__} has a {type(part).__name__}, whose arguments cannot be read off"
+                " it; build the student with create_vit from the name the teacher was built from"
+            )
     return {
         # size
-        "model": type(vit), "img_size": embed.img_size, "patch_size": embed.patch_size, "in_chans": embed.proj.in_channels,
-        "embed_dim": vit.embed_dim, "depth": len(vit.blocks), "num_heads": attn.num_heads, "hidden": mlp.fc2.in_features,
-        "dynamic_img_size": vit.dynamic_img_size, "dynamic_img_pad": embed.dynamic_img_pad,
+        "model": type(vit),
+        "img_size": embed.img_size,
+        "patch_size": embed.patch_size,
+        "in_chans": embed.proj.in_channels,
+        "embed_dim": vit.embed_dim,
+        "depth": len(vit.blocks),
+        "num_heads": attn.num_heads,
+        "hidden": mlp.fc2.in_features,
+        "dynamic_img_size": vit.dynamic_img_size,
+        "dynamic_img_pad": embed.dynamic_img_pad,
         # how the weights are kept and initialised
-        "attn_type": "rope" if type(attn).__name__ == "AttentionRope" else "eva", "qkv_fused": attn.qkv is not None,
-        "fix_init": getattr(vit, "fix_init", False), "weight_init": getattr(vit, "weight_init_mode", ""),
+        "attn_type": "rope" if type(attn).__name__ == "AttentionRope" else "eva",
+        "qkv_fused": attn.qkv is not None,
+        "fix_init": getattr(vit, "fix_init", False),
+        "weight_init": getattr(vit, "weight_init_mode", ""),
         "head_init_scale": getattr(vit, "head_init_scale", None),
         # components
         "init_values": _layer_scale_init(block, layer_scale_init),
@@ -47,27 +72,46 @@ def read_settings(vit: VisionTransformer | Eva, layer_scale_init: float | None =
         "reg_tokens": 0 if vit.reg_token is None else vit.reg_token.shape[1],
         "pre_norm": present(vit.norm_pre),
         "act_layer": _kind(mlp.act, "approximate"),
-        "global_pool": vit.global_pool, "class_token": vit.cls_token is not None, "fc_norm": present(vit.fc_norm),
-        "pool_include_prefix": getattr(vit, "pool_include_prefix", False), "distilled": isinstance(vit, VisionTransformerDistilled),
+        "global_pool": vit.global_pool,
+        "class_token": vit.cls_token is not None,
+        "fc_norm": present(vit.fc_norm),
+        "pool_include_prefix": getattr(vit, "pool_include_prefix", False),
+        "distilled": isinstance(vit, VisionTransformerDistilled),
         "attn_pool_num_heads": None if vit.attn_pool is None else vit.attn_pool.num_heads,
-        "attn_pool_mlp_ratio": None if getattr(vit.attn_pool, "mlp", None) is None else mlp_ratio_of(vit.attn_pool.mlp.fc1.out_features, vit.embed_dim),
-        "pos_embed": "none" if vit.pos_embed is None else "learn", "no_embed_class": vit.no_embed_class, "rope": _rope(vit),
+        "attn_pool_mlp_ratio": (
+            None
+            if getattr(vit.attn_pool, "mlp", None) is None
+            else mlp_ratio_of(vit.attn_pool.mlp.fc1.out_features, vit.embed_dim)
+        ),
+        "pos_embed": "none" if vit.pos_embed is None else "learn",
+        "no_embed_class": vit.no_embed_class,
+        "rope": _rope(vit),
         "qk_norm": present(attn.q_norm),
         "mlp": "plain" if type(mlp) is Mlp else _kind(mlp, "gate_last"),
-        "norm_layer": _kind(block.norm1, "eps"), "final_norm": present(vit.norm) or present(vit.fc_norm),
+        "norm_layer": _kind(block.norm1, "eps"),
+        "final_norm": present(vit.norm) or present(vit.fc_norm),
         "embed_norm_layer": _kind(embed.norm, "eps") if present(embed.norm) else None,
-        "scale_attn_norm": present(attn.norm), "scale_mlp_norm": present(getattr(mlp, "norm", None)),
-        "biases": biases_of(attn), "proj_bias": attn.proj.bias is not None,
+        "scale_attn_norm": present(attn.norm),
+        "scale_mlp_norm": present(getattr(mlp, "norm", None)),
+        "biases": biases_of(attn),
+        "proj_bias": attn.proj.bias is not None,
         "num_kv_heads": _kv_heads(vit),
     }
 
 
 def build(settings: Settings, num_classes: int, drop_path_rate: float) -> VisionTransformer | Eva:
-    """The freshly initialised ViT that these settings describe. Raises `ValueError` for a component its class cannot have."""
+    """The freshly initialised ViT that these settings describe. Raises `ValueError` for a component its class
+    cannot have."""
     model = settings["model"]
     if issubclass(model, VisionTransformer):
         arguments, known = _vit_arguments(settings), VisionTransformer
-        model = VisionTransformerDistilled if settings["distilled"] else VisionTransformer if model is VisionTransformerDistilled else model
+        model = (
+            VisionTransformerDistilled
+            if settings["distilled"]
+            else VisionTransformer
+            if model is VisionTransformerDistilled
+            else model
+        )
     else:
         arguments, known = _eva_arguments(settings), Eva
     # An argument that this version of timm does not have cannot have been used either.
@@ -80,25 +124,53 @@ def _vit_arguments(settings: Settings) -> dict[str, Any]:
     s = dict(settings)
     pooled = s["global_pool"] == "map" and (s.pop("attn_pool_num_heads"), s.pop("attn_pool_mlp_ratio"))
     hidden, kind = s.pop("hidden"), s.pop("mlp")
-    ratio = mlp_ratio_of(hidden * (2 if kind != "plain" and kind.func is GluMlp else 1), s["embed_dim"])  # it is told the width before halving
+    ratio = mlp_ratio_of(
+        hidden * (2 if kind != "plain" and kind.func is GluMlp else 1), s["embed_dim"]
+    )  # it is told the width before halving
     impossible = {
-        "positions": s["rope"] is not None, "grouped_queries": s["num_kv_heads"] is not None, "layer_scale": s["attn_only_layer_scale"],
-        "qkv_bias": s["biases"] not in ("", "qkv"), "pooling": pooled and pooled != (s["num_heads"], ratio),
+        "positions": s["rope"] is not None,
+        "grouped_queries": s["num_kv_heads"] is not None,
+        "layer_scale": s["attn_only_layer_scale"],
+        "qkv_bias": s["biases"] not in ("", "qkv"),
+        "pooling": pooled and pooled != (s["num_heads"], ratio),
     }
     _refuse("VisionTransformer", impossible)
-    return s | {"mlp_ratio": ratio, "mlp_layer": Mlp if kind == "plain" else kind, "qkv_bias": s["biases"] == "qkv"}
+    return s | {
+        "mlp_ratio": ratio,
+        "mlp_layer": Mlp if kind == "plain" else kind,
+        "qkv_bias": s["biases"] == "qkv",
+    }
 
 
 def _eva_arguments(settings: Settings) -> dict[str, Any]:
     s = dict(settings)
     gated = s["mlp"] != "plain"
     separate = gated and s["mlp"].func is SwiGLU  # its two halves lie in two matrices
-    renamed = {"num_reg_tokens": "reg_tokens", "use_pre_transformer_norm": "pre_norm", "scale_attn_inner": "scale_attn_norm", "scale_mlp": "scale_mlp_norm"}
+    renamed = {
+        "num_reg_tokens": "reg_tokens",
+        "use_pre_transformer_norm": "pre_norm",
+        "scale_attn_inner": "scale_attn_norm",
+        "scale_mlp": "scale_mlp_norm",
+    }
     s |= {name: s[common] for name, common in renamed.items()}
-    s |= {"use_fc_norm": s["final_norm"] and s["fc_norm"], "use_post_transformer_norm": s["final_norm"] and not s["fc_norm"]}
-    s |= {"use_abs_pos_emb": s["pos_embed"] == "learn", "use_rot_pos_emb": s["rope"] is not None, **(s["rope"] or {})}
-    s |= {"mlp_ratio": mlp_ratio_of(s["hidden"], s["embed_dim"]), "swiglu_mlp": gated, "swiglu_align_to": 1 if separate else 0}
-    s |= {"qkv_bias": bool(s["biases"]), "attn_type": {"qkv": "rope", "qv": "eva"}.get(s["biases"], s["attn_type"])}
+    s |= {
+        "use_fc_norm": s["final_norm"] and s["fc_norm"],
+        "use_post_transformer_norm": s["final_norm"] and not s["fc_norm"],
+    }
+    s |= {
+        "use_abs_pos_emb": s["pos_embed"] == "learn",
+        "use_rot_pos_emb": s["rope"] is not None,
+        **(s["rope"] or {}),
+    }
+    s |= {
+        "mlp_ratio": mlp_ratio_of(s["hidden"], s["embed_dim"]),
+        "swiglu_mlp": gated,
+        "swiglu_align_to": 1 if separate else 0,
+    }
+    s |= {
+        "qkv_bias": bool(s["biases"]),
+        "attn_type": {"qkv": "rope", "qv": "eva"}.get(s["biases"], s["attn_type"]),
+    }
     for name in ("norm_layer", "head_init_scale"):
         if s[name] is None:  # timm's default
             del s[name]
@@ -108,8 +180,10 @@ def _eva_arguments(settings: Settings) -> dict[str, Any]:
 def _refuse(model: str, impossible: dict[str, bool]) -> None:
     wrong = [name for name, value in impossible.items() if value]
     if wrong:
-        raise ValueError(f"timm's {model} cannot have this teacher's {', '.join(wrong)}; "
-                         "to keep them, take native=True and drop the other components")
+        raise ValueError(
+            f"timm's {model} cannot have this teacher's {', '.join(wrong)}; "
+            "to keep them, take native=True and drop the other components"
+        )
 
 
 def present(part: Any) -> bool:
@@ -138,7 +212,10 @@ def biases_of(attn: nn.Module) -> str:
 
 def _kind(module: nn.Module, option: str) -> Any:
     """The module's class, with the one option that its instances keep."""
-    return partial(type(module), **({option: getattr(module, option)} if getattr(module, option, None) is not None else {}))
+    return partial(
+        type(module),
+        **({option: getattr(module, option)} if getattr(module, option, None) is not None else {}),
+    )
 
 
 def mlp_ratio_of(hidden: int, width: int) -> float:
@@ -164,6 +241,15 @@ def _rope(vit: nn.Module) -> dict[str, Any] | None:
         return None
     name = type(rope).__name__
     if name not in ROPE_TYPES:
-        raise ValueError(f"this {type(vit).__name__} rotates with a {name}, which timm's constructor does not build")
-    read = {argument: getattr(rope, attribute) for argument, attribute in ROPE_ATTRIBUTES.items() if hasattr(rope, attribute)}
-    return read | {"rope_type": ROPE_TYPES[name], "rope_rotate_half": getattr(vit.blocks[0].attn, "rotate_half", False)}
+        raise ValueError(
+            f"this {type(vit).__name__} rotates with a {name}, which timm's constructor does not build"
+        )
+    read = {
+        argument: getattr(rope, attribute)
+        for argument, attribute in ROPE_ATTRIBUTES.items()
+        if hasattr(rope, attribute)
+    }
+    return read | {
+        "rope_type": ROPE_TYPES[name],
+        "rope_rotate_half": getattr(vit.blocks[0].attn, "rotate_half", False),
+    }

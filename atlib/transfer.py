@@ -19,7 +19,8 @@ TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944
 
 
 class Transferred(NamedTuple):
-    """What the pair computes. `logits`: (B, classes), the student's; `transfer_loss`: scalar, unweighted, 0 for Copy."""
+    """What the pair computes. `logits`: (B, classes), the student's; `transfer_loss`: scalar, unweighted, 0
+    for Copy."""
 
     logits: Tensor
     transfer_loss: Tensor
@@ -28,16 +29,18 @@ class Transferred(NamedTuple):
 class AttentionTransfer(nn.Module):
     """A student that learns everything from scratch except what `plan` takes from the teacher.
 
-    Only the student is part of the module (with a learned head mapping, where the plan asks for one): `parameters()`,
-    `state_dict()`, `train()` and DDP never see the teacher. The teacher passed in is frozen in place (eval mode, no gradients),
-    moves with `.to(...)`, and is run no further than the last transferred layer's q and k (v, where v is transferred).
-    Copy needs the teacher at inference too; after Distill, `.student` alone is the result.
+    Only the student is part of the module (with a learned head mapping, where the plan asks for one):
+    `parameters()`, `state_dict()`, `train()` and DDP never see the teacher. The teacher passed in is frozen
+    in place (eval mode, no gradients), moves with `.to(...)`, and is run no further than the last transferred
+    layer's q and k (v, where v is transferred). Copy needs the teacher at inference too; after Distill,
+    `.student` alone is the result.
 
-    `path` says what happens to maps: "map-free" (none is ever stored) or "dense" (averaged, resampled or learned maps, and
-    some copied heads among narrower or wider ones, are written out). `mismatched` names the teacher's native components that the
-    student lacks, {name: (teacher's, student's)}.
+    `path` says what happens to maps: "map-free" (none is ever stored) or "dense" (averaged, resampled or
+    learned maps, and some copied heads among narrower or wider ones, are written out). `mismatched` names the
+    teacher's native components that the student lacks, {name: (teacher's, student's)}.
 
-    Raises `ValueError` when the two cannot be paired, naming all that differs, and `Unwalkable` for models `walk` refuses.
+    Raises `ValueError` when the two cannot be paired, naming all that differs, and `Unwalkable` for models
+    `walk` refuses.
     """
 
     def __init__(self, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva, plan: Plan):
@@ -48,12 +51,22 @@ class AttentionTransfer(nn.Module):
         self.pairing = pair_up(teacher, student, plan)
         self.layers = tuple(of_student for of_student, _ in self.pairing.layers)
         self.student = student
-        # A tuple keeps the teacher out of nn.Module's registration: it is an input of the method, not a part of the student.
+        # A tuple keeps the teacher out of nn.Module's registration: it is an input of the method, not a part
+        # of the student.
         self._teacher = (teacher.eval().requires_grad_(False),)
         # Heads of another width cannot stand among the student's own as q and k, only as maps.
-        mixes_widths = plan.what == "map" and plan.how == "copy" and plan.heads is not None and self.pairing.widths_differ
-        writes_maps = plan.average is not None or mixes_widths or self._heads_by("average") or self._heads_by("learn")
-        self.path = "dense" if writes_maps or self.pairing.teacher_grid != self.pairing.student_grid else "map-free"
+        mixes_widths = (
+            plan.what == "map"
+            and plan.how == "copy"
+            and plan.heads is not None
+            and self.pairing.widths_differ
+        )
+        writes_maps = (
+            plan.average is not None or mixes_widths or self._heads_by("average") or self._heads_by("learn")
+        )
+        self.path = (
+            "dense" if writes_maps or self.pairing.teacher_grid != self.pairing.student_grid else "map-free"
+        )
         self.head_mapping = None
         if self._heads_by("learn"):  # M of each layer starts as the mean over the student's heads
             shape = teacher.blocks[0].attn.num_heads, student.blocks[0].attn.num_heads
@@ -66,7 +79,8 @@ class AttentionTransfer(nn.Module):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the student works at inference only together with the teacher: True for Copy, False for Distill."""
+        """Whether the student works at inference only together with the teacher: True for Copy, False for
+        Distill."""
         return self.plan.how == "copy"
 
     @property
@@ -85,10 +99,11 @@ class AttentionTransfer(nn.Module):
         return Transferred(seen.logits, self._distilled(own, target))
 
     def walk(self, images: Tensor) -> Walk:
-        """What happens inside the student for images (B, 3, height, width): the walk that `forward` takes its logits from.
+        """What happens inside the student for images (B, 3, height, width): the walk that `forward` takes its
+        logits from.
 
-        Where the plan copies, the student's layers are seen with the teacher's attention in them; where it distills, the
-        teacher is not run.
+        Where the plan copies, the student's layers are seen with the teacher's attention in them; where it
+        distills, the teacher is not run.
         """
         masks = self._masks(images)
         return self._walked(images, self.teacher_layers(images, masks) if self.needs_teacher else [], masks)
@@ -99,10 +114,16 @@ class AttentionTransfer(nn.Module):
 
     def _walked(self, images: Tensor, target: list[Seen], masks: list[DropPathMasks] | None) -> Walk:
         """The student's walk, with what the teacher saw in place of its own where the plan copies."""
-        return walk(self.student, images, replace=self._copied(target) if self.needs_teacher else None, drop_path=masks)
+        return walk(
+            self.student,
+            images,
+            replace=self._copied(target) if self.needs_teacher else None,
+            drop_path=masks,
+        )
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
-        """What the teacher's transferred layers saw on these images, on the tokens that both have, as constants.
+        """What the teacher's transferred layers saw on these images, on the tokens that both have, as
+        constants.
 
         Each holds only what the plan needs of q, k, v; the rest is None.
         """
@@ -110,16 +131,32 @@ class AttentionTransfer(nn.Module):
         layers = [of_teacher for _, of_teacher in self.pairing.layers]
         needed = "qk" if self.plan.what == "map" else self.plan.what
         paired_one_to_one = all(of_student == of_teacher for of_student, of_teacher in self.pairing.layers)
-        shared = drop_path if paired_one_to_one and len(self.teacher.blocks) == len(self.student.blocks) else None
+        shared = (
+            drop_path if paired_one_to_one and len(self.teacher.blocks) == len(self.student.blocks) else None
+        )
         with without_history():
-            seen = walk(self.teacher, images, stop_after=max(layers), values=needed == "v", drop_path=shared).layers
-        # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection, which memory needs.
-        kept = [Seen(*(getattr(seen[i], name).clone() if name in needed else None for name in "qkv"), seen[i].scale) for i in layers]
+            seen = walk(
+                self.teacher, images, stop_after=max(layers), values=needed == "v", drop_path=shared
+            ).layers
+        # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection,
+        # which memory needs.
+        kept = [
+            Seen(
+                *(getattr(seen[i], name).clone() if name in needed else None for name in "qkv"), seen[i].scale
+            )
+            for i in layers
+        ]
         return [_on_tokens(each, self.pairing.teacher_tokens) for each in kept]
 
     def teacher_maps(self, target: list[Seen]) -> list[Tensor]:
-        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: on the student's patch grid, averaged."""
-        maps = [resample(seen.map, self.pairing.teacher_grid, self.pairing.student_grid, self.pairing.common_prefix) for seen in target]
+        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: on the student's patch grid,
+        averaged."""
+        maps = [
+            resample(
+                seen.map, self.pairing.teacher_grid, self.pairing.student_grid, self.pairing.common_prefix
+            )
+            for seen in target
+        ]
         if self.plan.average is not None:
             maps = average_over(maps, self.plan.average)
         return [mean_heads(p) for p in maps] if self._heads_by("average") else maps
@@ -129,20 +166,27 @@ class AttentionTransfer(nn.Module):
         return self.pairing.heads_differ and self.plan.unequal_heads == remedy
 
     def _aggregated(self, layers: list[Seen]) -> list[Seen]:
-        """The layers with their heads merged into one where the plan asks for it; as q and k, so that no map is needed."""
+        """The layers with their heads merged into one where the plan asks for it; as q and k, so that no map
+        is needed."""
         if not self._heads_by("aggregate"):
             return layers
-        return [Seen(join_heads(seen.q), join_heads(seen.k), None, seen.scale / TEMPERATURE) for seen in layers]
+        return [
+            Seen(join_heads(seen.q), join_heads(seen.k), None, seen.scale / TEMPERATURE) for seen in layers
+        ]
 
     def _copied(self, target: list[Seen]) -> dict[int, Instead]:
-        """What each of the student's layers uses instead of its own; one merged head serves all of the student's."""
+        """What each of the student's layers uses instead of its own; one merged head serves all of the
+        student's."""
         target = self._aggregated(target)
         H = self.student.blocks[0].attn.num_heads
         maps = self.teacher_maps(target) if self.path == "dense" else [None] * len(target)
         replace = {}
         for layer, seen, p in zip(self.layers, target, maps):
             heads = self.plan.heads_of(layer, H)
-            q, k, v, p = (_spread(x, H, heads) for x in ((seen.q, seen.k, seen.v, None) if p is None else (None, None, None, p)))
+            q, k, v, p = (
+                _spread(x, H, heads)
+                for x in ((seen.q, seen.k, seen.v, None) if p is None else (None, None, None, p))
+            )
             scale = None if q is None or k is None else seen.scale
             replace[layer] = Instead(q, k, v, p, scale, heads)
         return replace
@@ -150,15 +194,23 @@ class AttentionTransfer(nn.Module):
     def _distilled(self, own: list[Seen], target: list[Seen]) -> Tensor:
         """The unweighted transfer loss between the student's layers and the teacher's; uses `target` up."""
         H = self.student.blocks[0].attn.num_heads
-        own, target[:] = self._aggregated(own), self._aggregated(target)  # in place, for the caller's list to let go too
+        own, target[:] = (
+            self._aggregated(own),
+            self._aggregated(target),
+        )  # in place, for the caller's list to let go too
         heads = [self.plan.heads_of(layer, H) for layer in self.layers]
-        maps = self.teacher_maps(target) if self.path == "dense" else []  # before heads are chosen: an average is over all of them
+        maps = (
+            self.teacher_maps(target) if self.path == "dense" else []
+        )  # before heads are chosen: an average is over all of them
         maps = [p if chosen is None else p[:, chosen] for p, chosen in zip(maps, heads)]
-        own, target[:] = ([_select(seen, chosen) for seen, chosen in zip(layers, heads)] for layers in (own, target))
+        own, target[:] = (
+            [_select(seen, chosen) for seen, chosen in zip(layers, heads)] for layers in (own, target)
+        )
         if self.plan.what != "map":
             return projection_mse(own, target, self.plan.what)
         if self.path == "map-free":
-            # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go one by one.
+            # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go
+            # one by one.
             return sum(attention_cross_entropy([seen], [target.pop(0)]) for seen in own)
         if self.head_mapping is not None:
             mapped = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
@@ -169,12 +221,15 @@ class AttentionTransfer(nn.Module):
         return sum(map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
 
     def _apply(self, fn, recurse=True):
-        self.teacher._apply(fn, recurse)  # .to(device), .double(), .cuda() reach the teacher although it is not registered
+        self.teacher._apply(
+            fn, recurse
+        )  # .to(device), .double(), .cuda() reach the teacher although it is not registered
         return super()._apply(fn, recurse)
 
 
 def without_history():
-    """Inference mode for a teacher's run; under `torch.compile`, which cannot trace that on parameters, only no gradients."""
+    """Inference mode for a teacher's run; under `torch.compile`, which cannot trace that on parameters, only
+    no gradients."""
     return torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode()
 
 
@@ -182,7 +237,9 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
     """What a layer saw among some tokens only; softmax over fewer keys is the map with its rows renormalised."""
     if tokens is None:
         return seen
-    return seen._replace(**{name: x[:, :, tokens] for name in "qkv" if (x := getattr(seen, name)) is not None})
+    return seen._replace(
+        **{name: x[:, :, tokens] for name in "qkv" if (x := getattr(seen, name)) is not None}
+    )
 
 
 def _select(seen: Seen, heads: Sequence[int] | None) -> Seen:
@@ -193,7 +250,8 @@ def _select(seen: Seen, heads: Sequence[int] | None) -> Seen:
 
 
 def _spread(x: Tensor | None, H: int, heads: Sequence[int] | None) -> Tensor | None:
-    """What goes to the student's heads: a single head to all H of them, otherwise the chosen ones (all for None)."""
+    """What goes to the student's heads: a single head to all H of them, otherwise the chosen ones (all for
+    None)."""
     if x is None:
         return None
     x = x.expand(-1, H, -1, -1) if x.shape[1] == 1 else x

@@ -26,11 +26,13 @@ class WeightsUnavailable(RuntimeError):
 
 
 def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer | Eva:
-    """Build a timm ViT from a preset name, any timm ViT name, or a mapping of `VisionTransformer`'s constructor arguments.
+    """Build a timm ViT from a preset name, any timm ViT name, or a mapping of `VisionTransformer`'s
+    constructor arguments.
 
     A timm name may also be one of timm's `Eva` family: ViTs with rotary positions, such as DINOv3 and EVA-02.
-    `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...), and for a timm name also
-    `pretrained=True`. The model is timm's own, unmodified: it saves and loads like any other timm model.
+    `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...), and for a timm
+    name also `pretrained=True`. The model is timm's own, unmodified: it saves and loads like any other timm
+    model.
 
     Raises `ValueError` for an unknown name (with the close ones) or a name that is not a plain ViT,
     and `WeightsUnavailable` when pre-trained weights cannot be downloaded.
@@ -44,11 +46,16 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     if not _is_in_timm(name):
         known = [*PRESETS, *timm.list_models(), *timm.list_pretrained()]
         close = difflib.get_close_matches(name, known, n=5) or sorted(PRESETS)
-        raise ValueError(f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book: {', '.join(PRESETS)}.")
+        raise ValueError(
+            f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book:"
+            f" {', '.join(PRESETS)}."
+        )
     vit = _from_timm(name, overrides)
     if not isinstance(vit, (VisionTransformer, Eva)):
-        raise ValueError(f"{name!r} is a {type(vit).__name__}, not a VisionTransformer or Eva: its attention cannot be walked. "
-                         f"timm.create_model({name!r}) builds it; timm.list_models('vit_*') lists ViTs.")
+        raise ValueError(
+            f"{name!r} is a {type(vit).__name__}, not a VisionTransformer or Eva: its attention cannot be"
+            f" walked. timm.create_model({name!r}) builds it; timm.list_models('vit_*') lists ViTs."
+        )
     return vit
 
 
@@ -59,8 +66,10 @@ def weights_file(name: str) -> Path:
 
 def _build(config: Mapping, overrides: Mapping, what: str) -> VisionTransformer:
     if overrides.get("pretrained"):
-        raise ValueError(f"{what} has no published weights: pretrained=True needs a timm model name, "
-                         "or make a teacher with atlib.train.pretrain.")
+        raise ValueError(
+            f"{what} has no published weights: pretrained=True needs a timm model name, "
+            "or make a teacher with atlib.train.pretrain."
+        )
     arguments = {**config, **overrides}
     arguments.pop("pretrained", None)
     return VisionTransformer(**arguments)
@@ -85,14 +94,18 @@ def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
     except (TypeError, AssertionError):
         raise  # a wrong constructor argument is not a download problem
     except Exception as error:
-        # Which exception a failed download raises depends on the versions of three libraries (OSError, httpx and
-        # huggingface_hub errors have all been seen), so every other failure is reported with what to do about it.
+        # Which exception a failed download raises depends on the versions of three libraries (OSError, httpx
+        # and huggingface_hub errors have all been seen), so every other failure is reported with what to do
+        # about it.
         raise WeightsUnavailable(_how_to_get_weights(name, by_hand, error)) from error
 
 
 def _how_to_get_weights(name: str, by_hand: Path, error: Exception) -> str:
     if by_hand.exists():
-        return f"the weights in {by_hand} could not be loaded into {name!r} ({error}). The file was left as it is."
+        return (
+            f"the weights in {by_hand} could not be loaded into {name!r} ({error}). The file was left as"
+            " it is."
+        )
     from huggingface_hub import constants  # comes with timm
 
     published = timm.get_pretrained_cfg(name)
@@ -100,17 +113,22 @@ def _how_to_get_weights(name: str, by_hand: Path, error: Exception) -> str:
     if not source:
         where = published.url if published is not None and published.url else None
         if not where:
-            return f"timm publishes no weights for {name!r}; timm.list_pretrained('*{name.split('.')[0]}*') lists those it does."
+            return (
+                f"timm publishes no weights for {name!r}; timm.list_pretrained('*{name.split('.')[0]}*')"
+                " lists those it does."
+            )
     else:
         where = f"https://huggingface.co/{source}/resolve/main/model.safetensors"
-    return (f"the weights of {name!r} could not be downloaded from {where} "
-            f"(cache: {constants.HF_HUB_CACHE}; cause: {type(error).__name__}: {error}). "
-            f"Without a network: fetch that file on another machine and place it at {by_hand}; it is then used instead of a download.")
+    return (
+        f"the weights of {name!r} could not be downloaded from {where} (cache: {constants.HF_HUB_CACHE};"
+        f" cause: {type(error).__name__}: {error}). Without a network: fetch that file on another machine and"
+        f" place it at {by_hand}; it is then used instead of a download."
+    )
 
 
 class Architecture(NamedTuple):
-    """What `create_vit` needs to build a model: a preset's or timm model's name (or a mapping of `VisionTransformer`'s constructor arguments), and
-    JSON-valued further arguments."""
+    """What `create_vit` needs to build a model: a preset's or timm model's name (or a mapping of
+    `VisionTransformer`'s constructor arguments), and JSON-valued further arguments."""
 
     name: str | Mapping
     overrides: Mapping = {}

@@ -1,7 +1,9 @@
-"""Run a stock timm ViT block by block, hand back what every attention layer saw, and replace what is asked for.
+"""Run a stock timm ViT block by block, hand back what every attention layer saw, and replace what is asked
+for.
 
-No hooks and no rewritten model: `walk` calls the ViT's own modules in the order of timm's `forward`. What happened inside
-is a return value, with gradients; what should happen instead is an argument; nothing is stored on the modules.
+No hooks and no rewritten model: `walk` calls the ViT's own modules in the order of timm's `forward`. What
+happened inside is a return value, with gradients; what should happen instead is an argument; nothing is
+stored on the modules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +21,9 @@ from atlib.attention import Instead, Seen, attend, see
 
 
 class Walk(NamedTuple):
-    """The outcome of a walk. `logits`: (B, classes), None after `stop_after` or without `head`; `layers`: one `Seen` per layer walked;
-    `tokens`: the residual stream where the walk ended, (B, N, D), before the final norm; `stream`: the residual stream
-    after every block that was run, each (B, N, D)."""
+    """The outcome of a walk. `logits`: (B, classes), None after `stop_after` or without `head`; `layers`: one
+    `Seen` per layer walked; `tokens`: the residual stream where the walk ended, (B, N, D), before the final
+    norm; `stream`: the residual stream after every block that was run, each (B, N, D)."""
 
     logits: Tensor | None
     layers: tuple[Seen, ...]
@@ -29,7 +31,8 @@ class Walk(NamedTuple):
     stream: tuple[Tensor, ...]
 
 
-# One layer's stochastic-depth factors for the attention and the MLP branch: (B, 1, 1) each, 0 or 1 / (1 - rate).
+# One layer's stochastic-depth factors for the attention and the MLP branch: (B, 1, 1) each, 0 or 1 / (1 -
+# rate).
 DropPathMasks = tuple[Tensor, Tensor]
 
 
@@ -46,10 +49,11 @@ def walk(
     """Compute what `vit(images)` computes, and return what every attention layer saw on the way.
 
     `images`: (B, 3, height, width). `replace` maps a layer's index to what its attention shall use instead.
-    `stop_after=i` ends the walk as soon as layer i's q and k are known: its values, its attention, its MLP, all later layers
-    and the head are not computed, and `logits` is None; with `values` that layer's v is computed too. `head=False` runs all
-    blocks but neither the final norm nor the head: `logits` is None. `drop_path` gives the stochastic-depth masks of every layer
-    (`sample_drop_path`), so that two models can share them; None leaves them to the ViT's own modules.
+    `stop_after=i` ends the walk as soon as layer i's q and k are known: its values, its attention, its MLP,
+    all later layers and the head are not computed, and `logits` is None; with `values` that layer's v is
+    computed too. `head=False` runs all blocks but neither the final norm nor the head: `logits` is None.
+    `drop_path` gives the stochastic-depth masks of every layer (`sample_drop_path`), so that two models can
+    share them; None leaves them to the ViT's own modules.
 
     Raises `atlib.walking.Unwalkable` for a model that cannot be walked faithfully (by name, with the reason),
     and `ValueError` for a layer out of range or a replacement of the wrong shape.
@@ -59,7 +63,9 @@ def walk(
     depth = len(vit.blocks)
     for index in [*replace, *([] if stop_after is None else [stop_after])]:
         if not 0 <= index < depth:
-            raise ValueError(f"layer {index} does not exist: this ViT has depth {depth}, layers 0 to {depth - 1}")
+            raise ValueError(
+                f"layer {index} does not exist: this ViT has depth {depth}, layers 0 to {depth - 1}"
+            )
     if drop_path is not None and len(drop_path) != depth:
         raise ValueError(f"drop_path has masks for {len(drop_path)} layers, this ViT has depth {depth}")
 
@@ -82,10 +88,11 @@ def walk(
 
 
 def sample_drop_path(vit: VisionTransformer | Eva, images: Tensor) -> list[DropPathMasks]:
-    """Draw one set of stochastic-depth masks, at `vit`'s own rates, for a batch of `images` (B, ...): per layer two (B, 1, 1).
+    """Draw one set of stochastic-depth masks, at `vit`'s own rates, for a batch of `images` (B, ...): per
+    layer two (B, 1, 1).
 
-    The same distribution as timm's `DropPath`: a sample's branch is kept with probability 1 - rate and then scaled up by
-    1 / (1 - rate). Source: Huang et al. 2016, "Deep Networks with Stochastic Depth".
+    The same distribution as timm's `DropPath`: a sample's branch is kept with probability 1 - rate and then
+    scaled up by 1 / (1 - rate). Source: Huang et al. 2016, "Deep Networks with Stochastic Depth".
     """
 
     def mask(module: nn.Module) -> Tensor:
@@ -97,7 +104,8 @@ def sample_drop_path(vit: VisionTransformer | Eva, images: Tensor) -> list[DropP
 
 
 def _embed(vit: VisionTransformer | Eva, images: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
-    """The residual stream before the first block, (B, N, D), and each layer's rotary embedding, None where there is none."""
+    """The residual stream before the first block, (B, N, D), and each layer's rotary embedding, None where
+    there is none."""
     embedded = vit._pos_embed(vit.patch_embed(images))
     if isinstance(vit, VisionTransformer):
         return vit.norm_pre(vit.patch_drop(embedded)), [None] * len(vit.blocks)
@@ -107,9 +115,15 @@ def _embed(vit: VisionTransformer | Eva, images: Tensor) -> tuple[Tensor, Sequen
 
 
 def _step(
-    block: nn.Module, tokens: Tensor, instead: Instead, masks: DropPathMasks | None, layer: int, rope: Tensor | None
+    block: nn.Module,
+    tokens: Tensor,
+    instead: Instead,
+    masks: DropPathMasks | None,
+    layer: int,
+    rope: Tensor | None,
 ) -> tuple[Tensor, Seen]:
-    """One pre-norm block: x + attention(norm(x)), then x + MLP(norm(x)); timm's `Block.forward` with the inside visible."""
+    """One pre-norm block: x + attention(norm(x)), then x + MLP(norm(x)); timm's `Block.forward` with the
+    inside visible."""
     attn, x = block.attn, block.norm1(tokens)
     seen = see(attn, x, instead, layer, rope=rope)
     mixed = attend(attn, seen).transpose(1, 2).flatten(2)  # (B, N, H·d)
@@ -132,20 +146,28 @@ def _layer_scale(block: nn.Module, branch: int, x: Tensor) -> Tensor:
 
 # --- Which models can be walked faithfully, and for the others why not ---
 
+
 class Unwalkable(TypeError):
     """`walk` would not compute what this model computes; the message names the part and the reason."""
 
 
-# Reasons by class name, because several of these classes exist only in some of the timm versions that are supported.
+# Reasons by class name, because several of these classes exist only in some of the timm versions that are
+# supported.
 REASONS = {
     "ParallelScalingBlock": "it computes attention and MLP side by side from one joint projection",
     "DiffParallelScalingBlock": "it subtracts two attention maps and runs the MLP beside them",
     "ParallelThingsBlock": "it sums several attention branches, so a layer has no single map",
     "ResPostBlock": "it normalises after attention and after the MLP, not before",
     "DiffAttention": "it subtracts two attention maps, so what mixes the values is no softmax",
-    "RelPosBlock": "it adds a relative-position bias to the attention logits, so q and k alone do not make the map",
-    "RelPosAttention": "it adds a relative-position bias to the attention logits, so q and k alone do not make the map",
-    "VisionTransformerRelPos": "it adds a relative-position bias to the attention logits, so q and k alone do not make the map",
+    "RelPosBlock": (
+        "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
+    ),
+    "RelPosAttention": (
+        "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
+    ),
+    "VisionTransformerRelPos": (
+        "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
+    ),
     "Beit": "it adds a relative-position bias to the attention logits, so q and k alone do not make the map",
     "EvaBlockPostNorm": "it normalises after attention and after the MLP, not before",
     "NaFlexVit": "it packs images of different sizes with padding masks",
@@ -165,7 +187,8 @@ REASONS = {
 
 
 class Family(NamedTuple):
-    """A class of ViTs that `walk` knows, with its blocks and attentions. Subclasses may differ in what is fed to the blocks."""
+    """A class of ViTs that `walk` knows, with its blocks and attentions. Subclasses may differ in what is fed
+    to the blocks."""
 
     vit: type[nn.Module]
     block: type[nn.Module]
@@ -175,26 +198,43 @@ class Family(NamedTuple):
 FAMILIES = (
     Family(VisionTransformer, Block, (Attention,)),
     # Which attention classes timm's EVA family has depends on the timm version.
-    Family(eva.Eva, eva.EvaBlock, tuple(getattr(eva, name) for name in ("EvaAttention", "AttentionRope") if hasattr(eva, name))),
+    Family(
+        eva.Eva,
+        eva.EvaBlock,
+        tuple(getattr(eva, name) for name in ("EvaAttention", "AttentionRope") if hasattr(eva, name)),
+    ),
 )
 
 # Taken at import, so that a method that somebody replaces later for a whole class is noticed too.
 STOCK = {part: part.forward for family in FAMILIES for part in (family.block, *family.attentions)}
-STOCK_VIT = {family.vit: {method: getattr(family.vit, method) for method in ("forward", "forward_features")} for family in FAMILIES}
+STOCK_VIT = {
+    family.vit: {method: getattr(family.vit, method) for method in ("forward", "forward_features")}
+    for family in FAMILIES
+}
 
 
 def check_walkable(vit: nn.Module) -> None:
-    """Raise `Unwalkable`, naming the class and the reason, unless `walk(vit, x)` computes exactly what `vit(x)` computes."""
+    """Raise `Unwalkable`, naming the class and the reason, unless `walk(vit, x)` computes exactly what
+    `vit(x)` computes."""
     name = type(vit).__name__
     family = next((family for family in FAMILIES if isinstance(vit, family.vit)), None)
     if family is None:
-        raise Unwalkable(f"cannot walk a {name}: "
-                         + REASONS.get(name, "it is not a timm VisionTransformer or Eva (no self-attention blocks of the known form)"))
-    for method, stock in STOCK_VIT[family.vit].items():  # a subclass may change what is fed to the blocks, as DeiT's does, but not these
+        raise Unwalkable(
+            f"cannot walk a {name}: "
+            + REASONS.get(
+                name, "it is not a timm VisionTransformer or Eva (no self-attention blocks of the known form)"
+            )
+        )
+    for method, stock in STOCK_VIT[
+        family.vit
+    ].items():  # a subclass may change what is fed to the blocks, as DeiT's does, but not these
         if getattr(type(vit), method) is not stock:
             raise Unwalkable(f"cannot walk a {name}: it has its own {method}, which walk does not know")
     if getattr(vit, "distilled_training", False) and vit.training:
-        raise Unwalkable("cannot walk a ViT in distilled_training mode: it returns two predictions; call set_distilled_training(False)")
+        raise Unwalkable(
+            "cannot walk a ViT in distilled_training mode: it returns two predictions; call"
+            " set_distilled_training(False)"
+        )
     for index, block in enumerate(vit.blocks):
         for part, known in ((block, (family.block,)), (getattr(block, "attn", None), family.attentions)):
             _check_part(part, known, f"layer {index} of this {name}")
@@ -204,7 +244,9 @@ def _check_part(part: nn.Module | None, known: tuple[type[nn.Module], ...], wher
     kind = type(part)
     if kind not in known:
         names = " and ".join(one.__name__ for one in known)
-        reason = REASONS.get(kind.__name__, f"walk knows timm's {names} and cannot tell what this one computes")
+        reason = REASONS.get(
+            kind.__name__, f"walk knows timm's {names} and cannot tell what this one computes"
+        )
         raise Unwalkable(f"cannot walk {where}, a {kind.__name__}: {reason}")
     if kind.forward is not STOCK[kind] or "forward" in vars(part):
         raise Unwalkable(f"cannot walk {where}: its {kind.__name__}.forward was replaced")

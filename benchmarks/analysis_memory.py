@@ -1,7 +1,9 @@
-"""Peak resident memory of the streamed analyses over 10,000 images, each in a fresh process: `python benchmarks/analysis_memory.py`. The limit is 2 GB.
+"""Peak resident memory of the streamed analyses over 10,000 images, each in a fresh process: `python
+benchmarks/analysis_memory.py`. The limit is 2 GB.
 
-Two "glyphs" ViTs with random weights are walked over generated images, and two ViT-S/16 (N = 197, H = 6, D = 384, L = 12) over images of 224
-pixels; some activations of that size are random numbers, which cost a process as much as real ones. "nothing" is a process that only imports what the others do.
+Two "glyphs" ViTs with random weights are walked over generated images, and two ViT-S/16 (N = 197, H = 6, D =
+384, L = 12) over images of 224 pixels; some activations of that size are random numbers, which cost a process
+as much as real ones. "nothing" is a process that only imports what the others do.
 """
 
 import argparse
@@ -35,7 +37,11 @@ def photographs(images: int) -> tuple:
     """Two ViT-S/16 and so many images of noise."""
     torch.manual_seed(0)
     pixels = torch.randint(0, 256, (max(2, images), 3, 224, 224), dtype=torch.uint8)
-    return create_vit("vit_small_patch16_224"), create_vit("vit_small_patch16_224"), Images(pixels, torch.arange(len(pixels)) % 2, ("a", "b"))
+    return (
+        create_vit("vit_small_patch16_224"),
+        create_vit("vit_small_patch16_224"),
+        Images(pixels, torch.arange(len(pixels)) % 2, ("a", "b")),
+    )
 
 
 def layers(images: int, batch: int, width: int) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
@@ -44,7 +50,9 @@ def layers(images: int, batch: int, width: int) -> Iterator[tuple[list[Tensor], 
         yield tuple([torch.randn(min(batch, images - start), width) for _ in range(L)] for _ in range(2))
 
 
-def gather(accumulator: StreamingCKA | MinibatchCKA, batches: Iterator[tuple[list[Tensor], list[Tensor]]]) -> None:
+def gather(
+    accumulator: StreamingCKA | MinibatchCKA, batches: Iterator[tuple[list[Tensor], list[Tensor]]]
+) -> None:
     for xs, ys in batches:
         accumulator.update_layers(xs, ys)
     accumulator.matrix()
@@ -62,18 +70,34 @@ CASES = {
     "nothing": lambda images: None,
     "layer_cka, glyphs, class token": lambda images: layer_cka(*glyphs(images), class_token),
     "layer_cka, glyphs, every token": lambda images: layer_cka(*glyphs(images), every_token),
-    "layer_cka with MinibatchCKA, glyphs, every token": lambda images: layer_cka(*glyphs(images), every_token, accumulator=MinibatchCKA()),
-    "layer_divergence, glyphs": lambda images: [each.value("bipartite") for each in compare_layers(*glyphs(images))],
+    "layer_cka with MinibatchCKA, glyphs, every token": lambda images: layer_cka(
+        *glyphs(images), every_token, accumulator=MinibatchCKA()
+    ),
+    "layer_divergence, glyphs": lambda images: [
+        each.value("bipartite") for each in compare_layers(*glyphs(images))
+    ],
     # A hundredth of the images, as below.
-    "layer_cka, ViT-S/16, class token, a hundredth of the images": lambda images: layer_cka(*photographs(images // 100), class_token),
-    "layer_divergence, ViT-S/16, a hundredth of the images": lambda images: compare_layers(*photographs(images // 100)),
-    "describe_layers, ViT-S/16, a hundredth of the images": lambda images: describe_layers(*photographs(images // 100)[1:]),
-    "linear_cka, D = 384, one pair of layers": lambda images: linear_cka(torch.randn(images, D), torch.randn(images, D)),
+    "layer_cka, ViT-S/16, class token, a hundredth of the images": lambda images: layer_cka(
+        *photographs(images // 100), class_token
+    ),
+    "layer_divergence, ViT-S/16, a hundredth of the images": lambda images: compare_layers(
+        *photographs(images // 100)
+    ),
+    "describe_layers, ViT-S/16, a hundredth of the images": lambda images: describe_layers(
+        *photographs(images // 100)[1:]
+    ),
+    "linear_cka, D = 384, one pair of layers": lambda images: linear_cka(
+        torch.randn(images, D), torch.randn(images, D)
+    ),
     "StreamingCKA, D = 384, 12 x 12 layers": lambda images: gather(StreamingCKA(), layers(images, 500, D)),
     "MinibatchCKA, D = 384, 12 x 12 layers": lambda images: gather(MinibatchCKA(), layers(images, 500, D)),
     # A tenth of the images: the peak is reached in the first batches, the rest only takes time.
-    "MinibatchCKA, N·D = 75,648, 12 x 12 layers, a tenth of the images": lambda images: gather(MinibatchCKA(), layers(images // 10, 50, N * D)),
-    "StreamingDivergence, N = 197, H = 6, a fiftieth of the images": lambda images: maps_of_vit_small(images // 50),
+    "MinibatchCKA, N·D = 75,648, 12 x 12 layers, a tenth of the images": lambda images: gather(
+        MinibatchCKA(), layers(images // 10, 50, N * D)
+    ),
+    "StreamingDivergence, N = 197, H = 6, a fiftieth of the images": lambda images: maps_of_vit_small(
+        images // 50
+    ),
 }
 
 
@@ -81,17 +105,30 @@ def measure(images: int) -> list[dict]:
     """Peak MB and seconds of every case, each in a process of its own."""
     measured = []
     for name in CASES:
-        done = subprocess.run([sys.executable, __file__, "--images", str(images), "--case", name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, __file__, "--images", str(images), "--case", name],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         measured.append({"case": name, **json.loads(done.stdout.splitlines()[-1])})
-        print(f"{measured[-1]['peak_memory_mb']:7.0f} MB {measured[-1]['seconds']:7.1f} s   {name}", flush=True)
+        print(
+            f"{measured[-1]['peak_memory_mb']:7.0f} MB {measured[-1]['seconds']:7.1f} s   {name}", flush=True
+        )
     return measured
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--case", choices=CASES, help="measure this one only, in this process, and print it as JSON")
-    parser.add_argument("--out", type=Path, help="the record (default: results/benchmarks/analysis_memory.json)")
+    parser.add_argument(
+        "--case", choices=CASES, help="measure this one only, in this process, and print it as JSON"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="the record (default: results/benchmarks/analysis_memory.json)"
+    )
     given = parser.parse_args(arguments)
     start = time.perf_counter()
     if given.case:
@@ -101,10 +138,26 @@ def main(arguments: list[str] | None = None) -> None:
     measured = measure(given.images)
     most = max(one["peak_memory_mb"] for one in measured)
     print(f"at most {most:.0f} MB; the limit of {LIMIT_MB} MB is {'kept' if most < LIMIT_MB else 'EXCEEDED'}")
-    results = {"peak_memory_mb": {one["case"]: one["peak_memory_mb"] for one in measured}, "limit_mb": LIMIT_MB, "kept": most < LIMIT_MB}
+    results = {
+        "peak_memory_mb": {one["case"]: one["peak_memory_mb"] for one in measured},
+        "limit_mb": LIMIT_MB,
+        "kept": most < LIMIT_MB,
+    }
     config = {"images": given.images, "L": L, "N": N, "H": H, "D": D}
-    record = Record("benchmark", "analysis_memory", 0, config, results, measured, time.perf_counter() - start, most, about())
-    print(f"wrote {write_record(given.out or results_folder() / 'benchmarks' / 'analysis_memory.json', record)}")
+    record = Record(
+        "benchmark",
+        "analysis_memory",
+        0,
+        config,
+        results,
+        measured,
+        time.perf_counter() - start,
+        most,
+        about(),
+    )
+    print(
+        f"wrote {write_record(given.out or results_folder() / 'benchmarks' / 'analysis_memory.json', record)}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """How fast images come out of files, beside decoding alone and beside training: `python benchmarks/data.py`.
 
-`Photos` gives epochs of a parquet file's images, with the augmentation of a published recipe, made by 0, 1, 2 ... worker processes.
-Beside it, in the same turn: decoding the same images and nothing else in one process; optimiser steps of a ViT-S/16 on such
-images, and of the book's "glyphs" model with the loader of its images in memory. All ratios are ratios of images per second, taken
-within each turn: above 1 a loader keeps up with what it is compared to. On a machine with few cores, workers and a training step
-share them, and here nothing runs beside anything else.
+`Photos` gives epochs of a parquet file's images, with the augmentation of a published recipe, made by 0, 1, 2
+... worker processes. Beside it, in the same turn: decoding the same images and nothing else in one process;
+optimiser steps of a ViT-S/16 on such images, and of the book's "glyphs" model with the loader of its images
+in memory. All ratios are ratios of images per second, taken within each turn: above 1 a loader keeps up with
+what it is compared to. On a machine with few cores, workers and a training step share them, and here nothing
+runs beside anything else.
 """
 
 import argparse
@@ -31,9 +32,13 @@ GLYPHS = 1024  # images of the built-in world in one turn
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--images", type=Path, default=SAMPLES, help="a parquet file or a folder of them")
-    parser.add_argument("--label-column", default="wnid", help="'wnid' holds WordNet ids, anything else class indices")
+    parser.add_argument(
+        "--label-column", default="wnid", help="'wnid' holds WordNet ids, anything else class indices"
+    )
     parser.add_argument("--count", type=int, default=512, help="images of one turn")
     parser.add_argument("--batch", type=int, default=32, help="images of a batch of the loader")
     parser.add_argument("--step-batch", type=int, default=8, help="images of a step of the ViT")
@@ -50,9 +55,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def open_samples(given: argparse.Namespace) -> Photos:
-    class_map = {wnid: index for index, wnid in enumerate(IMAGENET.ids)} if given.label_column == "wnid" else None
-    photos = open_photos(given.images, split="train+validation", augmentation=PUBLISHED[RECIPE].augmentation, train=True,
-                         label_column=given.label_column, class_map=class_map)
+    class_map = (
+        {wnid: index for index, wnid in enumerate(IMAGENET.ids)} if given.label_column == "wnid" else None
+    )
+    photos = open_photos(
+        given.images,
+        split="train+validation",
+        augmentation=PUBLISHED[RECIPE].augmentation,
+        train=True,
+        label_column=given.label_column,
+        class_map=class_map,
+    )
     return photos.select(range(min(given.count, len(photos))))
 
 
@@ -81,13 +94,22 @@ def measure(given: argparse.Namespace, photos: Photos, device: torch.device) -> 
     files = [row[photos.image_column] for row in photos.rows]
     glyphs = load("marked-glyphs", size=GLYPHS)
     actions = {"decoding alone": (len(files), lambda: [decode(file) for file in files])}
-    actions |= {f"Photos, {workers} workers": (len(photos), lambda workers=workers: drain(photos, given.batch, workers)) for workers in given.workers}
+    actions |= {
+        f"Photos, {workers} workers": (
+            len(photos),
+            lambda workers=workers: drain(photos, given.batch, workers),
+        )
+        for workers in given.workers
+    }
     actions[f"step of {given.model}"] = (given.step_batch, make_step(given.model, given.step_batch, device))
     actions["Images of glyphs"] = (GLYPHS, lambda: drain(glyphs, 128))
     actions["step of glyphs"] = (128, make_step("glyphs", 128, device))
     what = {name: action for name, (_, action) in actions.items()}
     interleave(what, 1)  # warm-up
-    return [{name: actions[name][0] / seconds for name, seconds in one.items()} for one in interleave(what, given.repetitions)]
+    return [
+        {name: actions[name][0] / seconds for name, seconds in one.items()}
+        for one in interleave(what, given.repetitions)
+    ]
 
 
 def compared(rounds: list[dict[str, float]], above: str, below: str) -> dict[str, float]:
@@ -103,24 +125,51 @@ def main(arguments: list[str] | None = None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     photos = open_samples(given)
     pictures = [decode(photos.rows[index][photos.image_column]).size for index in range(len(photos))]
-    size = {"kilobytes": statistics.mean(len(row[photos.image_column]["bytes"]) for row in photos.rows) / 1000,
-            "pixels": statistics.mean(width * height for width, height in pictures)}
+    size = {
+        "kilobytes": statistics.mean(len(row[photos.image_column]["bytes"]) for row in photos.rows) / 1000,
+        "pixels": statistics.mean(width * height for width, height in pictures),
+    }
     rounds = measure(given, photos, device)
     loaders = [f"Photos, {workers} workers" for workers in given.workers]
     speed = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-    ratios = {f"{name} / {other}": compared(rounds, name, other) for name in loaders for other in ("decoding alone", f"step of {given.model}")}
+    ratios = {
+        f"{name} / {other}": compared(rounds, name, other)
+        for name in loaders
+        for other in ("decoding alone", f"step of {given.model}")
+    }
     ratios["Images of glyphs / step of glyphs"] = compared(rounds, "Images of glyphs", "step of glyphs")
 
-    print(f"{len(photos)} images of {size['kilobytes']:.0f} kB, {size['pixels']:,.0f} pixels on average; augmentation of {RECIPE}; {device}, "
-          f"{given.threads} threads, {os.cpu_count()} cores, {given.repetitions} turns")
+    print(
+        f"{len(photos)} images of {size['kilobytes']:.0f} kB, {size['pixels']:,.0f} pixels on average;"
+        f" augmentation of {RECIPE}; {device}, {given.threads} threads, {os.cpu_count()} cores,"
+        f" {given.repetitions} turns"
+    )
     for name, images in speed.items():
         print(f"{name:36} {images:9.1f} images/s")
     for name, one in ratios.items():
         print(f"{name:60} {one['ratio']:7.3f} ({one['ratio_low']:.3f} to {one['ratio_high']:.3f})")
-    config = {"images": len(photos), "batch": given.batch, "step_batch": given.step_batch, "model": given.model, "workers": given.workers,
-              "repetitions": given.repetitions, "augmentation": PUBLISHED[RECIPE].augmentation.describe(), "cores": os.cpu_count()}
+    config = {
+        "images": len(photos),
+        "batch": given.batch,
+        "step_batch": given.step_batch,
+        "model": given.model,
+        "workers": given.workers,
+        "repetitions": given.repetitions,
+        "augmentation": PUBLISHED[RECIPE].augmentation.describe(),
+        "cores": os.cpu_count(),
+    }
     results = {"images_per_second": speed, "ratios": ratios, "file": size}
-    record = Record("benchmark", "data", 0, config, results, rounds, time.perf_counter() - start, peak_memory_mb(), about())
+    record = Record(
+        "benchmark",
+        "data",
+        0,
+        config,
+        results,
+        rounds,
+        time.perf_counter() - start,
+        peak_memory_mb(),
+        about(),
+    )
     print(f"wrote {write_record(given.out or results_folder() / 'benchmarks' / 'data.json', record)}")
 
 

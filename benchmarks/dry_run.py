@@ -1,7 +1,8 @@
 """What the dry run expects of a run, beside a measured epoch of it: `python benchmarks/dry_run.py`.
 
-For each recipe of the built-in scale: seconds of an epoch as `python -m atlib train --dry-run` estimates them from a few steps on random
-numbers, and as they are when the run is carried out. The figure is the ratio, taken several times in one run; 1 would be exact.
+For each recipe of the built-in scale: seconds of an epoch as `python -m atlib train --dry-run` estimates them
+from a few steps on random numbers, and as they are when the run is carried out. The figure is the ratio,
+taken several times in one run; 1 would be exact.
 """
 
 import argparse
@@ -24,23 +25,48 @@ def ratio(recipe: str) -> float:
     teacher = None if recipe.endswith("scratch") else __file__  # a dry run only looks whether there is a file
     config = configure(Asked(recipe, "marked-glyphs", teacher), IMAGES)
     found, ends = estimate(config, IMAGES, CLASSES), []
-    train(assembled(config, CLASSES), load("marked-glyphs", size=IMAGES), config.recipe, progress=None, stop_at=2 * found.steps_per_epoch,
-          log=lambda entry: ends.append(time.perf_counter()) if entry["event"] == "epoch" else None)
+    train(
+        assembled(config, CLASSES),
+        load("marked-glyphs", size=IMAGES),
+        config.recipe,
+        progress=None,
+        stop_at=2 * found.steps_per_epoch,
+        log=lambda entry: ends.append(time.perf_counter()) if entry["event"] == "epoch" else None,
+    )
     return found.seconds * found.steps_per_epoch / (ends[1] - ends[0])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=5)
     given = parser.parse_args()
     start = time.perf_counter()
     found = {recipe: [ratio(recipe) for _ in range(given.repetitions)] for recipe in RECIPES}
     for recipe, ratios in found.items():
-        print(f"{recipe:20} estimate / measured {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-    results = {recipe: {"ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios)} for recipe, ratios in found.items()}
-    record = Record("benchmarks", "dry_run", 0, {"repetitions": given.repetitions, "images": IMAGES}, results, [], round(time.perf_counter() - start, 1),
-                    round(peak_memory_mb(), 1), about())
-    print(f"wrote {write_record(results_folder(Path(__file__).parent) / 'benchmarks' / 'dry_run.json', record)}")
+        print(
+            f"{recipe:20} estimate / measured {statistics.median(ratios):.2f} ({min(ratios):.2f} to"
+            f" {max(ratios):.2f})"
+        )
+    results = {
+        recipe: {"ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
+        for recipe, ratios in found.items()
+    }
+    record = Record(
+        "benchmarks",
+        "dry_run",
+        0,
+        {"repetitions": given.repetitions, "images": IMAGES},
+        results,
+        [],
+        round(time.perf_counter() - start, 1),
+        round(peak_memory_mb(), 1),
+        about(),
+    )
+    print(
+        f"wrote {write_record(results_folder(Path(__file__).parent) / 'benchmarks' / 'dry_run.json', record)}"
+    )
 
 
 if __name__ == "__main__":

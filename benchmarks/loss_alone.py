@@ -1,4 +1,5 @@
-"""The loss of one layer alone, forward and backward: the map-free one of atlib against the dense one, at N = 197 and N = 785."""
+"""The loss of one layer alone, forward and backward: the map-free one of atlib against the dense one, at N =
+197 and N = 785."""
 
 import torch
 from dense_baseline import cross_entropy_of_maps
@@ -12,20 +13,31 @@ TOKENS = (197, 785)
 LOSSES = ("map-free", "dense")
 
 
-def measure(batch: int, heads: int, width: int, device: torch.device, dtype: torch.dtype, repetitions: int) -> dict:
-    """{"map-free" and "dense": {"197" and "785": seconds, peak memory}, "growth": of the peak from 197 to 785 tokens, "speed": dense / ours}.
+def measure(
+    batch: int, heads: int, width: int, device: torch.device, dtype: torch.dtype, repetitions: int
+) -> dict:
+    """{"map-free" and "dense": {"197" and "785": seconds, peak memory}, "growth": of the peak from 197 to 785
+    tokens, "speed": dense / ours}.
 
-    The peak is that of a forward and backward pass above its inputs q, k of both models, (batch, heads, N, width) each; the gradients with
-    respect to q and k are part of it.
+    The peak is that of a forward and backward pass above its inputs q, k of both models, (batch, heads, N,
+    width) each; the gradients with respect to q and k are part of it.
     """
-    found = {loss: {} for loss in LOSSES} | {"growth": {}, "speed": {}, "batch": batch, "heads": heads, "head_width": width}
+    found = {loss: {} for loss in LOSSES} | {
+        "growth": {},
+        "speed": {},
+        "batch": batch,
+        "heads": heads,
+        "head_width": width,
+    }
     for tokens in TOKENS:
         actions = make_actions(batch, heads, tokens, width, device, dtype)
         for action in actions.values():
             action()  # warm-up
         rounds = interleave(actions, repetitions)
         for loss in LOSSES:
-            found[loss][str(tokens)] = spread(rounds, loss) | {"peak_memory_mb": peak_allocated(actions[loss], device) / 1e6}
+            found[loss][str(tokens)] = spread(rounds, loss) | {
+                "peak_memory_mb": peak_allocated(actions[loss], device) / 1e6
+            }
         found["speed"][str(tokens)] = ratio(rounds, "dense", "map-free")
     for loss in LOSSES:
         small, large = (found[loss][str(tokens)]["peak_memory_mb"] for tokens in TOKENS)
@@ -33,7 +45,9 @@ def measure(batch: int, heads: int, width: int, device: torch.device, dtype: tor
     return found
 
 
-def make_actions(batch: int, heads: int, tokens: int, width: int, device: torch.device, dtype: torch.dtype) -> dict:
+def make_actions(
+    batch: int, heads: int, tokens: int, width: int, device: torch.device, dtype: torch.dtype
+) -> dict:
     """{loss: a call that runs it forward and backward and returns its value}, on the same random q and k."""
     q, k, q_t, k_t = torch.randn(4, batch, heads, tokens, width, device=device, dtype=dtype).unbind(0)
     q, k, q_t, k_t = (each.clone() for each in (q, k, q_t, k_t))  # each with its own memory
@@ -62,12 +76,26 @@ def make_actions(batch: int, heads: int, tokens: int, width: int, device: torch.
 
 def table(found: dict) -> str:
     """The measurement as text."""
-    lines = [f"The loss of one layer alone, forward and backward: batch {found['batch']}, {found['heads']} heads of width {found['head_width']}",
-             f"{'':10} {'N':>5} {'seconds':>9} {'least':>9} {'peak MB':>9}"]
+    lines = [
+        (
+            f"The loss of one layer alone, forward and backward: batch {found['batch']}, {found['heads']}"
+            f" heads of width {found['head_width']}"
+        ),
+        f"{'':10} {'N':>5} {'seconds':>9} {'least':>9} {'peak MB':>9}",
+    ]
     for loss in LOSSES:
         for tokens, one in found[loss].items():
-            lines.append(f"{loss:10} {tokens:>5} {one['seconds']:9.4f} {one['seconds_min']:9.4f} {one['peak_memory_mb']:9.1f}")
+            lines.append(
+                f"{loss:10} {tokens:>5} {one['seconds']:9.4f} {one['seconds_min']:9.4f}"
+                f" {one['peak_memory_mb']:9.1f}"
+            )
     for tokens, one in found["speed"].items():
-        lines.append(f"dense / map-free, N = {tokens}: {one['ratio']:.2f} ({one['ratio_low']:.2f} to {one['ratio_high']:.2f})")
-    lines.append("peak memory, N = 785 / N = 197: " + ", ".join(f"{loss} x{found['growth'][loss]:.2f}" for loss in LOSSES))
+        lines.append(
+            f"dense / map-free, N = {tokens}: {one['ratio']:.2f} ({one['ratio_low']:.2f} to"
+            f" {one['ratio_high']:.2f})"
+        )
+    lines.append(
+        "peak memory, N = 785 / N = 197: "
+        + ", ".join(f"{loss} x{found['growth'][loss]:.2f}" for loss in LOSSES)
+    )
     return "\n".join(lines)

@@ -1,10 +1,11 @@
 """Peak memory of an action, from the allocator's own books, on a GPU and on a CPU.
 
-On a GPU it is `torch.cuda.max_memory_allocated`. PyTorch keeps no such figure for the CPU, so there every allocation and every
-release of the CPU allocator is listed by torch's profiler and added up: the largest sum is the peak. That is the same kind of figure
-on both: bytes held by tensors. It does not depend on what the C library gives back to the system and when, nor on which pages of
-libtorch happened to be loaded, both of which move the resident size of a process by tens of MB. It leaves out the working
-space of the matrix-product libraries, a few MB a thread, the same for every method.
+On a GPU it is `torch.cuda.max_memory_allocated`. PyTorch keeps no such figure for the CPU, so there every
+allocation and every release of the CPU allocator is listed by torch's profiler and added up: the largest sum
+is the peak. That is the same kind of figure on both: bytes held by tensors. It does not depend on what the C
+library gives back to the system and when, nor on which pages of libtorch happened to be loaded, both of which
+move the resident size of a process by tens of MB. It leaves out the working space of the matrix-product
+libraries, a few MB a thread, the same for every method.
 """
 
 import gc
@@ -18,11 +19,14 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # read when profiling starts: no messages about GPUs that are not there
+os.environ.setdefault(
+    "KINETO_LOG_LEVEL", "5"
+)  # read when profiling starts: no messages about GPUs that are not there
 
 
 def peak_allocated(action: Callable[[], object], device: torch.device) -> int:
-    """The most bytes of tensors alive at any time during `action()`, above those alive before it. The result of `action` is dropped."""
+    """The most bytes of tensors alive at any time during `action()`, above those alive before it. The result
+    of `action` is dropped."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -37,6 +41,8 @@ def peak_allocated(action: Callable[[], object], device: torch.device) -> int:
         path = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    changes = [event for event in events if event.get("name") == "[memory]" and event["args"]["Device Type"] == 0]  # 0: CPU
+    changes = [
+        event for event in events if event.get("name") == "[memory]" and event["args"]["Device Type"] == 0
+    ]  # 0: CPU
     changes.sort(key=lambda event: event["args"]["Ev Idx"])  # the order they happened in; times can be equal
     return max(accumulate((event["args"]["Bytes"] for event in changes), initial=0))

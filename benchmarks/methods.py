@@ -1,4 +1,5 @@
-"""What `transfer_step.py` compares: how each method's module is built, the fewest FLOPs it needs, and one optimiser step."""
+"""What `transfer_step.py` compares: how each method's module is built, the fewest FLOPs it needs, and one
+optimiser step."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from atlib.methods.distillation import FeatureDistillation
 from atlib.train import make_optimizer, outputs
 from atlib.train.recipe import Recipe
 
-# The rate is so small that thousands of steps change nothing: the time of a step must not depend on how far a run has come.
+# The rate is so small that thousands of steps change nothing: the time of a step must not depend on how far a
+# run has come.
 RECIPE = Recipe(lr=1e-9, clip=1.0)
 CLASSES = 1000
 
@@ -39,7 +41,8 @@ class Step(NamedTuple):
 
 
 def known_methods(depth: int) -> dict[str, Method]:
-    """All methods for a ViT of this depth, in the order of the table; the first is what the others are compared with."""
+    """All methods for a ViT of this depth, in the order of the table; the first is what the others are
+    compared with."""
     part = 3 * depth // 4
     first = f"first {part} of {depth} layers"
 
@@ -53,16 +56,25 @@ def known_methods(depth: int) -> dict[str, Method]:
         "fine-tune": Method("fine-tuning", lambda teacher, student: student, flops.fine_tuning),
         "copy": Method("Copy, all layers", ours(how="copy"), flops.copy),
         "distill": Method("Distill, all layers", ours(how="distill"), flops.distill),
-        "distill-part": Method(f"Distill, {first}", ours(how="distill", layers=range(part)), lambda shape: flops.distill(shape, part)),
+        "distill-part": Method(
+            f"Distill, {first}",
+            ours(how="distill", layers=range(part)),
+            lambda shape: flops.distill(shape, part),
+        ),
         "q-copy": Method("Q-copy, all layers", ours(what="q", how="copy"), flops.query_copy),
         "features": Method("feature distillation", FeatureDistillation, flops.feature_distillation),
         "dense-copy": Method("dense Copy, all layers", dense("copy", depth), flops.copy),
-        "dense-distill-part": Method(f"dense Distill, {first}", dense("distill", part), lambda shape: flops.distill(shape, part)),
+        "dense-distill-part": Method(
+            f"dense Distill, {first}", dense("distill", part), lambda shape: flops.distill(shape, part)
+        ),
     }
 
 
-def make_step(model: str, image_size: int, batch: int, device: torch.device, *, teacher: bool, autocast: bool) -> Step:
-    """Student, teacher (if asked for), AdamW and one batch of noise on `device`. Both models are freshly initialised: time depends on shapes alone."""
+def make_step(
+    model: str, image_size: int, batch: int, device: torch.device, *, teacher: bool, autocast: bool
+) -> Step:
+    """Student, teacher (if asked for), AdamW and one batch of noise on `device`. Both models are freshly
+    initialised: time depends on shapes alone."""
     torch.manual_seed(0)
     student = create_vit(model, img_size=image_size, num_classes=CLASSES).to(device).train()
     teaching = create_vit(model, img_size=image_size, num_classes=CLASSES).to(device) if teacher else None

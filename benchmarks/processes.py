@@ -1,9 +1,10 @@
 """What a second process brings, and what many would have to send: `python benchmarks/processes.py [--help]`.
 
-Measured: optimiser steps per second of attention distillation on the built-in images, on one process and on two that divide every step's
-images (gloo, one thread each, so that two cores are needed); every repetition runs both in turn, and the speed-up is taken within it.
-Computed: the bytes that every GPU sends per step when 8 to 64 of them train ViT-L, and the seconds that takes.
-Prints the table and writes it to results/benchmarks/processes.json.
+Measured: optimiser steps per second of attention distillation on the built-in images, on one process and on
+two that divide every step's images (gloo, one thread each, so that two cores are needed); every repetition
+runs both in turn, and the speed-up is taken within it. Computed: the bytes that every GPU sends per step when
+8 to 64 of them train ViT-L, and the seconds that takes. Prints the table and writes it to
+results/benchmarks/processes.json.
 """
 
 import argparse
@@ -39,24 +40,56 @@ def main(arguments: list[str] | None = None) -> dict:
     given = parse(arguments)
     torch.set_num_threads(1)
     start = time.perf_counter()
-    rounds = [{name: seconds_per_step(processes, given) for name, processes in (("1", 1), ("2", 2))} for _ in range(given.repetitions)]
-    measured = {name: {**spread(rounds, name), "steps_per_second": 1 / spread(rounds, name)["seconds"]} for name in ("1", "2")}
-    results = {"measured": measured, "speed_up": ratio(rounds, "1", "2"), "parameters": weights_of(student()), "large": large(given.link)}
+    rounds = [
+        {name: seconds_per_step(processes, given) for name, processes in (("1", 1), ("2", 2))}
+        for _ in range(given.repetitions)
+    ]
+    measured = {
+        name: {**spread(rounds, name), "steps_per_second": 1 / spread(rounds, name)["seconds"]}
+        for name in ("1", "2")
+    }
+    results = {
+        "measured": measured,
+        "speed_up": ratio(rounds, "1", "2"),
+        "parameters": weights_of(student()),
+        "large": large(given.link),
+    }
     print(table(given, results))
     config = {name: value for name, value in vars(given).items() if name != "out"}
-    record = Record("benchmark", "processes", 0, config, results, rounds, time.perf_counter() - start, peak_memory_mb(), about("cpu"))
+    record = Record(
+        "benchmark",
+        "processes",
+        0,
+        config,
+        results,
+        rounds,
+        time.perf_counter() - start,
+        peak_memory_mb(),
+        about("cpu"),
+    )
     print(f"\nwrote {write_record(given.out or default_path(), record)}")
     return results
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--batch", type=int, default=128, help="images of a step, over all processes")
-    parser.add_argument("--steps", type=int, default=20, help=f"steps that are timed, after {WARM_UP} that are not")
+    parser.add_argument(
+        "--steps", type=int, default=20, help=f"steps that are timed, after {WARM_UP} that are not"
+    )
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--link", type=float, default=50.0, help="10^9 bytes per second that a GPU can send to the others (50: a network of 400 Gbit/s a GPU)")
-    parser.add_argument("--out", type=Path, help="where the record goes, instead of results/benchmarks/processes.json")
+    parser.add_argument(
+        "--link",
+        type=float,
+        default=50.0,
+        help="10^9 bytes per second that a GPU can send to the others (50: a network of 400 Gbit/s a GPU)",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="where the record goes, instead of results/benchmarks/processes.json"
+    )
     given = parser.parse_args(arguments)
     for name in ("batch", "steps", "repetitions", "link"):
         if not getattr(given, name) > 0:
@@ -74,9 +107,14 @@ def distill(batch: int, steps: int, place: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     moments: list[float] = []
-    train(AttentionTransfer(student(), student(), Plan(how="distill")), glyph_images(generate("train", IMAGES)),
-          Recipe(steps=WARM_UP + steps, batch_size=batch), progress=None, cpu=True,
-          log=lambda entry: moments.append(time.perf_counter()) if entry["event"] == "step" else None)
+    train(
+        AttentionTransfer(student(), student(), Plan(how="distill")),
+        glyph_images(generate("train", IMAGES)),
+        Recipe(steps=WARM_UP + steps, batch_size=batch),
+        progress=None,
+        cpu=True,
+        log=lambda entry: moments.append(time.perf_counter()) if entry["event"] == "step" else None,
+    )
     if moments:  # of the main process only
         place.write_text(json.dumps(moments))
 
@@ -92,7 +130,9 @@ def seconds_per_step(processes: int, given: argparse.Namespace) -> float:
         else:
             debug_launcher(distill, arguments, num_processes=processes)
         moments = json.loads(arguments[-1].read_text())
-    return statistics.median(later - earlier for earlier, later in zip(moments[WARM_UP - 1 :], moments[WARM_UP:]))
+    return statistics.median(
+        later - earlier for earlier, later in zip(moments[WARM_UP - 1 :], moments[WARM_UP:])
+    )
 
 
 def weights_of(module: torch.nn.Module) -> int:
@@ -101,7 +141,8 @@ def weights_of(module: torch.nn.Module) -> int:
 
 
 def all_reduced(weights: int, gpus: int) -> float:
-    """Bytes that each of `gpus` sends per step to average float32 gradients in a ring: every one passes on 2 (n - 1) pieces of 1/n.
+    """Bytes that each of `gpus` sends per step to average float32 gradients in a ring: every one passes on 2
+    (n - 1) pieces of 1/n.
 
     Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
@@ -109,13 +150,14 @@ def all_reduced(weights: int, gpus: int) -> float:
 
 
 def divided(weights: int, twice: int, gpus: int) -> float:
-    """The same for FSDP2 as in configs/accelerate: all weights are gathered once and gradients scattered once, and `twice` of the weights,
-    which are let go of after the forward pass, are gathered again."""
+    """The same for FSDP2 as in configs/accelerate: all weights are gathered once and gradients scattered
+    once, and `twice` of the weights, which are let go of after the forward pass, are gathered again."""
     return 4 * (2 * weights + twice) * (gpus - 1) / gpus
 
 
 def large(link: float) -> dict:
-    """ViT-L with the paper's batch: what every GPU sends per step, and how long it computes, from the paper's own GPU-hours."""
+    """ViT-L with the paper's batch: what every GPU sends per step, and how long it computes, from the paper's
+    own GPU-hours."""
     recipe, images = PUBLISHED["distill-vit-large"], CATALOGUE["imagenet-1k"].images["train"]
     with torch.device("meta"):
         vit = create_vit(recipe.model, num_classes=CATALOGUE["imagenet-1k"].classes)
@@ -124,24 +166,40 @@ def large(link: float) -> dict:
     rows = {}
     for gpus in GPUS:
         sent = {"all_reduce": all_reduced(weights, gpus), "fsdp2": divided(weights, in_mlps, gpus)}
-        rows[str(gpus)] = {"images_per_gpu": recipe.batch_size / gpus, "compute_seconds": gpu_seconds / gpus,
-                           **{f"{name}_bytes": count for name, count in sent.items()},
-                           **{f"{name}_seconds": count / (1e9 * link) for name, count in sent.items()}}
+        rows[str(gpus)] = {
+            "images_per_gpu": recipe.batch_size / gpus,
+            "compute_seconds": gpu_seconds / gpus,
+            **{f"{name}_bytes": count for name, count in sent.items()},
+            **{f"{name}_seconds": count / (1e9 * link) for name, count in sent.items()},
+        }
     return {"weights": weights, "weights_in_mlps": in_mlps, "gpu_seconds_per_step": gpu_seconds, "gpus": rows}
 
 
 def table(given: argparse.Namespace, results: dict) -> str:
     """What was measured, then what was computed, one number of GPUs a line."""
     speed, measured = results["speed_up"], results["measured"]
-    lines = [f"Attention distillation on the built-in images, batch {given.batch}, one thread a process: "
-             f"{measured['1']['steps_per_second']:.2f} steps/s on one process, {measured['2']['steps_per_second']:.2f} on two: "
-             f"x {speed['ratio']:.2f} ({speed['ratio_low']:.2f} to {speed['ratio_high']:.2f})",
-             f"Computed for ViT-L ({results['large']['weights'] / 1e6:.1f} million weights), the paper's batch and GPU-hours, {given.link:g} GB/s a GPU, "
-             "nothing overlapped; the teacher is never sent:",
-             f"{'GPUs':>5} {'images each':>12} {'computes s':>11} {'all-reduce GB':>14} {'s':>7} {'FSDP2 GB':>9} {'s':>7}"]
+    lines = [
+        (
+            f"Attention distillation on the built-in images, batch {given.batch}, one thread a process:"
+            f" {measured['1']['steps_per_second']:.2f} steps/s on one process,"
+            f" {measured['2']['steps_per_second']:.2f} on two: x {speed['ratio']:.2f}"
+            f" ({speed['ratio_low']:.2f} to {speed['ratio_high']:.2f})"
+        ),
+        (
+            f"Computed for ViT-L ({results['large']['weights'] / 1e6:.1f} million weights), the paper's batch"
+            f" and GPU-hours, {given.link:g} GB/s a GPU, nothing overlapped; the teacher is never sent:"
+        ),
+        (
+            f"{'GPUs':>5} {'images each':>12} {'computes s':>11} {'all-reduce GB':>14} {'s':>7}"
+            f" {'FSDP2 GB':>9} {'s':>7}"
+        ),
+    ]
     for gpus, row in results["large"]["gpus"].items():
-        lines.append(f"{gpus:>5} {row['images_per_gpu']:12g} {row['compute_seconds']:11.2f} {row['all_reduce_bytes'] / 1e9:14.2f} "
-                     f"{row['all_reduce_seconds']:7.3f} {row['fsdp2_bytes'] / 1e9:9.2f} {row['fsdp2_seconds']:7.3f}")
+        lines.append(
+            f"{gpus:>5} {row['images_per_gpu']:12g} {row['compute_seconds']:11.2f}"
+            f" {row['all_reduce_bytes'] / 1e9:14.2f} {row['all_reduce_seconds']:7.3f}"
+            f" {row['fsdp2_bytes'] / 1e9:9.2f} {row['fsdp2_seconds']:7.3f}"
+        )
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
-"""How much a walk and a transfer step cost, as ratios within one run: `python benchmarks/steps.py [--model NAME] [--rounds N]`.
+"""How much a walk and a transfer step cost, as ratios within one run: `python benchmarks/steps.py [--model
+NAME] [--rounds N]`.
 
-Each round times every item once, in turn, so that a machine that slows down slows all of them; the figures are medians over
-rounds of the ratio to the plain model's own time in the same round.
+Each round times every item once, in turn, so that a machine that slows down slows all of them; the figures
+are medians over rounds of the ratio to the plain model's own time in the same round.
 """
 
 import argparse
@@ -25,8 +26,12 @@ def main() -> None:
     labels = torch.randint(100, (given.batch,), device=device)
     teacher = create_vit(given.model, num_classes=0).to(device)
     depth = len(vit.blocks)
-    pairs = {"copy step": AttentionTransfer(teacher, student, Plan(how="copy")),
-             "distill step, 3/4 of the layers": AttentionTransfer(teacher, student, Plan(how="distill", layers=range(3 * depth // 4)))}
+    pairs = {
+        "copy step": AttentionTransfer(teacher, student, Plan(how="copy")),
+        "distill step, 3/4 of the layers": AttentionTransfer(
+            teacher, student, Plan(how="distill", layers=range(3 * depth // 4))
+        ),
+    }
 
     def step(model, logits_of) -> None:
         model.zero_grad(set_to_none=True)
@@ -38,20 +43,28 @@ def main() -> None:
         with torch.no_grad():
             compute()
 
-    items = {"forward of the model": lambda: forward(lambda: vit(images)), "walk, forward": lambda: forward(lambda: walk(vit, images)),
-             "fine-tuning step": lambda: step(vit, lambda: (vit(images), 0.0)),
-             "the same through walk": lambda: step(vit, lambda: (walk(vit, images).logits, 0.0))}
-    items |= {name: (lambda pair=pair: step(pair, lambda: pair(images))) for name, pair in pairs.items()}
+    items = {
+        "forward of the model": lambda: forward(lambda: vit(images)),
+        "walk, forward": lambda: forward(lambda: walk(vit, images)),
+        "fine-tuning step": lambda: step(vit, lambda: (vit(images), 0.0)),
+        "the same through walk": lambda: step(vit, lambda: (walk(vit, images).logits, 0.0)),
+    }
+    items |= {name: lambda pair=pair: step(pair, lambda: pair(images)) for name, pair in pairs.items()}
     reference = {name: "forward of the model" if "forward" in name else "fine-tuning step" for name in items}
 
     for action in items.values():
         action()  # warm-up
     rounds = [{name: seconds(action) for name, action in items.items()} for _ in range(given.rounds)]
-    print(f"{given.model}, batch {given.batch}, {device}, {torch.get_num_threads()} threads, torch {torch.__version__}, {given.rounds} rounds")
+    print(
+        f"{given.model}, batch {given.batch}, {device}, {torch.get_num_threads()} threads, torch"
+        f" {torch.__version__}, {given.rounds} rounds"
+    )
     for name in items:
         ratios = [one[name] / one[reference[name]] for one in rounds]
-        print(f"{name:34} {statistics.median(one[name] for one in rounds):8.3f} s   {statistics.median(ratios):5.2f} x "
-              f"{reference[name]} ({min(ratios):.2f} to {max(ratios):.2f})")
+        print(
+            f"{name:34} {statistics.median(one[name] for one in rounds):8.3f} s  "
+            f" {statistics.median(ratios):5.2f} x {reference[name]} ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 
 class Target(NamedTuple):
-    """figure: in words; tokens: the N it holds for; at_most: whether smaller is better; cpu: 2 threads, float32; cuda: one GPU, bf16."""
+    """figure: in words; tokens: the N it holds for; at_most: whether smaller is better; cpu: 2 threads,
+    float32; cuda: one GPU, bf16."""
 
     figure: str
     tokens: tuple[int, ...]
@@ -17,15 +18,20 @@ class Target(NamedTuple):
 TARGETS = {
     "distill_step": Target("Distill (3/4 of the layers) step / fine-tuning step", (197,), True, 1.30, 1.25),
     "copy_step": Target("Copy step / fine-tuning step", (197,), True, 1.20, 1.15),
-    "distill_memory": Target("Distill (3/4 of the layers) peak memory / fine-tuning's", (197,), True, 1.10, 1.06),
+    "distill_memory": Target(
+        "Distill (3/4 of the layers) peak memory / fine-tuning's", (197,), True, 1.10, 1.06
+    ),
     "dense_step_197": Target("dense Distill step / our Distill step", (197,), False, 1.07, 3.0),
     "dense_step_785": Target("dense Distill step / our Distill step", (785,), False, 1.30, 6.0),
-    "loss_memory_growth": Target("peak memory of the loss alone, N = 785 / N = 197", (197, 785), True, 4.5, 4.5),
+    "loss_memory_growth": Target(
+        "peak memory of the loss alone, N = 785 / N = 197", (197, 785), True, 4.5, 4.5
+    ),
 }
 
 
 def compare(figures: dict[str, float], tokens: int, device: str) -> dict[str, dict]:
-    """{target: the wanted and the measured figure, whether it was hit, by what share it was missed} for a run with this N."""
+    """{target: the wanted and the measured figure, whether it was hit, by what share it was missed} for a run
+    with this N."""
     compared = {}
     for name, target in TARGETS.items():
         if tokens not in target.tokens:

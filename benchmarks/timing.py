@@ -1,4 +1,5 @@
-"""Time several actions in turn, so that a machine that slows down slows all of them, and compare them within each turn."""
+"""Time several actions in turn, so that a machine that slows down slows all of them, and compare them within
+each turn."""
 
 import statistics
 import time
@@ -10,7 +11,8 @@ Rounds = Sequence[Mapping[str, float]]  # seconds of every action, one mapping p
 
 
 def interleave(actions: Mapping[str, Callable[[], object]], repetitions: int) -> list[dict[str, float]]:
-    """Wall-clock seconds of every action, each run once per repetition, in the given order. The caller warms up."""
+    """Wall-clock seconds of every action, each run once per repetition, in the given order. The caller warms
+    up."""
     return [{name: seconds(action) for name, action in actions.items()} for _ in range(repetitions)]
 
 
@@ -26,7 +28,10 @@ def seconds(action: Callable[[], object]) -> float:
 
 def spread(rounds: Rounds, name: str) -> dict[str, float]:
     """Seconds of one action over the repetitions: median and least."""
-    return {"seconds": statistics.median(one[name] for one in rounds), "seconds_min": min(one[name] for one in rounds)}
+    return {
+        "seconds": statistics.median(one[name] for one in rounds),
+        "seconds_min": min(one[name] for one in rounds),
+    }
 
 
 def ratio(rounds: Rounds, above: str, below: str) -> dict[str, float]:

@@ -1,11 +1,13 @@
-"""What one optimiser step of attention transfer costs: `python benchmarks/transfer_step.py [--model base] [--tokens 197] [--help]`.
+"""What one optimiser step of attention transfer costs: `python benchmarks/transfer_step.py [--model base]
+[--tokens 197] [--help]`.
 
-For every method: seconds, peak memory, images per second and FLOPs of forward, backward, AdamW step and dropping the gradients, each as a
-ratio to fine-tuning, next to the fewest FLOPs the method can need (`flops.py`) and to a dense implementation (`dense_baseline.py`).
-Every repetition runs each method once, in turn; ratios are taken within a repetition, the table shows their median and range.
-One student, one teacher (both freshly initialised) and one optimiser serve all methods; peak memory is measured before, with models
-and optimiser built anew for each method: it counts everything that the method holds, teacher and optimiser included.
-Prints the table and writes it to results/benchmarks/.
+For every method: seconds, peak memory, images per second and FLOPs of forward, backward, AdamW step and
+dropping the gradients, each as a ratio to fine-tuning, next to the fewest FLOPs the method can need
+(`flops.py`) and to a dense implementation (`dense_baseline.py`). Every repetition runs each method once, in
+turn; ratios are taken within a repetition, the table shows their median and range. One student, one teacher
+(both freshly initialised) and one optimiser serve all methods; peak memory is measured before, with models
+and optimiser built anew for each method: it counts everything that the method holds, teacher and optimiser
+included. Prints the table and writes it to results/benchmarks/.
 """
 
 import argparse
@@ -32,53 +34,103 @@ def main(arguments: list[str] | None = None) -> dict:
     given = parse(arguments)
     torch.set_num_threads(given.threads)
     device, start = torch.device(given.device), time.perf_counter()
-    memory = {batch: measure_memory(given, batch, device) for batch in dict.fromkeys([given.batch, *given.memory_batches])}
+    memory = {
+        batch: measure_memory(given, batch, device)
+        for batch in dict.fromkeys([given.batch, *given.memory_batches])
+    }
     results, rounds = measure_steps(given, device)
     for name, one in results["methods"].items():
         one["peak_memory_mb"] = memory[given.batch][name]
         one["memory_ratio"] = memory[given.batch][name] / memory[given.batch]["fine-tune"]
     results["memory_by_batch"] = {str(batch): found for batch, found in memory.items()}
     dtype = torch.bfloat16 if given.dtype == "bf16" else torch.float32
-    results["loss"] = loss_alone.measure(min(8, given.batch), *results.pop("heads"), device, dtype, given.repetitions)
+    results["loss"] = loss_alone.measure(
+        min(8, given.batch), *results.pop("heads"), device, dtype, given.repetitions
+    )
     results["targets"] = targets.compare(figures_of(results, given.tokens), given.tokens, device.type)
 
     print(table(given, results), loss_alone.table(results["loss"]), sep="\n\n")
-    print(f"\nTargets are for ViT-B/16 and batch 8 or more, {'2 threads, float32' if device.type == 'cpu' else 'bf16'}; this run: {given.model}, batch {given.batch}")
+    print(
+        "\nTargets are for ViT-B/16 and batch 8 or more,"
+        f" {'2 threads, float32' if device.type == 'cpu' else 'bf16'}; this run: {given.model}, batch"
+        f" {given.batch}"
+    )
     print(*targets.describe(results["targets"]), sep="\n")
     config = {name: value for name, value in vars(given).items() if name != "out"}
-    record = Record("benchmark", "transfer_step", 0, config, results, rounds, time.perf_counter() - start, peak_memory_mb(), about(device))
+    record = Record(
+        "benchmark",
+        "transfer_step",
+        0,
+        config,
+        results,
+        rounds,
+        time.perf_counter() - start,
+        peak_memory_mb(),
+        about(device),
+    )
     print(f"\nwrote {write_record(given.out or default_path(given), record)}")
     return results
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--model", choices=("tiny", "small", "base", "large"), default="base", help="ViT with patches of 16 x 16 pixels")
-    parser.add_argument("--tokens", type=int, choices=IMAGE_SIZE, default=197, help="N: images of 224 or 448 pixels")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument(
+        "--model",
+        choices=("tiny", "small", "base", "large"),
+        default="base",
+        help="ViT with patches of 16 x 16 pixels",
+    )
+    parser.add_argument(
+        "--tokens", type=int, choices=IMAGE_SIZE, default=197, help="N: images of 224 or 448 pixels"
+    )
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--memory-batches", type=int, nargs="*", default=[], help="measure peak memory with these batch sizes as well")
+    parser.add_argument(
+        "--memory-batches",
+        type=int,
+        nargs="*",
+        default=[],
+        help="measure peak memory with these batch sizes as well",
+    )
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32", help="bf16: autocast; weights stay float32")
-    parser.add_argument("--out", type=Path, help="where the record goes, instead of results/benchmarks/transfer_step-MODEL-TOKENS-DEVICE.json")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bf16"), default="float32", help="bf16: autocast; weights stay float32"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="where the record goes, instead of results/benchmarks/transfer_step-MODEL-TOKENS-DEVICE.json",
+    )
     given = parser.parse_args(arguments)
     for name in ("batch", "repetitions", "threads"):
         if getattr(given, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(given, name)}")
     if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device here; leave --device out to measure on the CPU")
+        parser.error(
+            "--device cuda: torch sees no CUDA device here; leave --device out to measure on the CPU"
+        )
     return given
 
 
 def build(given: argparse.Namespace, batch: int, device: torch.device, teacher: bool) -> Step:
     """Models, optimiser and batch as the command line asks for them."""
-    return make_step(f"vit_{given.model}_patch16_224", IMAGE_SIZE[given.tokens], batch, device, teacher=teacher, autocast=given.dtype == "bf16")
+    return make_step(
+        f"vit_{given.model}_patch16_224",
+        IMAGE_SIZE[given.tokens],
+        batch,
+        device,
+        teacher=teacher,
+        autocast=given.dtype == "bf16",
+    )
 
 
 def measure_memory(given: argparse.Namespace, batch: int, device: torch.device) -> dict[str, float]:
-    """Peak memory in MB of building everything a method needs and making two steps: from the second on AdamW's moments are there."""
+    """Peak memory in MB of building everything a method needs and making two steps: from the second on
+    AdamW's moments are there."""
 
     def run(name: str) -> None:
         step = build(given, batch, device, teacher=name != "fine-tune")
@@ -101,18 +153,33 @@ def measure_steps(given: argparse.Namespace, device: torch.device) -> tuple[dict
     interleave(actions, 1)  # warm-up
     rounds = interleave(actions, given.repetitions)
     least = {name: method.least(shape) for name, method in methods.items()}
-    results = {name: {"title": method.title, **spread(rounds, name), **ratio(rounds, name, "fine-tune"),
-                      "images_per_second": given.batch / spread(rounds, name)["seconds"],
-                      "flops_per_image": counted[name], "flops_ratio": counted[name] / counted["fine-tune"],
-                      "least_flops_per_image": least[name], "least_flops_ratio": least[name] / least["fine-tune"]}
-               for name, method in methods.items()}
+    results = {
+        name: {
+            "title": method.title,
+            **spread(rounds, name),
+            **ratio(rounds, name, "fine-tune"),
+            "images_per_second": given.batch / spread(rounds, name)["seconds"],
+            "flops_per_image": counted[name],
+            "flops_ratio": counted[name] / counted["fine-tune"],
+            "least_flops_per_image": least[name],
+            "least_flops_ratio": least[name] / least["fine-tune"],
+        }
+        for name, method in methods.items()
+    }
     attention = step.student.blocks[0].attn
-    return {"methods": results, "dense_over_ours": {"copy": ratio(rounds, "dense-copy", "copy"), "distill-part": ratio(rounds, "dense-distill-part", "distill-part")},
-            "heads": (attention.num_heads, attention.head_dim)}, rounds
+    return {
+        "methods": results,
+        "dense_over_ours": {
+            "copy": ratio(rounds, "dense-copy", "copy"),
+            "distill-part": ratio(rounds, "dense-distill-part", "distill-part"),
+        },
+        "heads": (attention.num_heads, attention.head_dim),
+    }, rounds
 
 
 def count_flops(step: Step, module: torch.nn.Module) -> int:
-    """FLOPs of the matrix products that forward and backward of one batch really do, what fused attention computes twice included."""
+    """FLOPs of the matrix products that forward and backward of one batch really do, what fused attention
+    computes twice included."""
     with counter() as counted:
         loss_of(step, module).backward()
     step.optimizer.zero_grad(set_to_none=True)
@@ -122,31 +189,56 @@ def count_flops(step: Step, module: torch.nn.Module) -> int:
 def figures_of(results: dict, tokens: int) -> dict[str, float]:
     """The figures that have targets."""
     methods = results["methods"]
-    return {"distill_step": methods["distill-part"]["ratio"], "copy_step": methods["copy"]["ratio"],
-            "distill_memory": methods["distill-part"]["memory_ratio"],
-            f"dense_step_{tokens}": results["dense_over_ours"]["distill-part"]["ratio"],
-            "loss_memory_growth": results["loss"]["growth"]["map-free"]}
+    return {
+        "distill_step": methods["distill-part"]["ratio"],
+        "copy_step": methods["copy"]["ratio"],
+        "distill_memory": methods["distill-part"]["memory_ratio"],
+        f"dense_step_{tokens}": results["dense_over_ours"]["distill-part"]["ratio"],
+        "loss_memory_growth": results["loss"]["growth"]["map-free"],
+    }
 
 
 def table(given: argparse.Namespace, results: dict) -> str:
     """All methods, one a line; every x is a ratio to fine-tuning."""
-    lines = [f"One optimiser step: ViT-{given.model}/16, N = {given.tokens}, batch {given.batch}, {given.dtype}, {given.device}, "
-             f"{given.threads} threads, {given.repetitions} repetitions, torch {torch.__version__}",
-             f"{'':36} {'seconds':>8} {'least':>8} {'x':>6} {'(range)':>13} {'images/s':>9} {'peak MB':>8} {'x':>6} {'GFLOP':>7} {'x':>6} {'bound x':>8}"]
+    lines = [
+        (
+            f"One optimiser step: ViT-{given.model}/16, N = {given.tokens}, batch {given.batch},"
+            f" {given.dtype}, {given.device}, {given.threads} threads, {given.repetitions} repetitions, torch"
+            f" {torch.__version__}"
+        ),
+        (
+            f"{'':36} {'seconds':>8} {'least':>8} {'x':>6} {'(range)':>13} {'images/s':>9} {'peak MB':>8}"
+            f" {'x':>6} {'GFLOP':>7} {'x':>6} {'bound x':>8}"
+        ),
+    ]
     for one in results["methods"].values():
-        lines.append(f"{one['title']:36} {one['seconds']:8.3f} {one['seconds_min']:8.3f} {one['ratio']:6.3f} "
-                     f"({one['ratio_low']:.2f} to {one['ratio_high']:.2f}) {one['images_per_second']:8.2f} {one['peak_memory_mb']:8.0f} "
-                     f"{one['memory_ratio']:6.3f} {one['flops_per_image'] / 1e9:7.1f} {one['flops_ratio']:6.3f} {one['least_flops_ratio']:8.3f}")
-    lines.append("GFLOP: per image, matrix products really done; bound: the fewest that the method can need, also as a ratio to fine-tuning's.")
+        lines.append(
+            f"{one['title']:36} {one['seconds']:8.3f} {one['seconds_min']:8.3f} {one['ratio']:6.3f}"
+            f" ({one['ratio_low']:.2f} to {one['ratio_high']:.2f}) {one['images_per_second']:8.2f}"
+            f" {one['peak_memory_mb']:8.0f} {one['memory_ratio']:6.3f} {one['flops_per_image'] / 1e9:7.1f}"
+            f" {one['flops_ratio']:6.3f} {one['least_flops_ratio']:8.3f}"
+        )
+    lines.append(
+        "GFLOP: per image, matrix products really done; bound: the fewest that the method can need, also as a"
+        " ratio to fine-tuning's."
+    )
     for batch, found in results["memory_by_batch"].items():
         if int(batch) != given.batch:
-            lines.append(f"peak memory at batch {batch}: " + ", ".join(f"{name} {mb:.0f} MB (x {mb / found['fine-tune']:.3f})" for name, mb in found.items()))
+            lines.append(
+                f"peak memory at batch {batch}: "
+                + ", ".join(
+                    f"{name} {mb:.0f} MB (x {mb / found['fine-tune']:.3f})" for name, mb in found.items()
+                )
+            )
     return "\n".join(lines)
 
 
 def default_path(given: argparse.Namespace) -> Path:
-    """results/benchmarks/transfer_step-MODEL-TOKENS-DEVICE.json of this repository; other batch sizes or precisions than the defaults are named too."""
-    name = f"transfer_step-{given.model}-{given.tokens}-{given.device}" + ("-bf16" if given.dtype == "bf16" else "")
+    """results/benchmarks/transfer_step-MODEL-TOKENS-DEVICE.json of this repository; other batch sizes or
+    precisions than the defaults are named too."""
+    name = f"transfer_step-{given.model}-{given.tokens}-{given.device}" + (
+        "-bf16" if given.dtype == "bf16" else ""
+    )
     return Path(__file__).resolve().parents[1] / "results" / "benchmarks" / f"{name}.json"
 
 

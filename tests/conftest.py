@@ -28,13 +28,22 @@ def no_network(monkeypatch):
 
 @pytest.fixture
 def small_vit():
-    """A function that builds the same small ViT whenever it is called: 16 patches, depth 3, 3 heads of width 8, 5 classes.
+    """A function that builds the same small ViT whenever it is called: 16 patches, depth 3, 3 heads of width
+    8, 5 classes.
 
-    All weights are random and of a size at which every part matters; `seed` chooses them, the rest goes to timm.
+    All weights are random and of a size at which every part matters; `seed` chooses them, the rest goes to
+    timm.
     """
 
     def build(seed=0, **changes):
-        options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5} | changes
+        options = {
+            "img_size": 32,
+            "patch_size": 8,
+            "embed_dim": 24,
+            "depth": 3,
+            "num_heads": 3,
+            "num_classes": 5,
+        } | changes
         return randomise(create_vit(options), seed).eval()
 
     return build

@@ -1,8 +1,10 @@
-"""What two forked processes do with weights that are divided between them, and with SIGTERM: python -m tests.divided FOLDER.
+"""What two forked processes do with weights that are divided between them, and with SIGTERM: python -m
+tests.divided FOLDER.
 
-torch takes seconds to import, so one process imports it and forks the others; nothing is computed before the fork. What came out is in
-FOLDER, and printed as JSON. Accelerate knows no FSDP on CPUs, so these processes tell it that they were started for GPUs: all that follows
-from there on, by FSDP2 itself, is the same on a CPU and gloo.
+torch takes seconds to import, so one process imports it and forks the others; nothing is computed before the
+fork. What came out is in FOLDER, and printed as JSON. Accelerate knows no FSDP on CPUs, so these processes
+tell it that they were started for GPUs: all that follows from there on, by FSDP2 itself, is the same on a CPU
+and gloo.
 """
 
 import json
@@ -33,12 +35,15 @@ from atlib.train.recipe import Recipe
 from tests.launching import surroundings
 
 # Three steps a pass, the last of them with eight images.
-RECIPE = Recipe(steps=6, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0, checkpoint_activations=True)
+RECIPE = Recipe(
+    steps=6, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0, checkpoint_activations=True
+)
 SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 100, "drop_path": 0.2}
 
 
 def ranks(what, *arguments, extra=None) -> list[int]:
-    """Run what(rank, other, *arguments) in two processes, `other` being the last one's id for the first; how they ended (-9: killed)."""
+    """Run what(rank, other, *arguments) in two processes, `other` being the last one's id for the first; how
+    they ended (-9: killed)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -48,8 +53,15 @@ def ranks(what, *arguments, extra=None) -> list[int]:
         if number == 0:
             code = 70
             try:
-                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                               "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"} | (extra or {})
+                os.environ |= {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "LOCAL_WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "ACCELERATE_USE_CPU": "true",
+                } | (extra or {})
                 code = what(rank, numbers[0] if numbers else 0, *arguments) or 0
             except BaseException:
                 import traceback
@@ -63,7 +75,8 @@ def ranks(what, *arguments, extra=None) -> list[int]:
 
 
 def pretend_gpus() -> None:
-    """Accelerate takes these two processes for two that it started for GPUs, whose device is the CPU; again before each training."""
+    """Accelerate takes these two processes for two that it started for GPUs, whose device is the CPU; again
+    before each training."""
     PartialState(cpu=True)
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     os.environ.pop("ACCELERATE_USE_CPU", None)
@@ -72,7 +85,11 @@ def pretend_gpus() -> None:
 def small_pair() -> AttentionTransfer:
     torch.manual_seed(1)
     options = {"depth": 2, "embed_dim": 16, "num_heads": 2}
-    return AttentionTransfer(create_vit("glyphs", **options), create_vit("glyphs", drop_path_rate=0.3, **options), Plan(how="distill"))
+    return AttentionTransfer(
+        create_vit("glyphs", **options),
+        create_vit("glyphs", drop_path_rate=0.3, **options),
+        Plan(how="distill"),
+    )
 
 
 def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
@@ -82,7 +99,10 @@ def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
 
     def metrics(model) -> dict:
         whole = sum(parameter.numel() for parameter in model.parameters())
-        mine.append(sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters()) / whole)
+        mine.append(
+            sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
+            / whole
+        )
         found = evaluate_together(model, tested_on)
         return {"accuracy": found.accuracy, "test_loss": found.loss, "count": found.count}
 
@@ -90,15 +110,31 @@ def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
         if divided:
             pretend_gpus()
         pair, average = small_pair(), small_pair().student
-        history = train(pair, images, RECIPE, progress=None, seed=3, evaluate=metrics, evaluate_every=1, average_into=average, out=folder / "out", **options)
+        history = train(
+            pair,
+            images,
+            RECIPE,
+            progress=None,
+            seed=3,
+            evaluate=metrics,
+            evaluate_every=1,
+            average_into=average,
+            out=folder / "out",
+            **options,
+        )
         return pair, average, history
 
     if divided:
         go_on(keeper=Keeper(folder / "kept", every=100), stop_at=4)
     pair, average, history = go_on(**({"keeper": Keeper(folder / "kept", every=100)} if divided else {}))
     teacher, untouched = pair.teacher.state_dict(), small_pair().teacher.state_dict()
-    found = {"world": dist.get_world_size(), "history": history, "mine": mine, "plain": type(pair) is AttentionTransfer and type(pair.student).__name__,
-             "teacher kept": all(torch.equal(value, untouched[name]) for name, value in teacher.items())}
+    found = {
+        "world": dist.get_world_size(),
+        "history": history,
+        "mine": mine,
+        "plain": type(pair) is AttentionTransfer and type(pair.student).__name__,
+        "teacher kept": all(torch.equal(value, untouched[name]) for name, value in teacher.items()),
+    }
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
     save_weights(folder / f"student-{rank}.safetensors", pair.student)
     save_weights(folder / f"average-{rank}.safetensors", average)
@@ -109,7 +145,9 @@ def counted(rank: int, _: int, folder: Path) -> None:
     """How often weights are gathered, and gradients scattered, in two steps."""
     pretend_gpus()
     with CommDebugMode() as counting:
-        train(small_pair(), glyph_images(generate("train", 24)), Recipe(steps=2, batch_size=12), progress=None)
+        train(
+            small_pair(), glyph_images(generate("train", 24)), Recipe(steps=2, batch_size=12), progress=None
+        )
         counts = {str(operation): count for operation, count in counting.get_comm_counts().items()}
     (folder / f"counts-{rank}.json").write_text(json.dumps(counts))
     dist.destroy_process_group()
@@ -119,7 +157,9 @@ def wrapped_as_blocks(rank: int, _: int, folder: Path) -> None:
     """timm's Block divided: the walk must refuse it, and not compute something else."""
     pretend_gpus()
     try:
-        train(small_pair(), glyph_images(generate("train", 32)), Recipe(steps=1, batch_size=12), progress=None)
+        train(
+            small_pair(), glyph_images(generate("train", 32)), Recipe(steps=1, batch_size=12), progress=None
+        )
         said = "nothing"
     except TypeError as error:
         said = str(error)
@@ -127,7 +167,8 @@ def wrapped_as_blocks(rank: int, _: int, folder: Path) -> None:
 
 
 def commanded(rank: int, other: int, arguments: list[str], text: Path, step: int) -> int:
-    """A command of `python -m atlib`; the second process gets SIGTERM as soon as `step` is logged by the first."""
+    """A command of `python -m atlib`; the second process gets SIGTERM as soon as `step` is logged by the
+    first."""
     with open(text.with_suffix(f".{rank}"), "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -148,12 +189,26 @@ def main(folder: Path) -> dict[str, list[int]]:
     for name in ("whole", "divided", "blocks"):
         (folder / name).mkdir(parents=True)
     large = surroundings("fsdp2_vit_large")
-    ended = {"whole": ranks(trained, folder / "whole", False), "divided": ranks(trained, folder / "divided", True, extra=large),
-             "counted": ranks(counted, folder / "divided", extra=large),
-             "blocks": ranks(wrapped_as_blocks, folder / "blocks", extra=large | {"FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"})}
+    ended = {
+        "whole": ranks(trained, folder / "whole", False),
+        "divided": ranks(trained, folder / "divided", True, extra=large),
+        "counted": ranks(counted, folder / "divided", extra=large),
+        "blocks": ranks(
+            wrapped_as_blocks, folder / "blocks", extra=large | {"FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"}
+        ),
+    }
     small = [text for name, value in SMALL.items() for text in ("--set", f"{name}={value}")]
     for out, step in ((folder / "left-alone", 0), (folder / "terminated", 3)):
-        train_it = ["train", "--recipe", "built-in-scratch", "--data", "marked-glyphs", "--out", str(out), *small]
+        train_it = [
+            "train",
+            "--recipe",
+            "built-in-scratch",
+            "--data",
+            "marked-glyphs",
+            "--out",
+            str(out),
+            *small,
+        ]
         ended[out.name] = ranks(commanded, train_it, folder / out.name, step)
     ended["resumed"] = ranks(commanded, ["resume", str(folder / "terminated")], folder / "resumed", 0)
     return ended

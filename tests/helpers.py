@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def randomise(model, seed=0):
-    """Give every parameter a random value at which it matters: no zero tokens, no layer scale of 1e-5, attention far from flat."""
+    """Give every parameter a random value at which it matters: no zero tokens, no layer scale of 1e-5,
+    attention far from flat."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -28,7 +29,8 @@ def random_images(*shape, seed=0, dtype=torch.float32):
 
 
 def shared(*parts):
-    """A folder or file of the workshop's `shared/`, next to the repository; the test is skipped where it is not there."""
+    """A folder or file of the workshop's `shared/`, next to the repository; the test is skipped where it is
+    not there."""
     path = ROOT.parent.joinpath("shared", *parts)
     if not path.exists():
         pytest.skip(f"needs ../shared/{'/'.join(parts)}, which is not present next to this repository")
@@ -47,16 +49,34 @@ class Bomb(torch.nn.Module):
 
 
 def mine(vit, after):
-    """Put bombs into everything that runs after layer `after` has its q, k, v: the rest of that block, later blocks, the head."""
+    """Put bombs into everything that runs after layer `after` has its q, k, v: the rest of that block, later
+    blocks, the head."""
     for index, block in enumerate(vit.blocks):
-        for parent, part in ((block, "norm1"), (block.attn, "qkv"), (block.attn, "q_norm"), (block.attn, "k_norm")):
+        for parent, part in (
+            (block, "norm1"),
+            (block.attn, "qkv"),
+            (block.attn, "q_norm"),
+            (block.attn, "k_norm"),
+        ):
             if index > after:
                 setattr(parent, part, Bomb(f"blocks.{index}.{part}"))
-        for parent, part in ((block.attn, "attn_drop"), (block.attn, "norm"), (block.attn, "proj"), (block.attn, "proj_drop"), (block, "ls1"),
-                             (block, "drop_path1"), (block, "norm2"), (block, "mlp"), (block, "ls2"), (block, "drop_path2")):
+        for parent, part in (
+            (block.attn, "attn_drop"),
+            (block.attn, "norm"),
+            (block.attn, "proj"),
+            (block.attn, "proj_drop"),
+            (block, "ls1"),
+            (block, "drop_path1"),
+            (block, "norm2"),
+            (block, "mlp"),
+            (block, "ls2"),
+            (block, "drop_path2"),
+        ):
             if index >= after:
                 setattr(parent, part, Bomb(f"blocks.{index}.{part}"))
-    vit.norm, vit.fc_norm, vit.head_drop, vit.head = (Bomb(name) for name in ("norm", "fc_norm", "head_drop", "head"))
+    vit.norm, vit.fc_norm, vit.head_drop, vit.head = (
+        Bomb(name) for name in ("norm", "fc_norm", "head_drop", "head")
+    )
     return vit
 
 

@@ -1,6 +1,8 @@
-"""Kills a small run again and again with `kill -9` and prints, as JSON, what became of it: python -m tests.kills FOLDER KILLS.
+"""Kills a small run again and again with `kill -9` and prints, as JSON, what became of it: python -m
+tests.kills FOLDER KILLS.
 
-torch takes seconds to import, so one process imports it and forks the runs, which are then killed. Nothing is computed before the fork.
+torch takes seconds to import, so one process imports it and forks the runs, which are then killed. Nothing is
+computed before the fork.
 """
 
 import hashlib
@@ -26,16 +28,30 @@ RECIPE = Recipe(steps=40, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmi
 
 
 def run(folder: Path) -> None:
-    """The whole run, or what is left of it; the digest of its weights and averaged weights goes into folder/digest."""
+    """The whole run, or what is left of it; the digest of its weights and averaged weights goes into
+    folder/digest."""
     torch.manual_seed(1)
     options = {"depth": 2, "embed_dim": 16, "num_heads": 2}
-    teacher, student, average = create_vit("glyphs", **options), create_vit("glyphs", drop_path_rate=0.3, **options), create_vit("glyphs", **options)
+    teacher, student, average = (
+        create_vit("glyphs", **options),
+        create_vit("glyphs", drop_path_rate=0.3, **options),
+        create_vit("glyphs", **options),
+    )
     data = glyph_images(generate("train", 64)).with_augment(crop_and_flip())
     torch.manual_seed(os.getpid())  # a restarted process has drawn something else before
-    train(AttentionTransfer(teacher, student, Plan(how="distill")), data, RECIPE, progress=None, cpu=True, average_into=average,
-          keeper=Keeper(folder / "checkpoints", every=3))
+    train(
+        AttentionTransfer(teacher, student, Plan(how="distill")),
+        data,
+        RECIPE,
+        progress=None,
+        cpu=True,
+        average_into=average,
+        keeper=Keeper(folder / "checkpoints", every=3),
+    )
     weights = [value for module in (student, average) for _, value in sorted(module.state_dict().items())]
-    (folder / "digest").write_text(hashlib.sha256(b"".join(value.numpy().tobytes() for value in weights)).hexdigest())
+    (folder / "digest").write_text(
+        hashlib.sha256(b"".join(value.numpy().tobytes() for value in weights)).hexdigest()
+    )
 
 
 def child(folder: Path) -> int:
@@ -58,8 +74,10 @@ def ended(number: int) -> int | None:
 
 
 def killed(folder: Path, kills: int, seed: int = 0) -> dict:
-    """Kill the run at least `kills` times, half of them meant for the moment in which a checkpoint is written, and let it finish; one more run is
-    never killed. "while saving" counts the kills that left a half-written checkpoint behind: a quarter of `kills`, or `kills` is tripled."""
+    """Kill the run at least `kills` times, half of them meant for the moment in which a checkpoint is
+    written, and let it finish; one more run is never killed. "while saving" counts the kills that left a
+    half-written checkpoint behind: a quarter of `kills`, or `kills` is tripled.
+    """
     draw = random.Random(seed)
     tally = {"kills": 0, "while saving": 0, "damaged": 0}
     began = time.perf_counter()
@@ -68,7 +86,8 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
     (folder / "killed").mkdir()
     checkpoints = folder / "killed" / "checkpoints"
     number, finished = child(folder / "killed"), 0
-    # Where saving is fast, a kill that was meant for it may come too late: then there are more of them, not fewer that count.
+    # Where saving is fast, a kill that was meant for it may come too late: then there are more of them, not
+    # fewer that count.
     while tally["kills"] < kills or tally["while saving"] < kills // 4 and tally["kills"] < 3 * kills:
         saving = tally["kills"] % 2 == 1
         deadline, started = draw.uniform(0, seconds), time.perf_counter()
@@ -95,7 +114,10 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
         number = child(folder / "killed")
     assert os.waitpid(number, 0)[1] == 0, "the last run failed"
     digests = [(folder / name / "digest").read_text() for name in ("whole", "killed")]
-    return tally | {"same": digests[0] == digests[1], "left": sorted(path.name for path in checkpoints.iterdir())}
+    return tally | {
+        "same": digests[0] == digests[1],
+        "left": sorted(path.name for path in checkpoints.iterdir()),
+    }
 
 
 if __name__ == "__main__":

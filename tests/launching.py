@@ -12,11 +12,17 @@ FOLDER = ROOT / "configs" / "accelerate"
 
 def read(name, *more):
     """The launcher's arguments, with the file's values in them; `more` are arguments of the command line."""
-    arguments = launch_command_parser().parse_args(["--config_file", str(FOLDER / f"{name}.yaml"), *more, "program.py"])
+    arguments = launch_command_parser().parse_args(
+        ["--config_file", str(FOLDER / f"{name}.yaml"), *more, "program.py"]
+    )
     return _validate_launch_command(arguments)[0]
 
 
 def surroundings(name, *more):
     """The environment variables about Accelerate and FSDP that every process of a launch gets."""
     made = prepare_multi_gpu_env(read(name, "--main_process_port", "0", *more))
-    return {key: value for key, value in made.items() if key.startswith(("ACCELERATE_", "FSDP_")) and os.environ.get(key) != value}
+    return {
+        key: value
+        for key, value in made.items()
+        if key.startswith(("ACCELERATE_", "FSDP_")) and os.environ.get(key) != value
+    }

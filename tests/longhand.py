@@ -1,6 +1,8 @@
-"""A Vision Transformer and both ways of attention transfer written the long way, from matrices: what atlib is compared with.
+"""A Vision Transformer and both ways of attention transfer written the long way, from matrices: what atlib is
+compared with.
 
-Nothing of atlib and nothing of timm is used: weights come as a plain dict in timm's names, heads are a loop, maps are explicit.
+Nothing of atlib and nothing of timm is used: weights come as a plain dict in timm's names, heads are a loop,
+maps are explicit.
 """
 
 import math
@@ -23,7 +25,8 @@ def softmax(scores):
 
 
 def embed(w, images, patch):
-    """Patches in reading order, one product each; then class token and registers in front, where there are any, and positions."""
+    """Patches in reading order, one product each; then class token and registers in front, where there are
+    any, and positions."""
     rows = []
     for top in range(0, images.shape[2], patch):
         for left in range(0, images.shape[3], patch):
@@ -42,10 +45,11 @@ def prefix_of(w):
 
 
 def run_blocks(w, x, heads, maps=None, queries=None, masks=None, prefix="blocks"):
-    """Tokens (B, N, D) through all blocks of that prefix: tokens, and every layer's own map (B, H, N, N) and query (B, H, N, d).
+    """Tokens (B, N, D) through all blocks of that prefix: tokens, and every layer's own map (B, H, N, N) and
+    query (B, H, N, d).
 
-    `maps` and `queries` {layer: ...} are used instead of the layer's own; its own are then not returned (None).
-    `masks` {(layer, branch): (B,)}: factors on the attention (0) and the MLP (1) branch.
+    `maps` and `queries` {layer: ...} are used instead of the layer's own; its own are then not returned
+    (None). `masks` {(layer, branch): (B,)}: factors on the attention (0) and the MLP (1) branch.
     """
     depth = len([name for name in w if name.startswith(prefix) and name.endswith("attn.qkv.weight")])
     own_maps, own_queries = [], []
@@ -73,7 +77,10 @@ def run_blocks(w, x, heads, maps=None, queries=None, masks=None, prefix="blocks"
         routed = torch.cat(outputs, -1) @ part["attn.proj.weight"].T + part["attn.proj.bias"]
         x = x + factor(masks, layer, 0) * routed
         y = layer_norm(x, part["norm2.weight"], part["norm2.bias"])
-        y = gelu(y @ part["mlp.fc1.weight"].T + part["mlp.fc1.bias"]) @ part["mlp.fc2.weight"].T + part["mlp.fc2.bias"]
+        y = (
+            gelu(y @ part["mlp.fc1.weight"].T + part["mlp.fc1.bias"]) @ part["mlp.fc2.weight"].T
+            + part["mlp.fc2.bias"]
+        )
         x = x + factor(masks, layer, 1) * y
         own_maps.append(torch.stack(seen_maps, 1) if seen_maps else None)
         own_queries.append(torch.stack(seen_queries, 1) if seen_queries else None)
@@ -105,7 +112,10 @@ def cross_entropy(logits, labels):
 
 def map_loss(student_maps, teacher_maps):
     """-Σ_keys p_t log p_s, mean over batch, heads, queries, summed over layers."""
-    return sum(-torch.einsum("bhij,bhij->bhi", p_t, p_s.log()).mean() for p_s, p_t in zip(student_maps, teacher_maps, strict=True))
+    return sum(
+        -torch.einsum("bhij,bhij->bhi", p_t, p_s.log()).mean()
+        for p_s, p_t in zip(student_maps, teacher_maps, strict=True)
+    )
 
 
 def transfer(teacher, student, images, heads, how, layers, masks=None, teacher_masks=None):
@@ -123,13 +133,19 @@ def transfer(teacher, student, images, heads, how, layers, masks=None, teacher_m
 
 
 def layers(w, images, heads, patch=8, replace=None):
-    """Logits and, per layer, {"q", "k", "v": (B, H, N, d), "map": (B, H, N, N), "stream": (B, N, D)} as they were used.
+    """Logits and, per layer, {"q", "k", "v": (B, H, N, d), "map": (B, H, N, N), "stream": (B, N, D)} as they
+    were used.
 
-    `replace` {layer: {(part, head): (B, N, d) or, for "map", (B, N, N)}}: what one head of one layer uses instead.
+    `replace` {layer: {(part, head): (B, N, d) or, for "map", (B, N, N)}}: what one head of one layer uses
+    instead.
     """
     x, seen = embed(w, images, patch), []
     for layer in range(len([name for name in w if name.endswith("attn.qkv.weight")])):
-        part = {name.removeprefix(f"blocks.{layer}."): value for name, value in w.items() if name.startswith(f"blocks.{layer}.")}
+        part = {
+            name.removeprefix(f"blocks.{layer}."): value
+            for name, value in w.items()
+            if name.startswith(f"blocks.{layer}.")
+        }
         given = {} if replace is None else replace.get(layer, {})
         y = layer_norm(x, part["norm1.weight"], part["norm1.bias"])
         width = y.shape[-1]
@@ -139,22 +155,42 @@ def layers(w, images, heads, patch=8, replace=None):
         for head in range(heads):
             for third, name in enumerate("qkv"):
                 rows = slice(third * width + head * d, third * width + (head + 1) * d)
-                used[name].append(given.get((name, head), y @ part["attn.qkv.weight"][rows].T + part["attn.qkv.bias"][rows]))
+                used[name].append(
+                    given.get((name, head), y @ part["attn.qkv.weight"][rows].T + part["attn.qkv.bias"][rows])
+                )
             scores = torch.einsum("bid,bjd->bij", used["q"][head], used["k"][head]) / math.sqrt(d)
             used["map"].append(given.get(("map", head), softmax(scores)))
             outputs.append(torch.einsum("bij,bjd->bid", used["map"][head], used["v"][head]))
         x = x + torch.cat(outputs, -1) @ part["attn.proj.weight"].T + part["attn.proj.bias"]
         y = layer_norm(x, part["norm2.weight"], part["norm2.bias"])
-        x = x + gelu(y @ part["mlp.fc1.weight"].T + part["mlp.fc1.bias"]) @ part["mlp.fc2.weight"].T + part["mlp.fc2.bias"]
+        x = (
+            x
+            + gelu(y @ part["mlp.fc1.weight"].T + part["mlp.fc1.bias"]) @ part["mlp.fc2.weight"].T
+            + part["mlp.fc2.bias"]
+        )
         seen.append({name: torch.stack(values, 1) for name, values in used.items()} | {"stream": x})
     return classify(w, x), seen
 
 
-def family(teacher, student, images, what="map", how="copy", pairs=None, chosen=None, teacher_heads=3, heads=3, teacher_patch=8, target=None, own=None):
+def family(
+    teacher,
+    student,
+    images,
+    what="map",
+    how="copy",
+    pairs=None,
+    chosen=None,
+    teacher_heads=3,
+    heads=3,
+    teacher_patch=8,
+    target=None,
+    own=None,
+):
     """One teacher-student step from two dicts of weights: the student's logits and the transfer loss.
 
-    `pairs` {student's layer: teacher's layer}; `chosen` {student's layer: heads}, all heads where a layer is not named;
-    `target`, `own`: what is done to the teacher's and the student's maps (a list of (B, H, N, N), changed to such a list).
+    `pairs` {student's layer: teacher's layer}; `chosen` {student's layer: heads}, all heads where a layer is
+    not named; `target`, `own`: what is done to the teacher's and the student's maps (a list of (B, H, N, N),
+    changed to such a list).
     """
     with torch.no_grad():
         of_teacher = layers(teacher, images, teacher_heads, teacher_patch)[1]
@@ -162,7 +198,10 @@ def family(teacher, student, images, what="map", how="copy", pairs=None, chosen=
         given = given if target is None else target(given)
     chosen = {} if chosen is None else chosen
     if how == "copy":
-        replace = {layer: {(what, head): x[:, head] for head in chosen.get(layer, range(heads))} for layer, x in zip(pairs, given)}
+        replace = {
+            layer: {(what, head): x[:, head] for head in chosen.get(layer, range(heads))}
+            for layer, x in zip(pairs, given)
+        }
         return layers(student, images, heads, replace=replace)[0], torch.zeros(())
     logits, seen = layers(student, images, heads)
     mine = [seen[layer][what] for layer in pairs]
@@ -196,7 +235,8 @@ def without(p, tokens):
 
 
 def cubic_weights(before, after):
-    """What each of `after` pixels takes from each of `before` (no fewer than half): Keys' cubic kernel, a = -3/4, the border repeated."""
+    """What each of `after` pixels takes from each of `before` (no fewer than half): Keys' cubic kernel, a =
+    -3/4, the border repeated."""
     table = torch.zeros(after, before, dtype=torch.float64)
     for new in range(after):
         centre = (new + 0.5) * before / after - 0.5
@@ -208,9 +248,11 @@ def cubic_weights(before, after):
 
 
 def on_grid(p, before, after, prefix):
-    """A map of a square grid of before² patches on one of after²: keys, then queries, interpolated, clamped, and rescaled.
+    """A map of a square grid of before² patches on one of after²: keys, then queries, interpolated, clamped,
+    and rescaled.
 
-    What a query gives to the prefix tokens as a whole is kept; for patches that share is interpolated like everything else.
+    What a query gives to the prefix tokens as a whole is kept; for patches that share is interpolated like
+    everything else.
     """
     table = torch.kron(cubic_weights(before, after), cubic_weights(before, after))
 

@@ -1,4 +1,5 @@
-"""Small sets of images in files, in the forms that people have them in; the colour of every picture says which one it is."""
+"""Small sets of images in files, in the forms that people have them in; the colour of every picture says
+which one it is."""
 
 import io
 import json
@@ -17,7 +18,8 @@ def picture(index, size=(16, 12)):
 
 
 def index_of(image):
-    """The index of a picture from its tensor (3, height, width), scaled as `atlib.data.decoding.as_stored` does."""
+    """The index of a picture from its tensor (3, height, width), scaled as `atlib.data.decoding.as_stored`
+    does."""
     red, green = ((image[channel].mean().item() * 0.25 + 0.5) * 255 for channel in (0, 1))
     return round(red / 8) + 32 * round(green / 8)
 
@@ -35,11 +37,25 @@ def cut_jpeg(index):
     return whole[: len(whole) // 2]
 
 
-def rows(indices, corrupt=(), image_column="image", label_column="label", label=datasets.ClassLabel(names=CLASSES), labels=None, **more):
+def rows(
+    indices,
+    corrupt=(),
+    image_column="image",
+    label_column="label",
+    label=datasets.ClassLabel(names=CLASSES),
+    labels=None,
+    **more,
+):
     """A `datasets.Dataset` of pictures; those in `corrupt` are half a JPEG file."""
-    files = [{"bytes": cut_jpeg(i) if i in corrupt else encoded(picture(i)), "path": f"picture{i}.png"} for i in indices]
+    files = [
+        {"bytes": cut_jpeg(i) if i in corrupt else encoded(picture(i)), "path": f"picture{i}.png"}
+        for i in indices
+    ]
     labels = [i % 3 for i in indices] if labels is None else labels
-    features = datasets.Features({image_column: datasets.Image(), label_column: label} | {name: datasets.Value("int64") for name in more})
+    features = datasets.Features(
+        {image_column: datasets.Image(), label_column: label}
+        | {name: datasets.Value("int64") for name in more}
+    )
     return datasets.Dataset.from_dict({image_column: files, label_column: labels} | more, features)
 
 
@@ -47,7 +63,9 @@ def write_parquet(folder, split, indices, parts=1, **options):
     """`indices` in `parts` parquet files, named as the hub names them."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in range(parts):
-        rows(list(indices)[part::parts], **options).to_parquet(folder / f"{split}-{part:05d}-of-{parts:05d}.parquet")
+        rows(list(indices)[part::parts], **options).to_parquet(
+            folder / f"{split}-{part:05d}-of-{parts:05d}.parquet"
+        )
     return folder
 
 
@@ -71,12 +89,17 @@ def write_folders(folder, split, indices, corrupt=()):
 
 
 def annotate(folder, name, indices):
-    """Images and annotations as iNaturalist's authors pack them; ids with gaps, annotations in another order than images."""
+    """Images and annotations as iNaturalist's authors pack them; ids with gaps, annotations in another order
+    than images."""
     for i in indices:
         path = folder / "train_val2018" / CLASSES[i % 3] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         picture(i).save(path)
-    found = {"categories": [{"id": 10 * k, "name": name} for k, name in reversed(list(enumerate(CLASSES)))],
-             "images": [{"id": 100 + i, "file_name": f"train_val2018/{CLASSES[i % 3]}/{i}.png"} for i in indices],
-             "annotations": [{"id": i, "image_id": 100 + i, "category_id": 10 * (i % 3)} for i in reversed(indices)]}
+    found = {
+        "categories": [{"id": 10 * k, "name": name} for k, name in reversed(list(enumerate(CLASSES)))],
+        "images": [{"id": 100 + i, "file_name": f"train_val2018/{CLASSES[i % 3]}/{i}.png"} for i in indices],
+        "annotations": [
+            {"id": i, "image_id": 100 + i, "category_id": 10 * (i % 3)} for i in reversed(indices)
+        ],
+    }
     (folder / name).write_text(json.dumps(found))

@@ -1,7 +1,8 @@
-"""Runs of `python -m atlib train` that are stopped in several ways and taken up again: python -m tests.stopped_runs FOLDER.
+"""Runs of `python -m atlib train` that are stopped in several ways and taken up again: python -m
+tests.stopped_runs FOLDER.
 
-torch takes seconds to import, so one process imports it and forks the runs; nothing is computed before the fork. Prints, as JSON, how
-each command ended, in order; what it printed is in FOLDER/NAME.txt.
+torch takes seconds to import, so one process imports it and forks the runs; nothing is computed before the
+fork. Prints, as JSON, how each command ended, in order; what it printed is in FOLDER/NAME.txt.
 """
 
 import json
@@ -13,7 +14,12 @@ from pathlib import Path
 from atlib import __main__ as command
 from atlib.run import build, runner
 
-SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 2}  # three steps a pass, the last of four images
+SMALL = {
+    "steps": 5,
+    "batch_size": 8,
+    "data_size": 20,
+    "save_every": 2,
+}  # three steps a pass, the last of four images
 HELD_OUT = {"validation": 30, "test": 40}
 
 
@@ -27,7 +33,8 @@ def asked(recipe: str, out: Path, *more: str, **values) -> list[str]:
 
 
 def in_a_child(text: Path, arguments: list[str], step: int = 0, what=None) -> int:
-    """Run a command in a process of its own, in which `what` happens as soon as that step is logged; how it ended (-9: killed)."""
+    """Run a command in a process of its own, in which `what` happens as soon as that step is logged; how it
+    ended (-9: killed)."""
     number = os.fork()
     if number:
         return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
@@ -87,7 +94,12 @@ def main(folder: Path) -> dict[str, list[int]]:
     do(out.name, ["resume", str(out)])
 
     out = folder / "twice"
-    do(out.name, asked("built-in-scratch", out, drop_path=0.2), 3, lambda: do("second", ["resume", str(out)]) or (folder / "second").write_text(str(ended["second"])))
+    do(
+        out.name,
+        asked("built-in-scratch", out, drop_path=0.2),
+        3,
+        lambda: do("second", ["resume", str(out)]) or (folder / "second").write_text(str(ended["second"])),
+    )
     return ended
 
 

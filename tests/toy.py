@@ -1,4 +1,5 @@
-"""The central experiment at toy size: a few steps, a few images, two recipes to choose from; everything else is the real thing."""
+"""The central experiment at toy size: a few steps, a few images, two recipes to choose from; everything else
+is the real thing."""
 
 from dataclasses import dataclass, replace
 
@@ -23,8 +24,16 @@ class ToyScale(GlyphScale):
 
 TRIALS = grid(lr=(1e-3, 1e-2))
 SMALL = {"steps": 2, "batch_size": 8}
-TOY = ToyScale("toy", Architecture("glyphs"), METHODS, replace(recipe.RETRIEVAL, **SMALL), replace(recipe.STUDENT, **SMALL),
-               {method: TRIALS for method in METHODS}, labels=16, unlabelled=16)
+TOY = ToyScale(
+    "toy",
+    Architecture("glyphs"),
+    METHODS,
+    replace(recipe.RETRIEVAL, **SMALL),
+    replace(recipe.STUDENT, **SMALL),
+    {method: TRIALS for method in METHODS},
+    labels=16,
+    unlabelled=16,
+)
 
 
 def known(data=None):
@@ -37,9 +46,14 @@ def place(folder):
 
 
 def untrained_models(place, schoolings=()):
-    """Fresh weights wherever a study looks for a teacher of seed 0: what is built from them does not depend on how well they are trained."""
-    teachers = {f"teacher-seed{seed}": {"num_classes": 192} for seed in (0, TUNING_SEED)} | {"fine-tune-seed0": {}}
-    teachers |= {f"teacher-{each.name}-seed0": {**each.model, "num_classes": each.outputs} for each in schoolings}
+    """Fresh weights wherever a study looks for a teacher of seed 0: what is built from them does not depend
+    on how well they are trained."""
+    teachers = {f"teacher-seed{seed}": {"num_classes": 192} for seed in (0, TUNING_SEED)} | {
+        "fine-tune-seed0": {}
+    }
+    teachers |= {
+        f"teacher-{each.name}-seed0": {**each.model, "num_classes": each.outputs} for each in schoolings
+    }
     for index, (name, model) in enumerate(teachers.items()):
         architecture = Architecture("glyphs", model)
         save_vit(place.work / f"{name}.safetensors", randomise(architecture.build(), index), architecture)
@@ -56,4 +70,8 @@ def forbid_training(monkeypatch):
 
 def files(folder):
     """{relative path: (time of change, content)} of everything below a folder."""
-    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

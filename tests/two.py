@@ -1,8 +1,10 @@
-"""What two processes do together, one worker each, started by the tests: a program for torchrun and `accelerate launch`.
+"""What two processes do together, one worker each, started by the tests: a program for torchrun and
+`accelerate launch`.
 
     ... tests/two.py all|machines|dead FOLDER
 
-Everything that several tests look at is done in one start, because a start costs seconds; rank 0 leaves what came out in FOLDER.
+Everything that several tests look at is done in one start, because a start costs seconds; rank 0 leaves what
+came out in FOLDER.
 """
 
 import json
@@ -42,8 +44,13 @@ def tiny(seed=0, **options):
 
 
 RUNS = {
-    "plain": (tiny, RECIPE), "accumulated": (tiny, replace(RECIPE, accumulate=3)), "averaged": (tiny, replace(RECIPE, ema=0.8)),
-    "copy": (lambda: AttentionTransfer(tiny(1, qk_norm=True), tiny(2, qk_norm=True), Plan(how="copy")), RECIPE),
+    "plain": (tiny, RECIPE),
+    "accumulated": (tiny, replace(RECIPE, accumulate=3)),
+    "averaged": (tiny, replace(RECIPE, ema=0.8)),
+    "copy": (
+        lambda: AttentionTransfer(tiny(1, qk_norm=True), tiny(2, qk_norm=True), Plan(how="copy")),
+        RECIPE,
+    ),
     "distill": (lambda: AttentionTransfer(tiny(1), tiny(2), Plan(how="distill")), RECIPE),
 }
 
@@ -53,8 +60,16 @@ def trained(name, **options):
     build, recipe = RUNS[name]
     model, steps = build(), []
     average = tiny() if recipe.ema else None
-    history = train(model, images(), recipe, progress=None, cpu=True, average_into=average,
-                    log=lambda entry: steps.append(entry["loss"]) if entry["event"] == "step" else None, **options)
+    history = train(
+        model,
+        images(),
+        recipe,
+        progress=None,
+        cpu=True,
+        average_into=average,
+        log=lambda entry: steps.append(entry["loss"]) if entry["event"] == "step" else None,
+        **options,
+    )
     weights = dict((average or model).state_dict())
     return weights, history, steps
 
@@ -66,33 +81,51 @@ def everything(folder: Path, rank: int) -> dict:
         found[name] = {"history": history, "steps": steps}
         found[name]["sums"] = gather_object([sum(value.double().sum().item() for value in weights.values())])
         if rank == 0:
-            save_file({key: value.contiguous() for key, value in weights.items()}, folder / f"{name}.safetensors")
+            save_file(
+                {key: value.contiguous() for key, value in weights.items()}, folder / f"{name}.safetensors"
+            )
 
     # A teacher of its own on each process: were it broadcast or averaged, the two would become one.
     pair = AttentionTransfer(tiny(10 + rank), tiny(2), Plan(how="distill"))
     before = {name: value.clone() for name, value in pair.teacher.state_dict().items()}
     train(pair, images(), RECIPE, progress=None, cpu=True)
-    found["teacher kept"] = gather_object([all(torch.equal(value, before[name]) for name, value in pair.teacher.state_dict().items())])
+    found["teacher kept"] = gather_object(
+        [all(torch.equal(value, before[name]) for name, value in pair.teacher.state_dict().items())]
+    )
 
     # Metrics: five batches of 15 for two processes, the last of eleven images.
     model = tiny(3)
     together = evaluate_together(model, images(), 15)
     found["evaluation"] = gather_object([[together.accuracy, together.loss, together.count]])
     drawn = []
-    train(tiny(), images(), replace(RECIPE, steps=2), progress=None, cpu=True, out=folder / f"out-{rank}",
-          evaluate=lambda model: drawn.append(rank) or {"accuracy": evaluate_together(model, images()).accuracy, "rank": rank})
+    train(
+        tiny(),
+        images(),
+        replace(RECIPE, steps=2),
+        progress=None,
+        cpu=True,
+        out=folder / f"out-{rank}",
+        evaluate=lambda model: (
+            drawn.append(rank) or {"accuracy": evaluate_together(model, images()).accuracy, "rank": rank}
+        ),
+    )
     found["evaluated on"] = gather_object(drawn)
 
-    # Kept after 4 steps, gone on with by new models: the bits of the run that was not stopped. Stochastic depth differs on the processes.
+    # Kept after 4 steps, gone on with by new models: the bits of the run that was not stopped. Stochastic
+    # depth differs on the processes.
     def moving(**options):
         model = tiny(drop_path_rate=0.3)
-        history = train(model, images(), replace(RECIPE, mixup=0.8, ema=0.9), progress=None, cpu=True, **options)
+        history = train(
+            model, images(), replace(RECIPE, mixup=0.8, ema=0.9), progress=None, cpu=True, **options
+        )
         return model.state_dict(), history
 
     whole = moving()
     moving(keeper=Keeper(folder / "kept", every=3), stop_at=4)
     pieces = moving(keeper=Keeper(folder / "kept", every=3))
-    found["resumed"] = gather_object([all(torch.equal(whole[0][name], pieces[0][name]) for name in whole[0]) and whole[1] == pieces[1]])
+    found["resumed"] = gather_object(
+        [all(torch.equal(whole[0][name], pieces[0][name]) for name in whole[0]) and whole[1] == pieces[1]]
+    )
 
     # What one of them meets ends the step for both.
     def bad(model, images, targets, recipe):
@@ -114,7 +147,15 @@ def everything(folder: Path, rank: int) -> dict:
 
     signalled.calls = 0
     try:
-        train(tiny(), images(), RECIPE, loss=signalled, progress=None, cpu=True, keeper=Keeper(folder / "signalled", every=100))
+        train(
+            tiny(),
+            images(),
+            RECIPE,
+            loss=signalled,
+            progress=None,
+            cpu=True,
+            keeper=Keeper(folder / "signalled", every=100),
+        )
         raised = "nothing"
     except Preempted as error:
         raised = error.checkpoint.name
@@ -124,6 +165,7 @@ def everything(folder: Path, rank: int) -> dict:
 
 def dead(folder: Path, rank: int) -> None:
     """Rank 1 ends without a word in the middle of its third step."""
+
     def loss(model, images, targets, recipe):
         loss.calls += 1
         if rank == 1 and loss.calls == 3:
@@ -143,9 +185,16 @@ if __name__ == "__main__":
         result = everything(place, rank)
     elif what == "machines":
         weights, history, steps = trained("plain")
-        result = {"world": dist.get_world_size(), "history": history, "group": int(os.environ.get("GROUP_RANK", "0")), "local": os.environ["LOCAL_RANK"]}
+        result = {
+            "world": dist.get_world_size(),
+            "history": history,
+            "group": int(os.environ.get("GROUP_RANK", "0")),
+            "local": os.environ["LOCAL_RANK"],
+        }
         if rank == 0:
-            save_file({key: value.contiguous() for key, value in weights.items()}, place / "machines.safetensors")
+            save_file(
+                {key: value.contiguous() for key, value in weights.items()}, place / "machines.safetensors"
+            )
         (place / f"machine-{rank}.json").write_text(json.dumps(result))
     else:
         dead(place, rank)

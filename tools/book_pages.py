@@ -34,22 +34,25 @@ def shorten_bars(app, doctree):
 
 def correct(app, pagename, templatename, context, doctree):
     """Called for each page just before it is written."""
-    # The theme offers Colab for every page that runs code; Colab opens only an .ipynb, which the notebooks have
-    # beside them and a page that merely computes its tables has not.
+    # The theme offers Colab for every page that runs code; Colab opens only an .ipynb, which the notebooks
+    # have beside them and a page that merely computes its tables has not.
     source = Path(app.srcdir, pagename)
     if not source.with_suffix(".ipynb").exists():
         buttons = context.get("header_buttons", [])
         context["header_buttons"] = [button for button in buttons if button.get("label") != "launch-buttons"]
-    # The state of live widgets is of no use without their kernel, and repeats pictures that the page already has.
+    # The state of live widgets is of no use without their kernel, and repeats pictures that the page already
+    # has.
     if "script_files" in context:
         context["script_files"] = [
-            script for script in context["script_files"]
+            script
+            for script in context["script_files"]
             if "widget-state" not in getattr(script, "attributes", {}).get("type", "")
         ]
 
 
 def skip_tuple_fields(app, what, name, obj, skip, options):
-    """A named tuple's fields have no docstring of their own but "Alias for field number 0"; the class's says what they are."""
+    """A named tuple's fields have no docstring of their own but "Alias for field number 0"; the class's says
+    what they are."""
     return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 

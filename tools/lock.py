@@ -1,12 +1,14 @@
 """Write requirements.lock from pyproject.toml, and environment.yml from the lock; called by `make lock`.
 
-The lock holds one exact version of every package for every platform and every Python from the project's lower bound
-on (uv's universal resolution); what differs between them carries a marker, which pip evaluates where it installs.
+The lock holds one exact version of every package for every platform and every Python from the project's lower
+bound on (uv's universal resolution); what differs between them carries a marker, which pip evaluates where it
+installs.
 
-environment.yml repeats those lines in its pip section, markers included: conda hands them to pip as they are. The
-shorter `- -r requirements.lock` would do for a checkout, but it is resolved against conda's temporary file, which not
-every conda, mamba and service puts into this folder, and never when the file is given by its address. PyPI's packages
-rather than conda-forge's, which are other builds that appear at other times: only these are the same versions.
+environment.yml repeats those lines in its pip section, markers included: conda hands them to pip as they are.
+The shorter `- -r requirements.lock` would do for a checkout, but it is resolved against conda's temporary
+file, which not every conda, mamba and service puts into this folder, and never when the file is given by its
+address. PyPI's packages rather than conda-forge's, which are other builds that appear at other times: only
+these are the same versions.
 """
 
 import argparse
@@ -33,24 +35,28 @@ def locked_lines(lock: str) -> list[str]:
 
 def environment(lock: str, python: str) -> str:
     """The text of environment.yml for the text of a lock."""
-    return "\n".join([
-        "# Written by `make lock` from requirements.lock: the same versions, for conda and mamba.",
-        "#   conda env create --file environment.yml && conda activate attention-transfer",
-        "#   python -m pip install --no-deps --editable .",
-        "name: attention-transfer",
-        "channels: [conda-forge]",
-        "dependencies:",
-        f"  - python={python}",
-        "  - pip",
-        "  - pip:",
-        *(f"      - {line}" for line in locked_lines(lock)),
-        "",
-    ])
+    return "\n".join(
+        [
+            "# Written by `make lock` from requirements.lock: the same versions, for conda and mamba.",
+            "#   conda env create --file environment.yml && conda activate attention-transfer",
+            "#   python -m pip install --no-deps --editable .",
+            "name: attention-transfer",
+            "channels: [conda-forge]",
+            "dependencies:",
+            f"  - python={python}",
+            "  - pip",
+            "  - pip:",
+            *(f"      - {line}" for line in locked_lines(lock)),
+            "",
+        ]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--upgrade", action="store_true", help="take the newest versions, not those already locked")
+    parser.add_argument(
+        "--upgrade", action="store_true", help="take the newest versions, not those already locked"
+    )
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--universal", "--quiet"]
     command += ["--python-version", lower_bound(), "--all-extras"]
@@ -58,7 +64,9 @@ def main() -> None:
     # uv reads the versions that are already there and writes only when it has found a complete answer.
     command += ["--output-file", LOCK.name] + (["--upgrade"] if arguments.upgrade else [])
     if subprocess.call(command, cwd=ROOT) != 0:
-        sys.exit("make lock: uv found no set of versions (its message is above); requirements.lock is unchanged.")
+        sys.exit(
+            "make lock: uv found no set of versions (its message is above); requirements.lock is unchanged."
+        )
     ENVIRONMENT.write_text(environment(LOCK.read_text(encoding="utf-8"), lower_bound()), encoding="utf-8")
     print(f"wrote {LOCK.name} and {ENVIRONMENT.name}: {len(locked_lines(LOCK.read_text()))} packages")
 

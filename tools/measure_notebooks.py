@@ -1,7 +1,8 @@
 """Measure what each notebook takes and write results/notebooks/NAME.json; called by `make measure`.
 
-Every notebook runs in a kernel of its own, one after the other, and reports its own peak memory at the end. The book prints these
-records on each notebook's first page and in the preface. Run it on a machine that does nothing else.
+Every notebook runs in a kernel of its own, one after the other, and reports its own peak memory at the end.
+The book prints these records on each notebook's first page and in the preface. Run it on a machine that does
+nothing else.
 """
 
 import sys
@@ -19,15 +20,28 @@ ASK = "from atlib.record import peak_memory_mb; print(peak_memory_mb())"
 
 
 def measure(source: Path) -> Record:
-    """Run one notebook and return its record: seconds from the kernel's start to the last cell's end, peak memory in MB."""
+    """Run one notebook and return its record: seconds from the kernel's start to the last cell's end, peak
+    memory in MB."""
     notebook = jupytext.read(source)
     cells = sum(cell.cell_type == "code" for cell in notebook.cells)
     notebook.cells.append(nbformat.v4.new_code_cell(ASK))
     start = time.perf_counter()
-    NotebookClient(notebook, timeout=1800, kernel_name="python3", resources={"metadata": {"path": str(source.parent)}}).execute()
+    NotebookClient(
+        notebook, timeout=1800, kernel_name="python3", resources={"metadata": {"path": str(source.parent)}}
+    ).execute()
     seconds = time.perf_counter() - start
     memory = float("".join(output.text for output in notebook.cells[-1].outputs))
-    return Record("notebooks", source.stem, 0, {"source": source.name}, {"code_cells": cells}, [], round(seconds, 1), round(memory, 1), about())
+    return Record(
+        "notebooks",
+        source.stem,
+        0,
+        {"source": source.name},
+        {"code_cells": cells},
+        [],
+        round(seconds, 1),
+        round(memory, 1),
+        about(),
+    )
 
 
 def main() -> None:

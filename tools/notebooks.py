@@ -1,8 +1,9 @@
 """Write the output-free notebooks/*.ipynb from their MyST sources notebooks/*.md; `--check` only compares.
 
-Read one way only, .md to .ipynb. (`jupytext --sync` decides by file times which of the two is right, and a fresh
-checkout has no meaningful file times: it has been seen to revert an edit.) The result depends on nothing but the
-source: cell ids are made from the cells' text, so editing one cell changes one cell of the .ipynb.
+Read one way only, .md to .ipynb. (`jupytext --sync` decides by file times which of the two is right, and a
+fresh checkout has no meaningful file times: it has been seen to revert an edit.) The result depends on
+nothing but the source: cell ids are made from the cells' text, so editing one cell changes one cell of the
+.ipynb.
 """
 
 import argparse
@@ -41,7 +42,9 @@ def repository() -> str:
 
 def colab(path: str, url: str) -> str:
     """The address that opens the .ipynb at `path` of the repository on Colab."""
-    return f"https://colab.research.google.com/github/{url.removeprefix('https://github.com/')}/blob/main/{path}"
+    return (
+        f"https://colab.research.google.com/github/{url.removeprefix('https://github.com/')}/blob/main/{path}"
+    )
 
 
 def absolute_links(text: str, folder: str, url: str) -> str:
@@ -49,6 +52,7 @@ def absolute_links(text: str, folder: str, url: str) -> str:
 
     Another notebook opens on Colab, any other file on the repository's page.
     """
+
     def replace(match: re.Match) -> str:
         path = (ROOT / folder / match["path"]).resolve().relative_to(ROOT)
         if path.parts[0] == "notebooks" and path.suffix in {".md", ".ipynb"}:
@@ -91,7 +95,8 @@ def converted(source: Path) -> str:
 
 
 def out_of_step(folder: Path) -> list[str]:
-    """One line for each notebook of `folder` whose .ipynb is missing, differs from its source, or has no source."""
+    """One line for each notebook of `folder` whose .ipynb is missing, differs from its source, or has no
+    source."""
     problems = []
     for source in sorted(folder.glob("*.md")):
         pair = source.with_suffix(".ipynb")
@@ -113,7 +118,10 @@ def main() -> None:
     if arguments.check:
         problems = out_of_step(arguments.folder)
         if problems:
-            sys.exit("\n".join(problems) + "\nRun `make notebooks` (the .md is the source; the .ipynb is written from it).")
+            sys.exit(
+                "\n".join(problems)
+                + "\nRun `make notebooks` (the .md is the source; the .ipynb is written from it)."
+            )
         return
     for source in sorted(arguments.folder.glob("*.md")):
         pair, text = source.with_suffix(".ipynb"), converted(source)

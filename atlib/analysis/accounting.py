@@ -1,11 +1,14 @@
-"""What is transferred, in numbers an image, and what it costs: in floating-point operations (multiply and add counted apart) and in bytes.
+"""What is transferred, in numbers an image, and what it costs: in floating-point operations (multiply and add
+counted apart) and in bytes.
 
-FLOPs are the fewest a training step can do, from the architecture alone. Counted are matrix products: patch embedding, linear
-layers, head, and the two products of attention. Norms, softmax, GELU, the optimiser and the losses' own sums are not; they are the
-rest. The backward pass of a product is two products of the same size, one for each factor that needs a gradient. Nothing is
-computed twice: an implementation that keeps every map can reach these numbers. One that makes maps anew, as `atlib` does in order
-to keep none, spends with attention written out one `Shape.mixing` more for each copied layer but one, and four more for each
-distilled layer, less one; fused attention computes maps once more in the backward pass. `benchmarks/transfer_step.py` measures.
+FLOPs are the fewest a training step can do, from the architecture alone. Counted are matrix products: patch
+embedding, linear layers, head, and the two products of attention. Norms, softmax, GELU, the optimiser and the
+losses' own sums are not; they are the rest. The backward pass of a product is two products of the same size,
+one for each factor that needs a gradient. Nothing is computed twice: an implementation that keeps every map
+can reach these numbers. One that makes maps anew, as `atlib` does in order to keep none, spends with
+attention written out one `Shape.mixing` more for each copied layer but one, and four more for each distilled
+layer, less one; fused attention computes maps once more in the backward pass. `benchmarks/transfer_step.py`
+measures.
 
 Memory is read off the tensors that a step holds, not off an allocator: the same on every run and every CPU.
 """
@@ -37,7 +40,8 @@ class Numbers(NamedTuple):
 
 
 class MethodCost(NamedTuple):
-    """One method's cost. step_flops: of a training step, inference_flops: of a batch; parameters_kept: weights stored for inference."""
+    """One method's cost. step_flops: of a training step, inference_flops: of a batch; parameters_kept:
+    weights stored for inference."""
 
     method: str
     step_flops: int
@@ -46,9 +50,9 @@ class MethodCost(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes that a training step holds. weights: the trained model's parameters and buffers; gradients: one number for each
-    parameter that is trained; optimizer: AdamW's two moments of it; saved: what autograd keeps of the forward pass for the backward
-    pass, images included; teacher: its weights."""
+    """Bytes that a training step holds. weights: the trained model's parameters and buffers; gradients: one
+    number for each parameter that is trained; optimizer: AdamW's two moments of it; saved: what autograd
+    keeps of the forward pass for the backward pass, images included; teacher: its weights."""
 
     weights: int
     gradients: int
@@ -63,76 +67,106 @@ class Memory(NamedTuple):
 
 
 def transferred_numbers(vit: VisionTransformer | Eva) -> Numbers:
-    """Numbers an image in the activations of all layers: q, k, v L·H·N·d each, maps L·H·N², features (the residual stream) L·N·D.
+    """Numbers an image in the activations of all layers: q, k, v L·H·N·d each, maps L·H·N², features (the
+    residual stream) L·N·D.
 
-    Maps are more than q and k together where N > 2d. Shapes alone are read, so that a model on the meta device does.
-    Source: the comparison is that of arXiv 2411.09702, for ViT-L.
+    Maps are more than q and k together where N > 2d. Shapes alone are read, so that a model on the meta
+    device does. Source: the comparison is that of arXiv 2411.09702, for ViT-L.
     """
     L, N, attention = len(vit.blocks), vit.num_prefix_tokens + vit.patch_embed.num_patches, vit.blocks[0].attn
     one = L * attention.num_heads * N * head_width(attention)
     return Numbers(one, one, one, L * attention.num_heads * N * N, L * N * vit.embed_dim)
 
 
-def method_costs(name_or_config: str | Mapping, image_size: int | None = None, batch: int = 1, layers: int | None = None) -> list[MethodCost]:
-    """The fewest FLOPs of a step and of inference, and the weights kept, of training from scratch, fine-tuning, Copy and Distill.
+def method_costs(
+    name_or_config: str | Mapping, image_size: int | None = None, batch: int = 1, layers: int | None = None
+) -> list[MethodCost]:
+    """The fewest FLOPs of a step and of inference, and the weights kept, of training from scratch,
+    fine-tuning, Copy and Distill.
 
-    Teacher and student are `create_vit(name_or_config)`, on images of `image_size` pixels a side (None: its own). The maps of the first
-    `layers` layers are transferred (None: all). Pre-training is not counted. Copy keeps teacher and student, the others the student.
-    No weights are made. Raises `ValueError` for a batch below 1 or `layers` out of range, and for ViTs that `shape_of` refuses.
+    Teacher and student are `create_vit(name_or_config)`, on images of `image_size` pixels a side (None: its
+    own). The maps of the first `layers` layers are transferred (None: all). Pre-training is not counted. Copy
+    keeps teacher and student, the others the student. No weights are made. Raises `ValueError` for a batch
+    below 1 or `layers` out of range, and for ViTs that `shape_of` refuses.
     """
     with torch.device("meta"):
         vit = create_vit(name_or_config, **({} if image_size is None else {"img_size": image_size}))
     shape = shape_of(vit)
     layers = _checked(batch, layers, shape.depth)
     alone = sum(each.numel() for each in vit.parameters())
-    costs = [MethodCost("scratch", fine_tuning(shape), plain(shape), alone),
-             MethodCost("fine-tune", fine_tuning(shape), plain(shape), alone),
-             MethodCost("copy", copy(shape, layers), copy_inference(shape, layers), 2 * alone),
-             MethodCost("distill", distill(shape, layers), plain(shape), alone)]
-    return [cost._replace(step_flops=batch * cost.step_flops, inference_flops=batch * cost.inference_flops) for cost in costs]
+    costs = [
+        MethodCost("scratch", fine_tuning(shape), plain(shape), alone),
+        MethodCost("fine-tune", fine_tuning(shape), plain(shape), alone),
+        MethodCost("copy", copy(shape, layers), copy_inference(shape, layers), 2 * alone),
+        MethodCost("distill", distill(shape, layers), plain(shape), alone),
+    ]
+    return [
+        cost._replace(step_flops=batch * cost.step_flops, inference_flops=batch * cost.inference_flops)
+        for cost in costs
+    ]
 
 
 def step_memory(model: nn.Module, images: Tensor) -> Memory:
-    """What a training step of `model` holds on a batch of images (B, 3, height, width), in bytes; one forward pass is run, with no step taken.
+    """What a training step of `model` holds on a batch of images (B, 3, height, width), in bytes; one forward
+    pass is run, with no step taken.
 
-    `model`: a ViT, `AttentionTransfer` or another module that `train` takes, in training mode. Every storage that autograd keeps is
-    counted once and whole, however many tensors share it; weights are not counted again. What comes and goes within an operation is
-    extra. Every CPU gives the same figures; the kernels that run on a GPU keep other things. Labels are made up, as sizes do not
-    depend on them. Raises `ValueError` for a model in eval mode or with activation checkpointing.
+    `model`: a ViT, `AttentionTransfer` or another module that `train` takes, in training mode. Every storage
+    that autograd keeps is counted once and whole, however many tensors share it; weights are not counted
+    again. What comes and goes within an operation is extra. Every CPU gives the same figures; the kernels
+    that run on a GPU keep other things. Labels are made up, as sizes do not depend on them. Raises
+    `ValueError` for a model in eval mode or with activation checkpointing.
     """
     from atlib.train.objectives import outputs  # brings Accelerate, which takes seconds to import
 
     if not model.training or any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
-        raise ValueError("step_memory counts what a plain training step keeps: call model.train() first, and set_grad_checkpointing(False) on its ViT")
+        raise ValueError(
+            "step_memory counts what a plain training step keeps: call model.train() first, and"
+            " set_grad_checkpointing(False) on its ViT"
+        )
     teacher = getattr(model, "teacher", None)
-    weights, frozen = (_sizes([] if each is None else [*each.parameters(), *each.buffers()]) for each in (model, teacher))
+    weights, frozen = (
+        _sizes([] if each is None else [*each.parameters(), *each.buffers()]) for each in (model, teacher)
+    )
     kept: list[Tensor] = []
 
-    def keep(tensor: Tensor) -> None:  # the graph gets None to keep: one that held its own tensors would never be let go
+    def keep(
+        tensor: Tensor,
+    ) -> None:  # the graph gets None to keep: one that held its own tensors would never be let go
         kept.append(tensor.detach())
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: None):
         logits = outputs(model, images).logits
-        nn.functional.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.long))  # for what it keeps
+        nn.functional.cross_entropy(
+            logits, logits.new_zeros(len(logits), dtype=torch.long)
+        )  # for what it keeps
     saved = {key: size for key, size in _sizes(kept).items() if key not in weights and key not in frozen}
     gradients = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
     return Memory(sum(weights.values()), gradients, 2 * gradients, sum(saved.values()), sum(frozen.values()))
 
 
-def method_memory(name_or_config: str | Mapping, image_size: int | None = None, batch: int = 1, layers: int | None = None) -> dict[str, Memory]:
-    """`step_memory` of training from scratch, fine-tuning, Copy and Distill, by method; arguments as in `method_costs`, float32.
+def method_memory(
+    name_or_config: str | Mapping, image_size: int | None = None, batch: int = 1, layers: int | None = None
+) -> dict[str, Memory]:
+    """`step_memory` of training from scratch, fine-tuning, Copy and Distill, by method; arguments as in
+    `method_costs`, float32.
 
-    Nothing of that size is allocated: the forward passes are run on PyTorch's fake tensors, which have shapes and no numbers.
+    Nothing of that size is allocated: the forward passes are run on PyTorch's fake tensors, which have shapes
+    and no numbers.
     """
     with torch.device("meta"):
-        teacher, student = (create_vit(name_or_config, **({} if image_size is None else {"img_size": image_size})) for _ in range(2))
+        teacher, student = (
+            create_vit(name_or_config, **({} if image_size is None else {"img_size": image_size}))
+            for _ in range(2)
+        )
     layers = _checked(batch, layers, len(student.blocks))
     with FakeTensorMode(allow_non_fake_inputs=True):
         teacher, student = (vit.to_empty(device="cpu").train() for vit in (teacher, student))
         images = torch.empty(batch, 3, *student.patch_embed.img_size)
         plain = step_memory(student, images)
         plans = {how: Plan(how=how, layers=range(layers)) for how in ("copy", "distill")}
-        return {"scratch": plain, "fine-tune": plain} | {how: step_memory(AttentionTransfer(teacher, student, plan), images) for how, plan in plans.items()}
+        return {"scratch": plain, "fine-tune": plain} | {
+            how: step_memory(AttentionTransfer(teacher, student, plan), images) for how, plan in plans.items()
+        }
 
 
 def _sizes(tensors: list[Tensor]) -> dict[int, int]:
@@ -143,12 +177,16 @@ def _sizes(tensors: list[Tensor]) -> dict[int, int]:
 def _checked(batch: int, layers: int | None, depth: int) -> int:
     layers = depth if layers is None else layers
     if batch < 1 or not 1 <= layers <= depth:
-        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {depth} layers, the depth of this ViT")
+        raise ValueError(
+            f"batch={batch}, layers={layers}: at least one image, and 1 to {depth} layers, the depth of"
+            " this ViT"
+        )
     return layers
 
 
 class Shape(NamedTuple):
-    """What the count depends on. tokens: N; patches: P; depth: L; width: D; hidden: of the MLP; pixels: numbers in a patch."""
+    """What the count depends on. tokens: N; patches: P; depth: L; width: D; hidden: of the MLP; pixels:
+    numbers in a patch."""
 
     tokens: int
     patches: int
@@ -191,37 +229,54 @@ def product(rows: int, inner: int, columns: int) -> int:
 
 def shape_of(vit: VisionTransformer) -> Shape:
     """Read a Shape off a stock timm ViT. Raises `ValueError` for an architecture whose products are others."""
-    others = {"its class": not isinstance(vit, VisionTransformer), "attention pooling": getattr(vit, "attn_pool", None) is not None,
-              "its MLP": not isinstance(vit.blocks[0].mlp, Mlp)}
+    others = {
+        "its class": not isinstance(vit, VisionTransformer),
+        "attention pooling": getattr(vit, "attn_pool", None) is not None,
+        "its MLP": not isinstance(vit.blocks[0].mlp, Mlp),
+    }
     if any(others.values()):
-        raise ValueError(f"{type(vit).__name__}: {' and '.join(name for name, other in others.items() if other)} is not that of a stock ViT; count its FLOPs with torch.utils.flop_counter")
+        raise ValueError(
+            f"{type(vit).__name__}: {' and '.join(name for name, other in others.items() if other)} is not"
+            " that of a stock ViT; count its FLOPs with torch.utils.flop_counter"
+        )
     patches, weight = vit.patch_embed.num_patches, vit.patch_embed.proj.weight
     classes = getattr(vit.head, "out_features", 0)  # an Identity when there is no head
-    return Shape(vit.num_prefix_tokens + patches, patches, len(vit.blocks), vit.embed_dim, vit.blocks[0].mlp.fc1.out_features,
-                 weight[0].numel(), classes)
+    return Shape(
+        vit.num_prefix_tokens + patches,
+        patches,
+        len(vit.blocks),
+        vit.embed_dim,
+        vit.blocks[0].mlp.fc1.out_features,
+        weight[0].numel(),
+        classes,
+    )
 
 
 def fine_tuning(shape: Shape) -> int:
-    """Forward and backward of the plain model. Images need no gradient, so the patch embedding's backward is one product."""
+    """Forward and backward of the plain model. Images need no gradient, so the patch embedding's backward is
+    one product."""
     return 2 * shape.embed + 3 * (shape.depth * shape.block + shape.head)
 
 
 def copy(shape: Shape, layers: int | None = None) -> int:
-    """Copy of the maps of the first `layers` layers (None: all). The student needs no q, k and no scores there, and its map no gradient."""
+    """Copy of the maps of the first `layers` layers (None: all). The student needs no q, k and no scores
+    there, and its map no gradient."""
     layers = shape.depth if layers is None else layers
     saved = 3 * 2 * shape.projection + (3 + 1) * shape.mixing
     return teacher(shape, layers) + fine_tuning(shape) - layers * saved
 
 
 def query_copy(shape: Shape) -> int:
-    """Copy of the queries of all layers: no projection to q in the student, and scores whose gradient goes to the keys alone."""
+    """Copy of the queries of all layers: no projection to q in the student, and scores whose gradient goes to
+    the keys alone."""
     only_queries = shape.projection + shape.mixing  # the teacher's last layer ends at q: no k, no scores
     saved = 3 * shape.projection + shape.mixing
     return teacher(shape, shape.depth) - only_queries + fine_tuning(shape) - shape.depth * saved
 
 
 def distill(shape: Shape, layers: int | None = None) -> int:
-    """Distillation of the first `layers` layers' maps (None: all). The loss adds p_s - p_t to a gradient that exists anyway: no product."""
+    """Distillation of the first `layers` layers' maps (None: all). The loss adds p_s - p_t to a gradient that
+    exists anyway: no product."""
     return teacher(shape, shape.depth if layers is None else layers) + fine_tuning(shape)
 
 
@@ -231,7 +286,8 @@ def feature_distillation(shape: Shape) -> int:
 
 
 def teacher(shape: Shape, layers: int) -> int:
-    """The teacher's forward pass up to the map of the last of `layers` layers: its q, k and scores, and nothing after."""
+    """The teacher's forward pass up to the map of the last of `layers` layers: its q, k and scores, and
+    nothing after."""
     return shape.embed + (layers - 1) * shape.block + 2 * shape.projection + shape.mixing
 
 
@@ -241,6 +297,7 @@ def plain(shape: Shape) -> int:
 
 
 def copy_inference(shape: Shape, layers: int | None = None) -> int:
-    """Inference with Copy of the first `layers` layers (None: all): the teacher, and the student without q, k and scores there."""
+    """Inference with Copy of the first `layers` layers (None: all): the teacher, and the student without q, k
+    and scores there."""
     layers = shape.depth if layers is None else layers
     return teacher(shape, layers) + plain(shape) - layers * (2 * shape.projection + shape.mixing)

@@ -1,46 +1,71 @@
-"""What every analysis refuses: values that are not finite, maps that are no maps, probabilities that are none."""
+"""What every analysis refuses: values that are not finite, maps that are no maps, probabilities that are
+none."""
 
 import torch
 from torch import Tensor
 
-# How far a row may be from 1: far above the rounding of a softmax over thousands of keys, far below one key lost.
+# How far a row may be from 1: far above the rounding of a softmax over thousands of keys, far below one key
+# lost.
 TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2
 
 
 def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
-    """Raise `ValueError` unless `maps` are attention maps (B, H, N, N): finite, not negative, rows that sum to 1.
+    """Raise `ValueError` unless `maps` are attention maps (B, H, N, N): finite, not negative, rows that sum
+    to 1.
 
-    The message names the head, the image and the query of the first bad row, and the layer and the argument's name where they are given.
+    The message names the head, the image and the query of the first bad row, and the layer and the argument's
+    name where they are given.
     """
     where = "".join(f"{part}: " for part in (name, "" if layer is None else f"layer {layer}") if part)
     if not isinstance(maps, Tensor) or maps.ndim != 4 or maps.shape[-1] != maps.shape[-2]:
-        raise ValueError(f"{where}maps are (B, H, N, N), got {tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__}")
+        raise ValueError(
+            f"{where}maps are (B, H, N, N), got"
+            f" {tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__}"
+        )
     if maps.numel() == 0:
         raise ValueError(f"{where}maps of shape {tuple(maps.shape)} are empty: there is nothing to analyse")
     if not maps.is_floating_point():
         raise ValueError(f"{where}maps are floating-point numbers, got {maps.dtype}")
     half = torch.finfo(maps.dtype).bits < 32
-    sums = maps.sum(-1, dtype=torch.float32 if half else maps.dtype)  # a NaN or an infinity anywhere in a row shows in its sum
+    sums = maps.sum(
+        -1, dtype=torch.float32 if half else maps.dtype
+    )  # a NaN or an infinity anywhere in a row shows in its sum
     least = maps.amin(-1)
-    _refuse_rows(~sums.isfinite(), sums, where, "sums to {:.6g}: the model's weights or its images are not finite")
-    _refuse_rows(least < 0, least, where, "has the entry {:.6g}: pass maps, after the softmax, not attention logits")
-    _refuse_rows((sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE), sums, where,
-                 "sums to {:.6g}, not to 1: pass maps, after the softmax, and renormalise rows that lost keys (atlib.maps.keep_tokens)")
+    _refuse_rows(
+        ~sums.isfinite(), sums, where, "sums to {:.6g}: the model's weights or its images are not finite"
+    )
+    _refuse_rows(
+        least < 0, least, where, "has the entry {:.6g}: pass maps, after the softmax, not attention logits"
+    )
+    _refuse_rows(
+        (sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE),
+        sums,
+        where,
+        "sums to {:.6g}, not to 1: pass maps, after the softmax, and renormalise rows that lost keys"
+        " (atlib.maps.keep_tokens)",
+    )
 
 
 def check_features(x: Tensor, name: str, rows: int = 2) -> None:
-    """Raise `ValueError`, naming the argument, unless x is (n, p) with finite numbers, at least `rows` rows and a column."""
+    """Raise `ValueError`, naming the argument, unless x is (n, p) with finite numbers, at least `rows` rows
+    and a column."""
     if x.ndim != 2:
-        raise ValueError(f"{name} is (rows, features), got {tuple(x.shape)}: flatten images and tokens to rows first")
+        raise ValueError(
+            f"{name} is (rows, features), got {tuple(x.shape)}: flatten images and tokens to rows first"
+        )
     if x.shape[1] == 0 or len(x) < rows:
         raise ValueError(f"{name} is {tuple(x.shape)}: at least {rows} rows and one feature are needed")
     if not x.isfinite().all():
         row, column = (~x.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name} is {x[row, column].item()} in row {row}, feature {column}: leave such rows out, or repair the model")
+        raise ValueError(
+            f"{name} is {x[row, column].item()} in row {row}, feature {column}: leave such rows out, or"
+            " repair the model"
+        )
 
 
 def check_scores(scores: Tensor, name: str) -> None:
-    """Raise `ValueError`, naming the argument, unless it is (n, C) with n, C at least 1 and no NaN: logits or probabilities."""
+    """Raise `ValueError`, naming the argument, unless it is (n, C) with n, C at least 1 and no NaN: logits or
+    probabilities."""
     if scores.ndim != 2 or 0 in scores.shape:
         raise ValueError(f"{name} is (images, classes), both at least 1, got {tuple(scores.shape)}")
     if scores.isnan().any():
@@ -55,12 +80,15 @@ def check_probabilities(p: Tensor, name: str) -> None:
     wrong = ((sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE)) | (p.amin(1) < 0)
     if wrong.any():
         row = wrong.nonzero()[0].item()
-        raise ValueError(f"{name} holds no probabilities: row {row} sums to {sums[row].item():.6g}, its least entry is {p[row].min().item():.6g}; "
-                         "turn logits into probabilities with .softmax(-1)")
+        raise ValueError(
+            f"{name} holds no probabilities: row {row} sums to {sums[row].item():.6g}, its least entry is"
+            f" {p[row].min().item():.6g}; turn logits into probabilities with .softmax(-1)"
+        )
 
 
 def as_double(x: Tensor) -> Tensor:
-    """x in float64 and without gradients, where it is; on the CPU where the device has no float64 (Apple's GPUs)."""
+    """x in float64 and without gradients, where it is; on the CPU where the device has no float64 (Apple's
+    GPUs)."""
     return x.detach().to("cpu" if x.device.type == "mps" else x.device, torch.float64)
 
 
@@ -68,4 +96,6 @@ def _refuse_rows(bad: Tensor, values: Tensor, where: str, problem: str) -> None:
     """Raise `ValueError` for the first row of the maps that is `bad`; bad and values: (B, H, N)."""
     if bad.any():
         b, h, i = bad.nonzero()[0].tolist()
-        raise ValueError(f"{where}head {h}: the row of query {i} in image {b} " + problem.format(values[b, h, i].item()))
+        raise ValueError(
+            f"{where}head {h}: the row of query {i} in image {b} " + problem.format(values[b, h, i].item())
+        )

@@ -1,8 +1,10 @@
-"""Do two layers hold the same features? Linear centred kernel alignment (CKA): exact, streamed, and estimated from minibatches.
+"""Do two layers hold the same features? Linear centred kernel alignment (CKA): exact, streamed, and estimated
+from minibatches.
 
-CKA(x, y) = HSIC(x, y) / √(HSIC(x, x) · HSIC(y, y)) is 1 for features that differ by a rotation, a reflection, a translation or one
-common scale, and falls under any other change, invertible linear maps among them.
-Sources: Kornblith et al. 2019 (arXiv 1905.00414), section 3; for minibatches Nguyen et al. 2021 (arXiv 2010.15327).
+CKA(x, y) = HSIC(x, y) / √(HSIC(x, x) · HSIC(y, y)) is 1 for features that differ by a rotation, a reflection,
+a translation or one common scale, and falls under any other change, invertible linear maps among them.
+Sources: Kornblith et al. 2019 (arXiv 1905.00414), section 3; for minibatches Nguyen et al. 2021 (arXiv
+2010.15327).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +20,21 @@ Read = Callable[[Tensor], Tensor]  # tokens (B, N, D) -> rows (n, D)
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Linear CKA of two sets of features of the same rows, x (n, p) and y (n, q): from 0 to 1, computed in float64.
+    """Linear CKA of two sets of features of the same rows, x (n, p) and y (n, q): from 0 to 1, computed in
+    float64.
 
-    Raises `ValueError` for fewer than 2 rows, unequal rows, values that are not finite, and features that are the same in every row.
-    Source: Kornblith et al. 2019 (arXiv 1905.00414), section 3.
+    Raises `ValueError` for fewer than 2 rows, unequal rows, values that are not finite, and features that are
+    the same in every row. Source: Kornblith et al. 2019 (arXiv 1905.00414), section 3.
     """
     (x,), (y,) = _checked([x], [y], 2)
     for name, each in (("x", x), ("y", y)):
         if not _varies(each, each[0]):
             raise ValueError(_no_variance(name))
     x, y = (each.double() - each.double().mean(0) for each in (x, y))
-    x, y = x / x.abs().max(), y / y.abs().max()  # CKA does not see a scale, and its fourth power would leave float64
+    x, y = (
+        x / x.abs().max(),
+        y / y.abs().max(),
+    )  # CKA does not see a scale, and its fourth power would leave float64
     n, p, q = len(x), x.shape[1], y.shape[1]
     if n * (p + q) < p * p + q * q + p * q:  # the same number from n x n similarities of rows
         x, y = x @ x.T, y @ y.T
@@ -37,13 +43,17 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 
 class _LayerPairs:
-    """CKA of every layer of x with every layer of y, gathered batch by batch; what the two accumulators below share."""
+    """CKA of every layer of x with every layer of y, gathered batch by batch; what the two accumulators below
+    share."""
 
     least = 1  # rows of a batch
 
     def __init__(self):
         self.rows = 0
-        self._first: tuple[list[Tensor], list[Tensor]] = ([], [])  # the first row of every layer, to see whether any other differs
+        self._first: tuple[list[Tensor], list[Tensor]] = (
+            [],
+            [],
+        )  # the first row of every layer, to see whether any other differs
         self._varying: tuple[list[bool], list[bool]] = ([], [])
 
     def update(self, x: Tensor, y: Tensor) -> None:
@@ -51,7 +61,8 @@ class _LayerPairs:
         self.update_layers([x], [y])
 
     def update_layers(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
-        """Add the same rows of all layers: xs and ys hold one (n, p) each. Raises `ValueError` as `linear_cka` does."""
+        """Add the same rows of all layers: xs and ys hold one (n, p) each. Raises `ValueError` as
+        `linear_cka` does."""
         sides = _checked(xs, ys, self.least)
         if self.rows == 0:
             self._first = tuple([x[0].clone() for x in side] for side in sides)
@@ -60,13 +71,17 @@ class _LayerPairs:
         for name, side, first, varying in zip("xy", sides, self._first, self._varying):
             widths = [len(row) for row in first], [x.shape[1] for x in side]
             if widths[0] != widths[1]:
-                raise ValueError(f"{name} had features {widths[0]} (one number a layer), this batch has {widths[1]}: every batch needs the same layers")
+                raise ValueError(
+                    f"{name} had features {widths[0]} (one number a layer), this batch has {widths[1]}: every"
+                    " batch needs the same layers"
+                )
             varying[:] = [known or _varies(x, row) for known, x, row in zip(varying, side, first)]
         self._add(*sides)
         self.rows += len(sides[0][0])
 
     def matrix(self) -> Tensor:
-        """CKA of every pair of layers, (layers of x, layers of y), float64. Raises `ValueError` for too few rows or no variance."""
+        """CKA of every pair of layers, (layers of x, layers of y), float64. Raises `ValueError` for too few
+        rows or no variance."""
         if self.rows < 2:
             raise ValueError(f"CKA needs at least 2 rows, {self.rows} were given: call update first")
         for name, varying in zip("xy", self._varying):
@@ -75,8 +90,11 @@ class _LayerPairs:
         xy, xx, yy = self._hsic()
         for name, own in zip("xy", (xx, yy)):
             if (own <= 0).any():
-                raise ValueError(f"the estimated HSIC of {_name(name, own.argmin().item(), len(own))} with itself is {own.min().item():.3g}, not above 0: "
-                                 "there are too few rows for this estimate; use larger batches, or StreamingCKA")
+                raise ValueError(
+                    f"the estimated HSIC of {_name(name, own.argmin().item(), len(own))} with itself is"
+                    f" {own.min().item():.3g}, not above 0: there are too few rows for this estimate; use"
+                    " larger batches, or StreamingCKA"
+                )
         return (xy / (xx.sqrt()[:, None] * yy.sqrt())).cpu()
 
     def value(self) -> float:
@@ -90,16 +108,19 @@ class _LayerPairs:
 class StreamingCKA(_LayerPairs):
     """Linear CKA of data that come in batches: what `linear_cka` computes from all rows at once, to rounding.
 
-    It keeps centred second moments in float64, (p, p) and (q, q) a layer and (p, q) a pair of layers, whatever the number of rows:
-    9 GB for two models of 24 layers and 1024 features, where `MinibatchCKA` is the way out. Batches may have any size.
-    Moments are merged as in Chan, Golub and LeVeque 1983, so that a large mean costs no digits.
+    It keeps centred second moments in float64, (p, p) and (q, q) a layer and (p, q) a pair of layers,
+    whatever the number of rows: 9 GB for two models of 24 layers and 1024 features, where `MinibatchCKA` is
+    the way out. Batches may have any size. Moments are merged as in Chan, Golub and LeVeque 1983, so that a
+    large mean costs no digits.
     """
 
     def _start(self, p: list[int], q: list[int], device: torch.device) -> None:
         self._widths = p, q
         kind = {"dtype": torch.float64, "device": device}
         self._means = [torch.zeros(sum(widths), **kind) for widths in (p, q)]
-        self._across = torch.zeros(sum(p), sum(q), **kind)  # all layers side by side: one product for all pairs
+        self._across = torch.zeros(
+            sum(p), sum(q), **kind
+        )  # all layers side by side: one product for all pairs
         self._within = [[torch.zeros(width, width, **kind) for width in widths] for widths in (p, q)]
 
     def _add(self, xs: list[Tensor], ys: list[Tensor]) -> None:
@@ -119,29 +140,38 @@ class StreamingCKA(_LayerPairs):
 
     def _hsic(self) -> tuple[Tensor, Tensor, Tensor]:
         p, q = self._widths
-        across = torch.stack([torch.stack([block.norm() for block in rows.split(q, 1)]) for rows in self._across.split(p)])
+        across = torch.stack(
+            [torch.stack([block.norm() for block in rows.split(q, 1)]) for rows in self._across.split(p)]
+        )
         within = [torch.stack([moments.norm() for moments in side]) for side in self._within]
         return across**2, within[0] ** 2, within[1] ** 2
 
 
 class MinibatchCKA(_LayerPairs):
-    """Linear CKA from the unbiased HSIC₁ of minibatches, averaged over them: for features too wide for second moments.
+    """Linear CKA from the unbiased HSIC₁ of minibatches, averaged over them: for features too wide for second
+    moments.
 
-    It needs (n, n) numbers for each layer of a batch of n rows, at least 4, and keeps three numbers a pair. HSIC₁ has no bias, so the
-    estimate does not drift with the batch size; `linear_cka`, which is biased upwards where rows are few, agrees with it for many rows
-    only. Batches weigh by their rows. A batch is a random sample: shuffle data that are sorted by class.
-    Source: Nguyen et al. 2021 (arXiv 2010.15327), on minibatch CKA; HSIC₁ is by Song et al. 2012 (JMLR 13).
+    It needs (n, n) numbers for each layer of a batch of n rows, at least 4, and keeps three numbers a pair.
+    HSIC₁ has no bias, so the estimate does not drift with the batch size; `linear_cka`, which is biased
+    upwards where rows are few, agrees with it for many rows only. Batches weigh by their rows. A batch is a
+    random sample: shuffle data that are sorted by class. Source: Nguyen et al. 2021 (arXiv 2010.15327), on
+    minibatch CKA; HSIC₁ is by Song et al. 2012 (JMLR 13).
     """
 
     least = 4
 
     def _start(self, p: list[int], q: list[int], device: torch.device) -> None:
-        self._sums = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in ((len(p), len(q)), (len(p),), (len(q),))]
+        self._sums = [
+            torch.zeros(shape, dtype=torch.float64, device=device)
+            for shape in ((len(p), len(q)), (len(p),), (len(q),))
+        ]
 
     def _add(self, xs: list[Tensor], ys: list[Tensor]) -> None:
         x, y = (torch.stack([_similarities(x) for x in side]) for side in (xs, ys))  # (L, n, n)
         n = len(xs[0])
-        for total, estimate in zip(self._sums, (_hsic_1(x, y), _hsic_1(x, x).diagonal(), _hsic_1(y, y).diagonal())):
+        for total, estimate in zip(
+            self._sums, (_hsic_1(x, y), _hsic_1(x, x).diagonal(), _hsic_1(y, y).diagonal())
+        ):
             total += n * estimate
 
     def _hsic(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,26 +179,44 @@ class MinibatchCKA(_LayerPairs):
         return xy, xx, yy
 
 
-def layer_cka(a: nn.Module, b: nn.Module, images: Images, read: Read, *, read_b: Read | None = None, batch_size: int = 50,
-              accumulator: StreamingCKA | MinibatchCKA | None = None) -> Tensor:
-    """CKA of every block's output of `a` with every block's of `b`: (layers of a, layers of b), in one pass over the images.
+def layer_cka(
+    a: nn.Module,
+    b: nn.Module,
+    images: Images,
+    read: Read,
+    *,
+    read_b: Read | None = None,
+    batch_size: int = 50,
+    accumulator: StreamingCKA | MinibatchCKA | None = None,
+) -> Tensor:
+    """CKA of every block's output of `a` with every block's of `b`: (layers of a, layers of b), in one pass
+    over the images.
 
-    a, b: what `streaming.walks` takes; the same one for a comparison within a model. `read` turns tokens (B, N, D) into rows
-    (n, D): `class_token`, `patch_mean(prefix_tokens)`, `every_token`, or a function of your own; `read_b` is for b where it needs
-    another, as with another number of prefix tokens. Exact with the `StreamingCKA` that it makes where no accumulator is given.
-    The accumulator gets the rows of `batch_size` images at a time; what is left over at the end, and too little for it, goes with those before.
-    Raises `ValueError` as the accumulator does (x is a's, y is b's), and for `class_token` of a model without one.
+    a, b: what `streaming.walks` takes; the same one for a comparison within a model. `read` turns tokens (B,
+    N, D) into rows (n, D): `class_token`, `patch_mean(prefix_tokens)`, `every_token`, or a function of your
+    own; `read_b` is for b where it needs another, as with another number of prefix tokens. Exact with the
+    `StreamingCKA` that it makes where no accumulator is given. The accumulator gets the rows of `batch_size`
+    images at a time; what is left over at the end, and too little for it, goes with those before. Raises
+    `ValueError` as the accumulator does (x is a's, y is b's), and for `class_token` of a model without one.
     """
     pairs = StreamingCKA() if accumulator is None else accumulator
     reads = read, read if read_b is None else read_b
     for name, model, reading in zip("ab", (a, b), reads):
         vit = vit_of(model)
         if reading is class_token and getattr(vit, "cls_token", None) is None:
-            raise ValueError(f"{name} has no class token: read patch_mean({getattr(vit, 'num_prefix_tokens', 0)}) or every_token instead")
+            raise ValueError(
+                f"{name} has no class token: read patch_mean({getattr(vit, 'num_prefix_tokens', 0)}) or"
+                " every_token instead"
+            )
     # Rows are copies: a class token alone would keep all tokens in memory.
     waiting, left, batches = [], len(images), 0
     for walked in walks((a,) if a is b else (a, b), images, batch_size):
-        waiting.append([[read(tokens).clone() for tokens in each.stream] for read, each in zip(reads, (walked[0], walked[-1]))])
+        waiting.append(
+            [
+                [read(tokens).clone() for tokens in each.stream]
+                for read, each in zip(reads, (walked[0], walked[-1]))
+            ]
+        )
         left -= len(walked[0].tokens)
         if left == 0 or len(images) - left >= batch_size * (batches + 1) and left >= pairs.least:
             pairs.update_layers(*([torch.cat(parts) for parts in zip(*side)] for side in zip(*waiting)))
@@ -182,30 +230,37 @@ def class_token(tokens: Tensor) -> Tensor:
 
 
 def patch_mean(prefix_tokens: int) -> Read:
-    """A function that averages the patch tokens of every image, (B, N, D) to (B, D); `prefix_tokens` come before them and are left out."""
+    """A function that averages the patch tokens of every image, (B, N, D) to (B, D); `prefix_tokens` come
+    before them and are left out."""
 
     def read(tokens: Tensor) -> Tensor:
         if not 0 <= prefix_tokens < tokens.shape[1]:
-            raise ValueError(f"prefix_tokens={prefix_tokens} leaves no patch of {tokens.shape[1]} tokens; a ViT's number is vit.num_prefix_tokens")
+            raise ValueError(
+                f"prefix_tokens={prefix_tokens} leaves no patch of {tokens.shape[1]} tokens; a ViT's number"
+                " is vit.num_prefix_tokens"
+            )
         return tokens[:, prefix_tokens:].mean(1)
 
     return read
 
 
 def every_token(tokens: Tensor) -> Tensor:
-    """Every token of every image as a row of its own: (B, N, D) to (B·N, D). Two models need the same tokens for it."""
+    """Every token of every image as a row of its own: (B, N, D) to (B·N, D). Two models need the same tokens
+    for it."""
     return tokens.flatten(0, 1)
 
 
 def _similarities(x: Tensor) -> Tensor:
-    """x xᵀ of x (n, p) with zeros on the diagonal. HSIC₁ does not change with the mean, which is taken out to keep digits."""
+    """x xᵀ of x (n, p) with zeros on the diagonal. HSIC₁ does not change with the mean, which is taken out to
+    keep digits."""
     x = x.double()
     x = x - x.mean(0)
     return (x @ x.T).fill_diagonal_(0)
 
 
 def _hsic_1(K: Tensor, L: Tensor) -> Tensor:
-    """The unbiased HSIC₁ of every one of K (a, n, n) with every one of L (b, n, n), symmetric with zero diagonals: (a, b)."""
+    """The unbiased HSIC₁ of every one of K (a, n, n) with every one of L (b, n, n), symmetric with zero
+    diagonals: (a, b)."""
     n = K.shape[-1]
     k, l = K.sum(-1), L.sum(-1)
     trace = K.flatten(1) @ L.flatten(1).T  # of the products K L
@@ -214,7 +269,8 @@ def _hsic_1(K: Tensor, L: Tensor) -> Tensor:
 
 
 def _checked(xs: Sequence[Tensor], ys: Sequence[Tensor], rows: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Both sides checked, on one device that has float64; they are turned into it one by one, where they are used."""
+    """Both sides checked, on one device that has float64; they are turned into it one by one, where they are
+    used."""
     for name, side in (("x", xs), ("y", ys)):
         if len(side) == 0:
             raise ValueError(f"{name} has no layers")
@@ -222,7 +278,10 @@ def _checked(xs: Sequence[Tensor], ys: Sequence[Tensor], rows: int) -> tuple[lis
             check_features(x, _name(name, layer, len(side)), rows)
     counts = sorted({len(x) for x in [*xs, *ys]})
     if len(counts) > 1:
-        raise ValueError(f"x and y have {counts} rows: CKA compares features of the same rows, images or tokens, in the same order")
+        raise ValueError(
+            f"x and y have {counts} rows: CKA compares features of the same rows, images or tokens, in the"
+            " same order"
+        )
     device = as_double(xs[0][:0]).device
     return tuple([x.detach().to(device) for x in side] for side in (xs, ys))
 

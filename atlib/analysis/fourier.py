@@ -10,25 +10,30 @@ from atlib.analysis.streaming import vit_of, walks
 from atlib.data.images import Images
 from atlib.maps import Grid
 
-FLOOR = 1e-6  # added to amplitudes before the logarithm, as in the published code; features are of the order of 1
+FLOOR = (
+    1e-6  # added to amplitudes before the logarithm, as in the published code; features are of the order of 1
+)
 
 
 class FourierProfile(NamedTuple):
-    """frequency: (F,) from 0 to 1, in units of π per patch; log_amplitude: (F,), natural logarithm relative to frequency 0."""
+    """frequency: (F,) from 0 to 1, in units of π per patch; log_amplitude: (F,), natural logarithm relative
+    to frequency 0."""
 
     frequency: Tensor
     log_amplitude: Tensor
 
 
 def fourier_profile(tokens: Tensor, grid: Grid, prefix_tokens: int) -> FourierProfile:
-    """The log-amplitudes of feature maps (B, N, D) along the diagonal of their 2-D Fourier transform, relative to frequency 0.
+    """The log-amplitudes of feature maps (B, N, D) along the diagonal of their 2-D Fourier transform,
+    relative to frequency 0.
 
-    Every channel of every image is transformed over the patch `grid`, prefix tokens left out; the logarithms of the amplitudes are
-    averaged over images and channels, and read at frequency k down *and* across, 2k/n in units of π, for k = 0 to n/2. The grid
-    must be square. White noise is flat only up to ½ ln 2: at 0, and at π where n is even, coefficients are real, elsewhere complex, whose
-    logarithm is larger by so much on average. Raises `ValueError` for another grid, and for features that are not finite.
-    Source: Park & Kim 2022 (arXiv 2202.06709), figure 2a, and its published code, whose frequency axis is stretched: it puts
-    the last frequency below π at π.
+    Every channel of every image is transformed over the patch `grid`, prefix tokens left out; the logarithms
+    of the amplitudes are averaged over images and channels, and read at frequency k down *and* across, 2k/n
+    in units of π, for k = 0 to n/2. The grid must be square. White noise is flat only up to ½ ln 2: at 0, and
+    at π where n is even, coefficients are real, elsewhere complex, whose logarithm is larger by so much on
+    average. Raises `ValueError` for another grid, and for features that are not finite. Source: Park & Kim
+    2022 (arXiv 2202.06709), figure 2a, and its published code, whose frequency axis is stretched: it puts the
+    last frequency below π at π.
     """
     if tokens.ndim != 3 or 0 in tokens.shape:
         raise ValueError(f"tokens are (B, N, D), all at least 1, got {tuple(tokens.shape)}")
@@ -37,7 +42,10 @@ def fourier_profile(tokens: Tensor, grid: Grid, prefix_tokens: int) -> FourierPr
     if rows != columns:
         raise ValueError(f"grid={tuple(grid)}: the diagonal profile needs a square patch grid")
     if not tokens.isfinite().all():
-        raise ValueError(f"image {(~tokens.isfinite()).nonzero()[0, 0].item()} has features that are not finite: repair the model or leave it out")
+        raise ValueError(
+            f"image {(~tokens.isfinite()).nonzero()[0, 0].item()} has features that are not finite: repair"
+            " the model or leave it out"
+        )
     maps = tokens[:, prefix_tokens:].double().unflatten(1, (rows, columns))  # (B, rows, columns, D)
     diagonal = torch.fft.fft2(maps, dim=(1, 2)).diagonal(dim1=1, dim2=2)  # (B, D, n)
     k = torch.arange(rows // 2 + 1, device=tokens.device)  # the other half mirrors it
@@ -48,11 +56,17 @@ def fourier_profile(tokens: Tensor, grid: Grid, prefix_tokens: int) -> FourierPr
 def layer_profiles(model: nn.Module, images: Images, batch_size: int = 100) -> list[FourierProfile]:
     """The `fourier_profile` of the residual stream after every block of a model, over a data set, on the CPU.
 
-    model: a ViT or an `AttentionTransfer`, of which the student is looked at. Profiles are means over images, so batches change nothing.
+    model: a ViT or an `AttentionTransfer`, of which the student is looked at. Profiles are means over images,
+    so batches change nothing.
     """
     vit = vit_of(model)
     totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]
     for (seen,) in walks([model], images, batch_size):
-        profiles = [fourier_profile(tokens, tuple(vit.patch_embed.grid_size), vit.num_prefix_tokens) for tokens in seen.stream]
-        totals = [total + len(seen.tokens) * profile.log_amplitude.cpu() for total, profile in zip(totals, profiles)]
+        profiles = [
+            fourier_profile(tokens, tuple(vit.patch_embed.grid_size), vit.num_prefix_tokens)
+            for tokens in seen.stream
+        ]
+        totals = [
+            total + len(seen.tokens) * profile.log_amplitude.cpu() for total, profile in zip(totals, profiles)
+        ]
     return [FourierProfile(profiles[0].frequency.cpu(), total / len(images)) for total in totals]

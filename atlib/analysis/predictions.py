@@ -27,7 +27,8 @@ class Interval(NamedTuple):
 
 
 def disagreement(logits_a: Tensor, logits_b: Tensor) -> float:
-    """Share of images whose most likely class differs; logits or probabilities of the same images, (n, classes) each.
+    """Share of images whose most likely class differs; logits or probabilities of the same images, (n,
+    classes) each.
 
     Raises `ValueError` for other shapes, no images, and NaN.
     """
@@ -35,7 +36,8 @@ def disagreement(logits_a: Tensor, logits_b: Tensor) -> float:
 
 
 def disagreement_matrix(predictions: Mapping[str, Tensor]) -> Tensor:
-    """`disagreement` of every model with every other, (m, m) float64 in the mapping's order, for {name: (n, classes)}."""
+    """`disagreement` of every model with every other, (m, m) float64 in the mapping's order, for {name: (n,
+    classes)}."""
     if not predictions:
         raise ValueError("there are no predictions to compare")
     for name, scores in predictions.items():
@@ -46,55 +48,73 @@ def disagreement_matrix(predictions: Mapping[str, Tensor]) -> Tensor:
 
 
 def ensemble_accuracy(p_a: Tensor, p_b: Tensor, labels: Tensor) -> float:
-    """Accuracy of the mean of two models' class probabilities, (p_a + p_b) / 2; p: (n, classes), labels: (n,) integers.
+    """Accuracy of the mean of two models' class probabilities, (p_a + p_b) / 2; p: (n, classes), labels: (n,)
+    integers.
 
-    Raises `ValueError` for rows that are no probabilities (logits, for one), other shapes, labels out of range, and labels of one
-    class only, where a model that always says that class is perfect. Source: arXiv 2411.09702, section on ensembles.
+    Raises `ValueError` for rows that are no probabilities (logits, for one), other shapes, labels out of
+    range, and labels of one class only, where a model that always says that class is perfect. Source: arXiv
+    2411.09702, section on ensembles.
     """
     return ensemble_gain(p_a, p_b, labels).ensemble
 
 
 def ensemble_gain(p_a: Tensor, p_b: Tensor, labels: Tensor) -> Gain:
-    """What the ensemble of `ensemble_accuracy` gains over the better of the two models. Raises `ValueError` as that does."""
+    """What the ensemble of `ensemble_accuracy` gains over the better of the two models. Raises `ValueError`
+    as that does."""
     for name, p in (("p_a", p_a), ("p_b", p_b)):
         check_probabilities(p, name)
     _check_same_shape({"p_a": p_a, "p_b": p_b})
     _check_labels(labels, p_a)
     if (labels == labels[0]).all():
-        raise ValueError(f"all {len(labels)} labels are class {labels[0].item()}: a model that always says {labels[0].item()} would be perfect here; "
-                         "use images of several classes")
+        raise ValueError(
+            f"all {len(labels)} labels are class {labels[0].item()}: a model that always says"
+            f" {labels[0].item()} would be perfect here; use images of several classes"
+        )
     ensemble = _accuracy((p_a.double() + p_b.double()) / 2, labels)
     better = max(_accuracy(p_a, labels), _accuracy(p_b, labels))
     return Gain(ensemble, better, ensemble - better)
 
 
 def expected_calibration_error(p: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """Mean distance between confidence and accuracy: Σ over bins of the share of images times `abs(accuracy - mean confidence)`, 0 to 1.
+    """Mean distance between confidence and accuracy: Σ over bins of the share of images times `abs(accuracy -
+    mean confidence)`, 0 to 1.
 
-    p: probabilities (n, classes); labels: (n,) integers, of one class too. Bins of equal width on the largest probability, each with its
-    upper end. Raises `ValueError` for rows that are no probabilities, labels out of range, and fewer than one bin.
-    Source: Guo et al. 2017 (arXiv 1706.04599), equation 3.
+    p: probabilities (n, classes); labels: (n,) integers, of one class too. Bins of equal width on the largest
+    probability, each with its upper end. Raises `ValueError` for rows that are no probabilities, labels out
+    of range, and fewer than one bin. Source: Guo et al. 2017 (arXiv 1706.04599), equation 3.
     """
     check_probabilities(p, "p")
     _check_labels(labels, p)
     if bins < 1:
         raise ValueError(f"bins={bins}: at least one is needed; Guo et al. use 15")
     confidence, guess = p.double().max(1)
-    bin_of = torch.bucketize(confidence, torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=p.device)[1:-1])
+    bin_of = torch.bucketize(
+        confidence, torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=p.device)[1:-1]
+    )
     surplus = (guess == labels.to(p.device)).double() - confidence
-    return (torch.zeros(bins, dtype=torch.float64, device=p.device).index_add_(0, bin_of, surplus).abs().sum() / len(p)).item()
+    return (
+        torch.zeros(bins, dtype=torch.float64, device=p.device).index_add_(0, bin_of, surplus).abs().sum()
+        / len(p)
+    ).item()
 
 
-def paired_bootstrap(correct_a: Tensor, correct_b: Tensor, seed: int = 0, samples: int = 2000, level: float = 0.95) -> Interval:
-    """The difference of two models' accuracies on the same images, a less b, and its percentile interval over resampled images.
+def paired_bootstrap(
+    correct_a: Tensor, correct_b: Tensor, seed: int = 0, samples: int = 2000, level: float = 0.95
+) -> Interval:
+    """The difference of two models' accuracies on the same images, a less b, and its percentile interval over
+    resampled images.
 
-    correct: (n,) whether each image was classified rightly, true or false. An image is drawn together with both models' answers, so
-    that what is hard for both does not widen the interval. It says how far other images could move the difference, not other training seeds.
-    Raises `ValueError` for unequal lengths, fewer than 2 images, and other values. Source: Efron and Tibshirani 1993, chapter 13.
+    correct: (n,) whether each image was classified rightly, true or false. An image is drawn together with
+    both models' answers, so that what is hard for both does not widen the interval. It says how far other
+    images could move the difference, not other training seeds. Raises `ValueError` for unequal lengths, fewer
+    than 2 images, and other values. Source: Efron and Tibshirani 1993, chapter 13.
     """
     a, b = _truths(correct_a, "correct_a"), _truths(correct_b, "correct_b")
     if len(a) != len(b):
-        raise ValueError(f"correct_a has {len(a)} images, correct_b {len(b)}: both must be of the same images in the same order")
+        raise ValueError(
+            f"correct_a has {len(a)} images, correct_b {len(b)}: both must be of the same images in the same"
+            " order"
+        )
     if len(a) < 2:
         raise ValueError(f"{len(a)} images cannot be resampled: at least 2 are needed")
     check_sampling(samples, level)
@@ -109,7 +129,9 @@ def paired_bootstrap(correct_a: Tensor, correct_b: Tensor, seed: int = 0, sample
 def check_sampling(samples: int, level: float) -> None:
     """Raise `ValueError` unless a bootstrap can be made of so many samples at this level."""
     if samples < 1 or not 0 < level < 1:
-        raise ValueError(f"samples={samples}, level={level}: at least 1 sample and a level between 0 and 1, such as 0.95")
+        raise ValueError(
+            f"samples={samples}, level={level}: at least 1 sample and a level between 0 and 1, such as 0.95"
+        )
 
 
 def _accuracy(p: Tensor, labels: Tensor) -> float:
@@ -119,7 +141,10 @@ def _accuracy(p: Tensor, labels: Tensor) -> float:
 def _truths(correct: Tensor, name: str) -> np.ndarray:
     values = torch.as_tensor(correct).cpu().double()
     if values.ndim != 1 or not ((values == 0) | (values == 1)).all():
-        raise ValueError(f"{name} says for each image whether it was right, (n,) of true and false: compare predictions with labels first")
+        raise ValueError(
+            f"{name} says for each image whether it was right, (n,) of true and false: compare predictions"
+            " with labels first"
+        )
     return values.numpy()
 
 
@@ -131,7 +156,11 @@ def _check_same_shape(predictions: Mapping[str, Tensor]) -> None:
 
 def _check_labels(labels: Tensor, p: Tensor) -> None:
     if labels.ndim != 1 or len(labels) != len(p) or labels.is_floating_point():
-        raise ValueError(f"labels are ({len(p)},) integers, one for each row, got {labels.dtype} {tuple(labels.shape)}")
+        raise ValueError(
+            f"labels are ({len(p)},) integers, one for each row, got {labels.dtype} {tuple(labels.shape)}"
+        )
     if labels.min() < 0 or labels.max() >= p.shape[1]:
         wrong = labels[(labels < 0) | (labels >= p.shape[1])][0].item()
-        raise ValueError(f"label {wrong} is out of range: the model knows {p.shape[1]} classes, 0 to {p.shape[1] - 1}")
+        raise ValueError(
+            f"label {wrong} is out of range: the model knows {p.shape[1]} classes, 0 to {p.shape[1] - 1}"
+        )

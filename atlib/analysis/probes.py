@@ -1,4 +1,5 @@
-"""How good features are without training the network further: nearest neighbours, a linear classifier, few labels."""
+"""How good features are without training the network further: nearest neighbours, a linear classifier, few
+labels."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ BLOCK = 2**24  # similarities at a time, 64 MB
 
 
 class ProbeResult(NamedTuple):
-    """test_accuracy: of the rate with the best validation accuracy, `lr`; validation_accuracies: {rate: accuracy} of all."""
+    """test_accuracy: of the rate with the best validation accuracy, `lr`; validation_accuracies: {rate:
+    accuracy} of all."""
 
     test_accuracy: float
     lr: float
@@ -27,30 +29,44 @@ class ProbeResult(NamedTuple):
 def features(model: nn.Module, images: Images, layer: int | None = None, batch_size: int = 500) -> Tensor:
     """What a model's head would read, for all images in order: (n, D) on the CPU, float32.
 
-    The tokens after the last block (or after block `layer`) pass the model's final norm and are pooled as the model itself pools,
-    to the class token or a mean. model: a ViT or an `AttentionTransfer`, whose student is probed, with its teacher where the plan copies.
-    Eval mode, no gradients. Raises `ValueError` for a layer that does not exist.
+    The tokens after the last block (or after block `layer`) pass the model's final norm and are pooled as the
+    model itself pools, to the class token or a mean. model: a ViT or an `AttentionTransfer`, whose student is
+    probed, with its teacher where the plan copies. Eval mode, no gradients. Raises `ValueError` for a layer
+    that does not exist.
     """
     vit = vit_of(model)
     layer = len(vit.blocks) - 1 if layer is None else layer
     if not 0 <= layer < len(vit.blocks):
-        raise ValueError(f"layer {layer} does not exist: this ViT has depth {len(vit.blocks)}, layers 0 to {len(vit.blocks) - 1}")
+        raise ValueError(
+            f"layer {layer} does not exist: this ViT has depth {len(vit.blocks)}, layers 0 to"
+            f" {len(vit.blocks) - 1}"
+        )
     with torch.no_grad():
-        return torch.cat([vit.forward_head(vit.norm(seen.stream[layer]), pre_logits=True).float().cpu()
-                          for (seen,) in walks([model], images, batch_size)])
+        return torch.cat(
+            [
+                vit.forward_head(vit.norm(seen.stream[layer]), pre_logits=True).float().cpu()
+                for (seen,) in walks([model], images, batch_size)
+            ]
+        )
 
 
-def knn_accuracy(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, ks: Sequence[int] = (1, 5, 10, 20, 50)) -> dict[int, float]:
+def knn_accuracy(
+    train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, ks: Sequence[int] = (1, 5, 10, 20, 50)
+) -> dict[int, float]:
     """Accuracy of a vote of the k most similar training images, for every k: {k: accuracy}.
 
-    x: features (n, D); y: labels (n,). Similarity s is the cosine, a neighbour's vote exp(s / 0.07). Test images are taken a block at
-    a time. Raises `ValueError` for a k that is not from 1 to the number of training images, for a single training class, and
-    for test labels that training never shows. Source: Wu et al. 2018 (arXiv 1805.01978), as used by DINO (arXiv 2104.14294).
+    x: features (n, D); y: labels (n,). Similarity s is the cosine, a neighbour's vote exp(s / 0.07). Test
+    images are taken a block at a time. Raises `ValueError` for a k that is not from 1 to the number of
+    training images, for a single training class, and for test labels that training never shows. Source: Wu et
+    al. 2018 (arXiv 1805.01978), as used by DINO (arXiv 2104.14294).
     """
     train_y, test_y = _check_sets(train=(train_x, train_y), test=(test_x, test_y))
     wrong = [k for k in ks if not 1 <= k <= len(train_x)]
     if wrong or len(ks) == 0:
-        raise ValueError(f"ks={list(ks)}: every k is from 1 to the number of training images, {len(train_x)}, and there is at least one")
+        raise ValueError(
+            f"ks={list(ks)}: every k is from 1 to the number of training images, {len(train_x)}, and there is"
+            " at least one"
+        )
     train_x, test_x = (nn.functional.normalize(x.float(), dim=1) for x in (train_x, test_x))
     right = dict.fromkeys(ks, 0)
     for x, y in zip(*(each.split(max(1, BLOCK // len(train_x))) for each in (test_x, test_y))):
@@ -62,25 +78,44 @@ def knn_accuracy(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tenso
     return {k: count / len(test_y) for k, count in right.items()}
 
 
-def linear_probe(train_x: Tensor, train_y: Tensor, validation_x: Tensor, validation_y: Tensor, test_x: Tensor, test_y: Tensor,
-                 lrs: Sequence[float] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), steps: int = 1000, batch_size: int = 256, seed: int = 0) -> ProbeResult:
-    """Train a linear classifier on features (n, D) with labels (n,), at the learning rate that validation prefers.
+def linear_probe(
+    train_x: Tensor,
+    train_y: Tensor,
+    validation_x: Tensor,
+    validation_y: Tensor,
+    test_x: Tensor,
+    test_y: Tensor,
+    lrs: Sequence[float] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+    steps: int = 1000,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> ProbeResult:
+    """Train a linear classifier on features (n, D) with labels (n,), at the learning rate that validation
+    prefers.
 
-    Features are standardised by the training set's mean and standard deviation. SGD with momentum 0.9 and a cosine schedule, weights
-    from 0, no weight decay; all rates see the same batches, drawn by `seed`. Of equal validation accuracies the smaller rate
-    wins; the test set is looked at for that rate alone. Raises `ValueError` for rates that are not finite and above 0, for `steps` or
-    `batch_size` below 1, for a single training class, and for labels that training never shows.
+    Features are standardised by the training set's mean and standard deviation. SGD with momentum 0.9 and a
+    cosine schedule, weights from 0, no weight decay; all rates see the same batches, drawn by `seed`. Of
+    equal validation accuracies the smaller rate wins; the test set is looked at for that rate alone. Raises
+    `ValueError` for rates that are not finite and above 0, for `steps` or `batch_size` below 1, for a single
+    training class, and for labels that training never shows.
     """
-    train_y, validation_y, test_y = _check_sets(train=(train_x, train_y), validation=(validation_x, validation_y), test=(test_x, test_y))
+    train_y, validation_y, test_y = _check_sets(
+        train=(train_x, train_y), validation=(validation_x, validation_y), test=(test_x, test_y)
+    )
     if len(lrs) == 0 or not all(0 < lr < math.inf for lr in lrs) or steps < 1 or batch_size < 1:
-        raise ValueError(f"lrs={list(lrs)}, steps={steps}, batch_size={batch_size}: give finite rates above 0, and at least one step and one image")
+        raise ValueError(
+            f"lrs={list(lrs)}, steps={steps}, batch_size={batch_size}: give finite rates above 0, and at"
+            " least one step and one image"
+        )
     mean, deviation = train_x.float().mean(0), train_x.float().std(0)
     deviation = deviation.where(deviation > 0, 1)  # a constant feature says nothing, and stays 0
     train_x, validation_x, test_x = ((x.float() - mean) / deviation for x in (train_x, validation_x, test_x))
 
     lrs = sorted(lrs)
     probes = [_zero_linear(train_x, int(train_y.max()) + 1) for _ in lrs]
-    optimizer = torch.optim.SGD([{"params": probe.parameters(), "lr": lr} for probe, lr in zip(probes, lrs)], momentum=0.9)
+    optimizer = torch.optim.SGD(
+        [{"params": probe.parameters(), "lr": lr} for probe, lr in zip(probes, lrs)], momentum=0.9
+    )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     order = torch.empty(0, dtype=torch.long)
@@ -89,7 +124,9 @@ def linear_probe(train_x: Tensor, train_y: Tensor, validation_x: Tensor, validat
             order = torch.randperm(len(train_x), generator=generator)
         batch, order = order[:batch_size].to(train_x.device), order[batch_size:]
         optimizer.zero_grad()
-        sum(nn.functional.cross_entropy(probe(train_x[batch]), train_y[batch]) for probe in probes).backward()  # each has its own gradient
+        sum(
+            nn.functional.cross_entropy(probe(train_x[batch]), train_y[batch]) for probe in probes
+        ).backward()  # each has its own gradient
         optimizer.step()
         scheduler.step()
     accuracies = {lr: _accuracy(probe, validation_x, validation_y) for lr, probe in zip(lrs, probes)}
@@ -98,19 +135,29 @@ def linear_probe(train_x: Tensor, train_y: Tensor, validation_x: Tensor, validat
 
 
 def few_labels(images: Images, fraction: float, seed: int) -> Images:
-    """A share of every class, drawn by `seed`: round(fraction · images of the class), at least one; in their former order.
+    """A share of every class, drawn by `seed`: round(fraction · images of the class), at least one; in their
+    former order.
 
-    With one seed a smaller share is part of a larger one. Raises `ValueError` for a fraction outside (0, 1], for targets that are no
-    class labels, and for a named class without any image, which would vanish. Source: the usual 1 % and 10 % of labels.
+    With one seed a smaller share is part of a larger one. Raises `ValueError` for a fraction outside (0, 1],
+    for targets that are no class labels, and for a named class without any image, which would vanish. Source:
+    the usual 1 % and 10 % of labels.
     """
     if not 0 < fraction <= 1:
-        raise ValueError(f"fraction={fraction}: a share of the labels is above 0 and at most 1, such as 0.01 or 0.1")
+        raise ValueError(
+            f"fraction={fraction}: a share of the labels is above 0 and at most 1, such as 0.01 or 0.1"
+        )
     labels = images.targets
     if labels.ndim != 1 or labels.is_floating_point() or len(labels) == 0 or labels.min() < 0:
-        raise ValueError(f"targets of shape {tuple(labels.shape)} and type {labels.dtype} are no class labels: whole numbers from 0 on, one an image")
+        raise ValueError(
+            f"targets of shape {tuple(labels.shape)} and type {labels.dtype} are no class labels: whole"
+            " numbers from 0 on, one an image"
+        )
     missing = sorted(set(range(len(images.classes))) - set(labels.tolist()))
     if missing:
-        raise ValueError(f"class {missing[0]} ({images.classes[missing[0]]!r}) has no image to keep: choose from a split with all classes")
+        raise ValueError(
+            f"class {missing[0]} ({images.classes[missing[0]]!r}) has no image to keep: choose from a split"
+            " with all classes"
+        )
     kept = []
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().squeeze(1).numpy()
@@ -121,7 +168,9 @@ def few_labels(images: Images, fraction: float, seed: int) -> Images:
 
 
 def _zero_linear(x: Tensor, classes: int) -> nn.Linear:
-    linear = nn.utils.skip_init(nn.Linear, x.shape[1], classes, device=x.device)  # its usual weights would be drawn from the global generator
+    linear = nn.utils.skip_init(
+        nn.Linear, x.shape[1], classes, device=x.device
+    )  # its usual weights would be drawn from the global generator
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
@@ -135,19 +184,30 @@ def _accuracy(probe: nn.Linear, x: Tensor, y: Tensor) -> float:
 
 
 def _check_sets(**sets: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """The labels of all sets as int64. Raise `ValueError` unless every {name: (x, y)} is features with labels, all of which the first set, the
-    training set, knows."""
+    """The labels of all sets as int64. Raise `ValueError` unless every {name: (x, y)} is features with
+    labels, all of which the first set, the training set, knows."""
     train_x, train_y = sets["train"]
     for name, (x, y) in sets.items():
         check_features(x, f"{name}_x", rows=1)
         if y.shape != x.shape[:1] or y.is_floating_point() or y.min() < 0:
-            raise ValueError(f"{name}_y are class labels, one for each of the {len(x)} rows of {name}_x; got {y.dtype} {tuple(y.shape)}")
+            raise ValueError(
+                f"{name}_y are class labels, one for each of the {len(x)} rows of {name}_x; got {y.dtype}"
+                f" {tuple(y.shape)}"
+            )
         if x.shape[1] != train_x.shape[1]:
-            raise ValueError(f"{name}_x has {x.shape[1]} features, train_x {train_x.shape[1]}: read them from the same model and layer")
+            raise ValueError(
+                f"{name}_x has {x.shape[1]} features, train_x {train_x.shape[1]}: read them from the same"
+                " model and layer"
+            )
         unknown = sorted(set(y.tolist()) - set(train_y.tolist()))
         if unknown:
-            raise ValueError(f"{name}_y has the labels {unknown[:5]}{' and more' if len(unknown) > 5 else ''}, which train_y never shows: "
-                             "leave those images out, or map both sets to the same classes")
+            raise ValueError(
+                f"{name}_y has the labels {unknown[:5]}{' and more' if len(unknown) > 5 else ''}, which"
+                " train_y never shows: leave those images out, or map both sets to the same classes"
+            )
     if len(train_y.unique()) == 1:
-        raise ValueError(f"all training images have the label {train_y[0].item()}: with a single class there is nothing to tell apart")
+        raise ValueError(
+            f"all training images have the label {train_y[0].item()}: with a single class there is nothing to"
+            " tell apart"
+        )
     return [y.long() for _, y in sets.values()]

@@ -1,6 +1,8 @@
-"""Is a model robust, or only good? Effective robustness: accuracy under a shift beyond what accuracy without it predicts.
+"""Is a model robust, or only good? Effective robustness: accuracy under a shift beyond what accuracy without
+it predicts.
 
-Source: Taori et al. 2020, "Measuring Robustness to Natural Distribution Shifts in Image Classification" (arXiv 2007.00644).
+Source: Taori et al. 2020, "Measuring Robustness to Natural Distribution Shifts in Image Classification"
+(arXiv 2007.00644).
 """
 
 from collections.abc import Sequence
@@ -19,13 +21,15 @@ class AccuracyLine(NamedTuple):
     intercept: float
 
     def expected(self, in_distribution: float, clip: float | None = None) -> float:
-        """The accuracy under the shift, from 0 to 1, of a model with this in-distribution accuracy; `clip` as in `fit_line`."""
+        """The accuracy under the shift, from 0 to 1, of a model with this in-distribution accuracy; `clip` as
+        in `fit_line`."""
         (x,) = _logits("in_distribution", [in_distribution], clip)
         return expit(self.intercept + self.slope * x).item()
 
 
 class EffectiveRobustness(NamedTuple):
-    """`value`: accuracy under the shift less the `expected` one; `low`, `high`: its interval; `line`: what expects."""
+    """`value`: accuracy under the shift less the `expected` one; `low`, `high`: its interval; `line`: what
+    expects."""
 
     value: float
     low: float
@@ -34,35 +38,54 @@ class EffectiveRobustness(NamedTuple):
     line: AccuracyLine
 
 
-def fit_line(in_distribution: Sequence[float], shifted: Sequence[float], clip: float | None = None) -> AccuracyLine:
+def fit_line(
+    in_distribution: Sequence[float], shifted: Sequence[float], clip: float | None = None
+) -> AccuracyLine:
     """The least-squares line through a pool of models, one pair of accuracies each, on logit axes.
 
-    The logit of 0 or 1 is infinite: such accuracies are refused, unless `clip` moves all to [clip, 1 - clip]; half an image,
-    0.5 / number of test images, is the usual choice. Raises `ValueError` for fewer than 2 models, unequal numbers, accuracies
-    outside 0 to 1 (percent, for one), and a pool whose in-distribution accuracies are all the same.
+    The logit of 0 or 1 is infinite: such accuracies are refused, unless `clip` moves all to [clip, 1 - clip];
+    half an image, 0.5 / number of test images, is the usual choice. Raises `ValueError` for fewer than 2
+    models, unequal numbers, accuracies outside 0 to 1 (percent, for one), and a pool whose in-distribution
+    accuracies are all the same.
     """
     x, y = _pool(in_distribution, shifted, clip, 2)
     slope, intercept = _least_squares(x, y)
     return AccuracyLine(slope.item(), intercept.item())
 
 
-def effective_robustness(in_distribution: float, shifted: float, pool_in_distribution: Sequence[float], pool_shifted: Sequence[float], *,
-                         seed: int = 0, samples: int = 2000, level: float = 0.95, clip: float | None = None) -> EffectiveRobustness:
-    """A model's accuracy under a shift above what the pool's line expects of its in-distribution accuracy; accuracies from 0 to 1.
+def effective_robustness(
+    in_distribution: float,
+    shifted: float,
+    pool_in_distribution: Sequence[float],
+    pool_shifted: Sequence[float],
+    *,
+    seed: int = 0,
+    samples: int = 2000,
+    level: float = 0.95,
+    clip: float | None = None,
+) -> EffectiveRobustness:
+    """A model's accuracy under a shift above what the pool's line expects of its in-distribution accuracy;
+    accuracies from 0 to 1.
 
-    The model does not belong in the pool. The interval is the percentile interval over resampled models of the pool: how far
-    another pool could move the line. It leaves out the chance in the model's own two accuracies. Samples that drew a single
-    in-distribution accuracy have no line and are left out. `clip` as in `fit_line`.
-    Raises `ValueError` as `fit_line` does, and for a pool of fewer than 3 models. Source: Taori et al. 2020, section 2.
+    The model does not belong in the pool. The interval is the percentile interval over resampled models of
+    the pool: how far another pool could move the line. It leaves out the chance in the model's own two
+    accuracies. Samples that drew a single in-distribution accuracy have no line and are left out. `clip` as
+    in `fit_line`. Raises `ValueError` as `fit_line` does, and for a pool of fewer than 3 models. Source:
+    Taori et al. 2020, section 2.
     """
     check_sampling(samples, level)
     x, y = _pool(pool_in_distribution, pool_shifted, clip, 3)
-    own_x, shifted = _logits("in_distribution", [in_distribution], clip), _accuracies("shifted", [shifted]).item()
+    own_x, shifted = (
+        _logits("in_distribution", [in_distribution], clip),
+        _accuracies("shifted", [shifted]).item(),
+    )
     line = AccuracyLine(*(each.item() for each in _least_squares(x, y)))
     drawn = np.random.default_rng(seed).integers(len(x), size=(samples, len(x)))
     drawn = drawn[np.ptp(x[drawn], axis=1) > 0]
     if len(drawn) == 0:
-        raise ValueError(f"none of {samples} samples of the pool had two in-distribution accuracies: use more samples")
+        raise ValueError(
+            f"none of {samples} samples of the pool had two in-distribution accuracies: use more samples"
+        )
     slopes, intercepts = _least_squares(x[drawn], y[drawn])
     expected = line.expected(in_distribution, clip)
     low, high = np.quantile(shifted - expit(intercepts + slopes * own_x), [(1 - level) / 2, (1 + level) / 2])
@@ -76,13 +99,23 @@ def _least_squares(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return slope, mean_y[..., 0] - slope * mean_x[..., 0]
 
 
-def _pool(in_distribution: Sequence[float], shifted: Sequence[float], clip: float | None, least: int) -> tuple[np.ndarray, np.ndarray]:
-    x, y = _logits("the pool's in-distribution accuracy", in_distribution, clip), _logits("the pool's shifted accuracy", shifted, clip)
+def _pool(
+    in_distribution: Sequence[float], shifted: Sequence[float], clip: float | None, least: int
+) -> tuple[np.ndarray, np.ndarray]:
+    x, y = (
+        _logits("the pool's in-distribution accuracy", in_distribution, clip),
+        _logits("the pool's shifted accuracy", shifted, clip),
+    )
     if len(x) != len(y) or len(x) < least:
-        raise ValueError(f"the pool has {len(x)} in-distribution and {len(y)} shifted accuracies: one pair a model, and at least {least} models")
+        raise ValueError(
+            f"the pool has {len(x)} in-distribution and {len(y)} shifted accuracies: one pair a model, and at"
+            f" least {least} models"
+        )
     if np.ptp(x) == 0:
-        raise ValueError(f"all {len(x)} models of the pool have the in-distribution accuracy {expit(x[0]):.6g}: a line needs models of several; "
-                         "add checkpoints along training, or models of other sizes")
+        raise ValueError(
+            f"all {len(x)} models of the pool have the in-distribution accuracy {expit(x[0]):.6g}: a line"
+            " needs models of several; add checkpoints along training, or models of other sizes"
+        )
     return x, y
 
 
@@ -93,7 +126,10 @@ def _logits(name: str, accuracies: Sequence[float], clip: float | None) -> np.nd
             raise ValueError(f"clip={clip}: a number between 0 and 0.5, such as 0.5 / number of test images")
         return logit(values.clip(clip, 1 - clip))
     for value in values[(values == 0) | (values == 1)]:
-        raise ValueError(f"{name} is exactly {value:.0f}, whose logit is infinite: leave the model out, or pass clip=0.5 / number of test images")
+        raise ValueError(
+            f"{name} is exactly {value:.0f}, whose logit is infinite: leave the model out, or pass clip=0.5 /"
+            " number of test images"
+        )
     return logit(values)
 
 

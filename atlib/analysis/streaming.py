@@ -8,17 +8,22 @@ from torch import nn
 from atlib.data.images import Images
 from atlib.walking import Walk, check_walkable, walk
 
-AT_ONCE = 2**28  # bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2 GB
+AT_ONCE = (
+    2**28
+    # bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2
+    # GB
+)
 
 
 @torch.no_grad()
 def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Iterator[tuple[Walk, ...]]:
     """Every batch of `images`, in order, walked by every model: one tuple of walks a batch, one walk a model.
 
-    A model is a ViT that `atlib.walk` takes, or a module with a `walk(images)` method, such as `AttentionTransfer`, whose
-    student may need its teacher. All models see the same batches, in eval mode, without gradients and in their own precision, and are
-    left in the mode they were in; logits may be None. batch_size: images at once, fewer where what the walks hold would not fit `AT_ONCE`.
-    Raises `ValueError` where there is no image or batch_size is below 1, and for images of another size than a model takes.
+    A model is a ViT that `atlib.walk` takes, or a module with a `walk(images)` method, such as
+    `AttentionTransfer`, whose student may need its teacher. All models see the same batches, in eval mode,
+    without gradients and in their own precision, and are left in the mode they were in; logits may be None.
+    batch_size: images at once, fewer where what the walks hold would not fit `AT_ONCE`. Raises `ValueError`
+    where there is no image or batch_size is below 1, and for images of another size than a model takes.
     """
     if len(images) == 0 or batch_size < 1:
         raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
@@ -39,7 +44,8 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
 
 
 def vit_of(model: nn.Module) -> nn.Module:
-    """The ViT whose layers `walks` goes through: the model itself, or the student of a module such as `AttentionTransfer`.
+    """The ViT whose layers `walks` goes through: the model itself, or the student of a module such as
+    `AttentionTransfer`.
 
     Raises `atlib.walking.Unwalkable` for anything else.
     """
@@ -49,16 +55,23 @@ def vit_of(model: nn.Module) -> nn.Module:
 
 
 def _bytes_of_a_walk(vit: nn.Module) -> int:
-    """About what one image's walk holds in float32: q, k, v and two states a layer, and a layer's maps in float64 while they are looked at."""
+    """About what one image's walk holds in float32: q, k, v and two states a layer, and a layer's maps in
+    float64 while they are looked at."""
     tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
     return 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * vit.blocks[0].attn.num_heads * tokens**2
 
 
 def _check_size(vit: nn.Module, batch: torch.Tensor) -> None:
     wanted = getattr(vit.patch_embed, "img_size", None)
-    if wanted is not None and getattr(vit.patch_embed, "strict_img_size", True) and tuple(batch.shape[-2:]) != tuple(wanted):
-        raise ValueError(f"the images have {batch.shape[-2]} x {batch.shape[-1]} pixels, this {type(vit).__name__} takes {wanted[0]} x {wanted[1]}: "
-                         "resize them, or build the model with img_size=")
+    if (
+        wanted is not None
+        and getattr(vit.patch_embed, "strict_img_size", True)
+        and tuple(batch.shape[-2:]) != tuple(wanted)
+    ):
+        raise ValueError(
+            f"the images have {batch.shape[-2]} x {batch.shape[-1]} pixels, this {type(vit).__name__} takes"
+            f" {wanted[0]} x {wanted[1]}: resize them, or build the model with img_size="
+        )
 
 
 def _walk(model: nn.Module, batch: torch.Tensor) -> Walk:

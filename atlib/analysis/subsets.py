@@ -1,4 +1,5 @@
-"""Which images of a data set: a long tail of classes, groups of classes, and the images that a reference model gets wrong."""
+"""Which images of a data set: a long tail of classes, groups of classes, and the images that a reference
+model gets wrong."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ from atlib.train.evaluate import Evaluation, evaluate, predict
 
 
 class Filtered(NamedTuple):
-    """`images` that `reference` gets wrong; `evaluate_filtered` keeps the reference itself out of the comparison."""
+    """`images` that `reference` gets wrong; `evaluate_filtered` keeps the reference itself out of the
+    comparison."""
 
     images: Images
     reference: nn.Module
@@ -28,12 +30,14 @@ def class_counts(images: Images) -> list[int]:
 
 
 def long_tail(images: Images, factor: float, seed: int = 0) -> Images:
-    """A long-tailed choice of the images: class i of C keeps n_0 · factor^(-i / (C - 1)) of them, rounded down.
+    """A long-tailed choice of the images: class i of C keeps n_0 · factor^(-i / (C - 1)) of them, rounded
+    down.
 
-    The first class keeps all its n_0 images, the last n_0 / `factor`; a class that has fewer than its share keeps all it has.
-    `seed` chooses the images, which stay in their order; with the same seed a larger factor chooses among those of a smaller.
-    Raises `ValueError` for a factor below 1, for a single class, and when a class would be left without an image.
-    Source: Cao et al. 2019, "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss" (arXiv 1906.07413).
+    The first class keeps all its n_0 images, the last n_0 / `factor`; a class that has fewer than its share
+    keeps all it has. `seed` chooses the images, which stay in their order; with the same seed a larger factor
+    chooses among those of a smaller. Raises `ValueError` for a factor below 1, for a single class, and when a
+    class would be left without an image. Source: Cao et al. 2019, "Learning Imbalanced Datasets with
+    Label-Distribution-Aware Margin Loss" (arXiv 1906.07413).
     """
     counts = class_counts(images)
     if not (factor >= 1 and math.isfinite(factor)):
@@ -46,8 +50,10 @@ def long_tail(images: Images, factor: float, seed: int = 0) -> Images:
         # 1e-9: 5000 · 100^(-1) must be 50 although its factors are not exact in binary.
         keep = min(count, math.floor(counts[0] * factor ** (-label / (len(counts) - 1)) + 1e-9))
         if keep == 0:
-            raise ValueError(f"class {label} would have no image ({count} are there, {counts[0]} of class 0, factor {factor}): "
-                             "take a smaller factor or more images")
+            raise ValueError(
+                f"class {label} would have no image ({count} are there, {counts[0]} of class 0, factor"
+                f" {factor}): take a smaller factor or more images"
+            )
         kept.append(order[images.targets[order] == label][:keep])
     return images.select(torch.cat(kept).sort().values)
 
@@ -56,10 +62,12 @@ MANY, FEW = 100, 20  # training images of a class, as in arXiv 1904.05160
 
 
 def class_groups(counts: Sequence[int], many: int = MANY, few: int = FEW) -> dict[str, list[int]]:
-    """Classes by their number of training images: "many" (more than `many`), "medium", "few" (fewer than `few`).
+    """Classes by their number of training images: "many" (more than `many`), "medium", "few" (fewer than
+    `few`).
 
-    `counts` has one number a class. A group without a class is left out. Raises `ValueError` unless 0 <= few <= many.
-    Source: Liu et al. 2019, "Large-Scale Long-Tailed Recognition in an Open World" (arXiv 1904.05160).
+    `counts` has one number a class. A group without a class is left out. Raises `ValueError` unless 0 <= few
+    <= many. Source: Liu et al. 2019, "Large-Scale Long-Tailed Recognition in an Open World" (arXiv
+    1904.05160).
     """
     if not 0 <= few <= many:
         raise ValueError(f"the limits must satisfy 0 <= few <= many, got few={few} and many={many}")
@@ -70,17 +78,26 @@ def class_groups(counts: Sequence[int], many: int = MANY, few: int = FEW) -> dic
 
 
 def group_accuracy(logits: Tensor, labels: Tensor, groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Accuracy on every group of classes: the mean over its classes of the share of their images that are right.
+    """Accuracy on every group of classes: the mean over its classes of the share of their images that are
+    right.
 
-    logits: (n, classes), compared over all classes; labels: (n,). A class without a test image does not count, and a group
-    without any is left out. Raises `ValueError` for logits with a NaN, for labels that are not one an image, and for an unknown class.
+    logits: (n, classes), compared over all classes; labels: (n,). A class without a test image does not
+    count, and a group without any is left out. Raises `ValueError` for logits with a NaN, for labels that are
+    not one an image, and for an unknown class.
     """
     check_scores(logits, "logits")
     if labels.shape != logits.shape[:1]:
-        raise ValueError(f"labels are class indices, one for each of the {len(logits)} rows of logits, got {tuple(labels.shape)}")
-    unknown = sorted({label for classes in groups.values() for label in classes} - set(range(logits.shape[1])))
+        raise ValueError(
+            f"labels are class indices, one for each of the {len(logits)} rows of logits, got"
+            f" {tuple(labels.shape)}"
+        )
+    unknown = sorted(
+        {label for classes in groups.values() for label in classes} - set(range(logits.shape[1]))
+    )
     if unknown:
-        raise ValueError(f"groups name class {unknown[0]}, logits have the classes 0 to {logits.shape[1] - 1}")
+        raise ValueError(
+            f"groups name class {unknown[0]}, logits have the classes 0 to {logits.shape[1] - 1}"
+        )
     right = (logits.argmax(1) == labels).double()
     accuracy = {}
     for name, classes in groups.items():
@@ -91,67 +108,87 @@ def group_accuracy(logits: Tensor, labels: Tensor, groups: Mapping[str, Sequence
 
 
 def adversarially_filtered(images: Images, reference: nn.Module, batch_size: int = 500) -> Filtered:
-    """The images that a fixed reference model gets wrong, with that model: the adversarial filtration behind ImageNet-A.
+    """The images that a fixed reference model gets wrong, with that model: the adversarial filtration behind
+    ImageNet-A.
 
-    Its own accuracy there is 0 by construction, so it must be left out of any comparison: `evaluate_filtered` refuses it. No
-    augmentation is applied while judging. Raises `ValueError` when it gets none wrong, and when its logits are NaN.
-    Source: Hendrycks et al. 2021, "Natural Adversarial Examples" (arXiv 1907.07174), without its checks by hand.
+    Its own accuracy there is 0 by construction, so it must be left out of any comparison: `evaluate_filtered`
+    refuses it. No augmentation is applied while judging. Raises `ValueError` when it gets none wrong, and
+    when its logits are NaN. Source: Hendrycks et al. 2021, "Natural Adversarial Examples" (arXiv 1907.07174),
+    without its checks by hand.
     """
     class_counts(images)  # says what is wrong with other targets
     logits = predict(reference, images.with_augment(None), batch_size)
     check_scores(logits, "what the reference model predicts")
     wrong = logits.argmax(1) != images.targets
     if not wrong.any():
-        raise ValueError(f"the reference model gets all {len(images)} images right: nothing is left after filtering")
+        raise ValueError(
+            f"the reference model gets all {len(images)} images right: nothing is left after filtering"
+        )
     return Filtered(images.select(wrong.nonzero()[:, 0]), reference)
 
 
 def evaluate_filtered(model: nn.Module, filtered: Filtered, batch_size: int = 500) -> Evaluation:
-    """Accuracy and loss of `model` on adversarially filtered images. Raises `ValueError` for the reference model and one with the same weights by
-    name; a reference in a wrapper, or in another precision, cannot be recognised."""
+    """Accuracy and loss of `model` on adversarially filtered images. Raises `ValueError` for the reference
+    model and one with the same weights by name; a reference in a wrapper, or in another precision, cannot be
+    recognised."""
     if model is filtered.reference or _same_weights(model, filtered.reference):
-        raise ValueError("this is the reference model that the images were filtered with: it gets all of them wrong by construction; "
-                         "leave it out of the comparison, or filter with another one")
+        raise ValueError(
+            "this is the reference model that the images were filtered with: it gets all of them wrong by"
+            " construction; leave it out of the comparison, or filter with another one"
+        )
     return evaluate(model, filtered.images, batch_size)
 
 
 def _same_weights(left: nn.Module, right: nn.Module) -> bool:
     a, b = left.state_dict(), right.state_dict()
-    return a.keys() == b.keys() and all(a[name].shape == b[name].shape and torch.equal(a[name].cpu(), b[name].cpu()) for name in a)
+    return a.keys() == b.keys() and all(
+        a[name].shape == b[name].shape and torch.equal(a[name].cpu(), b[name].cpu()) for name in a
+    )
 
 
 def restrict(logits: Tensor, classes: Sequence[int]) -> Tensor:
-    """The logits of some classes only, (n, all classes) to (n, `classes`): what a set that lacks the others is evaluated on.
+    """The logits of some classes only, (n, all classes) to (n, `classes`): what a set that lacks the others
+    is evaluated on.
 
-    Raises `ValueError` for fewer than two classes, among which nothing is left to decide, and for classes the model does not have.
+    Raises `ValueError` for fewer than two classes, among which nothing is left to decide, and for classes the
+    model does not have.
     """
     if len(set(classes)) < 2:
         raise ValueError(f"a subset needs at least two classes to tell apart, got {list(classes)}")
     outside = [label for label in classes if not 0 <= label < logits.shape[1]]
     if outside:
-        raise ValueError(f"class {outside[0]} is not one of the model's {logits.shape[1]} outputs: was it trained on other classes?")
+        raise ValueError(
+            f"class {outside[0]} is not one of the model's {logits.shape[1]} outputs: was it trained on other"
+            " classes?"
+        )
     return logits[:, list(classes)]
 
 
 def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = None) -> float:
     """Share of images whose largest logit, among those of `classes` (None: all), is a right one.
 
-    logits: (n, all classes). labels: class indices (n,), or the set of right classes, bool (n, all classes), as ReaL has them.
-    Raises `ValueError` without images, for labels of another shape, for logits with a NaN, and when an image has no right class among those
-    compared.
+    logits: (n, all classes). labels: class indices (n,), or the set of right classes, bool (n, all classes),
+    as ReaL has them. Raises `ValueError` without images, for labels of another shape, for logits with a NaN,
+    and when an image has no right class among those compared.
     """
     wanted = logits.shape if labels.dtype == torch.bool else logits.shape[:1]
     if labels.shape != wanted or len(labels) == 0:
-        raise ValueError(f"labels must be class indices (n,) or bool (n, classes) with n >= 1 for logits {tuple(logits.shape)}, "
-                         f"got {labels.dtype} {tuple(labels.shape)}")
+        raise ValueError(
+            "labels must be class indices (n,) or bool (n, classes) with n >= 1 for logits"
+            f" {tuple(logits.shape)}, got {labels.dtype} {tuple(labels.shape)}"
+        )
     check_scores(logits, "logits")
     compared = torch.arange(logits.shape[1]) if classes is None else torch.as_tensor(classes)
     best = restrict(logits, compared.tolist()).argmax(1, keepdim=True)
-    right = labels[:, compared] if labels.dtype == torch.bool else labels[:, None] == compared  # (n, compared)
+    right = (
+        labels[:, compared] if labels.dtype == torch.bool else labels[:, None] == compared
+    )  # (n, compared)
     missing = ~right.any(1)
     if missing.all():
         raise ValueError(f"the data and the {len(compared)} classes compared have no label in common")
     if missing.any():
-        raise ValueError(f"{missing.sum()} of {len(labels)} images have no right class among the {len(compared)} compared, "
-                         f"first image {missing.int().argmax()}")
+        raise ValueError(
+            f"{missing.sum()} of {len(labels)} images have no right class among the {len(compared)} compared,"
+            f" first image {missing.int().argmax()}"
+        )
     return right.gather(1, best).double().mean().item()

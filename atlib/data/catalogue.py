@@ -1,7 +1,8 @@
 """Data sets by name: where they are, what was published about them, and how their rows are opened.
 
-What is written here can be read without a network, so that a run can be planned before anything is downloaded. None of the large
-sets was downloaded here; CIFAR-10 and PACS were read from the copies in the workshop's shared/.
+What is written here can be read without a network, so that a run can be planned before anything is
+downloaded. None of the large sets was downloaded here; CIFAR-10 and PACS were read from the copies in the
+workshop's shared/.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,27 +23,41 @@ SPLITS = ("train", "validation", "test", "all")
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2  # of every domain
 
 
-def load_pacs(domains: Sequence[str], path: str | Path | None = None, *, split: str = "train", size: int | None = None, seed: int = 0,
-              image_size: int | None = None) -> Images:
-    """Load a split of some domains of PACS; classes are indices into `Images.classes`, the same in every domain.
+def load_pacs(
+    domains: Sequence[str],
+    path: str | Path | None = None,
+    *,
+    split: str = "train",
+    size: int | None = None,
+    seed: int = 0,
+    image_size: int | None = None,
+) -> Images:
+    """Load a split of some domains of PACS; classes are indices into `Images.classes`, the same in every
+    domain.
 
-    domains: some of `DOMAINS`. path: a parquet file or a folder of them in the hub's format (None: from the hub).
-    split: "train", "validation", "test" or "all". The hub's copy has no splits, so they are this book's own and not the published
-    ones: a fixed tenth of every domain for validation, a fifth for test, by position in the file, hanging on no seed.
-    size, seed, image_size: as in `atlib.data.images.load`.
+    domains: some of `DOMAINS`. path: a parquet file or a folder of them in the hub's format (None: from the
+    hub). split: "train", "validation", "test" or "all". The hub's copy has no splits, so they are this book's
+    own and not the published ones: a fixed tenth of every domain for validation, a fifth for test, by
+    position in the file, hanging on no seed. size, seed, image_size: as in `atlib.data.images.load`.
 
-    Raises `ValueError` for unknown domains and splits and for missing columns, and what `load` raises for files and the network.
-    Source: Li et al. 2017, "Deeper, Broader and Artier Domain Generalization" (arXiv 1710.03077).
+    Raises `ValueError` for unknown domains and splits and for missing columns, and what `load` raises for
+    files and the network. Source: Li et al. 2017, "Deeper, Broader and Artier Domain Generalization" (arXiv
+    1710.03077).
     """
     from atlib.data.hub import class_names  # imported here: `datasets` takes seconds
 
     rows, image_column, label_column = pacs_rows(domains, path, split)
     rows = rows.select(draw(len(rows), size, seed, f"PACS {', '.join(domains)} {split}"))
-    return Images(decode(rows, image_column, image_size), torch.tensor(rows[label_column][:]), class_names(rows, label_column))
+    return Images(
+        decode(rows, image_column, image_size),
+        torch.tensor(rows[label_column][:]),
+        class_names(rows, label_column),
+    )
 
 
 def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
-    """The rows of a split of some domains, undecoded, as a `datasets.Dataset`, and its image and label column; see `load_pacs`."""
+    """The rows of a split of some domains, undecoded, as a `datasets.Dataset`, and its image and label
+    column; see `load_pacs`."""
     if isinstance(domains, str) or len(domains) == 0:
         raise ValueError(f"domains must be a list with at least one of {', '.join(DOMAINS)}, got {domains!r}")
     for domain in domains:
@@ -52,12 +67,19 @@ def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
 
     rows = open_rows(HUB, path, "train")
     domain_of = np.array(rows[find_column(rows, ("domain",), "domain")][:])
-    image_column, label_column = find_column(rows, ("image",), "image"), find_column(rows, ("label",), "label")
+    image_column, label_column = (
+        find_column(rows, ("image",), "image"),
+        find_column(rows, ("label",), "label"),
+    )
     missing = [domain for domain in domains if domain not in domain_of]
     if missing:
-        raise ValueError(f"the data have no image of {', '.join(missing)}, only of {', '.join(sorted(set(domain_of)))}")
+        raise ValueError(
+            f"the data have no image of {', '.join(missing)}, only of {', '.join(sorted(set(domain_of)))}"
+        )
     # A set, in the file's order: naming a domain twice, or in another order, changes nothing.
-    wanted = np.sort(np.concatenate([_split(np.flatnonzero(domain_of == domain), split) for domain in set(domains)]))
+    wanted = np.sort(
+        np.concatenate([_split(np.flatnonzero(domain_of == domain), split) for domain in set(domains)])
+    )
     return rows.select(wanted), image_column, label_column
 
 
@@ -65,18 +87,21 @@ def _split(positions: np.ndarray, split: str) -> np.ndarray:
     """The part of one domain's positions that a split is."""
     if split == "all":
         return positions
-    shuffled = np.random.default_rng(0).permutation(positions)  # fixed: the parts must never depend on a run's seed
+    shuffled = np.random.default_rng(0).permutation(
+        positions
+    )  # fixed: the parts must never depend on a run's seed
     validation, test = round(VALIDATION_SHARE * len(shuffled)), round(TEST_SHARE * len(shuffled))
     parts = dict(zip(("validation", "test", "train"), np.split(shuffled, [validation, validation + test])))
     return parts[split]
 
 
 class Known(NamedTuple):
-    """A data set that has a name here. hub: its id there, None where no complete copy was found. classes: their number. images: how many
-    each split has, in the splits that `open_rows_of` opens. evaluated: the split on which results are reported. source: who says so.
+    """A data set that has a name here. hub: its id there, None where no complete copy was found. classes:
+    their number. images: how many each split has, in the splits that `open_rows_of` opens. evaluated: the
+    split on which results are reported. source: who says so.
 
-    columns: image and label, where they are not called as usual. files: on the hub, the pattern of each split's files, so that one can
-    be fetched without the others. domains: those of PACS that it is.
+    columns: image and label, where they are not called as usual. files: on the hub, the pattern of each
+    split's files, so that one can be fetched without the others. domains: those of PACS that it is.
     """
 
     hub: str | None
@@ -90,7 +115,8 @@ class Known(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Rows, image column and label column of a split; `known`: what is published about it, None for data without a name."""
+    """Rows, image column and label column of a split; `known`: what is published about it, None for data
+    without a name."""
 
     rows: object  # a datasets.Dataset
     image_column: str
@@ -99,8 +125,8 @@ class Opened(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where data are. name: for messages, and the hub's id where `path` is None; "imagefolder" for one folder per class, whose columns are
-    then called as usual, whatever they are called on the hub."""
+    """Where data are. name: for messages, and the hub's id where `path` is None; "imagefolder" for one folder
+    per class, whose columns are then called as usual, whatever they are called on the hub."""
 
     name: str
     path: Path | None
@@ -108,21 +134,31 @@ class Place(NamedTuple):
 
 
 def find(name_or_path: str | Path, path: str | Path | None = None) -> Place:
-    """Tell a name of `CATALOGUE` (its files in `path`, if given), a file or folder, and a hub id "owner/name" from each other.
+    """Tell a name of `CATALOGUE` (its files in `path`, if given), a file or folder, and a hub id "owner/name"
+    from each other.
 
-    Nothing is opened. Raises `ValueError` for a name that is none of these, `FileNotFoundError` for a path that is not there.
+    Nothing is opened. Raises `ValueError` for a name that is none of these, `FileNotFoundError` for a path
+    that is not there.
     """
     name = str(name_or_path)
     if path is not None and not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist: it is where the files of {name} are looked for (path=, on the command line --set data_path=FOLDER)")
+        raise FileNotFoundError(
+            f"{path} does not exist: it is where the files of {name} are looked for (path=, on the command"
+            " line --set data_path=FOLDER)"
+        )
     if name in CATALOGUE:
         known = CATALOGUE[name]
         if path is None and known.hub is None:
-            raise ValueError(f"no complete copy of {name} was found on the hub: fetch the images and the annotations from {INATURALIST}, unpack "
-                             "them into one folder, and pass it as path= (on the command line --set data_path=FOLDER)")
+            raise ValueError(
+                f"no complete copy of {name} was found on the hub: fetch the images and the annotations from"
+                f" {INATURALIST}, unpack them into one folder, and pass it as path= (on the command line"
+                " --set data_path=FOLDER)"
+            )
         if path is None:
             return Place(known.hub, None, known)
-        return Place("imagefolder" if _has_class_folders(Path(path)) and not known.domains else name, Path(path), known)
+        return Place(
+            "imagefolder" if _has_class_folders(Path(path)) and not known.domains else name, Path(path), known
+        )
     here = Path(path if path is not None else name_or_path).expanduser()
     if path is not None or here.exists():
         from atlib.data.hub import is_image_folder  # imported here: `datasets` takes seconds
@@ -135,16 +171,22 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> Place:
     return Place(name, None, None)
 
 
-def open_rows_of(name_or_path: str | Path, path: str | Path | None, split: str, image_column: str | None = None,
-                 label_column: str | None = None) -> Opened:
+def open_rows_of(
+    name_or_path: str | Path,
+    path: str | Path | None,
+    split: str,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> Opened:
     """Open a split of a data set by name, path or hub id.
 
-    A path may be parquet or arrow files named after their splits, one such file, a data set saved by `datasets`, one folder per class
-    (of a name: train/ and validation/ or val/ with these in them, whose sorted names are then the order of the classes, as it is
-    ImageNet's with WordNet ids), or images with annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split
-    is published, a tenth of "train" becomes it, as in `atlib.data.images.load`. Columns are found by their usual names unless they are named.
-    Raises what `find` raises, `ValueError` for unknown splits and columns, listing those there are, and for files and the network what
-    `atlib.data.images.load` raises.
+    A path may be parquet or arrow files named after their splits, one such file, a data set saved by
+    `datasets`, one folder per class (of a name: train/ and validation/ or val/ with these in them, whose
+    sorted names are then the order of the classes, as it is ImageNet's with WordNet ids), or images with
+    annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is published,
+    a tenth of "train" becomes it, as in `atlib.data.images.load`. Columns are found by their usual names
+    unless they are named. Raises what `find` raises, `ValueError` for unknown splits and columns, listing
+    those there are, and for files and the network what `atlib.data.images.load` raises.
     """
     place = find(name_or_path, path)
     from atlib.data.hub import columns_of, open_labelled
@@ -154,13 +196,16 @@ def open_rows_of(name_or_path: str | Path, path: str | Path | None, split: str, 
     usual = (None, None) if place.name == "imagefolder" else place.known.columns
     image_column, label_column = image_column or usual[0], label_column or usual[1]
     if place.known.domains:
-        
-
         rows = pacs_rows(place.known.domains, place.path, split)[0]
         return Opened(rows, *columns_of(rows, image_column, label_column), place.known)
     if place.known.files:
         require_known(f"split of {name_or_path}", split, place.known.images)
-    return Opened(*open_labelled(place.name, place.path, split, image_column, label_column, place.known.files.get(split)), place.known)
+    return Opened(
+        *open_labelled(
+            place.name, place.path, split, image_column, label_column, place.known.files.get(split)
+        ),
+        place.known,
+    )
 
 
 def _has_class_folders(path: Path) -> bool:
@@ -184,9 +229,21 @@ def _pacs(*domains: str) -> Known:
     images = {"train": 0, "validation": 0, "test": 0, "all": 0}
     for domain in domains:  # every domain is divided for itself
         validation, test = round(VALIDATION_SHARE * count[domain]), round(TEST_SHARE * count[domain])
-        for split, share in (("train", count[domain] - validation - test), ("validation", validation), ("test", test), ("all", count[domain])):
+        for split, share in (
+            ("train", count[domain] - validation - test),
+            ("validation", validation),
+            ("test", test),
+            ("all", count[domain]),
+        ):
             images[split] += share
-    return Known("flwrlabs/pacs", 7, images, "test", "Li et al. 2017, Deeper, Broader and Artier Domain Generalization, arXiv 1710.03077", domains=domains)
+    return Known(
+        "flwrlabs/pacs",
+        7,
+        images,
+        "test",
+        "Li et al. 2017, Deeper, Broader and Artier Domain Generalization, arXiv 1710.03077",
+        domains=domains,
+    )
 
 
 SPLIT_FOLDERS = ("train", "validation", "val", "test")
@@ -195,18 +252,37 @@ _CIFAR = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images
 _CIFAR_IMAGES = _with_held_out(50_000, 10_000)
 
 CATALOGUE: dict[str, Known] = {
-    # Its published test split has no labels, so there is no such split here. The hub gives the images after a login.
-    "imagenet-1k": Known("ILSVRC/imagenet-1k", 1000, {"train": 1_281_167, "validation": 50_000}, "validation",
-                         "Russakovsky et al. 2015, ImageNet Large Scale Visual Recognition Challenge, arXiv 1409.0575, Table 2",
-                         files={"train": "data/train-*.parquet", "validation": "data/validation-*.parquet"}),
+    # Its published test split has no labels, so there is no such split here. The hub gives the images after a
+    # login.
+    "imagenet-1k": Known(
+        "ILSVRC/imagenet-1k",
+        1000,
+        {"train": 1_281_167, "validation": 50_000},
+        "validation",
+        "Russakovsky et al. 2015, ImageNet Large Scale Visual Recognition Challenge, arXiv 1409.0575,"
+        " Table 2",
+        files={"train": "data/train-*.parquet", "validation": "data/validation-*.parquet"},
+    ),
     "cifar10": Known("uoft-cs/cifar10", 10, _CIFAR_IMAGES, "test", _CIFAR, ("img", "label")),
     "cifar100": Known("uoft-cs/cifar100", 100, _CIFAR_IMAGES, "test", _CIFAR, ("img", "fine_label")),
-    # Of iNaturalist the hub was found to have parts only; the authors' archives hold images and annotations, train2018.json and val2018.json.
-    "inat2017": Known(None, 5089, {"train": 579_184, "validation": 95_986}, "validation",
-                      f"Van Horn et al. 2018, The iNaturalist Species Classification and Detection Dataset, arXiv 1707.06642; {INATURALIST}, 2017, Details"),
-    "inat2018": Known(None, 8142, {"train": 437_513, "validation": 24_426}, "validation", f"{INATURALIST}, 2018, Details"),
-    # The authors give the sum of both, 268,243, and the classes; 265,213 is what the challenge's copies count as training images.
-    "inat2019": Known(None, 1010, {"train": 265_213, "validation": 3_030}, "validation", f"{INATURALIST}, 2019, Details"),
+    # Of iNaturalist the hub was found to have parts only; the authors' archives hold images and annotations,
+    # train2018.json and val2018.json.
+    "inat2017": Known(
+        None,
+        5089,
+        {"train": 579_184, "validation": 95_986},
+        "validation",
+        "Van Horn et al. 2018, The iNaturalist Species Classification and Detection Dataset, arXiv"
+        f" 1707.06642; {INATURALIST}, 2017, Details",
+    ),
+    "inat2018": Known(
+        None, 8142, {"train": 437_513, "validation": 24_426}, "validation", f"{INATURALIST}, 2018, Details"
+    ),
+    # The authors give the sum of both, 268,243, and the classes; 265,213 is what the challenge's copies count
+    # as training images.
+    "inat2019": Known(
+        None, 1010, {"train": 265_213, "validation": 3_030}, "validation", f"{INATURALIST}, 2019, Details"
+    ),
     "pacs": _pacs(*DOMAINS),
     **{f"pacs-{domain.replace('_', '-')}": _pacs(domain) for domain in DOMAINS},
 }

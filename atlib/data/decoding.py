@@ -1,4 +1,5 @@
-"""From image files to batches of tensors. What cannot be decoded is named and left out; nothing takes its place."""
+"""From image files to batches of tensors. What cannot be decoded is named and left out; nothing takes its
+place."""
 
 import os
 import warnings
@@ -13,8 +14,12 @@ from torch.utils.data import DataLoader
 
 from atlib.data.sampler import Batch
 
-Transform = Callable[[Image.Image, int | None], Tensor]  # (image, seed of its augmentation) -> float (3, height, width)
-File = Mapping[str, object]  # {"bytes": of the file, or None, "path": its name, or None}, as `datasets` stores an image
+Transform = Callable[
+    [Image.Image, int | None], Tensor
+]  # (image, seed of its augmentation) -> float (3, height, width)
+File = Mapping[
+    str, object
+]  # {"bytes": of the file, or None, "path": its name, or None}, as `datasets` stores an image
 NAMED = 20  # corrupt images that are warned about one by one
 
 
@@ -32,8 +37,10 @@ class Wanted(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What became of a share of images. images: (b, 3, height, width) of those that could be decoded, targets (b,) and indices likewise;
-    corrupt: why the others could not. Where none could, `images` is one blank image, and `indices` is empty."""
+    """What became of a share of images. images: (b, 3, height, width) of those that could be decoded, targets
+    (b,) and indices likewise; corrupt: why the others could not. Where none could, `images` is one blank
+    image, and `indices` is empty.
+    """
 
     images: Tensor
     targets: Tensor
@@ -42,14 +49,16 @@ class Made(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one process wants for one step. what: whatever `deliver`'s `make` makes images of; weight: as in `atlib.data.sampler.Batch`."""
+    """What one process wants for one step. what: whatever `deliver`'s `make` makes images of; weight: as in
+    `atlib.data.sampler.Batch`."""
 
     what: Sequence
     weight: float
 
 
 def decode(file: File) -> Image.Image:
-    """The picture in a file, in RGB of 8 bits, turned as the camera says. Raises `CorruptImage` with the reason."""
+    """The picture in a file, in RGB of 8 bits, turned as the camera says. Raises `CorruptImage` with the
+    reason."""
     import datasets  # takes seconds, and is there already where rows are
 
     try:
@@ -63,9 +72,11 @@ def decode(file: File) -> Image.Image:
 
 
 def in_eight_bits(image: Image.Image) -> Image.Image:
-    """A picture whose values fill more than 0..255 brought into them; others as they are, since Pillow would cut off what is above 255.
+    """A picture whose values fill more than 0..255 brought into them; others as they are, since Pillow would
+    cut off what is above 255.
 
-    Of 16 bits the high byte is kept, as Pillow does with 16-bit colour. Raises `ValueError` for values that say no brightness.
+    Of 16 bits the high byte is kept, as Pillow does with 16-bit colour. Raises `ValueError` for values that
+    say no brightness.
     """
     if image.mode != "F" and not image.mode.startswith("I"):
         return image
@@ -73,14 +84,23 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     low, high = values.min(), values.max()
     if image.mode == "F":
         if not (low >= 0 and high <= 255):  # also where they are NaN
-            raise ValueError(f"its values are floating-point numbers from {low:g} to {high:g}, and neither 0..1 nor 0..255: scale them")
+            raise ValueError(
+                f"its values are floating-point numbers from {low:g} to {high:g}, and neither 0..1 nor"
+                " 0..255: scale them"
+            )
         return Image.fromarray((values * 255).round().astype(np.uint8)) if high <= 1 else image
     if low < 0 or high > 65535:
-        raise ValueError(f"its values are whole numbers from {low} to {high}, and neither of 8 nor of 16 bits: scale them")
+        raise ValueError(
+            f"its values are whole numbers from {low} to {high}, and neither of 8 nor of 16 bits: scale them"
+        )
     return image if image.mode == "I" and high <= 255 else Image.fromarray((values >> 8).astype(np.uint8))
 
 
-def make(wanted: Iterable[Wanted], transform: Transform, blank: Callable[[], Image.Image] = lambda: Image.new("RGB", (256, 256))) -> Made:
+def make(
+    wanted: Iterable[Wanted],
+    transform: Transform,
+    blank: Callable[[], Image.Image] = lambda: Image.new("RGB", (256, 256)),
+) -> Made:
     """Decode and transform images. blank: the picture that stands for a share of which none can be decoded.
 
     Raises `ValueError` when the images come out of the transform in different sizes.
@@ -96,19 +116,30 @@ def make(wanted: Iterable[Wanted], transform: Transform, blank: Callable[[], Ima
         targets.append(target)
         indices.append(index)
         if images[-1].shape != images[0].shape:
-            raise ValueError(f"image {index} is {tuple(images[-1].shape)}, image {indices[0]} is {tuple(images[0].shape)}: pass augmentation= "
-                             "to bring all to one size")
+            raise ValueError(
+                f"image {index} is {tuple(images[-1].shape)}, image {indices[0]} is {tuple(images[0].shape)}:"
+                " pass augmentation= to bring all to one size"
+            )
     if not images:
         images, targets = [transform(blank(), None)], [0]
     return Made(torch.stack(images), torch.tensor(targets), indices, corrupt)
 
 
-def deliver(make: Callable[[Sequence], Made], shares: Iterable[Share], *, workers: int, on_corrupt: str, corrupt: dict[int, str]) -> Iterator[Batch]:
-    """One batch per share, in their order, made by `workers` processes ahead of time (0: by this one, when asked for).
+def deliver(
+    make: Callable[[Sequence], Made],
+    shares: Iterable[Share],
+    *,
+    workers: int,
+    on_corrupt: str,
+    corrupt: dict[int, str],
+) -> Iterator[Batch]:
+    """One batch per share, in their order, made by `workers` processes ahead of time (0: by this one, when
+    asked for).
 
-    Shares are drawn in this process, so their order does not hang on the number of workers. What cannot be decoded is noted in
-    `corrupt`; with on_corrupt="raise" it is a `CorruptImage`, with "skip" the batch goes without it, and its weight falls to the
-    part of the share that is left, so that over all processes every image counts as much as in a step without a gap.
+    Shares are drawn in this process, so their order does not hang on the number of workers. What cannot be
+    decoded is noted in `corrupt`; with on_corrupt="raise" it is a `CorruptImage`, with "skip" the batch goes
+    without it, and its weight falls to the part of the share that is left, so that over all processes every
+    image counts as much as in a step without a gap.
     """
     planned: list[Share] = []  # handed to workers, not yet delivered
 
@@ -117,9 +148,18 @@ def deliver(make: Callable[[Sequence], Made], shares: Iterable[Share], *, worker
             planned.append(share)
             yield share.what
 
-    # A generator of its own: a DataLoader draws from one when it begins, and torch's global one belongs to the training run.
-    loader = DataLoader(Called(make), sampler=drawn(), batch_size=None, collate_fn=as_is, num_workers=workers, generator=torch.Generator(),
-                        pin_memory=workers > 0 and torch.cuda.is_available(), worker_init_fn=in_a_group_of_its_own)
+    # A generator of its own: a DataLoader draws from one when it begins, and torch's global one belongs to
+    # the training run.
+    loader = DataLoader(
+        Called(make),
+        sampler=drawn(),
+        batch_size=None,
+        collate_fn=as_is,
+        num_workers=workers,
+        generator=torch.Generator(),
+        pin_memory=workers > 0 and torch.cuda.is_available(),
+        worker_init_fn=in_a_group_of_its_own,
+    )
     for made in loader:
         share = planned.pop(0)
         if made.corrupt and on_corrupt == "raise":
@@ -133,17 +173,24 @@ def deliver(make: Callable[[Sequence], Made], shares: Iterable[Share], *, worker
 def corrupt_image(corrupt: Mapping[int, str]) -> CorruptImage:
     """The error that names the first of some corrupt images."""
     index, why = next(iter(corrupt.items()))
-    return CorruptImage(f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves such images out (on the command line --set on_corrupt=skip; "
-                        "a run goes on with `python -m atlib resume DIR --on-corrupt skip`)")
+    return CorruptImage(
+        f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves such images out (on the command"
+        " line --set on_corrupt=skip; a run goes on with `python -m atlib resume DIR --on-corrupt skip`)"
+    )
 
 
 def note_left_out(found: Mapping[int, str], corrupt: dict[int, str]) -> None:
-    """Add what cannot be decoded to `corrupt`, with a warning for each of the first `NAMED` and one when there are more."""
+    """Add what cannot be decoded to `corrupt`, with a warning for each of the first `NAMED` and one when
+    there are more."""
     for index, why in found.items():
         if index not in corrupt and len(corrupt) < NAMED:
             warnings.warn(f"image {index} cannot be decoded and is left out ({why})", stacklevel=3)
         elif index not in corrupt and len(corrupt) == NAMED:
-            warnings.warn(f"more than {NAMED} images cannot be decoded: the others are left out without a warning, and counted", stacklevel=3)
+            warnings.warn(
+                f"more than {NAMED} images cannot be decoded: the others are left out without a warning, and"
+                " counted",
+                stacklevel=3,
+            )
         corrupt[index] = why
 
 
@@ -154,17 +201,20 @@ def check_on_corrupt(on_corrupt: str) -> None:
 
 
 def seed_of(seed: int, epoch: int, index: int, repeat: int = 0) -> int:
-    """The seed of one image's augmentation: it hangs on the run, the epoch and the image, not on who makes it or when."""
+    """The seed of one image's augmentation: it hangs on the run, the epoch and the image, not on who makes it
+    or when."""
     return int(np.random.SeedSequence([seed, epoch, index, repeat]).generate_state(1, np.uint64)[0])
 
 
 def as_stored(image: Image.Image, seed: int | None = None) -> Tensor:
-    """A picture as it is, scaled as `atlib.data.images.Images` scales: float (3, height, width), (pixel / 255 - 0.5) / 0.25."""
+    """A picture as it is, scaled as `atlib.data.images.Images` scales: float (3, height, width), (pixel / 255
+    - 0.5) / 0.25."""
     return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255 - 0.5) / 0.25
 
 
 def in_a_group_of_its_own(worker: int) -> None:
-    """For a DataLoader's workers: a SIGTERM to the whole process group, as launchers send it, must not take them from a run that is about to save."""
+    """For a DataLoader's workers: a SIGTERM to the whole process group, as launchers send it, must not take
+    them from a run that is about to save."""
     if hasattr(os, "setpgid"):  # not on Windows
         os.setpgid(0, 0)
 

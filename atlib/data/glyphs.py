@@ -1,11 +1,13 @@
-"""The built-in world: marked glyphs, a small data set in which routing between tokens is the problem to solve.
+"""The built-in world: marked glyphs, a small data set in which routing between tokens is the problem to
+solve.
 
-A 32 x 32 image is a 4 x 4 grid of 8 x 8 cells, and a ViT with patch size 8 sees each cell as one token. Cells hold one of
-eight glyphs in one of six hues. One cell carries a mark, light dots in its four corners. The label is the shape of the
-glyph in the *marked* cell: content must travel from one token to the class token, past fifteen distractors.
+A 32 x 32 image is a 4 x 4 grid of 8 x 8 cells, and a ViT with patch size 8 sees each cell as one token. Cells
+hold one of eight glyphs in one of six hues. One cell carries a mark, light dots in its four corners. The
+label is the shape of the glyph in the *marked* cell: content must travel from one token to the class token,
+past fifteen distractors.
 
-Everything that varies is a field of `World`. Images are drawn so that a field can be changed alone: all random choices are
-made first, in a fixed order that no field influences, and only then is the image rendered.
+Everything that varies is a field of `World`. Images are drawn so that a field can be changed alone: all
+random choices are made first, in a fixed order that no field influences, and only then is the image rendered.
 """
 
 from dataclasses import dataclass
@@ -17,7 +19,13 @@ from torch import Tensor
 from atlib._util import require_known
 
 GRID, CELL = 4, 8  # cells per side, pixels per cell
-SPLITS = ("train", "validation", "test", "unlabelled", "resample")  # the position of a name is part of its random stream: append only
+SPLITS = (
+    "train",
+    "validation",
+    "test",
+    "unlabelled",
+    "resample",
+)  # the position of a name is part of its random stream: append only
 RENDERINGS = ("filled", "inverted", "dotted")
 CHUNK = 500  # images per random stream: the first n images of a split are the same whatever its size
 
@@ -32,9 +40,12 @@ _BITMAPS = {
     "cup": "##..## ##..## ##..## ##..## ###### ######",
 }
 SHAPES = tuple(_BITMAPS)
-# Stripes of a cell, 1 where they cut: across, down, and along both diagonals, each one pixel wide and one apart (two on the diagonals).
+# Stripes of a cell, 1 where they cut: across, down, and along both diagonals, each one pixel wide and one
+# apart (two on the diagonals).
 _ROW, _COLUMN = np.indices((CELL, CELL))
-_STRIPES = np.stack([_ROW % 2, _COLUMN % 2, (_ROW + _COLUMN) // 2 % 2, (_ROW - _COLUMN) // 2 % 2]).astype(np.float32)
+_STRIPES = np.stack([_ROW % 2, _COLUMN % 2, (_ROW + _COLUMN) // 2 % 2, (_ROW - _COLUMN) // 2 % 2]).astype(
+    np.float32
+)
 HUES = ("red", "yellow", "green", "cyan", "blue", "magenta")
 
 
@@ -42,14 +53,14 @@ HUES = ("red", "yellow", "green", "cyan", "blue", "magenta")
 class World:
     """The factors of variation; the defaults are the distribution that models are trained on.
 
-    noise: s.d. of the pixel noise. background: grey level behind the glyphs. contrast: factor around mid-grey.
-    blur: s.d. of a Gaussian blur in pixels. saturation: 1 full colour, 0 grey. hue_shift: turns of the colour circle.
-    clutter: number of distractor glyphs, 0 to 15. cue: brightness of the mark's dots above the background.
-    jitter: largest displacement of a glyph in its cell, in pixels. scale: size of the glyphs, 1 is 6 x 6 pixels.
-    rendering: "filled", "inverted" (dark glyph in a coloured cell) or "dotted" (every other pixel of the glyph).
-    decoy: brightness of a false mark on another cell, which lacks the lower right dot. texture: how deep glyphs are cut by
-    stripes, of one of four directions drawn for each glyph.
-    Levels are in [0, 1], where 1 is white. Raises `ValueError` for a value outside its range.
+    noise: s.d. of the pixel noise. background: grey level behind the glyphs. contrast: factor around
+    mid-grey. blur: s.d. of a Gaussian blur in pixels. saturation: 1 full colour, 0 grey. hue_shift: turns of
+    the colour circle. clutter: number of distractor glyphs, 0 to 15. cue: brightness of the mark's dots above
+    the background. jitter: largest displacement of a glyph in its cell, in pixels. scale: size of the glyphs,
+    1 is 6 x 6 pixels. rendering: "filled", "inverted" (dark glyph in a coloured cell) or "dotted" (every
+    other pixel of the glyph). decoy: brightness of a false mark on another cell, which lacks the lower right
+    dot. texture: how deep glyphs are cut by stripes, of one of four directions drawn for each glyph. Levels
+    are in [0, 1], where 1 is white. Raises `ValueError` for a value outside its range.
     """
 
     noise: float = 0.2
@@ -67,11 +78,25 @@ class World:
     texture: float = 0.0
 
     def __post_init__(self):
-        ranges = dict(noise=(0, 2), background=(0, 1), contrast=(0, 4), blur=(0, 4), saturation=(0, 1), hue_shift=(-1, 1),
-                      clutter=(0, GRID * GRID - 1), cue=(0, 1), jitter=(0, 3), scale=(0.5, 1.34), decoy=(0, 1), texture=(0, 1))
+        ranges = dict(
+            noise=(0, 2),
+            background=(0, 1),
+            contrast=(0, 4),
+            blur=(0, 4),
+            saturation=(0, 1),
+            hue_shift=(-1, 1),
+            clutter=(0, GRID * GRID - 1),
+            cue=(0, 1),
+            jitter=(0, 3),
+            scale=(0.5, 1.34),
+            decoy=(0, 1),
+            texture=(0, 1),
+        )
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
-                raise ValueError(f"World({name}={getattr(self, name)!r}) is out of range: {name} goes from {low} to {high}")
+                raise ValueError(
+                    f"World({name}={getattr(self, name)!r}) is out of range: {name} goes from {low} to {high}"
+                )
         for name in ("clutter", "jitter"):
             if not isinstance(getattr(self, name), (int, np.integer)):
                 raise ValueError(f"World({name}={getattr(self, name)!r}): {name} is a whole number")
@@ -79,8 +104,10 @@ class World:
 
 
 class Glyphs(NamedTuple):
-    """n generated images and the choices behind them. images: uint8 (n, 3, 32, 32); shape, hue, cell: int64 (n,), of the
-    marked glyph (cell counts rows first); clean: uint8 (n, 3, 8, 8), the marked cell without noise, blur or contrast."""
+    """n generated images and the choices behind them. images: uint8 (n, 3, 32, 32); shape, hue, cell: int64
+    (n,), of the marked glyph (cell counts rows first); clean: uint8 (n, 3, 8, 8), the marked cell without
+    noise, blur or contrast.
+    """
 
     images: np.ndarray
     shape: np.ndarray
@@ -92,24 +119,30 @@ class Glyphs(NamedTuple):
 def generate(split: str, size: int, seed: int = 0, world: World = World()) -> Glyphs:
     """Draw the first `size` images of a split of the world.
 
-    The splits "train", "validation", "test" and "unlabelled" come from separate random streams, as do different seeds.
-    The same (split, seed) with another `world` gives the same scenes with only the changed factors different.
-    Raises `ValueError` for an unknown split or a size below 1.
+    The splits "train", "validation", "test" and "unlabelled" come from separate random streams, as do
+    different seeds. The same (split, seed) with another `world` gives the same scenes with only the changed
+    factors different. Raises `ValueError` for an unknown split or a size below 1.
     """
     require_known("split", split, SPLITS)
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
-    chunks = [_chunk(world, np.random.default_rng([seed, SPLITS.index(split), i])) for i in range(-(-size // CHUNK))]
+    chunks = [
+        _chunk(world, np.random.default_rng([seed, SPLITS.index(split), i])) for i in range(-(-size // CHUNK))
+    ]
     return Glyphs(*(np.concatenate(parts)[:size] for parts in zip(*chunks)))
 
 
 def marked_cell(images: Tensor) -> Tensor:
-    """Where the mark is, read off the pixels: images (n, 3, 32, 32) of any level to the cell's number, int64 (n,), rows first.
+    """Where the mark is, read off the pixels: images (n, 3, 32, 32) of any level to the cell's number, int64
+    (n,), rows first.
 
-    It looks for the brightest four corners, which is no more than the mark's definition; a test holds its error below 1 in 1,000.
+    It looks for the brightest four corners, which is no more than the mark's definition; a test holds its
+    error below 1 in 1,000.
     """
     cells = images.reshape(-1, 3, GRID, CELL, GRID, CELL)
-    corners = cells[:, :, :, ::CELL - 1, :, ::CELL - 1]  # (n, 3, 4, 2, 4, 2): rows and columns 0 and 7 of each cell
+    corners = cells[
+        :, :, :, :: CELL - 1, :, :: CELL - 1
+    ]  # (n, 3, 4, 2, 4, 2): rows and columns 0 and 7 of each cell
     return corners.float().mean(dim=(1, 3, 5)).flatten(1).argmax(1)
 
 
@@ -135,12 +168,16 @@ def _chunk(world: World, rng: np.random.Generator) -> Glyphs:
     present = crowd.argsort(1).argsort(1) <= world.clutter
     move = np.floor(offset * (2 * world.jitter + 1)).astype(int)  # 0 ... 2 jitter
     mask = _stamps(world)[shape, move[..., 0], move[..., 1]] * present[..., None, None]  # (n, 16, 8, 8)
-    colour = _colour((hue / len(HUES) + hue_jitter + world.hue_shift) % 1.0, world.saturation, shade)  # (n, 16, 3)
+    colour = _colour(
+        (hue / len(HUES) + hue_jitter + world.hue_shift) % 1.0, world.saturation, shade
+    )  # (n, 16, 3)
     if world.rendering == "inverted":
         mask = present[..., None, None] * (1 - mask)
     if world.texture > 0:
         mask = mask * (1 - world.texture * _STRIPES[stripes])
-    pixels = world.background + mask[:, :, None] * (colour[..., None, None] - world.background)  # (n, 16, 3, 8, 8)
+    pixels = world.background + mask[:, :, None] * (
+        colour[..., None, None] - world.background
+    )  # (n, 16, 3, 8, 8)
     dots = np.zeros((CELL, CELL), dtype=np.float32)
     dots[[0, 0, -1, -1], [0, -1, 0, -1]] = 1
     dot_level = world.background + world.cue * (1 - world.background)
@@ -152,7 +189,11 @@ def _chunk(world: World, rng: np.random.Generator) -> Glyphs:
         pixels[rows, decoy] = pixels[rows, decoy] * (1 - false) + level * false
 
     clean = pixels[rows, cell]
-    image = pixels.reshape(n, GRID, GRID, 3, CELL, CELL).transpose(0, 3, 1, 4, 2, 5).reshape(n, 3, GRID * CELL, GRID * CELL)
+    image = (
+        pixels.reshape(n, GRID, GRID, 3, CELL, CELL)
+        .transpose(0, 3, 1, 4, 2, 5)
+        .reshape(n, 3, GRID * CELL, GRID * CELL)
+    )
     if world.blur > 0:
         image = _blur(image, world.blur)
     image = 0.5 + world.contrast * (image - 0.5) + world.noise * noise
@@ -170,7 +211,10 @@ def _stamps(world: World) -> np.ndarray:
             glyph *= np.add.outer(np.arange(size), np.arange(size)) % 2 == 0
         for row, column in np.ndindex(steps, steps):
             canvas = np.zeros((CELL + 8, CELL + 8))  # a margin of 4, so that what leaves the cell is cut off
-            top, left = 4 + (CELL - size) // 2 + row - world.jitter, 4 + (CELL - size) // 2 + column - world.jitter
+            top, left = (
+                4 + (CELL - size) // 2 + row - world.jitter,
+                4 + (CELL - size) // 2 + column - world.jitter,
+            )
             canvas[top : top + size, left : left + size] = glyph
             stamps[index, row, column] = canvas[4:-4, 4:-4]
     return stamps
@@ -190,7 +234,9 @@ def _blur(image: np.ndarray, sigma: float) -> np.ndarray:
     for axis in (-1, -2):
         padding = [(0, 0)] * image.ndim
         padding[axis] = (radius, radius)
-        windows = np.lib.stride_tricks.sliding_window_view(np.pad(image, padding, mode="edge"), 2 * radius + 1, axis=axis)
+        windows = np.lib.stride_tricks.sliding_window_view(
+            np.pad(image, padding, mode="edge"), 2 * radius + 1, axis=axis
+        )
         image = windows @ kernel
     return image
 

@@ -1,4 +1,5 @@
-"""Open a split through the Hugging Face `datasets` library, from the hub or from local files, with errors that help."""
+"""Open a split through the Hugging Face `datasets` library, from the hub or from local files, with errors
+that help."""
 
 import json
 from pathlib import Path
@@ -13,15 +14,25 @@ VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation s
 SPLITS = ("train", "validation", "test")
 
 
-def open_split(name: str, path: str | Path | None, split: str) -> tuple[datasets.Dataset, str, str, tuple[str, ...]]:
-    """The rows of a split, its image and label column, and the class names; see `atlib.data.images.load` for the arguments."""
+def open_split(
+    name: str, path: str | Path | None, split: str
+) -> tuple[datasets.Dataset, str, str, tuple[str, ...]]:
+    """The rows of a split, its image and label column, and the class names; see `atlib.data.images.load` for
+    the arguments."""
     rows, image_column, label_column = open_labelled(name, path, split)
     return rows, image_column, label_column, class_names(rows, label_column)
 
 
-def open_labelled(name: str, path: str | Path | None, split: str, image_column: str | None = None, label_column: str | None = None,
-                  files: str | None = None) -> tuple[datasets.Dataset, str, str]:
-    """The rows of a split, its image and its label column, named or found. files: as in `open_rows`; the split is then a published one."""
+def open_labelled(
+    name: str,
+    path: str | Path | None,
+    split: str,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    files: str | None = None,
+) -> tuple[datasets.Dataset, str, str]:
+    """The rows of a split, its image and its label column, named or found. files: as in `open_rows`; the
+    split is then a published one."""
     if path is None and files is not None:
         rows = open_rows(name, None, split, files)
     else:
@@ -29,11 +40,15 @@ def open_labelled(name: str, path: str | Path | None, split: str, image_column: 
     return rows, *columns_of(rows, image_column, label_column)
 
 
-def open_streamed(name: str, path: str | Path | None, split: str, files: str | None = None) -> tuple[datasets.IterableDataset, list[str] | None]:
-    """The rows of a published split as they come, and the local files that are its shards (None: they are on the hub).
+def open_streamed(
+    name: str, path: str | Path | None, split: str, files: str | None = None
+) -> tuple[datasets.IterableDataset, list[str] | None]:
+    """The rows of a published split as they come, and the local files that are its shards (None: they are on
+    the hub).
 
-    split: as in `atlib.data.images.load`, but a stream cannot hold out a tenth: where no validation split is published, only
-    "train+validation" is training data. Raises what `open_rows` raises, and `ValueError` for what is not in parquet or arrow files.
+    split: as in `atlib.data.images.load`, but a stream cannot hold out a tenth: where no validation split is
+    published, only "train+validation" is training data. Raises what `open_rows` raises, and `ValueError` for
+    what is not in parquet or arrow files.
     """
     if path is None:
         if files is not None:
@@ -48,27 +63,41 @@ def open_streamed(name: str, path: str | Path | None, split: str, files: str | N
         if found:
             several = found[_published(found, split, name)]
             return _read(" or ".join(several), builder, data_files=several, streaming=True)["train"], several
-    raise ValueError(f"{path} holds no parquet or arrow files, which are what can be streamed: open_photos reads image folders, annotated "
-                     "images and data sets saved by `datasets` by index (on the command line without --set streaming=true)")
+    raise ValueError(
+        f"{path} holds no parquet or arrow files, which are what can be streamed: open_photos reads image"
+        " folders, annotated images and data sets saved by `datasets` by index (on the command line without"
+        " --set streaming=true)"
+    )
 
 
-def columns_of(rows: datasets.Dataset | datasets.IterableDataset, image: str | None = None, label: str | None = None) -> tuple[str, str]:
+def columns_of(
+    rows: datasets.Dataset | datasets.IterableDataset, image: str | None = None, label: str | None = None
+) -> tuple[str, str]:
     """The image and the label column: those named, else those that are usually so called."""
-    return (find_column(rows, IMAGE_COLUMNS if image is None else (image,), "image"),
-            find_column(rows, LABEL_COLUMNS if label is None else (label,), "label"))
+    return (
+        find_column(rows, IMAGE_COLUMNS if image is None else (image,), "image"),
+        find_column(rows, LABEL_COLUMNS if label is None else (label,), "label"),
+    )
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether a path is a folder with neither tables nor annotations: it is then read as one folder per class."""
-    tables = (file for suffix in ("parquet", "arrow") for pattern in (f"*.{suffix}", f"data/*.{suffix}") for file in path.glob(pattern))
+    """Whether a path is a folder with neither tables nor annotations: it is then read as one folder per
+    class."""
+    tables = (
+        file
+        for suffix in ("parquet", "arrow")
+        for pattern in (f"*.{suffix}", f"data/*.{suffix}")
+        for file in path.glob(pattern)
+    )
     return path.is_dir() and not (any(tables) or _saved(path) or _annotated(path))
 
 
 def open_rows(name: str, path: str | Path | None, split: str, files: str | None = None) -> datasets.Dataset:
     """All rows of a published split with all their columns, nothing held out.
 
-    files: on the hub, the pattern of the split's files, so that large other splits are not downloaded. With a `path`: a
-    parquet file, a folder of them (the split's, or the only ones there are), or a folder with one folder per class.
+    files: on the hub, the pattern of the split's files, so that large other splits are not downloaded. With a
+    `path`: a parquet file, a folder of them (the split's, or the only ones there are), or a folder with one
+    folder per class.
     """
     if path is None:
         splits = _from_hub(name) if files is None else _from_hub(name, **_only(split, files))
@@ -85,12 +114,14 @@ def _from_hub(name: str, **options) -> datasets.DatasetDict | datasets.IterableD
     try:
         return datasets.load_dataset(name, **options)
     except Exception as error:
-        # datasets, huggingface_hub and httpx each have their own errors for "no network" and "no such data set"
+        # datasets, huggingface_hub and httpx each have their own errors for "no network" and "no such data
+        # set"
         raise ConnectionError(
-            f"the data set {name!r} could not be read from https://huggingface.co/datasets/{name} "
-            f"(cache: {datasets.config.HF_DATASETS_CACHE}; cause: {type(error).__name__}: {error}). Without a network: fetch its "
-            f"parquet files on another machine, name them train.parquet, test.parquet, and pass their folder as path= "
-            f"(on the command line --set data_path=FOLDER).") from error
+            f"the data set {name!r} could not be read from https://huggingface.co/datasets/{name} (cache:"
+            f" {datasets.config.HF_DATASETS_CACHE}; cause: {type(error).__name__}: {error}). Without a"
+            " network: fetch its parquet files on another machine, name them train.parquet, test.parquet,"
+            " and pass their folder as path= (on the command line --set data_path=FOLDER)."
+        ) from error
 
 
 def _only(split: str, files: str) -> dict:
@@ -106,27 +137,43 @@ def _from_files(name: str, path: Path) -> datasets.DatasetDict:
             return _read(path, "imagefolder", data_dir=str(path))
         except OSError as error:
             if isinstance(error.__cause__, datasets.data_files.EmptyDatasetError):
-                raise FileNotFoundError(f"{path} holds no images: a folder per class is looked for, such as {path}/train/cat/1.jpg and "
-                                        f"{path}/validation/cat/2.jpg (or train*.parquet and validation*.parquet)") from error
+                raise FileNotFoundError(
+                    f"{path} holds no images: a folder per class is looked for, such as"
+                    f" {path}/train/cat/1.jpg and {path}/validation/cat/2.jpg (or train*.parquet and"
+                    " validation*.parquet)"
+                ) from error
             raise
     for builder in ("parquet", "arrow"):
         files = _files_of(path, builder)
         if files:
-            return datasets.DatasetDict({split: _read(" or ".join(several), builder, data_files=several)["train"] for split, several in files.items()})
+            return datasets.DatasetDict(
+                {
+                    split: _read(" or ".join(several), builder, data_files=several)["train"]
+                    for split, several in files.items()
+                }
+            )
     if _saved(path):
         return _read_saved(path)
     if _annotated(path):
-        return datasets.DatasetDict({split: _read_annotated(file) for split, file in _annotated(path).items()})
-    raise FileNotFoundError(f"no train*.parquet, validation*.parquet or test*.parquet in {path}, no .arrow files either, no data set that "
-                            "`datasets` saved, and no annotations such as train2018.json")
+        return datasets.DatasetDict(
+            {split: _read_annotated(file) for split, file in _annotated(path).items()}
+        )
+    raise FileNotFoundError(
+        f"no train*.parquet, validation*.parquet or test*.parquet in {path}, no .arrow files either, no data"
+        " set that `datasets` saved, and no annotations such as train2018.json"
+    )
 
 
 def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
-    """The files of each split: our own naming, and the hub's, data/train-00000-of-00001.parquet. One file alone is "train"."""
+    """The files of each split: our own naming, and the hub's, data/train-00000-of-00001.parquet. One file
+    alone is "train"."""
     if path.is_file():
         # Whatever one file is called it is read as parquet, unless it says that it is arrow.
         return {"train": [str(path)]} if (path.suffix == ".arrow") == (suffix == "arrow") else {}
-    found = {split: sorted(path.glob(f"{split}*.{suffix}")) + sorted(path.glob(f"data/{split}-*.{suffix}")) for split in SPLITS}
+    found = {
+        split: sorted(path.glob(f"{split}*.{suffix}")) + sorted(path.glob(f"data/{split}-*.{suffix}"))
+        for split in SPLITS
+    }
     return {split: [str(file) for file in several] for split, several in found.items() if several}
 
 
@@ -136,11 +183,22 @@ def _saved(path: Path) -> bool:
 
 
 def _annotated(path: Path) -> dict[str, Path]:
-    """Annotations in COCO's format by split, as iNaturalist's authors call them: train2018.json, val2018.json."""
-    found = {split: sorted(path.glob(pattern)) for split, pattern in (("train", "train*.json"), ("validation", "val*.json"))} if path.is_dir() else {}
+    """Annotations in COCO's format by split, as iNaturalist's authors call them: train2018.json,
+    val2018.json."""
+    found = (
+        {
+            split: sorted(path.glob(pattern))
+            for split, pattern in (("train", "train*.json"), ("validation", "val*.json"))
+        }
+        if path.is_dir()
+        else {}
+    )
     several = [files for files in found.values() if len(files) > 1]
     if several:
-        raise ValueError(f"{path} holds {' and '.join(file.name for file in several[0])}: give each year a folder of its own")
+        raise ValueError(
+            f"{path} holds {' and '.join(file.name for file in several[0])}: give each year a folder of"
+            " its own"
+        )
     return {split: files[0] for split, files in found.items() if files}
 
 
@@ -148,12 +206,16 @@ def _read_saved(path: Path) -> datasets.DatasetDict:
     try:
         saved = datasets.load_from_disk(str(path))
     except Exception as error:
-        raise OSError(f"{path} cannot be read as a saved data set ({type(error).__name__}: {error}); it was left as it is") from error
+        raise OSError(
+            f"{path} cannot be read as a saved data set ({type(error).__name__}: {error}); it was left as"
+            " it is"
+        ) from error
     return saved if isinstance(saved, datasets.DatasetDict) else datasets.DatasetDict({"train": saved})
 
 
 def _read_annotated(file: Path) -> datasets.Dataset:
-    """Images beside a file of annotations, labelled by category in the order of the categories' ids. (visipedia/inat_comp, 2018: "Annotation Format")"""
+    """Images beside a file of annotations, labelled by category in the order of the categories' ids.
+    (visipedia/inat_comp, 2018: "Annotation Format")"""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         categories = sorted(found["categories"], key=lambda category: category["id"])
@@ -162,20 +224,31 @@ def _read_annotated(file: Path) -> datasets.Dataset:
             names = [f"{category['id']} {category['name']}" for category in categories]
         label = {category["id"]: index for index, category in enumerate(categories)}
         label_of_image = {one["image_id"]: label[one["category_id"]] for one in found["annotations"]}
-        columns = {"image": [str(file.parent / image["file_name"]) for image in found["images"]],
-                   "label": [label_of_image[image["id"]] for image in found["images"]]}
+        columns = {
+            "image": [str(file.parent / image["file_name"]) for image in found["images"]],
+            "label": [label_of_image[image["id"]] for image in found["images"]],
+        }
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise OSError(f"{file} cannot be read as annotations in COCO's format ({type(error).__name__}: {error}); it was left as it is") from error
-    return datasets.Dataset.from_dict(columns, datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}))
+        raise OSError(
+            f"{file} cannot be read as annotations in COCO's format ({type(error).__name__}: {error}); it was"
+            " left as it is"
+        ) from error
+    return datasets.Dataset.from_dict(
+        columns, datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    )
 
 
-def _read(source: Path | str, builder: str, data_files=None, data_dir: str | None = None, streaming: bool = False) -> datasets.DatasetDict:
+def _read(
+    source: Path | str, builder: str, data_files=None, data_dir: str | None = None, streaming: bool = False
+) -> datasets.DatasetDict:
     try:
         return datasets.load_dataset(builder, data_files=data_files, data_dir=data_dir, streaming=streaming)
     except Exception as error:
         if "corresponds to no data" in str(error):  # all that `datasets` says of files without a row
             raise ValueError(f"{source} has no images") from error
-        raise OSError(f"{source} cannot be read as {builder} ({type(error).__name__}: {error}); it was left as it is") from error
+        raise OSError(
+            f"{source} cannot be read as {builder} ({type(error).__name__}: {error}); it was left as it is"
+        ) from error
 
 
 def _published(splits, split: str, name: str) -> str:
@@ -184,10 +257,15 @@ def _published(splits, split: str, name: str) -> str:
         require_known(f"split of {name}", split, splits)
         return split
     if split in ("train", "validation"):
-        raise ValueError(f"{name} publishes no validation split, and a stream cannot hold out a tenth of the training images: ask for "
-                         "'train+validation', or read it by index with open_photos (on the command line --set training_split=train+validation "
-                         "with another --set evaluation_split=NAME, since 'validation' is then trained on; or no --set streaming=true)")
-    require_known(f"split of {name}", split, ("train+validation", *(other for other in splits if other != "train")))
+        raise ValueError(
+            f"{name} publishes no validation split, and a stream cannot hold out a tenth of the training"
+            " images: ask for 'train+validation', or read it by index with open_photos (on the command line"
+            " --set training_split=train+validation with another --set evaluation_split=NAME, since"
+            " 'validation' is then trained on; or no --set streaming=true)"
+        )
+    require_known(
+        f"split of {name}", split, ("train+validation", *(other for other in splits if other != "train"))
+    )
     return "train" if split == "train+validation" else split
 
 
@@ -198,7 +276,9 @@ def _choose(splits: datasets.DatasetDict, split: str, name: str) -> datasets.Dat
     require_known(f"split of {name}", split, (*splits, "validation", "train+validation"))
     if split not in ("train", "validation"):
         return splits["train" if split == "train+validation" else split]
-    order = np.random.default_rng(0).permutation(len(splits["train"]))  # fixed: the tenth must never depend on a run's seed
+    order = np.random.default_rng(0).permutation(
+        len(splits["train"])
+    )  # fixed: the tenth must never depend on a run's seed
     held_out = round(VALIDATION_SHARE * len(order))
     return splits["train"].select(order[:held_out] if split == "validation" else order[held_out:])
 
@@ -208,15 +288,22 @@ def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[
     for name in names:
         if name in rows.column_names:
             return name
-    if kind == "label" and rows.column_names == ["image"]:  # so `datasets` reads images that lie in one folder
-        raise ValueError("no label column: the data set has images alone. In a folder of images each class needs a folder of its own, such as "
-                         "FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg")
-    raise ValueError(f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)}; "
-                     f"name it with {kind}_column= (on the command line --set {kind}_column=NAME)")
+    if kind == "label" and rows.column_names == [
+        "image"
+    ]:  # so `datasets` reads images that lie in one folder
+        raise ValueError(
+            "no label column: the data set has images alone. In a folder of images each class needs a folder"
+            " of its own, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg"
+        )
+    raise ValueError(
+        f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)}; "
+        f"name it with {kind}_column= (on the command line --set {kind}_column=NAME)"
+    )
 
 
 def holds_images(feature: object) -> bool:
-    """Whether a column of that kind holds image files: marked as images, or bare bytes with or without a path."""
+    """Whether a column of that kind holds image files: marked as images, or bare bytes with or without a
+    path."""
     binary = isinstance(feature, datasets.Value) and feature.dtype in ("binary", "large_binary")
     return isinstance(feature, (datasets.Image, dict)) or binary
 
@@ -224,9 +311,15 @@ def holds_images(feature: object) -> bool:
 def which_columns(rows: datasets.Dataset | datasets.IterableDataset) -> str:
     """What could be meant, for a message: the columns that hold images, and those that could be labels."""
     images = [name for name, feature in rows.features.items() if holds_images(feature)]
-    labels = [name for name, feature in rows.features.items() if isinstance(feature, (datasets.ClassLabel, datasets.Value)) and name not in images]
-    return f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'} (on the command line --set image_column=NAME, " \
-           "--set label_column=NAME)"
+    labels = [
+        name
+        for name, feature in rows.features.items()
+        if isinstance(feature, (datasets.ClassLabel, datasets.Value)) and name not in images
+    ]
+    return (
+        f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'} (on the"
+        " command line --set image_column=NAME, --set label_column=NAME)"
+    )
 
 
 def class_names(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
@@ -238,11 +331,17 @@ def class_names(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
     if isinstance(feature, datasets.ClassLabel):
         return tuple(feature.names)
     if holds_images(feature) or not isinstance(feature, datasets.Value):
-        raise ValueError(f"column {column!r} holds {'images' if holds_images(feature) else feature}, not labels: {which_columns(rows)}")
+        raise ValueError(
+            f"column {column!r} holds {'images' if holds_images(feature) else feature}, not labels:"
+            f" {which_columns(rows)}"
+        )
     labels = set(rows[column])
     wrong = [label for label in labels if not isinstance(label, int) or label < 0]
     if wrong:
-        raise ValueError(f"the labels in column {column!r} must be class indices from 0 on, got {wrong[0]!r}: cast the column to datasets.ClassLabel. "
-                         f"Once, in Python, rows.class_encode_column({column!r}) does it, and .to_parquet('FOLDER/train.parquet') keeps it; then name "
-                         "FOLDER as the data. Or name another column with label_column= (on the command line --set label_column=NAME)")
+        raise ValueError(
+            f"the labels in column {column!r} must be class indices from 0 on, got {wrong[0]!r}: cast the"
+            f" column to datasets.ClassLabel. Once, in Python, rows.class_encode_column({column!r}) does it,"
+            " and .to_parquet('FOLDER/train.parquet') keeps it; then name FOLDER as the data. Or name"
+            " another column with label_column= (on the command line --set label_column=NAME)"
+        )
     return tuple(map(str, range(max(labels, default=-1) + 1)))

@@ -1,4 +1,5 @@
-"""Images with labels, one interface: the built-in world, and anything the Hugging Face `datasets` library reads."""
+"""Images with labels, one interface: the built-in world, and anything the Hugging Face `datasets` library
+reads."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,19 +18,30 @@ HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 
 
 class Images(Dataset):
-    """Images in memory with their targets. `images[i]` is one (image, target), `images.take([...])` a batch of them.
+    """Images in memory with their targets. `images[i]` is one (image, target), `images.take([...])` a batch
+    of them.
 
-    pixels: uint8 (n, 3, height, width). targets: a tensor whose first axis is n (class indices, or what a pre-text task
-    regresses). An image comes out as float32, centred and scaled: (pixel / 255 - mean) / std. `augment` maps one uint8
-    image (3, height, width) to another and is applied anew each time; it draws from torch's global generator.
+    pixels: uint8 (n, 3, height, width). targets: a tensor whose first axis is n (class indices, or what a
+    pre-text task regresses). An image comes out as float32, centred and scaled: (pixel / 255 - mean) / std.
+    `augment` maps one uint8 image (3, height, width) to another and is applied anew each time; it draws from
+    torch's global generator.
     """
 
-    def __init__(self, pixels: Tensor, targets: Tensor, classes: Sequence[str] = (), mean: float = 0.5, std: float = 0.25,
-                 augment: Callable[[Tensor], Tensor] | None = None):
+    def __init__(
+        self,
+        pixels: Tensor,
+        targets: Tensor,
+        classes: Sequence[str] = (),
+        mean: float = 0.5,
+        std: float = 0.25,
+        augment: Callable[[Tensor], Tensor] | None = None,
+    ):
         if len(pixels) != len(targets):
             raise ValueError(f"{len(pixels)} images, but {len(targets)} targets")
         if pixels.dtype != torch.uint8 or pixels.ndim != 4:
-            raise ValueError(f"pixels must be uint8 (n, 3, height, width), got {pixels.dtype} {tuple(pixels.shape)}")
+            raise ValueError(
+                f"pixels must be uint8 (n, 3, height, width), got {pixels.dtype} {tuple(pixels.shape)}"
+            )
         self.pixels, self.targets, self.classes = pixels, targets, tuple(classes)
         self.mean, self.std, self.augment = mean, std, augment
 
@@ -48,20 +60,24 @@ class Images(Dataset):
             pixels = torch.stack([self.augment(image) for image in pixels])
         return (pixels.float() / 255 - self.mean) / self.std, self.targets[index]
 
-    __getitems__ = take  # a DataLoader then fetches a batch in one call, a hundred times faster than image by image
+    __getitems__ = (
+        take  # a DataLoader then fetches a batch in one call, a hundred times faster than image by image
+    )
 
     def loader(self, batch_size: int, *, seed: int | None = None) -> DataLoader:
-        """A DataLoader of (images, targets): in order without a seed, shuffled anew each epoch with one. Every image once."""
+        """A DataLoader of (images, targets): in order without a seed, shuffled anew each epoch with one.
+        Every image once."""
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         # The generator goes to a sampler of its own: Accelerate replaces the one a DataLoader holds.
         sampler = None if seed is None else torch.utils.data.RandomSampler(self, generator=generator)
-        # In order there is nothing to draw, but a DataLoader draws all the same: from a generator of its own, so that
-        # evaluating in the middle of a training run does not change the run.
+        # In order there is nothing to draw, but a DataLoader draws all the same: from a generator of its own,
+        # so that evaluating in the middle of a training run does not change the run.
         own = torch.Generator() if seed is None else None
         return DataLoader(self, batch_size=batch_size, sampler=sampler, collate_fn=_as_is, generator=own)
 
     def epoch(self, part: Part, workers: int = 0) -> Iterator[Batch]:
-        """One process's batches of one epoch, as `train` takes them. They are in memory: `workers` are not needed, and not started."""
+        """One process's batches of one epoch, as `train` takes them. They are in memory: `workers` are not
+        needed, and not started."""
         return map_style(self, part)
 
     def with_augment(self, augment: Callable[[Tensor], Tensor] | None) -> "Images":
@@ -75,24 +91,34 @@ class Images(Dataset):
     def select(self, indices: Sequence[int]) -> "Images":
         """The images at `indices`, in that order, under the same treatment."""
         index = torch.as_tensor(indices, dtype=torch.long)
-        return Images(self.pixels[index], self.targets[index], self.classes, self.mean, self.std, self.augment)
+        return Images(
+            self.pixels[index], self.targets[index], self.classes, self.mean, self.std, self.augment
+        )
 
 
-def load(name: str, path: str | Path | None = None, *, split: str = "train", size: int | None = None, seed: int = 0,
-         image_size: int | None = None) -> Images:
+def load(
+    name: str,
+    path: str | Path | None = None,
+    *,
+    split: str = "train",
+    size: int | None = None,
+    seed: int = 0,
+    image_size: int | None = None,
+) -> Images:
     """Load a split of a data set by name.
 
-    name: "marked-glyphs" (generated; `glyphs.generate` takes shifted worlds), "cifar10", "cifar100", any hub id
-    "owner/name", "parquet" or "imagefolder" with a `path`. With a `path`, "cifar10" and hub ids too are read from there, from
-    parquet files named after the split, and no network is used.
-    split: "train", "validation", "test". Where a data set has no validation split, a tenth of "train" becomes it, the same
-    images always, and "train" is the rest; "train+validation" is all.
-    size: the number of images, a random choice by `seed` (None: all; the built-in world: 10,000, drawn by `seed`).
-    image_size: shorter side resized to it, then centre crop (None: as they are; they must then be of one size). The built-in
-    world has 32 and nothing else.
+    name: "marked-glyphs" (generated; `glyphs.generate` takes shifted worlds), "cifar10", "cifar100", any hub
+    id "owner/name", "parquet" or "imagefolder" with a `path`. With a `path`, "cifar10" and hub ids too are
+    read from there, from parquet files named after the split, and no network is used. split: "train",
+    "validation", "test". Where a data set has no validation split, a tenth of "train" becomes it, the same
+    images always, and "train" is the rest; "train+validation" is all. size: the number of images, a random
+    choice by `seed` (None: all; the built-in world: 10,000, drawn by `seed`). image_size: shorter side
+    resized to it, then centre crop (None: as they are; they must then be of one size). The built-in world has
+    32 and nothing else.
 
-    Raises `ValueError` for unknown names, splits and columns, `FileNotFoundError` for a path that is not there, `OSError`
-    naming the file for one that cannot be read, and `ConnectionError` saying what would have been downloaded.
+    Raises `ValueError` for unknown names, splits and columns, `FileNotFoundError` for a path that is not
+    there, `OSError` naming the file for one that cannot be read, and `ConnectionError` saying what would have
+    been downloaded.
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1, got {size}; leave it out for all images")
@@ -100,7 +126,10 @@ def load(name: str, path: str | Path | None = None, *, split: str = "train", siz
         if path is not None:
             raise ValueError(f"marked-glyphs is generated, it has no path (got {str(path)!r})")
         if image_size not in (None, glyphs.GRID * glyphs.CELL):
-            raise ValueError(f"marked-glyphs is generated at {glyphs.GRID * glyphs.CELL} x {glyphs.GRID * glyphs.CELL} pixels, got image_size={image_size}: leave it out")
+            raise ValueError(
+                f"marked-glyphs is generated at {glyphs.GRID * glyphs.CELL} x {glyphs.GRID * glyphs.CELL}"
+                f" pixels, got image_size={image_size}: leave it out"
+            )
         return glyph_images(glyphs.generate(split, 10_000 if size is None else size, seed))
     if name not in ("parquet", "imagefolder") and "/" not in name:
         require_known("data set", name, ("marked-glyphs", *HUB, "parquet", "imagefolder"))
@@ -121,12 +150,15 @@ def glyph_images(drawn: glyphs.Glyphs) -> Images:
 
 
 def crop_and_flip(padding: int = 4) -> Callable[[Tensor], Tensor]:
-    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip; of one (3, height, width)."""
+    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip; of one (3,
+    height, width)."""
 
     def augment(image: Tensor) -> Tensor:
         height, width = image.shape[-2:]
         # float and back: reflection padding is not implemented for bytes
-        padded = torch.nn.functional.pad(image[None].float(), [padding] * 4, mode="reflect")[0].to(image.dtype)
+        padded = torch.nn.functional.pad(image[None].float(), [padding] * 4, mode="reflect")[0].to(
+            image.dtype
+        )
         top, left = torch.randint(0, 2 * padding + 1, (2,)).tolist()
         crop = padded[:, top : top + height, left : left + width]
         return crop.flip(-1) if torch.rand(()) < 0.5 else crop
@@ -139,7 +171,8 @@ def _as_is(batch):
 
 
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
-    """Which `size` of `count` images: a random choice by `seed`, or all in order (None). Raises `ValueError` when there are too few."""
+    """Which `size` of `count` images: a random choice by `seed`, or all in order (None). Raises `ValueError`
+    when there are too few."""
     if count == 0:
         raise ValueError(f"{what} has no images")
     if size is None:
@@ -150,7 +183,8 @@ def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
 
 
 def decode(rows, column: str, image_size: int | None) -> Tensor:
-    """Decode every row to uint8 (n, 3, height, width); the index of an image that cannot be read or does not fit is named.
+    """Decode every row to uint8 (n, 3, height, width); the index of an image that cannot be read or does not
+    fit is named.
 
     image_size: shorter side resized to it, then centre crop (None: as they are).
     """
@@ -163,11 +197,15 @@ def decode(rows, column: str, image_size: int | None) -> Tensor:
         try:
             image = in_eight_bits(rows[index][column]).convert("RGB")
         except Exception as error:  # PIL raises half a dozen kinds for a damaged file
-            raise OSError(f"image {index} of the split cannot be decoded ({type(error).__name__}: {error})") from error
+            raise OSError(
+                f"image {index} of the split cannot be decoded ({type(error).__name__}: {error})"
+            ) from error
         if image_size is not None:
             image = ImageOps.fit(image, (image_size, image_size))
         decoded.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
         if decoded[-1].shape != decoded[0].shape:
-            raise ValueError(f"image {index} is {tuple(decoded[-1].shape)}, the first is {tuple(decoded[0].shape)}: "
-                             "pass image_size= to bring all to one size")
+            raise ValueError(
+                f"image {index} is {tuple(decoded[-1].shape)}, the first is {tuple(decoded[0].shape)}: "
+                "pass image_size= to bring all to one size"
+            )
     return torch.stack(decoded)

@@ -1,7 +1,9 @@
-"""Test sets that other people collected under a shift: CIFAR-10.1, ImageNetV2, -A, -R, -Sketch and the reassessed labels ReaL.
+"""Test sets that other people collected under a shift: CIFAR-10.1, ImageNetV2, -A, -R, -Sketch and the
+reassessed labels ReaL.
 
-Labels come out in the class order of CIFAR-10 or ImageNet-1k, whatever a copy stores; class lists and reassessed labels are those
-that timm ships. None of these sets was downloaded here (no network): hub ids and columns are as their users describe them.
+Labels come out in the class order of CIFAR-10 or ImageNet-1k, whatever a copy stores; class lists and
+reassessed labels are those that timm ships. None of these sets was downloaded here (no network): hub ids and
+columns are as their users describe them.
 """
 
 import json
@@ -19,18 +21,21 @@ from torch import Tensor
 from atlib._util import require_known
 from atlib.data.images import Images, decode, draw
 
-# --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or CIFAR-10 ---
+# --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or
+# CIFAR-10 ---
+
 
 class LabelSpace(NamedTuple):
-    """The classes of a classifier, in order, by name and, for ImageNet, by WordNet id; `classes`: the indices of those that a data set
-    has (None: all)."""
+    """The classes of a classifier, in order, by name and, for ImageNet, by WordNet id; `classes`: the indices
+    of those that a data set has (None: all)."""
 
     names: tuple[str, ...]
     ids: tuple[str, ...] = ()
     classes: tuple[int, ...] | None = None
 
     def indices(self, labels: Sequence[str | int], given: Sequence[str] | None = None) -> list[int]:
-        """The class index of every label; `given`: the names that numbers in `labels` count, in any order (None: none are given).
+        """The class index of every label; `given`: the names that numbers in `labels` count, in any order
+        (None: none are given).
 
         Raises `ValueError` for a label that is none of the classes, or can be two of them.
         """
@@ -40,25 +45,43 @@ class LabelSpace(NamedTuple):
         if unknown:
             first = _text(unknown[0], given)
             number = first.isdigit() and self.classes is not None
-            raise ValueError(("no label is" if len(unknown) == len(found) else f"{len(unknown)} of {len(found)} different labels are not")
-                             + f" among the {len(self.classes or self.names)} classes of the data set, such as {first!r}"
-                             + (": a number does not say whether it counts all classes or these; store WordNet ids" if number else ""))
+            raise ValueError(
+                (
+                    "no label is"
+                    if len(unknown) == len(found)
+                    else f"{len(unknown)} of {len(found)} different labels are not"
+                )
+                + f" among the {len(self.classes or self.names)} classes of the data set, such as {first!r}"
+                + (
+                    ": a number does not say whether it counts all classes or these; store WordNet ids"
+                    if number
+                    else ""
+                )
+            )
         return [found[label] for label in labels]
 
-    def _index(self, label: str | int, given: Sequence[str] | None, spellings: Mapping[str, set[int]]) -> int | None:
+    def _index(
+        self, label: str | int, given: Sequence[str] | None, spellings: Mapping[str, set[int]]
+    ) -> int | None:
         means = spellings.get(_text(label, given), set())
         if len(means) > 1 and given is not None and len(given) == len(self.names) and label in means:
-            return label  # a list of all classes, two of which are called the same (two are "crane"): its order decides
+            # a list of all classes, two of which are called the same (two are "crane"): its order decides
+            return label
         if len(means) > 1:
-            raise ValueError(f"the label {_text(label, given)!r} can be class {' or '.join(map(str, sorted(means)))}: store WordNet ids instead")
+            raise ValueError(
+                f"the label {_text(label, given)!r} can be class {' or '.join(map(str, sorted(means)))}:"
+                " store WordNet ids instead"
+            )
         return next(iter(means), None)
 
     def _spellings(self) -> Mapping[str, set[int]]:
-        """Every way to write a class, and what it can mean: "n01440764", "tench, Tinca tinca", "tench"; "0" where all classes are there."""
+        """Every way to write a class, and what it can mean: "n01440764", "tench, Tinca tinca", "tench"; "0"
+        where all classes are there."""
         spelled = defaultdict(set)
         for index in range(len(self.names)) if self.classes is None else self.classes:
             own = {self.names[index], self.names[index].split(", ")[0], *self.ids[index : index + 1]}
-            # ImageNetV2's folders are called 0 to 999; in a set of 200 classes a number could count these or all.
+            # ImageNetV2's folders are called 0 to 999; in a set of 200 classes a number could count these or
+            # all.
             for spelling in own | ({str(index)} if self.classes is None else set()):
                 spelled[spelling].add(index)
         return spelled
@@ -75,14 +98,18 @@ def _imagenet() -> LabelSpace:
 
 
 def _subset(name: str) -> LabelSpace:
-    return IMAGENET._replace(classes=tuple(map(IMAGENET.ids.index, timm_file(f"imagenet_{name}_synsets.txt").split())))
+    return IMAGENET._replace(
+        classes=tuple(map(IMAGENET.ids.index, timm_file(f"imagenet_{name}_synsets.txt").split()))
+    )
 
 
 def _text(label: str | int, given: Sequence[str] | None) -> str:
     return str(label if given is None else given[label]).replace("_", " ")
 
 
-CIFAR10 = LabelSpace(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"))
+CIFAR10 = LabelSpace(
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+)
 IMAGENET = _imagenet()
 IMAGENET_A, IMAGENET_R = _subset("a"), _subset("r")  # 200 classes each, as in their authors' eval.py
 
@@ -92,8 +119,9 @@ LABEL_COLUMNS = ("wnid", "label", "labels", "cls", "class_name")
 
 
 class ShiftedSet(NamedTuple):
-    """Where a set is (hub id, split, `files`: the pattern of the split's files where others are large), the classes its labels mean,
-    `read`: (rows, image column, space) to (positions of the rows used, their targets), and the source."""
+    """Where a set is (hub id, split, `files`: the pattern of the split's files where others are large), the
+    classes its labels mean, `read`: (rows, image column, space) to (positions of the rows used, their
+    targets), and the source."""
 
     hub: str
     split: str
@@ -109,16 +137,25 @@ class ShiftedSet(NamedTuple):
         return self.space.classes
 
 
-def load_shifted(name: str, path: str | Path | None = None, *, size: int | None = None, seed: int = 0, image_size: int | None = None) -> Images:
-    """Load one of `SHIFTED`; targets are class indices of CIFAR-10 or ImageNet-1k, for ReaL the set of right ones, bool (n, 1000).
+def load_shifted(
+    name: str,
+    path: str | Path | None = None,
+    *,
+    size: int | None = None,
+    seed: int = 0,
+    image_size: int | None = None,
+) -> Images:
+    """Load one of `SHIFTED`; targets are class indices of CIFAR-10 or ImageNet-1k, for ReaL the set of right
+    ones, bool (n, 1000).
 
-    path: a parquet file, a folder of them, or a folder with one folder per class, as the authors' archives unpack (None: from the
-    hub). ReaL needs ImageNet's validation images under their own file names, which the hub gives after a login, and leaves out
-    those without a label. size: a random choice by `seed`; pixels are held in memory, 150 KB an image at 224 pixels. image_size:
-    as in `atlib.data.images.load`. Evaluate with `accuracy_on(logits, images.targets, SHIFTED[name].classes)`.
+    path: a parquet file, a folder of them, or a folder with one folder per class, as the authors' archives
+    unpack (None: from the hub). ReaL needs ImageNet's validation images under their own file names, which the
+    hub gives after a login, and leaves out those without a label. size: a random choice by `seed`; pixels are
+    held in memory, 150 KB an image at 224 pixels. image_size: as in `atlib.data.images.load`. Evaluate with
+    `accuracy_on(logits, images.targets, SHIFTED[name].classes)`.
 
-    Raises `ValueError` for an unknown name or size and for labels that are not, or not clearly, among the set's classes; for files
-    and the network what `load` raises.
+    Raises `ValueError` for an unknown name or size and for labels that are not, or not clearly, among the
+    set's classes; for files and the network what `load` raises.
     """
     require_known("shifted set", name, SHIFTED)
     shifted = SHIFTED[name]
@@ -128,7 +165,11 @@ def load_shifted(name: str, path: str | Path | None = None, *, size: int | None 
     image_column = find_column(rows, IMAGE_COLUMNS, "image")
     positions, targets = shifted.read(rows, image_column, shifted.space)
     chosen = torch.as_tensor(draw(len(positions), size, seed, name))
-    return Images(decode(rows.select(positions[chosen].tolist()), image_column, image_size), targets[chosen], shifted.space.names)
+    return Images(
+        decode(rows.select(positions[chosen].tolist()), image_column, image_size),
+        targets[chosen],
+        shifted.space.names,
+    )
 
 
 def _one_class(rows, image_column: str, space: LabelSpace) -> tuple[Tensor, Tensor]:
@@ -141,11 +182,14 @@ def _one_class(rows, image_column: str, space: LabelSpace) -> tuple[Tensor, Tens
 
 
 def _reassessed(rows, image_column: str, space: LabelSpace) -> tuple[Tensor, Tensor]:
-    """The rows with at least one reassessed label, and the set of right classes of each, bool (n, 1000); found by file name."""
+    """The rows with at least one reassessed label, and the set of right classes of each, bool (n, 1000);
+    found by file name."""
     import pyarrow.compute as compute
 
     labels = json.loads(timm_file("imagenet_real_labels.json"))
-    paths = compute.struct_field(rows.data.column(image_column), "path").to_pylist()  # the names alone, not gigabytes of images
+    paths = compute.struct_field(
+        rows.data.column(image_column), "path"
+    ).to_pylist()  # the names alone, not gigabytes of images
     numbers = [_file_number(path, index, len(labels)) for index, path in enumerate(paths)]
     positions = [index for index, number in enumerate(numbers) if labels[number]]
     targets = torch.zeros(len(positions), len(space.names), dtype=torch.bool)
@@ -158,24 +202,65 @@ def _file_number(path: str | None, index: int, count: int) -> int:
     """Which validation image a file name says: ILSVRC2012_val_00000001 is 0."""
     found = re.search(r"ILSVRC2012_val_(\d{8})", path or "")
     if found is None or not 1 <= int(found[1]) <= count:
-        raise ValueError(f"image {index} has the file name {path!r}: the reassessed labels go by names like ILSVRC2012_val_00000001.JPEG")
+        raise ValueError(
+            f"image {index} has the file name {path!r}: the reassessed labels go by names like"
+            " ILSVRC2012_val_00000001.JPEG"
+        )
     return int(found[1]) - 1
 
 
 SHIFTED = {
     # Two versions were published, 4 (2,021 images) and 6 (2,000); which one this copy holds was not seen.
-    "cifar10.1": ShiftedSet("XiangPan/CIFAR10.1", "test", CIFAR10, _one_class,
-                            "Recht et al. 2018, Do CIFAR-10 Classifiers Generalize to CIFAR-10?", "1806.00451"),
-    # "Matched frequency", 10,000 images. In the authors' own repository `datasets` joins all three variants into one split.
-    "imagenetv2": ShiftedSet("clip-benchmark/wds_imagenetv2", "test", IMAGENET, _one_class,
-                             "Recht et al. 2019, Do ImageNet Classifiers Generalize to ImageNet?", "1902.10811"),
-    "imagenet-a": ShiftedSet("barkermrl/imagenet-a", "train", IMAGENET_A, _one_class,
-                             "Hendrycks et al. 2021, Natural Adversarial Examples", "1907.07174"),
-    "imagenet-r": ShiftedSet("axiong/imagenet-r", "test", IMAGENET_R, _one_class,
-                             "Hendrycks et al. 2021, The Many Faces of Robustness", "2006.16241"),
+    "cifar10.1": ShiftedSet(
+        "XiangPan/CIFAR10.1",
+        "test",
+        CIFAR10,
+        _one_class,
+        "Recht et al. 2018, Do CIFAR-10 Classifiers Generalize to CIFAR-10?",
+        "1806.00451",
+    ),
+    # "Matched frequency", 10,000 images. In the authors' own repository `datasets` joins all three variants
+    # into one split.
+    "imagenetv2": ShiftedSet(
+        "clip-benchmark/wds_imagenetv2",
+        "test",
+        IMAGENET,
+        _one_class,
+        "Recht et al. 2019, Do ImageNet Classifiers Generalize to ImageNet?",
+        "1902.10811",
+    ),
+    "imagenet-a": ShiftedSet(
+        "barkermrl/imagenet-a",
+        "train",
+        IMAGENET_A,
+        _one_class,
+        "Hendrycks et al. 2021, Natural Adversarial Examples",
+        "1907.07174",
+    ),
+    "imagenet-r": ShiftedSet(
+        "axiong/imagenet-r",
+        "test",
+        IMAGENET_R,
+        _one_class,
+        "Hendrycks et al. 2021, The Many Faces of Robustness",
+        "2006.16241",
+    ),
     # The authors' own repository needs a loading script, which `datasets` no longer runs.
-    "imagenet-sketch": ShiftedSet("clip-benchmark/wds_imagenet_sketch", "test", IMAGENET, _one_class,
-                                  "Wang et al. 2019, Learning Robust Global Representations by Penalizing Local Predictive Power", "1905.13549"),
-    "imagenet-real": ShiftedSet("ILSVRC/imagenet-1k", "validation", IMAGENET, _reassessed,
-                                "Beyer et al. 2020, Are We Done with ImageNet?", "2006.07159", "data/validation-*.parquet"),
+    "imagenet-sketch": ShiftedSet(
+        "clip-benchmark/wds_imagenet_sketch",
+        "test",
+        IMAGENET,
+        _one_class,
+        "Wang et al. 2019, Learning Robust Global Representations by Penalizing Local Predictive Power",
+        "1905.13549",
+    ),
+    "imagenet-real": ShiftedSet(
+        "ILSVRC/imagenet-1k",
+        "validation",
+        IMAGENET,
+        _reassessed,
+        "Beyer et al. 2020, Are We Done with ImageNet?",
+        "2006.07159",
+        "data/validation-*.parquet",
+    ),
 }

@@ -1,4 +1,5 @@
-"""Which image goes into which step of which process: one order for any number of processes, found again in the middle of an epoch."""
+"""Which image goes into which step of which process: one order for any number of processes, found again in
+the middle of an epoch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -10,8 +11,10 @@ from torch.utils.data import DataLoader
 
 
 class Part(NamedTuple):
-    """What one process asks of one epoch. batch_size: images of a step over all processes; `start`: steps of this epoch to leave out,
-    because they are done; `repeats`: how often an image comes in an epoch that has it (repeated augmentation)."""
+    """What one process asks of one epoch. batch_size: images of a step over all processes; `start`: steps of
+    this epoch to leave out, because they are done; `repeats`: how often an image comes in an epoch that has
+    it (repeated augmentation).
+    """
 
     seed: int
     epoch: int
@@ -23,10 +26,12 @@ class Part(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One process's images of one step. images: float (b, 3, height, width); targets: (b, ...); indices: their places in the data.
+    """One process's images of one step. images: float (b, 3, height, width); targets: (b, ...); indices:
+    their places in the data.
 
-    weight: the factor on this process's *mean* loss with which the mean over processes is the mean over the whole step's images: 1 but
-    where processes have unequal numbers of them, 0 for a process that was left without one and got a stand-in.
+    weight: the factor on this process's *mean* loss with which the mean over processes is the mean over the
+    whole step's images: 1 but where processes have unequal numbers of them, 0 for a process that was left
+    without one and got a stand-in.
     """
 
     images: Tensor
@@ -36,16 +41,18 @@ class Batch(NamedTuple):
 
 
 def steps_per_epoch(count: int, batch_size: int) -> int:
-    """Steps in which each of `count` images, or as many repeats, comes once; the last step may have fewer than `batch_size`."""
+    """Steps in which each of `count` images, or as many repeats, comes once; the last step may have fewer
+    than `batch_size`."""
     return -(-count // batch_size)
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
     """The order of an epoch (from 0) by seed: the indices of `count` images, shuffled.
 
-    It is the order that a torch `RandomSampler` with a generator of that seed gives in its epoch-th pass. With `repeats`, the first
-    count / repeats images of that order come `repeats` times in a row, so that an epoch has as many steps as without (repeated
-    augmentation: Hoffer et al. 2020, arXiv 1901.09335; Berman et al. 2019, arXiv 1902.05509; as DeiT, arXiv 2012.12877, uses it).
+    It is the order that a torch `RandomSampler` with a generator of that seed gives in its epoch-th pass.
+    With `repeats`, the first count / repeats images of that order come `repeats` times in a row, so that an
+    epoch has as many steps as without (repeated augmentation: Hoffer et al. 2020, arXiv 1901.09335; Berman et
+    al. 2019, arXiv 1902.05509; as DeiT, arXiv 2012.12877, uses it).
     """
     states, generator = _generator_states(count, seed), torch.Generator()
     while len(states) <= epoch:  # a pass draws two permutations, the second for a remainder that is empty
@@ -60,30 +67,42 @@ def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[int
 def my_batches(count: int, part: Part) -> list[tuple[list[int], float]]:
     """This process's share of every step of the epoch from `part.start` on, as (indices, weight).
 
-    A step's images are dealt out in turn, so over all processes each image comes exactly once, and repeats of one image go to
-    different processes. A process that is left without an image gets the step's first one with weight 0.
-    Raises `ValueError` for a batch size below 1, and for a rank that does not exist.
+    A step's images are dealt out in turn, so over all processes each image comes exactly once, and repeats of
+    one image go to different processes. A process that is left without an image gets the step's first one
+    with weight 0. Raises `ValueError` for a batch size below 1, and for a rank that does not exist.
     """
     order = epoch_order(count, part.seed, part.epoch, part.repeats)
-    return [([order[position] for position in positions], weight) for positions, weight in my_positions(count, part)]
+    return [
+        ([order[position] for position in positions], weight)
+        for positions, weight in my_positions(count, part)
+    ]
 
 
 def my_repeats(count: int, part: Part) -> list[list[int]]:
-    """Beside the indices of `my_batches`: how often each image came before in this epoch, 0 to `part.repeats` - 1."""
+    """Beside the indices of `my_batches`: how often each image came before in this epoch, 0 to `part.repeats`
+    - 1."""
     return [[position % part.repeats for position in positions] for positions, _ in my_positions(count, part)]
 
 
 def map_style(data, part: Part, workers: int = 0) -> Iterator[Batch]:
-    """One process's batches of an epoch from `data`, which has a length and `take(indices) -> (images, targets)`.
+    """One process's batches of an epoch from `data`, which has a length and `take(indices) -> (images,
+    targets)`.
 
     workers: processes that load ahead, as in a torch `DataLoader`.
     """
     shares = my_batches(len(data), part)
-    # A DataLoader draws a number from torch's global generator when an epoch begins, and runs have been recorded with that. In the
-    # middle of an epoch it was drawn already, so that a run that goes on there must not draw it again.
+    # A DataLoader draws a number from torch's global generator when an epoch begins, and runs have been
+    # recorded with that. In the middle of an epoch it was drawn already, so that a run that goes on there
+    # must not draw it again.
     generator = torch.Generator() if part.start else None
-    loader = DataLoader(_Taken(data.take, len(data)), batch_sampler=[indices for indices, _ in shares], collate_fn=_as_is, generator=generator,
-                        num_workers=workers, pin_memory=workers > 0 and torch.cuda.is_available())
+    loader = DataLoader(
+        _Taken(data.take, len(data)),
+        batch_sampler=[indices for indices, _ in shares],
+        collate_fn=_as_is,
+        generator=generator,
+        num_workers=workers,
+        pin_memory=workers > 0 and torch.cuda.is_available(),
+    )
     for (images, targets), (indices, weight) in zip(loader, shares):
         yield Batch(images, targets, indices, weight)
 
@@ -103,11 +122,16 @@ def _as_is(batch):
 
 
 def my_positions(count: int, part: Part) -> list[tuple[Sequence[int], float]]:
-    """Like `my_batches`, with places in the epoch's order instead of indices: for data that can only be read in an order of their own."""
+    """Like `my_batches`, with places in the epoch's order instead of indices: for data that can only be read
+    in an order of their own."""
     if part.batch_size < 1 or part.repeats < 1:
-        raise ValueError(f"batch_size and repeats must be at least 1, got {part.batch_size} and {part.repeats}")
+        raise ValueError(
+            f"batch_size and repeats must be at least 1, got {part.batch_size} and {part.repeats}"
+        )
     if not 0 <= part.rank < part.world:
-        raise ValueError(f"rank {part.rank} does not exist: there are {part.world} processes, ranks 0 to {part.world - 1}")
+        raise ValueError(
+            f"rank {part.rank} does not exist: there are {part.world} processes, ranks 0 to {part.world - 1}"
+        )
     shares = []
     for first in range(part.start * part.batch_size, count, part.batch_size):
         step = range(first, min(first + part.batch_size, count))
@@ -118,5 +142,6 @@ def my_positions(count: int, part: Part) -> list[tuple[Sequence[int], float]]:
 
 @lru_cache(maxsize=4)
 def _generator_states(count: int, seed: int) -> list[Tensor]:
-    """Remembers the state before each pass that was asked for; to find the last of 300 passes anew would take a minute at ImageNet's size."""
+    """Remembers the state before each pass that was asked for; to find the last of 300 passes anew would take
+    a minute at ImageNet's size."""
     return [torch.Generator().manual_seed(seed).get_state()]

@@ -1,4 +1,5 @@
-"""Photographs at any size, read as they come: for training on more than the disk holds, or straight from the hub."""
+"""Photographs at any size, read as they come: for training on more than the disk holds, or straight from the
+hub."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -11,30 +12,62 @@ from atlib.data.photos import Labelling, Stored, look_of, make_labelling, names_
 from atlib.data.sampler import Batch, Part, my_positions, steps_per_epoch
 from atlib.data.transforms import Augmentation
 
-Positions = tuple[Sequence[int], float]  # of one step, in the rows that a process reads, and the weight of its batch
+Positions = tuple[
+    Sequence[int], float
+]  # of one step, in the rows that a process reads, and the weight of its batch
 
 
 class PhotoStream:
-    """Images that can be read in their order only, for training. Evaluation, which needs an order and all labels, reads `Photos`.
+    """Images that can be read in their order only, for training. Evaluation, which needs an order and all
+    labels, reads `Photos`.
 
-    rows: a `datasets.IterableDataset` whose image column is undecoded. count: the images in it that the labelling keeps. sizes: how many
-    each of its shards has, where that is known. augmentation, train, on_corrupt: as in `atlib.data.photos.Photos`. buffer: images held in
-    memory to draw the next one from; shards, too, come in another order in each epoch. `corrupt`: {index: why} of the current epoch.
+    rows: a `datasets.IterableDataset` whose image column is undecoded. count: the images in it that the
+    labelling keeps. sizes: how many each of its shards has, where that is known. augmentation, train,
+    on_corrupt: as in `atlib.data.photos.Photos`. buffer: images held in memory to draw the next one from;
+    shards, too, come in another order in each epoch. `corrupt`: {index: why} of the current epoch.
 
-    An image's index is its place in the epoch. With one process that is the place in the shuffled stream, and any number of
-    processes takes the same steps: each reads all rows and decodes its own. Where shards divide evenly over processes, though, each reads
-    its own shards only: then the images of a step hang on the number of processes, and every process makes its part of every step.
+    An image's index is its place in the epoch. With one process that is the place in the shuffled stream, and
+    any number of processes takes the same steps: each reads all rows and decodes its own. Where shards divide
+    evenly over processes, though, each reads its own shards only: then the images of a step hang on the
+    number of processes, and every process makes its part of every step.
     """
 
-    def __init__(self, rows, count: int, image_column: str, label_column: str, labelling: Labelling, *, augmentation: Augmentation,
-                 train: bool = True, on_corrupt: str = "raise", buffer: int = 4096, sizes: Sequence[int] | None = None):
+    def __init__(
+        self,
+        rows,
+        count: int,
+        image_column: str,
+        label_column: str,
+        labelling: Labelling,
+        *,
+        augmentation: Augmentation,
+        train: bool = True,
+        on_corrupt: str = "raise",
+        buffer: int = 4096,
+        sizes: Sequence[int] | None = None,
+    ):
         check_on_corrupt(on_corrupt)
         if augmentation is None:
             raise ValueError("a stream needs an augmentation: nothing else brings its images to one size")
         if count < 1 or buffer < 1:
-            raise ValueError(f"a stream has at least 1 image and a buffer for at least 1, got count={count} and buffer={buffer}")
-        self.rows, self.count, self.image_column, self.label_column, self.labelling = rows, count, image_column, label_column, labelling
-        self.augmentation, self.train, self.on_corrupt, self.buffer, self.sizes = augmentation, train, on_corrupt, buffer, sizes
+            raise ValueError(
+                f"a stream has at least 1 image and a buffer for at least 1, got count={count} and"
+                f" buffer={buffer}"
+            )
+        self.rows, self.count, self.image_column, self.label_column, self.labelling = (
+            rows,
+            count,
+            image_column,
+            label_column,
+            labelling,
+        )
+        self.augmentation, self.train, self.on_corrupt, self.buffer, self.sizes = (
+            augmentation,
+            train,
+            on_corrupt,
+            buffer,
+            sizes,
+        )
         self.corrupt: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -48,37 +81,50 @@ class PhotoStream:
     def epoch(self, part: Part, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch: as many as every other's, each image once over all processes.
 
-        Rows are read by this process, decoded by `workers` others ahead of time (0: by this one), so their order does not hang on the
-        number of workers. Taken up again in the middle of an epoch, the rows of the steps before are read, not decoded.
-        Raises `CorruptImage` with on_corrupt="raise", and `ValueError` when the stream has not as many images as was said.
+        Rows are read by this process, decoded by `workers` others ahead of time (0: by this one), so their
+        order does not hang on the number of workers. Taken up again in the middle of an epoch, the rows of
+        the steps before are read, not decoded. Raises `CorruptImage` with on_corrupt="raise", and
+        `ValueError` when the stream has not as many images as was said.
         """
         self.corrupt.clear()
-        return deliver(self._make, self._shares(part), workers=workers, on_corrupt=self.on_corrupt, corrupt=self.corrupt)
+        return deliver(
+            self._make, self._shares(part), workers=workers, on_corrupt=self.on_corrupt, corrupt=self.corrupt
+        )
 
     def _shares(self, part: Part) -> Iterator[Share]:
         """What this process decodes in every step of the epoch, as rows of the stream."""
         own_shards = _divide_evenly(self.sizes, part)
         rows = self.rows.shard(part.world, part.rank, contiguous=False) if own_shards else self.rows
-        stride, offset = (part.world, part.rank) if own_shards else (1, 0)  # so that no two processes give one index
+        stride, offset = (
+            (part.world, part.rank) if own_shards else (1, 0)
+        )  # so that no two processes give one index
         shuffled = rows.shuffle(seed=part.seed, buffer_size=self.buffer)
         shuffled.set_epoch(part.epoch)
         images, at, row = self._labelled(shuffled), -1, None
-        for positions, weight in _of_own_shards(self.sizes, part) if own_shards else my_positions(self.count, part):
+        for positions, weight in (
+            _of_own_shards(self.sizes, part) if own_shards else my_positions(self.count, part)
+        ):
             wanted = []
             for position in positions:
                 while at < position // part.repeats:
                     at, row = at + 1, next(images, None)
                     if row is None:
-                        raise ValueError(f"the stream ended after {at} images, {self.count} were announced: pass count={at} "
-                                         f"(on the command line --set data_size={at})")
+                        raise ValueError(
+                            f"the stream ended after {at} images, {self.count} were announced: pass"
+                            f" count={at} (on the command line --set data_size={at})"
+                        )
                 index = position * stride + offset
                 seed = seed_of(part.seed, part.epoch, index, position % part.repeats) if self.train else None
                 wanted.append(Wanted(index, row[0], row[1], seed))
             yield Share(wanted, weight)
-        expected = (sum(self.sizes[part.rank :: part.world]) if own_shards else self.count) - at - 1  # of other processes, after this one's last
+        expected = (
+            (sum(self.sizes[part.rank :: part.world]) if own_shards else self.count) - at - 1
+        )  # of other processes, after this one's last
         if part.repeats == 1 and at >= 0 and sum(1 for _ in islice(images, expected + 1)) > expected:
-            raise ValueError(f"the stream has more than the {self.count} images that were announced: pass their number as count= "
-                             "(on the command line --set data_size=NUMBER)")
+            raise ValueError(
+                f"the stream has more than the {self.count} images that were announced: pass their number as"
+                " count= (on the command line --set data_size=NUMBER)"
+            )
 
     def _labelled(self, rows: Iterable[Mapping]) -> Iterator[tuple[Mapping, int]]:
         """Files and labels of the images that are wanted."""
@@ -92,15 +138,27 @@ class PhotoStream:
         return make(wanted, look_of(self.augmentation))
 
 
-def open_stream(name_or_path: str | Path, *, path: str | Path | None = None, split: str = "train", augmentation: Augmentation, train: bool = True,
-                image_column: str | None = None, label_column: str | None = None, on_corrupt: str = "raise",
-                class_map: Mapping[Stored, int] | None = None, classes: Iterable[Stored] | None = None, buffer: int = 4096,
-                count: int | None = None) -> PhotoStream:
-    """Open a published split for reading as it comes: from the hub, or from parquet or arrow files. Nothing is copied.
+def open_stream(
+    name_or_path: str | Path,
+    *,
+    path: str | Path | None = None,
+    split: str = "train",
+    augmentation: Augmentation,
+    train: bool = True,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    on_corrupt: str = "raise",
+    class_map: Mapping[Stored, int] | None = None,
+    classes: Iterable[Stored] | None = None,
+    buffer: int = 4096,
+    count: int | None = None,
+) -> PhotoStream:
+    """Open a published split for reading as it comes: from the hub, or from parquet or arrow files. Nothing
+    is copied.
 
-    Arguments are those of `atlib.data.photos.open_photos`; split: where no validation split is published, "train+validation" is all training
-    images. buffer: as in `PhotoStream`. count: the number of images that are wanted; it may be left out where it is published, or
-    local files say it and no class is left out.
+    Arguments are those of `atlib.data.photos.open_photos`; split: where no validation split is published,
+    "train+validation" is all training images. buffer: as in `PhotoStream`. count: the number of images that
+    are wanted; it may be left out where it is published, or local files say it and no class is left out.
     Raises `ValueError` when it is not known or another than is known, and what `open_photos` raises.
     """
     place = find(name_or_path, path)
@@ -113,30 +171,56 @@ def open_stream(name_or_path: str | Path, *, path: str | Path | None = None, spl
         image_column, label_column = image_column or usual[0], label_column or usual[1]
     from atlib.data.hub import columns_of, open_streamed  # imported here: `datasets` takes seconds
 
-    rows, files = open_streamed(place.name, place.path, split, None if known is None else known.files.get(split))
+    rows, files = open_streamed(
+        place.name, place.path, split, None if known is None else known.files.get(split)
+    )
     image_column, label_column = columns_of(rows, image_column, label_column)
     pictures = undecoded(rows, image_column).select_columns([image_column, label_column])
     labelling = make_labelling(names_of(rows, label_column, known, class_map is not None), class_map, classes)
     sizes = None if files is None or classes is not None else [_rows_in(file) for file in files]
     if classes is None:
         published = {} if rows.info.splits is None else rows.info.splits
-        whole = sum(sizes) if sizes else published[rows.split].num_examples if rows.split in published else known and known.images.get(split)
+        whole = (
+            sum(sizes)
+            if sizes
+            else (
+                published[rows.split].num_examples
+                if rows.split in published
+                else known and known.images.get(split)
+            )
+        )
         if None not in (count, whole) and count != whole:
-            raise ValueError(f"{name_or_path} {split} has {whole:,} images, not {count:,}, and an epoch of a stream is all of them: leave the number out "
-                             "(count=, in a run data_size=), or read a part of them by index, without streaming")
+            raise ValueError(
+                f"{name_or_path} {split} has {whole:,} images, not {count:,}, and an epoch of a stream is all"
+                " of them: leave the number out (count=, in a run data_size=), or read a part of them by"
+                " index, without streaming"
+            )
         count = count if whole is None else whole
     if count is None:
         why = "some classes are left out" if classes is not None else "it was not published"
-        raise ValueError(f"the number of images in {name_or_path} {split} is not known ({why}), and steps and schedule hang on it: pass count= "
-                         "(on the command line --set data_size=NUMBER)")
+        raise ValueError(
+            f"the number of images in {name_or_path} {split} is not known ({why}), and steps and schedule"
+            " hang on it: pass count= (on the command line --set data_size=NUMBER)"
+        )
     if count == 0:
         raise ValueError(f"{name_or_path} {split} has no images")
-    return PhotoStream(pictures, count, image_column, label_column, labelling, augmentation=augmentation, train=train, on_corrupt=on_corrupt,
-                       buffer=buffer, sizes=sizes)
+    return PhotoStream(
+        pictures,
+        count,
+        image_column,
+        label_column,
+        labelling,
+        augmentation=augmentation,
+        train=train,
+        on_corrupt=on_corrupt,
+        buffer=buffer,
+        sizes=sizes,
+    )
 
 
 def _divide_evenly(sizes: Sequence[int] | None, part: Part) -> bool:
-    """Whether every process can read as many shards as every other: the rule of `datasets.distributed.split_dataset_by_node`.
+    """Whether every process can read as many shards as every other: the rule of
+    `datasets.distributed.split_dataset_by_node`.
 
     Repeats of an image shall go to different processes, so with them every process reads everything.
     """
@@ -145,7 +229,8 @@ def _divide_evenly(sizes: Sequence[int] | None, part: Part) -> bool:
 
 
 def _of_own_shards(sizes: Sequence[int], part: Part) -> Iterator[Positions]:
-    """Positions in the rows of this process's own shards, step by step: in each its share of what is left of them, so that all end at once."""
+    """Positions in the rows of this process's own shards, step by step: in each its share of what is left of
+    them, so that all end at once."""
     totals = [sum(sizes[rank :: part.world]) for rank in range(part.world)]
     steps = steps_per_epoch(sum(totals), part.batch_size)
     for step in range(part.start, steps):

@@ -1,4 +1,5 @@
-"""What happens to a photograph on its way into a batch: crops, colours, erasing, as one frozen value; the operations are timm's and torchvision's."""
+"""What happens to a photograph on its way into a batch: crops, colours, erasing, as one frozen value; the
+operations are timm's and torchvision's."""
 
 import random
 from collections.abc import Iterator
@@ -23,15 +24,19 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How an image is cropped, changed and normalised, in training and for evaluation; checked when it is built.
+    """How an image is cropped, changed and normalised, in training and for evaluation; checked when it is
+    built.
 
-    image_size: pixels of the square that comes out. crop, in training: "random-resized" (a random 8 to 100 per cent of the area at an aspect of
-    3/4 to 4/3, resized; Szegedy et al. 2015), "padded" (shorter side to image_size, `padding` reflected pixels around it, a random square: DeiT III's
-    simple random crop, arXiv 2204.07118, and CIFAR's) or "centre" (shorter side to image_size, the middle). flip: probability of a mirror image.
-    rand_augment: timm's string for RandAugment (Cubuk et al. 2020), "rand-m9-mstd0.5-inc1" is (9, 0.5); None for none. three_augment: one of grey,
-    solarised, blurred (DeiT III). color_jitter: strength in brightness, contrast and saturation, 0 for none. random_erasing: probability that a
-    rectangle is filled with noise (Zhong et al. 2020), after normalising. interpolation: of every resizing. crop_pct: evaluation resizes the shorter
-    side to image_size / crop_pct and takes the middle. mean, std: per channel, of pixels in 0..1.
+    image_size: pixels of the square that comes out. crop, in training: "random-resized" (a random 8 to 100
+    per cent of the area at an aspect of 3/4 to 4/3, resized; Szegedy et al. 2015), "padded" (shorter side to
+    image_size, `padding` reflected pixels around it, a random square: DeiT III's simple random crop, arXiv
+    2204.07118, and CIFAR's) or "centre" (shorter side to image_size, the middle). flip: probability of a
+    mirror image. rand_augment: timm's string for RandAugment (Cubuk et al. 2020), "rand-m9-mstd0.5-inc1" is
+    (9, 0.5); None for none. three_augment: one of grey, solarised, blurred (DeiT III). color_jitter: strength
+    in brightness, contrast and saturation, 0 for none. random_erasing: probability that a rectangle is filled
+    with noise (Zhong et al. 2020), after normalising. interpolation: of every resizing. crop_pct: evaluation
+    resizes the shorter side to image_size / crop_pct and takes the middle. mean, std: per channel, of pixels
+    in 0..1.
 
     Raises `ValueError` for a value that cannot be meant and for two that exclude each other.
     """
@@ -55,38 +60,60 @@ class Augmentation:
         for name in ("mean", "std"):
             value = getattr(self, name)
             if len(value) != 3 or name == "std" and not min(value) > 0:
-                raise ValueError(f"Augmentation({name}={value!r}): {name} has three values, one a channel{', above 0' if name == 'std' else ''}")
-            object.__setattr__(self, name, tuple(float(each) for each in value))  # JSON reads tuples back as lists, which cannot be hashed
+                raise ValueError(
+                    f"Augmentation({name}={value!r}): {name} has three values, one a"
+                    f" channel{', above 0' if name == 'std' else ''}"
+                )
+            object.__setattr__(
+                self, name, tuple(float(each) for each in value)
+            )  # JSON reads tuples back as lists, which cannot be hashed
         if self.image_size < 1:
-            raise ValueError(f"Augmentation(image_size={self.image_size!r}): image_size must be at least 1 pixel")
+            raise ValueError(
+                f"Augmentation(image_size={self.image_size!r}): image_size must be at least 1 pixel"
+            )
         for name in ("padding", "color_jitter"):
             if getattr(self, name) < 0:
                 raise ValueError(f"Augmentation({name}={getattr(self, name)!r}): {name} must not be negative")
         for name in ("flip", "random_erasing"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"Augmentation({name}={getattr(self, name)!r}): {name} is a probability, from 0 to 1")
+                raise ValueError(
+                    f"Augmentation({name}={getattr(self, name)!r}): {name} is a probability, from 0 to 1"
+                )
         if not 0 < self.crop_pct <= 1:
-            raise ValueError(f"Augmentation(crop_pct={self.crop_pct!r}): crop_pct must be above 0 and at most 1")
+            raise ValueError(
+                f"Augmentation(crop_pct={self.crop_pct!r}): crop_pct must be above 0 and at most 1"
+            )
         if self.rand_augment is not None:
             self._check_rand_augment()
 
     def _check_rand_augment(self) -> None:
         if self.three_augment or self.color_jitter:
             other = "three_augment" if self.three_augment else "color_jitter"
-            raise ValueError(f"rand_augment={self.rand_augment!r} excludes {other}={getattr(self, other)!r}: RandAugment changes colours itself; "
-                             "leave one of them out")
+            raise ValueError(
+                f"rand_augment={self.rand_augment!r} excludes {other}={getattr(self, other)!r}: RandAugment"
+                " changes colours itself; leave one of them out"
+            )
         try:
             if not self.rand_augment.startswith("rand"):
                 raise ValueError("it must start with 'rand'")
             _training(self)
-        except (ValueError, AssertionError, KeyError) as error:  # timm asserts some of it, and int() or float() raise for the rest
-            raise ValueError(f"Augmentation(rand_augment={self.rand_augment!r}) is no RandAugment string of timm's ({error}): "
-                             "'rand-m9-mstd0.5-inc1' has magnitude 9, spread 0.5 and operations that all grow with the magnitude") from error
+        except (
+            ValueError,
+            AssertionError,
+            KeyError,
+        ) as error:  # timm asserts some of it, and int() or float() raise for the rest
+            raise ValueError(
+                f"Augmentation(rand_augment={self.rand_augment!r}) is no RandAugment string of timm's"
+                f" ({error}): 'rand-m9-mstd0.5-inc1' has magnitude 9, spread 0.5 and operations that all grow"
+                " with the magnitude"
+            ) from error
 
     def train(self, image: Image.Image, seed: int) -> Tensor:
-        """The image augmented and normalised, float32 (3, image_size, image_size): the same for the same seed, an integer from 0 on.
+        """The image augmented and normalised, float32 (3, image_size, image_size): the same for the same
+        seed, an integer from 0 on.
 
-        The global generators of Python, NumPy and torch, from which the operations draw, are as before afterwards.
+        The global generators of Python, NumPy and torch, from which the operations draw, are as before
+        afterwards.
         """
         with _drawing_from(seed):
             return _training(self)(image.convert("RGB"))
@@ -103,13 +130,27 @@ class Augmentation:
 @lru_cache
 def _training(augmentation: Augmentation) -> transforms.Compose:
     a = augmentation
-    # timm hands crop, colours and normalisation back apart, so another crop can take the place of the first part.
+    # timm hands crop, colours and normalisation back apart, so another crop can take the place of the first
+    # part.
     crop, colours, normalise = create_transform(
-        a.image_size, is_training=True, hflip=a.flip, color_jitter=a.color_jitter or None, auto_augment="3a" if a.three_augment else a.rand_augment,
-        interpolation=a.interpolation, mean=a.mean, std=a.std, re_prob=a.random_erasing, re_mode="pixel", separate=True)
+        a.image_size,
+        is_training=True,
+        hflip=a.flip,
+        color_jitter=a.color_jitter or None,
+        auto_augment="3a" if a.three_augment else a.rand_augment,
+        interpolation=a.interpolation,
+        mean=a.mean,
+        std=a.std,
+        re_prob=a.random_erasing,
+        re_mode="pixel",
+        separate=True,
+    )
     if a.crop != "random-resized":
         shorter = transforms.Resize(a.image_size, interpolation=str_to_interp_mode(a.interpolation))
-        centre, window = transforms.CenterCrop(a.image_size), transforms.RandomCrop(a.image_size, padding=a.padding, padding_mode="reflect")
+        centre, window = (
+            transforms.CenterCrop(a.image_size),
+            transforms.RandomCrop(a.image_size, padding=a.padding, padding_mode="reflect"),
+        )
         square = centre if a.crop == "centre" else window
         crop = transforms.Compose([shorter, square, transforms.RandomHorizontalFlip(a.flip)])
     for operation in [each for step in colours.transforms for each in getattr(step, "ops", ())]:
@@ -119,19 +160,23 @@ def _training(augmentation: Augmentation) -> transforms.Compose:
 
 
 def _posterise(image: Image.Image, bits: int, **unused) -> Image.Image:
-    # At the end of its range timm posterises to 0 bits. Pillow refuses that since version 13; before, and so in published runs, it made a black image.
+    # At the end of its range timm posterises to 0 bits. Pillow refuses that since version 13; before, and so
+    # in published runs, it made a black image.
     return ImageOps.posterize(image, bits) if bits > 0 else Image.new(image.mode, image.size)
 
 
 @lru_cache
 def _evaluation(augmentation: Augmentation) -> transforms.Compose:
     a = augmentation
-    return create_transform(a.image_size, interpolation=a.interpolation, mean=a.mean, std=a.std, crop_pct=a.crop_pct)
+    return create_transform(
+        a.image_size, interpolation=a.interpolation, mean=a.mean, std=a.std, crop_pct=a.crop_pct
+    )
 
 
 @contextmanager
 def _drawing_from(seed: int) -> Iterator[None]:
-    """Let Python, NumPy and torch (on the CPU) draw from generators of this seed, and put their own states back."""
+    """Let Python, NumPy and torch (on the CPU) draw from generators of this seed, and put their own states
+    back."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     # Three words, so that the three do not start from one number; they are the same on every machine.
     for_python, for_numpy, for_torch = (int(word) for word in np.random.SeedSequence(seed).generate_state(3))

@@ -1,4 +1,5 @@
-"""Examine the trained models of a study: what is measured on them after training, alone or against each other, leaves records too."""
+"""Examine the trained models of a study: what is measured on them after training, alone or against each
+other, leaves records too."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -53,8 +54,9 @@ from atlib.train.evaluate import evaluate, predict, shift_accuracies
 class Examination:
     """A measurement on the trained models of `study`, one seed at a time.
 
-    methods: which of the study's variants. measure: ({method: trained model}, the seed's sources) -> {name of a record: its results}.
-    alone: every model is measured by itself, so that one can be added later. shows, paper, seeds, minutes, only: as in `Study`.
+    methods: which of the study's variants. measure: ({method: trained model}, the seed's sources) -> {name of
+    a record: its results}. alone: every model is measured by itself, so that one can be added later. shows,
+    paper, seeds, minutes, only: as in `Study`.
     """
 
     name: str
@@ -69,25 +71,48 @@ class Examination:
     alone: bool = False
 
 
-def run_examination(examination: Examination, transfer: Place, records: Path, seeds: int, methods: list[str] | None = None,
-                    jobs: int = 1) -> list[Path]:
+def run_examination(
+    examination: Examination,
+    transfer: Place,
+    records: Path,
+    seeds: int,
+    methods: list[str] | None = None,
+    jobs: int = 1,
+) -> list[Path]:
     """Measure the models of seeds 0 to seeds - 1 (`methods`: only some) and return the paths of the records.
 
-    Models whose weights are not kept are trained first. What has a record is not measured again: a model that is measured alone, else a seed.
-    Raises `ValueError` for a scale that it is not made for and for an unknown method.
+    Models whose weights are not kept are trained first. What has a record is not measured again: a model that
+    is measured alone, else a seed. Raises `ValueError` for a scale that it is not made for and for an unknown
+    method.
     """
     study, methods = examination.study, tuple(methods or examination.methods)
     if examination.only not in (None, transfer.scale):
-        raise ValueError(f"{examination.name} is made for the scale {examination.only!r}, not for {transfer.scale!r}")
+        raise ValueError(
+            f"{examination.name} is made for the scale {examination.only!r}, not for {transfer.scale!r}"
+        )
     for method in methods:
         study.variant(method)
-    missing = {seed: [method for method in methods if not _record(records, method, seed).exists()] for seed in range(seeds)}
+    missing = {
+        seed: [method for method in methods if not _record(records, method, seed).exists()]
+        for seed in range(seeds)
+    }
     missing = {seed: some if examination.alone else list(methods) for seed, some in missing.items() if some}
     if missing:
-        variants = [study.variant(method) for method in methods if any(method in some for some in missing.values())]
+        variants = [
+            study.variant(method) for method in methods if any(method in some for some in missing.values())
+        ]
         make_models(study, variants, transfer, study_records(study, transfer), list(missing), jobs)
-        run_each(_train, [(_run(study, transfer, method, seed),) for seed, some in missing.items() for method in some], jobs, fresh=False)
-        run_each(_measure, [(examination, transfer, records, tuple(some), seed) for seed, some in missing.items()], jobs)
+        run_each(
+            _train,
+            [(_run(study, transfer, method, seed),) for seed, some in missing.items() for method in some],
+            jobs,
+            fresh=False,
+        )
+        run_each(
+            _measure,
+            [(examination, transfer, records, tuple(some), seed) for seed, some in missing.items()],
+            jobs,
+        )
     return sorted(records.glob("*-seed*.json"))
 
 
@@ -109,94 +134,153 @@ def _train(run: Run) -> None:
     trained(run)
 
 
-def _measure(examination: Examination, transfer: Place, records: Path, methods: tuple[str, ...], seed: int) -> None:
+def _measure(
+    examination: Examination, transfer: Place, records: Path, methods: tuple[str, ...], seed: int
+) -> None:
     scale, start = scale_of(transfer), time.perf_counter()
     models = {method: model_of(examination.study, transfer, method, seed) for method in methods}
     found = examination.measure(models, Sources(transfer, scale, seed))
     seconds = time.perf_counter() - start
     for name, results in found.items():
-        write_run(examination.name, scale, name, seed, {}, dict(results), [], seconds, _record(records, name, seed))
+        write_run(
+            examination.name, scale, name, seed, {}, dict(results), [], seconds, _record(records, name, seed)
+        )
 
 
 def _record(records: Path, name: str, seed: int) -> Path:
     return records / f"{name.replace(' ', '-')}-seed{seed}.json"
 
 
-# --- What is measured on trained models: accuracy under every shift, likeness to the teacher and to each other, imbalanced classes ---
+# --- What is measured on trained models: accuracy under every shift, likeness to the teacher and to each
+# other, imbalanced classes ---
 
-COMPARED = ("scratch", "fine-tune", "copy", "distill", "copy untrained", "features", "copy q", "copy k", "copy v", "copy fine-tuned",
-            "copy into another teacher's weights", "soft predictions")
+COMPARED = (
+    "scratch",
+    "fine-tune",
+    "copy",
+    "distill",
+    "copy untrained",
+    "features",
+    "copy q",
+    "copy k",
+    "copy v",
+    "copy fine-tuned",
+    "copy into another teacher's weights",
+    "soft predictions",
+)
 EVERY_METHOD = (*COMPARED, "distill q", "distill k", "distill v", "hard predictions")
 TWICE = ("scratch again", "fine-tune again", "copy again", "distill again")
-# The model whose mistakes make the adversarially filtered set: of the tuning seed, so that it is in no comparison and shares no labels with one.
+# The model whose mistakes make the adversarially filtered set: of the tuning seed, so that it is in no
+# comparison and shares no labels with one.
 FILTER = "narrow"
 CORRUPTED = 500  # test images of every corrupted set
 LOOKED_AT = 1000  # test images on which models are compared from inside
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """What is run on an image after training: the student alone where the method says that no teacher is needed, otherwise the whole model."""
+    """What is run on an image after training: the student alone where the method says that no teacher is
+    needed, otherwise the whole model."""
     return model if getattr(model, "needs_teacher", True) else model.student
 
 
 def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
-    """Accuracy of every model on test images under every shift and severity, and on those that a fixed other model gets wrong ("filtered")."""
+    """Accuracy of every model on test images under every shift and severity, and on those that a fixed other
+    model gets wrong ("filtered")."""
     sets = all_shifts()
-    filtered = adversarially_filtered(sources.scale.held_out("test"), model_of(POOL, sources.place, FILTER, TUNING_SEED))
-    return {name: shift_accuracies(bare(model), sets) | {"test_accuracy": evaluate(bare(model), sources.scale.held_out("test")).accuracy,
-                                                        "filtered": evaluate_filtered(bare(model), filtered).accuracy}
-            for name, model in models.items()}
+    filtered = adversarially_filtered(
+        sources.scale.held_out("test"), model_of(POOL, sources.place, FILTER, TUNING_SEED)
+    )
+    return {
+        name: (
+            shift_accuracies(bare(model), sets)
+            | {
+                "test_accuracy": evaluate(bare(model), sources.scale.held_out("test")).accuracy,
+                "filtered": evaluate_filtered(bare(model), filtered).accuracy,
+            }
+        )
+        for name, model in models.items()
+    }
 
 
 def under_corruptions(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
-    """Accuracy of every model on the first test images under the 15 standard corruptions at all five severities, named as "fog@3"."""
+    """Accuracy of every model on the first test images under the 15 standard corruptions at all five
+    severities, named as "fog@3"."""
     test = sources.scale.held_out("test")
     test = test.select(range(min(CORRUPTED, len(test))))
-    found: dict[str, dict] = {name: {"test_accuracy": evaluate(bare(model), test).accuracy} for name, model in models.items()}
+    found: dict[str, dict] = {
+        name: {"test_accuracy": evaluate(bare(model), test).accuracy} for name, model in models.items()
+    }
     for corruption in CORRUPTIONS:
         for severity in SEVERITIES:
-            images = corrupt(test, corruption, severity)  # one set at a time: 75 of them need not be in memory
+            images = corrupt(
+                test, corruption, severity
+            )  # one set at a time: 75 of them need not be in memory
             for name, model in models.items():
                 found[name][f"{corruption}@{severity}"] = evaluate(bare(model), images).accuracy
     return found
 
 
 def compared(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
-    """Of every model: how its predictions, features and maps relate to those of the others, of the teacher and of the fine-tuned teacher."""
+    """Of every model: how its predictions, features and maps relate to those of the others, of the teacher
+    and of the fine-tuned teacher."""
     scale, teacher = sources.scale, sources.teacher().eval()
     test = scale.held_out("test")
     looked_at = test.select(range(min(LOOKED_AT, len(test))))
     ready = {name: bare(model) for name, model in models.items()}
     p = {name: predict(model, test).softmax(-1) for name, model in ready.items()}
-    return {name: _likeness(model, teacher, ready["fine-tune"], looked_at) | _predictions(name, p, test.targets) | _probes(model, scale, sources.seed, test)
-            for name, model in ready.items()} | {"teacher": _likeness(teacher, teacher, ready["fine-tune"], looked_at) | _probes(teacher, scale, sources.seed, test)}
+    return {
+        name: (
+            _likeness(model, teacher, ready["fine-tune"], looked_at)
+            | _predictions(name, p, test.targets)
+            | _probes(model, scale, sources.seed, test)
+        )
+        for name, model in ready.items()
+    } | {
+        "teacher": (
+            _likeness(teacher, teacher, ready["fine-tune"], looked_at)
+            | _probes(teacher, scale, sources.seed, test)
+        )
+    }
 
 
 def _likeness(model: nn.Module, teacher: nn.Module, fine_tuned: nn.Module, images: Images) -> dict:
-    """CKA of every layer with every layer of the teacher and of the fine-tuned model; divergence of maps; what the maps are like."""
+    """CKA of every layer with every layer of the teacher and of the fine-tuned model; divergence of maps;
+    what the maps are like."""
     statistics = describe_layers(model, images)
     divergences = compare_layers(model, teacher, images)
-    return {"cka to teacher": layer_cka(model, teacher, images, class_token).tolist(),
-            "cka to fine-tune": layer_cka(model, fine_tuned, images, class_token).tolist(),
-            "divergence from teacher": {pairing: [layer.value(pairing) for layer in divergences] for pairing in PAIRINGS},
-            "distance": [layer.distance.tolist() for layer in statistics], "entropy": [layer.entropy.tolist() for layer in statistics],
-            "fourier": [profile.log_amplitude.tolist() for profile in layer_profiles(model, images)]}
+    return {
+        "cka to teacher": layer_cka(model, teacher, images, class_token).tolist(),
+        "cka to fine-tune": layer_cka(model, fine_tuned, images, class_token).tolist(),
+        "divergence from teacher": {
+            pairing: [layer.value(pairing) for layer in divergences] for pairing in PAIRINGS
+        },
+        "distance": [layer.distance.tolist() for layer in statistics],
+        "entropy": [layer.entropy.tolist() for layer in statistics],
+        "fourier": [profile.log_amplitude.tolist() for profile in layer_profiles(model, images)],
+    }
 
 
 def _predictions(name: str, p: Mapping[str, Tensor], labels: Tensor) -> dict:
     others = [other for other in p if other != name]
-    return {"test_accuracy": (p[name].argmax(1) == labels).double().mean().item(), "calibration error": expected_calibration_error(p[name], labels),
-            "disagreement": {other: disagreement(p[name], p[other]) for other in others},
-            "ensemble": {other: ensemble_accuracy(p[name], p[other], labels) for other in others}}
+    return {
+        "test_accuracy": (p[name].argmax(1) == labels).double().mean().item(),
+        "calibration error": expected_calibration_error(p[name], labels),
+        "disagreement": {other: disagreement(p[name], p[other]) for other in others},
+        "ensemble": {other: ensemble_accuracy(p[name], p[other], labels) for other in others},
+    }
 
 
 def _probes(model: nn.Module, scale, seed: int, test: Images) -> dict:
-    """What a nearest-neighbour vote and a linear layer make of the features, from the labels that the students had."""
+    """What a nearest-neighbour vote and a linear layer make of the features, from the labels that the
+    students had."""
     train, validation = scale.labelled(seed), scale.held_out("validation")
     x = [features(model, images) for images in (train, validation, test)]
     y = [images.targets for images in (train, validation, test)]
     probe = linear_probe(x[0], y[0], x[1], y[1], x[2], y[2], steps=300)
-    return {"k-nn": {str(k): accuracy for k, accuracy in knn_accuracy(x[0], y[0], x[2], y[2]).items()}, "linear probe": probe.test_accuracy}
+    return {
+        "k-nn": {str(k): accuracy for k, accuracy in knn_accuracy(x[0], y[0], x[2], y[2]).items()},
+        "linear probe": probe.test_accuracy,
+    }
 
 
 def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
@@ -206,39 +290,120 @@ def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[s
     found = {}
     for name, model in models.items():
         logits = predict(bare(model), test)
-        found[name] = group_accuracy(logits, test.targets, groups) | {"test_accuracy": (logits.argmax(1) == test.targets).double().mean().item()}
+        found[name] = group_accuracy(logits, test.targets, groups) | {
+            "test_accuracy": (logits.argmax(1) == test.targets).double().mean().item()
+        }
     return found
 
 
-SHIFTS_OF_METHODS = Examination("shifts", "every method under every shift of the built-in world", "ImageNet-A, -R, -Sketch, -V2",
-                                FAMILY, EVERY_METHOD, under_shifts, minutes=20, alone=True)
-SHIFTS_OF_POOL = Examination("shifts-pool", "ordinary models under every shift: the line of effective robustness", "the testbed of arXiv 2007.00644",
-                             POOL, tuple(variant.name for variant in POOL.variants if variant.name != FILTER), under_shifts, seeds=3, minutes=8, alone=True)
-COMPARISON = Examination("comparison", "likeness of predictions, features and maps to the teacher, the fine-tuned model and each other",
-                         "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model", FAMILY, COMPARED + TWICE, compared, minutes=15)
-CENTRAL_COMPARISON = Examination("central-comparison", "the same likenesses, of the students of the central experiment: for photographs",
-                                 "as above", CENTRAL, ("scratch", "fine-tune", "copy", "distill"), compared, seeds=3, minutes=10, only=None)
-CLASS_GROUPS = Examination("class-groups", "accuracy for classes with many, medium and few labels", "iNaturalist", LONG_TAIL,
-                           tuple(variant.name for variant in LONG_TAIL.variants), by_class_groups, minutes=2, only=None, alone=True)
-CORRUPTED_IMAGES = Examination("corruptions", "the 15 standard corruptions at five severities", "not in the paper; arXiv 1903.12261", CENTRAL,
-                               tuple(method for method in METHODS if method != "copy-fine-tuned"), under_corruptions, only=None, seeds=3, alone=True)
+SHIFTS_OF_METHODS = Examination(
+    "shifts",
+    "every method under every shift of the built-in world",
+    "ImageNet-A, -R, -Sketch, -V2",
+    FAMILY,
+    EVERY_METHOD,
+    under_shifts,
+    minutes=20,
+    alone=True,
+)
+SHIFTS_OF_POOL = Examination(
+    "shifts-pool",
+    "ordinary models under every shift: the line of effective robustness",
+    "the testbed of arXiv 2007.00644",
+    POOL,
+    tuple(variant.name for variant in POOL.variants if variant.name != FILTER),
+    under_shifts,
+    seeds=3,
+    minutes=8,
+    alone=True,
+)
+COMPARISON = Examination(
+    "comparison",
+    "likeness of predictions, features and maps to the teacher, the fine-tuned model and each other",
+    "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model",
+    FAMILY,
+    COMPARED + TWICE,
+    compared,
+    minutes=15,
+)
+CENTRAL_COMPARISON = Examination(
+    "central-comparison",
+    "the same likenesses, of the students of the central experiment: for photographs",
+    "as above",
+    CENTRAL,
+    ("scratch", "fine-tune", "copy", "distill"),
+    compared,
+    seeds=3,
+    minutes=10,
+    only=None,
+)
+CLASS_GROUPS = Examination(
+    "class-groups",
+    "accuracy for classes with many, medium and few labels",
+    "iNaturalist",
+    LONG_TAIL,
+    tuple(variant.name for variant in LONG_TAIL.variants),
+    by_class_groups,
+    minutes=2,
+    only=None,
+    alone=True,
+)
+CORRUPTED_IMAGES = Examination(
+    "corruptions",
+    "the 15 standard corruptions at five severities",
+    "not in the paper; arXiv 1903.12261",
+    CENTRAL,
+    tuple(method for method in METHODS if method != "copy-fine-tuned"),
+    under_corruptions,
+    only=None,
+    seeds=3,
+    alone=True,
+)
 
 
 def _shifts_of(study: Study, shows: str, minutes: int, paper: str = "not in the paper") -> Examination:
     """All variants of a study under every shift."""
-    return Examination(f"shifts-{study.name}", f"{shows}, under every shift", paper, study, tuple(variant.name for variant in study.variants),
-                       under_shifts, minutes=minutes, alone=True)
+    return Examination(
+        f"shifts-{study.name}",
+        f"{shows}, under every shift",
+        paper,
+        study,
+        tuple(variant.name for variant in study.variants),
+        under_shifts,
+        minutes=minutes,
+        alone=True,
+    )
 
 
 SHIFTS_OF_STUDIES = (
-    _shifts_of(PAIRS, "students that differ from their teacher", 10, "not in the paper, which pairs equal architectures"),
+    _shifts_of(
+        PAIRS,
+        "students that differ from their teacher",
+        10,
+        "not in the paper, which pairs equal architectures",
+    ),
     _shifts_of(AVERAGES, "copies of averaged maps and students of few labels", 7),
     _shifts_of(LAYERS, "copies and distillations of some layers or heads", 15),
     _shifts_of(DISTILLATION, "other weights of Distill and other layers for it", 7),
-    _shifts_of(COMPONENT_STUDY, "students of teachers with native components", 13,
-               "arXiv 2605.07191: what fails on ImageNet fails on ImageNet-A, -R, -S and -V2 too"),
+    _shifts_of(
+        COMPONENT_STUDY,
+        "students of teachers with native components",
+        13,
+        "arXiv 2605.07191: what fails on ImageNet fails on ImageNet-A, -R, -S and -V2 too",
+    ),
     _shifts_of(SIZES, "smaller and larger students and teachers", 9),
-    _shifts_of(PRETRAINING, "students of teachers with another pre-text or other data", 9))
+    _shifts_of(PRETRAINING, "students of teachers with another pre-text or other data", 9),
+)
 
-EXAMINATIONS = {each.name: each for each in (SHIFTS_OF_METHODS, SHIFTS_OF_POOL, *SHIFTS_OF_STUDIES, COMPARISON, CENTRAL_COMPARISON, CLASS_GROUPS,
-                                             CORRUPTED_IMAGES)}
+EXAMINATIONS = {
+    each.name: each
+    for each in (
+        SHIFTS_OF_METHODS,
+        SHIFTS_OF_POOL,
+        *SHIFTS_OF_STUDIES,
+        COMPARISON,
+        CENTRAL_COMPARISON,
+        CLASS_GROUPS,
+        CORRUPTED_IMAGES,
+    )
+}

@@ -1,6 +1,7 @@
 """From records to a verdict: differences within seeds, and one rule for all claims.
 
-A record is only compared with records of the same seed: they share the teacher, the labels and the order of training.
+A record is only compared with records of the same seed: they share the teacher, the labels and the order of
+training.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,13 +43,17 @@ class Unit(NamedTuple):
 POINTS, NATS, CKA = Unit("points", 100, 1), Unit("nats"), Unit("CKA")
 
 
-# --- The rule ---------------------------------------------------------------------------------------------------------------------------
+# --- The rule
+# ---------------------------------------------------------------------------------------------------------------------------
+
 
 def verdict(differences: Sequence[float], sign: int, margin: float = 0.0) -> str:
-    """What differences within seeds, one a seed, say about the claim that they are positive (`sign` 1) or negative (-1).
+    """What differences within seeds, one a seed, say about the claim that they are positive (`sign` 1) or
+    negative (-1).
 
-    The claim holds when every seed has its sign, does not hold when every seed has the opposite, and is undecided otherwise. With a
-    `margin` it is the weaker claim that a difference is wrong by less than that: "no worse". Fewer than `FEWEST_SEEDS` differences test nothing.
+    The claim holds when every seed has its sign, does not hold when every seed has the opposite, and is
+    undecided otherwise. With a `margin` it is the weaker claim that a difference is wrong by less than that:
+    "no worse". Fewer than `FEWEST_SEEDS` differences test nothing.
     """
     if len(differences) < FEWEST_SEEDS:
         return NOT_TESTED
@@ -57,23 +62,28 @@ def verdict(differences: Sequence[float], sign: int, margin: float = 0.0) -> str
 
 
 def together(parts: Sequence[Evidence]) -> Evidence:
-    """Evidence about a claim with several parts: it holds when all of them hold, and does not as soon as one of them does not."""
+    """Evidence about a claim with several parts: it holds when all of them hold, and does not as soon as one
+    of them does not."""
     found = {part.verdict for part in parts}
     order = (DOES_NOT_HOLD, NOT_TESTED, UNDECIDED, HOLDS)
     return Evidence("; ".join(part.figures for part in parts), next(name for name in order if name in found))
 
 
-# --- What is compared -------------------------------------------------------------------------------------------------------------------
+# --- What is compared
+# -------------------------------------------------------------------------------------------------------------------
+
 
 class Side(NamedTuple):
-    """One side of a comparison. numbers: (the results folder, scale) -> {seed: number}, empty where nothing is recorded."""
+    """One side of a comparison. numbers: (the results folder, scale) -> {seed: number}, empty where nothing
+    is recorded."""
 
     name: str
     numbers: Callable[[Path, str], BySeed]
 
 
 class Comparison(NamedTuple):
-    """The claim that `a` is above `b` (`sign` 1) or below it (-1), but for a `margin`. name: printed in place of "a − b"."""
+    """The claim that `a` is above `b` (`sign` 1) or below it (-1), but for a `margin`. name: printed in place
+    of "a − b"."""
 
     a: Side
     b: Side
@@ -88,13 +98,19 @@ class Comparison(NamedTuple):
         return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
 
     def evidence(self, results: Path, scale: str = "built-in") -> Evidence:
-        """Mean ± standard deviation of the differences, the number of seeds in which the claim is true, and the verdict."""
+        """Mean ± standard deviation of the differences, the number of seeds in which the claim is true, and
+        the verdict."""
         found, name = self.differences(results, scale), self.name or f"{self.a.name} − {self.b.name}"
         if len(found) < FEWEST_SEEDS:
-            return Evidence(f"{name}: {len(found) or 'no'} seed{'s' if len(found) != 1 else ''} recorded", NOT_TESTED)
+            return Evidence(
+                f"{name}: {len(found) or 'no'} seed{'s' if len(found) != 1 else ''} recorded", NOT_TESTED
+            )
         word, factor, digits = self.unit
         true = sum(self.sign * difference + self.margin > 0 for difference in found)
-        figures = f"{factor * mean(found):+.{digits}f} ± {factor * stdev(found):.{digits}f} {word}, {true} of {len(found)} seeds".replace("-", "−")
+        figures = (
+            f"{factor * mean(found):+.{digits}f} ± {factor * stdev(found):.{digits}f} {word}, {true} of"
+            f" {len(found)} seeds".replace("-", "−")
+        )
         return Evidence(f"{name} {figures}", verdict(found, self.sign, self.margin))
 
 
@@ -118,7 +134,9 @@ def no_better(a: Side, b: Side, name: str | None = None) -> Comparison:
     return Comparison(a, b, -1, POINTS, name, ONE_POINT)
 
 
-# --- Where the numbers come from ---------------------------------------------------------------------------------------------------------
+# --- Where the numbers come from
+# ---------------------------------------------------------------------------------------------------------
+
 
 def accuracy(record: Record) -> float:
     """Test accuracy, from 0 to 1."""
@@ -142,7 +160,8 @@ def cka_to_fine_tuned(record: Record) -> float:
 
 
 def divergence_from_teacher(record: Record) -> float:
-    """Jensen-Shannon divergence of the maps from the teacher's, heads paired one to one, mean over layers; nats."""
+    """Jensen-Shannon divergence of the maps from the teacher's, heads paired one to one, mean over layers;
+    nats."""
     return mean(record.results["divergence from teacher"]["bipartite"])
 
 
@@ -174,7 +193,11 @@ def made_of(name: str, function: Callable[..., float], *sides: Side) -> Side:
 
     def numbers(results: Path, scale: str) -> BySeed:
         all_of_them = [side.numbers(results, scale) for side in sides]
-        return {seed: function(*(each[seed] for each in all_of_them)) for seed in all_of_them[0] if all(seed in each for each in all_of_them)}
+        return {
+            seed: function(*(each[seed] for each in all_of_them))
+            for seed in all_of_them[0]
+            if all(seed in each for each in all_of_them)
+        }
 
     return Side(name, numbers)
 
@@ -184,21 +207,34 @@ _GUESSING = _CHANCE + 3 * (_CHANCE * (1 - _CHANCE) / _TEST_IMAGES) ** 0.5  # cha
 
 
 def beyond_expectation(method: str) -> Side:
-    """Effective robustness: accuracy under a shift less what the line through the ordinary models of "shifts-pool" expects, mean over all shifted sets.
+    """Effective robustness: accuracy under a shift less what the line through the ordinary models of
+    "shifts-pool" expects, mean over all shifted sets.
 
-    Each set has a line of its own (Taori et al. 2020, arXiv 2007.00644): a line on logit axes does not survive averaging over sets.
-    Members of the pool that are no better than guessing are left out: they lie at chance under every shift and would tilt the line.
+    Each set has a line of its own (Taori et al. 2020, arXiv 2007.00644): a line on logit axes does not
+    survive averaging over sets. Members of the pool that are no better than guessing are left out: they lie
+    at chance under every shift and would tilt the line.
     """
 
     def numbers(results: Path, scale: str) -> BySeed:
-        pool = [record.results for record in _records(results / "shifts-pool" / scale, "*") if record.results["test_accuracy"] > _GUESSING]
+        pool = [
+            record.results
+            for record in _records(results / "shifts-pool" / scale, "*")
+            if record.results["test_accuracy"] > _GUESSING
+        ]
         ordinary = [each["test_accuracy"] for each in pool]
         if len(set(ordinary)) < FEWEST_SEEDS:  # no line yet
             return {}
-        lines = {name: fit_line(ordinary, [each[name] for each in pool], HALF_AN_IMAGE) for name in pool[0] if "@" in name}
+        lines = {
+            name: fit_line(ordinary, [each[name] for each in pool], HALF_AN_IMAGE)
+            for name in pool[0]
+            if "@" in name
+        }
 
         def beyond(record: Record) -> float:
-            expected = {name: line.expected(record.results["test_accuracy"], HALF_AN_IMAGE) for name, line in lines.items()}
+            expected = {
+                name: line.expected(record.results["test_accuracy"], HALF_AN_IMAGE)
+                for name, line in lines.items()
+            }
             return mean(record.results[name] - expected[name] for name in lines)
 
         return of("shifts", method, beyond).numbers(results, scale)
@@ -207,5 +243,6 @@ def beyond_expectation(method: str) -> Side:
 
 
 def _records(folder: Path, name: str) -> list[Record]:
-    """The reported runs of that file name: not those of the tuning and not teachers, which lie in folders of their own."""
+    """The reported runs of that file name: not those of the tuning and not teachers, which lie in folders of
+    their own."""
     return [read_record(path) for path in sorted(folder.glob(f"{name}-seed*.json"))]

@@ -1,5 +1,5 @@
-"""The studies of the book, one after the other: what is compared in chapters 6 to 11, beside the central experiment. The later ones follow from
-`atlib.lab.studies`.
+"""The studies of the book, one after the other: what is compared in chapters 6 to 11, beside the central
+experiment. The later ones follow from `atlib.lab.studies`.
 """
 
 from functools import partial
@@ -29,13 +29,15 @@ from atlib.methods.mean_maps import MeanMapCopy
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
 
-# --- The studies of chapters 16 to 19: other pre-training, other components, other sizes, other amounts and kinds of labels ---
+# --- The studies of chapters 16 to 19: other pre-training, other components, other sizes, other amounts and
+# kinds of labels ---
 
 _SHORT = {"steps": 1000}
 STANDARD = Schooling("standard", changes=_SHORT)
 
 
-# --- Which pre-training, and which half of it: features or routing ------------------------------------------------------
+# --- Which pre-training, and which half of it: features or routing
+# ------------------------------------------------------
 
 COLOUR = colour("colour", changes=_SHORT)
 OTHER_DATA = Schooling("other-data", world=glyphs.World(rendering="inverted"), changes=_SHORT)
@@ -44,98 +46,191 @@ OTHER_DATA = Schooling("other-data", world=glyphs.World(rendering="inverted"), c
 def _mix(weights: Schooling, maps: Schooling | None, sources: Sources) -> nn.Module:
     """One teacher's weights, with another's maps copied (None: of an untrained one)."""
     student = with_new_head(sources.schooled(weights), sources)
-    return untrained_maps(sources, student) if maps is None else AttentionTransfer(sources.schooled(maps), student, Plan())
+    return (
+        untrained_maps(sources, student)
+        if maps is None
+        else AttentionTransfer(sources.schooled(maps), student, Plan())
+    )
 
 
 def _methods(name: str, schooling: Schooling) -> tuple[Variant, ...]:
-    return (Variant(f"{name}, fine-tune", partial(fine_tune, schooling=schooling), "fine-tune"),
-            Variant(f"{name}, copy", by(schooling=schooling)),
-            Variant(f"{name}, distill", by(how="distill", schooling=schooling), "distill"))
+    return (
+        Variant(f"{name}, fine-tune", partial(fine_tune, schooling=schooling), "fine-tune"),
+        Variant(f"{name}, copy", by(schooling=schooling)),
+        Variant(f"{name}, distill", by(how="distill", schooling=schooling), "distill"),
+    )
 
 
 PRETRAINING = Study(
-    "pretraining", "teachers of another pre-text and of other data; useful and useless features with useful and useless routing",
+    "pretraining",
+    "teachers of another pre-text and of other data; useful and useless features with useful and useless"
+    " routing",
     "teachers pre-trained on ImageNet-22k and COCO; the other pre-text is ours",
-    (*_methods("standard", STANDARD), *_methods("colour", COLOUR), *_methods("other data", OTHER_DATA),
-     *(Variant(f"{features} features, {routing} routing", partial(_mix, weights, maps), "fine-tune")
-       for features, weights in (("useful", STANDARD), ("useless", COLOUR)) for routing, maps in (("useful", STANDARD), ("useless", None)))),
-    minutes=35, only="built-in", teachers=(STANDARD, COLOUR, OTHER_DATA))
+    (
+        *_methods("standard", STANDARD),
+        *_methods("colour", COLOUR),
+        *_methods("other data", OTHER_DATA),
+        *(
+            Variant(f"{features} features, {routing} routing", partial(_mix, weights, maps), "fine-tune")
+            for features, weights in (("useful", STANDARD), ("useless", COLOUR))
+            for routing, maps in (("useful", STANDARD), ("useless", None))
+        ),
+    ),
+    minutes=35,
+    only="built-in",
+    teachers=(STANDARD, COLOUR, OTHER_DATA),
+)
 
 
-# --- Imbalanced labels --------------------------------------------------------------------------------------------------
+# --- Imbalanced labels
+# --------------------------------------------------------------------------------------------------
 
 IMBALANCE = 50.0  # the first class has 50 times as many images as the last
 
 
 def _imbalanced(scale: GlyphScale | CifarScale, seed: int) -> Images:
-    """Imbalanced labels of four times as many drawn: about as many as the scale's balanced ones (of all, where it takes all)."""
+    """Imbalanced labels of four times as many drawn: about as many as the scale's balanced ones (of all,
+    where it takes all)."""
     return long_tail(scale.labelled(seed, scale.labels and 4 * scale.labels), IMBALANCE, seed)
 
 
 LONG_TAIL = Study(
-    "long-tail", "imbalanced labels", "iNaturalist 2017 to 2019",
-    tuple(Variant(method, build, method, images=_imbalanced)
-          for method, build in (("scratch", scratch), ("fine-tune", fine_tune), ("copy", by()), ("distill", by(how="distill")))),
-    minutes=5)
+    "long-tail",
+    "imbalanced labels",
+    "iNaturalist 2017 to 2019",
+    tuple(
+        Variant(method, build, method, images=_imbalanced)
+        for method, build in (
+            ("scratch", scratch),
+            ("fine-tune", fine_tune),
+            ("copy", by()),
+            ("distill", by(how="distill")),
+        )
+    ),
+    minutes=5,
+)
 
 
-# --- A teacher's native components, in the student or not ----------------------------------------------------------------
+# --- A teacher's native components, in the student or not
+# ----------------------------------------------------------------
 
-# Constructor arguments of the component, and what a standard student's plan needs. Layer scale starts at 0.1, CaiT's value for up to 18 layers.
-COMPONENTS = {"layer scale": ({"init_values": 0.1}, {}), "registers": ({"reg_tokens": 4}, {"unequal_prefix": "drop"}),
-              "pre-norm": ({"pre_norm": True}, {}), "average pooling": ({"global_pool": "avg"}, {})}
-WITH_COMPONENT = {name: Schooling(name.replace(" ", "-"), model=model, changes=_SHORT) for name, (model, _) in COMPONENTS.items()}
+# Constructor arguments of the component, and what a standard student's plan needs. Layer scale starts at 0.1,
+# CaiT's value for up to 18 layers.
+COMPONENTS = {
+    "layer scale": ({"init_values": 0.1}, {}),
+    "registers": ({"reg_tokens": 4}, {"unequal_prefix": "drop"}),
+    "pre-norm": ({"pre_norm": True}, {}),
+    "average pooling": ({"global_pool": "avg"}, {}),
+}
+WITH_COMPONENT = {
+    name: Schooling(name.replace(" ", "-"), model=model, changes=_SHORT)
+    for name, (model, _) in COMPONENTS.items()
+}
 
 
 def _matched_or_not(name: str) -> tuple[Variant, ...]:
     model, needs = COMPONENTS[name]
     teacher = WITH_COMPONENT[name]
-    return (Variant(f"{name}, scratch", scratch, "scratch", student=model),
-            Variant(f"{name}, copy to matched", by(schooling=teacher), student=model),
-            Variant(f"{name}, copy to standard", by(schooling=teacher, mismatched=True, **needs)),
-            Variant(f"{name}, distill to matched", by(how="distill", schooling=teacher), "distill", student=model),
-            Variant(f"{name}, distill to standard", by(how="distill", schooling=teacher, mismatched=True, **needs), "distill"))
+    return (
+        Variant(f"{name}, scratch", scratch, "scratch", student=model),
+        Variant(f"{name}, copy to matched", by(schooling=teacher), student=model),
+        Variant(f"{name}, copy to standard", by(schooling=teacher, mismatched=True, **needs)),
+        Variant(
+            f"{name}, distill to matched", by(how="distill", schooling=teacher), "distill", student=model
+        ),
+        Variant(
+            f"{name}, distill to standard",
+            by(how="distill", schooling=teacher, mismatched=True, **needs),
+            "distill",
+        ),
+    )
 
 
 COMPONENT_STUDY = Study(
-    "components", "teachers with native components, taught to students that have them too and to standard ones",
+    "components",
+    "teachers with native components, taught to students that have them too and to standard ones",
     "arXiv 2605.07191: four families fail to transfer to a standard ViT, and transfer to a matched one",
     tuple(variant for name in COMPONENTS for variant in _matched_or_not(name)),
-    minutes=50, only="built-in", teachers=tuple(WITH_COMPONENT.values()))
+    minutes=50,
+    only="built-in",
+    teachers=tuple(WITH_COMPONENT.values()),
+)
 
 
-# --- Model size -----------------------------------------------------------------------------------------------------------
+# --- Model size
+# -----------------------------------------------------------------------------------------------------------
 
 _SMALL, _LARGE = {"embed_dim": 32}, {"embed_dim": 96}
-SMALL, LARGE = (Schooling(name, model=model, changes=_SHORT) for name, model in (("small", _SMALL), ("large", _LARGE)))
+SMALL, LARGE = (
+    Schooling(name, model=model, changes=_SHORT) for name, model in (("small", _SMALL), ("large", _LARGE))
+)
 
 
 def _of_size(name: str, schooling: Schooling, model: dict) -> tuple[Variant, ...]:
-    return (Variant(f"{name}, scratch", scratch, "scratch", student=model),
-            Variant(f"{name}, fine-tune", partial(fine_tune, schooling=schooling), "fine-tune", student=model),
-            Variant(f"{name}, copy", by(schooling=schooling), student=model),
-            Variant(f"{name}, distill", by(how="distill", schooling=schooling), "distill", student=model))
+    return (
+        Variant(f"{name}, scratch", scratch, "scratch", student=model),
+        Variant(f"{name}, fine-tune", partial(fine_tune, schooling=schooling), "fine-tune", student=model),
+        Variant(f"{name}, copy", by(schooling=schooling), student=model),
+        Variant(f"{name}, distill", by(how="distill", schooling=schooling), "distill", student=model),
+    )
 
 
 SIZES = Study(
-    "sizes", "three widths of teacher and student, and a teacher smaller or larger than its student",
+    "sizes",
+    "three widths of teacher and student, and a teacher smaller or larger than its student",
     "ViT-B, ViT-L and ViT-H; a small teacher for a larger student is left open",
-    (*_of_size("small", SMALL, _SMALL), *_of_size("large", LARGE, _LARGE),
-     *(Variant(f"{teacher.name} teacher, {name} student, {how}", by(how=how, schooling=teacher), how, student=model)
-       for teacher, name, model in ((SMALL, "large", _LARGE), (LARGE, "small", _SMALL)) for how in ("copy", "distill"))),
-    minutes=25, only="built-in", teachers=(SMALL, LARGE))
+    (
+        *_of_size("small", SMALL, _SMALL),
+        *_of_size("large", LARGE, _LARGE),
+        *(
+            Variant(
+                f"{teacher.name} teacher, {name} student, {how}",
+                by(how=how, schooling=teacher),
+                how,
+                student=model,
+            )
+            for teacher, name, model in ((SMALL, "large", _LARGE), (LARGE, "small", _SMALL))
+            for how in ("copy", "distill")
+        ),
+    ),
+    minutes=25,
+    only="built-in",
+    teachers=(SMALL, LARGE),
+)
 
 
-# --- A pool of ordinary models, for the line that effective robustness is measured from -------------------------------------
+# --- A pool of ordinary models, for the line that effective robustness is measured from
+# -------------------------------------
 
 POOL = Study(
-    "pool", "models trained from scratch with more and fewer labels, steps and weights, and checkpoints along a run", "the testbed of arXiv 2007.00644",
-    (*(Variant(f"{labels} labels", scratch, "scratch", labels=labels) for labels in (250, 500, 2000, 4000)),
-     *(Variant(f"{steps} steps", scratch, "scratch", {"steps": steps}) for steps in (100, 200)),
-     Variant("8000 labels, 800 steps", scratch, "scratch", {"steps": 800}, labels=8000),
-     *(Variant(f"8000 labels, step {step} of 800", scratch, "scratch", {"steps": 800}, labels=8000, stop_at=step) for step in (50, 150, 400)),
-     Variant("narrow", scratch, "scratch", student=_SMALL), Variant("wide", scratch, "scratch", student=_LARGE)),
-    seeds=3, minutes=12, only="built-in")
+    "pool",
+    "models trained from scratch with more and fewer labels, steps and weights, and checkpoints along a run",
+    "the testbed of arXiv 2007.00644",
+    (
+        *(
+            Variant(f"{labels} labels", scratch, "scratch", labels=labels)
+            for labels in (250, 500, 2000, 4000)
+        ),
+        *(Variant(f"{steps} steps", scratch, "scratch", {"steps": steps}) for steps in (100, 200)),
+        Variant("8000 labels, 800 steps", scratch, "scratch", {"steps": 800}, labels=8000),
+        *(
+            Variant(
+                f"8000 labels, step {step} of 800",
+                scratch,
+                "scratch",
+                {"steps": 800},
+                labels=8000,
+                stop_at=step,
+            )
+            for step in (50, 150, 400)
+        ),
+        Variant("narrow", scratch, "scratch", student=_SMALL),
+        Variant("wide", scratch, "scratch", student=_LARGE),
+    ),
+    seeds=3,
+    minutes=12,
+    only="built-in",
+)
 
 TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, SIZES, POOL)
 
@@ -143,7 +238,9 @@ TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, SIZES, POOL)
 _LR = tuple({"lr": lr} for lr in (1e-3, 2e-3, 4e-3))
 
 
-# --- The central experiment, for examinations of its students; `atlib.lab.study` runs it --------------------------------
+# --- The central experiment, for examinations of its students; `atlib.lab.study` runs it
+# --------------------------------
+
 
 def _central(method: str, sources: Sources) -> nn.Module:
     fine_tuned = sources.fine_tuned() if method == "copy-fine-tuned" else None
@@ -151,18 +248,34 @@ def _central(method: str, sources: Sources) -> nn.Module:
 
 
 CENTRAL = Study(
-    "transfer", "scratch, fine-tune, copy from three teachers, distill: the central table, tuned",
-    "ViT-L on ImageNet: scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7, copy from an untrained teacher 72.7",
-    tuple(Variant(method, partial(_central, method), method, needs=("fine-tuned",) if method == "copy-fine-tuned" else ()) for method in METHODS),
-    minutes=70, central=True)
+    "transfer",
+    "scratch, fine-tune, copy from three teachers, distill: the central table, tuned",
+    "ViT-L on ImageNet: scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7, copy from an untrained"
+    " teacher 72.7",
+    tuple(
+        Variant(
+            method,
+            partial(_central, method),
+            method,
+            needs=("fine-tuned",) if method == "copy-fine-tuned" else (),
+        )
+        for method in METHODS
+    ),
+    minutes=70,
+    central=True,
+)
 
 
-# --- Distill: its weight, its layers ---------------------------------------------------------------------------------------
+# --- Distill: its weight, its layers
+# ---------------------------------------------------------------------------------------
+
 
 def _pair_in_layers(how: str, end: str, number: int | None, sources: Sources) -> nn.Module:
     depth = sources.depth
     number = depth // 2 if number is None else number
-    return pair(Plan(how=how, layers=range(number) if end == "first" else range(depth - number, depth)), sources)
+    return pair(
+        Plan(how=how, layers=range(number) if end == "first" else range(depth - number, depth)), sources
+    )
 
 
 def _in_layers(how: str, end: str, number: int | None = None) -> partial:
@@ -174,15 +287,25 @@ def _weights(*values: float) -> tuple[dict, ...]:
 
 
 DISTILLATION = Study(
-    "distillation", "the weight λ of Distill, and the layers it reaches", "λ = 3 in its recipe; 18 of 24 layers for ViT-L",
-    (*(Variant(f"weight {value:g}", by(how="distill"), "distill", {"transfer_weight": value}) for value in (1.0, 3.0, 10.0, 30.0)),
-     Variant("first half", _in_layers("distill", "first"), "distill"),
-     Variant("last half", _in_layers("distill", "last"), "distill"),
-     Variant("last layer", _in_layers("distill", "last", 1), "distill")),
-    minutes=20)
+    "distillation",
+    "the weight λ of Distill, and the layers it reaches",
+    "λ = 3 in its recipe; 18 of 24 layers for ViT-L",
+    (
+        *(
+            Variant(f"weight {value:g}", by(how="distill"), "distill", {"transfer_weight": value})
+            for value in (1.0, 3.0, 10.0, 30.0)
+        ),
+        Variant("first half", _in_layers("distill", "first"), "distill"),
+        Variant("last half", _in_layers("distill", "last"), "distill"),
+        Variant("last layer", _in_layers("distill", "last", 1), "distill"),
+    ),
+    minutes=20,
+)
 
 
-# --- Q, K, V, maps, features, predictions: everything that can go from a teacher to a student -------------------------
+# --- Q, K, V, maps, features, predictions: everything that can go from a teacher to a student
+# -------------------------
+
 
 def _copy_into_another(sources: Sources) -> nn.Module:
     return AttentionTransfer(sources.teacher(), with_new_head(sources.another_teacher(), sources), Plan())
@@ -201,62 +324,122 @@ def _copy_fine_tuned(sources: Sources) -> nn.Module:
 
 
 FAMILY = Study(
-    "family", "all that can be transferred: maps, Q, K, V, features, predictions, weights",
-    "Q, K, V: copy Q only 85.6; baselines: features 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7 (ViT-L)",
-    (Variant("scratch", scratch, "scratch"),
-     Variant("fine-tune", fine_tune, "fine-tune"),
-     Variant("copy", by()),
-     Variant("distill", by(how="distill"), "distill"),
-     *(Variant(f"copy {part}", by(part), trials=_LR) for part in "qkv"),
-     *(Variant(f"distill {part}", by(part, "distill"), "distill", trials=_weights(0.1, 1.0, 10.0)) for part in "qkv"),
-     Variant("features", _features, "distill", trials=_weights(0.1, 1.0, 10.0)),
-     Variant("soft predictions", partial(_predictions, False), "scratch", {"task_weight": 0.9, "transfer_weight": 0.1}, _LR,
-             needs=("fine-tuned",)),
-     Variant("hard predictions", partial(_predictions, True), "scratch", {"task_weight": 0.5, "transfer_weight": 0.5}, _LR,
-             needs=("fine-tuned",)),
-     Variant("copy fine-tuned", _copy_fine_tuned, "copy-fine-tuned", needs=("fine-tuned",)),
-     Variant("copy untrained", untrained_maps, "copy-untrained"),
-     Variant("copy into another teacher's weights", _copy_into_another, "fine-tune", needs=("another teacher",)),
-     *(Variant(f"{method} again", partial(again, build), method)
-       for method, build in (("scratch", scratch), ("fine-tune", fine_tune), ("copy", by()), ("distill", by(how="distill"))))),
-    minutes=40)
+    "family",
+    "all that can be transferred: maps, Q, K, V, features, predictions, weights",
+    "Q, K, V: copy Q only 85.6; baselines: features 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning"
+    " 85.7 (ViT-L)",
+    (
+        Variant("scratch", scratch, "scratch"),
+        Variant("fine-tune", fine_tune, "fine-tune"),
+        Variant("copy", by()),
+        Variant("distill", by(how="distill"), "distill"),
+        *(Variant(f"copy {part}", by(part), trials=_LR) for part in "qkv"),
+        *(
+            Variant(f"distill {part}", by(part, "distill"), "distill", trials=_weights(0.1, 1.0, 10.0))
+            for part in "qkv"
+        ),
+        Variant("features", _features, "distill", trials=_weights(0.1, 1.0, 10.0)),
+        Variant(
+            "soft predictions",
+            partial(_predictions, False),
+            "scratch",
+            {"task_weight": 0.9, "transfer_weight": 0.1},
+            _LR,
+            needs=("fine-tuned",),
+        ),
+        Variant(
+            "hard predictions",
+            partial(_predictions, True),
+            "scratch",
+            {"task_weight": 0.5, "transfer_weight": 0.5},
+            _LR,
+            needs=("fine-tuned",),
+        ),
+        Variant("copy fine-tuned", _copy_fine_tuned, "copy-fine-tuned", needs=("fine-tuned",)),
+        Variant("copy untrained", untrained_maps, "copy-untrained"),
+        Variant(
+            "copy into another teacher's weights", _copy_into_another, "fine-tune", needs=("another teacher",)
+        ),
+        *(
+            Variant(f"{method} again", partial(again, build), method)
+            for method, build in (
+                ("scratch", scratch),
+                ("fine-tune", fine_tune),
+                ("copy", by()),
+                ("distill", by(how="distill")),
+            )
+        ),
+    ),
+    minutes=40,
+)
 
 
-# --- Which layers, which heads -----------------------------------------------------------------------------------------
+# --- Which layers, which heads
+# -----------------------------------------------------------------------------------------
+
 
 def _some_layers(how: str) -> list[Variant]:
     # Three of Distill's are in DISTILLATION already: first half, last half, last layer.
-    here = [("first", 1), ("first", 3), ("last", 3)] if how == "distill" else [(end, n) for end in ("first", "last") for n in (1, 2, 3)]
+    here = (
+        [("first", 1), ("first", 3), ("last", 3)]
+        if how == "distill"
+        else [(end, n) for end in ("first", "last") for n in (1, 2, 3)]
+    )
     return [Variant(f"{how} {end} {n}", _in_layers(how, end, n), how) for end, n in here]
 
 
 LAYERS = Study(
-    "layers", "how many layers, from which end, and how many heads of each", "curves over the number of transferred layers and heads",
-    (*_some_layers("copy"), *(Variant(f"copy heads {n}", by(heads=range(n))) for n in (1, 2, 3)), *_some_layers("distill"),
-     *(Variant(f"distill heads {n}", by(how="distill", heads=range(n)), "distill") for n in (1, 2, 3))),
-    minutes=35)
+    "layers",
+    "how many layers, from which end, and how many heads of each",
+    "curves over the number of transferred layers and heads",
+    (
+        *_some_layers("copy"),
+        *(Variant(f"copy heads {n}", by(heads=range(n))) for n in (1, 2, 3)),
+        *_some_layers("distill"),
+        *(Variant(f"distill heads {n}", by(how="distill", heads=range(n)), "distill") for n in (1, 2, 3)),
+    ),
+    minutes=35,
+)
 
 
-# --- What in a map matters -----------------------------------------------------------------------------------------------
+# --- What in a map matters
+# -----------------------------------------------------------------------------------------------
+
 
 def _mean_of_cell(sources: Sources) -> nn.Module:
     images = sources.unlabelled()
-    return MeanMapCopy(sources.teacher(), sources.student(), images.take(range(len(images)))[0], glyphs.marked_cell, glyphs.GRID**2)
+    return MeanMapCopy(
+        sources.teacher(),
+        sources.student(),
+        images.take(range(len(images)))[0],
+        glyphs.marked_cell,
+        glyphs.GRID**2,
+    )
 
 
 _FEW = 250
 AVERAGES = Study(
-    "averages", "what in a map matters: averages over examples, layers, heads, queries; the mean map of each marked cell; fewer labels",
+    "averages",
+    "what in a map matters: averages over examples, layers, heads, queries; the mean map of each marked cell;"
+    " fewer labels",
     "appendix: averaged over examples 79.7, layers 82.7, heads 82.2, query tokens 79.9",
-    (*(Variant(f"copy mean of {what}", by(average=what)) for what in ("examples", "layers", "heads", "queries")),
-     Variant("copy mean of cell", _mean_of_cell),
-     Variant("scratch, few labels", scratch, "scratch", labels=_FEW),
-     Variant("copy, few labels", by(), labels=_FEW),
-     Variant("copy mean of cell, few labels", _mean_of_cell, labels=_FEW)),
-    minutes=22, only="built-in")
+    (
+        *(
+            Variant(f"copy mean of {what}", by(average=what))
+            for what in ("examples", "layers", "heads", "queries")
+        ),
+        Variant("copy mean of cell", _mean_of_cell),
+        Variant("scratch, few labels", scratch, "scratch", labels=_FEW),
+        Variant("copy, few labels", by(), labels=_FEW),
+        Variant("copy mean of cell, few labels", _mean_of_cell, labels=_FEW),
+    ),
+    minutes=22,
+    only="built-in",
+)
 
 
-# --- Teacher and student that differ ------------------------------------------------------------------------------------
+# --- Teacher and student that differ
+# ------------------------------------------------------------------------------------
 
 _TWO_HEADS, _WIDE, _SMALL_PATCHES = {"num_heads": 2}, {"embed_dim": 128}, {"patch_size": 4}
 _SHALLOW = {"depth": 2}
@@ -267,25 +450,46 @@ def _attndistill(sources: Sources) -> nn.Module:
 
 
 def _two_heads(how: str, remedy: str, **changes) -> Variant:
-    return Variant(f"two heads, {how} {remedy}", by(how=how, unequal_heads=remedy), how, student=_TWO_HEADS, **changes)
+    return Variant(
+        f"two heads, {how} {remedy}", by(how=how, unequal_heads=remedy), how, student=_TWO_HEADS, **changes
+    )
 
 
 PAIRS = Study(
-    "pairs", "a student with other heads, patches, depth or width than its teacher, with the published remedies",
-    "not in the paper, which pairs equal architectures; AttnDistill (arXiv 2210.00944) and lightweight MAE distillation (arXiv 2205.14443)",
-    (Variant("two heads, scratch", scratch, "scratch", student=_TWO_HEADS),
-     _two_heads("copy", "aggregate"), _two_heads("copy", "average"), _two_heads("distill", "aggregate"), _two_heads("distill", "average"),
-     _two_heads("distill", "learn", trials=_weights(10.0, 100.0, 1000.0)),
-     Variant("two heads, attndistill", _attndistill, "distill", student=_TWO_HEADS,
-             trials=_weights(0.1, 1.0, 10.0)),
-     Variant("shallow, scratch", scratch, "scratch", student=_SHALLOW),
-     Variant("shallow, copy last layers", by(layers={0: 2, 1: 3}), student=_SHALLOW),
-     Variant("shallow, distill last layers", by(how="distill", layers={0: 2, 1: 3}), "distill", student=_SHALLOW),
-     Variant("wide, scratch", scratch, "scratch", student=_WIDE),
-     Variant("wide, copy", by(), student=_WIDE),
-     Variant("wide, distill", by(how="distill"), "distill", student=_WIDE),
-     Variant("small patches, scratch", scratch, "scratch", student=_SMALL_PATCHES),
-     Variant("small patches, copy resample", by(unequal_grid="resample"), student=_SMALL_PATCHES)),
-    minutes=60, only="built-in")
+    "pairs",
+    "a student with other heads, patches, depth or width than its teacher, with the published remedies",
+    "not in the paper, which pairs equal architectures; AttnDistill (arXiv 2210.00944) and lightweight MAE"
+    " distillation (arXiv 2205.14443)",
+    (
+        Variant("two heads, scratch", scratch, "scratch", student=_TWO_HEADS),
+        _two_heads("copy", "aggregate"),
+        _two_heads("copy", "average"),
+        _two_heads("distill", "aggregate"),
+        _two_heads("distill", "average"),
+        _two_heads("distill", "learn", trials=_weights(10.0, 100.0, 1000.0)),
+        Variant(
+            "two heads, attndistill",
+            _attndistill,
+            "distill",
+            student=_TWO_HEADS,
+            trials=_weights(0.1, 1.0, 10.0),
+        ),
+        Variant("shallow, scratch", scratch, "scratch", student=_SHALLOW),
+        Variant("shallow, copy last layers", by(layers={0: 2, 1: 3}), student=_SHALLOW),
+        Variant(
+            "shallow, distill last layers",
+            by(how="distill", layers={0: 2, 1: 3}),
+            "distill",
+            student=_SHALLOW,
+        ),
+        Variant("wide, scratch", scratch, "scratch", student=_WIDE),
+        Variant("wide, copy", by(), student=_WIDE),
+        Variant("wide, distill", by(how="distill"), "distill", student=_WIDE),
+        Variant("small patches, scratch", scratch, "scratch", student=_SMALL_PATCHES),
+        Variant("small patches, copy resample", by(unequal_grid="resample"), student=_SMALL_PATCHES),
+    ),
+    minutes=60,
+    only="built-in",
+)
 
 STUDIES = {study.name: study for study in (DISTILLATION, FAMILY, LAYERS, AVERAGES, PAIRS, *TEACHER_STUDIES)}

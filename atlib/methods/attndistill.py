@@ -1,7 +1,9 @@
-"""AttnDistill: one self-supervised ViT teaches a smaller one its class token and where that token looks, and nothing else.
+"""AttnDistill: one self-supervised ViT teaches a smaller one its class token and where that token looks, and
+nothing else.
 
-Source: Wang, Yang, van de Weijer 2022, "Attention Distillation: self-supervised vision transformer students need more guidance"
-(arXiv 2210.00944). What is said here of "the published code" was read in github.com/wangkai930418/attndistill.
+Source: Wang, Yang, van de Weijer 2022, "Attention Distillation: self-supervised vision transformer students
+need more guidance" (arXiv 2210.00944). What is said here of "the published code" was read in
+github.com/wangkai930418/attndistill.
 """
 
 from typing import NamedTuple
@@ -16,12 +18,13 @@ from atlib.methods.distillation import Distillation
 from atlib.transfer import Transferred
 from atlib.walking import Seen, check_walkable, walk
 
-FLOOR = 1e-5  # the published code clamps probabilities there; here only resampled ones, which an interpolation can make 0
+# the published code clamps probabilities there; here only resampled ones, which an interpolation can make 0
+FLOOR = 1e-5
 
 
 class Losses(NamedTuple):
-    """What a step computes. `logits`: (B, classes), the student's; `alignment`: scalar, of the class tokens; `divergence`:
-    scalar, of the class token's attention, in nats, unweighted."""
+    """What a step computes. `logits`: (B, classes), the student's; `alignment`: scalar, of the class tokens;
+    `divergence`: scalar, of the class token's attention, in nats, unweighted."""
 
     logits: Tensor
     alignment: Tensor
@@ -29,44 +32,71 @@ class Losses(NamedTuple):
 
 
 class AttnDistill(Distillation):
-    """A student whose class token shall be the teacher's, and look where the teacher's looks in the last layer.
+    """A student whose class token shall be the teacher's, and look where the teacher's looks in the last
+    layer.
 
-    In training the transfer loss is alignment + attention_weight · divergence. Alignment: mean squared error between the
-    projected final class token of the student and that of the teacher, each after its own final norm, mean over batch and
-    width. Divergence: KL(p_t ‖ p_s), summed over keys, mean over the batch, where p is the class token's row of the last
-    layer's map, all heads merged by softmax(Σ_h log p_h / temperature). Teacher and student may differ in width, depth and
-    heads. Without labels, as in the paper: `Recipe(task_weight=0.0, transfer_weight=1.0)`. In eval mode the loss is 0 and
-    neither teacher nor projector is run. `.student` alone is the result.
+    In training the transfer loss is alignment + attention_weight · divergence. Alignment: mean squared error
+    between the projected final class token of the student and that of the teacher, each after its own final
+    norm, mean over batch and width. Divergence: KL(p_t ‖ p_s), summed over keys, mean over the batch, where p
+    is the class token's row of the last layer's map, all heads merged by softmax(Σ_h log p_h / temperature).
+    Teacher and student may differ in width, depth and heads. Without labels, as in the paper:
+    `Recipe(task_weight=0.0, transfer_weight=1.0)`. In eval mode the loss is 0 and neither teacher nor
+    projector is run. `.student` alone is the result.
 
-    `resample`: a teacher with another patch grid is let in, its class attention is resampled to the student's, head by head.
-    `drop_prefix`: so is one with other prefix tokens; then only class token and patches count in both, rows renormalised.
-    `hidden_width`: of the projector's wide layers, None for twice the student's.
+    `resample`: a teacher with another patch grid is let in, its class attention is resampled to the
+    student's, head by head. `drop_prefix`: so is one with other prefix tokens; then only class token and
+    patches count in both, rows renormalised. `hidden_width`: of the projector's wide layers, None for twice
+    the student's.
 
-    Only student and `projector` are part of the module. The teacher is frozen in place, moves with `.to(...)`, and is
-    run under inference mode, its head never. Raises `ValueError` for a pair that does not fit, naming all that differs, and `Unwalkable`.
+    Only student and `projector` are part of the module. The teacher is frozen in place, moves with
+    `.to(...)`, and is run under inference mode, its head never. Raises `ValueError` for a pair that does not
+    fit, naming all that differs, and `Unwalkable`.
 
-    Source: arXiv 2210.00944. Both losses with their reductions, temperature 10 and weight 0.1 were read in the published code and its
-    scripts, not in the paper. The code differs from this module in three points: without its switch for merging it sums the KL over
-    equally many heads; it clamps probabilities to 1e-5 ... 0.996 before the KL, where this module has exact logarithms; and
-    its projector begins with a norm of its own, where this module has the student's final norm.
+    Source: arXiv 2210.00944. Both losses with their reductions, temperature 10 and weight 0.1 were read in
+    the published code and its scripts, not in the paper. The code differs from this module in three points:
+    without its switch for merging it sums the KL over equally many heads; it clamps probabilities to 1e-5 ...
+    0.996 before the KL, where this module has exact logarithms; and its projector begins with a norm of its
+    own, where this module has the student's final norm.
     """
 
-    def __init__(self, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva, *, temperature: float = 10.0,
-                 attention_weight: float = 0.1, hidden_width: int | None = None, resample: bool = False, drop_prefix: bool = False):
+    def __init__(
+        self,
+        teacher: VisionTransformer | Eva,
+        student: VisionTransformer | Eva,
+        *,
+        temperature: float = 10.0,
+        attention_weight: float = 0.1,
+        hidden_width: int | None = None,
+        resample: bool = False,
+        drop_prefix: bool = False,
+    ):
         check_walkable(teacher)
         check_walkable(student)
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: a temperature is above 0; AttnDistill uses 10")
         if not 0 <= attention_weight < float("inf"):
-            raise ValueError(f"attention_weight={attention_weight}: a weight is a finite number from 0 on; AttnDistill uses 0.1")
+            raise ValueError(
+                f"attention_weight={attention_weight}: a weight is a finite number from 0 on; AttnDistill"
+                " uses 0.1"
+            )
         if hidden_width is not None and hidden_width < 1:
-            raise ValueError(f"hidden_width={hidden_width}: a layer has at least one unit; leave it out for twice the student's width")
+            raise ValueError(
+                f"hidden_width={hidden_width}: a layer has at least one unit; leave it out for twice the"
+                " student's width"
+            )
         _check_pair(teacher, student, resample, drop_prefix)
         super().__init__(teacher, student)
         self.temperature, self.attention_weight = temperature, attention_weight
-        # Registers and distillation tokens are no match for each other: where their number differs, only the class token is common.
-        self.prefix_tokens = student.num_prefix_tokens if teacher.num_prefix_tokens == student.num_prefix_tokens else 1
-        self.projector = projector(student.embed_dim, 2 * student.embed_dim if hidden_width is None else hidden_width, teacher.embed_dim)
+        # Registers and distillation tokens are no match for each other: where their number differs, only the
+        # class token is common.
+        self.prefix_tokens = (
+            student.num_prefix_tokens if teacher.num_prefix_tokens == student.num_prefix_tokens else 1
+        )
+        self.projector = projector(
+            student.embed_dim,
+            2 * student.embed_dim if hidden_width is None else hidden_width,
+            teacher.embed_dim,
+        )
 
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and alignment + attention_weight · divergence, a scalar."""
@@ -74,20 +104,26 @@ class AttnDistill(Distillation):
         return Transferred(logits, alignment + self.attention_weight * divergence)
 
     def losses(self, images: Tensor) -> Losses:
-        """Logits and both losses for images (B, 3, height, width), in training and in eval mode. Runs the teacher."""
+        """Logits and both losses for images (B, 3, height, width), in training and in eval mode. Runs the
+        teacher."""
         token_t, p_t = self.teacher_targets(images)
         seen = walk(self.student, images)
         projected = self.projector(self.student.norm(seen.tokens[:, 0]))  # (B, the teacher's width)
         scores = self._class_scores(self.student, seen.layers[-1])
-        log_p_s = (scores.sum((1, 2)) / self.temperature).log_softmax(-1)  # what aggregate_heads makes, as a logarithm
+        log_p_s = (scores.sum((1, 2)) / self.temperature).log_softmax(
+            -1
+        )  # what aggregate_heads makes, as a logarithm
         if log_p_s.shape != p_t.shape:
-            raise ValueError(f"the student has {log_p_s.shape[1]} tokens on these images, the teacher's attention goes to {p_t.shape[1]}: "
-                             "give both the image size they were built with")
+            raise ValueError(
+                f"the student has {log_p_s.shape[1]} tokens on these images, the teacher's attention goes to"
+                f" {p_t.shape[1]}: give both the image size they were built with"
+            )
         divergence = nn.functional.kl_div(log_p_s, p_t, reduction="batchmean")
         return Losses(seen.logits, nn.functional.mse_loss(projected, token_t), divergence)
 
     def teacher_targets(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The teacher's final class token (B, its width) and its merged class attention (B, the student's tokens), as constants."""
+        """The teacher's final class token (B, its width) and its merged class attention (B, the student's
+        tokens), as constants."""
         self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
         with torch.inference_mode():
             seen = walk(self.teacher, images, head=False)
@@ -95,10 +131,15 @@ class AttnDistill(Distillation):
             scores = self._class_scores(self.teacher, seen.layers[-1])
             grids = [tuple(vit.patch_embed.grid_size) for vit in (self.teacher, self.student)]
             if grids[0] != grids[1]:
-                p = resample_class_attention(scores.squeeze(2).softmax(-1), *grids, self.prefix_tokens)  # (B, H, the student's tokens)
+                p = resample_class_attention(
+                    scores.squeeze(2).softmax(-1), *grids, self.prefix_tokens
+                )  # (B, H, the student's tokens)
                 scores = p.clamp(min=FLOOR).log().unsqueeze(2)
             p = aggregate_heads(scores=scores, temperature=self.temperature)
-        return token.to(p.dtype).clone(), p[:, 0, 0].clone()  # clones outlive inference mode, which autograd needs
+        return (
+            token.to(p.dtype).clone(),
+            p[:, 0, 0].clone(),
+        )  # clones outlive inference mode, which autograd needs
 
     def _class_scores(self, vit: VisionTransformer | Eva, seen: Seen) -> Tensor:
         """Attention logits of the class token for the tokens that both models have: (B, H, 1, N)."""
@@ -107,34 +148,56 @@ class AttnDistill(Distillation):
             k = torch.cat([k[:, :, : self.prefix_tokens], k[:, :, vit.num_prefix_tokens :]], 2)
         exact = torch.promote_types(k.dtype, torch.float32)  # bf16 would cost what the sum over heads adds up
         with torch.autocast(k.device.type, enabled=False):
-            return seen.scale * seen.q[:, :, :1].to(exact) @ k.to(exact).mT  # token 0 is the class token; no other row is made
+            return (
+                seen.scale * seen.q[:, :, :1].to(exact) @ k.to(exact).mT
+            )  # token 0 is the class token; no other row is made
 
 
 def projector(width: int, hidden_width: int, teacher_width: int) -> nn.Sequential:
     """The 4-layer MLP from the student's class token (B, width) to the teacher's (B, teacher_width).
 
-    Widths, activations and the norm at its end are those of the published code of arXiv 2210.00944 (there, hidden_width is
-    twice the width). The weights start as PyTorch's linear layers do: its small normal ones vanish in narrow students.
+    Widths, activations and the norm at its end are those of the published code of arXiv 2210.00944 (there,
+    hidden_width is twice the width). The weights start as PyTorch's linear layers do: its small normal ones
+    vanish in narrow students.
     """
     return nn.Sequential(
-        nn.Linear(width, hidden_width), nn.GELU(),
-        nn.Linear(hidden_width, width), nn.GELU(),
-        nn.Linear(width, hidden_width), nn.GELU(),
-        nn.Linear(hidden_width, teacher_width), nn.LayerNorm(teacher_width, eps=1e-6),
+        nn.Linear(width, hidden_width),
+        nn.GELU(),
+        nn.Linear(hidden_width, width),
+        nn.GELU(),
+        nn.Linear(width, hidden_width),
+        nn.GELU(),
+        nn.Linear(hidden_width, teacher_width),
+        nn.LayerNorm(teacher_width, eps=1e-6),
     )
 
 
 def _check_pair(teacher: nn.Module, student: nn.Module, resample: bool, drop_prefix: bool) -> None:
-    problems = [f"the {role} has no class token, which is all that AttnDistill transfers (build it with class_token=True, or transfer "
-                "whole maps with AttentionTransfer)" for role, vit in (("teacher", teacher), ("student", student)) if vit.cls_token is None]
+    problems = [
+        f"the {role} has no class token, which is all that AttnDistill transfers (build it with"
+        " class_token=True, or transfer whole maps with AttentionTransfer)"
+        for role, vit in (("teacher", teacher), ("student", student))
+        if vit.cls_token is None
+    ]
     sizes = [tuple(vit.patch_embed.img_size) for vit in (teacher, student)]
     if sizes[0] != sizes[1]:
-        problems.append(f"image size: teacher {sizes[0]}, student {sizes[1]} (both see the same images: build one with img_size= as the other's)")
+        problems.append(
+            f"image size: teacher {sizes[0]}, student {sizes[1]} (both see the same images: build one with"
+            " img_size= as the other's)"
+        )
     grids = [tuple(vit.patch_embed.grid_size) for vit in (teacher, student)]
     if grids[0] != grids[1] and sizes[0] == sizes[1] and not resample:
-        problems.append(f"patch grid: teacher {grids[0]}, student {grids[1]} (patch_size= as the teacher's, or resample=True)")
+        problems.append(
+            f"patch grid: teacher {grids[0]}, student {grids[1]} (patch_size= as the teacher's, or"
+            " resample=True)"
+        )
     prefixes = [vit.num_prefix_tokens for vit in (teacher, student)]
     if prefixes[0] != prefixes[1] and not drop_prefix:
-        problems.append(f"prefix tokens: teacher {prefixes[0]}, student {prefixes[1]} (same reg_tokens=, distillation token, or drop_prefix=True)")
+        problems.append(
+            f"prefix tokens: teacher {prefixes[0]}, student {prefixes[1]} (same reg_tokens=, distillation"
+            " token, or drop_prefix=True)"
+        )
     if problems:
-        raise ValueError("the student's class token cannot learn from this teacher's: " + "; ".join(problems) + ".")
+        raise ValueError(
+            "the student's class token cannot learn from this teacher's: " + "; ".join(problems) + "."
+        )

@@ -1,4 +1,5 @@
-"""The distillations that attention transfer is compared with: of features and of predictions, in the same harness."""
+"""The distillations that attention transfer is compared with: of features and of predictions, in the same
+harness."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +14,8 @@ from atlib.walking import check_walkable, walk
 
 
 class Distillation(nn.Module):
-    """A student with a frozen teacher beside it, which is no part of the module (as in `AttentionTransfer`); evaluated, the student is alone."""
+    """A student with a frozen teacher beside it, which is no part of the module (as in `AttentionTransfer`);
+    evaluated, the student is alone."""
 
     def __init__(self, teacher: nn.Module, student: nn.Module):
         super().__init__()
@@ -33,7 +35,8 @@ class Distillation(nn.Module):
         return False
 
     def forward(self, images: Tensor) -> Transferred:
-        """Student logits (B, classes) and, in training, the unweighted transfer loss for images (B, 3, height, width)."""
+        """Student logits (B, classes) and, in training, the unweighted transfer loss for images (B, 3,
+        height, width)."""
         if not self.training:
             logits = self.student(images)
             return Transferred(logits, logits.new_zeros(()))
@@ -50,21 +53,37 @@ class Distillation(nn.Module):
 
 
 class FeatureDistillation(Distillation):
-    """The student's residual stream is pulled to the teacher's, after each of `layers` (None for all): squared error.
+    """The student's residual stream is pulled to the teacher's, after each of `layers` (None for all):
+    squared error.
 
-    Teacher and student need equal width, depth and tokens. Raises `ValueError` where they differ, `Unwalkable` for models `walk` refuses.
-    Source: the feature-distillation baseline of arXiv 2411.09702 (81.3 % with ViT-L).
+    Teacher and student need equal width, depth and tokens. Raises `ValueError` where they differ,
+    `Unwalkable` for models `walk` refuses. Source: the feature-distillation baseline of arXiv 2411.09702
+    (81.3 % with ViT-L).
     """
 
-    def __init__(self, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva, layers: Iterable[int] | None = None):
+    def __init__(
+        self,
+        teacher: VisionTransformer | Eva,
+        student: VisionTransformer | Eva,
+        layers: Iterable[int] | None = None,
+    ):
         check_walkable(teacher)
         check_walkable(student)
-        sizes = [(len(vit.blocks), vit.embed_dim, vit.num_prefix_tokens, tuple(vit.patch_embed.grid_size)) for vit in (teacher, student)]
+        sizes = [
+            (len(vit.blocks), vit.embed_dim, vit.num_prefix_tokens, tuple(vit.patch_embed.grid_size))
+            for vit in (teacher, student)
+        ]
         if sizes[0] != sizes[1]:
-            raise ValueError(f"features correspond only in ViTs of the same (depth, width, prefix tokens, patch grid): teacher {sizes[0]}, "
-                             f"student {sizes[1]}; attention maps can be transferred between more kinds (atlib.Plan)")
+            raise ValueError(
+                "features correspond only in ViTs of the same (depth, width, prefix tokens, patch grid):"
+                f" teacher {sizes[0]}, student {sizes[1]}; attention maps can be transferred between more"
+                " kinds (atlib.Plan)"
+            )
         if isinstance(layers, Mapping):
-            raise ValueError(f"layers={layers!r}: features are distilled between the same layer of both, so give a list of layers")
+            raise ValueError(
+                f"layers={layers!r}: features are distilled between the same layer of both, so give a list of"
+                " layers"
+            )
         super().__init__(teacher, student)
         self.layers = Plan(layers=layers).layers_of(len(student.blocks))
 
@@ -77,15 +96,20 @@ class FeatureDistillation(Distillation):
             else:
                 theirs = walk(self.teacher, images, head=False).stream
         own = walk(self.student, images)
-        return Transferred(own.logits, feature_mse([own.stream[i] for i in self.layers], [theirs[i].clone() for i in self.layers]))
+        return Transferred(
+            own.logits,
+            feature_mse([own.stream[i] for i in self.layers], [theirs[i].clone() for i in self.layers]),
+        )
 
 
 class LogitDistillation(Distillation):
-    """The student's class predictions are pulled to the teacher's, which knows the same classes; any two classifiers will do.
+    """The student's class predictions are pulled to the teacher's, which knows the same classes; any two
+    classifiers will do.
 
-    Soft (`hard=False`): τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard: cross-entropy with the
-    teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`: with these weights they are DeiT's two formulas.
-    Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ = 3. Raises `ValueError` for a temperature not above 0.
+    Soft (`hard=False`): τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard:
+    cross-entropy with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`: with these
+    weights they are DeiT's two formulas. Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ
+    = 3. Raises `ValueError` for a temperature not above 0.
     """
 
     def __init__(self, teacher: nn.Module, student: nn.Module, temperature: float = 3.0, hard: bool = False):
@@ -95,9 +119,14 @@ class LogitDistillation(Distillation):
         self.temperature, self.hard = temperature, hard
 
     def transferred(self, images: Tensor) -> Transferred:
-        """Student logits and the distillation loss. Raises `ValueError` when the teacher predicts other classes."""
+        """Student logits and the distillation loss. Raises `ValueError` when the teacher predicts other
+        classes."""
         with without_history():
             theirs = self.teacher(images)
         logits, theirs = self.student(images), theirs.clone()
-        loss = hard_distillation(logits, theirs) if self.hard else soft_distillation(logits, theirs, self.temperature)
+        loss = (
+            hard_distillation(logits, theirs)
+            if self.hard
+            else soft_distillation(logits, theirs, self.temperature)
+        )
         return Transferred(logits, loss)

@@ -24,12 +24,16 @@ from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 
 LOSSES: dict[str, Loss] = {"retrieval": pretrain.retrieval_loss, "mae": pretrain.mae_loss}
-LABELLED, UNLABELLED = 1000, 40_000  # images of the built-in world, for students and for pre-training: the central experiment's numbers
+LABELLED, UNLABELLED = (
+    1000,
+    40_000,
+)  # images of the built-in world, for students and for pre-training: the central experiment's numbers
 HELD_OUT = {"validation": 2000, "test": 4000}  # likewise
 
 
 class Built(NamedTuple):
-    """A model to train and what describes it. student: the architecture of what is kept; teacher: of the teacher, where there is one."""
+    """A model to train and what describes it. student: the architecture of what is kept; teacher: of the
+    teacher, where there is one."""
 
     model: nn.Module
     student: Architecture
@@ -38,7 +42,8 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """How a split is read for an evaluation, which `evaluate --set` can say: fields as in `RunConfig`. Raises `ValueError` for what cannot be meant."""
+    """How a split is read for an evaluation, which `evaluate --set` can say: fields as in `RunConfig`. Raises
+    `ValueError` for what cannot be meant."""
 
     data_path: str | None = None
     image_column: str | None = None
@@ -58,31 +63,54 @@ def loss_of(method: str) -> Loss:
 
 
 def training_images(config: RunConfig):
-    """The images that a run trains on. Raises what `atlib.data.images.load` and `atlib.data.photos.open_photos` raise."""
+    """The images that a run trains on. Raises what `atlib.data.images.load` and
+    `atlib.data.photos.open_photos` raise."""
     if config.data != BUILT_IN:
         return _photographs(config)
     if config.method not in PRETRAINING:
         return load(BUILT_IN, split="train", size=known_size(config)[0], seed=config.seed)
     drawn = glyphs.generate("unlabelled", known_size(config)[0], config.seed)
-    return pretrain.retrieval_images(drawn) if config.method == "retrieval" else Images(torch.from_numpy(drawn.images), torch.from_numpy(drawn.shape))
+    return (
+        pretrain.retrieval_images(drawn)
+        if config.method == "retrieval"
+        else Images(torch.from_numpy(drawn.images), torch.from_numpy(drawn.shape))
+    )
 
 
-def held_out_images(data: str, split: str, augmentation: Augmentation | None = None, path: str | None = None, image_column: str | None = None,
-                    label_column: str | None = None, on_corrupt: str = "raise", workers: int = 0):
-    """A split of a data set, treated as in evaluation. on_corrupt="skip" leaves out what cannot be decoded, and decodes everything once to know."""
+def held_out_images(
+    data: str,
+    split: str,
+    augmentation: Augmentation | None = None,
+    path: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    on_corrupt: str = "raise",
+    workers: int = 0,
+):
+    """A split of a data set, treated as in evaluation. on_corrupt="skip" leaves out what cannot be decoded,
+    and decodes everything once to know."""
     if data == BUILT_IN:
         return load(BUILT_IN, split=split, size=HELD_OUT.get(split))
     from atlib.data.photos import (
         open_photos,  # imported here: `datasets` takes seconds, and the built-in world does not need it
     )
 
-    photos = open_photos(data, path=path, split=split, augmentation=augmentation, train=False, image_column=image_column, label_column=label_column,
-                         workers=workers)
+    photos = open_photos(
+        data,
+        path=path,
+        split=split,
+        augmentation=augmentation,
+        train=False,
+        image_column=image_column,
+        label_column=label_column,
+        workers=workers,
+    )
     return photos.readable() if on_corrupt == "skip" else photos
 
 
 def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
-    """Whether a file of weights says how images are prepared for it, and how: None where they are taken as they are.
+    """Whether a file of weights says how images are prepared for it, and how: None where they are taken as
+    they are.
 
     Raises `OSError` naming a file that cannot be read, or that says something else.
     """
@@ -91,11 +119,15 @@ def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
     try:
         return "augmentation" in header, None if said is None else Augmentation(**said)
     except (TypeError, ValueError) as error:
-        raise OSError(f"{path} does not say how its images are prepared ({type(error).__name__}: {error}); it was left as it is") from error
+        raise OSError(
+            f"{path} does not say how its images are prepared ({type(error).__name__}: {error}); it was left"
+            " as it is"
+        ) from error
 
 
 def known_size(config: RunConfig) -> tuple[int, int] | None:
-    """(training images, outputs of the model) of a run as far as they are known without opening the data; None where they are not."""
+    """(training images, outputs of the model) of a run as far as they are known without opening the data;
+    None where they are not."""
     if config.data == BUILT_IN:
         outputs = pretrain.RETRIEVAL_OUTPUTS if config.method == "retrieval" else len(glyphs.SHAPES)
         return config.data_size or (UNLABELLED if config.method in PRETRAINING else LABELLED), outputs
@@ -111,18 +143,30 @@ def known_size(config: RunConfig) -> tuple[int, int] | None:
 def _photographs(config: RunConfig):
     from atlib.data.photos import open_photos
 
-    chosen = {"path": config.data_path, "split": config.training_split, "augmentation": config.augmentation, "train": True, "on_corrupt": config.on_corrupt,
-              "image_column": config.image_column, "label_column": config.label_column}
+    chosen = {
+        "path": config.data_path,
+        "split": config.training_split,
+        "augmentation": config.augmentation,
+        "train": True,
+        "on_corrupt": config.on_corrupt,
+        "image_column": config.image_column,
+        "label_column": config.label_column,
+    }
     if config.streaming:
         from atlib.data.stream import open_stream
 
         return open_stream(config.data, count=config.data_size, **chosen)
     photos = open_photos(config.data, **chosen)
-    return photos if config.data_size is None else photos.select(draw(len(photos), config.data_size, config.seed, f"{config.data} train"))
+    return (
+        photos
+        if config.data_size is None
+        else photos.select(draw(len(photos), config.data_size, config.seed, f"{config.data} train"))
+    )
 
 
 def outputs_for(config: RunConfig, images) -> int:
-    """How many outputs a model for these images has: their classes (by name where they have names), or the numbers that a pre-text regresses."""
+    """How many outputs a model for these images has: their classes (by name where they have names), or the
+    numbers that a pre-text regresses."""
     if config.method == "retrieval":
         return images.targets[0].numel()
     return len(images.classes) or int(images.targets.max()) + 1
@@ -131,62 +175,101 @@ def outputs_for(config: RunConfig, images) -> int:
 def build(config: RunConfig, outputs: int) -> Built:
     """The untrained model of a run; the seed decides its first weights.
 
-    Raises `ValueError` for a teacher that does not fit, and what `atlib.teachers.load.load_teacher` raises for one that cannot be read.
+    Raises `ValueError` for a teacher that does not fit, and what `atlib.teachers.load.load_teacher` raises
+    for one that cannot be read.
     """
     teacher = None
     if config.teacher is not None:
         from atlib.teachers.load import load_teacher
 
         size = None if config.augmentation is None else config.augmentation.image_size
-        teacher = load_teacher(config.teacher, image_size=size, heads=config.teacher_heads, architecture=config.teacher_architecture)
+        teacher = load_teacher(
+            config.teacher,
+            image_size=size,
+            heads=config.teacher_heads,
+            architecture=config.teacher_architecture,
+        )
     architecture = config.architecture(outputs)
     torch.manual_seed(config.seed)  # after the teacher is there, whatever was drawn for it
     student = architecture.build()
     match config.method:
         case "mae":
-            return Built(pretrain.MaskedAutoencoder(student, config.mask_ratio, config.decoder_width), architecture, None)
+            return Built(
+                pretrain.MaskedAutoencoder(student, config.mask_ratio, config.decoder_width),
+                architecture,
+                None,
+            )
         case "fine-tune":
             return Built(start_from(student, teacher.vit), architecture, None)
         case "copy" | "distill":
-            return Built(AttentionTransfer(teacher.vit, student, plan_for(config, teacher.vit, student)), architecture, teacher.architecture)
+            return Built(
+                AttentionTransfer(teacher.vit, student, plan_for(config, teacher.vit, student)),
+                architecture,
+                teacher.architecture,
+            )
     return Built(student, architecture, None)
 
 
 def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> Plan:
-    """The run's plan; a student that differs from its teacher in nothing but how it pools at the end is no mismatch.
+    """The run's plan; a student that differs from its teacher in nothing but how it pools at the end is no
+    mismatch.
 
-    The published code pairs a student that averages its patches with MAE's weights, which timm reads with a class token. Pooling comes after the last
-    map, so what is transferred does not depend on it. Any other difference must be asked for, with `--set plan.mismatched=true` (arXiv 2605.07191).
+    The published code pairs a student that averages its patches with MAE's weights, which timm reads with a
+    class token. Pooling comes after the last map, so what is transferred does not depend on it. Any other
+    difference must be asked for, with `--set plan.mismatched=true` (arXiv 2605.07191).
     """
-    return replace(config.plan, mismatched=True) if set(differences(teacher, student)) == {"pooling"} else config.plan
+    return (
+        replace(config.plan, mismatched=True)
+        if set(differences(teacher, student)) == {"pooling"}
+        else config.plan
+    )
 
 
 def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Eva) -> VisionTransformer | Eva:
-    """Give `student` the teacher's weights, except for its new class head and, where it pools otherwise, the norm before that head.
+    """Give `student` the teacher's weights, except for its new class head and, where it pools otherwise, the
+    norm before that head.
 
     Raises `ValueError` naming the weights that do not fit.
     """
-    weights, own = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}, student.state_dict()
-    unfit = [f"{name} is {tuple(value.shape)} in the teacher, {tuple(own[name].shape)} in the student" for name, value in weights.items()
-             if name in own and own[name].shape != value.shape]
+    weights, own = (
+        {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")},
+        student.state_dict(),
+    )
+    unfit = [
+        f"{name} is {tuple(value.shape)} in the teacher, {tuple(own[name].shape)} in the student"
+        for name, value in weights.items()
+        if name in own and own[name].shape != value.shape
+    ]
     if unfit:
-        raise ValueError(f"the student cannot start from this teacher: {'; '.join(unfit[:3])}" + (f"; and {len(unfit) - 3} more" if len(unfit) > 3 else "")
-                         + f". Choose the teacher's model with --set model=, or its size, such as --set model.embed_dim={teacher.embed_dim}")
+        raise ValueError(
+            f"the student cannot start from this teacher: {'; '.join(unfit[:3])}"
+            + (f"; and {len(unfit) - 3} more" if len(unfit) > 3 else "")
+            + ". Choose the teacher's model with --set model=, or its size, such as --set"
+            f" model.embed_dim={teacher.embed_dim}"
+        )
     missing, unused = student.load_state_dict(weights, strict=False)
     wrong = [name for name in (*missing, *unused) if name.split(".")[0] not in ("head", "norm", "fc_norm")]
     if wrong:
-        raise ValueError(f"the student cannot start from this teacher, it is built otherwise: {', '.join(wrong[:5])}"
-                         + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "") + "; choose the teacher's model with --set model=")
+        raise ValueError(
+            f"the student cannot start from this teacher, it is built otherwise: {', '.join(wrong[:5])}"
+            + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+            + "; choose the teacher's model with --set model="
+        )
     return student
 
 
 def with_student(model: nn.Module, student: nn.Module) -> nn.Module:
     """A trained model with another student in it, such as the averaged one."""
-    return AttentionTransfer(model.teacher, student, model.plan) if isinstance(model, AttentionTransfer) else student
+    return (
+        AttentionTransfer(model.teacher, student, model.plan)
+        if isinstance(model, AttentionTransfer)
+        else student
+    )
 
 
 def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
-    """What is kept of a trained model: the ViT that was pre-trained, the student after Distill, teacher and student after Copy."""
+    """What is kept of a trained model: the ViT that was pre-trained, the student after Distill, teacher and
+    student after Copy."""
     if config.method == "mae":
         return model.vit
     return model.student if config.method == "distill" else model

@@ -1,4 +1,5 @@
-"""The commands of a real run: train, resume, evaluate, pretrain, teacher. Each is a plain function that prints and returns an exit code."""
+"""The commands of a real run: train, resume, evaluate, pretrain, teacher. Each is a plain function that
+prints and returns an exit code."""
 
 import argparse
 import sys
@@ -33,49 +34,124 @@ from atlib.train.trainer import NonFiniteLoss, Preempted
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: it was stopped, and the same run can go on
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
-SETTINGS = ("a field of the published recipe, before epochs become steps and the rate is scaled (published.epochs=50, published.batch_size=256: rate and "
-            "steps follow), of the run or of its recipe as it stands (lr=1e-3, steps=500, workers=8: nothing follows), or of its parts (plan.what=q, "
-            "augmentation.flip=0, model.depth=6); may be given several times")
+SETTINGS = (
+    "a field of the published recipe, before epochs become steps and the rate is scaled (published.epochs=50,"
+    " published.batch_size=256: rate and steps follow), of the run or of its recipe as it stands (lr=1e-3,"
+    " steps=500, workers=8: nothing follows), or of its parts (plan.what=q, augmentation.flip=0,"
+    " model.depth=6); may be given several times"
+)
 
 
 def add_commands(commands) -> None:
     """Add the commands of a run to a parser's sub-commands."""
-    train = commands.add_parser("train", help="train a student by a recipe, in a folder of its own; also under accelerate launch and torchrun")
-    train.add_argument("--recipe", required=True, help="a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, built-in-copy")
-    train.add_argument("--teacher", default=None, help="a timm name or a file of weights (default: the recipe's)")
-    pretrain = commands.add_parser("pretrain", help="make a teacher: retrieval on the built-in world, masked auto-encoding on any images")
+    train = commands.add_parser(
+        "train",
+        help="train a student by a recipe, in a folder of its own; also under accelerate launch and torchrun",
+    )
+    train.add_argument(
+        "--recipe",
+        required=True,
+        help="a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, built-in-copy",
+    )
+    train.add_argument(
+        "--teacher", default=None, help="a timm name or a file of weights (default: the recipe's)"
+    )
+    pretrain = commands.add_parser(
+        "pretrain", help="make a teacher: retrieval on the built-in world, masked auto-encoding on any images"
+    )
     pretrain.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(PRETRAINING)}")
     pretrain.set_defaults(teacher=None)
     for each in (train, pretrain):
-        each.add_argument("--data", default=BUILT_IN if each is pretrain else None, required=each is train, metavar="NAME|PATH",
-                          help=f"{BUILT_IN}, a name of the catalogue (imagenet-1k, cifar10 ...), a hub id, or parquet files or folders of images")
+        each.add_argument(
+            "--data",
+            default=BUILT_IN if each is pretrain else None,
+            required=each is train,
+            metavar="NAME|PATH",
+            help=(
+                f"{BUILT_IN}, a name of the catalogue (imagenet-1k, cifar10 ...), a hub id, or parquet files"
+                " or folders of images"
+            ),
+        )
         each.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SETTINGS)
-        each.add_argument("--seed", type=int, default=0, help="decides first weights, order and augmentation (default: 0)")
-        each.add_argument("--out", type=Path, default=None, metavar="DIR", help="the run's folder: config, checkpoints, log, weights, record")
+        each.add_argument(
+            "--seed", type=int, default=0, help="decides first weights, order and augmentation (default: 0)"
+        )
+        each.add_argument(
+            "--out",
+            type=Path,
+            default=None,
+            metavar="DIR",
+            help="the run's folder: config, checkpoints, log, weights, record",
+        )
         each.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
-        each.add_argument("--dry-run", action="store_true", help="print model, schedule, memory, time and cost; train nothing, read no weights, decode "
-                          "no image (data that are in no catalogue are opened, to count images and classes)")
+        each.add_argument(
+            "--dry-run",
+            action="store_true",
+            help=(
+                "print model, schedule, memory, time and cost; train nothing, read no weights, decode "
+                "no image (data that are in no catalogue are opened, to count images and classes)"
+            ),
+        )
         each.set_defaults(run=train_command)
-    again = commands.add_parser("resume", help="go on with a run that was stopped, from its newest good checkpoint")
+    again = commands.add_parser(
+        "resume", help="go on with a run that was stopped, from its newest good checkpoint"
+    )
     again.add_argument("folder", type=Path, metavar="DIR")
-    again.add_argument("--on-corrupt", choices=("raise", "skip"), default=None, help="from now on: stop at an image that cannot be decoded, or leave it out, "
-                       "of training and of evaluation (default: as the run was started)")
+    again.add_argument(
+        "--on-corrupt",
+        choices=("raise", "skip"),
+        default=None,
+        help=(
+            "from now on: stop at an image that cannot be decoded, or leave it out, "
+            "of training and of evaluation (default: as the run was started)"
+        ),
+    )
     again.set_defaults(run=resume_command)
     evaluating = commands.add_parser("evaluate", help="accuracy of what a run has made, on any data")
-    evaluating.add_argument("path", type=Path, metavar="DIR|FILE", help="a finished run, or a file of weights that one has left")
-    evaluating.add_argument("--data", default=None, metavar="NAME|PATH", help="default: what the run was trained on")
+    evaluating.add_argument(
+        "path", type=Path, metavar="DIR|FILE", help="a finished run, or a file of weights that one has left"
+    )
+    evaluating.add_argument(
+        "--data", default=None, metavar="NAME|PATH", help="default: what the run was trained on"
+    )
     evaluating.add_argument("--split", default=None, help="default: the one that the run evaluates on")
-    evaluating.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="how the data are read: data_path=FOLDER, image_column=NAME, "
-                            "label_column=NAME, on_corrupt=skip, workers=8; may be given several times (default: as the run reads its own)")
-    evaluating.add_argument("--averaged", action="store_true", help="the averaged weights, where the recipe has them")
+    evaluating.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=(
+            "how the data are read: data_path=FOLDER, image_column=NAME, label_column=NAME, on_corrupt=skip,"
+            " workers=8; may be given several times (default: as the run reads its own)"
+        ),
+    )
+    evaluating.add_argument(
+        "--averaged", action="store_true", help="the averaged weights, where the recipe has them"
+    )
     evaluating.set_defaults(run=evaluate_command)
     teacher = commands.add_parser("teacher", help="what a teacher is, and what of it can be transferred")
     teacher.add_argument("name", metavar="NAME|PATH")
-    teacher.add_argument("--images", type=Path, nargs="+", default=None, metavar="PATH", help="image files whose maps are drawn")
-    teacher.add_argument("--out", type=Path, default=None, metavar="FILE", help="where the picture of its maps goes, a .png")
-    teacher.add_argument("--image-size", type=int, default=None, help="pixels a side that it shall take (default: its own)")
+    teacher.add_argument(
+        "--images",
+        type=Path,
+        nargs="+",
+        default=None,
+        metavar="PATH",
+        help="image files whose maps are drawn",
+    )
+    teacher.add_argument(
+        "--out", type=Path, default=None, metavar="FILE", help="where the picture of its maps goes, a .png"
+    )
+    teacher.add_argument(
+        "--image-size", type=int, default=None, help="pixels a side that it shall take (default: its own)"
+    )
     teacher.add_argument("--heads", type=int, default=None, help="of a file whose weights do not tell")
-    teacher.add_argument("--architecture", default=None, metavar="NAME", help="of a file whose weights do not tell: a timm name")
+    teacher.add_argument(
+        "--architecture",
+        default=None,
+        metavar="NAME",
+        help="of a file whose weights do not tell: a timm name",
+    )
     teacher.set_defaults(run=teacher_command)
 
 
@@ -84,12 +160,17 @@ def train_command(given: argparse.Namespace) -> int:
     pretraining = given.command == "pretrain"
     if pretraining:
         require_known("task of pre-training", given.recipe, PRETRAINING)
-    asked = Asked(given.recipe, given.data, given.teacher, parse_changes(given.set), given.seed, given.tensorboard)
+    asked = Asked(
+        given.recipe, given.data, given.teacher, parse_changes(given.set), given.seed, given.tensorboard
+    )
     config = configure(asked)
     if given.dry_run:
         return _dry_run(asked, config)
     if given.out is None:
-        raise ValueError("--out DIR is missing: where shall config, checkpoints, log and weights go? (--dry-run needs none)")
+        raise ValueError(
+            "--out DIR is missing: where shall config, checkpoints, log and weights go? (--dry-run needs"
+            " none)"
+        )
     if is_main_process():
         check_folder(given.out)
     images = training_images(config)
@@ -103,10 +184,20 @@ def resume_command(given: argparse.Namespace) -> int:
     """`resume`: a finished run says so; one without its weights says that they are made again, and from what."""
     config = read_config(given.folder)
     if is_finished(given.folder, config):
-        return _say(f"{given.folder} is finished: {result_path(given.folder, config.method)}, {record_path(given.folder)}")
+        return _say(
+            f"{given.folder} is finished: {result_path(given.folder, config.method)},"
+            f" {record_path(given.folder)}"
+        )
     if record_path(given.folder).exists():
-        again = "from the last checkpoint" if any(given.folder.glob("checkpoints/step-*")) else "by training from the beginning: no checkpoint is left"
-        _note(f"the run is finished, but {', '.join(map(str, missing_results(given.folder, config)))} is missing; it is made again {again}")
+        again = (
+            "from the last checkpoint"
+            if any(given.folder.glob("checkpoints/step-*"))
+            else "by training from the beginning: no checkpoint is left"
+        )
+        _note(
+            f"the run is finished, but {', '.join(map(str, missing_results(given.folder, config)))} is"
+            f" missing; it is made again {again}"
+        )
     return _until_stopped(given.folder, lambda: resume(given.folder, given.on_corrupt))
 
 
@@ -115,17 +206,31 @@ def evaluate_command(given: argparse.Namespace) -> int:
     if not given.path.exists():
         raise FileNotFoundError(f"{given.path} does not exist: name a run's folder or a file of weights")
     if given.averaged and given.path.is_file():
-        raise ValueError(f"--averaged chooses among a run's weights, and {given.path} is a file: leave one of them out")
+        raise ValueError(
+            f"--averaged chooses among a run's weights, and {given.path} is a file: leave one of them out"
+        )
     folder = given.path if given.path.is_dir() else given.path.parent
     config = read_config(folder) if given.path.is_dir() or config_path(folder).exists() else None
     if config is not None and config.method in PRETRAINING:
-        raise ValueError(f"{folder} holds a teacher without a class head: `python -m atlib teacher {result_path(folder, config.method)}` says what it is")
+        raise ValueError(
+            f"{folder} holds a teacher without a class head: `python -m atlib teacher"
+            f" {result_path(folder, config.method)}` says what it is"
+        )
     reading = read_changes(Reading, parse_changes(given.set), "an evaluation")
     if config is None and given.data is None:
-        raise ValueError(f"{given.path} lies in no run's folder, which would say what data it was trained on: name them with --data")
+        raise ValueError(
+            f"{given.path} lies in no run's folder, which would say what data it was trained on: name them"
+            " with --data"
+        )
     if given.averaged and config is not None and config.recipe.ema is None:
         raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
-    path = given.path if given.path.is_file() else folder / "averaged.safetensors" if given.averaged else result_path(folder, config.method)
+    path = (
+        given.path
+        if given.path.is_file()
+        else folder / "averaged.safetensors"
+        if given.averaged
+        else result_path(folder, config.method)
+    )
     model = load_result(path)
     note = ""
     if given.data is None:
@@ -135,52 +240,97 @@ def evaluate_command(given: argparse.Namespace) -> int:
     else:
         data, how = data_name(given.data, reading.get("data_path")), Reading(**reading)
         if data == BUILT_IN and reading:
-            raise ValueError(f"--set {next(iter(reading))} would change nothing: it belongs to data that are read, and {BUILT_IN} is generated; leave it out")
+            raise ValueError(
+                f"--set {next(iter(reading))} would change nothing: it belongs to data that are read, and"
+                f" {BUILT_IN} is generated; leave it out"
+            )
         split = given.split or evaluated_split(data)
         augmentation, note = _preparation(path, config, model) if data != BUILT_IN else (None, "")
-        images = held_out_images(data, split, augmentation, how.data_path, how.image_column, how.label_column, how.on_corrupt, how.workers)
+        images = held_out_images(
+            data,
+            split,
+            augmentation,
+            how.data_path,
+            how.image_column,
+            how.label_column,
+            how.on_corrupt,
+            how.workers,
+        )
     _require_size(model, images, f"{given.data or config.data} {split}")
-    found, left_out = evaluate(model.to("cuda" if torch.cuda.is_available() else "cpu"), images), getattr(images, "left_out", 0)
+    found, left_out = (
+        evaluate(model.to("cuda" if torch.cuda.is_available() else "cpu"), images),
+        getattr(images, "left_out", 0),
+    )
     without = f" (without {left_out:,} that cannot be decoded)" if left_out else ""
-    return _say(f"{path} on {given.data or config.data}, {split}: accuracy {100 * found.accuracy:.2f} % of {found.count:,} images{without}, "
-                f"loss {found.loss:.4f}{note}")
+    return _say(
+        f"{path} on {given.data or config.data}, {split}: accuracy {100 * found.accuracy:.2f} % of"
+        f" {found.count:,} images{without}, loss {found.loss:.4f}{note}"
+    )
 
 
 def _require_size(model: torch.nn.Module, images, name: str) -> None:
-    """Raise `ValueError` for images of another size than the model takes, which those taken as they are may have."""
-    taken, found = tuple(getattr(model, "student", model).patch_embed.img_size), tuple(images.take([0])[0].shape[-2:])
+    """Raise `ValueError` for images of another size than the model takes, which those taken as they are may
+    have."""
+    taken, found = (
+        tuple(getattr(model, "student", model).patch_embed.img_size),
+        tuple(images.take([0])[0].shape[-2:]),
+    )
     if taken != found:
-        raise ValueError(f"the images of {name} come as {found[0]} x {found[1]} pixels, and the model takes {taken[0]} x {taken[1]}: evaluate it on "
-                         "images of the size that it was trained on")
+        raise ValueError(
+            f"the images of {name} come as {found[0]} x {found[1]} pixels, and the model takes {taken[0]} x"
+            f" {taken[1]}: evaluate it on images of the size that it was trained on"
+        )
 
 
-def _preparation(path: Path, config: RunConfig | None, model: torch.nn.Module) -> tuple[Augmentation | None, str]:
-    """How images are prepared for the weights in a file: as it says, else as its run does, else as usual, with a note that this was a guess."""
+def _preparation(
+    path: Path, config: RunConfig | None, model: torch.nn.Module
+) -> tuple[Augmentation | None, str]:
+    """How images are prepared for the weights in a file: as it says, else as its run does, else as usual,
+    with a note that this was a guess."""
     said, augmentation = preparation_of(path)
     if said:
         return augmentation, ""
     if config is not None:
         return config.augmentation, ""
     guess = Augmentation(getattr(model, "student", model).patch_embed.img_size[0])
-    return guess, (f"\n{path} does not say how images were prepared for it; here they were taken at {guess.image_size} pixels, crop {guess.crop_pct}, mean "
-                   f"{guess.mean} and std {guess.std}. If it was trained otherwise, evaluate it in its run's folder")
+    return (
+        guess,
+        (
+            f"\n{path} does not say how images were prepared for it; here they were taken at"
+            f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}. If it"
+            " was trained otherwise, evaluate it in its run's folder"
+        ),
+    )
 
 
 def teacher_command(given: argparse.Namespace) -> int:
     """`teacher`: what it is; saves a picture of its maps where asked."""
     from atlib.teachers.load import report
 
-    return _say(report(given.name, given.images, given.out, image_size=given.image_size, heads=given.heads, architecture=given.architecture))
+    return _say(
+        report(
+            given.name,
+            given.images,
+            given.out,
+            image_size=given.image_size,
+            heads=given.heads,
+            architecture=given.architecture,
+        )
+    )
 
 
 def _dry_run(asked: Asked, config: RunConfig) -> int:
     size = known_size(config)
-    if size is None:  # of data that nobody has published, the number of images and classes; no image is decoded
+    if (
+        size is None
+    ):  # of data that nobody has published, the number of images and classes; no image is decoded
         images = training_images(config)
         size = len(images), outputs_for(config, images)
     count, outputs = size
     config = configure(asked, count)
-    return _say(as_text(estimate(config, count, outputs), oddities(asked.recipe), departures(asked, config, count)))
+    return _say(
+        as_text(estimate(config, count, outputs), oddities(asked.recipe), departures(asked, config, count))
+    )
 
 
 def _until_stopped(folder: Path, run) -> int:
@@ -189,26 +339,41 @@ def _until_stopped(folder: Path, run) -> int:
         record = run()
     except Preempted as stopped:
         if is_main_process():
-            print(f"python -m atlib: {stopped}\nresume with: python -m atlib resume {folder}", file=sys.stderr)
+            print(
+                f"python -m atlib: {stopped}\nresume with: python -m atlib resume {folder}", file=sys.stderr
+            )
         return STOPPED
     except NonFiniteLoss as error:
         print(f"python -m atlib: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        _note("interrupted" + (f"; resume with: python -m atlib resume {folder}" if config_path(folder).exists() else ": nothing was written yet"))
+        _note(
+            "interrupted"
+            + (
+                f"; resume with: python -m atlib resume {folder}"
+                if config_path(folder).exists()
+                else ": nothing was written yet"
+            )
+        )
         return INTERRUPTED
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        print(f"python -m atlib: {memory_message(error)}. Start it in another folder with --set accumulate=4 (a step is computed in so many parts, and is the "
-              "same), --set checkpoint_activations=true or a smaller --set published.batch_size=; --dry-run says what a step needs", file=sys.stderr)
+        print(
+            f"python -m atlib: {memory_message(error)}. Start it in another folder with --set accumulate=4 (a"
+            " step is computed in so many parts, and is the same), --set checkpoint_activations=true or a"
+            " smaller --set published.batch_size=; --dry-run says what a step needs",
+            file=sys.stderr,
+        )
         return 1
     return 0 if record is None else _say(summary(folder, record))
 
 
 def out_of_memory(error: Exception) -> bool:
     """Whether memory has run out, on a GPU or (torch says so in a plain RuntimeError) on the CPU."""
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(
+        error
+    )
 
 
 def memory_message(error: Exception) -> str:
@@ -220,9 +385,14 @@ def memory_message(error: Exception) -> str:
 def summary(folder: Path, record: Record) -> str:
     """What a finished run prints."""
     method = record.method
-    lines = [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in record.results.items()]
+    lines = [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in record.results.items()
+    ]
     needs = ", with its teacher in the same file, which it needs" if method == "copy" else ""
-    return "\n".join([", ".join(lines), f"weights: {result_path(folder, method)}{needs}", f"record: {record_path(folder)}"])
+    return "\n".join(
+        [", ".join(lines), f"weights: {result_path(folder, method)}{needs}", f"record: {record_path(folder)}"]
+    )
 
 
 def _note(text: str) -> None:

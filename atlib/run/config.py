@@ -1,4 +1,5 @@
-"""What one training run is, as a frozen value that goes to JSON and back: all that `resume` needs besides the checkpoints."""
+"""What one training run is, as a frozen value that goes to JSON and back: all that `resume` needs besides the
+checkpoints."""
 
 import json
 import math
@@ -23,30 +24,50 @@ BUILT_IN = "marked-glyphs"  # the one data set that is generated, of 32 x 32 pix
 PARTS = ("recipe", "plan", "augmentation", "model")  # fields of a run that have fields of their own
 # Settings that only some runs have a use for: whose they are, and whether a run is one of those.
 USED_BY: tuple[tuple[tuple[str, ...], str, Callable[["RunConfig"], bool]], ...] = (
-    (("data_path", "image_column", "label_column", "training_split", "streaming", "on_corrupt"), "data that are read", lambda run: run.data != BUILT_IN),
+    (
+        ("data_path", "image_column", "label_column", "training_split", "streaming", "on_corrupt"),
+        "data that are read",
+        lambda run: run.data != BUILT_IN,
+    ),
     (("mask_ratio", "decoder_width"), "masked auto-encoding", lambda run: run.method == "mae"),
     (("teacher_heads", "teacher_architecture"), "a teacher", lambda run: run.teacher is not None),
     (("transfer_weight",), "Distill", lambda run: run.method == "distill"),
-    (("evaluation_split", "evaluate_every", "task_weight", "binary"), "training with labels", lambda run: run.method not in PRETRAINING))
-# What may be another when a run goes on: it does not reach the weights, or (on_corrupt) it is all that lets the run go on.
+    (
+        ("evaluation_split", "evaluate_every", "task_weight", "binary"),
+        "training with labels",
+        lambda run: run.method not in PRETRAINING,
+    ),
+)
+# What may be another when a run goes on: it does not reach the weights, or (on_corrupt) it is all that lets
+# the run go on.
 FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt")
 # What has an option of its own, which looks at the value and makes it whole: `--set` would go past that.
-HAVE_OPTIONS = {"recipe_name": "--recipe", "data": "--data", "teacher": "--teacher", "seed": "--seed", "tensorboard": "--tensorboard"}
+HAVE_OPTIONS = {
+    "recipe_name": "--recipe",
+    "data": "--data",
+    "teacher": "--teacher",
+    "seed": "--seed",
+    "tensorboard": "--tensorboard",
+}
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """A run; checked when it is built, without data and without weights.
 
-    recipe_name: the published recipe it started from, for the record. method: one of `METHODS`; "retrieval" and "mae" make a teacher.
-    model: the student (of the last two, the teacher to be); without num_classes it gets the data's. teacher: a timm name or a file;
-    teacher_heads, teacher_architecture: of a file whose weights do not tell (`atlib.teachers.load.load_teacher`). data, data_path, image_column,
-    label_column, training_split: as in `atlib.data.photos.open_photos`; data_size: so many images, chosen by the seed (None: all); of a
-    stream, their number, where nothing else says it. streaming: read rows as they come instead of by index. augmentation: None for the built-in world, whose images are taken as they are.
-    plan: what is transferred (copy and distill). drop_path: the student's. mask_ratio, decoder_width: of the masked auto-encoder.
-    evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at the end). on_corrupt: "raise" or "skip" (images
-    that cannot be decoded; the evaluation then leaves them out). workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay.
-    Raises `ValueError` for a method without its teacher, a plan that does not fit the model, and values that cannot be meant.
+    recipe_name: the published recipe it started from, for the record. method: one of `METHODS`; "retrieval"
+    and "mae" make a teacher. model: the student (of the last two, the teacher to be); without num_classes it
+    gets the data's. teacher: a timm name or a file; teacher_heads, teacher_architecture: of a file whose
+    weights do not tell (`atlib.teachers.load.load_teacher`). data, data_path, image_column, label_column,
+    training_split: as in `atlib.data.photos.open_photos`; data_size: so many images, chosen by the seed
+    (None: all); of a stream, their number, where nothing else says it. streaming: read rows as they come
+    instead of by index. augmentation: None for the built-in world, whose images are taken as they are. plan:
+    what is transferred (copy and distill). drop_path: the student's. mask_ratio, decoder_width: of the masked
+    auto-encoder. evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at
+    the end). on_corrupt: "raise" or "skip" (images that cannot be decoded; the evaluation then leaves them
+    out). workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay. Raises
+    `ValueError` for a method without its teacher, a plan that does not fit the model, and values that cannot
+    be meant.
     """
 
     recipe_name: str
@@ -81,24 +102,48 @@ class RunConfig:
         require_known("method", self.method, METHODS)
         require_known("on_corrupt", self.on_corrupt, ("raise", "skip"))
         if self.method in NEED_TEACHER and self.teacher is None:
-            raise ValueError(f"{self.method} needs a teacher: pass --teacher with a timm name or a file "
-                             "(`python -m atlib pretrain` makes one; `python -m atlib teacher NAME` says what it is)")
+            raise ValueError(
+                f"{self.method} needs a teacher: pass --teacher with a timm name or a file "
+                "(`python -m atlib pretrain` makes one; `python -m atlib teacher NAME` says what it is)"
+            )
         if self.method not in NEED_TEACHER and self.teacher is not None:
-            raise ValueError(f"{self.method} has no teacher, got --teacher {self.teacher}: leave it out, or choose a recipe of copy, distill or fine-tune")
-        if (self.plan is not None) != (self.method in ("copy", "distill")) or self.plan is not None and self.plan.how != self.method:
-            raise ValueError(f"method {self.method!r} and plan {None if self.plan is None else self.plan.how!r} do not go together: "
-                             "copy and distill have a plan that says so, other methods none")
-        for name, least in (("seed", 0), ("workers", 0), ("evaluate_every", 0), ("save_every", 1), ("keep", 1), ("decoder_width", 1), ("data_size", 1)):
+            raise ValueError(
+                f"{self.method} has no teacher, got --teacher {self.teacher}: leave it out, or choose a"
+                " recipe of copy, distill or fine-tune"
+            )
+        if (
+            (self.plan is not None) != (self.method in ("copy", "distill"))
+            or self.plan is not None
+            and self.plan.how != self.method
+        ):
+            raise ValueError(
+                f"method {self.method!r} and plan {None if self.plan is None else self.plan.how!r} do not go"
+                " together: copy and distill have a plan that says so, other methods none"
+            )
+        for name, least in (
+            ("seed", 0),
+            ("workers", 0),
+            ("evaluate_every", 0),
+            ("save_every", 1),
+            ("keep", 1),
+            ("decoder_width", 1),
+            ("data_size", 1),
+        ):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.seed >= 2**32:
-            raise ValueError(f"seed must be below 2**32 = {2**32}, as NumPy's generators ask for, got {self.seed}")
+            raise ValueError(
+                f"seed must be below 2**32 = {2**32}, as NumPy's generators ask for, got {self.seed}"
+            )
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path must be at least 0 and below 1, got {self.drop_path}")
         if self.method in PRETRAINING and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         if self.method == "retrieval" and self.data != BUILT_IN:
-            raise ValueError(f"retrieval is a task of the built-in world, data 'marked-glyphs', not of {self.data!r}: use `pretrain mae`")
+            raise ValueError(
+                f"retrieval is a task of the built-in world, data 'marked-glyphs', not of {self.data!r}: use"
+                " `pretrain mae`"
+            )
         if (name := _not_finite(self.describe())) is not None:
             raise ValueError(f"{name} must be a finite number")
         self._check_model()
@@ -106,17 +151,28 @@ class RunConfig:
     def _check_model(self) -> None:
         model = self.skeleton(self.model.overrides.get("num_classes", 2))
         if len(model.blocks) == 0:
-            raise ValueError(f"the model {self.model.name!r} has no blocks, so nothing to learn with: set model.depth to at least 1")
+            raise ValueError(
+                f"the model {self.model.name!r} has no blocks, so nothing to learn with: set model.depth to"
+                " at least 1"
+            )
         if self.method == "mae":
             self._check_auto_encoder(model)
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
         if self.data == BUILT_IN and tuple(model.patch_embed.img_size) != (32, 32):
-            raise ValueError(f"the model {self.model.name!r} takes images of {model.patch_embed.img_size} pixels, those of {BUILT_IN} have 32 x 32: "
-                             "choose a recipe of the built-in scale, or other --data")
-        if self.augmentation is not None and tuple(model.patch_embed.img_size) != (self.augmentation.image_size,) * 2:
-            raise ValueError(f"the model {self.model.name!r} takes images of {model.patch_embed.img_size} pixels, the augmentation makes them of "
-                             f"{self.augmentation.image_size}: change --set model.img_size or --set augmentation.image_size")
+            raise ValueError(
+                f"the model {self.model.name!r} takes images of {model.patch_embed.img_size} pixels, those of"
+                f" {BUILT_IN} have 32 x 32: choose a recipe of the built-in scale, or other --data"
+            )
+        if (
+            self.augmentation is not None
+            and tuple(model.patch_embed.img_size) != (self.augmentation.image_size,) * 2
+        ):
+            raise ValueError(
+                f"the model {self.model.name!r} takes images of {model.patch_embed.img_size} pixels, the"
+                f" augmentation makes them of {self.augmentation.image_size}: change --set model.img_size or"
+                " --set augmentation.image_size"
+            )
 
     def _check_auto_encoder(self, model: torch.nn.Module) -> None:
         from atlib.train.pretrain import MaskedAutoencoder  # imported here: other runs do not need it
@@ -125,22 +181,39 @@ class RunConfig:
             with torch.device("meta"):
                 MaskedAutoencoder(model, self.mask_ratio, self.decoder_width)
         except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
-            raise ValueError(f"decoder_width={self.decoder_width} makes no decoder ({error}): take a multiple of 4, such as 64") from error
+            raise ValueError(
+                f"decoder_width={self.decoder_width} makes no decoder ({error}): take a multiple of 4, such"
+                " as 64"
+            ) from error
 
     def architecture(self, num_classes: int) -> Architecture:
-        """The model for data with so many classes; its own `num_classes` comes first. For a teacher to be made by masking: no head."""
+        """The model for data with so many classes; its own `num_classes` comes first. For a teacher to be
+        made by masking: no head."""
         wanted = {"mae": 0}.get(self.method, num_classes)
         sized = {} if self.augmentation is None else {"img_size": self.augmentation.image_size}
         dropped = {"drop_path_rate": self.drop_path} if self.drop_path else {}
-        return Architecture(self.model.name, {"num_classes": wanted, **sized, **dropped, **self.model.overrides})
+        return Architecture(
+            self.model.name, {"num_classes": wanted, **sized, **dropped, **self.model.overrides}
+        )
 
     def skeleton(self, num_classes: int) -> torch.nn.Module:
-        """The model without weights, on the meta device. Raises `ValueError` for arguments that its constructor refuses."""
+        """The model without weights, on the meta device. Raises `ValueError` for arguments that its
+        constructor refuses."""
         try:
             with torch.device("meta"):
                 return self.architecture(num_classes).build()
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # whatever timm meets first
-            raise ValueError(f"the model {self.model.name!r} cannot be built with {dict(self.model.overrides)}: {error}") from error
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:  # whatever timm meets first
+            raise ValueError(
+                f"the model {self.model.name!r} cannot be built with {dict(self.model.overrides)}: {error}"
+            ) from error
 
     def describe(self) -> dict:
         """All fields as plain JSON values, for a record and for config.json."""
@@ -155,20 +228,24 @@ class RunConfig:
         return with_settings({field.name: getattr(self, field.name) for field in fields(self)}, changes)
 
     def require_use(self, names: Iterable[str]) -> None:
-        """Raise `ValueError` for a setting that this run has no use for: it was meant for something, and nothing would come of it."""
+        """Raise `ValueError` for a setting that this run has no use for: it was meant for something, and
+        nothing would come of it."""
         for asked in names:
             for settings, use, has in USED_BY:
                 if asked.removeprefix("recipe.") in settings and not has(self):
-                    raise ValueError(f"--set {asked} would change nothing: it belongs to {use}, not to a run of method {self.method!r} on {self.data!r}; "
-                                     "leave it out")
+                    raise ValueError(
+                        f"--set {asked} would change nothing: it belongs to {use}, not to a run of method"
+                        f" {self.method!r} on {self.data!r}; leave it out"
+                    )
 
 
 def with_settings(values: Mapping[str, object], changes: Mapping[str, str]) -> RunConfig:
-    """The run of these fields with `--set` values: fields of the run or of its recipe by name, parts by `plan.what`, `augmentation.flip`, `model.depth`.
+    """The run of these fields with `--set` values: fields of the run or of its recipe by name, parts by
+    `plan.what`, `augmentation.flip`, `model.depth`.
 
-    Nothing is checked before all are applied: a model and an image size may be wrong one by one and right together.
-    Raises `ValueError` for unknown names (with the known ones), values of another type, values that cannot be meant, settings that
-    such a run has no use for, and those that have an option of their own.
+    Nothing is checked before all are applied: a model and an image size may be wrong one by one and right
+    together. Raises `ValueError` for unknown names (with the known ones), values of another type, values that
+    cannot be meant, settings that such a run has no use for, and those that have an option of their own.
     """
     own: dict[str, str] = {}
     inner: dict[str, dict[str, str]] = {}
@@ -186,7 +263,15 @@ def with_settings(values: Mapping[str, object], changes: Mapping[str, str]) -> R
         elif key == "model":
             inner.setdefault("model", {})["name"] = text
         else:
-            require_known("setting", key, [*sorted(names - {"model", *PARTS, *HAVE_OPTIONS}), *of_recipe, *(f"{part}.…" for part in PARTS)])
+            require_known(
+                "setting",
+                key,
+                [
+                    *sorted(names - {"model", *PARTS, *HAVE_OPTIONS}),
+                    *of_recipe,
+                    *(f"{part}.…" for part in PARTS),
+                ],
+            )
             own[key] = text
     parts = {part: _changed_part(values, part, of_part) for part, of_part in inner.items()}
     changed = RunConfig(**{**values, **read_changes(RunConfig, own, "the run"), **parts})
@@ -200,29 +285,42 @@ def _changed_part(values: Mapping[str, object], part: str, changes: dict[str, st
         overrides = {key: read_value(text) for key, text in changes.items() if key != "name"}
         return Architecture(changes.get("name", now.name), {**now.overrides, **overrides})
     if now is None:
-        raise ValueError(f"--set {part}.{next(iter(changes))}: this run has no {part} (method {values['method']!r}, recipe {values['recipe_name']!r})")
+        raise ValueError(
+            f"--set {part}.{next(iter(changes))}: this run has no {part} (method {values['method']!r}, recipe"
+            f" {values['recipe_name']!r})"
+        )
     read = read_changes(type(now), changes, part)
-    if part != "recipe" and (name := _not_finite(read, part)) is not None:  # a recipe says so itself; others hand it on first, to timm for example
+    if (
+        part != "recipe" and (name := _not_finite(read, part)) is not None
+    ):  # a recipe says so itself; others hand it on first, to timm for example
         raise ValueError(f"--set {name}: it must be a finite number")
     return replace(now, **read)
 
 
 def write_config(folder: Path, config: RunConfig) -> Path:
     """Write FOLDER/config.json, whole or not at all."""
-    return write_atomically(config_path(folder), (json.dumps(config.describe(), indent=1, allow_nan=False) + "\n").encode())
+    return write_atomically(
+        config_path(folder), (json.dumps(config.describe(), indent=1, allow_nan=False) + "\n").encode()
+    )
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The run that a folder holds. Raises `FileNotFoundError` with the way out, or `OSError` naming a file that is damaged."""
+    """The run that a folder holds. Raises `FileNotFoundError` with the way out, or `OSError` naming a file
+    that is damaged."""
     path = config_path(folder)
     if not path.exists():
-        raise FileNotFoundError(f"{folder} holds no run, {path.name} is missing: start one with `python -m atlib train ... --out {folder}`")
+        raise FileNotFoundError(
+            f"{folder} holds no run, {path.name} is missing: start one with `python -m atlib train ... --out"
+            f" {folder}`"
+        )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         kinds = typing.get_type_hints(RunConfig)
         return RunConfig(**{name: _rebuilt(name, value, kinds.get(name)) for name, value in values.items()})
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
-        raise OSError(f"{path} does not describe a run ({type(error).__name__}: {error}); it was left as it is") from error
+        raise OSError(
+            f"{path} does not describe a run ({type(error).__name__}: {error}); it was left as it is"
+        ) from error
 
 
 def config_path(folder: Path) -> Path:
@@ -233,17 +331,27 @@ def config_path(folder: Path) -> Path:
 def _plain(value: object) -> object:
     """A value as JSON has it."""
     if isinstance(value, Architecture):
-        return {"name": value.name, "overrides": {name: _plain(each) for name, each in value.overrides.items()}}
+        return {
+            "name": value.name,
+            "overrides": {name: _plain(each) for name, each in value.overrides.items()},
+        }
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
 
 
 def _not_finite(value: object, name: str = "") -> str | None:
-    """Where in nested plain values a number is infinite or NaN, "model.overrides.init_values=inf"; None where none is. JSON could not say it."""
+    """Where in nested plain values a number is infinite or NaN, "model.overrides.init_values=inf"; None where
+    none is. JSON could not say it."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{name}={value}"
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     found = (_not_finite(each, f"{name}.{key}".removeprefix(".")) for key, each in inside)
     return next((each for each in found if each is not None), None)
 

@@ -26,7 +26,8 @@ SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mea
 
 
 class Asked(NamedTuple):
-    """A run as it was asked for. recipe: a published recipe's name, or a pre-training task; data: a name or a path; changes: `--set`."""
+    """A run as it was asked for. recipe: a published recipe's name, or a pre-training task; data: a name or a
+    path; changes: `--set`."""
 
     recipe: str
     data: str
@@ -37,30 +38,55 @@ class Asked(NamedTuple):
 
 
 def configure(asked: Asked, count: int | None = None) -> RunConfig:
-    """The run on `count` training images, into which epochs are converted (None: not known yet, a guess stands in).
+    """The run on `count` training images, into which epochs are converted (None: not known yet, a guess
+    stands in).
 
-    `--set published.epochs=50` changes the published recipe before it is converted, all other names the run that comes of it.
-    Raises `ValueError` or `FileNotFoundError`, with the way out, for everything that can be found wrong without reading data or weights.
+    `--set published.epochs=50` changes the published recipe before it is converted, all other names the run
+    that comes of it. Raises `ValueError` or `FileNotFoundError`, with the way out, for everything that can be
+    found wrong without reading data or weights.
     """
-    of_published = {key.removeprefix("published."): text for key, text in asked.changes.items() if key.startswith("published.")}
+    of_published = {
+        key.removeprefix("published."): text
+        for key, text in asked.changes.items()
+        if key.startswith("published.")
+    }
     changes = {key: text for key, text in asked.changes.items() if not key.startswith("published.")}
     if "data_path" in changes:  # in full, so that the run can go on from another folder
         changes["data_path"] = str(Path(changes["data_path"]).resolve())
     data = data_name(asked.data, changes.get("data_path"))
-    common = {"recipe_name": asked.recipe, "data": data, "seed": asked.seed, "tensorboard": asked.tensorboard, "evaluation_split": evaluated_split(data)}
+    common = {
+        "recipe_name": asked.recipe,
+        "data": data,
+        "seed": asked.seed,
+        "tensorboard": asked.tensorboard,
+        "evaluation_split": evaluated_split(data),
+    }
     if asked.tensorboard:
         require_tensorboard()
     if asked.recipe in PRETRAINING:
         if of_published:
-            raise ValueError(f"--set published.{next(iter(of_published))}: {asked.recipe} is no published recipe; set steps, lr, ... themselves")
-        given = {"method": asked.recipe, "model": Architecture("glyphs" if data == BUILT_IN else "cifar"),
-                 "recipe": recipes.RETRIEVAL if asked.recipe == "retrieval" else recipes.MAE, "augmentation": None if data == BUILT_IN else SMALL_PHOTOGRAPHS}
+            raise ValueError(
+                f"--set published.{next(iter(of_published))}: {asked.recipe} is no published recipe; set"
+                " steps, lr, ... themselves"
+            )
+        given = {
+            "method": asked.recipe,
+            "model": Architecture("glyphs" if data == BUILT_IN else "cifar"),
+            "recipe": recipes.RETRIEVAL if asked.recipe == "retrieval" else recipes.MAE,
+            "augmentation": None if data == BUILT_IN else SMALL_PHOTOGRAPHS,
+        }
     else:
         source = _source(asked.recipe, of_published)
         teacher = source.teacher if asked.teacher is None else asked.teacher
-        given = {"method": source.method, "model": Architecture(source.model, dict(source.options)), "recipe": source.recipe(count or GUESSED_COUNT),
-                 "teacher": None if teacher is None else _teacher(teacher), "plan": source.plan(), "drop_path": source.drop_path,
-                 "augmentation": None if data == BUILT_IN else source.augmentation}
+        given = {
+            "method": source.method,
+            "model": Architecture(source.model, dict(source.options)),
+            "recipe": source.recipe(count or GUESSED_COUNT),
+            "teacher": None if teacher is None else _teacher(teacher),
+            "plan": source.plan(),
+            "drop_path": source.drop_path,
+            "augmentation": None if data == BUILT_IN else source.augmentation,
+        }
     config = with_settings({**given, **common}, changes)
     config.require_use(of_published)
     config.recipe.require_optimizer()
@@ -73,7 +99,8 @@ def oddities(recipe: str) -> tuple[str, ...]:
 
 
 def departures(asked: Asked, config: RunConfig, count: int) -> list[str]:
-    """How the run's recipe differs from the published one it came from, on `count` images: "lr 0.001 instead of 0.008". Nothing for pre-training."""
+    """How the run's recipe differs from the published one it came from, on `count` images: "lr 0.001 instead
+    of 0.008". Nothing for pre-training."""
     if asked.recipe in PRETRAINING:
         return []
     then, now = published(asked.recipe).recipe(count).describe(), config.recipe.describe()
@@ -84,7 +111,10 @@ def departures(asked: Asked, config: RunConfig, count: int) -> list[str]:
             continue
         line = f"{name} {_short(now[name])} instead of {_short(then[name])}"
         if name == "batch_size" and name in own and not {"lr", "published.batch_size"} & own:
-            line += (f": the published rate was scaled for {then[name]} and stays; `--set published.batch_size={now[name]}` scales rate and steps")
+            line += (
+                f": the published rate was scaled for {then[name]} and stays; `--set"
+                f" published.batch_size={now[name]}` scales rate and steps"
+            )
         lines.append(line)
     return lines
 
@@ -97,13 +127,17 @@ def _source(name: str, changes: Mapping[str, str]) -> Published:
     """A published recipe with `--set published.…` values."""
     for each in changes:
         if each in WORDS:
-            raise ValueError(f"--set published.{each} would change nothing: it is what the recipe is called, not what is run; --recipe chooses another one")
+            raise ValueError(
+                f"--set published.{each} would change nothing: it is what the recipe is called, not what is"
+                " run; --recipe chooses another one"
+            )
     source = published(name)
     return replace(source, **read_changes(Published, changes, "the published recipe")) if changes else source
 
 
 def data_name(name_or_path: str, path: str | None = None) -> str:
-    """A data set's name as it is, a path in full, so that the run can go on from another folder. Raises where there is nothing of that name."""
+    """A data set's name as it is, a path in full, so that the run can go on from another folder. Raises where
+    there is nothing of that name."""
     if name_or_path == BUILT_IN:
         return name_or_path
     if "/" not in name_or_path and not Path(name_or_path).exists():  # neither a hub id nor a path
@@ -120,11 +154,14 @@ def evaluated_split(data: str) -> str:
 
 
 def _teacher(name_or_path: str) -> str:
-    """A timm name as it is, a file's path in full. Raises where there is neither a file nor a model of that name."""
+    """A timm name as it is, a file's path in full. Raises where there is neither a file nor a model of that
+    name."""
     if is_file(name_or_path):
         if not Path(name_or_path).exists():
-            raise FileNotFoundError(f"the teacher {name_or_path} does not exist: `python -m atlib pretrain` makes one, "
-                                    "and timm.list_pretrained('vit_*') lists names")
+            raise FileNotFoundError(
+                f"the teacher {name_or_path} does not exist: `python -m atlib pretrain` makes one, "
+                "and timm.list_pretrained('vit_*') lists names"
+            )
         return str(Path(name_or_path).resolve())
     with torch.device("meta"):
         create_vit(name_or_path)

@@ -1,4 +1,5 @@
-"""What a run would be and cost, without training: model, parameter groups, schedule, steps, memory, time, FLOPs."""
+"""What a run would be and cost, without training: model, parameter groups, schedule, steps, memory, time,
+FLOPs."""
 
 import statistics
 import time
@@ -25,11 +26,14 @@ from atlib.transfer import AttentionTransfer
 
 STEPS = 4  # timed; the first is thrown away
 SAFE_SHARE = 0.6  # of the memory that is free
-EFFICIENCY = 0.4  # of a large matrix product's speed that a ViT's training step reaches, a guess that only chooses how much is timed
+# of a large matrix product's speed that a ViT's training step reaches, a guess that only chooses how much is
+# timed
+EFFICIENCY = 0.4
 
 
 class Timing(NamedTuple):
-    """Seconds of a step, measured with two batch sizes. batches: both (the same twice where the whole batch was timed); on: device and threads."""
+    """Seconds of a step, measured with two batch sizes. batches: both (the same twice where the whole batch
+    was timed); on: device and threads."""
 
     batches: tuple[int, int]
     measured: tuple[float, float]
@@ -41,11 +45,14 @@ class Timing(NamedTuple):
         return self.batches[0] == self.batches[1]
 
     def seconds(self, batch: int) -> float:
-        """Seconds of a step of `batch` images: measured, or on the line through the two that were, a part for each image and one for the optimiser."""
+        """Seconds of a step of `batch` images: measured, or on the line through the two that were, a part for
+        each image and one for the optimiser."""
         (small, large), (first, second) = self.batches, self.measured
         if self.whole:
             return second * batch / large
-        each = max((second - first) / (large - small), 0.5 * second / large)  # noise must not make images free
+        each = max(
+            (second - first) / (large - small), 0.5 * second / large
+        )  # noise must not make images free
         return second + each * (batch - large)
 
 
@@ -74,11 +81,20 @@ class RandomImages:
         self.times.append(time.perf_counter())
 
 
-def time_steps(config: RunConfig, make: Callable[[], nn.Module], outputs: int, flops: int | None, at_rest: int, each: int, limit: float) -> Timing | None:
-    """Time steps of the run's recipe with batches that fit into memory and into about `limit` seconds; None where one image does not.
+def time_steps(
+    config: RunConfig,
+    make: Callable[[], nn.Module],
+    outputs: int,
+    flops: int | None,
+    at_rest: int,
+    each: int,
+    limit: float,
+) -> Timing | None:
+    """Time steps of the run's recipe with batches that fit into memory and into about `limit` seconds; None
+    where one image does not.
 
-    make: builds the model to train. flops: of one image, None where not known (then a step of two images is tried first). at_rest, each: bytes that
-    the model takes between steps, and in a step for each image.
+    make: builds the model to train. flops: of one image, None where not known (then a step of two images is
+    tried first). at_rest, each: bytes that the model takes between steps, and in a step for each image.
     """
     room, whole = SAFE_SHARE * free_memory() - at_rest, config.recipe.batch_size
     if room < 0:
@@ -89,7 +105,9 @@ def time_steps(config: RunConfig, make: Callable[[], nn.Module], outputs: int, f
         in_time = max(2, int(limit / (STEPS * _step(config, model, outputs, 2))))
     else:
         in_time = int(limit * EFFICIENCY * speed() / (2 * STEPS * flops))
-    batch = min(whole, in_time, int(room / max(each, 1)) * (config.recipe.accumulate if in_time >= whole else 1))
+    batch = min(
+        whole, in_time, int(room / max(each, 1)) * (config.recipe.accumulate if in_time >= whole else 1)
+    )
     if batch < 1:
         return None
     model = make() if model is None else model
@@ -103,14 +121,20 @@ def time_steps(config: RunConfig, make: Callable[[], nn.Module], outputs: int, f
             if batch < 1:
                 return None
             continue
-        where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+        where = (
+            torch.cuda.get_device_name()
+            if torch.cuda.is_available()
+            else f"CPU, {torch.get_num_threads()} threads"
+        )
         return Timing(batches, (measured[0], measured[-1]), where)
 
 
 def speed() -> float:
     """FLOPs a second of a large matrix product on this machine, float32."""
     size = 8192 if torch.cuda.is_available() else 1024
-    left, right = (torch.randn(size, size, device="cuda" if torch.cuda.is_available() else "cpu") for _ in range(2))
+    left, right = (
+        torch.randn(size, size, device="cuda" if torch.cuda.is_available() else "cpu") for _ in range(2)
+    )
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
@@ -120,7 +144,8 @@ def speed() -> float:
 
 
 def free_memory() -> float:
-    """Bytes that are free on the GPU where there is one, else in this machine; infinite where the system does not say."""
+    """Bytes that are free on the GPU where there is one, else in this machine; infinite where the system does
+    not say."""
     if torch.cuda.is_available():
         return torch.cuda.mem_get_info()[0]
     try:
@@ -146,7 +171,8 @@ def made_up(config: RunConfig, outputs: int, count: int) -> Tensor:
 
 
 class Group(NamedTuple):
-    """Parameters that are treated alike but for their learning rate. numbers: trained numbers; factors: on lr, the smallest and the largest."""
+    """Parameters that are treated alike but for their learning rate. numbers: trained numbers; factors: on
+    lr, the smallest and the largest."""
 
     weight_decay: float
     tensors: int
@@ -155,9 +181,9 @@ class Group(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What `estimate` found. moments: {when: (step, lr of the smallest factor, lr of the largest)}; flops: of one image, None where they are not
-    counted; memory: of a step; seconds: of one step on this machine, None where not known; timing: what was measured for that, None where it comes
-    from FLOPs."""
+    """What `estimate` found. moments: {when: (step, lr of the smallest factor, lr of the largest)}; flops: of
+    one image, None where they are not counted; memory: of a step; seconds: of one step on this machine, None
+    where not known; timing: what was measured for that, None where it comes from FLOPs."""
 
     config: RunConfig
     count: int
@@ -184,17 +210,25 @@ class Estimate(NamedTuple):
 
 
 def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -> Estimate:
-    """What the run would be on `count` training images with so many outputs. No weights are read, nothing is trained.
+    """What the run would be on `count` training images with so many outputs. No weights are read, nothing is
+    trained.
 
-    A few steps are timed on random numbers with freshly initialised models, in about `limit` seconds; where that is too short for one
-    image, the time comes from FLOPs and the speed of a matrix product here. The teacher is taken to be of the student's architecture.
+    A few steps are timed on random numbers with freshly initialised models, in about `limit` seconds; where
+    that is too short for one image, the time comes from FLOPs and the speed of a matrix product here. The
+    teacher is taken to be of the student's architecture.
     """
     skeleton = config.skeleton(outputs)
     with torch.device("meta"):
         model = assembled(config, outputs)
-    groups, flops, memory = parameter_groups(model, config), flops_of(config, skeleton), memory_of(config, outputs)
+    groups, flops, memory = (
+        parameter_groups(model, config),
+        flops_of(config, skeleton),
+        memory_of(config, outputs),
+    )
     each = memory.saved // part_of(config)
-    timing = time_steps(config, lambda: assembled(config, outputs), outputs, flops, memory.total - memory.saved, each, limit)
+    timing = time_steps(
+        config, lambda: assembled(config, outputs), outputs, flops, memory.total - memory.saved, each, limit
+    )
     seconds = None
     if timing is not None:
         seconds = timing.seconds(config.recipe.batch_size)
@@ -218,9 +252,18 @@ def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
     by_decay: dict[float, list[dict]] = {}
     for group in make_optimizer(model, config.recipe).param_groups:
         by_decay.setdefault(group["weight_decay"], []).append(group)
-    return [Group(decay, sum(len(group["params"]) for group in groups), sum(each.numel() for group in groups for each in group["params"]),
-                  (min(group["lr"] for group in groups) / config.recipe.lr, max(group["lr"] for group in groups) / config.recipe.lr))
-            for decay, groups in sorted(by_decay.items(), reverse=True)]
+    return [
+        Group(
+            decay,
+            sum(len(group["params"]) for group in groups),
+            sum(each.numel() for group in groups for each in group["params"]),
+            (
+                min(group["lr"] for group in groups) / config.recipe.lr,
+                max(group["lr"] for group in groups) / config.recipe.lr,
+            ),
+        )
+        for decay, groups in sorted(by_decay.items(), reverse=True)
+    ]
 
 
 def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, float, float]]:
@@ -228,14 +271,19 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
     recipe = config.recipe
     warm = round(recipe.warmup * recipe.steps)
     smallest, largest = min(group.factors[0] for group in groups), max(group.factors[1] for group in groups)
-    when = {"first step": 0, "end of warm-up": max(0, warm - 1), "middle": recipe.steps // 2, "last step": recipe.steps - 1}
+    when = {
+        "first step": 0,
+        "end of warm-up": max(0, warm - 1),
+        "middle": recipe.steps // 2,
+        "last step": recipe.steps - 1,
+    }
     lr = {name: recipe.lr * schedule(step, recipe) for name, step in when.items()}
     return {name: (step, smallest * lr[name], largest * lr[name]) for name, step in when.items()}
 
 
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
-    """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not counted: other kinds of ViT, masked
-    auto-encoding, and transfers of something else than maps."""
+    """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
+    counted: other kinds of ViT, masked auto-encoding, and transfers of something else than maps."""
     try:
         shape = shape_of(skeleton)
     except ValueError:
@@ -248,10 +296,11 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
 
 
 def memory_of(config: RunConfig, outputs: int) -> Memory:
-    """The memory of one step on one device, in float32, for one of the `accumulate` parts of the batch; counted on shapes, nothing is allocated.
+    """The memory of one step on one device, in float32, for one of the `accumulate` parts of the batch;
+    counted on shapes, nothing is allocated.
 
-    What is kept for the backward pass is linear in the batch: counted for one image and for two. It is 0 for masked auto-encoding, where it is
-    not counted.
+    What is kept for the backward pass is linear in the batch: counted for one image and for two. It is 0 for
+    masked auto-encoding, where it is not counted.
     """
     size = config.skeleton(outputs).patch_embed.img_size
     with torch.device("meta"):
@@ -265,17 +314,29 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
             one, two = (step_memory(model, torch.empty(images, 3, *size)) for images in (1, 2))
     averaged = one.weights if config.recipe.ema is not None else 0
     moments = int(one.optimizer / 2 * state_per_weight(config.recipe))  # counted for AdamW, which has two
-    return one._replace(saved=one.saved + (part_of(config) - 1) * (two.saved - one.saved), weights=one.weights + averaged, optimizer=moments)
+    return one._replace(
+        saved=one.saved + (part_of(config) - 1) * (two.saved - one.saved),
+        weights=one.weights + averaged,
+        optimizer=moments,
+    )
 
 
 def state_per_weight(recipe: Recipe, width: int = 256) -> float:
-    """Numbers of float32 size that the optimiser keeps for each weight, between steps: 2 for AdamW. Counted on a layer of `width` x `width` weights."""
+    """Numbers of float32 size that the optimiser keeps for each weight, between steps: 2 for AdamW. Counted
+    on a layer of `width` x `width` weights."""
     if recipe.optimizer in PLAIN:
         return 2.0
     state = try_optimizer(recipe.optimizer, recipe.betas, width).state
-    kept = [each for of_weight in state.values() for value in of_weight.values() for each in (value if isinstance(value, (list, tuple)) else [value])]
+    kept = [
+        each
+        for of_weight in state.values()
+        for value in of_weight.values()
+        for each in (value if isinstance(value, (list, tuple)) else [value])
+    ]
     # What has no dimension counts steps, and does not grow with the model.
-    return sum(each.numel() * each.element_size() for each in kept if isinstance(each, torch.Tensor) and each.ndim) / (4 * width * width)
+    return sum(
+        each.numel() * each.element_size() for each in kept if isinstance(each, torch.Tensor) and each.ndim
+    ) / (4 * width * width)
 
 
 def part_of(config: RunConfig) -> int:

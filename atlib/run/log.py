@@ -1,4 +1,5 @@
-"""What a run wrote while it trained: JSON lines for programs, the same lines as text for people, TensorBoard when asked."""
+"""What a run wrote while it trained: JSON lines for programs, the same lines as text for people, TensorBoard
+when asked."""
 
 import json
 import math
@@ -12,13 +13,15 @@ from atlib._util import write_atomically
 
 
 class RunLog:
-    """Appends entries to FOLDER/log.jsonl and FOLDER/log.txt; call it with one dict per step or epoch, each with its "step".
+    """Appends entries to FOLDER/log.jsonl and FOLDER/log.txt; call it with one dict per step or epoch, each
+    with its "step".
 
-    after: the step a run goes on from. Entries of later steps, and a last line that was cut off, are dropped first, so that every
-    step is there once, however often the run was killed. A log that is damaged elsewhere is kept as log.jsonl.damaged, with a warning, and its
-    readable entries are gone on with. Each entry gets "seconds", the training time so far over all starts of the run.
-    tensorboard: also write FOLDER/tensorboard, which needs the package of that name (`require_tensorboard`).
-    Raises `OSError` where the folder cannot be written.
+    after: the step a run goes on from. Entries of later steps, and a last line that was cut off, are dropped
+    first, so that every step is there once, however often the run was killed. A log that is damaged elsewhere
+    is kept as log.jsonl.damaged, with a warning, and its readable entries are gone on with. Each entry gets
+    "seconds", the training time so far over all starts of the run. tensorboard: also write
+    FOLDER/tensorboard, which needs the package of that name (`require_tensorboard`). Raises `OSError` where
+    the folder cannot be written.
     """
 
     def __init__(self, folder: str | Path, after: int = 0, tensorboard: bool = False):
@@ -49,10 +52,17 @@ class RunLog:
         return self.before + time.perf_counter() - self.start
 
     def __call__(self, entry: dict) -> None:
-        """Append one entry. A number that is not finite is written as text, which JSON has no other way to say."""
-        entry = {name: str(value) if isinstance(value, float) and not math.isfinite(value) else value for name, value in entry.items()}
+        """Append one entry. A number that is not finite is written as text, which JSON has no other way to
+        say."""
+        entry = {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in entry.items()
+        }
         entry["seconds"] = round(self.seconds, 3)
-        for path, line in ((self.lines_path, _json_line(entry)), (self.folder / "log.txt", as_text(entry) + "\n")):
+        for path, line in (
+            (self.lines_path, _json_line(entry)),
+            (self.folder / "log.txt", as_text(entry) + "\n"),
+        ):
             with open(path, "a", encoding="utf-8") as file:
                 file.write(line)
         if self.writer is not None:
@@ -67,7 +77,8 @@ class RunLog:
 
 
 def read_log(folder: str | Path) -> list[dict]:
-    """All entries of a run's log; none where there is no log yet. A last line that a kill cut off is left out.
+    """All entries of a run's log; none where there is no log yet. A last line that a kill cut off is left
+    out.
 
     Raises `OSError` naming the line where another one cannot be read.
     """
@@ -79,7 +90,8 @@ def read_log(folder: str | Path) -> list[dict]:
 
 
 def _read(path: Path) -> tuple[list[dict], str | None]:
-    """The readable entries of a log, and which of its lines, but for a last one that was cut off, is the first that is none."""
+    """The readable entries of a log, and which of its lines, but for a last one that was cut off, is the
+    first that is none."""
     if not path.exists():
         return [], None
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
@@ -103,19 +115,28 @@ def _set_aside(path: Path, damage: str) -> None:
     while aside.exists():
         aside = aside.with_name(f"{aside.name}-again")
     os.replace(path, aside)
-    warnings.warn(f"{path}, {damage}: it was renamed to {aside.name}, and the run goes on with the entries that can be read", stacklevel=3)
+    warnings.warn(
+        f"{path}, {damage}: it was renamed to {aside.name}, and the run goes on with the entries that can be"
+        " read",
+        stacklevel=3,
+    )
 
 
 def as_text(entry: dict) -> str:
     """One entry as a line for people: step 20 · epoch 2 · loss 1.234 · ..."""
-    return " · ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in entry.items())
+    return " · ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in entry.items()
+    )
 
 
 def require_tensorboard() -> None:
     """Raise `ValueError` with the way out where TensorBoard is asked for and not installed."""
     if find_spec("tensorboard") is None:
-        raise ValueError("--tensorboard needs the package tensorboard, which is not installed: `pip install tensorboard`, "
-                         "or leave --tensorboard out (log.jsonl holds the same numbers)")
+        raise ValueError(
+            "--tensorboard needs the package tensorboard, which is not installed: `pip install tensorboard`, "
+            "or leave --tensorboard out (log.jsonl holds the same numbers)"
+        )
 
 
 def _json_line(entry: dict) -> str:

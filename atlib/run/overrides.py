@@ -1,4 +1,5 @@
-"""Values for the fields of a dataclass from `key=value` texts, each checked against the field's declared type."""
+"""Values for the fields of a dataclass from `key=value` texts, each checked against the field's declared
+type."""
 
 import json
 import types
@@ -12,7 +13,8 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, str]:
-    """["lr=1e-3", "plan.what=q"] as {"lr": "1e-3", "plan.what": "q"}. Raises `ValueError` for a text without "=" and for a key given twice."""
+    """["lr=1e-3", "plan.what=q"] as {"lr": "1e-3", "plan.what": "q"}. Raises `ValueError` for a text without
+    "=" and for a key given twice."""
     changes: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -28,8 +30,9 @@ def parse_changes(texts: Sequence[str]) -> dict[str, str]:
 def read_changes(kind: type, changes: Mapping[str, str], what: str) -> dict[str, object]:
     """{field: value} for {field: text}, for the dataclass `kind`, which the messages call `what`.
 
-    Text is read as JSON where it is JSON (1e-3, true, null, [0, 1]; `none` is null too) and taken as it stands otherwise.
-    Raises `ValueError` for an unknown field (with the known ones) and for a value of another type.
+    Text is read as JSON where it is JSON (1e-3, true, null, [0, 1]; `none` is null too) and taken as it
+    stands otherwise. Raises `ValueError` for an unknown field (with the known ones) and for a value of
+    another type.
     """
     hints = typing.get_type_hints(kind)
     known = [field.name for field in fields(kind)]
@@ -39,7 +42,8 @@ def read_changes(kind: type, changes: Mapping[str, str], what: str) -> dict[str,
 
 
 def read_value(text: str, hint: object = None) -> object:
-    """A text as a value: JSON, or the text itself. Where only text is meant, nothing but `none` and `null` is read as anything else."""
+    """A text as a value: JSON, or the text itself. Where only text is meant, nothing but `none` and `null` is
+    read as anything else."""
     if text.lower() in ("none", "null"):
         return None
     if set(_alternatives(hint)) <= {str, type(None)}:
@@ -51,7 +55,8 @@ def read_value(text: str, hint: object = None) -> object:
 
 
 def of_type(name: str, value: object, hint: object) -> object:
-    """`value` in the form that the type asks for (a list as a tuple, a whole number as a float). Raises `ValueError` where it does not fit.
+    """`value` in the form that the type asks for (a list as a tuple, a whole number as a float). Raises
+    `ValueError` where it does not fit.
 
     What is in a collection other than a tuple is left to the dataclass's own checks.
     """
@@ -80,7 +85,17 @@ def _alternatives(hint: object) -> tuple:
 
 
 def _in_words(hint: object) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none", tuple: "a list such as [0.9, 0.999]",
-             Iterable: "a list such as [0, 1]", Mapping: "a mapping"}
+    words = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        type(None): "none",
+        tuple: "a list such as [0.9, 0.999]",
+        Iterable: "a list such as [0, 1]",
+        Mapping: "a mapping",
+    }
     kinds = [typing.get_origin(each) or each for each in _alternatives(hint)]
-    return " or ".join(words.get(kind, f"an {kind.__name__}, whose fields are set one by one") for kind in kinds)
+    return " or ".join(
+        words.get(kind, f"an {kind.__name__}, whose fields are set one by one") for kind in kinds
+    )

@@ -1,4 +1,5 @@
-"""The recipes that papers have published, as frozen values: attention transfer, MAE, DeiT and DeiT III, each with its source and its oddities."""
+"""The recipes that papers have published, as frozen values: attention transfer, MAE, DeiT and DeiT III, each
+with its source and its oddities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -19,13 +20,16 @@ METHODS = ("scratch", "fine-tune", "copy", "distill")
 
 @dataclass(frozen=True)
 class Published:
-    """A recipe as its source prints it, in epochs and rates per 256 images; `recipe` turns it into what `train` needs. Checked when it is built.
+    """A recipe as its source prints it, in epochs and rates per 256 images; `recipe` turns it into what
+    `train` needs. Checked when it is built.
 
-    source: paper with table or section, and the command where the authors print one. model: a timm name or a preset; options: its further
-    constructor arguments. method: "scratch", "fine-tune", "copy" or "distill". teacher: the timm name whose weights the method starts from, None where
-    a run must name one. base_lr: peak learning rate per 256 images. min_lr: where the schedule ends, absolute. drop_path: rate of stochastic depth
-    in the last block. what, layers: what is transferred, and in how many of the first layers (None: all). oddities: what a reader would take for a
-    slip, and where we depart. The other fields are those of `Recipe`, with its meaning. Raises `ValueError` for a value that cannot be meant.
+    source: paper with table or section, and the command where the authors print one. model: a timm name or a
+    preset; options: its further constructor arguments. method: "scratch", "fine-tune", "copy" or "distill".
+    teacher: the timm name whose weights the method starts from, None where a run must name one. base_lr: peak
+    learning rate per 256 images. min_lr: where the schedule ends, absolute. drop_path: rate of stochastic
+    depth in the last block. what, layers: what is transferred, and in how many of the first layers (None:
+    all). oddities: what a reader would take for a slip, and where we depart. The other fields are those of
+    `Recipe`, with its meaning. Raises `ValueError` for a value that cannot be meant.
     """
 
     name: str
@@ -61,169 +65,427 @@ class Published:
     def __post_init__(self):
         require_known("method", self.method, METHODS)
         if not 0 <= self.warmup_epochs < self.epochs:
-            raise ValueError(f"{self.name}: warmup_epochs={self.warmup_epochs!r} must be at least 0 and below epochs={self.epochs!r}")
+            raise ValueError(
+                f"{self.name}: warmup_epochs={self.warmup_epochs!r} must be at least 0 and below"
+                f" epochs={self.epochs!r}"
+            )
         if not self.batch_size >= 1:
             raise ValueError(f"{self.name}: batch_size={self.batch_size!r} must be at least 1")
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"{self.name}: drop_path={self.drop_path!r} must be at least 0 and below 1")
         if self.layers is not None and (self.method not in ("copy", "distill") or self.layers < 1):
-            raise ValueError(f"{self.name}: layers={self.layers!r} counts the transferred layers of 'copy' and 'distill', at least 1; "
-                             f"leave it out for all layers and for method={self.method!r}")
+            raise ValueError(
+                f"{self.name}: layers={self.layers!r} counts the transferred layers of 'copy' and 'distill',"
+                f" at least 1; leave it out for all layers and for method={self.method!r}"
+            )
         if self.method == "scratch" and self.teacher is not None:
             raise ValueError(f"{self.name}: a student from scratch has no teacher, got {self.teacher!r}")
         self.plan(), self.recipe(self.batch_size)  # they check the values that go into them
 
     @property
     def lr(self) -> float:
-        """The peak learning rate at this batch size: base_lr times batch_size / 256 (linear scaling, Goyal et al. 2017)."""
+        """The peak learning rate at this batch size: base_lr times batch_size / 256 (linear scaling, Goyal et
+        al. 2017)."""
         return self.base_lr * self.batch_size / 256
 
     def recipe(self, images: int) -> Recipe:
-        """What `train` needs, for a data set of this many training images: epochs become steps, the last step of an epoch may be smaller."""
+        """What `train` needs, for a data set of this many training images: epochs become steps, the last step
+        of an epoch may be smaller."""
         shared = {f.name for f in fields(Recipe)} & {f.name for f in fields(self)}
         steps = max(1, round(self.epochs * steps_per_epoch(images, self.batch_size)))
-        return Recipe(steps=steps, lr=self.lr, warmup=self.warmup_epochs / self.epochs, **{name: getattr(self, name) for name in shared})
+        return Recipe(
+            steps=steps,
+            lr=self.lr,
+            warmup=self.warmup_epochs / self.epochs,
+            **{name: getattr(self, name) for name in shared},
+        )
 
     def plan(self) -> Plan | None:
         """What is transferred and how; None where nothing is."""
         if self.method not in ("copy", "distill"):
             return None
-        return Plan(what=self.what, how=self.method, layers=None if self.layers is None else range(self.layers))
+        return Plan(
+            what=self.what, how=self.method, layers=None if self.layers is None else range(self.layers)
+        )
 
     def student(self, classes: int | None = None) -> Architecture:
-        """What is trained, for so many classes (None: the model's own number), with the recipe's stochastic depth."""
-        return Architecture(self.model, {**self.options, **({"drop_path_rate": self.drop_path} if self.drop_path else {}),
-                                         **({} if classes is None else {"num_classes": classes})})
+        """What is trained, for so many classes (None: the model's own number), with the recipe's stochastic
+        depth."""
+        return Architecture(
+            self.model,
+            {
+                **self.options,
+                **({"drop_path_rate": self.drop_path} if self.drop_path else {}),
+                **({} if classes is None else {"num_classes": classes}),
+            },
+        )
 
 
 _PAPER = "arXiv 2411.09702, table of recipes"
 _CODE = "github.com/alexlioralexli/attention-transfer at 26963e8"
 _RAND_AUGMENT = Augmentation(rand_augment="rand-m9-mstd0.5-inc1")
 _ERASED = replace(_RAND_AUGMENT, random_erasing=0.25)
-_POOLED = {"global_pool": "avg"}  # the mean of the patches, then a norm: what MAE's and attention transfer's PyTorch code build
+_POOLED = {
+    "global_pool": "avg"
+}  # the mean of the patches, then a norm: what MAE's and attention transfer's PyTorch code build
 _MIXED = {"label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0}
 
-_LAST_BATCH = "The published code leaves an epoch's incomplete last batch out; here it is a smaller step, so an epoch has one step more."
-_LAST_LAYERS = ("The published PyTorch code does not hand `--end_layer` on to the model, whose own default, -3, stands: read to the letter, "
-                "its command transfers the first 21 of 24 layers. The paper's number is kept here.")
+_LAST_BATCH = (
+    "The published code leaves an epoch's incomplete last batch out; here it is a smaller step, so an epoch"
+    " has one step more."
+)
+_LAST_LAYERS = (
+    "The published PyTorch code does not hand `--end_layer` on to the model, whose own default, -3, stands:"
+    " read to the letter, its command transfers the first 21 of 24 layers. The paper's number is kept here."
+)
 _FLOAT32 = "Mixed precision is commented out in the published code, so its maps are computed in float32."
-_HEAD_INIT = "The published code draws the new head's weights with a deviation of 2e-5; here they start as timm's `reset_classifier` leaves them."
-_FINAL_NORM = ("Layer decay: MAE's code counts the norm before the head to the head. So does timm here, because average pooling makes it `fc_norm`; "
-               "with a class token timm counts it to the last block.")
+_HEAD_INIT = (
+    "The published code draws the new head's weights with a deviation of 2e-5; here they start as timm's"
+    " `reset_classifier` leaves them."
+)
+_FINAL_NORM = (
+    "Layer decay: MAE's code counts the norm before the head to the head. So does timm here, because average"
+    " pooling makes it `fc_norm`; with a class token timm counts it to the last block."
+)
 
 _COPY = Published(
-    "copy-vit-large", f"{_PAPER}; random erasing: {_CODE}, README.md, Attention Copy",
-    model="vit_large_patch16_224", options=_POOLED, method="copy", teacher="vit_large_patch16_224.mae",
-    epochs=100, warmup_epochs=5, batch_size=2048, base_lr=1e-3, min_lr=2e-3, betas=(0.9, 0.999), weight_decay=0.05, layer_decay=0.75,
-    augmentation=_ERASED, **_MIXED, ema=0.9999, oddities=(
-        "The smallest learning rate, 2e-3, is above the base rate, 1e-3. The base rate is per 256 images, the smallest is absolute: at batch 2048 "
-        "the peak is 8e-3 and the schedule falls to a quarter of it. At a batch below 512 the peak is below 2e-3, and the rate rises after "
-        "the warm-up.",
-        "Layer decay slows the first layers down although the student starts from random weights and has nothing there to protect.",
-        "The published code counts this student's layers one higher than MAE's code does: its last block learns at the head's rate and its embeddings "
-        "at 0.75 to the power of 24. Here, as in MAE and timm, the last block has 0.75 of the head's rate and the embeddings 0.75 to the power of 25.",
-        _LAST_LAYERS, _FLOAT32, _LAST_BATCH))
+    "copy-vit-large",
+    f"{_PAPER}; random erasing: {_CODE}, README.md, Attention Copy",
+    model="vit_large_patch16_224",
+    options=_POOLED,
+    method="copy",
+    teacher="vit_large_patch16_224.mae",
+    epochs=100,
+    warmup_epochs=5,
+    batch_size=2048,
+    base_lr=1e-3,
+    min_lr=2e-3,
+    betas=(0.9, 0.999),
+    weight_decay=0.05,
+    layer_decay=0.75,
+    augmentation=_ERASED,
+    **_MIXED,
+    ema=0.9999,
+    oddities=(
+        (
+            "The smallest learning rate, 2e-3, is above the base rate, 1e-3. The base rate is per 256 images,"
+            " the smallest is absolute: at batch 2048 the peak is 8e-3 and the schedule falls to a quarter of"
+            " it. At a batch below 512 the peak is below 2e-3, and the rate rises after the warm-up."
+        ),
+        (
+            "Layer decay slows the first layers down although the student starts from random weights and has"
+            " nothing there to protect."
+        ),
+        (
+            "The published code counts this student's layers one higher than MAE's code does: its last block"
+            " learns at the head's rate and its embeddings at 0.75 to the power of 24. Here, as in MAE and"
+            " timm, the last block has 0.75 of the head's rate and the embeddings 0.75 to the power of 25."
+        ),
+        _LAST_LAYERS,
+        _FLOAT32,
+        _LAST_BATCH,
+    ),
+)
 
 _DISTILL = Published(
-    "distill-vit-large", f"{_PAPER}; random erasing: {_CODE}, README.md, Attention Distillation",
-    model="vit_large_patch16_224", options=_POOLED, method="distill", teacher="vit_large_patch16_224.mae", layers=18, transfer_weight=3.0,
-    epochs=200, warmup_epochs=20, batch_size=2048, base_lr=1e-4, betas=(0.9, 0.95), weight_decay=0.3, drop_path=0.2,
-    augmentation=_ERASED, **_MIXED, ema=0.9999, oddities=(
-        "The paper's schedule ends at 0; the published command names no smallest rate, and its code's default is 1e-6.",
-        "In training the teacher drops the same branches of the same images as the student (`Plan.share_drop_path`).",
-        _LAST_LAYERS, _FLOAT32, _LAST_BATCH))
+    "distill-vit-large",
+    f"{_PAPER}; random erasing: {_CODE}, README.md, Attention Distillation",
+    model="vit_large_patch16_224",
+    options=_POOLED,
+    method="distill",
+    teacher="vit_large_patch16_224.mae",
+    layers=18,
+    transfer_weight=3.0,
+    epochs=200,
+    warmup_epochs=20,
+    batch_size=2048,
+    base_lr=1e-4,
+    betas=(0.9, 0.95),
+    weight_decay=0.3,
+    drop_path=0.2,
+    augmentation=_ERASED,
+    **_MIXED,
+    ema=0.9999,
+    oddities=(
+        (
+            "The paper's schedule ends at 0; the published command names no smallest rate, and its code's"
+            " default is 1e-6."
+        ),
+        (
+            "In training the teacher drops the same branches of the same images as the student"
+            " (`Plan.share_drop_path`)."
+        ),
+        _LAST_LAYERS,
+        _FLOAT32,
+        _LAST_BATCH,
+    ),
+)
 
 _PARTIAL_COPY = replace(
-    _COPY, name="partial-copy-vit-large", source=f"{_PAPER}: β2 of partial copies, the rest as Copy; layers: {_CODE}, models_dual_vit.py",
-    betas=(0.9, 0.95), layers=21, oddities=(
-        "The paper varies the number of layers. 21 stands here because it is what the published code copies by default (`end_layer=-3`); "
-        "name another one (`layers=`) for another point of the paper's study.", *(each for each in _COPY.oddities if each is not _LAST_LAYERS)))
+    _COPY,
+    name="partial-copy-vit-large",
+    source=f"{_PAPER}: β2 of partial copies, the rest as Copy; layers: {_CODE}, models_dual_vit.py",
+    betas=(0.9, 0.95),
+    layers=21,
+    oddities=(
+        (
+            "The paper varies the number of layers. 21 stands here because it is what the published code"
+            " copies by default (`end_layer=-3`); name another one (`layers=`) for another point of the"
+            " paper's study."
+        ),
+        *(each for each in _COPY.oddities if each is not _LAST_LAYERS),
+    ),
+)
 
 
-def _mae_fine_tune(size: str, patch: int, base_lr: float, layer_decay: float, drop_path: float, epochs: int, of_table_9: str) -> Published:
+def _mae_fine_tune(
+    size: str, patch: int, base_lr: float, layer_decay: float, drop_path: float, epochs: int, of_table_9: str
+) -> Published:
     vit = f"vit_{size}_patch{patch}_224"
     return Published(
-        f"mae-fine-tune-vit-{size}", "github.com/facebookresearch/mae at 2f170f2, FINETUNE.md; compare arXiv 2111.06377, table 9",
-        model=vit, options=_POOLED, method="fine-tune", teacher=f"{vit}.mae",
-        epochs=epochs, warmup_epochs=5, batch_size=1024, base_lr=base_lr, min_lr=1e-6, weight_decay=0.05, layer_decay=layer_decay, drop_path=drop_path,
-        augmentation=_ERASED, **_MIXED, oddities=(
-            of_table_9, "Random erasing and the smallest rate, 1e-6, are in the command and its code only.", _FINAL_NORM, _HEAD_INIT, _LAST_BATCH))
+        f"mae-fine-tune-vit-{size}",
+        "github.com/facebookresearch/mae at 2f170f2, FINETUNE.md; compare arXiv 2111.06377, table 9",
+        model=vit,
+        options=_POOLED,
+        method="fine-tune",
+        teacher=f"{vit}.mae",
+        epochs=epochs,
+        warmup_epochs=5,
+        batch_size=1024,
+        base_lr=base_lr,
+        min_lr=1e-6,
+        weight_decay=0.05,
+        layer_decay=layer_decay,
+        drop_path=drop_path,
+        augmentation=_ERASED,
+        **_MIXED,
+        oddities=(
+            of_table_9,
+            "Random erasing and the smallest rate, 1e-6, are in the command and its code only.",
+            _FINAL_NORM,
+            _HEAD_INIT,
+            _LAST_BATCH,
+        ),
+    )
 
 
 def _mae_scratch(size: str, patch: int, drop_path: float, epochs: int) -> Published:
     return Published(
-        f"mae-scratch-vit-{size}", "arXiv 2111.06377, appendix A.2, table 11", model=f"vit_{size}_patch{patch}_224", options=_POOLED, method="scratch",
-        epochs=epochs, warmup_epochs=20, batch_size=4096, base_lr=1e-4, betas=(0.9, 0.95), weight_decay=0.3, drop_path=drop_path,
-        augmentation=_RAND_AUGMENT, **_MIXED, ema=0.9999, oddities=(
-            "The table prints no smallest rate and no pooling. Here the schedule ends at 0 and patches are averaged, as in the fine-tuning code, "
-            "which the authors say trains from scratch too (issue 28 of their repository).",
-            "The paper reports the averaged weights; without averaging ViT-L and ViT-H are 1.1 and 2.2 points lower (appendix A.2)."))
+        f"mae-scratch-vit-{size}",
+        "arXiv 2111.06377, appendix A.2, table 11",
+        model=f"vit_{size}_patch{patch}_224",
+        options=_POOLED,
+        method="scratch",
+        epochs=epochs,
+        warmup_epochs=20,
+        batch_size=4096,
+        base_lr=1e-4,
+        betas=(0.9, 0.95),
+        weight_decay=0.3,
+        drop_path=drop_path,
+        augmentation=_RAND_AUGMENT,
+        **_MIXED,
+        ema=0.9999,
+        oddities=(
+            (
+                "The table prints no smallest rate and no pooling. Here the schedule ends at 0 and patches"
+                " are averaged, as in the fine-tuning code, which the authors say trains from scratch too"
+                " (issue 28 of their repository)."
+            ),
+            (
+                "The paper reports the averaged weights; without averaging ViT-L and ViT-H are 1.1 and 2.2"
+                " points lower (appendix A.2)."
+            ),
+        ),
+    )
 
 
-_DEIT_SCHEDULE = ("The published code changes the rate once per epoch, starts the warm-up at 1e-6 and counts the cosine from the first epoch; "
-                  "here it changes every step, starts near 0 and counts the cosine from the end of the warm-up.")
-_DEIT_AVERAGE = "The published code also averages the weights (0.99996) but reports the plain ones, so nothing is averaged here."
-_DEIT_REPEATS = "With repeated augmentation an epoch sees a third of the images, each in three crops: in 300 epochs an image comes up in about 100."
+_DEIT_SCHEDULE = (
+    "The published code changes the rate once per epoch, starts the warm-up at 1e-6 and counts the cosine"
+    " from the first epoch; here it changes every step, starts near 0 and counts the cosine from the end of"
+    " the warm-up."
+)
+_DEIT_AVERAGE = (
+    "The published code also averages the weights (0.99996) but reports the plain ones, so nothing is"
+    " averaged here."
+)
+_DEIT_REPEATS = (
+    "With repeated augmentation an epoch sees a third of the images, each in three crops: in 300 epochs an"
+    " image comes up in about 100."
+)
 
 
 def _deit(size: str) -> Published:
     return Published(
-        f"deit-{size}", "arXiv 2012.12877, table 9; github.com/facebookresearch/deit, README_deit.md at 4da6691 and main.py at 0282d2a",
-        model=f"deit_{size}_patch16_224", method="scratch",
-        epochs=300, warmup_epochs=5, batch_size=1024, base_lr=2.5e-4, min_lr=1e-5, weight_decay=0.05, drop_path=0.1,
-        augmentation=_ERASED, repeats=3, **_MIXED, oddities=(
-            "The paper prints the rate per 512 images, 5e-4; per 256 it is 2.5e-4. The smallest rate, 1e-5, is the code's default.",
-            _DEIT_REPEATS, _DEIT_SCHEDULE, _DEIT_AVERAGE, _LAST_BATCH))
+        f"deit-{size}",
+        "arXiv 2012.12877, table 9; github.com/facebookresearch/deit, README_deit.md at 4da6691 and main.py"
+        " at 0282d2a",
+        model=f"deit_{size}_patch16_224",
+        method="scratch",
+        epochs=300,
+        warmup_epochs=5,
+        batch_size=1024,
+        base_lr=2.5e-4,
+        min_lr=1e-5,
+        weight_decay=0.05,
+        drop_path=0.1,
+        augmentation=_ERASED,
+        repeats=3,
+        **_MIXED,
+        oddities=(
+            (
+                "The paper prints the rate per 512 images, 5e-4; per 256 it is 2.5e-4. The smallest rate,"
+                " 1e-5, is the code's default."
+            ),
+            _DEIT_REPEATS,
+            _DEIT_SCHEDULE,
+            _DEIT_AVERAGE,
+            _LAST_BATCH,
+        ),
+    )
 
 
 _DEIT3 = "arXiv 2204.07118; github.com/facebookresearch/deit at 4bd679b, README_revenge.md"
-_SAME_DROP = "The published model drops every block at the same rate; timm's rate rises linearly from 0 to it, so it drops half as much."
+_SAME_DROP = (
+    "The published model drops every block at the same rate; timm's rate rises linearly from 0 to it, so it"
+    " drops half as much."
+)
 
 
 def _deit3(size: str, patch: int, lr: float, image_size: int, drop_path: float) -> Published:
-    smaller = [f"It trains at {image_size} pixels; `deit3-fine-tune-{size}` then brings it to 224."] if image_size != 224 else []
-    cut_off = [f"{image_size} is no multiple of the patch's {patch} pixels: the edge beyond the last whole patch is not seen."]
+    smaller = (
+        [f"It trains at {image_size} pixels; `deit3-fine-tune-{size}` then brings it to 224."]
+        if image_size != 224
+        else []
+    )
+    cut_off = [
+        f"{image_size} is no multiple of the patch's {patch} pixels: the edge beyond the last whole patch is"
+        " not seen."
+    ]
     return Published(
-        f"deit3-{size}", f"{_DEIT3}, ImageNet-1k, 800 epochs",
-        model=f"deit3_{size}_patch{patch}_224", options={"init_values": 1e-4} | ({"img_size": image_size} if smaller else {}), method="scratch",
-        epochs=800, warmup_epochs=5, batch_size=2048, base_lr=lr * 256 / 2048, min_lr=1e-5, optimizer="lamb", weight_decay=0.05, clip=1.0,
-        drop_path=drop_path, augmentation=Augmentation(image_size, three_augment=True, color_jitter=0.3), repeats=3,
-        label_smoothing=0.0, mixup=0.8, cutmix=1.0, binary=True, oddities=(
+        f"deit3-{size}",
+        f"{_DEIT3}, ImageNet-1k, 800 epochs",
+        model=f"deit3_{size}_patch{patch}_224",
+        options={"init_values": 1e-4} | ({"img_size": image_size} if smaller else {}),
+        method="scratch",
+        epochs=800,
+        warmup_epochs=5,
+        batch_size=2048,
+        base_lr=lr * 256 / 2048,
+        min_lr=1e-5,
+        optimizer="lamb",
+        weight_decay=0.05,
+        clip=1.0,
+        drop_path=drop_path,
+        augmentation=Augmentation(image_size, three_augment=True, color_jitter=0.3),
+        repeats=3,
+        label_smoothing=0.0,
+        mixup=0.8,
+        cutmix=1.0,
+        binary=True,
+        oddities=(
             "The command prints absolute rates (`--unscale-lr`); per 256 images they are an eighth of it.",
-            "Weight decay is 0.05 in this 800-epoch command and 0.02 in the 400-epoch table of Touvron's thesis (HAL tel-03945782, table 6.1).",
-            "The command does not clip; LAMB does so inside, at 1.0, in timm as in the fused version that the command names.",
-            "Mixed targets are rounded up: both of the two mixed classes count as fully present in the binary cross-entropy.",
-            _SAME_DROP, _DEIT_SCHEDULE, _DEIT_AVERAGE, _LAST_BATCH, *smaller, *(cut_off if image_size % patch else [])))
+            (
+                "Weight decay is 0.05 in this 800-epoch command and 0.02 in the 400-epoch table of Touvron's"
+                " thesis (HAL tel-03945782, table 6.1)."
+            ),
+            (
+                "The command does not clip; LAMB does so inside, at 1.0, in timm as in the fused version that"
+                " the command names."
+            ),
+            (
+                "Mixed targets are rounded up: both of the two mixed classes count as fully present in the"
+                " binary cross-entropy."
+            ),
+            _SAME_DROP,
+            _DEIT_SCHEDULE,
+            _DEIT_AVERAGE,
+            _LAST_BATCH,
+            *smaller,
+            *(cut_off if image_size % patch else []),
+        ),
+    )
 
 
 def _deit3_fine_tune(size: str, patch: int, drop_path: float) -> Published:
     return Published(
-        f"deit3-fine-tune-{size}", f"{_DEIT3}, fine-tuning at 224",
-        model=f"deit3_{size}_patch{patch}_224", options={"init_values": 1e-4}, method="fine-tune",
-        epochs=20, warmup_epochs=5, batch_size=512, base_lr=1e-5 * 256 / 512, min_lr=1e-5, weight_decay=0.1, drop_path=drop_path,
-        augmentation=_RAND_AUGMENT, **_MIXED, oddities=(
-            "The peak, 1e-5, is also the code's default for the smallest rate: after the warm-up the rate stays where it is.",
-            f"It starts from the weights that `deit3-{size}` ends with, so the run must name them as its teacher.",
-            _SAME_DROP, _DEIT_AVERAGE, _LAST_BATCH))
+        f"deit3-fine-tune-{size}",
+        f"{_DEIT3}, fine-tuning at 224",
+        model=f"deit3_{size}_patch{patch}_224",
+        options={"init_values": 1e-4},
+        method="fine-tune",
+        epochs=20,
+        warmup_epochs=5,
+        batch_size=512,
+        base_lr=1e-5 * 256 / 512,
+        min_lr=1e-5,
+        weight_decay=0.1,
+        drop_path=drop_path,
+        augmentation=_RAND_AUGMENT,
+        **_MIXED,
+        oddities=(
+            (
+                "The peak, 1e-5, is also the code's default for the smallest rate: after the warm-up the rate"
+                " stays where it is."
+            ),
+            (
+                f"It starts from the weights that `deit3-{size}` ends with, so the run must name them as its"
+                " teacher."
+            ),
+            _SAME_DROP,
+            _DEIT_AVERAGE,
+            _LAST_BATCH,
+        ),
+    )
 
 
-_BASE_BY_TABLE_9 = ("Table 9 prints base rate 1e-3 and layer decay 0.75 where the command has 5e-4 and 0.65: the published weights were pre-trained on "
-                    "normalised pixels, and the authors say they want other values.")
+_BASE_BY_TABLE_9 = (
+    "Table 9 prints base rate 1e-3 and layer decay 0.75 where the command has 5e-4 and 0.65: the published"
+    " weights were pre-trained on normalised pixels, and the authors say they want other values."
+)
 _DROP_BY_TABLE_9 = "Table 9 prints a drop path of {} where the command has {}."
-PUBLISHED: dict[str, Published] = {each.name: each for each in (
-    _COPY, _DISTILL, _PARTIAL_COPY,
-    _mae_fine_tune("base", 16, base_lr=5e-4, layer_decay=0.65, drop_path=0.1, epochs=100, of_table_9=_BASE_BY_TABLE_9),
-    _mae_fine_tune("large", 16, base_lr=1e-3, layer_decay=0.75, drop_path=0.2, epochs=50, of_table_9=_DROP_BY_TABLE_9.format(0.1, 0.2)),
-    _mae_fine_tune("huge", 14, base_lr=1e-3, layer_decay=0.75, drop_path=0.3, epochs=50, of_table_9=_DROP_BY_TABLE_9.format(0.2, 0.3)),
-    _mae_scratch("base", 16, drop_path=0.1, epochs=300),
-    _mae_scratch("large", 16, drop_path=0.2, epochs=200),
-    _mae_scratch("huge", 14, drop_path=0.2, epochs=200),
-    _deit("tiny"), _deit("small"), _deit("base"),
-    _deit3("small", 16, lr=4e-3, image_size=224, drop_path=0.05),
-    _deit3("base", 16, lr=3e-3, image_size=192, drop_path=0.2),
-    _deit3("large", 16, lr=3e-3, image_size=192, drop_path=0.45),
-    _deit3("huge", 14, lr=3e-3, image_size=160, drop_path=0.6),
-    _deit3_fine_tune("base", 16, drop_path=0.2), _deit3_fine_tune("large", 16, drop_path=0.45), _deit3_fine_tune("huge", 14, drop_path=0.55))}
+PUBLISHED: dict[str, Published] = {
+    each.name: each
+    for each in (
+        _COPY,
+        _DISTILL,
+        _PARTIAL_COPY,
+        _mae_fine_tune(
+            "base", 16, base_lr=5e-4, layer_decay=0.65, drop_path=0.1, epochs=100, of_table_9=_BASE_BY_TABLE_9
+        ),
+        _mae_fine_tune(
+            "large",
+            16,
+            base_lr=1e-3,
+            layer_decay=0.75,
+            drop_path=0.2,
+            epochs=50,
+            of_table_9=_DROP_BY_TABLE_9.format(0.1, 0.2),
+        ),
+        _mae_fine_tune(
+            "huge",
+            14,
+            base_lr=1e-3,
+            layer_decay=0.75,
+            drop_path=0.3,
+            epochs=50,
+            of_table_9=_DROP_BY_TABLE_9.format(0.2, 0.3),
+        ),
+        _mae_scratch("base", 16, drop_path=0.1, epochs=300),
+        _mae_scratch("large", 16, drop_path=0.2, epochs=200),
+        _mae_scratch("huge", 14, drop_path=0.2, epochs=200),
+        _deit("tiny"),
+        _deit("small"),
+        _deit("base"),
+        _deit3("small", 16, lr=4e-3, image_size=224, drop_path=0.05),
+        _deit3("base", 16, lr=3e-3, image_size=192, drop_path=0.2),
+        _deit3("large", 16, lr=3e-3, image_size=192, drop_path=0.45),
+        _deit3("huge", 14, lr=3e-3, image_size=160, drop_path=0.6),
+        _deit3_fine_tune("base", 16, drop_path=0.2),
+        _deit3_fine_tune("large", 16, drop_path=0.45),
+        _deit3_fine_tune("huge", 14, drop_path=0.55),
+    )
+}
 
 
 # --- This project's own recipes, read from the records of its tuning; and every recipe by its name ---
@@ -236,9 +498,11 @@ _OWN = {f"{scale}-{method}": (scale, method) for scale in _SCALES for method in 
 
 
 def published(name: str) -> Published:
-    """A recipe by name: a paper's from `PUBLISHED`, or "SCALE-METHOD" as this project chose it, such as "built-in-copy".
+    """A recipe by name: a paper's from `PUBLISHED`, or "SCALE-METHOD" as this project chose it, such as
+    "built-in-copy".
 
-    Raises `ValueError` for an unknown name, with the close ones, and `FileNotFoundError` for a recipe of ours whose tuning has no records here.
+    Raises `ValueError` for an unknown name, with the close ones, and `FileNotFoundError` for a recipe of ours
+    whose tuning has no records here.
     """
     if name in PUBLISHED:
         return PUBLISHED[name]
@@ -252,24 +516,42 @@ def names() -> tuple[str, ...]:
 
 
 def _own(scale_name: str, method: str) -> Published:
-    """A recipe of the central experiment in epochs and rates per 256 images; its `recipe` for the scale's own images is the very one that was run."""
+    """A recipe of the central experiment in epochs and rates per 256 images; its `recipe` for the scale's own
+    images is the very one that was run."""
     place = Place(scale_name, None, results_folder() / "transfer" / scale_name, Path())
     scale = scales()[scale_name]
     trial, trials = chosen(place, method), len(scale.tuning[method])
     if trials == 1:
-        used, source = scale.recipe(scale.tuning[method][0]).describe(), f"this project, atlib.lab.scales, {scale_name!r}: fixed in advance"
+        used, source = (
+            scale.recipe(scale.tuning[method][0]).describe(),
+            f"this project, atlib.lab.scales, {scale_name!r}: fixed in advance",
+        )
     else:
         job = f"{Job(method, TUNING_SEED, trial).name}.json"
         used = read_record(place.records / job).config["recipe"]
-        source = f"this project, the best of {trials} on the validation split: results/transfer/{scale_name}/{job}"
+        source = (
+            f"this project, the best of {trials} on the validation split: results/transfer/{scale_name}/{job}"
+        )
     batch_size = used.pop("batch_size")
     epochs = used.pop("steps") / steps_per_epoch(_images(scale), batch_size)
-    shared = {name: tuple(value) if isinstance(value, list) else value for name, value in used.items()
-              if name not in ("lr", "warmup") and name in Published.__dataclass_fields__}
+    shared = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in used.items()
+        if name not in ("lr", "warmup") and name in Published.__dataclass_fields__
+    }
     return Published(
-        f"{scale_name}-{method}", source, model=scale.student.name, options=scale.student.overrides, method=method,
-        epochs=epochs, warmup_epochs=used["warmup"] * epochs, batch_size=batch_size, base_lr=used["lr"] * 256 / batch_size,
-        augmentation=_SCALES[scale_name], **shared)
+        f"{scale_name}-{method}",
+        source,
+        model=scale.student.name,
+        options=scale.student.overrides,
+        method=method,
+        epochs=epochs,
+        warmup_epochs=used["warmup"] * epochs,
+        batch_size=batch_size,
+        base_lr=used["lr"] * 256 / batch_size,
+        augmentation=_SCALES[scale_name],
+        **shared,
+    )
 
 
 def _images(scale: Scale) -> int:

@@ -40,7 +40,14 @@ except ImportError:  # Windows: there two processes in one folder are not notice
 
 
 # What a run leaves in its folder, besides its config.
-LEFT_BEHIND = ("checkpoints/step-*", "record.json", "student.safetensors", "teacher.safetensors", "averaged.safetensors", "log.jsonl")
+LEFT_BEHIND = (
+    "checkpoints/step-*",
+    "record.json",
+    "student.safetensors",
+    "teacher.safetensors",
+    "averaged.safetensors",
+    "log.jsonl",
+)
 
 
 class Ready(NamedTuple):
@@ -52,18 +59,31 @@ class Ready(NamedTuple):
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ValueError` where a folder holds a run already, or what one has left, or where it cannot be made and written to. Nothing stays written."""
+    """Raise `ValueError` where a folder holds a run already, or what one has left, or where it cannot be made
+    and written to. Nothing stays written."""
     if config_path(folder).exists():
-        raise ValueError(f"{folder} holds a run already: `python -m atlib resume {folder}` goes on with it; for a new one choose another --out")
-    left = [name for pattern in LEFT_BEHIND for name in sorted(str(path.relative_to(folder)) for path in Path(folder).glob(pattern))]
+        raise ValueError(
+            f"{folder} holds a run already: `python -m atlib resume {folder}` goes on with it; for a new one"
+            " choose another --out"
+        )
+    left = [
+        name
+        for pattern in LEFT_BEHIND
+        for name in sorted(str(path.relative_to(folder)) for path in Path(folder).glob(pattern))
+    ]
     if left:
-        raise ValueError(f"{folder} holds {left[0]}" + (f" and {len(left) - 1} more" if len(left) > 1 else "") + " of a run whose config.json is missing: "
-                         f"put that back and `python -m atlib resume {folder}` goes on with it; for a new run choose another --out")
+        raise ValueError(
+            f"{folder} holds {left[0]}"
+            + (f" and {len(left) - 1} more" if len(left) > 1 else "")
+            + f" of a run whose config.json is missing: put that back and `python -m atlib resume {folder}`"
+            " goes on with it; for a new run choose another --out"
+        )
     _try_to_write(Path(folder))
 
 
 def _try_to_write(folder: Path) -> None:
-    """Find out before data and teacher are read that a folder cannot be written to: make it, write a file, and take both away again."""
+    """Find out before data and teacher are read that a folder cannot be written to: make it, write a file,
+    and take both away again."""
     made = []
     try:
         for each in (*reversed(folder.parents), folder):
@@ -74,19 +94,22 @@ def _try_to_write(folder: Path) -> None:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise ValueError(f"--out {folder}: {'it is a file' if folder.is_file() else f'it cannot be written to ({error})'}; "
-                         "name a folder that is there and may be written to, or one that can be made") from error
+        raise ValueError(
+            f"--out {folder}: {'it is a file' if folder.is_file() else f'it cannot be written to ({error})'};"
+            " name a folder that is there and may be written to, or one that can be made"
+        ) from error
     finally:
         for each in reversed(made):
             each.rmdir()
 
 
 def start(config: RunConfig, folder: Path, images=None) -> Record:
-    """Carry out a new run in `folder` (`images`: its training images, where they are open already) and return its record.
+    """Carry out a new run in `folder` (`images`: its training images, where they are open already) and return
+    its record.
 
-    Of several processes only the first writes. The config is written before the first step, so that a run that is killed can go on; where data,
-    teacher or model do not fit together nothing is written.
-    Raises `ValueError` for a folder with another run, and `Preempted` after a SIGTERM, when all is saved.
+    Of several processes only the first writes. The config is written before the first step, so that a run
+    that is killed can go on; where data, teacher or model do not fit together nothing is written. Raises
+    `ValueError` for a folder with another run, and `Preempted` after a SIGTERM, when all is saved.
     """
     if config.tensorboard:
         require_tensorboard()
@@ -95,22 +118,31 @@ def start(config: RunConfig, folder: Path, images=None) -> Record:
     ready = _make_ready(config, training_images(config) if images is None else images)
     if is_main_process():
         if ready.tested_on is not None and config.evaluation_split in config.training_split.split("+"):
-            warnings.warn(f"the run is evaluated on images that it trains on: its training split {config.training_split!r} holds its evaluation split "
-                          f"{config.evaluation_split!r}; name another with --set evaluation_split=, or take that accuracy for what it is", stacklevel=2)
+            warnings.warn(
+                "the run is evaluated on images that it trains on: its training split"
+                f" {config.training_split!r} holds its evaluation split {config.evaluation_split!r}; name"
+                " another with --set evaluation_split=, or take that accuracy for what it is",
+                stacklevel=2,
+            )
         write_config(folder, config)
     return _carry_out(config, folder, ready)
 
 
 def resume(folder: Path, on_corrupt: str | None = None) -> Record:
-    """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and return its record.
+    """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and
+    return its record.
 
-    A finished run is not touched; one whose weights were deleted writes them again. on_corrupt: from now on, and in its config ("raise" or "skip").
-    Raises `OSError` for a folder without a run or with a damaged record, and `ValueError` where its config or its teacher's file was changed.
+    A finished run is not touched; one whose weights were deleted writes them again. on_corrupt: from now on,
+    and in its config ("raise" or "skip"). Raises `OSError` for a folder without a run or with a damaged
+    record, and `ValueError` where its config or its teacher's file was changed.
     """
     config = read_config(folder)
     if on_corrupt is not None:
         if config.data == BUILT_IN:
-            raise ValueError(f"--on-corrupt would change nothing: the images of {BUILT_IN} are generated, not decoded; leave it out")
+            raise ValueError(
+                f"--on-corrupt would change nothing: the images of {BUILT_IN} are generated, not decoded;"
+                " leave it out"
+            )
         changed, config = config.on_corrupt != on_corrupt, replace(config, on_corrupt=on_corrupt)
     if is_finished(folder, config):
         return read_record(record_path(folder))
@@ -121,19 +153,26 @@ def resume(folder: Path, on_corrupt: str | None = None) -> Record:
 
 
 def is_finished(folder: Path, config: RunConfig) -> bool:
-    """Whether a run's record and its weights are there. Raises `OSError` with the way out for a record that cannot be read."""
+    """Whether a run's record and its weights are there. Raises `OSError` with the way out for a record that
+    cannot be read."""
     if not record_path(folder).exists():
         return False
     try:
         read_record(record_path(folder))
     except OSError as error:
-        raise OSError(f"{error}. Move it away, then `python -m atlib resume {folder}` writes it again from the last checkpoint") from error
+        raise OSError(
+            f"{error}. Move it away, then `python -m atlib resume {folder}` writes it again from the last"
+            " checkpoint"
+        ) from error
     return not missing_results(folder, config)
 
 
 def missing_results(folder: Path, config: RunConfig) -> list[Path]:
     """The files of weights that a finished run has, and that are not there."""
-    results = [result_path(folder, config.method), *([averaged_path(folder)] if config.recipe.ema is not None else [])]
+    results = [
+        result_path(folder, config.method),
+        *([averaged_path(folder)] if config.recipe.ema is not None else []),
+    ]
     return [path for path in results if not path.exists()]
 
 
@@ -153,15 +192,19 @@ def averaged_path(folder: Path) -> Path:
 
 
 def is_main_process() -> bool:
-    """Whether this process writes. Read off the launcher's variables: Accelerate would open the process group for it, before training does."""
+    """Whether this process writes. Read off the launcher's variables: Accelerate would open the process group
+    for it, before training does."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 def load_result(path: Path) -> nn.Module:
-    """The model in a file that a run has left: a ViT, or after Copy teacher and student as one. Raises `OSError` naming what cannot be read."""
+    """The model in a file that a run has left: a ViT, or after Copy teacher and student as one. Raises
+    `OSError` naming what cannot be read."""
     if not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist: `python -m atlib resume {Path(path).parent}` goes on with the run, or writes its weights again "
-                                "where it is finished")
+        raise FileNotFoundError(
+            f"{path} does not exist: `python -m atlib resume {Path(path).parent}` goes on with the run, or"
+            " writes its weights again where it is finished"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             bundle = "needs_teacher" in json.loads((file.metadata() or {}).get("atlib", "{}"))
@@ -171,50 +214,101 @@ def load_result(path: Path) -> nn.Module:
 
 
 def _make_ready(config: RunConfig, images) -> Ready:
-    """Open and build everything, and find out now, not hours later, that the evaluation has classes that the training images lack."""
+    """Open and build everything, and find out now, not hours later, that the evaluation has classes that the
+    training images lack."""
     config.recipe.require_optimizer()
     tested_on = None if config.method in PRETRAINING else held_out(config)
     built = build(config, outputs_for(config, images))
     outputs = built.student.overrides["num_classes"]
     if tested_on is not None and tested_on.targets.max() >= outputs:
-        raise ValueError(f"{config.data} {config.evaluation_split} has label {tested_on.targets.max().item()}, the model {outputs} classes, those of the "
-                         "training images: choose another evaluation_split, or set model.num_classes")
+        raise ValueError(
+            f"{config.data} {config.evaluation_split} has label {tested_on.targets.max().item()}, the model"
+            f" {outputs} classes, those of the training images: choose another evaluation_split, or set"
+            " model.num_classes"
+        )
     return Ready(images, tested_on, built)
 
 
 def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     """Train, keep the result, write the record. The record of the first process; the others have none."""
     images, tested_on, built = ready
-    averaged = copy.deepcopy(getattr(built.model, "student", built.model)) if config.recipe.ema is not None else None
-    same = config.fingerprint() | ({"teacher's sha256": digest(Path(config.teacher))} if config.teacher is not None and is_file(config.teacher) else {})
-    keeper = Keeper(Path(folder) / "checkpoints", config.save_every, config.keep, same, f"{config.evaluation_split}_accuracy", FREE)
+    averaged = (
+        copy.deepcopy(getattr(built.model, "student", built.model)) if config.recipe.ema is not None else None
+    )
+    same = config.fingerprint() | (
+        {"teacher's sha256": digest(Path(config.teacher))}
+        if config.teacher is not None and is_file(config.teacher)
+        else {}
+    )
+    keeper = Keeper(
+        Path(folder) / "checkpoints",
+        config.save_every,
+        config.keep,
+        same,
+        f"{config.evaluation_split}_accuracy",
+        FREE,
+    )
 
     def metrics(model: nn.Module) -> dict:
         found, split = evaluate_together(model, tested_on), config.evaluation_split
-        fewer = {f"{split}_images": found.count} if getattr(tested_on, "left_out", 0) else {}  # the accuracy is not that of the whole split
+        fewer = (
+            {f"{split}_images": found.count} if getattr(tested_on, "left_out", 0) else {}
+        )  # the accuracy is not that of the whole split
         return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss, **fewer}
 
     with _log_of(config, folder, keeper) as log:
-        history = train(built.model, images, config.recipe, loss=loss_of(config.method), seed=config.seed, evaluate=None if tested_on is None else metrics,
-                        evaluate_every=config.evaluate_every, progress=config.recipe_name, keeper=keeper, log=log, workers=config.workers,
-                        average_into=averaged)
+        history = train(
+            built.model,
+            images,
+            config.recipe,
+            loss=loss_of(config.method),
+            seed=config.seed,
+            evaluate=None if tested_on is None else metrics,
+            evaluate_every=config.evaluate_every,
+            progress=config.recipe_name,
+            keeper=keeper,
+            log=log,
+            workers=config.workers,
+            average_into=averaged,
+        )
         if log is None:
             return None
         seconds = log.seconds
     _save(result_path(folder, config.method), config, built)
     if averaged is not None:
         _save(averaged_path(folder), config, built._replace(model=with_student(built.model, averaged)))
-    results = {name: value for name, value in history[-1].items() if name not in ("epoch", "step", "lr", "corrupt_indices")}
-    record = Record("train", config.method, config.seed, config.describe(), results, history, round(seconds, 2), round(peak_memory_mb(), 1),
-                    about("cuda" if torch.cuda.is_available() else "cpu"))
+    results = {
+        name: value
+        for name, value in history[-1].items()
+        if name not in ("epoch", "step", "lr", "corrupt_indices")
+    }
+    record = Record(
+        "train",
+        config.method,
+        config.seed,
+        config.describe(),
+        results,
+        history,
+        round(seconds, 2),
+        round(peak_memory_mb(), 1),
+        about("cuda" if torch.cuda.is_available() else "cpu"),
+    )
     write_record(record_path(folder), record)
     return record
 
 
 def held_out(config: RunConfig):
     """The images that a run is evaluated on."""
-    return held_out_images(config.data, config.evaluation_split, config.augmentation, config.data_path, config.image_column, config.label_column,
-                           config.on_corrupt, config.workers)
+    return held_out_images(
+        config.data,
+        config.evaluation_split,
+        config.augmentation,
+        config.data_path,
+        config.image_column,
+        config.label_column,
+        config.on_corrupt,
+        config.workers,
+    )
 
 
 @contextmanager
@@ -226,13 +320,19 @@ def _log_of(config: RunConfig, folder: Path, keeper: Keeper) -> Iterator[RunLog 
     with open(Path(folder) / ".lock", "w") as lock:
         try:
             if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets it go when the process ends, however it ends
+                fcntl.flock(
+                    lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # the system lets it go when the process ends, however it ends
         except BlockingIOError:
-            raise ValueError(f"another process is training in {folder}: wait for it, or end it, before you go on") from None
+            raise ValueError(
+                f"another process is training in {folder}: wait for it, or end it, before you go on"
+            ) from None
         except OSError:
             pass  # a shared file system without locks: better unguarded than not at all
         newest = keeper.latest()
-        log = RunLog(folder, 0 if newest is None else int(newest.name.removeprefix("step-")), config.tensorboard)
+        log = RunLog(
+            folder, 0 if newest is None else int(newest.name.removeprefix("step-")), config.tensorboard
+        )
         try:
             yield log
         finally:

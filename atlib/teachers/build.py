@@ -1,4 +1,5 @@
-"""From the weights of a teacher's file to the ViT that they are of: its architecture, its positions, and what fits where."""
+"""From the weights of a teacher's file to the ViT that they are of: its architecture, its positions, and what
+fits where."""
 
 from typing import NamedTuple
 
@@ -15,10 +16,13 @@ AFTER_THE_BLOCKS = ("norm.", "fc_norm.", "attn_pool.")  # no attention map depen
 
 
 class Teacher(NamedTuple):
-    """A ViT that can teach, and how it was read. vit: in eval mode, without a class head; name: the timm name or path; source: what kind
-    of file; used: how many of the file's tensors are in `vit`; unused: the names of the others; missing: weights of `vit` that
-    the file lacks and no map needs, left as initialised; resized: how positions were fitted to the image size, None where they were not;
-    assumed: what weights do not show and was taken for granted; not_finite: weights with NaN or infinity in them; architecture: what builds `vit`."""
+    """A ViT that can teach, and how it was read. vit: in eval mode, without a class head; name: the timm name
+    or path; source: what kind of file; used: how many of the file's tensors are in `vit`; unused: the names
+    of the others; missing: weights of `vit` that the file lacks and no map needs, left as initialised;
+    resized: how positions were fitted to the image size, None where they were not; assumed: what weights do
+    not show and was taken for granted; not_finite: weights with NaN or infinity in them; architecture: what
+    builds `vit`.
+    """
 
     vit: VisionTransformer | Eva
     name: str
@@ -48,13 +52,20 @@ def architecture_said(weights: Weights, architecture: str | None, heads: int | N
 
 def headless(native: Architecture, image_size: int | None) -> Architecture:
     """The architecture without a class head, for images of `image_size` pixels a side (None: its own size)."""
-    return Architecture(native.name, {**native.overrides, "num_classes": 0} | ({} if image_size is None else {"img_size": image_size}))
+    return Architecture(
+        native.name,
+        {**native.overrides, "num_classes": 0} | ({} if image_size is None else {"img_size": image_size}),
+    )
 
 
-def fill(native: Architecture, encoder: Encoder, image_size: int | None) -> tuple[VisionTransformer | Eva, list[str], str | None]:
-    """The ViT with the encoder's weights in it, positions resized; the names it misses; and how positions were resized (None: not at all).
+def fill(
+    native: Architecture, encoder: Encoder, image_size: int | None
+) -> tuple[VisionTransformer | Eva, list[str], str | None]:
+    """The ViT with the encoder's weights in it, positions resized; the names it misses; and how positions
+    were resized (None: not at all).
 
-    Only what comes after the blocks may be missing or left over. Raises `ValueError`, naming weights, for anything else that does not fit.
+    Only what comes after the blocks may be missing or left over. Raises `ValueError`, naming weights, for
+    anything else that does not fit.
     """
     check_image_size(native, image_size)
     vit = on_meta(headless(native, image_size))  # weights are made once it is known that all fits
@@ -62,27 +73,45 @@ def fill(native: Architecture, encoder: Encoder, image_size: int | None) -> tupl
     if "pos_embed" in state and "pos_embed" in own:
         prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
         grid_from, grid_to = grid_of(native), tuple(vit.patch_embed.grid_size)
-        if state["pos_embed"].shape[1] != prefix + grid_from[0] * grid_from[1]:  # a named architecture at another size
+        if (
+            state["pos_embed"].shape[1] != prefix + grid_from[0] * grid_from[1]
+        ):  # a named architecture at another size
             prefix_there, grid_from = prefix_and_grid(state)
             if prefix_there != prefix:
-                raise ValueError(f"the weights have positions for {prefix_there} prefix tokens, and this architecture for {prefix}")
+                raise ValueError(
+                    f"the weights have positions for {prefix_there} prefix tokens, and this architecture for"
+                    f" {prefix}"
+                )
         state["pos_embed"] = resize_positions(state["pos_embed"], prefix, grid_from, grid_to)
         resized = told(grid_from, grid_to)
-    wrong = [f"{name} is {tuple(state[name].shape)}, not {tuple(value.shape)}" for name, value in own.items()
-             if name in state and state[name].shape != value.shape]
-    wrong += [f"{name} is missing" for name in own if name not in state and not name.startswith(AFTER_THE_BLOCKS)]
-    wrong += [f"there is no place for {encoder.names[name][0]}" for name in state if name not in own and not name.startswith(AFTER_THE_BLOCKS)]
+    wrong = [
+        f"{name} is {tuple(state[name].shape)}, not {tuple(value.shape)}"
+        for name, value in own.items()
+        if name in state and state[name].shape != value.shape
+    ]
+    wrong += [
+        f"{name} is missing" for name in own if name not in state and not name.startswith(AFTER_THE_BLOCKS)
+    ]
+    wrong += [
+        f"there is no place for {encoder.names[name][0]}"
+        for name in state
+        if name not in own and not name.startswith(AFTER_THE_BLOCKS)
+    ]
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise ValueError(f"the weights ({encoder.layout.name}) do not fit {'this architecture' if isinstance(native.name, str) else 'a ViT that timm builds'}: "
-                         f"{'; '.join(wrong[:4])}{more}. Name another with architecture=")
+        raise ValueError(
+            f"the weights ({encoder.layout.name}) do not fit"
+            f" {'this architecture' if isinstance(native.name, str) else 'a ViT that timm builds'}:"
+            f" {'; '.join(wrong[:4])}{more}. Name another with architecture="
+        )
     vit = headless(native, image_size).build()
     vit.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
     return vit, [name for name in own if name not in state], resized
 
 
 def on_meta(architecture: Architecture) -> VisionTransformer | Eva:
-    """The model that an architecture describes, without making its weights (which older versions of timm cannot do without)."""
+    """The model that an architecture describes, without making its weights (which older versions of timm
+    cannot do without)."""
     try:
         with torch.device("meta"):
             return architecture.build()
@@ -100,13 +129,23 @@ def check_image_size(architecture: Architecture, image_size: int | None) -> None
     if image_size is None:
         return
     sides = on_meta(architecture).patch_embed.patch_size
-    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1 or any(image_size % side for side in sides):
-        raise ValueError(f"image_size={image_size}: images of this teacher are whole patches of {sides[0]} x {sides[1]} pixels, "
-                         f"such as {sides[0] * max(1, round(224 / sides[0]))}")
+    if (
+        isinstance(image_size, bool)
+        or not isinstance(image_size, int)
+        or image_size < 1
+        or any(image_size % side for side in sides)
+    ):
+        raise ValueError(
+            f"image_size={image_size}: images of this teacher are whole patches of {sides[0]} x {sides[1]}"
+            f" pixels, such as {sides[0] * max(1, round(224 / sides[0]))}"
+        )
 
 
 def told(grid_from: Grid, grid_to: Grid) -> str | None:
     """How positions came from one grid to another, in words; None where the grids are the same."""
     if tuple(grid_from) == tuple(grid_to):
         return None
-    return f"positions resized bicubically from {grid_from[0]} x {grid_from[1]} to {grid_to[0]} x {grid_to[1]} patches"
+    return (
+        f"positions resized bicubically from {grid_from[0]} x {grid_from[1]} to {grid_to[0]} x {grid_to[1]}"
+        " patches"
+    )

@@ -27,9 +27,11 @@ from atlib.walking import Unwalkable, check_walkable, walk
 
 
 def described(teacher: Teacher) -> dict[str, str]:
-    """What a teacher is, what it can transfer and at what size, its native components, and what its file did not fit: {heading: text}.
+    """What a teacher is, what it can transfer and at what size, its native components, and what its file did
+    not fit: {heading: text}.
 
-    Of a model that `walk` refuses, the heading "transfer" says why, and those that come after it are left out.
+    Of a model that `walk` refuses, the heading "transfer" says why, and those that come after it are left
+    out.
     """
     lines = _facts(teacher)
     try:
@@ -40,10 +42,11 @@ def described(teacher: Teacher) -> dict[str, str]:
 
 
 def picture(vit: VisionTransformer | Eva, images: Sequence[str | Path] | Tensor) -> Figure:
-    """Where a ViT's class token looks in its first, middle and last layer, mean over heads: one row for each image.
+    """Where a ViT's class token looks in its first, middle and last layer, mean over heads: one row for each
+    image.
 
-    images: as in `atlib.teachers.load.report`. Each map has a colour scale of its own, from 0 to its largest share.
-    Raises `ValueError` for other pixels than uint8 or for no image, `OSError` for a file that is none.
+    images: as in `atlib.teachers.load.report`. Each map has a colour scale of its own, from 0 to its largest
+    share. Raises `ValueError` for other pixels than uint8 or for no image, `OSError` for a file that is none.
     """
     settings = resolve_model_data_config(vit, args={"input_size": (3, *vit.patch_embed.img_size)})
     transform = create_transform(**settings)
@@ -52,70 +55,128 @@ def picture(vit: VisionTransformer | Eva, images: Sequence[str | Path] | Tensor)
     chosen = sorted({0, (len(vit.blocks) - 1) // 2, len(vit.blocks) - 1})
     with torch.no_grad():
         layers = walk(vit, batch, head=False).layers
-    seen = torch.stack([_looked_at(vit, layers[layer].map) for layer in chosen], 1)  # (B, layers, rows, columns)
-    coloured = torch.from_numpy(colormaps["magma"]((seen / seen.amax((2, 3), keepdim=True)).numpy())[..., :3]).movedim(-1, 2).float()
-    panels = torch.nn.functional.interpolate(coloured.flatten(0, 1), batch.shape[2:]).unflatten(0, seen.shape[:2])
+    seen = torch.stack(
+        [_looked_at(vit, layers[layer].map) for layer in chosen], 1
+    )  # (B, layers, rows, columns)
+    coloured = (
+        torch.from_numpy(colormaps["magma"]((seen / seen.amax((2, 3), keepdim=True)).numpy())[..., :3])
+        .movedim(-1, 2)
+        .float()
+    )
+    panels = torch.nn.functional.interpolate(coloured.flatten(0, 1), batch.shape[2:]).unflatten(
+        0, seen.shape[:2]
+    )
     rows = torch.cat([(batch * std + mean).clamp(0, 1).unsqueeze(1), panels], 1)  # the image, then its layers
-    return plot.image_grid(rows.flatten(0, 1), ["image", *(f"layer {layer}" for layer in chosen)], columns=1 + len(chosen))
+    return plot.image_grid(
+        rows.flatten(0, 1), ["image", *(f"layer {layer}" for layer in chosen)], columns=1 + len(chosen)
+    )
 
 
 def picture_file(out: str | Path) -> Path:
     """Where a picture will really be: a name without a suffix gets ".png".
 
-    Raises `ValueError` for a folder, for a place below a file, and for a suffix that Matplotlib does not write.
+    Raises `ValueError` for a folder, for a place below a file, and for a suffix that Matplotlib does not
+    write.
     """
     path, kinds = Path(out), sorted(FigureCanvasBase.get_supported_filetypes())
     if path.is_dir():
-        raise ValueError(f"the picture cannot be written to {path}, which is a folder: name a file, such as {path / 'maps.png'}")
+        raise ValueError(
+            f"the picture cannot be written to {path}, which is a folder: name a file, such as"
+            f" {path / 'maps.png'}"
+        )
     if path.suffix and path.suffix[1:].lower() not in kinds:
-        raise ValueError(f"the picture cannot be written to {path}: its name must end with one of {', '.join(f'.{kind}' for kind in kinds)}")
-    if (barrier := next((each for each in path.parents if each.exists() and not each.is_dir()), None)) is not None:
+        raise ValueError(
+            f"the picture cannot be written to {path}: its name must end with one of"
+            f" {', '.join(f'.{kind}' for kind in kinds)}"
+        )
+    if (
+        barrier := next((each for each in path.parents if each.exists() and not each.is_dir()), None)
+    ) is not None:
         raise ValueError(f"the picture cannot be written to {path}: {barrier} is a file, not a folder")
     return path if path.suffix else picture_file(path.with_name(f"{path.name}.png"))
 
 
 def _facts(teacher: Teacher) -> dict[str, str]:
     vit = teacher.vit
-    (down, across), patch, pixels = vit.patch_embed.grid_size, vit.patch_embed.patch_size, vit.patch_embed.img_size
-    prefix = {"class token": int(vit.cls_token is not None), "distillation token": int(hasattr(vit, "dist_token")),
-              "register": 0 if vit.reg_token is None else vit.reg_token.shape[1]}
-    counted = [_count(number, name) for name, number in prefix.items() if number] + [_count(down * across, "patch", "patches")]
+    (down, across), patch, pixels = (
+        vit.patch_embed.grid_size,
+        vit.patch_embed.patch_size,
+        vit.patch_embed.img_size,
+    )
+    prefix = {
+        "class token": int(vit.cls_token is not None),
+        "distillation token": int(hasattr(vit, "dist_token")),
+        "register": 0 if vit.reg_token is None else vit.reg_token.shape[1],
+    }
+    counted = [_count(number, name) for name, number in prefix.items() if number] + [
+        _count(down * across, "patch", "patches")
+    ]
     heads = getattr(vit.blocks[0], "attn", vit.blocks[0]).num_heads
     return {
         "teacher": teacher.name,
         "source": f"{teacher.source}; {teacher.used} tensors used",
-        "size": f"{sum(each.numel() for each in vit.parameters()) / 1e6:.1f} million weights without a class head: "
-                f"{_count(len(vit.blocks), 'layer')} of {_count(heads, 'head')}, width {vit.embed_dim}",
-        "images": f"{pixels[0]} x {pixels[1]} pixels in patches of {patch[0]} x {patch[1]}: a grid of {down} x {across}"
-                  + (f"; {teacher.resized}" if teacher.resized else ""),
+        "size": (
+            f"{sum(each.numel() for each in vit.parameters()) / 1e6:.1f} million weights without a class"
+            f" head: {_count(len(vit.blocks), 'layer')} of {_count(heads, 'head')}, width {vit.embed_dim}"
+        ),
+        "images": (
+            f"{pixels[0]} x {pixels[1]} pixels in patches of {patch[0]} x {patch[1]}: a grid of {down} x"
+            f" {across}" + (f"; {teacher.resized}" if teacher.resized else "")
+        ),
         "tokens": f"{vit.num_prefix_tokens + down * across}: {', '.join(counted)}",
     }
 
 
 def _transfer(vit: VisionTransformer | Eva) -> dict[str, str]:
     numbers, has = transferred_numbers(vit), describe(vit)
-    own = [f"{name}: {has[name]} (standard: {standard})" for name, standard in STANDARD.items() if has[name] != standard]
-    advice = ("A student should have them too, as create_student(teacher, classes) makes it: without them, maps of such teachers "
-              "can leave a student worse than none (arXiv 2605.07191)")
+    own = [
+        f"{name}: {has[name]} (standard: {standard})"
+        for name, standard in STANDARD.items()
+        if has[name] != standard
+    ]
+    advice = (
+        "A student should have them too, as create_student(teacher, classes) makes it: without them, maps of"
+        " such teachers can leave a student worse than none (arXiv 2605.07191)"
+    )
     return {
-        "transfer": f"all layers, 0 to {len(vit.blocks) - 1}, each with heads of width {head_width(vit.blocks[0].attn)}",
-        "per image": f"maps {_amount(numbers.map)}; q and k {_amount(numbers.q + numbers.k)}; v {_amount(numbers.v)}; "
-                     f"features {_amount(numbers.features)}; all layers together, in float32",
-        "components": f"not those of a standard ViT: {'; '.join(own)}. {advice}" if own else "those of a standard ViT",
+        "transfer": (
+            f"all layers, 0 to {len(vit.blocks) - 1}, each with heads of width"
+            f" {head_width(vit.blocks[0].attn)}"
+        ),
+        "per image": (
+            f"maps {_amount(numbers.map)}; q and k {_amount(numbers.q + numbers.k)}; v {_amount(numbers.v)}; "
+            f"features {_amount(numbers.features)}; all layers together, in float32"
+        ),
+        "components": (
+            f"not those of a standard ViT: {'; '.join(own)}. {advice}" if own else "those of a standard ViT"
+        ),
     }
 
 
 def _leftovers(teacher: Teacher) -> dict[str, str]:
-    bad = f"{_names(teacher.not_finite)}. NaN or infinity in its weights: this checkpoint cannot teach" if teacher.not_finite else ""
-    lines = {"assumed": f"{', '.join(teacher.assumed)}: weights do not show it" if teacher.assumed else "", "unused": _names(teacher.unused),
-             "missing": f"{_names(teacher.missing)}; no map depends on it" if teacher.missing else "", "not finite": bad}
+    bad = (
+        f"{_names(teacher.not_finite)}. NaN or infinity in its weights: this checkpoint cannot teach"
+        if teacher.not_finite
+        else ""
+    )
+    lines = {
+        "assumed": f"{', '.join(teacher.assumed)}: weights do not show it" if teacher.assumed else "",
+        "unused": _names(teacher.unused),
+        "missing": f"{_names(teacher.missing)}; no map depends on it" if teacher.missing else "",
+        "not finite": bad,
+    }
     return {name: text for name, text in lines.items() if text}
 
 
 def _names(names: Sequence[str]) -> str:
     """Names of weights, those of many blocks drawn together: "decoder_blocks.*.attn.proj.bias (8)"."""
     kinds = Counter(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names)
-    return f"{len(names)}: " + ", ".join(name + (f" ({number})" if number > 1 else "") for name, number in kinds.items()) if names else ""
+    return (
+        f"{len(names)}: "
+        + ", ".join(name + (f" ({number})" if number > 1 else "") for name, number in kinds.items())
+        if names
+        else ""
+    )
 
 
 def _count(number: int, name: str, several: str | None = None) -> str:
@@ -128,7 +189,8 @@ def _amount(numbers: int) -> str:
 
 
 def _looked_at(vit: VisionTransformer | Eva, map: Tensor) -> Tensor:
-    """A map (B, H, N, N) as one picture an image, (B, rows, columns): the class token's row, or the mean of all rows, mean over heads."""
+    """A map (B, H, N, N) as one picture an image, (B, rows, columns): the class token's row, or the mean of
+    all rows, mean over heads."""
     grid, prefix = vit.patch_embed.grid_size, vit.num_prefix_tokens
     if vit.cls_token is not None:
         return class_attention(map, grid, prefix).mean(1)
@@ -138,7 +200,10 @@ def _looked_at(vit: VisionTransformer | Eva, map: Tensor) -> Tensor:
 def _opened(images: Sequence[str | Path] | Tensor) -> list[Image.Image]:
     if isinstance(images, Tensor):
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8 or len(images) == 0:
-            raise ValueError(f"images are files, or pixels (n, 3, height, width) of uint8, at least one; got {tuple(images.shape)} of {images.dtype}")
+            raise ValueError(
+                "images are files, or pixels (n, 3, height, width) of uint8, at least one; got"
+                f" {tuple(images.shape)} of {images.dtype}"
+            )
         return [to_pil_image(image) for image in images]
     if isinstance(images, str | Path) or not images:
         raise ValueError(f"images={images!r}: give a list of image files, at least one")

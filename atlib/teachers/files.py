@@ -1,8 +1,9 @@
 """Weights as others publish them, read as data: no code in a file is ever run.
 
-What kind of file it is, is read from its first bytes, not from its name. Pickles, which torch's `.pth` files are inside, go through
-torch's reader for weights alone, which builds tensors, plain Python values and nothing else. One class is allowed beside these,
-`argparse.Namespace`, because checkpoints of MAE's family keep their options in one: it is a bag of plain values and runs nothing.
+What kind of file it is, is read from its first bytes, not from its name. Pickles, which torch's `.pth` files
+are inside, go through torch's reader for weights alone, which builds tensors, plain Python values and nothing
+else. One class is allowed beside these, `argparse.Namespace`, because checkpoints of MAE's family keep their
+options in one: it is a bag of plain values and runs nothing.
 """
 
 import argparse
@@ -25,13 +26,17 @@ from atlib.checkpoint import read_tensors as read_safetensors
 
 # Where a training checkpoint keeps the model, in order of preference. DINO's is evaluated by its "teacher".
 CONTAINERS = ("teacher", "model", "state_dict", "model_ema", "student")
-TO_SAFETENSORS = ("where you trust it, open it with the code that wrote it, save the model's state dict with safetensors.torch.save_file, "
-                  "and give that file")
+TO_SAFETENSORS = (
+    "where you trust it, open it with the code that wrote it, save the model's state dict with"
+    " safetensors.torch.save_file, and give that file"
+)
 
 
 class Weights(NamedTuple):
-    """What a file holds. tensors: by their names in it; container: the entry that they were in ("" for the file itself);
-    beside: the other entries, such as "optimizer"; header: what atlib wrote into its own files, {} in others'."""
+    """What a file holds. tensors: by their names in it; container: the entry that they were in ("" for the
+    file itself); beside: the other entries, such as "optimizer"; header: what atlib wrote into its own files,
+    {} in others'.
+    """
 
     tensors: dict[str, Tensor]
     container: str = ""
@@ -40,11 +45,11 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: str | Path) -> Weights:
-    """The tensors of a weight file: safetensors, `.pth` (zipped or of torch before 1.6), `.npz` without pickled objects, or the
-    folder of a T5X checkpoint.
+    """The tensors of a weight file: safetensors, `.pth` (zipped or of torch before 1.6), `.npz` without
+    pickled objects, or the folder of a T5X checkpoint.
 
-    Raises `OSError`, naming the file and the way out, for one that is missing, cut off, of another kind, or that holds something
-    other than weights; the file is left as it was.
+    Raises `OSError`, naming the file and the way out, for one that is missing, cut off, of another kind, or
+    that holds something other than weights; the file is left as it was.
     """
     path = Path(path)
     if not path.exists():
@@ -62,8 +67,10 @@ def read_weights(path: str | Path) -> Weights:
         return Weights(tensors, header=header)
     if start[:1] == b"\x80":
         return _read_pickled(path)
-    raise OSError(f"{path} is no weight file that atlib reads (safetensors, .pth, .npz): it starts with {start!r}, perhaps a page saved in its place "
-                  "or a download cut off; it was left as it is")
+    raise OSError(
+        f"{path} is no weight file that atlib reads (safetensors, .pth, .npz): it starts with {start!r},"
+        " perhaps a page saved in its place or a download cut off; it was left as it is"
+    )
 
 
 def _read_zip(path: Path) -> Weights:
@@ -71,17 +78,32 @@ def _read_zip(path: Path) -> Weights:
     try:
         names = zipfile.ZipFile(path).namelist()
     except zipfile.BadZipFile as error:
-        raise OSError(f"{path} cannot be read, perhaps it is cut off ({error}); it was left as it is") from error
+        raise OSError(
+            f"{path} cannot be read, perhaps it is cut off ({error}); it was left as it is"
+        ) from error
     if any(name.endswith(".zarray") for name in names):
-        raise OSError(f"{path} is a T5X checkpoint in a zip archive, as FLIP publishes it: unpack it and give the folder")
+        raise OSError(
+            f"{path} is a T5X checkpoint in a zip archive, as FLIP publishes it: unpack it and give the"
+            " folder"
+        )
     if any(name.endswith("/constants.pkl") for name in names):
-        raise OSError(f"{path} is a TorchScript program, as OpenAI published CLIP, and not weights alone: {TO_SAFETENSORS}")
+        raise OSError(
+            f"{path} is a TorchScript program, as OpenAI published CLIP, and not weights alone:"
+            f" {TO_SAFETENSORS}"
+        )
     if not names or not all(name.endswith(".npy") for name in names):
         return _read_pickled(path)
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return Weights({name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files})
-    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:  # pickled objects, odd number types, damage
+            return Weights(
+                {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
+            )
+    except (
+        ValueError,
+        TypeError,
+        OSError,
+        zipfile.BadZipFile,
+    ) as error:  # pickled objects, odd number types, damage
         raise OSError(f"{path} cannot be read as arrays ({error}); it was left as it is") from error
 
 
@@ -89,34 +111,53 @@ def _read_pickled(path: Path) -> Weights:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged pickles raise nearly anything: UnpicklingError, RuntimeError, EOFError, IndexError, KeyError ...
+    # damaged pickles raise nearly anything: UnpicklingError, RuntimeError, EOFError, IndexError, KeyError ...
+    except Exception as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         if found:
-            raise OSError(f"{path} holds a {found[1]}, which is not weights, and reading it would run code of the file: {TO_SAFETENSORS}") from error
-        raise OSError(f"{path} cannot be read as a torch checkpoint, perhaps it is cut off ({_reason(error)}); it was left as it is") from error
+            raise OSError(
+                f"{path} holds a {found[1]}, which is not weights, and reading it would run code of the file:"
+                f" {TO_SAFETENSORS}"
+            ) from error
+        raise OSError(
+            f"{path} cannot be read as a torch checkpoint, perhaps it is cut off ({_reason(error)}); it was"
+            " left as it is"
+        ) from error
     return _unwrapped(content, path)
 
 
 def _reason(error: Exception) -> str:
     """Torch's reason in short, without its advice to read the file again in the unsafe way."""
     found = re.search(r"WeightsUnpickler error: ?(.*)", str(error))
-    lines = [line.strip() for line in (found[1] if found else str(error)).splitlines() if line.strip() and "weights_only" not in line]
+    lines = [
+        line.strip()
+        for line in (found[1] if found else str(error)).splitlines()
+        if line.strip() and "weights_only" not in line
+    ]
     return lines[0] if lines else type(error).__name__
 
 
 def _unwrapped(content: Any, path: Path) -> Weights:
     if not isinstance(content, Mapping):
-        raise OSError(f"{path} holds a {type(content).__name__} and not a state dict, names with their tensors: {TO_SAFETENSORS}")
+        raise OSError(
+            f"{path} holds a {type(content).__name__} and not a state dict, names with their tensors:"
+            f" {TO_SAFETENSORS}"
+        )
     container = next((name for name in CONTAINERS if isinstance(content.get(name), Mapping)), "")
     inside = content[container] if container else content
     tensors = {str(name): value for name, value in inside.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise OSError(f"{path} holds no tensors where they are looked for ({', '.join(CONTAINERS)}, or at the top); "
-                      f"it has {', '.join(map(str, list(content)[:8])) or 'nothing'}")
-    return Weights(tensors, container, tuple(str(name) for name in content if name != container) if container else ())
+        raise OSError(
+            f"{path} holds no tensors where they are looked for ({', '.join(CONTAINERS)}, or at the top); "
+            f"it has {', '.join(map(str, list(content)[:8])) or 'nothing'}"
+        )
+    return Weights(
+        tensors, container, tuple(str(name) for name in content if name != container) if container else ()
+    )
 
 
-# --- T5X checkpoints, as FLIP publishes them: a folder with one zarr array for each parameter, read with NumPy alone ---
+# --- T5X checkpoints, as FLIP publishes them: a folder with one zarr array for each parameter, read with
+# NumPy alone ---
 
 TARGET = "target."  # the parameters; "state." are the optimiser's
 
@@ -127,14 +168,21 @@ def is_t5x(folder: Path) -> bool:
 
 
 def read_t5x(folder: Path) -> dict[str, Tensor]:
-    """The parameters of a T5X checkpoint by their names with dots, such as "img_encoder.embedding.kernel"; the optimiser's state is left.
+    """The parameters of a T5X checkpoint by their names with dots, such as "img_encoder.embedding.kernel";
+    the optimiser's state is left.
 
     Raises `OSError`, naming the array, for one that is damaged, incomplete or kept in another way.
     """
     steps = {found.parent.parent for found in folder.rglob(f"{TARGET}*/.zarray")}
     if len(steps) > 1:
-        raise OSError(f"{folder} holds several checkpoints, {', '.join(sorted(step.name for step in steps))}: give the folder of one")
-    return {array.name.removeprefix(TARGET): torch.from_numpy(_read_zarr(array)) for array in sorted(steps.pop().glob(f"{TARGET}*"))}
+        raise OSError(
+            f"{folder} holds several checkpoints, {', '.join(sorted(step.name for step in steps))}: give the"
+            " folder of one"
+        )
+    return {
+        array.name.removeprefix(TARGET): torch.from_numpy(_read_zarr(array))
+        for array in sorted(steps.pop().glob(f"{TARGET}*"))
+    }
 
 
 def _read_zarr(folder: Path) -> np.ndarray:
@@ -142,17 +190,32 @@ def _read_zarr(folder: Path) -> np.ndarray:
         about = json.loads((folder / ".zarray").read_text())
         shape, chunks, kind = about["shape"], about["chunks"], np.dtype(about["dtype"])
         compressor, separator = (about["compressor"] or {}).get("id"), about.get("dimension_separator", ".")
-        if about["zarr_format"] != 2 or about["order"] != "C" or about["filters"] or compressor not in (None, "gzip") or kind.kind != "f":
-            raise ValueError(f"arrays of floats in zarr format 2, compressed with gzip, are read, and this is {about}")
+        if (
+            about["zarr_format"] != 2
+            or about["order"] != "C"
+            or about["filters"]
+            or compressor not in (None, "gzip")
+            or kind.kind != "f"
+        ):
+            raise ValueError(
+                f"arrays of floats in zarr format 2, compressed with gzip, are read, and this is {about}"
+            )
         whole = np.full(shape, about["fill_value"] or 0, kind)
         for at in itertools.product(*(range(math.ceil(side / step)) for side, step in zip(shape, chunks))):
             file = folder / (separator.join(map(str, at)) or "0")
             if not file.exists() and len(shape) == 1:
-                continue  # zarr leaves out chunks of nothing but the fill value; of trained weights only biases can be that
+                # zarr leaves out chunks of nothing but the fill value; of trained weights only biases can be
+                # that
+                continue
             content = file.read_bytes() if compressor is None else gzip.decompress(file.read_bytes())
             chunk = np.frombuffer(content, kind).reshape(chunks)  # chunks at the edge are stored whole
-            place = tuple(slice(i * step, min((i + 1) * step, side)) for i, step, side in zip(at, chunks, shape))
+            place = tuple(
+                slice(i * step, min((i + 1) * step, side)) for i, step, side in zip(at, chunks, shape)
+            )
             whole[place] = chunk[tuple(slice(0, part.stop - part.start) for part in place)]
         return np.ascontiguousarray(whole, dtype=np.float32)
     except (KeyError, TypeError, ValueError, OSError, EOFError, zlib.error) as error:
-        raise OSError(f"{folder} cannot be read as an array of a T5X checkpoint, perhaps it is incomplete ({type(error).__name__}: {error})") from error
+        raise OSError(
+            f"{folder} cannot be read as an array of a T5X checkpoint, perhaps it is incomplete"
+            f" ({type(error).__name__}: {error})"
+        ) from error

@@ -1,8 +1,8 @@
 """Under which names published checkpoints keep a ViT, and which architecture those weights are of.
 
-Layouts are recognised by one name each and brought to timm's names, which most of them have already. What weights do not show
-(the number of heads, the activation, the ε of a norm) is what the code that wrote them used; where several codes could have
-written the same names and differ in that, it is asked for.
+Layouts are recognised by one name each and brought to timm's names, which most of them have already. What
+weights do not show (the number of heads, the activation, the ε of a norm) is what the code that wrote them
+used; where several codes could have written the same names and differ in that, it is asked for.
 """
 
 import math
@@ -22,12 +22,14 @@ from atlib.vit import Architecture
 HEADS: Mapping[int, int] = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1408: 16, 1536: 24}
 PATCHES = "patch_embed.proj.weight"
 # Names that a teacher needs nothing of: class heads and projections, and what pre-training alone used.
-UNNEEDED = re.compile(r"(head|fc\.|pre_logits|mlp_head|projector|predictor|decoder|mask_token|masked_embed|logit_)")
+UNNEEDED = re.compile(
+    r"(head|fc\.|pre_logits|mlp_head|projector|predictor|decoder|mask_token|masked_embed|logit_)"
+)
 
 
 class Layout(NamedTuple):
-    """A published layout. mark: a name that only it has; prefix: before timm's names; settings: what its code adds to the
-    weights; heads: its own number of heads at a width, where that is not the usual one."""
+    """A published layout. mark: a name that only it has; prefix: before timm's names; settings: what its code
+    adds to the weights; heads: its own number of heads at a width, where that is not the usual one."""
 
     name: str
     mark: str
@@ -36,12 +38,22 @@ class Layout(NamedTuple):
     heads: Mapping[int, int] = {}
 
 
-# The first whose mark is in the file. Sources: github.com/facebookresearch/{moco-v3, dino, mae, deit, dinov2, flip}, openai/CLIP.
+# The first whose mark is in the file. Sources: github.com/facebookresearch/{moco-v3, dino, mae, deit, dinov2,
+# flip}, openai/CLIP.
 LAYOUTS = (
-    Layout("MoCo-v3 pre-training, the base encoder", f"module.base_encoder.{PATCHES}", "module.base_encoder.", heads={384: 12}),
+    Layout(
+        "MoCo-v3 pre-training, the base encoder",
+        f"module.base_encoder.{PATCHES}",
+        "module.base_encoder.",
+        heads={384: 12},
+    ),
     Layout("DINO, the student's backbone", f"module.backbone.{PATCHES}", "module.backbone."),
     Layout("DINO, a backbone", f"backbone.{PATCHES}", "backbone."),
-    Layout("a ViT trained in a DataParallel wrapper, such as MoCo-v3's linear classifier", f"module.{PATCHES}", "module."),
+    Layout(
+        "a ViT trained in a DataParallel wrapper, such as MoCo-v3's linear classifier",
+        f"module.{PATCHES}",
+        "module.",
+    ),
     Layout("MAE pre-training, the encoder without its decoder", "decoder_embed.weight", heads={384: 6}),
     Layout("DeiT with a distillation token", "dist_token"),
     Layout("DeiT III", "blocks.0.gamma_1"),
@@ -52,29 +64,52 @@ LAYOUTS = (
 )
 EVA = Layout("timm's Eva, under its own names", PATCHES)
 # FLIP averages over all tokens after the last norm, and flax's GELU is the approximate one.
-FLIP = Layout("FLIP, the image encoder", "img_encoder", heads={384: 6},
-              settings={"act_layer": "gelu_tanh", "global_pool": "avg", "fc_norm": False, "pool_include_prefix": True})
+FLIP = Layout(
+    "FLIP, the image encoder",
+    "img_encoder",
+    heads={384: 6},
+    settings={"act_layer": "gelu_tanh", "global_pool": "avg", "fc_norm": False, "pool_include_prefix": True},
+)
 
 RENAMES = (  # DeiT III and DINOv2 to timm's names
-    (r"^(blocks\.\d+)\.gamma_([12])$", r"\1.ls\2.gamma"), (r"^register_tokens$", "reg_token"),
-    (r"^(blocks\.\d+\.mlp)\.w12\.", r"\1.fc1."), (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
+    (r"^(blocks\.\d+)\.gamma_([12])$", r"\1.ls\2.gamma"),
+    (r"^register_tokens$", "reg_token"),
+    (r"^(blocks\.\d+\.mlp)\.w12\.", r"\1.fc1."),
+    (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
 )
 CLIP_RENAMES = (
-    (r"^conv1\.", "patch_embed.proj."), (r"^class_embedding$", "cls_token"), (r"^positional_embedding$", "pos_embed"), (r"^ln_pre\.", "norm_pre."),
-    (r"^ln_post\.", "norm."), (r"^proj$", "head.proj"), (r"^transformer\.resblocks\.", "blocks."), (r"\.ln_([12])\.", r".norm\1."),
-    (r"\.attn\.in_proj_", ".attn.qkv."), (r"\.attn\.out_proj\.", ".attn.proj."), (r"\.mlp\.c_fc\.", ".mlp.fc1."), (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+    (r"^conv1\.", "patch_embed.proj."),
+    (r"^class_embedding$", "cls_token"),
+    (r"^positional_embedding$", "pos_embed"),
+    (r"^ln_pre\.", "norm_pre."),
+    (r"^ln_post\.", "norm."),
+    (r"^proj$", "head.proj"),
+    (r"^transformer\.resblocks\.", "blocks."),
+    (r"\.ln_([12])\.", r".norm\1."),
+    (r"\.attn\.in_proj_", ".attn.qkv."),
+    (r"\.attn\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
 )
 FLIP_RENAMES = (
-    (r"^embedding\.", "patch_embed.proj."), (r"^cls$", "cls_token"), (r"^posembed_encoder\.pos_embedding$", "pos_embed"),
-    (r"^Transformer\.encoder_norm\.", "norm."), (r"^Transformer\.encoderblock_0*(\d+)\.", r"blocks.\1."),
-    (r"\.LayerNorm_0\.", ".norm1."), (r"\.LayerNorm_1\.", ".norm2."),
-    (r"\.MultiHeadDotProductAttention_0\.out\.", ".attn.proj."), (r"\.MultiHeadDotProductAttention_0\.", ".attn."),
-    (r"\.MlpBlock_0\.Dense_0\.", ".mlp.fc1."), (r"\.MlpBlock_0\.Dense_1\.", ".mlp.fc2."), (r"\.(kernel|scale)$", ".weight"),
+    (r"^embedding\.", "patch_embed.proj."),
+    (r"^cls$", "cls_token"),
+    (r"^posembed_encoder\.pos_embedding$", "pos_embed"),
+    (r"^Transformer\.encoder_norm\.", "norm."),
+    (r"^Transformer\.encoderblock_0*(\d+)\.", r"blocks.\1."),
+    (r"\.LayerNorm_0\.", ".norm1."),
+    (r"\.LayerNorm_1\.", ".norm2."),
+    (r"\.MultiHeadDotProductAttention_0\.out\.", ".attn.proj."),
+    (r"\.MultiHeadDotProductAttention_0\.", ".attn."),
+    (r"\.MlpBlock_0\.Dense_0\.", ".mlp.fc1."),
+    (r"\.MlpBlock_0\.Dense_1\.", ".mlp.fc2."),
+    (r"\.(kernel|scale)$", ".weight"),
 )
 
 
 class Encoder(NamedTuple):
-    """A ViT's weights found in a file. state: by timm's names; names: what each was called in the file; unused: the file's other names."""
+    """A ViT's weights found in a file. state: by timm's names; names: what each was called in the file;
+    unused: the file's other names."""
 
     layout: Layout
     state: dict[str, Tensor]
@@ -83,7 +118,8 @@ class Encoder(NamedTuple):
 
 
 def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
-    """The ViT among a file's tensors, by timm's names; `eva`: by those of timm's `Eva`, which keep another ViT's older names.
+    """The ViT among a file's tensors, by timm's names; `eva`: by those of timm's `Eva`, which keep another
+    ViT's older names.
 
     Raises `ValueError`, saying what was looked for, when there is none or more than one.
     """
@@ -93,12 +129,22 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
     if layout is None:
         prefixes = [name.removesuffix(PATCHES) for name in tensors if name.endswith(f".{PATCHES}")]
         if len(prefixes) > 1:
-            raise ValueError(f"this file holds several ViTs, under {', '.join(map(repr, prefixes))}: save the one that shall teach in a file of its own")
+            raise ValueError(
+                f"this file holds several ViTs, under {', '.join(map(repr, prefixes))}: save the one that"
+                " shall teach in a file of its own"
+            )
         if not prefixes:
             has_stem = any("patch_embed.proj." in name for name in tensors)
-            stem = ": its patches go through a convolutional stem, which timm's ViT does not have" if has_stem else ""
-            raise ValueError(f"no ViT was found among these weights{stem}. Looked for {PATCHES}, with or without a prefix, FLIP's and CLIP's names; "
-                             f"the file has {', '.join(list(tensors)[:6])}{' ...' if len(tensors) > 6 else ''}")
+            stem = (
+                ": its patches go through a convolutional stem, which timm's ViT does not have"
+                if has_stem
+                else ""
+            )
+            raise ValueError(
+                f"no ViT was found among these weights{stem}. Looked for {PATCHES}, with or without a prefix,"
+                " FLIP's and CLIP's names; the file has"
+                f" {', '.join(list(tensors)[:6])}{' ...' if len(tensors) > 6 else ''}"
+            )
         layout = Layout(f"a ViT under {prefixes[0]!r}", "", prefixes[0])
     renames = () if eva else CLIP_RENAMES if layout.prefix == "visual." else RENAMES
     state, names, unused = {}, {}, []
@@ -109,26 +155,49 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
         else:
             unused.append(name)
     if layout.prefix == "visual.":
-        state |= {name: value.reshape(1, -1, value.shape[-1]) for name, value in state.items() if name in ("cls_token", "pos_embed")}
-    if "register_tokens" in tensors:  # DINOv2 gives registers no position; timm then keeps the class token's in the token
+        state |= {
+            name: value.reshape(1, -1, value.shape[-1])
+            for name, value in state.items()
+            if name in ("cls_token", "pos_embed")
+        }
+    if (
+        "register_tokens" in tensors
+    ):  # DINOv2 gives registers no position; timm then keeps the class token's in the token
         state["cls_token"] = state["cls_token"] + state["pos_embed"][:, :1]
         state["pos_embed"] = state["pos_embed"][:, 1:]
     return Encoder(layout, state, names, unused)
 
 
 def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Architecture, list[str]]:
-    """The architecture that an encoder's weights are of, without a class head, and what was taken for granted because weights do not show it.
+    """The architecture that an encoder's weights are of, without a class head, and what was taken for granted
+    because weights do not show it.
 
-    `heads`: the number of heads. Raises `ValueError` where something needed is neither in the weights nor known of the layout.
+    `heads`: the number of heads. Raises `ValueError` where something needed is neither in the weights nor
+    known of the layout.
     """
     layout, state = encoder.layout, encoder.state
-    unclear = [what for name, what in {"norm_pre.weight": "a norm before the blocks, as in CLIP, whose activation and ε differ between publishers",
-                                       "attn_pool.latent": "attention pooling, as in SigLIP"}.items() if name in state]
-    unclear += ["a gated MLP"] if _sides(state, "blocks.0.mlp.fc1.weight")[0] != _sides(state, "blocks.0.mlp.fc2.weight")[1] else []
+    unclear = [
+        what
+        for name, what in {
+            "norm_pre.weight": (
+                "a norm before the blocks, as in CLIP, whose activation and ε differ between publishers"
+            ),
+            "attn_pool.latent": "attention pooling, as in SigLIP",
+        }.items()
+        if name in state
+    ]
+    unclear += (
+        ["a gated MLP"]
+        if _sides(state, "blocks.0.mlp.fc1.weight")[0] != _sides(state, "blocks.0.mlp.fc2.weight")[1]
+        else []
+    )
     unclear += [] if "pos_embed" in state else ["no positional embeddings of its own, as in DINOv3"]
     if unclear:
-        raise ValueError(f"these weights have {' and '.join(unclear)}, so the architecture cannot be told from them: name it, such as "
-                         "architecture='vit_base_patch16_clip_224.openai'; timm.list_models('vit_*') lists names")
+        raise ValueError(
+            f"these weights have {' and '.join(unclear)}, so the architecture cannot be told from them: name"
+            " it, such as architecture='vit_base_patch16_clip_224.openai'; timm.list_models('vit_*') lists"
+            " names"
+        )
     width, channels, *patch = _sides(state, PATCHES, 4)
     prefix, grid = prefix_and_grid(state)
     chosen = _heads(encoder, width, prefix) if heads is None else heads
@@ -136,16 +205,28 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
         raise ValueError(f"heads={chosen}: the width of this ViT, {width}, cannot be divided among so many")
     averages = "fc_norm.weight" in state or "cls_token" not in state
     config = {
-        "img_size": _one_or_two(side * pixels for side, pixels in zip(grid, patch)), "patch_size": _one_or_two(patch), "in_chans": channels,
-        "num_classes": 0, "embed_dim": width, "depth": _depth(state), "num_heads": chosen,
+        "img_size": _one_or_two(side * pixels for side, pixels in zip(grid, patch)),
+        "patch_size": _one_or_two(patch),
+        "in_chans": channels,
+        "num_classes": 0,
+        "embed_dim": width,
+        "depth": _depth(state),
+        "num_heads": chosen,
         "mlp_ratio": mlp_ratio_of(_sides(state, "blocks.0.mlp.fc1.weight")[0], width),
-        "qkv_bias": "blocks.0.attn.qkv.bias" in state, "qk_norm": "blocks.0.attn.q_norm.weight" in state,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in state,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in state,
         "init_values": 1e-5 if "blocks.0.ls1.gamma" in state else None,
-        "reg_tokens": state["reg_token"].shape[1] if "reg_token" in state else 0, "no_embed_class": prefix == 0,
-        "class_token": "cls_token" in state, "global_pool": "avg" if averages else "token", "fc_norm": "fc_norm.weight" in state,
+        "reg_tokens": state["reg_token"].shape[1] if "reg_token" in state else 0,
+        "no_embed_class": prefix == 0,
+        "class_token": "cls_token" in state,
+        "global_pool": "avg" if averages else "token",
+        "fc_norm": "fc_norm.weight" in state,
     } | layout.settings
-    taken = [f"{chosen} heads" + (f", usual at width {width}" if heads is None else ", as given"), "LayerNorm with ε 1e-06",
-             "the approximate GELU" if "act_layer" in config else "GELU"]
+    taken = [
+        f"{chosen} heads" + (f", usual at width {width}" if heads is None else ", as given"),
+        "LayerNorm with ε 1e-06",
+        "the approximate GELU" if "act_layer" in config else "GELU",
+    ]
     if "dist_token" in state:
         del config["class_token"], config["reg_tokens"], config["no_embed_class"], config["fc_norm"]
         return Architecture("deit_tiny_distilled_patch16_224", config), taken
@@ -153,26 +234,42 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
 
 
 def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, tuple[int, int]]:
-    """How many prefix tokens have a positional embedding, all or none, and the square patch grid of the others. Raises `ValueError`."""
+    """How many prefix tokens have a positional embedding, all or none, and the square patch grid of the
+    others. Raises `ValueError`."""
     tokens = _sides(state, "pos_embed", 3)[1]
     prefix = sum(state[name].shape[1] for name in ("cls_token", "dist_token", "reg_token") if name in state)
-    fits = [(count, square_grid(tokens - count)) for count in {prefix, 0} if math.isqrt(max(tokens - count, 0)) ** 2 == tokens - count > 0]
+    fits = [
+        (count, square_grid(tokens - count))
+        for count in {prefix, 0}
+        if math.isqrt(max(tokens - count, 0)) ** 2 == tokens - count > 0
+    ]
     if not fits:
         square_grid(tokens - prefix)  # raises: it is none
     if len(fits) > 1:
-        raise ValueError(f"{tokens} positional embeddings are a square grid both with and without {prefix} for the prefix tokens: "
-                         "name the model with architecture=")
+        raise ValueError(
+            f"{tokens} positional embeddings are a square grid both with and without {prefix} for the prefix"
+            " tokens: name the model with architecture="
+        )
     return fits[0]
 
 
 def _heads(encoder: Encoder, width: int, prefix: int) -> int:
     usual = encoder.layout.heads.get(width, HEADS.get(width))
     if usual is None:
-        raise ValueError(f"the number of heads is not in the weights, and a ViT of width {width} is not in the table "
-                         f"({', '.join(map(str, HEADS))}): give heads=")
-    if width == 384 and not encoder.layout.heads and prefix == 1 and not encoder.state["pos_embed"][:, 0].any():
-        raise ValueError("the number of heads is not in the weights. This ViT of width 384 has fixed sine positions: MoCo-v3's ViT-S has 12 heads, "
-                         "and those of MAE's family have 6. Give heads=")
+        raise ValueError(
+            f"the number of heads is not in the weights, and a ViT of width {width} is not in the table "
+            f"({', '.join(map(str, HEADS))}): give heads="
+        )
+    if (
+        width == 384
+        and not encoder.layout.heads
+        and prefix == 1
+        and not encoder.state["pos_embed"][:, 0].any()
+    ):
+        raise ValueError(
+            "the number of heads is not in the weights. This ViT of width 384 has fixed sine positions:"
+            " MoCo-v3's ViT-S has 12 heads, and those of MAE's family have 6. Give heads="
+        )
     return usual
 
 
@@ -180,7 +277,10 @@ def _depth(state: Mapping[str, Tensor]) -> int:
     blocks = {int(found[1]) for name in state if (found := re.match(r"blocks\.(\d{1,6})\.", name))}
     gaps = sorted(set(range(len(blocks))) - blocks)
     if gaps:
-        raise ValueError(f"these weights are not a whole ViT: of its {len(blocks)} blocks, counted from 0, there is no block {gaps[0]}")
+        raise ValueError(
+            f"these weights are not a whole ViT: of its {len(blocks)} blocks, counted from 0, there is no"
+            f" block {gaps[0]}"
+        )
     return len(blocks)
 
 
@@ -202,7 +302,9 @@ def _flip(tensors: Mapping[str, Tensor]) -> Encoder:
         parts[ours] = _from_flax(ours, value)
         names[ours] = (name,)
     for kind in ("weight", "bias"):  # q, k and v apart to timm's one projection
-        for block in sorted({name.split(".attn.")[0] for name in parts if name.endswith(f".attn.query.{kind}")}):
+        for block in sorted(
+            {name.split(".attn.")[0] for name in parts if name.endswith(f".attn.query.{kind}")}
+        ):
             apart = [f"{block}.attn.{part}.{kind}" for part in ("query", "key", "value")]
             if all(name in parts for name in apart):
                 parts[f"{block}.attn.qkv.{kind}"] = torch.cat([parts.pop(name) for name in apart])
@@ -213,7 +315,8 @@ def _flip(tensors: Mapping[str, Tensor]) -> Encoder:
 
 
 def _from_flax(name: str, value: Tensor) -> Tensor:
-    """A flax parameter as torch keeps it: (out, in) and not (in, out), channels before pixels, heads side by side."""
+    """A flax parameter as torch keeps it: (out, in) and not (in, out), channels before pixels, heads side by
+    side."""
     if name == PATCHES:
         return value.permute(3, 2, 0, 1).contiguous()  # (height, width, in, out)
     if ".attn." in name and name.endswith(".bias"):
@@ -238,26 +341,42 @@ def _sides(state: Mapping[str, Tensor], name: str, number: int = 2) -> tuple[int
     return tuple(state[name].shape)
 
 
-# --- Positional embeddings on another patch grid: an image of another size has other patches, and learned positions must follow ---
+# --- Positional embeddings on another patch grid: an image of another size has other patches, and learned
+# positions must follow ---
+
 
 def square_grid(patches: int) -> Grid:
-    """The grid of `patches` patches that a file says no more about: a square. Raises `ValueError` where there is none."""
+    """The grid of `patches` patches that a file says no more about: a square. Raises `ValueError` where there
+    is none."""
     side = math.isqrt(max(patches, 0))
     if side < 1 or side * side != patches:
-        raise ValueError(f"positions for {patches} patches are no square grid, and the weights do not say which other: name the model with "
-                         "architecture=, or write the file with atlib.checkpoint.save_vit, which keeps img_size")
+        raise ValueError(
+            f"positions for {patches} patches are no square grid, and the weights do not say which other:"
+            " name the model with architecture=, or write the file with atlib.checkpoint.save_vit, which"
+            " keeps img_size"
+        )
     return side, side
 
 
 def resize_positions(positions: Tensor, prefix_tokens: int, grid_from: Grid, grid_to: Grid) -> Tensor:
-    """Positional embeddings (1, prefix tokens + patches, D) bicubically on another patch grid; those of prefix tokens stay as they are.
+    """Positional embeddings (1, prefix tokens + patches, D) bicubically on another patch grid; those of
+    prefix tokens stay as they are.
 
-    It is timm's own resizing, with its antialiasing, so that a file and a timm name give the same teacher at every image size.
-    (MAE's published code does not antialias.) With equal grids they come back unchanged.
-    Raises `ValueError` when the positions are not those of `grid_from`. Source: bicubic, as in DeiT (arXiv 2012.12877, section 3),
-    because bilinear interpolation shrinks the embeddings' norm.
+    It is timm's own resizing, with its antialiasing, so that a file and a timm name give the same teacher at
+    every image size. (MAE's published code does not antialias.) With equal grids they come back unchanged.
+    Raises `ValueError` when the positions are not those of `grid_from`. Source: bicubic, as in DeiT (arXiv
+    2012.12877, section 3), because bilinear interpolation shrinks the embeddings' norm.
     """
-    if positions.ndim != 3 or len(positions) != 1 or positions.shape[1] != prefix_tokens + grid_from[0] * grid_from[1]:
-        raise ValueError(f"positional embeddings are (1, tokens, D), and {prefix_tokens} prefix tokens and a grid of {grid_from[0]} x {grid_from[1]} patches "
-                         f"are {prefix_tokens + grid_from[0] * grid_from[1]} tokens; got {tuple(positions.shape)}")
-    return resample_abs_pos_embed(positions, new_size=list(grid_to), old_size=list(grid_from), num_prefix_tokens=prefix_tokens)
+    if (
+        positions.ndim != 3
+        or len(positions) != 1
+        or positions.shape[1] != prefix_tokens + grid_from[0] * grid_from[1]
+    ):
+        raise ValueError(
+            f"positional embeddings are (1, tokens, D), and {prefix_tokens} prefix tokens and a grid of"
+            f" {grid_from[0]} x {grid_from[1]} patches are {prefix_tokens + grid_from[0] * grid_from[1]}"
+            f" tokens; got {tuple(positions.shape)}"
+        )
+    return resample_abs_pos_embed(
+        positions, new_size=list(grid_to), old_size=list(grid_from), num_prefix_tokens=prefix_tokens
+    )

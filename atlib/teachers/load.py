@@ -1,4 +1,5 @@
-"""Any teacher: a timm model by name, or a file of weights as others publish them; and what there is to know of it before it teaches."""
+"""Any teacher: a timm model by name, or a file of weights as others publish them; and what there is to know
+of it before it teaches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,40 +28,67 @@ from atlib.walking import check_walkable
 SUFFIXES = (".pth", ".pt", ".tar", ".bin", ".ckpt", ".safetensors", ".npz", ".npy", ".zip", ".pkl")
 
 
-def load_teacher(name_or_path: str | Path, *, image_size: int | None = None, heads: int | None = None, architecture: str | None = None) -> Teacher:
+def load_teacher(
+    name_or_path: str | Path,
+    *,
+    image_size: int | None = None,
+    heads: int | None = None,
+    architecture: str | None = None,
+) -> Teacher:
     """Read a pre-trained ViT, ready to teach images of `image_size` pixels a side (None: its own size).
 
-    A timm name (MAE, DINO, DINOv2, DINOv3, CLIP, SigLIP, AugReg, DeiT ...) is downloaded, or read from where `atlib.vit.weights_file` says.
-    A path is a file of `atlib.checkpoint.save_vit`, safetensors or a `.pth` with timm's names, or a checkpoint of MAE (with its decoder or
-    without), MoCo-v3, DINO, DINOv2, DeiT, DeiT III, CLIP, or FLIP (its T5X folder, or its parameters in a `.npz`). No code in a file is run.
-    The architecture is read off the weights; `heads` where their number cannot be known, `architecture`, a timm name, where more cannot.
+    A timm name (MAE, DINO, DINOv2, DINOv3, CLIP, SigLIP, AugReg, DeiT ...) is downloaded, or read from where
+    `atlib.vit.weights_file` says. A path is a file of `atlib.checkpoint.save_vit`, safetensors or a `.pth`
+    with timm's names, or a checkpoint of MAE (with its decoder or without), MoCo-v3, DINO, DINOv2, DeiT, DeiT
+    III, CLIP, or FLIP (its T5X folder, or its parameters in a `.npz`). No code in a file is run. The
+    architecture is read off the weights; `heads` where their number cannot be known, `architecture`, a timm
+    name, where more cannot.
 
-    Raises `OSError` for a file that cannot be read or is of another kind, `ValueError` for weights that are no whole ViT, do not fit,
-    are not finite, or leave something open, `Unwalkable` for a model that `walk` refuses, and `WeightsUnavailable` without a network.
+    Raises `OSError` for a file that cannot be read or is of another kind, `ValueError` for weights that are
+    no whole ViT, do not fit, are not finite, or leave something open, `Unwalkable` for a model that `walk`
+    refuses, and `WeightsUnavailable` without a network.
     """
     teacher = _read(name_or_path, image_size, heads, architecture)
     if teacher.not_finite:
-        raise ValueError(f"{teacher.name}: {len(teacher.not_finite)} of its weights are not finite numbers (NaN or infinity), first {teacher.not_finite[0]}; "
-                         "its maps would not be either. Take another checkpoint")
+        raise ValueError(
+            f"{teacher.name}: {len(teacher.not_finite)} of its weights are not finite numbers (NaN or"
+            f" infinity), first {teacher.not_finite[0]}; its maps would not be either. Take another"
+            " checkpoint"
+        )
     check_walkable(teacher.vit)
     return teacher
 
 
-def report(name_or_path: str | Path, images: Sequence[str | Path] | Tensor | None = None, out: str | Path | None = None, *,
-           image_size: int | None = None, heads: int | None = None, architecture: str | None = None) -> str:
-    """What there is to know of a teacher before it teaches, as text; with `images`, a picture of its maps is written to the file `out`.
+def report(
+    name_or_path: str | Path,
+    images: Sequence[str | Path] | Tensor | None = None,
+    out: str | Path | None = None,
+    *,
+    image_size: int | None = None,
+    heads: int | None = None,
+    architecture: str | None = None,
+) -> str:
+    """What there is to know of a teacher before it teaches, as text; with `images`, a picture of its maps is
+    written to the file `out`.
 
-    images: image files, or pixels (n, 3, height, width), uint8; they are resized, cropped and normalised as the teacher's evaluation does it.
-    The picture has a row for each: the image, and where the class token looks in the first, the middle and the last layer, mean over heads
-    (without a class token: the mean of all queries). Other arguments and errors are those of `load_teacher`, but weights that are
-    not finite and layers that cannot be walked are reported, without a picture, and not refused. `ValueError` for an `out` that cannot be a picture.
+    images: image files, or pixels (n, 3, height, width), uint8; they are resized, cropped and normalised as
+    the teacher's evaluation does it. The picture has a row for each: the image, and where the class token
+    looks in the first, the middle and the last layer, mean over heads (without a class token: the mean of all
+    queries). Other arguments and errors are those of `load_teacher`, but weights that are not finite and
+    layers that cannot be walked are reported, without a picture, and not refused. `ValueError` for an `out`
+    that cannot be a picture.
     """
     if (images is None) != (out is None):
-        raise ValueError("images= and out= belong together: the images to look at, and the file for the picture of the maps")
+        raise ValueError(
+            "images= and out= belong together: the images to look at, and the file for the picture of the"
+            " maps"
+        )
     out = None if out is None else picture_file(out)
     teacher = _read(name_or_path, image_size, heads, architecture)
     lines = described(teacher)
-    if images is not None and "components" in lines and not teacher.not_finite:  # what cannot be walked or computed has no maps
+    if (
+        images is not None and "components" in lines and not teacher.not_finite
+    ):  # what cannot be walked or computed has no maps
         out.parent.mkdir(parents=True, exist_ok=True)
         picture(teacher.vit, images).savefig(out)
         lines["picture"] = str(out)
@@ -74,13 +102,21 @@ def is_file(name_or_path: str | Path) -> bool:
     return isinstance(name_or_path, Path) or path.exists() or path.suffix in SUFFIXES or len(path.parts) > 1
 
 
-def _read(name_or_path: str | Path, image_size: int | None, heads: int | None, architecture: str | None) -> Teacher:
+def _read(
+    name_or_path: str | Path, image_size: int | None, heads: int | None, architecture: str | None
+) -> Teacher:
     if heads is not None and architecture is not None:
-        raise ValueError(f"heads={heads} and architecture={architecture!r}: the architecture says how many heads it has, leave heads= out")
+        raise ValueError(
+            f"heads={heads} and architecture={architecture!r}: the architecture says how many heads it has,"
+            " leave heads= out"
+        )
     if is_file(name_or_path):
         return _from_file(Path(name_or_path), image_size, heads, architecture)
     if heads is not None or architecture is not None:
-        raise ValueError(f"{name_or_path!r} is a model's name, which says everything: heads= and architecture= are for files. Is there no file of that name?")
+        raise ValueError(
+            f"{name_or_path!r} is a model's name, which says everything: heads= and architecture= are for"
+            " files. Is there no file of that name?"
+        )
     return _from_timm(name_or_path, image_size)
 
 
@@ -89,20 +125,35 @@ def _from_timm(name: str, image_size: int | None) -> Teacher:
     own = grid_of(named)
     check_image_size(named, image_size)
     overrides = {} if image_size is None else {"img_size": image_size}
-    vit = create_vit(name, pretrained=True, **overrides)  # with its head: without one, timm would not notice that weights are missing
+    vit = create_vit(
+        name, pretrained=True, **overrides
+    )  # with its head: without one, timm would not notice that weights are missing
     before = set(vit.state_dict())
     vit.reset_classifier(0)
     state = vit.state_dict()
     resized = told(own, vit.patch_embed.grid_size) if vit.pos_embed is not None else None
-    return Teacher(vit.eval(), name, "timm's published weights", len(state), sorted(before - set(state)), [], resized, [], _not_finite(vit),
-                   headless(named, image_size))
+    return Teacher(
+        vit.eval(),
+        name,
+        "timm's published weights",
+        len(state),
+        sorted(before - set(state)),
+        [],
+        resized,
+        [],
+        _not_finite(vit),
+        headless(named, image_size),
+    )
 
 
 def _from_file(path: Path, image_size: int | None, heads: int | None, architecture: str | None) -> Teacher:
     weights = read_weights(path)
     if "needs_teacher" in weights.header:
-        raise ValueError(f"{path} is a bundle of a student, perhaps with its teacher, written by save_bundle: read it with atlib.checkpoint.load_bundle, "
-                         "and save the one that shall teach with save_vit (on the command line: name the teacher's own file, or the student of a run of distill)")
+        raise ValueError(
+            f"{path} is a bundle of a student, perhaps with its teacher, written by save_bundle: read it with"
+            " atlib.checkpoint.load_bundle, and save the one that shall teach with save_vit (on the command"
+            " line: name the teacher's own file, or the student of a run of distill)"
+        )
     try:
         native, assumed = architecture_said(weights, architecture, heads), []
         encoder = find_encoder(weights.tensors, eva=native is not None and isinstance(on_meta(native), Eva))
@@ -112,9 +163,21 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     taken = [name for name in encoder.state if name in vit.state_dict()]
-    unused = encoder.unused + [each for name in encoder.state if name not in taken for each in encoder.names[name]]
-    return Teacher(vit.eval(), str(path), _source(weights, encoder), sum(len(encoder.names[name]) for name in taken), unused, missing, resized, assumed,
-                   _not_finite(vit), headless(native, image_size))
+    unused = encoder.unused + [
+        each for name in encoder.state if name not in taken for each in encoder.names[name]
+    ]
+    return Teacher(
+        vit.eval(),
+        str(path),
+        _source(weights, encoder),
+        sum(len(encoder.names[name]) for name in taken),
+        unused,
+        missing,
+        resized,
+        assumed,
+        _not_finite(vit),
+        headless(native, image_size),
+    )
 
 
 def _source(weights: Weights, encoder: Encoder) -> str:
@@ -126,4 +189,8 @@ def _source(weights: Weights, encoder: Encoder) -> str:
 
 
 def _not_finite(vit: VisionTransformer | Eva) -> list[str]:
-    return [name for name, value in vit.state_dict().items() if value.is_floating_point() and not value.isfinite().all()]
+    return [
+        name
+        for name, value in vit.state_dict().items()
+        if value.is_floating_point() and not value.isfinite().all()
+    ]

@@ -5,4 +5,14 @@ from atlib.train.objectives import Loss, outputs, student_loss, task_loss
 from atlib.train.optim import make_optimizer, schedule
 from atlib.train.trainer import NonFiniteLoss, Preempted
 
-__all__ = ["Loss", "NonFiniteLoss", "Preempted", "make_optimizer", "outputs", "schedule", "student_loss", "task_loss", "train"]
+__all__ = [
+    "Loss",
+    "NonFiniteLoss",
+    "Preempted",
+    "make_optimizer",
+    "outputs",
+    "schedule",
+    "student_loss",
+    "task_loss",
+    "train",
+]

@@ -26,11 +26,13 @@ MANIFEST, FACTS = "manifest.json", "facts.json"
 
 
 class NotKept(OSError):
-    """A checkpoint could not be written: the disk is full or the folder cannot be written to. The earlier ones are as they were."""
+    """A checkpoint could not be written: the disk is full or the folder cannot be written to. The earlier
+    ones are as they were."""
 
 
 class Kept(NamedTuple):
-    """A checkpoint that was read back. facts: the JSON values that were saved with it; tensors: likewise, by name."""
+    """A checkpoint that was read back. facts: the JSON values that were saved with it; tensors: likewise, by
+    name."""
 
     path: Path
     facts: dict
@@ -38,32 +40,51 @@ class Kept(NamedTuple):
 
 
 class Keeper:
-    """Keeps the checkpoints of one run in `folder`, one folder step-00000123 each, and brings a run back to the newest.
+    """Keeps the checkpoints of one run in `folder`, one folder step-00000123 each, and brings a run back to
+    the newest.
 
-    every: steps between checkpoints. The newest `last` are kept, and the one with the highest `best_by` among those that were evaluated.
-    config: JSON values that must be the same when the run goes on, but for those named in `free`. All machines of a run must see the folder.
+    every: steps between checkpoints. The newest `last` are kept, and the one with the highest `best_by` among
+    those that were evaluated. config: JSON values that must be the same when the run goes on, but for those
+    named in `free`. All machines of a run must see the folder.
 
-    A checkpoint is written under another name, forced to the disk, described by a manifest with every file's SHA-256, and then renamed,
-    so that at every moment it is there as a whole or not at all. Nothing that is read back can run code: it is safetensors, JSON, or read
-    with `torch.load(weights_only=True)`.
+    A checkpoint is written under another name, forced to the disk, described by a manifest with every file's
+    SHA-256, and then renamed, so that at every moment it is there as a whole or not at all. Nothing that is
+    read back can run code: it is safetensors, JSON, or read with `torch.load(weights_only=True)`.
     """
 
-    def __init__(self, folder: str | Path, every: int, last: int = 2, config: Mapping | None = None, best_by: str = "accuracy",
-                 free: Iterable[str] = ()):
+    def __init__(
+        self,
+        folder: str | Path,
+        every: int,
+        last: int = 2,
+        config: Mapping | None = None,
+        best_by: str = "accuracy",
+        free: Iterable[str] = (),
+    ):
         if every < 1 or last < 1:
             raise ValueError(f"every and last must be at least 1, got every={every} and last={last}")
-        self.folder, self.every, self.last, self.config, self.best_by = Path(folder), every, last, dict(config or {}), best_by
+        self.folder, self.every, self.last, self.config, self.best_by = (
+            Path(folder),
+            every,
+            last,
+            dict(config or {}),
+            best_by,
+        )
         self.free, self.reported = tuple(free), set()
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is whole; a damaged one is reported by a warning, once, and left where it is."""
+        """The newest checkpoint that is whole; a damaged one is reported by a warning, once, and left where
+        it is."""
         for path in reversed(self._checkpoints()):
             if (damage := damage_of(path)) is None:
                 return path
             if path in self.reported:
                 continue
             self.reported.add(path)
-            warnings.warn(f"the checkpoint {path} is damaged ({damage}) and was left out; the one before it is used", stacklevel=2)
+            warnings.warn(
+                f"the checkpoint {path} is damaged ({damage}) and was left out; the one before it is used",
+                stacklevel=2,
+            )
         return None
 
     @property
@@ -75,17 +96,28 @@ class Keeper:
         return None
 
     def due(self, step: int, metrics: Mapping) -> bool:
-        """Whether a checkpoint is to be written after `step`, at whose end `metrics` were measured, if any were."""
+        """Whether a checkpoint is to be written after `step`, at whose end `metrics` were measured, if any
+        were."""
         if step % self.every == 0:
             return True
-        return self.best_by in metrics and metrics[self.best_by] > max(self._scores().values(), default=float("-inf"))
+        return self.best_by in metrics and metrics[self.best_by] > max(
+            self._scores().values(), default=float("-inf")
+        )
 
-    def save(self, accelerator: Accelerator, facts: Mapping, config: Mapping, own: Mapping[str, Tensor], shared: Mapping[str, Tensor],
-             metrics: Mapping) -> Path:
-        """Write a checkpoint of all that `accelerator` has prepared, of `facts` (with the "step"), and of tensors, and return its path.
+    def save(
+        self,
+        accelerator: Accelerator,
+        facts: Mapping,
+        config: Mapping,
+        own: Mapping[str, Tensor],
+        shared: Mapping[str, Tensor],
+        metrics: Mapping,
+    ) -> Path:
+        """Write a checkpoint of all that `accelerator` has prepared, of `facts` (with the "step"), and of
+        tensors, and return its path.
 
-        own: this process's tensors; shared: tensors that are the same on all processes. Every process must call it.
-        Raises `NotKept` when it cannot be written.
+        own: this process's tensors; shared: tensors that are the same on all processes. Every process must
+        call it. Raises `NotKept` when it cannot be written.
         """
         path = self.folder / f"step-{facts['step']:08d}"
         temporary = path.with_name(f".{path.name}.tmp")
@@ -100,7 +132,11 @@ class Keeper:
             _save_tensors(own, _own_file(temporary, accelerator))
             if accelerator.is_main_process:
                 _save_tensors(shared, temporary / "shared.safetensors")
-                described = {**facts, "config": {**self.config, **config}, "processes": accelerator.num_processes}
+                described = {
+                    **facts,
+                    "config": {**self.config, **config},
+                    "processes": accelerator.num_processes,
+                }
                 write_atomically(temporary / FACTS, json.dumps(described).encode())
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
@@ -114,16 +150,20 @@ class Keeper:
             if accelerator.is_main_process:
                 shutil.rmtree(temporary, ignore_errors=True)
             kept = self._checkpoints()
-            raise NotKept(f"the checkpoint of step {facts['step']} could not be written to {self.folder} ({error}). "
-                          f"The last one is {kept[-1] if kept else 'none: nothing was kept yet'}, as it was. Make room or choose another folder, then resume.") from error
+            raise NotKept(
+                f"the checkpoint of step {facts['step']} could not be written to {self.folder} ({error}). The"
+                f" last one is {kept[-1] if kept else 'none: nothing was kept yet'}, as it was. Make room or"
+                " choose another folder, then resume."
+            ) from error
         return path
 
     def restore(self, accelerator: Accelerator, config: Mapping) -> Kept | None:
-        """Load the newest whole checkpoint into all that `accelerator` has prepared, and return what was saved beside it; None without one.
+        """Load the newest whole checkpoint into all that `accelerator` has prepared, and return what was
+        saved beside it; None without one.
 
-        Every process must call it. Raises `ValueError` naming what has changed when `config`, or the number of processes, is another than
-        when it was written (each process draws its own random numbers, so a run goes on only on as many), and `NotKept` for a folder that
-        cannot be written to.
+        Every process must call it. Raises `ValueError` naming what has changed when `config`, or the number
+        of processes, is another than when it was written (each process draws its own random numbers, so a run
+        goes on only on as many), and `NotKept` for a folder that cannot be written to.
         """
         found = [None]
         if accelerator.is_main_process:
@@ -137,19 +177,30 @@ class Keeper:
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = {**self.config, **config, "processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
-        changed = changes(*({name: value for name, value in each.items() if name not in self.free} for each in (then, json.loads(json.dumps(now)))))
+        changed = changes(
+            *(
+                {name: value for name, value in each.items() if name not in self.free}
+                for each in (then, json.loads(json.dumps(now)))
+            )
+        )
         if changed:
-            raise ValueError(f"the run in {self.folder} was started otherwise: {'; '.join(changed)}. "
-                             "Go on with what it was started with, or start another run in another folder.")
+            raise ValueError(
+                f"the run in {self.folder} was started otherwise: {'; '.join(changed)}. "
+                "Go on with what it was started with, or start another run in another folder."
+            )
         accelerator.load_state(str(path))
-        return Kept(path, facts, load_file(path / "shared.safetensors") | load_file(_own_file(path, accelerator)))
+        return Kept(
+            path, facts, load_file(path / "shared.safetensors") | load_file(_own_file(path, accelerator))
+        )
 
     def _checkpoints(self) -> list[Path]:
         """Everything under a checkpoint's name, oldest first, whole or not."""
         return sorted(self.folder.glob("step-*"))
 
     def _scores(self) -> dict[Path, float]:
-        scored = {path: (_manifest(path) or {}).get("metrics", {}).get(self.best_by) for path in self._checkpoints()}
+        scored = {
+            path: (_manifest(path) or {}).get("metrics", {}).get(self.best_by) for path in self._checkpoints()
+        }
         return {path: score for path, score in scored.items() if score is not None}
 
     def _clear(self) -> None:
@@ -164,15 +215,23 @@ class Keeper:
             (self.folder / ".written").unlink()
             self._clear()
         except OSError as error:
-            raise NotKept(f"checkpoints cannot be written to {self.folder} ({error}): choose another folder, or make this one writable") from error
+            raise NotKept(
+                f"checkpoints cannot be written to {self.folder} ({error}): choose another folder, or make"
+                " this one writable"
+            ) from error
 
     def _seal(self, temporary: Path, path: Path, metrics: Mapping) -> None:
         """Force all files to the disk, write the manifest, and give the folder its name."""
-        files = {str(file.relative_to(temporary)): {"sha256": _digest(file), "bytes": file.stat().st_size} for file in _files(temporary)}
+        files = {
+            str(file.relative_to(temporary)): {"sha256": _digest(file), "bytes": file.stat().st_size}
+            for file in _files(temporary)
+        }
         for folder in {file.parent for file in _files(temporary)}:
             for entry in [*folder.iterdir(), folder]:
                 _force(entry)
-        write_atomically(temporary / MANIFEST, json.dumps({"metrics": dict(metrics), "files": files}, indent=1).encode())
+        write_atomically(
+            temporary / MANIFEST, json.dumps({"metrics": dict(metrics), "files": files}, indent=1).encode()
+        )
         _force(temporary)
         if path.exists():  # damaged, or it would have been gone on from
             shutil.rmtree(path)
@@ -180,13 +239,16 @@ class Keeper:
         _force(self.folder)
 
     def _prune(self, written: Path) -> None:
-        """Remove what need not be kept after `written`; later ones were damaged, or the run would have gone on from there, and do not count."""
+        """Remove what need not be kept after `written`; later ones were damaged, or the run would have gone
+        on from there, and do not count."""
         whole = [path for path in self._checkpoints() if path <= written and _manifest(path) is not None]
         scores = {path: score for path, score in self._scores().items() if path in whole}
         keep = {*whole[-self.last :], *([max(scores, key=scores.get)] if scores else [])}
         for path in whole:
             if path not in keep:
-                os.replace(path, path.with_name(f".{path.name}.tmp"))  # a half-deleted one must not look like a checkpoint
+                os.replace(
+                    path, path.with_name(f".{path.name}.tmp")
+                )  # a half-deleted one must not look like a checkpoint
                 shutil.rmtree(path.with_name(f".{path.name}.tmp"))
 
 
@@ -219,7 +281,9 @@ def changes(then: Mapping, now: Mapping, prefix: str = "") -> list[str]:
 def digest(path: Path) -> str:
     """The SHA-256 of a file, or of the names and digests of all files in a folder."""
     if path.is_dir():
-        return hashlib.sha256("".join(f"{file.relative_to(path)} {_digest(file)}\n" for file in _files(path)).encode()).hexdigest()
+        return hashlib.sha256(
+            "".join(f"{file.relative_to(path)} {_digest(file)}\n" for file in _files(path)).encode()
+        ).hexdigest()
     return _digest(path)
 
 
@@ -257,15 +321,22 @@ def _force(path: Path) -> None:
         os.close(descriptor)
 
 
-# --- The state of every global random generator, as tensors: kept in a checkpoint, and put back without unpickling anything ---
+# --- The state of every global random generator, as tensors: kept in a checkpoint, and put back without
+# unpickling anything ---
+
 
 def chance() -> dict[str, Tensor]:
-    """The present state of the generators of Python, NumPy, torch and, where there is a GPU, of the current one."""
+    """The present state of the generators of Python, NumPy, torch and, where there is a GPU, of the current
+    one."""
     version, words, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = np.random.get_state()
-    state = {"python": torch.tensor([version, *words]), "python_gauss": torch.tensor(math.nan if gauss is None else gauss, dtype=torch.float64),
-             "numpy": torch.tensor([*keys.tolist(), place, has_gauss]), "numpy_gauss": torch.tensor(cached, dtype=torch.float64),
-             "torch": torch.get_rng_state()}
+    state = {
+        "python": torch.tensor([version, *words]),
+        "python_gauss": torch.tensor(math.nan if gauss is None else gauss, dtype=torch.float64),
+        "numpy": torch.tensor([*keys.tolist(), place, has_gauss]),
+        "numpy_gauss": torch.tensor(cached, dtype=torch.float64),
+        "torch": torch.get_rng_state(),
+    }
     return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
 
@@ -275,7 +346,9 @@ def restore_chance(state: Mapping[str, Tensor]) -> None:
     gauss = state["python_gauss"].item()
     random.setstate((version, tuple(words), None if math.isnan(gauss) else gauss))
     *keys, place, has_gauss = state["numpy"].tolist()
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), place, has_gauss, state["numpy_gauss"].item()))
+    np.random.set_state(
+        ("MT19937", np.array(keys, dtype=np.uint32), place, has_gauss, state["numpy_gauss"].item())
+    )
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

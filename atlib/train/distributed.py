@@ -1,4 +1,5 @@
-"""What a run has to do with processes: starting Accelerate, agreeing on what one of them saw, and hearing the signal to stop."""
+"""What a run has to do with processes: starting Accelerate, agreeing on what one of them saw, and hearing the
+signal to stop."""
 
 import copy
 import os
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 
 from atlib.train.recipe import Recipe
 
-# How long a process waits for another before it gives up with an error; longer than any evaluation or checkpoint on one process takes.
+# How long a process waits for another before it gives up with an error; longer than any evaluation or
+# checkpoint on one process takes.
 WAIT = timedelta(minutes=10)
 
 
@@ -31,26 +33,41 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
 
     torch.compile uses the backend that `accelerate launch --dynamo_backend` names, otherwise inductor.
     """
-    AcceleratorState._reset_state()  # Accelerate keeps a precision for the whole process; this run may want another
+    # Accelerate keeps a precision for the whole process; this run may want another
+    AcceleratorState._reset_state()
     # Copied attention leaves some weights without a gradient, a norm of q and k for one.
-    handlers = [InitProcessGroupKwargs(timeout=WAIT), DistributedDataParallelKwargs(find_unused_parameters=True)]
+    handlers = [
+        InitProcessGroupKwargs(timeout=WAIT),
+        DistributedDataParallelKwargs(find_unused_parameters=True),
+    ]
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor") if recipe.compile else None
-    return Accelerator(mixed_precision=recipe.mixed_precision, cpu=cpu, step_scheduler_with_optimizer=False, kwargs_handlers=handlers,
-                       gradient_accumulation_steps=recipe.accumulate, dynamo_backend=backend, fsdp_plugin=fsdp_plugin(),
-                       deepspeed_plugin=deepspeed_plugin(recipe))
+    return Accelerator(
+        mixed_precision=recipe.mixed_precision,
+        cpu=cpu,
+        step_scheduler_with_optimizer=False,
+        kwargs_handlers=handlers,
+        gradient_accumulation_steps=recipe.accumulate,
+        dynamo_backend=backend,
+        fsdp_plugin=fsdp_plugin(),
+        deepspeed_plugin=deepspeed_plugin(recipe),
+    )
 
 
 def agree(accelerator: Accelerator, value: Tensor, stop: bool) -> tuple[Tensor, bool]:
-    """The mean of a scalar over the processes, and whether one of them wants to stop: the same on all, in one message."""
+    """The mean of a scalar over the processes, and whether one of them wants to stop: the same on all, in one
+    message."""
     if accelerator.num_processes == 1:
         return value, stop
-    mean, asked = accelerator.reduce(torch.stack([value.float(), value.new_tensor(float(stop)).float()]), "mean")
+    mean, asked = accelerator.reduce(
+        torch.stack([value.float(), value.new_tensor(float(stop)).float()]), "mean"
+    )
     return mean, asked.item() > 0
 
 
 @contextmanager
 def sigterm_noticed(active: bool) -> Iterator[list]:
-    """Within the block SIGTERM, which a cluster sends before it takes a machine away, ends nothing: it is noted in the list that is yielded.
+    """Within the block SIGTERM, which a cluster sends before it takes a machine away, ends nothing: it is
+    noted in the list that is yielded.
 
     Not `active`, or in a thread that Python delivers no signals to, the signal keeps its meaning.
     """
@@ -65,7 +82,8 @@ def sigterm_noticed(active: bool) -> Iterator[list]:
         signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
 
-# --- Weights that are divided among processes (FSDP2, DeepSpeed): what is trained then, and how the whole weights come back ---
+# --- Weights that are divided among processes (FSDP2, DeepSpeed): what is trained then, and how the whole
+# weights come back ---
 
 DIVIDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
@@ -73,14 +91,17 @@ DIVIDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
     """FSDP as the launcher's configuration asks for it; None where it does not.
 
-    Weights and gradients travel as float32, and autocast alone decides what is computed in bf16: the numbers are those of DDP.
-    Raises `ValueError`, naming the line of the configuration, for what would not work here.
+    Weights and gradients travel as float32, and autocast alone decides what is computed in bf16: the numbers
+    are those of DDP. Raises `ValueError`, naming the line of the configuration, for what would not work here.
     """
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return None
     version = os.environ.get("FSDP_VERSION", "1")
     if version != "2":
-        raise ValueError(f"fsdp_version is {version}: set it to 2, the form of FSDP that leaves a model's weights their names and shapes")
+        raise ValueError(
+            f"fsdp_version is {version}: set it to 2, the form of FSDP that leaves a model's weights their"
+            " names and shapes"
+        )
     from torch.distributed.fsdp import (  # half as long to import as torch: not where nothing is divided
         MixedPrecisionPolicy,
         StateDictType,
@@ -88,40 +109,60 @@ def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
 
     plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=MixedPrecisionPolicy())
     if plugin.state_dict_type != StateDictType.FULL_STATE_DICT:
-        raise ValueError(f"fsdp_state_dict_type is {plugin.state_dict_type.name}: set it to FULL_STATE_DICT, because the other form is read back "
-                         "by unpickling, which can run code")
+        raise ValueError(
+            f"fsdp_state_dict_type is {plugin.state_dict_type.name}: set it to FULL_STATE_DICT, because the"
+            " other form is read back by unpickling, which can run code"
+        )
     if plugin.cpu_ram_efficient_loading:
-        raise ValueError("fsdp_cpu_ram_efficient_loading is true: set it to false, or the teacher, which is no part of what is divided, is lost")
+        raise ValueError(
+            "fsdp_cpu_ram_efficient_loading is true: set it to false, or the teacher, which is no part of"
+            " what is divided, is lost"
+        )
     if plugin.activation_checkpointing:
-        raise ValueError("fsdp_activation_checkpointing is true, but blocks are walked, not called, so that it would do nothing: set it to false, "
-                         "and checkpoint_activations of the recipe to true")
+        raise ValueError(
+            "fsdp_activation_checkpointing is true, but blocks are walked, not called, so that it would do"
+            " nothing: set it to false, and checkpoint_activations of the recipe to true"
+        )
     return plugin
 
 
 def deepspeed_plugin(recipe: Recipe) -> DeepSpeedPlugin | None:
-    """DeepSpeed as the launcher's configuration asks for it, with the recipe's batch and clipping, which it does itself; None where it does not.
+    """DeepSpeed as the launcher's configuration asks for it, with the recipe's batch and clipping, which it
+    does itself; None where it does not.
 
-    Raises `ValueError` for what would not work here. No test runs DeepSpeed, which is not installed with this project: prefer FSDP2.
+    Raises `ValueError` for what would not work here. No test runs DeepSpeed, which is not installed with this
+    project: prefer FSDP2.
     """
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true":
         return None
     plugin = DeepSpeedPlugin()
     if plugin.zero_stage == 3:
-        raise ValueError("zero_stage is 3: it gathers a module's weights when the module is called, but a student's blocks are walked; "
-                         "use FSDP2, which divides as much (configs/accelerate/fsdp2_vit_large.yaml), or zero_stage 2")
+        raise ValueError(
+            "zero_stage is 3: it gathers a module's weights when the module is called, but a student's blocks"
+            " are walked; use FSDP2, which divides as much (configs/accelerate/fsdp2_vit_large.yaml), or"
+            " zero_stage 2"
+        )
     if recipe.mixed_precision == "bf16" or recipe.ema is not None:
-        raise ValueError("DeepSpeed casts the weights but in bf16 not the images, and an average (ema) of half-precision weights would stand still: "
-                         "use FSDP2 (configs/accelerate/fsdp2_vit_large.yaml), or fp16 and no ema")
+        raise ValueError(
+            "DeepSpeed casts the weights but in bf16 not the images, and an average (ema) of half-precision"
+            " weights would stand still: use FSDP2 (configs/accelerate/fsdp2_vit_large.yaml), or fp16 and"
+            " no ema"
+        )
     share = int(os.environ.get("WORLD_SIZE", "1")) * recipe.accumulate
-    plugin.deepspeed_config |= {"train_micro_batch_size_per_gpu": -(-recipe.batch_size // share), "gradient_clipping": recipe.clip or 0.0}
+    plugin.deepspeed_config |= {
+        "train_micro_batch_size_per_gpu": -(-recipe.batch_size // share),
+        "gradient_clipping": recipe.clip or 0.0,
+    }
     return plugin
 
 
 def to_train(model: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """What is to be trained: `model` itself, or, where its weights will be divided, a copy of it on this process's device.
+    """What is to be trained: `model` itself, or, where its weights will be divided, a copy of it on this
+    process's device.
 
-    A copy, because dividing a model changes it for good, and the caller's shall be a plain one afterwards. A teacher is shared, not
-    copied, and every process has the whole of it: its weights are no parameters of the pair, so nothing divides or sends them.
+    A copy, because dividing a model changes it for good, and the caller's shall be a plain one afterwards. A
+    teacher is shared, not copied, and every process has the whole of it: its weights are no parameters of the
+    pair, so nothing divides or sends them.
     """
     if accelerator.distributed_type not in DIVIDED:
         return model
@@ -130,13 +171,18 @@ def to_train(model: nn.Module, accelerator: Accelerator) -> nn.Module:
 
 
 def divide(model: nn.Module) -> None:
-    """Let go of the other processes' weights, which FSDP keeps for a while after a forward pass: `parameters()` are this process's shards."""
+    """Let go of the other processes' weights, which FSDP keeps for a while after a forward pass:
+    `parameters()` are this process's shards."""
     for module in model.modules():
         if hasattr(module, "reshard"):  # an FSDPModule; nothing else has it
             module.reshard()
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The `state_dict` of a model, with the weights that are divided put together; every process must call it, and gets all of it."""
+    """The `state_dict` of a model, with the weights that are divided put together; every process must call
+    it, and gets all of it."""
     divide(model)
-    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in model.state_dict().items()}
+    return {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in model.state_dict().items()
+    }

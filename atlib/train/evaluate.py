@@ -11,7 +11,8 @@ from atlib.train.objectives import outputs
 
 
 class Evaluation(NamedTuple):
-    """accuracy: share of images whose largest logit is the label's; loss: mean cross-entropy in nats; count: images."""
+    """accuracy: share of images whose largest logit is the label's; loss: mean cross-entropy in nats; count:
+    images."""
 
     accuracy: float
     loss: float
@@ -19,13 +20,17 @@ class Evaluation(NamedTuple):
 
 
 def predict(model: nn.Module, images: Images, batch_size: int = 500) -> Tensor:
-    """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the mode it was in."""
+    """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the
+    mode it was in."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            parts = [outputs(model, batch.to(device)).logits.float().cpu() for batch, _ in images.loader(batch_size)]
+            parts = [
+                outputs(model, batch.to(device)).logits.float().cpu()
+                for batch, _ in images.loader(batch_size)
+            ]
     finally:
         model.train(training)
     return torch.cat(parts)
@@ -40,17 +45,25 @@ def evaluate(model: nn.Module, images: Images, batch_size: int = 500) -> Evaluat
     _check_labels(labels, logits)
     nan = logits.isnan().any(1)
     if nan.any():  # their argmax would count as a prediction
-        raise ValueError(f"the model's logits are NaN for {nan.sum().item()} of {len(nan)} images, the first of them image {nan.int().argmax().item()}: "
-                         "look for NaN in its weights, and in its teacher's where it needs one")
-    return Evaluation((logits.argmax(1) == labels).double().mean().item(),
-                      nn.functional.cross_entropy(logits, labels).item(), len(labels))
+        raise ValueError(
+            f"the model's logits are NaN for {nan.sum().item()} of {len(nan)} images, the first of them image"
+            f" {nan.int().argmax().item()}: look for NaN in its weights, and in its teacher's where it"
+            " needs one"
+        )
+    return Evaluation(
+        (logits.argmax(1) == labels).double().mean().item(),
+        nn.functional.cross_entropy(logits, labels).item(),
+        len(labels),
+    )
 
 
 def evaluate_together(model: nn.Module, images: Images, batch_size: int = 500) -> Evaluation:
-    """`evaluate`, with the images divided among the processes that Accelerate has started; on one process it is `evaluate`.
+    """`evaluate`, with the images divided among the processes that Accelerate has started; on one process it
+    is `evaluate`.
 
-    Every process must call it, and gets the result for all images. Each image is counted once: none is repeated to fill up a batch.
-    Takes anything with a length, `targets` and `take`. Raises as `evaluate` does.
+    Every process must call it, and gets the result for all images. Each image is counted once: none is
+    repeated to fill up a batch. Takes anything with a length, `targets` and `take`. Raises as `evaluate`
+    does.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
@@ -61,14 +74,21 @@ def evaluate_together(model: nn.Module, images: Images, batch_size: int = 500) -
     try:
         with torch.no_grad():
             for place in range(dist.get_rank(), -(-len(starts) // world) * world, world):
-                # One that is left without images runs some that it does not count: where weights are divided, all processes are needed.
+                # One that is left without images runs some that it does not count: where weights are divided,
+                # all processes are needed.
                 start = starts[place % len(starts)]
                 mine = range(start, min(start + batch_size, len(images)))
                 batch, of_batch = images.take(mine)
                 logits = outputs(model, batch.to(device)).logits.double().cpu()
                 _check_labels(labels, logits)
-                found = torch.stack([(logits.argmax(1) == of_batch).sum(), nn.functional.cross_entropy(logits, of_batch, reduction="sum"),
-                                     torch.tensor(len(mine)), logits.isnan().any(1).sum()])
+                found = torch.stack(
+                    [
+                        (logits.argmax(1) == of_batch).sum(),
+                        nn.functional.cross_entropy(logits, of_batch, reduction="sum"),
+                        torch.tensor(len(mine)),
+                        logits.isnan().any(1).sum(),
+                    ]
+                )
                 sums += found if place < len(starts) else 0
     finally:
         model.train(training)
@@ -76,14 +96,20 @@ def evaluate_together(model: nn.Module, images: Images, batch_size: int = 500) -
     dist.all_reduce(sums)
     right, nats, count, nan = sums.tolist()
     if nan:
-        raise ValueError(f"the model's logits are NaN for {int(nan)} of {int(count)} images: look for NaN in its weights, and in its teacher's where it needs one")
+        raise ValueError(
+            f"the model's logits are NaN for {int(nan)} of {int(count)} images: look for NaN in its weights,"
+            " and in its teacher's where it needs one"
+        )
     return Evaluation(right / count, nats / count, int(count))
 
 
 def _check_labels(labels: Tensor, logits: Tensor) -> None:
     if labels.max() >= logits.shape[1]:
-        raise ValueError(f"the data have label {labels.max().item()}, the model has only {logits.shape[1]} outputs: pass num_classes= when it is built (on the "
-                         "command line train with --set model.num_classes=NUMBER), or evaluate on data with the classes that it was trained for")
+        raise ValueError(
+            f"the data have label {labels.max().item()}, the model has only {logits.shape[1]} outputs: pass"
+            " num_classes= when it is built (on the command line train with --set model.num_classes=NUMBER),"
+            " or evaluate on data with the classes that it was trained for"
+        )
 
 
 def shift_accuracies(model: nn.Module, sets: dict[str, Images]) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it, on one process or many."""
+"""The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it, on one
+process or many."""
 
 import time
 from collections.abc import Callable
@@ -18,54 +19,95 @@ from atlib.train.recipe import Recipe
 from atlib.train.trainer import Preempted, Training, ahead
 
 
-def train(model: nn.Module, data: Images, recipe: Recipe, *, loss: Loss = student_loss, seed: int = 0,
-          evaluate: Callable[[nn.Module], dict] | None = None, evaluate_every: int = 0, out: Path | None = None, progress: str | None = "training",
-          cpu: bool = False, keeper: Keeper | None = None, log: Callable[[dict], None] | None = None, workers: int = 0, stop_at: int | None = None,
-          average_into: nn.Module | None = None) -> list[dict]:
+def train(
+    model: nn.Module,
+    data: Images,
+    recipe: Recipe,
+    *,
+    loss: Loss = student_loss,
+    seed: int = 0,
+    evaluate: Callable[[nn.Module], dict] | None = None,
+    evaluate_every: int = 0,
+    out: Path | None = None,
+    progress: str | None = "training",
+    cpu: bool = False,
+    keeper: Keeper | None = None,
+    log: Callable[[dict], None] | None = None,
+    workers: int = 0,
+    stop_at: int | None = None,
+    average_into: nn.Module | None = None,
+) -> list[dict]:
     """Train `model` in place for `recipe.steps` steps and return one dict of metrics per pass over the data.
 
-    It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device afterwards.
-    `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a run repeats bit for bit; on a GPU
-    the attention and convolution kernels may sum in another order. It seeds torch's global generator. `evaluate(model)`, if
-    given, adds its metrics after the last pass, and after every `evaluate_every`-th where that is above 0; those of the averaged weights, where
-    the recipe has an average, begin with ``average_``. With `out`, the last good weights are kept in `out/last.safetensors` once per pass.
+    It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device
+    afterwards. `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a
+    run repeats bit for bit; on a GPU the attention and convolution kernels may sum in another order. It seeds
+    torch's global generator. `evaluate(model)`, if given, adds its metrics after the last pass, and after
+    every `evaluate_every`-th where that is above 0; those of the averaged weights, where the recipe has an
+    average, begin with ``average_``. With `out`, the last good weights are kept in `out/last.safetensors`
+    once per pass.
 
-    data: anything with a length and `epoch(part, workers)`, as `Images` has. With a `keeper` the run is kept along the way and goes on where
-    it was kept last, with the same bits as if it had not been interrupted (on one CPU). `log` gets a dict after each step
-    and each pass, {"event": "step" or "epoch", ...}. `stop_at` ends after that many steps of the recipe's schedule: the metrics of that moment
-    are returned, but are no part of the run that may go on from there. `average_into`, a model built like the student, gets the averaged weights.
+    data: anything with a length and `epoch(part, workers)`, as `Images` has. With a `keeper` the run is kept
+    along the way and goes on where it was kept last, with the same bits as if it had not been interrupted (on
+    one CPU). `log` gets a dict after each step and each pass, {"event": "step" or "epoch", ...}. `stop_at`
+    ends after that many steps of the recipe's schedule: the metrics of that moment are returned, but are no
+    part of the run that may go on from there. `average_into`, a model built like the student, gets the
+    averaged weights.
 
-    Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` on every process too; `log`,
-    `out` and the progress bar belong to the main process. A step's images are divided among the processes, whose gradients are averaged.
-    Where weights are divided too (FSDP2, configs/accelerate), a copy is trained, and `model` gets the whole weights at the end, on all processes.
+    Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` on
+    every process too; `log`, `out` and the progress bar belong to the main process. A step's images are
+    divided among the processes, whose gradients are averaged. Where weights are divided too (FSDP2,
+    configs/accelerate), a copy is trained, and `model` gets the whole weights at the end, on all processes.
 
-    Raises `ValueError` for a model without a classifier that is to learn labels, and for a keeper whose run was started otherwise;
-    `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still holding the last finite step's weights;
-    `Preempted` after SIGTERM if there is a keeper; `atlib.train.checkpoint_manager.NotKept` when a checkpoint cannot be written.
+    Raises `ValueError` for a model without a classifier that is to learn labels, and for a keeper whose run
+    was started otherwise; `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then
+    still holding the last finite step's weights; `Preempted` after SIGTERM if there is a keeper;
+    `atlib.train.checkpoint_manager.NotKept` when a checkpoint cannot be written.
     """
     _check(model, recipe, loss, average_into)
     run = Training(model, recipe, loss, seed, cpu, len(data), make_optimizer, schedule)
     if keeper is not None:
         run.resume(keeper)
     position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
-    bar = tqdm(total=recipe.steps, desc=progress, initial=position.step, disable=progress is None or not run.main, mininterval=2.0, ncols=80)
+    bar = tqdm(
+        total=recipe.steps,
+        desc=progress,
+        initial=position.step,
+        disable=progress is None or not run.main,
+        mininterval=2.0,
+        ncols=80,
+    )
     began = time.perf_counter()  # of the step: it includes waiting for images
     with sigterm_noticed(keeper is not None) as noticed, bar:
         while position.step < end:
             for batch, last, run.before_next in ahead(data.epoch(run.part(), workers), run.before_next):
                 value, norm = run.backward(batch), run.clip()
                 value, stop = agree(run.accelerator, value, bool(noticed))
-                # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then skips the step.
+                # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then
+                # skips the step.
                 if not torch.isfinite(value) or not torch.isfinite(norm) and recipe.mixed_precision != "fp16":
                     raise run.not_finite(value, norm, batch)
                 run.step(value)
                 bar.update()
                 if log is not None and run.main:
-                    log({"event": "step", "step": position.step, "epoch": position.epoch + 1, "loss": value.item(), "lr": position.lr,
-                         "grad_norm": norm.item(), "images_per_second": run.images_of(batch) / (time.perf_counter() - began)})
+                    log(
+                        {
+                            "event": "step",
+                            "step": position.step,
+                            "epoch": position.epoch + 1,
+                            "loss": value.item(),
+                            "lr": position.lr,
+                            "grad_norm": norm.item(),
+                            "images_per_second": run.images_of(batch) / (time.perf_counter() - began),
+                        }
+                    )
                 over, metrics = last or position.step == recipe.steps, {}  # the pass is
                 if over:
-                    due = position.step == recipe.steps or evaluate_every and (position.epoch + 1) % evaluate_every == 0
+                    due = (
+                        position.step == recipe.steps
+                        or evaluate_every
+                        and (position.epoch + 1) % evaluate_every == 0
+                    )
                     metrics = run.measure(evaluate if due else None)
                     run.close(metrics, data)
                     if log is not None and run.main:
@@ -89,11 +131,19 @@ def _check(model: nn.Module, recipe: Recipe, loss: Loss, average_into: nn.Module
     """Find out before anything is trained that there is nothing to train, or nowhere to put the average."""
     student = getattr(model, "student", model)
     if loss is student_loss and recipe.task_weight > 0 and getattr(student, "num_classes", None) == 0:
-        raise ValueError("the model has no classifier (num_classes=0), so there are no logits to train: build it with num_classes=, "
-                         "or call reset_classifier with the number of classes")
+        raise ValueError(
+            "the model has no classifier (num_classes=0), so there are no logits to train: build it with"
+            " num_classes=, or call reset_classifier with the number of classes"
+        )
     if average_into is None:
         return
     if recipe.ema is None:
-        raise ValueError("average_into was given, but the recipe has no average: set its ema, for example to 0.9999")
-    if {name: value.shape for name, value in average_into.state_dict().items()} != {name: value.shape for name, value in student.state_dict().items()}:
-        raise ValueError("average_into is not built like the student that is trained: give it the same architecture")
+        raise ValueError(
+            "average_into was given, but the recipe has no average: set its ema, for example to 0.9999"
+        )
+    if {name: value.shape for name, value in average_into.state_dict().items()} != {
+        name: value.shape for name, value in student.state_dict().items()
+    }:
+        raise ValueError(
+            "average_into is not built like the student that is trained: give it the same architecture"
+        )

@@ -1,4 +1,5 @@
-"""What a training run holds: model, optimiser and the rest on Accelerate, where it is, and how it is kept and gone on with."""
+"""What a training run holds: model, optimiser and the rest on Accelerate, where it is, and how it is kept and
+gone on with."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,26 +11,32 @@ from torch import Tensor, nn
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
 
-Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]  # (model, images, targets, recipe) -> scalar, the mean over the images
+Loss = Callable[
+    [nn.Module, Tensor, Tensor, Recipe], Tensor
+]  # (model, images, targets, recipe) -> scalar, the mean over the images
 
 
 def outputs(model: nn.Module, images: Tensor) -> Transferred:
-    """A model's output in the one form that training and evaluation use: a plain classifier has a transfer loss of 0."""
+    """A model's output in the one form that training and evaluation use: a plain classifier has a transfer
+    loss of 0."""
     output = model(images)
     return output if isinstance(output, Transferred) else Transferred(output, output.new_zeros(()))
 
 
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """task_weight · task loss + λ · transfer loss: cross-entropy with label smoothing, plus what is distilled."""
+    """task_weight · task loss + λ · transfer loss: cross-entropy with label smoothing, plus what is
+    distilled."""
     logits, transfer_loss = outputs(model, images)
     return recipe.task_weight * task_loss(logits, labels, recipe) + recipe.transfer_weight * transfer_loss
 
 
 def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """Cross-entropy of logits (B, classes) with labels, class indices (B,) or shares (B, classes), smoothed: the mean over the batch.
+    """Cross-entropy of logits (B, classes) with labels, class indices (B,) or shares (B, classes), smoothed:
+    the mean over the batch.
 
-    With `recipe.binary` each class is a yes-or-no question: binary cross-entropy, the mean over batch and classes, in which every class
-    that has a share counts as a full yes (Wightman et al. 2021, arXiv 2110.00476; as DeiT III trains, arXiv 2204.07118).
+    With `recipe.binary` each class is a yes-or-no question: binary cross-entropy, the mean over batch and
+    classes, in which every class that has a share counts as a full yes (Wightman et al. 2021, arXiv
+    2110.00476; as DeiT III trains, arXiv 2204.07118).
     """
     if not recipe.binary:
         return nn.functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
@@ -39,22 +46,33 @@ def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(logits, smooth)
 
 
-# --- Mixup and CutMix of a step's images, by timm; which images and how much is decided by seed and step, so that a resumed run repeats it ---
+# --- Mixup and CutMix of a step's images, by timm; which images and how much is decided by seed and step, so
+# that a resumed run repeats it ---
 
-def mixed(images: Tensor, targets: Tensor, recipe: Recipe, classes: int | None, draw: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Images (b, 3, height, width) mixed with one another, and as targets the classes' shares (b, classes); both unchanged without mixup and cutmix.
 
-    `draw`: the numbers that decide the mix, such as (seed, step, rank). With both, a step uses one of the two, with equal chance, and mixes
-    the i-th image with the i-th from the end; with an odd number the last image stays as it is. The images given may be written over.
-    Source: Zhang et al. 2018 (arXiv 1710.09412), Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877).
-    Raises `ValueError` for targets that are not class indices, and for a model that does not say how many classes it knows.
+def mixed(
+    images: Tensor, targets: Tensor, recipe: Recipe, classes: int | None, draw: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Images (b, 3, height, width) mixed with one another, and as targets the classes' shares (b, classes);
+    both unchanged without mixup and cutmix.
+
+    `draw`: the numbers that decide the mix, such as (seed, step, rank). With both, a step uses one of the
+    two, with equal chance, and mixes the i-th image with the i-th from the end; with an odd number the last
+    image stays as it is. The images given may be written over. Source: Zhang et al. 2018 (arXiv 1710.09412),
+    Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877). Raises `ValueError` for
+    targets that are not class indices, and for a model that does not say how many classes it knows.
     """
     if not (recipe.mixup or recipe.cutmix):
         return images, targets
     if targets.ndim != 1 or targets.is_floating_point() or not classes:
-        raise ValueError(f"mixup and cutmix mix classes: they need class indices (b,) and a model with num_classes, got targets {targets.dtype} "
-                         f"{tuple(targets.shape)} and num_classes={classes}; set mixup and cutmix to 0")
-    mix = Mixup(recipe.mixup, recipe.cutmix, prob=1.0, switch_prob=0.5, label_smoothing=0.0, num_classes=classes)  # the loss smooths
+        raise ValueError(
+            "mixup and cutmix mix classes: they need class indices (b,) and a model with num_classes, got"
+            f" targets {targets.dtype} {tuple(targets.shape)} and num_classes={classes}; set mixup and cutmix"
+            " to 0"
+        )
+    mix = Mixup(
+        recipe.mixup, recipe.cutmix, prob=1.0, switch_prob=0.5, label_smoothing=0.0, num_classes=classes
+    )  # the loss smooths
     even = len(images) - len(images) % 2
     state = np.random.get_state()  # timm draws from NumPy's global generator
     np.random.seed(list(draw))

@@ -1,4 +1,5 @@
-"""The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it, on one process or many."""
+"""The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it, on one
+process or many."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -23,31 +24,43 @@ def schedule(step: int, recipe: Recipe) -> float:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimiser over the student's weights, grouped by timm: no decay on biases, norms, positions and tokens; lr by layer.
+    """The recipe's optimiser over the student's weights, grouped by timm: no decay on biases, norms,
+    positions and tokens; lr by layer.
 
-    A departure from MAE's published code (arXiv 2111.06377): with layer decay timm counts the final norm to the last block,
-    MAE's code to the head.
+    A departure from MAE's published code (arXiv 2111.06377): with layer decay timm counts the final norm to
+    the last block, MAE's code to the head.
     """
     trained = getattr(model, "student", model)
     betas = {"betas": recipe.betas} if get_optimizer_info(recipe.optimizer).has_betas else {}
-    optimizer = create_optimizer_v2(trained, opt=recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay,
-                                    layer_decay=recipe.layer_decay, **betas)
+    optimizer = create_optimizer_v2(
+        trained,
+        opt=recipe.optimizer,
+        lr=recipe.lr,
+        weight_decay=recipe.weight_decay,
+        layer_decay=recipe.layer_decay,
+        **betas,
+    )
     in_student = {id(parameter) for parameter in trained.parameters()}
     beside = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
-    if beside:  # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
+    if (
+        beside
+    ):  # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
         optimizer.add_param_group({"params": beside, "weight_decay": recipe.weight_decay})
     for group in optimizer.param_groups:  # timm leaves the factor of layer-wise decay to its own schedulers
         group["lr"] = recipe.lr * group.get("lr_scale", 1.0)
     return optimizer
 
 
-# --- The running average of a model's weights (EMA), which many recipes evaluate in place of the last weights ---
+# --- The running average of a model's weights (EMA), which many recipes evaluate in place of the last weights
+# ---
+
 
 class Average:
     """average ← decay · average + (1 - decay) · weights after every step, starting from the first weights.
 
-    It holds one tensor for each parameter of `model`, where and as the parameter is (a shard of it, where the model is sharded).
-    Source: Polyak and Juditsky 1992; with decay 0.9999 in the recipes of DeiT (arXiv 2012.12877) and of the paper (arXiv 2411.09702).
+    It holds one tensor for each parameter of `model`, where and as the parameter is (a shard of it, where the
+    model is sharded). Source: Polyak and Juditsky 1992; with decay 0.9999 in the recipes of DeiT (arXiv
+    2012.12877) and of the paper (arXiv 2411.09702).
     """
 
     def __init__(self, model: nn.Module, decay: float):

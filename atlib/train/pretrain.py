@@ -1,4 +1,5 @@
-"""Make a teacher on the spot, without shape labels: retrieval or colour on the built-in world, masked auto-encoding on any images."""
+"""Make a teacher on the spot, without shape labels: retrieval or colour on the built-in world, masked
+auto-encoding on any images."""
 
 from functools import partial
 
@@ -15,9 +16,11 @@ RETRIEVAL_OUTPUTS = 3 * glyphs.CELL * glyphs.CELL  # the pixels of one cell
 
 
 def retrieval_images(drawn: glyphs.Glyphs) -> Images:
-    """The retrieval pre-text: the target of an image is its marked cell without noise, flattened: (192,), levels in [0, 1].
+    """The retrieval pre-text: the target of an image is its marked cell without noise, flattened: (192,),
+    levels in [0, 1].
 
-    No shape label is used. To solve it the class token must fetch the content of the marked cell, whatever is in it.
+    No shape label is used. To solve it the class token must fetch the content of the marked cell, whatever is
+    in it.
     """
     clean = torch.from_numpy(drawn.clean).flatten(1).float() / 255
     return Images(torch.from_numpy(drawn.images), clean)
@@ -29,14 +32,17 @@ def retrieval_loss(model: nn.Module, images: Tensor, clean: Tensor, recipe: Reci
 
 
 def retrieval_model() -> VisionTransformer:
-    """A freshly initialised "glyphs" ViT whose head regresses the pixels of one cell; pre-trained, it is the teacher."""
+    """A freshly initialised "glyphs" ViT whose head regresses the pixels of one cell; pre-trained, it is the
+    teacher."""
     return create_vit("glyphs", num_classes=RETRIEVAL_OUTPUTS)
 
 
 def colour_images(drawn: glyphs.Glyphs) -> Images:
-    """The colour pre-text: the target of an image is the hue of its marked glyph, a class index of `glyphs.HUES`.
+    """The colour pre-text: the target of an image is the hue of its marked glyph, a class index of
+    `glyphs.HUES`.
 
-    The class token must fetch from the same place as in retrieval, but what it needs from there says nothing about the shape.
+    The class token must fetch from the same place as in retrieval, but what it needs from there says nothing
+    about the shape.
     """
     return Images(torch.from_numpy(drawn.images), torch.from_numpy(drawn.hue), glyphs.HUES)
 
@@ -47,31 +53,50 @@ def colour_loss(model: nn.Module, images: Tensor, hues: Tensor, recipe: Recipe) 
 
 
 class MaskedAutoencoder(nn.Module):
-    """Masked auto-encoding of a ViT: hide most patches, encode the visible ones, decode the hidden ones' pixels.
+    """Masked auto-encoding of a ViT: hide most patches, encode the visible ones, decode the hidden ones'
+    pixels.
 
-    The encoder is the ViT itself, so that after pre-training `.vit` is the teacher. The light decoder is `decoder_depth`
-    blocks of width `decoder_width`. `forward(images)` returns the loss: mean squared error on the hidden patches' pixels,
-    each patch normalised to mean 0 and variance 1. Which patches are hidden is drawn from torch's global generator.
+    The encoder is the ViT itself, so that after pre-training `.vit` is the teacher. The light decoder is
+    `decoder_depth` blocks of width `decoder_width`. `forward(images)` returns the loss: mean squared error on
+    the hidden patches' pixels, each patch normalised to mean 0 and variance 1. Which patches are hidden is
+    drawn from torch's global generator.
 
     Source: He et al. 2022, "Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377), section 3.
     Raises `ValueError` for a mask ratio that leaves no patch visible or none hidden.
     """
 
-    def __init__(self, vit: VisionTransformer, mask_ratio: float = 0.75, decoder_width: int = 64, decoder_depth: int = 2, decoder_heads: int = 4):
+    def __init__(
+        self,
+        vit: VisionTransformer,
+        mask_ratio: float = 0.75,
+        decoder_width: int = 64,
+        decoder_depth: int = 2,
+        decoder_heads: int = 4,
+    ):
         super().__init__()
         P = vit.patch_embed.num_patches
         self.visible = round(P * (1 - mask_ratio))
         if not 0 < self.visible < P:
-            raise ValueError(f"mask_ratio={mask_ratio} leaves {self.visible} of {P} patches visible; it must hide some and leave some")
+            raise ValueError(
+                f"mask_ratio={mask_ratio} leaves {self.visible} of {P} patches visible; it must hide some and"
+                " leave some"
+            )
         self.vit = vit
         pixels = vit.patch_embed.patch_size[0] * vit.patch_embed.patch_size[1] * 3
         self.to_decoder = nn.Linear(vit.embed_dim, decoder_width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder_width))
-        # Learned decoder positions; the paper's are fixed sines. At 16 or 64 patches the difference is not measurable here.
+        # Learned decoder positions; the paper's are fixed sines. At 16 or 64 patches the difference is not
+        # measurable here.
         self.decoder_positions = nn.Parameter(torch.empty(1, P, decoder_width))
         norm = partial(nn.LayerNorm, eps=1e-6)
-        self.decoder = nn.Sequential(*[Block(decoder_width, decoder_heads, qkv_bias=True, norm_layer=norm) for _ in range(decoder_depth)],
-                                     norm(decoder_width), nn.Linear(decoder_width, pixels))
+        self.decoder = nn.Sequential(
+            *[
+                Block(decoder_width, decoder_heads, qkv_bias=True, norm_layer=norm)
+                for _ in range(decoder_depth)
+            ],
+            norm(decoder_width),
+            nn.Linear(decoder_width, pixels),
+        )
         for parameter in (self.mask_token, self.decoder_positions):
             nn.init.normal_(parameter, std=0.02)
 
@@ -81,9 +106,13 @@ class MaskedAutoencoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """The reconstruction loss, a scalar, for images (B, 3, height, width)."""
-        tokens = self.vit._pos_embed(self.vit.patch_embed(images))  # positions are added before patches are hidden
+        tokens = self.vit._pos_embed(
+            self.vit.patch_embed(images)
+        )  # positions are added before patches are hidden
         prefix, patches = tokens.tensor_split([self.vit.num_prefix_tokens], dim=1)
-        order = torch.rand(patches.shape[:2], device=patches.device).argsort(1)  # (B, P): a random permutation per image
+        order = torch.rand(patches.shape[:2], device=patches.device).argsort(
+            1
+        )  # (B, P): a random permutation per image
         shown = _gather(patches, order[:, : self.visible])
         x = self.vit.norm_pre(torch.cat([prefix, shown], dim=1))
         x = self.vit.norm(self.vit.blocks(x))
@@ -108,7 +137,11 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     """Cut images (B, C, height, width) into patches in reading order: (B, P, C · patch height · patch width)."""
     B, C, height, width = images.shape
     h, w = patch_size
-    return images.reshape(B, C, height // h, h, width // w, w).permute(0, 2, 4, 1, 3, 5).reshape(B, -1, C * h * w)
+    return (
+        images.reshape(B, C, height // h, h, width // w, w)
+        .permute(0, 2, 4, 1, 3, 5)
+        .reshape(B, -1, C * h * w)
+    )
 
 
 def _gather(tokens: Tensor, index: Tensor) -> Tensor:

@@ -7,28 +7,38 @@ from functools import lru_cache
 
 from atlib._util import require_known
 
-PLAIN = ("adamw", "lamb")  # optimisers that are known to need nothing but a gradient, so that no recipe of the book has to try its own
-NEED_CUDA = ("bnb", "fused")  # what the names of those begin with that timm takes from bitsandbytes and from APEX
+PLAIN = (
+    "adamw",
+    "lamb",
+    # optimisers that are known to need nothing but a gradient, so that no recipe of the book has to try its own
+)
+NEED_CUDA = (
+    "bnb",
+    "fused",
+)  # what the names of those begin with that timm takes from bitsandbytes and from APEX
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Everything `train` needs to know besides model, data and seed; checked when it is built.
 
-    steps: optimiser steps. batch_size: images per step, over all processes. lr: peak learning rate. min_lr: at the end.
-    warmup: share of the steps in which lr rises linearly from 0. weight_decay, betas: AdamW's (no decay on biases, norms,
-    positions and tokens). layer_decay: factor on lr per layer below the head, None for one lr everywhere.
-    label_smoothing: of the task's cross-entropy. task_weight: the factor on that cross-entropy (1 but for DeiT's distillations, and 0
-    where no label is used). transfer_weight: λ, the factor on the transfer loss. clip: largest gradient norm, None for no clipping.
-    mixed_precision: "no", "bf16" or "fp16".
+    steps: optimiser steps. batch_size: images per step, over all processes. lr: peak learning rate. min_lr:
+    at the end. warmup: share of the steps in which lr rises linearly from 0. weight_decay, betas: AdamW's (no
+    decay on biases, norms, positions and tokens). layer_decay: factor on lr per layer below the head, None
+    for one lr everywhere. label_smoothing: of the task's cross-entropy. task_weight: the factor on that
+    cross-entropy (1 but for DeiT's distillations, and 0 where no label is used). transfer_weight: λ, the
+    factor on the transfer loss. clip: largest gradient norm, None for no clipping. mixed_precision: "no",
+    "bf16" or "fp16".
 
-    optimizer: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out). accumulate: parts in which a step's images
-    are computed one after the other, for less memory; the step is the same. ema: decay of the running average of the weights, None for none.
-    mixup, cutmix: alphas of the Beta distributions (arXiv 1710.09412, 1905.04899), 0 for none; with both, a step uses one or the other.
-    binary: binary cross-entropy on each class in place of the softmax's (DeiT III, arXiv 2204.07118). repeats: repeated augmentation, how often
-    an image comes in an epoch. checkpoint_activations: compute activations a second time instead of keeping them. compile: torch.compile.
-    Raises `ValueError` for a value that cannot be meant, and for an optimizer that cannot do a step; whether one that needs CUDA can, here and
-    now, `require_optimizer` says: its recipe can be read without.
+    optimizer: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out).
+    accumulate: parts in which a step's images are computed one after the other, for less memory; the step is
+    the same. ema: decay of the running average of the weights, None for none. mixup, cutmix: alphas of the
+    Beta distributions (arXiv 1710.09412, 1905.04899), 0 for none; with both, a step uses one or the other.
+    binary: binary cross-entropy on each class in place of the softmax's (DeiT III, arXiv 2204.07118).
+    repeats: repeated augmentation, how often an image comes in an epoch. checkpoint_activations: compute
+    activations a second time instead of keeping them. compile: torch.compile. Raises `ValueError` for a value
+    that cannot be meant, and for an optimizer that cannot do a step; whether one that needs CUDA can, here
+    and now, `require_optimizer` says: its recipe can be read without.
     """
 
     steps: int = 1000
@@ -55,31 +65,64 @@ class Recipe:
     compile: bool = False
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "lr", "min_lr", "weight_decay", "task_weight", "transfer_weight", "clip", "mixup", "cutmix"):
-            if isinstance(value := getattr(self, name), float) and math.isinf(value):  # NaN fails the comparisons that follow
+        for name in (
+            "steps",
+            "batch_size",
+            "lr",
+            "min_lr",
+            "weight_decay",
+            "task_weight",
+            "transfer_weight",
+            "clip",
+            "mixup",
+            "cutmix",
+        ):
+            if isinstance(value := getattr(self, name), float) and math.isinf(
+                value
+            ):  # NaN fails the comparisons that follow
                 raise ValueError(f"Recipe({name}={value!r}): {name} must be a finite number")
         for name in ("steps", "batch_size", "lr", "clip"):
             if not (name == "clip" and self.clip is None) and not getattr(self, name) > 0:
-                raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must be above 0" + (", or None for no clipping" if name == "clip" else ""))
+                raise ValueError(
+                    f"Recipe({name}={getattr(self, name)!r}): {name} must be above 0"
+                    + (", or None for no clipping" if name == "clip" else "")
+                )
         for name in ("accumulate", "repeats"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must be a whole number, at least 1")
+                raise ValueError(
+                    f"Recipe({name}={getattr(self, name)!r}): {name} must be a whole number, at least 1"
+                )
         for name in ("warmup", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must be at least 0 and below 1")
+                raise ValueError(
+                    f"Recipe({name}={getattr(self, name)!r}): {name} must be at least 0 and below 1"
+                )
         for name in ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mixup", "cutmix"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must not be negative")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"Recipe(betas={self.betas!r}): both must be at least 0 and below 1, such as (0.9, 0.999)")
+            raise ValueError(
+                f"Recipe(betas={self.betas!r}): both must be at least 0 and below 1, such as (0.9, 0.999)"
+            )
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
-            raise ValueError(f"Recipe(layer_decay={self.layer_decay!r}): layer_decay must be above 0 and at most 1, or None")
+            raise ValueError(
+                f"Recipe(layer_decay={self.layer_decay!r}): layer_decay must be above 0 and at most 1, or"
+                " None"
+            )
         if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"Recipe(ema={self.ema!r}): the decay of the average must be above 0 and below 1, or None for no average")
+            raise ValueError(
+                f"Recipe(ema={self.ema!r}): the decay of the average must be above 0 and below 1, or None for"
+                " no average"
+            )
         if self.mixed_precision not in ("no", "bf16", "fp16"):
-            raise ValueError(f"Recipe(mixed_precision={self.mixed_precision!r}): choose 'no', 'bf16' or 'fp16'")
+            raise ValueError(
+                f"Recipe(mixed_precision={self.mixed_precision!r}): choose 'no', 'bf16' or 'fp16'"
+            )
         if self.accumulate > self.batch_size:
-            raise ValueError(f"Recipe(accumulate={self.accumulate!r}): a step of {self.batch_size} images has no more parts than that")
+            raise ValueError(
+                f"Recipe(accumulate={self.accumulate!r}): a step of {self.batch_size} images has no more"
+                " parts than that"
+            )
         if self.optimizer != "adamw":
             from timm.optim import (
                 list_optimizers,  # imported here: timm takes seconds, and most recipes need no look
@@ -101,35 +144,59 @@ class Recipe:
 
 @lru_cache
 def try_optimizer(name: str, betas: tuple[float, float], width: int = 8):
-    """timm's optimiser of that name after one step on a layer of `width` x `width` weights. Raises `ValueError` with the way out where it cannot do that.
+    """timm's optimiser of that name after one step on a layer of `width` x `width` weights. Raises
+    `ValueError` with the way out where it cannot do that.
 
     No random number is drawn from the global generator, and nothing is compiled.
     """
     import torch
     from timm.optim import create_optimizer_v2, get_optimizer_info
 
-    info, device = get_optimizer_info(name), "cuda" if name.startswith(NEED_CUDA) and torch.cuda.is_available() else "cpu"
+    info, device = (
+        get_optimizer_info(name),
+        ("cuda" if name.startswith(NEED_CUDA) and torch.cuda.is_available() else "cpu"),
+    )
     instead = "take another of timm.optim.list_optimizers(), such as 'adamw', 'lamb' or 'sgd'"
     if info.second_order:
-        raise ValueError(f"optimizer={name!r} needs second derivatives, which the training loop does not compute: {instead}")
+        raise ValueError(
+            f"optimizer={name!r} needs second derivatives, which the training loop does not compute:"
+            f" {instead}"
+        )
     if info.has_betas and info.num_betas != len(betas):
-        raise ValueError(f"optimizer={name!r} takes {info.num_betas} betas, and a recipe has {len(betas)}: {instead}")
+        raise ValueError(
+            f"optimizer={name!r} takes {info.num_betas} betas, and a recipe has {len(betas)}: {instead}"
+        )
     try:
-        with torch.device(device), torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        with (
+            torch.device(device),
+            torch.random.fork_rng(devices=[]),
+            torch.enable_grad(),
+            torch.compiler.set_stance("force_eager"),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")  # advice on how to make it faster
             layer = torch.nn.Linear(width, width, bias=False)
-            optimizer = create_optimizer_v2(layer, opt=name, lr=1e-3, weight_decay=0.05, **({"betas": betas} if info.has_betas else {}))
+            optimizer = create_optimizer_v2(
+                layer, opt=name, lr=1e-3, weight_decay=0.05, **({"betas": betas} if info.has_betas else {})
+            )
             layer(torch.ones(1, width)).sum().backward()
             optimizer.step()
     except Exception as error:  # whatever the optimiser meets first: it is another's code
-        needs = "it runs on CUDA only, with a package of its own" if name.startswith(NEED_CUDA) else "it cannot do a step"
-        raise ValueError(f"optimizer={name!r}: {needs} ({type(error).__name__}: {error}); {instead}") from error
+        needs = (
+            "it runs on CUDA only, with a package of its own"
+            if name.startswith(NEED_CUDA)
+            else "it cannot do a step"
+        )
+        raise ValueError(
+            f"optimizer={name!r}: {needs} ({type(error).__name__}: {error}); {instead}"
+        ) from error
     return optimizer
 
 
 # Pre-training on the built-in world: the retrieval pre-text (regression, so no label smoothing).
 RETRIEVAL = Recipe(steps=2000, lr=2e-3, label_smoothing=0.0)
-# Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay 0.05.
+# Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay
+# 0.05.
 MAE = Recipe(steps=2000, lr=1e-3, betas=(0.9, 0.95), label_smoothing=0.0)
 # The same budget for every student of the central table; what is tuned is in `experiment`.
 STUDENT = Recipe(steps=1000)

@@ -1,4 +1,5 @@
-"""What a training run holds: model, optimiser and the rest on Accelerate, where it is, and how it is kept and gone on with."""
+"""What a training run holds: model, optimiser and the rest on Accelerate, where it is, and how it is kept and
+gone on with."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +20,11 @@ from atlib.train.recipe import Recipe
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss or its gradient became NaN or infinite; the message names the step, the last good checkpoint and the images.
+    """The loss or its gradient became NaN or infinite; the message names the step, the last good checkpoint
+    and the images.
 
-    step: from 0; indices: the places in the data of this process's images of that step; checkpoint: None if none was kept.
+    step: from 0; indices: the places in the data of this process's images of that step; checkpoint: None if
+    none was kept.
     """
 
     def __init__(self, message: str, step: int, indices: list[int], checkpoint: Path | None):
@@ -30,7 +33,8 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Preempted(RuntimeError):
-    """SIGTERM came: the step in progress was finished, and the run kept at `checkpoint`, from which it goes on."""
+    """SIGTERM came: the step in progress was finished, and the run kept at `checkpoint`, from which it goes
+    on."""
 
     def __init__(self, checkpoint: Path):
         super().__init__(f"stopped by SIGTERM; everything up to here is kept in {checkpoint}")
@@ -40,11 +44,21 @@ class Preempted(RuntimeError):
 class Training:
     """One run of `train`: its parts, prepared by Accelerate, and its position.
 
-    kept: where the last good weights are; before_next: the state of chance in which the batch that waits was made, None at the start of a pass.
+    kept: where the last good weights are; before_next: the state of chance in which the batch that waits was
+    made, None at the start of a pass.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, loss: Loss, seed: int, cpu: bool, count: int,
-                 make_optimizer: Callable[[nn.Module, Recipe], torch.optim.Optimizer], schedule: Callable[[int, Recipe], float]):
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        loss: Loss,
+        seed: int,
+        cpu: bool,
+        count: int,
+        make_optimizer: Callable[[nn.Module, Recipe], torch.optim.Optimizer],
+        schedule: Callable[[int, Recipe], float],
+    ):
         set_seed(seed)
         self.recipe, self.loss, self.seed, self.home = recipe, loss, seed, next(model.parameters()).device
         self.config = {"recipe": recipe.describe(), "seed": seed, "images": count}
@@ -80,21 +94,36 @@ class Training:
 
     def part(self) -> Part:
         """What this process asks of the pass in progress."""
-        return Part(self.seed, self.position.epoch, self.recipe.batch_size, self.accelerator.process_index, self.accelerator.num_processes,
-                    self.position.done, self.recipe.repeats)
+        return Part(
+            self.seed,
+            self.position.epoch,
+            self.recipe.batch_size,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            self.position.done,
+            self.recipe.repeats,
+        )
 
     def backward(self, batch: Batch) -> Tensor:
-        """Add up the gradient of the step's mean loss, part by part where the recipe accumulates, and return the loss: a scalar without a graph."""
+        """Add up the gradient of the step's mean loss, part by part where the recipe accumulates, and return
+        the loss: a scalar without a graph."""
         device, parts = self.accelerator.device, self.recipe.accumulate
-        images, targets = batch.images.to(device, non_blocking=True), batch.targets.to(device, non_blocking=True)
+        images, targets = (
+            batch.images.to(device, non_blocking=True),
+            batch.targets.to(device, non_blocking=True),
+        )
         draw = (self.seed, self.position.step, self.accelerator.process_index)
-        images, targets = mixed(images, targets, self.recipe, getattr(self.student, "num_classes", None), draw)
+        images, targets = mixed(
+            images, targets, self.recipe, getattr(self.student, "num_classes", None), draw
+        )
         total = torch.zeros((), device=device)
         for some, their in zip(images.tensor_split(parts), targets.tensor_split(parts)):
             weight = batch.weight * len(some) / len(images)
             if len(some) == 0:  # fewer images than parts: every process must do as many parts as the others
                 some, their = images[:1], targets[:1]
-            with self.accelerator.accumulate(self.model):  # gradients are averaged over the processes in the last part only
+            with self.accelerator.accumulate(
+                self.model
+            ):  # gradients are averaged over the processes in the last part only
                 with self.accelerator.autocast():
                     value = weight * self.loss(self.model, some, their, self.recipe)
                 self.accelerator.backward(value * parts)  # Accelerate divides by their number
@@ -103,8 +132,12 @@ class Training:
 
     def clip(self) -> Tensor:
         """Clip the gradient to the recipe's norm, and return the norm that it had."""
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), math.inf if self.recipe.clip is None else self.recipe.clip)
-        return torch.as_tensor(0.0 if norm is None else norm)  # DeepSpeed, which clips by itself, does not always know
+        norm = self.accelerator.clip_grad_norm_(
+            self.model.parameters(), math.inf if self.recipe.clip is None else self.recipe.clip
+        )
+        return torch.as_tensor(
+            0.0 if norm is None else norm
+        )  # DeepSpeed, which clips by itself, does not always know
 
     def step(self, value: Tensor) -> None:
         """Change the weights, and count a step with that loss."""
@@ -117,7 +150,8 @@ class Training:
         self.position.count(value, lr)
 
     def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:
-        """The metrics of the weights and, beginning with ``average_``, of the averaged ones; the same on all processes. None for no evaluation."""
+        """The metrics of the weights and, beginning with ``average_``, of the averaged ones; the same on all
+        processes. None for no evaluation."""
         if evaluate is None:
             return {}
         metrics = dict(evaluate(self.plain))
@@ -127,49 +161,70 @@ class Training:
         return self._of_main(metrics)
 
     def close(self, metrics: dict, data) -> None:
-        """The pass is over: its entry, with `metrics` and, where the data say it, how many images were corrupt, and which, goes into the history."""
+        """The pass is over: its entry, with `metrics` and, where the data say it, how many images were
+        corrupt, and which, goes into the history."""
         indices = self.corrupt_in(data)
-        corrupt = ({"corrupt": len(indices)} if hasattr(data, "corrupt") else {}) | ({"corrupt_indices": indices} if indices else {})
+        corrupt = ({"corrupt": len(indices)} if hasattr(data, "corrupt") else {}) | (
+            {"corrupt_indices": indices} if indices else {}
+        )
         self.position.close(self.position.entry() | metrics | corrupt)
         self.before_next = None
 
     def so_far(self, evaluate: Callable[[nn.Module], dict] | None) -> list[dict]:
-        """The history of a run that is stopped along the way, with an entry for the pass in progress and the metrics of this moment."""
+        """The history of a run that is stopped along the way, with an entry for the pass in progress and the
+        metrics of this moment."""
         entries = [*self.position.history, *([self.position.entry()] if self.position.done else [])]
         return [*entries[:-1], entries[-1] | self.measure(evaluate)] if entries else []
 
     def due(self, keeper: Keeper, metrics: dict) -> bool:
-        """Whether a checkpoint is to be written now; only after an evaluation do the processes have to ask the main one."""
+        """Whether a checkpoint is to be written now; only after an evaluation do the processes have to ask
+        the main one."""
         if not metrics:
             return keeper.due(self.position.step, metrics)
         return self._of_main(keeper.due(self.position.step, metrics))
 
     def keep(self, keeper: Keeper, metrics: dict, data) -> None:
         """Write a checkpoint from which `resume` goes on."""
-        facts = self.position.facts() | {"corrupt": self.corrupt_in(data) if self.position.done else []}  # a new pass begins with none
+        facts = self.position.facts() | {
+            "corrupt": self.corrupt_in(data) if self.position.done else []
+        }  # a new pass begins with none
         own = {f"now.{name}": value for name, value in chance().items()} | {"total": self.position.total}
         if self.before_next is not None:
             own |= {f"before_next.{name}": value for name, value in self.before_next.items()}
         averaged = {} if self.average is None else self.average.tensors()
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        self.kept = keeper.save(self.accelerator, facts, self.config, own | (averaged if sharded else {}),
-                                {} if sharded else averaged, metrics)
+        self.kept = keeper.save(
+            self.accelerator,
+            facts,
+            self.config,
+            own | (averaged if sharded else {}),
+            {} if sharded else averaged,
+            metrics,
+        )
 
     def resume(self, keeper: Keeper) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         found = keeper.restore(self.accelerator, self.config)
         if found is None:
             return
-        self.kept, self.position = found.path, Position(found.tensors["total"].to(self.accelerator.device), **found.facts)
+        self.kept, self.position = (
+            found.path,
+            Position(found.tensors["total"].to(self.accelerator.device), **found.facts),
+        )
         self.before_next = _under("before_next.", found.tensors) or None
         if self.average is not None:
             self.average.load(found.tensors)
         restore_chance(_under("now.", found.tensors))
 
     def corrupt_in(self, data) -> list[int]:
-        """The indices of the images of `data` that could not be decoded in this pass, on all processes together, also before the run was last
-        taken up; none where the data do not say. Every process must call it."""
-        return sorted({*self.position.corrupt, *gather_object(list(data.corrupt))}) if hasattr(data, "corrupt") else []
+        """The indices of the images of `data` that could not be decoded in this pass, on all processes
+        together, also before the run was last taken up; none where the data do not say. Every process must
+        call it."""
+        return (
+            sorted({*self.position.corrupt, *gather_object(list(data.corrupt))})
+            if hasattr(data, "corrupt")
+            else []
+        )
 
     def images_of(self, batch: Batch) -> float:
         """How many images the step had over all processes."""
@@ -178,31 +233,47 @@ class Training:
     def not_finite(self, value: Tensor, norm: Tensor, batch: Batch) -> NonFiniteLoss:
         """The error that says what is not finite, where, and what to do."""
         what, number = ("gradient", norm) if torch.isfinite(value) else ("loss", value)
-        step, kept = self.position.step, "none was kept: pass out= or keeper=" if self.kept is None else self.kept
-        return NonFiniteLoss(f"the {what} is {number.item()} at step {step} (lr {self.lr:.3g}); last good checkpoint: {kept}. "
-                             "Lower lr, clip harder, or use mixed_precision='no'. Or one of the step's images is to blame: "
-                             f"they are those at {batch.indices} of the data.", step, batch.indices, self.kept)
+        step, kept = (
+            self.position.step,
+            ("none was kept: pass out= or keeper=" if self.kept is None else self.kept),
+        )
+        return NonFiniteLoss(
+            f"the {what} is {number.item()} at step {step} (lr {self.lr:.3g}); last good checkpoint: {kept}. "
+            "Lower lr, clip harder, or use mixed_precision='no'. Or one of the step's images is to blame: "
+            f"they are those at {batch.indices} of the data.",
+            step,
+            batch.indices,
+            self.kept,
+        )
 
     def _of_main(self, value):
         """The main process's value, on every process."""
         return value if self.accelerator.num_processes == 1 else broadcast_object_list([value])[0]
 
     def finish(self, average_into: nn.Module | None) -> None:
-        """Give the averaged weights away if they are asked for, and leave the model as a plain one where it came from."""
+        """Give the averaged weights away if they are asked for, and leave the model as a plain one where it
+        came from."""
         if average_into is not None:
             with self.average.in_place_of(self.model):
                 state = whole_weights(self.plain)
-                average_into.load_state_dict(_under("student.", state) if self.student is not self.plain else state)
+                average_into.load_state_dict(
+                    _under("student.", state) if self.student is not self.plain else state
+                )
         trained = self.whole()
         if trained is self.plain:
-            trained = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False, keep_torch_compile=False)
-            vars(trained).pop("forward", None)  # Accelerate's autocast around the class's own forward, of no use after training
+            trained = self.accelerator.unwrap_model(
+                self.model, keep_fp32_wrapper=False, keep_torch_compile=False
+            )
+            vars(trained).pop(
+                "forward", None
+            )  # Accelerate's autocast around the class's own forward, of no use after training
         trained.to(self.home)
         if self.recipe.checkpoint_activations:
             self.student.set_grad_checkpointing(False)
 
     def whole(self) -> nn.Module:
-        """The caller's model with the weights of this moment; where they are divided, every process must call it."""
+        """The caller's model with the weights of this moment; where they are divided, every process must call
+        it."""
         if self.given is not self.plain:  # what is trained is a copy
             self.given.load_state_dict(whole_weights(self.plain))
         return self.given
@@ -212,13 +283,15 @@ def _under(prefix: str, named: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
-# --- Where a training run is: its steps, its history, and the batch that waits; everything a resumed run needs besides the weights ---
+# --- Where a training run is: its steps, its history, and the batch that waits; everything a resumed run
+# needs besides the weights ---
+
 
 @dataclass
 class Position:
-    """step: steps done in all, the last one at the rate `lr`; epoch: passes done; done: steps done of the pass in progress, `total`, the sum
-    of their losses, and `corrupt`, the images in it that could not be decoded before the run was last taken up; history: one entry per pass
-    that was completed."""
+    """step: steps done in all, the last one at the rate `lr`; epoch: passes done; done: steps done of the
+    pass in progress, `total`, the sum of their losses, and `corrupt`, the images in it that could not be
+    decoded before the run was last taken up; history: one entry per pass that was completed."""
 
     total: Tensor
     step: int = 0
@@ -234,20 +307,38 @@ class Position:
 
     def entry(self) -> dict:
         """What the history says about the pass in progress."""
-        return {"epoch": self.epoch + 1, "step": self.step, "loss": (self.total / self.done).item(), "lr": self.lr}
+        return {
+            "epoch": self.epoch + 1,
+            "step": self.step,
+            "loss": (self.total / self.done).item(),
+            "lr": self.lr,
+        }
 
     def close(self, entry: dict) -> None:
         """The pass is over."""
         self.history.append(entry)
-        self.total, self.epoch, self.done, self.corrupt = torch.zeros((), device=self.total.device), self.epoch + 1, 0, []
+        self.total, self.epoch, self.done, self.corrupt = (
+            torch.zeros((), device=self.total.device),
+            self.epoch + 1,
+            0,
+            [],
+        )
 
     def facts(self) -> dict:
         """The position as JSON values; `total` is not among them, being a tensor."""
-        return {"step": self.step, "epoch": self.epoch, "done": self.done, "lr": self.lr, "corrupt": self.corrupt, "history": self.history}
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "done": self.done,
+            "lr": self.lr,
+            "corrupt": self.corrupt,
+            "history": self.history,
+        }
 
 
 class Ahead(NamedTuple):
-    """A batch, whether it is the last of its pass, and the state of chance in which the one after it, which waits already, was made."""
+    """A batch, whether it is the last of its pass, and the state of chance in which the one after it, which
+    waits already, was made."""
 
     batch: Batch
     last: bool
@@ -255,10 +346,11 @@ class Ahead(NamedTuple):
 
 
 def ahead(batches: Iterator[Batch], before: Mapping[str, Tensor] | None = None) -> Iterator[Ahead]:
-    """The batches of a pass, each made one step ahead of its use, as Accelerate's loader does and as runs were recorded.
+    """The batches of a pass, each made one step ahead of its use, as Accelerate's loader does and as runs
+    were recorded.
 
-    A run that goes on in the middle of a pass gives `before`: what chance was when the first of `batches` was made the first time.
-    Raises `ValueError` when there is no batch at all.
+    A run that goes on in the middle of a pass gives `before`: what chance was when the first of `batches` was
+    made the first time. Raises `ValueError` when there is no batch at all.
     """
     now = chance()
     if before is not None:

@@ -1,4 +1,5 @@
-"""What is transferred and what it costs: the paper's arithmetic, the activations themselves, PyTorch's own FLOP counter and its profiler."""
+"""What is transferred and what it costs: the paper's arithmetic, the activations themselves, PyTorch's own
+FLOP counter and its profiler."""
 
 import pytest
 import torch
@@ -21,10 +22,23 @@ from atlib.losses import dense_attention_cross_entropy
 from atlib.transfer import Transferred
 from tests.helpers import random_images, randomise
 
-CONFIG = {"img_size": 24, "patch_size": 8, "embed_dim": 12, "depth": 4, "num_heads": 3, "num_classes": 5, "mlp_ratio": 3}
+CONFIG = {
+    "img_size": 24,
+    "patch_size": 8,
+    "embed_dim": 12,
+    "depth": 4,
+    "num_heads": 3,
+    "num_classes": 5,
+    "mlp_ratio": 3,
+}
 BATCH = 2
-# PyTorch counts baddbmm, but not its in-place form, which the map-free loss uses: shapes (b, m, n), (b, m, k), (b, k, n).
-ALSO = {torch.ops.aten.baddbmm_: lambda onto, left, right, out_shape=None, **_: 2 * left[0] * left[1] * left[2] * right[2]}
+# PyTorch counts baddbmm, but not its in-place form, which the map-free loss uses: shapes (b, m, n), (b, m,
+# k), (b, k, n).
+ALSO = {
+    torch.ops.aten.baddbmm_: (
+        lambda onto, left, right, out_shape=None, **_: 2 * left[0] * left[1] * left[2] * right[2]
+    )
+}
 
 
 def vit(seed):
@@ -74,7 +88,9 @@ def counted(module, backward):
 def test_costs_against_the_flop_counter(layers):
     costs = {cost.method: cost for cost in method_costs(CONFIG, batch=BATCH, layers=layers)}
     assert list(costs) == ["scratch", "fine-tune", "copy", "distill"]
-    again = BATCH * 3 * 2 * 10 * 4 * 10  # one product of shape (10, 4) by (4, 10), of three heads and two images
+    again = (
+        BATCH * 3 * 2 * 10 * 4 * 10
+    )  # one product of shape (10, 4) by (4, 10), of three heads and two images
     plain, step = counted(vit(0).eval(), False), counted(vit(0).train(), True)
     for method in ("scratch", "fine-tune"):
         assert costs[method][1:3] == (step, plain)
@@ -93,7 +109,9 @@ def test_parameters_kept_are_those_of_the_models_that_inference_needs():
     of_student = sum(value.numel() for value in student.state_dict().values())
     for how in ("copy", "distill"):
         pair = AttentionTransfer(teacher, student, Plan(how=how))
-        of_teacher = sum(value.numel() for value in pair.teacher.state_dict().values()) if pair.needs_teacher else 0
+        of_teacher = (
+            sum(value.numel() for value in pair.teacher.state_dict().values()) if pair.needs_teacher else 0
+        )
         assert costs[how] == of_student + of_teacher
     assert costs["scratch"] == costs["fine-tune"] == of_student
 
@@ -105,9 +123,15 @@ def test_costs_of_vit_large():
     assert costs["fine-tune"].parameters_kept == 304_326_632
     assert costs["distill"].step_flops > costs["fine-tune"].step_flops
     assert method_costs("vit_large_patch16_224", batch=64)[2] == MethodCost(
-        "copy", 64 * costs["copy"].step_flops, 64 * costs["copy"].inference_flops, costs["copy"].parameters_kept)
+        "copy",
+        64 * costs["copy"].step_flops,
+        64 * costs["copy"].inference_flops,
+        costs["copy"].parameters_kept,
+    )
     larger = method_costs("vit_large_patch16_224", image_size=448)[1]
-    assert larger.inference_flops > 4 * costs["fine-tune"].inference_flops, "attention grows with the square of the tokens"
+    assert larger.inference_flops > 4 * costs["fine-tune"].inference_flops, (
+        "attention grows with the square of the tokens"
+    )
 
 
 def test_what_cannot_be_counted_is_refused():
@@ -147,45 +171,70 @@ class Dense(nn.Module):
 def test_memory_of_a_small_mlp_by_hand():
     mlp = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 5))
     weights = NUMBER * (12 * 7 + 7 + 7 * 5 + 5)
-    images, hidden, log_p = NUMBER * 2 * 12, NUMBER * 2 * 7, NUMBER * 2 * 5  # the hidden units serve ReLU and the second layer, once
+    images, hidden, log_p = (
+        NUMBER * 2 * 12,
+        NUMBER * 2 * 7,
+        NUMBER * 2 * 5,
+    )  # the hidden units serve ReLU and the second layer, once
     labels, number_of_images = 8 * 2, NUMBER
     found = step_memory(mlp, torch.zeros(2, 3, 2, 2))
-    assert found == Memory(weights, weights, 2 * weights, images + hidden + log_p + labels + number_of_images, 0)
+    assert found == Memory(
+        weights, weights, 2 * weights, images + hidden + log_p + labels + number_of_images, 0
+    )
     assert found.total == 4 * weights + found.saved
-    mlp[1].requires_grad_(False)  # no gradient needed there, hence no moments, no input kept for it, and no mask of the ReLU
+    mlp[1].requires_grad_(
+        False
+    )  # no gradient needed there, hence no moments, no input kept for it, and no mask of the ReLU
     trained = NUMBER * (7 * 5 + 5)
-    assert step_memory(mlp, torch.zeros(2, 3, 2, 2)) == Memory(weights, trained, 2 * trained, hidden + log_p + labels + number_of_images, 0)
+    assert step_memory(mlp, torch.zeros(2, 3, 2, 2)) == Memory(
+        weights, trained, 2 * trained, hidden + log_p + labels + number_of_images, 0
+    )
     assert step_memory(mlp.double(), torch.zeros(2, 3, 2, 2).double()).weights == 2 * weights
 
 
 def test_memory_of_the_methods_against_each_other():
     images = torch.zeros(BATCH, 3, 16, 16)
-    alone, copying, distilling = step_memory(create_vit(SIZE).train(), images), step_memory(pair("copy"), images), step_memory(pair("distill"), images)
+    alone, copying, distilling = (
+        step_memory(create_vit(SIZE).train(), images),
+        step_memory(pair("copy"), images),
+        step_memory(pair("distill"), images),
+    )
     weights = NUMBER * sum(each.numel() for each in create_vit(SIZE).parameters())
     assert alone[:3] == copying[:3] == distilling[:3] == (weights, weights, 2 * weights)
     assert (alone.teacher, copying.teacher, distilling.teacher) == (0, weights, weights)
-    masks = NUMBER * 2 * 2 * BATCH  # two branches of two layers: what stochastic depth keeps of an image, shared with the teacher
+    masks = (
+        NUMBER * 2 * 2 * BATCH
+    )  # two branches of two layers: what stochastic depth keeps of an image, shared with the teacher
     q_and_k = NUMBER * 2 * 2 * BATCH * 3 * 17 * 4  # of both layers
     assert copying.saved == alone.saved + masks, "the teacher's q and k stand where the student's own would"
-    assert distilling.saved == alone.saved + masks + q_and_k, "the loss keeps two gradients of the size of q and k"
+    assert distilling.saved == alone.saved + masks + q_and_k, (
+        "the loss keeps two gradients of the size of q and k"
+    )
     assert alone.total < copying.total < distilling.total
     first = step_memory(pair("distill", layers=[0]), images)
     assert first.saved == distilling.saved - q_and_k // 2
 
 
 def test_the_map_free_loss_keeps_no_map_and_the_dense_one_two():
-    """Divided differences over three numbers of tokens: exactly 0 for a line, the coefficient of N² otherwise."""
+    """Divided differences over three numbers of tokens: exactly 0 for a line, the coefficient of N²
+    otherwise."""
+
     def curvature(build):
         saved = {}
         for side in (8, 16, 32):
             size = SIZE | {"img_size": side}
-            saved[(side // 4) ** 2 + 1] = step_memory(build(create_vit(size), create_vit(size)).train(), torch.zeros(BATCH, 3, side, side)).saved
+            saved[(side // 4) ** 2 + 1] = step_memory(
+                build(create_vit(size), create_vit(size)).train(), torch.zeros(BATCH, 3, side, side)
+            ).saved
         (a, at_a), (b, at_b), (c, at_c) = saved.items()
         return ((at_c - at_b) / (c - b) - (at_b - at_a) / (b - a)) / (c - a)
 
     assert curvature(lambda teacher, student: student) == 0
     for how in ("copy", "distill"):
-        assert curvature(lambda teacher, student, how=how: AttentionTransfer(teacher, student, Plan(how=how))) == 0
+        assert (
+            curvature(lambda teacher, student, how=how: AttentionTransfer(teacher, student, Plan(how=how)))
+            == 0
+        )
     one_map = NUMBER * BATCH * 3  # of one layer, per N²
     assert curvature(Dense) == 2 * 2 * one_map, "in both layers the student's log p and the teacher's p"
 
@@ -197,10 +246,19 @@ def test_the_map_free_loss_keeps_no_map_and_the_dense_one_two():
     assert curvature(written_out) == 2 * one_map, "attention that is not fused keeps its own map"
 
 
-@pytest.mark.parametrize("build", [lambda: create_vit(SIZE).train(), lambda: pair("copy"), lambda: pair("distill"), lambda: pair("distill", layers=[0])],
-                         ids=["alone", "copy", "distill", "first layer"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: create_vit(SIZE).train(),
+        lambda: pair("copy"),
+        lambda: pair("distill"),
+        lambda: pair("distill", layers=[0]),
+    ],
+    ids=["alone", "copy", "distill", "first layer"],
+)
 def test_what_is_kept_is_what_the_allocator_has_not_got_back(build):
-    """Between forward and backward pass, by the profiler's list of allocations: all but the images, which were there before."""
+    """Between forward and backward pass, by the profiler's list of allocations: all but the images, which
+    were there before."""
     model, images, labels = build(), torch.zeros(8, 3, 16, 16), torch.zeros(8, dtype=torch.long)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         output = model(images)
@@ -210,12 +268,19 @@ def test_what_is_kept_is_what_the_allocator_has_not_got_back(build):
     still_there = sum(event.self_cpu_memory_usage for event in profiled.events())
     assert loss.requires_grad
     known = images.nbytes + labels.nbytes
-    assert step_memory(model, images).saved - known == pytest.approx(still_there, abs=32), "apart from the losses themselves, single numbers"
+    assert step_memory(model, images).saved - known == pytest.approx(still_there, abs=32), (
+        "apart from the losses themselves, single numbers"
+    )
 
 
 def test_memory_of_models_that_are_never_made():
-    images, expected = torch.zeros(BATCH, 3, 24, 24), {"scratch": step_memory(create_vit(CONFIG).train(), torch.zeros(BATCH, 3, 24, 24))}
-    expected |= {"fine-tune": expected["scratch"]} | {how: step_memory(pair(how, CONFIG, range(3)), images) for how in ("copy", "distill")}
+    images, expected = (
+        torch.zeros(BATCH, 3, 24, 24),
+        {"scratch": step_memory(create_vit(CONFIG).train(), torch.zeros(BATCH, 3, 24, 24))},
+    )
+    expected |= {"fine-tune": expected["scratch"]} | {
+        how: step_memory(pair(how, CONFIG, range(3)), images) for how in ("copy", "distill")
+    }
     assert method_memory(CONFIG, batch=BATCH, layers=3) == expected
     with pytest.raises(ValueError, match="depth of this ViT"):
         method_memory(CONFIG, layers=5)

@@ -21,7 +21,11 @@ CLOSE = dict(rtol=1e-12, atol=1e-12)
 
 
 def random_maps(*shape, seed=0, dtype=torch.float64):
-    return (2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).softmax(-1).to(dtype)
+    return (
+        (2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+        .softmax(-1)
+        .to(dtype)
+    )
 
 
 def longhand_distance(maps, grid, prefix):
@@ -36,18 +40,26 @@ def longhand_distance(maps, grid, prefix):
                 total = sum(weights)
                 if total > 0:
                     here = divmod(i - prefix, grid[1])
-                    rows.append(sum(w / total * math.dist(here, divmod(j, grid[1])) for j, w in enumerate(weights)))
+                    rows.append(
+                        sum(w / total * math.dist(here, divmod(j, grid[1])) for j, w in enumerate(weights))
+                    )
         found.append(sum(rows) / len(rows))
     return torch.tensor(found, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("grid", "prefix"), [((3, 3), 1), ((2, 4), 0), ((4, 2), 2), ((1, 5), 1), ((1, 1), 1)])
+@pytest.mark.parametrize(
+    ("grid", "prefix"), [((3, 3), 1), ((2, 4), 0), ((4, 2), 2), ((1, 5), 1), ((1, 1), 1)]
+)
 def test_distance_against_loops(grid, prefix):
     N = prefix + grid[0] * grid[1]
     maps = random_maps(2, 3, N, N)
-    torch.testing.assert_close(attention_distance(maps, grid, prefix), longhand_distance(maps, grid, prefix), **CLOSE)
+    torch.testing.assert_close(
+        attention_distance(maps, grid, prefix), longhand_distance(maps, grid, prefix), **CLOSE
+    )
     uniform = torch.full((1, 2, N, N), 1 / N, dtype=torch.float64)
-    torch.testing.assert_close(attention_distance(uniform, grid, prefix), longhand_distance(uniform, grid, prefix), **CLOSE)
+    torch.testing.assert_close(
+        attention_distance(uniform, grid, prefix), longhand_distance(uniform, grid, prefix), **CLOSE
+    )
 
 
 def test_distance_of_uniform_attention_on_a_line_of_patches():
@@ -82,8 +94,13 @@ def test_the_share_of_prefix_tokens_is_taken_out():
     leaning = maps.clone()
     leaning[:, 1, 2:] *= 0.3
     leaning[:, 1, 2:, 0] += 0.7  # 70 % to the class token, the rest as it was
-    torch.testing.assert_close(attention_distance(leaning, (3, 3), 2), attention_distance(maps, (3, 3), 2), **CLOSE)
-    expected = [sum(maps[b, h, i, j].item() for b in range(2) for i in range(2, 11) for j in range(2)) / 18 for h in range(3)]
+    torch.testing.assert_close(
+        attention_distance(leaning, (3, 3), 2), attention_distance(maps, (3, 3), 2), **CLOSE
+    )
+    expected = [
+        sum(maps[b, h, i, j].item() for b in range(2) for i in range(2, 11) for j in range(2)) / 18
+        for h in range(3)
+    ]
     torch.testing.assert_close(prefix_share(maps, 2), torch.tensor(expected, dtype=torch.float64), **CLOSE)
     torch.testing.assert_close(prefix_share(leaning, 2)[1], 0.7 + 0.3 * prefix_share(maps, 2)[1], **CLOSE)
     changed = maps.clone()
@@ -95,7 +112,9 @@ def test_the_share_of_prefix_tokens_is_taken_out():
 def test_rows_that_give_the_patches_nothing_have_no_distance():
     maps = random_maps(2, 3, 10, 10)
     maps[:, 1, 4] = torch.eye(10, dtype=torch.float64)[0]
-    torch.testing.assert_close(attention_distance(maps, (3, 3), 1), longhand_distance(maps, (3, 3), 1), **CLOSE)
+    torch.testing.assert_close(
+        attention_distance(maps, (3, 3), 1), longhand_distance(maps, (3, 3), 1), **CLOSE
+    )
     maps[:, 1] = torch.eye(10, dtype=torch.float64)[0]
     with pytest.raises(ValueError, match="head 1: every patch gives all its attention to prefix tokens"):
         attention_distance(maps, (3, 3), 1)
@@ -109,7 +128,9 @@ def test_entropy_of_known_maps():
     torch.testing.assert_close(attention_entropy(maps), torch.tensor([math.log(N), math.log(2)]))
     random = random_maps(2, 2, 5, 5)
     expected = [-sum(p * math.log(p) for p in random[:, h].flatten().tolist()) / 10 for h in range(2)]
-    torch.testing.assert_close(attention_entropy(random), torch.tensor(expected, dtype=torch.float64), **CLOSE)
+    torch.testing.assert_close(
+        attention_entropy(random), torch.tensor(expected, dtype=torch.float64), **CLOSE
+    )
 
 
 def test_half_precision_is_summed_in_single():
@@ -117,7 +138,12 @@ def test_half_precision_is_summed_in_single():
     exact = maps.double()
     exact = exact / exact.sum(-1, keepdim=True)
     torch.testing.assert_close(attention_entropy(maps).double(), attention_entropy(exact), rtol=2e-3, atol=0)
-    torch.testing.assert_close(attention_distance(maps, (14, 14), 1).double(), attention_distance(exact, (14, 14), 1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        attention_distance(maps, (14, 14), 1).double(),
+        attention_distance(exact, (14, 14), 1),
+        rtol=1e-5,
+        atol=0,
+    )
 
 
 def test_rollout_multiplies_layers_last_first():
@@ -125,12 +151,18 @@ def test_rollout_multiplies_layers_last_first():
     for b in range(2):
         expected = torch.eye(5, dtype=torch.float64)
         for map in maps:
-            mixed = [[0.7 * (i == j) + 0.3 * sum(map[b, h, i, j].item() for h in range(3)) / 3 for j in range(5)] for i in range(5)]
+            mixed = [
+                [0.7 * (i == j) + 0.3 * sum(map[b, h, i, j].item() for h in range(3)) / 3 for j in range(5)]
+                for i in range(5)
+            ]
             expected = torch.tensor(mixed, dtype=torch.float64) @ expected
         torch.testing.assert_close(rollout(maps, residual=0.7)[b], expected, **CLOSE)
     torch.testing.assert_close(rollout(maps).sum(-1), torch.ones(2, 5, dtype=torch.float64), **CLOSE)
-    torch.testing.assert_close(rollout(maps, residual=1.0), torch.eye(5, dtype=torch.float64).expand(2, 5, 5), **CLOSE)
-    # one layer copies token 3 to token 0, the next token 0 to token 4: what token 4 holds then comes from token 3
+    torch.testing.assert_close(
+        rollout(maps, residual=1.0), torch.eye(5, dtype=torch.float64).expand(2, 5, 5), **CLOSE
+    )
+    # one layer copies token 3 to token 0, the next token 0 to token 4: what token 4 holds then comes from
+    # token 3
     first, second = (torch.eye(5)[list(order)][None, None] for order in ([3, 1, 2, 3, 4], [0, 1, 2, 3, 0]))
     assert rollout([first, second], residual=0.0)[0, 4].tolist() == [0, 0, 0, 1, 0]
 
@@ -146,12 +178,24 @@ def test_class_attention_is_laid_out_row_by_row():
 
 @pytest.fixture
 def images():
-    pixels = torch.randint(0, 256, (7, 3, 16, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, (7, 3, 16, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     return Images(pixels, torch.zeros(7, dtype=torch.long))
 
 
 def vit(seed):
-    made = create_vit({"img_size": (16, 24), "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5, "reg_tokens": 1})
+    made = create_vit(
+        {
+            "img_size": (16, 24),
+            "patch_size": 8,
+            "embed_dim": 12,
+            "depth": 2,
+            "num_heads": 3,
+            "num_classes": 5,
+            "reg_tokens": 1,
+        }
+    )
     return randomise(made, seed)
 
 
@@ -195,7 +239,12 @@ def test_bad_input_is_refused_by_name(images):
         rollout([maps, random_maps(1, 2, 9, 9)])
     bad = maps.clone()
     bad[0, 1, 3] *= 2
-    for read in (lambda m: attention_distance(m, (3, 3), 1), attention_entropy, lambda m: prefix_share(m, 1), lambda m: class_attention(m, (3, 3), 1)):
+    for read in (
+        lambda m: attention_distance(m, (3, 3), 1),
+        attention_entropy,
+        lambda m: prefix_share(m, 1),
+        lambda m: class_attention(m, (3, 3), 1),
+    ):
         with pytest.raises(ValueError, match="head 1"):
             read(bad)
     with pytest.raises(ValueError, match="layer 1: head 1"):

@@ -1,4 +1,5 @@
-"""CKA: three ways to one number, against centring matrices written out; what it does not see and what it sees; layers of models."""
+"""CKA: three ways to one number, against centring matrices written out; what it does not see and what it
+sees; layers of models."""
 
 import copy
 from itertools import combinations
@@ -35,11 +36,21 @@ def longhand(x, y):
 
 
 def hsic_1(x, y):
-    """HSIC₁ as sums over distinct indices, the definition that it is unbiased by (Song et al. 2012, equation 4)."""
+    """HSIC₁ as sums over distinct indices, the definition that it is unbiased by (Song et al. 2012, equation
+    4)."""
     K, L, n = x @ x.T, y @ y.T, len(x)
     two = sum(K[i, j] * L[i, j] for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
-    three = sum(K[i, j] * L[i, k] for i in range(n) for j in range(n) for k in range(n) if len({i, j, k}) == 3) / (n * (n - 1) * (n - 2))
-    four = sum(K[i, j] * L[k, m] for i in range(n) for j in range(n) for k in range(n) for m in range(n) if len({i, j, k, m}) == 4)
+    three = sum(
+        K[i, j] * L[i, k] for i in range(n) for j in range(n) for k in range(n) if len({i, j, k}) == 3
+    ) / (n * (n - 1) * (n - 2))
+    four = sum(
+        K[i, j] * L[k, m]
+        for i in range(n)
+        for j in range(n)
+        for k in range(n)
+        for m in range(n)
+        if len({i, j, k, m}) == 4
+    )
     return two - 2 * three + four / (n * (n - 1) * (n - 2) * (n - 3))
 
 
@@ -67,7 +78,9 @@ def test_by_hand():
     x, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [1.0], [0.0]])
     assert linear_cka(x, 5 - 2 * x) == pytest.approx(1)
     assert linear_cka(x, y) == pytest.approx(0)
-    assert linear_cka(x, torch.cat([x, y], 1)) == pytest.approx(4 / (2 * (4 + (2 / 3) ** 2) ** 0.5), rel=1e-12)
+    assert linear_cka(x, torch.cat([x, y], 1)) == pytest.approx(
+        4 / (2 * (4 + (2 / 3) ** 2) ** 0.5), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("sizes", BATCHES, ids=str)
@@ -83,12 +96,15 @@ def test_streaming_keeps_its_digits_with_a_large_mean():
 
 def test_a_minibatch_has_the_unbiased_hsic():
     x, y = related(n=7)
-    expected = hsic_1(x.numpy(), y.numpy()) / np.sqrt(hsic_1(x.numpy(), x.numpy()) * hsic_1(y.numpy(), y.numpy()))
+    expected = hsic_1(x.numpy(), y.numpy()) / np.sqrt(
+        hsic_1(x.numpy(), x.numpy()) * hsic_1(y.numpy(), y.numpy())
+    )
     assert streamed(x, y, [7], MinibatchCKA()) == pytest.approx(expected, rel=1e-10)
 
 
 def test_all_minibatches_together_are_the_whole():
-    """HSIC₁ is an average over fours of rows, so its mean over every possible minibatch is that of all rows; a biased one is not."""
+    """HSIC₁ is an average over fours of rows, so its mean over every possible minibatch is that of all rows;
+    a biased one is not."""
     x, y = related(n=8)
     several = MinibatchCKA()
     for rows in combinations(range(8), 5):
@@ -109,13 +125,24 @@ def test_minibatches_have_no_upward_bias():
 
 
 def of_everything(x, y):
-    return np.array([linear_cka(x, y), streamed(x, y, [7, 30, 3], StreamingCKA()), streamed(x, y, [20, 20], MinibatchCKA())])
+    return np.array(
+        [
+            linear_cka(x, y),
+            streamed(x, y, [7, 30, 3], StreamingCKA()),
+            streamed(x, y, [20, 20], MinibatchCKA()),
+        ]
+    )
 
 
 def test_what_it_does_not_see():
     x, y = related()
     orthogonal = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64)).Q
-    for changed in (x @ orthogonal, 0.01 * x, x + torch.randn(6, dtype=torch.float64), -7 * x @ orthogonal + 2):
+    for changed in (
+        x @ orthogonal,
+        0.01 * x,
+        x + torch.randn(6, dtype=torch.float64),
+        -7 * x @ orthogonal + 2,
+    ):
         np.testing.assert_allclose(of_everything(changed, y), of_everything(x, y), rtol=1e-9)
 
 
@@ -142,13 +169,18 @@ def test_many_layers_are_their_pairs():
 def test_layers_of_two_models(small_vit, glyphs64):
     a, b = small_vit(), small_vit(seed=1, depth=2, embed_dim=36)
     images = glyphs64.take(range(64))[0]
-    for read, longhand_read in ((class_token, lambda tokens: tokens[:, 0]), (patch_mean(1), lambda tokens: tokens[:, 1:].sum(1) / 16),
-                                (every_token, lambda tokens: tokens.reshape(-1, tokens.shape[-1]))):
+    for read, longhand_read in (
+        (class_token, lambda tokens: tokens[:, 0]),
+        (patch_mean(1), lambda tokens: tokens[:, 1:].sum(1) / 16),
+        (every_token, lambda tokens: tokens.reshape(-1, tokens.shape[-1])),
+    ):
         found = layer_cka(a, b, glyphs64, read, batch_size=23)
         with torch.no_grad():
             streams = [[longhand_read(tokens) for tokens in walk(model, images).stream] for model in (a, b)]
         assert found.shape == (3, 2)
-        np.testing.assert_allclose(found, [[longhand(x, y) for y in streams[1]] for x in streams[0]], rtol=1e-4)  # the walks are float32
+        np.testing.assert_allclose(
+            found, [[longhand(x, y) for y in streams[1]] for x in streams[0]], rtol=1e-4
+        )  # the walks are float32
     assert found.std() > 0.01, "pairs this alike could be in any order"
 
 
@@ -182,8 +214,13 @@ def test_a_rest_that_is_too_small_goes_with_the_batch_before(small_vit, glyphs64
 
 
 def test_walks_hold_no_more_than_fits(small_vit, glyphs64, monkeypatch):
-    model = small_vit().double()  # in float32 a model's own sums hang on the size of a batch, by more than is asked for below
-    held = 4 * 5 * len(model.blocks) * (model.patch_embed.num_patches + 1) * model.embed_dim + 32 * model.blocks[0].attn.num_heads * (model.patch_embed.num_patches + 1) ** 2
+    model = (
+        small_vit().double()
+    )  # in float32 a model's own sums hang on the size of a batch, by more than is asked for below
+    held = (
+        4 * 5 * len(model.blocks) * (model.patch_embed.num_patches + 1) * model.embed_dim
+        + 32 * model.blocks[0].attn.num_heads * (model.patch_embed.num_patches + 1) ** 2
+    )
     whole = layer_cka(model, model, glyphs64, class_token)
     monkeypatch.setattr(streaming, "AT_ONCE", 7 * held)
     assert {len(seen.tokens) for (seen,) in walks([model], glyphs64.select(range(14)), 50)} == {7}
@@ -196,7 +233,9 @@ def test_walks_hold_no_more_than_fits(small_vit, glyphs64, monkeypatch):
 @pytest.mark.parametrize("scale", [1e-90, 1e80, 1e150])
 def test_a_scale_does_not_leave_float64(scale):
     x, y = related()
-    assert linear_cka(scale * x, y) == pytest.approx(linear_cka(x, y), rel=1e-9) and linear_cka(scale * x, scale * x) == pytest.approx(1)
+    assert linear_cka(scale * x, y) == pytest.approx(linear_cka(x, y), rel=1e-9) and linear_cka(
+        scale * x, scale * x
+    ) == pytest.approx(1)
 
 
 def test_a_model_in_half_precision_is_walked_in_it(small_vit, glyphs64):
@@ -209,7 +248,9 @@ def test_what_is_no_vit_and_images_of_another_size_are_refused(small_vit, glyphs
     with pytest.raises(Unwalkable, match="cannot walk a Sequential"):
         layer_cka(torch.nn.Sequential(torch.nn.Linear(1, 1)), small_vit(), glyphs64, class_token)
     larger = glyphs64.with_pixels(glyphs64.pixels.repeat_interleave(2, 2))
-    with pytest.raises(ValueError, match="the images have 64 x 32 pixels, this VisionTransformer takes 32 x 32"):
+    with pytest.raises(
+        ValueError, match="the images have 64 x 32 pixels, this VisionTransformer takes 32 x 32"
+    ):
         layer_cka(small_vit(), small_vit(), larger, class_token)
 
 
@@ -227,12 +268,19 @@ def test_a_copied_student_is_walked_with_its_teacher(small_vit, glyphs64):
     found = layer_cka(pair, other, glyphs64, class_token)
     assert not torch.allclose(found, layer_cka(pair.student, other, glyphs64, class_token), atol=0.01)
     distilled = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(how="distill"))
-    assert torch.equal(layer_cka(distilled, other, glyphs64, class_token), layer_cka(distilled.student, other, glyphs64, class_token))
+    assert torch.equal(
+        layer_cka(distilled, other, glyphs64, class_token),
+        layer_cka(distilled.student, other, glyphs64, class_token),
+    )
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_the_walk_of_a_pair_is_what_forward_computes(small_vit, how):
-    pair = AttentionTransfer(small_vit(seed=1, drop_path_rate=0.4), small_vit(seed=2, drop_path_rate=0.4), Plan(how=how, layers=[0, 2]))
+    pair = AttentionTransfer(
+        small_vit(seed=1, drop_path_rate=0.4),
+        small_vit(seed=2, drop_path_rate=0.4),
+        Plan(how=how, layers=[0, 2]),
+    )
     images = torch.randn(4, 3, 32, 32)
     for mode in (False, True):
         pair.train(mode)
@@ -243,7 +291,9 @@ def test_the_walk_of_a_pair_is_what_forward_computes(small_vit, how):
         assert torch.equal(found.logits, expected) and len(found.stream) == 3
     pair.eval()
     found, target = pair.walk(images), walk(pair.teacher, images)
-    assert [torch.allclose(own.map, theirs.map, atol=1e-6) for own, theirs in zip(found.layers, target.layers)] == [how == "copy", False, how == "copy"]
+    assert [
+        torch.allclose(own.map, theirs.map, atol=1e-6) for own, theirs in zip(found.layers, target.layers)
+    ] == [how == "copy", False, how == "copy"]
 
 
 def test_walks_leave_the_models_as_they_were(small_vit, glyphs64):
@@ -255,7 +305,9 @@ def test_walks_leave_the_models_as_they_were(small_vit, glyphs64):
     for _ in walks([a], glyphs64, 30):
         assert torch.is_grad_enabled(), "what the caller does with a walk is the caller's affair"
         break
-    assert torch.equal(torch.cat(first), torch.cat([walked[0].stream[0] for walked in walks([small_vit()], glyphs64, 30)]))
+    assert torch.equal(
+        torch.cat(first), torch.cat([walked[0].stream[0] for walked in walks([small_vit()], glyphs64, 30)])
+    )
 
 
 def test_bad_input():
@@ -299,7 +351,9 @@ def test_features_without_variance():
     layers.update_layers([x, constant], [y])
     with pytest.raises(ValueError, match="layer 1 of x is the same"):
         layers.matrix()
-    steps = torch.arange(2.0).repeat_interleave(20)[:, None]  # constant in every batch, but not in all of them
+    steps = torch.arange(2.0).repeat_interleave(20)[
+        :, None
+    ]  # constant in every batch, but not in all of them
     assert streamed(steps, y, [20, 20], StreamingCKA()) == pytest.approx(longhand(steps, y), rel=1e-12)
     with pytest.raises(ValueError, match="too few rows for this estimate"):
         streamed(steps, y, [20, 20], MinibatchCKA())
@@ -318,4 +372,9 @@ def test_models_that_cannot_be_read(small_vit, glyphs64):
     with pytest.raises(ValueError, match="layer 1 of y is nan"):
         layer_cka(small_vit(), broken, glyphs64, class_token)
     with pytest.raises(ValueError, match="0 images in batches of 50"):
-        layer_cka(small_vit(), small_vit(), Images(torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0)), class_token)
+        layer_cka(
+            small_vit(),
+            small_vit(),
+            Images(torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0)),
+            class_token,
+        )

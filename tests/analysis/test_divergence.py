@@ -1,4 +1,5 @@
-"""Divergence of maps: against SciPy and loops, all four pairings, any batching, and equal operations with unlike maps."""
+"""Divergence of maps: against SciPy and loops, all four pairings, any batching, and equal operations with
+unlike maps."""
 
 import math
 from itertools import permutations
@@ -34,8 +35,21 @@ def longhand_matrix(maps_a, maps_b):
     def divergence(p, q):
         return (rel_entr(p, (p + q) / 2).sum() + rel_entr(q, (p + q) / 2).sum()) / 2
 
-    return np.array([[np.mean([divergence(maps_a[b, h, i].numpy(), maps_b[b, g, i].numpy()) for b in range(B) for i in range(N)])
-                      for g in range(maps_b.shape[1])] for h in range(maps_a.shape[1])])
+    return np.array(
+        [
+            [
+                np.mean(
+                    [
+                        divergence(maps_a[b, h, i].numpy(), maps_b[b, g, i].numpy())
+                        for b in range(B)
+                        for i in range(N)
+                    ]
+                )
+                for g in range(maps_b.shape[1])
+            ]
+            for h in range(maps_a.shape[1])
+        ]
+    )
 
 
 def longhand_value(maps_a, maps_b, pairing):
@@ -48,7 +62,10 @@ def longhand_value(maps_a, maps_b, pairing):
         return np.mean([min(row) for row in matrix])
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
-    return min(np.mean([matrix[h, g] for h, g in enumerate(order)]) for order in permutations(range(matrix.shape[1]), len(matrix)))
+    return min(
+        np.mean([matrix[h, g] for h, g in enumerate(order)])
+        for order in permutations(range(matrix.shape[1]), len(matrix))
+    )
 
 
 def test_jensen_shannon_equals_scipy_and_is_bounded():
@@ -58,9 +75,15 @@ def test_jensen_shannon_equals_scipy_and_is_bounded():
     assert torch.equal(found, jensen_shannon(q, p)) and found.max() < math.log(2) and found.min() > 0
 
 
-@pytest.mark.parametrize("p, q, message", [
-    ([0.5, 0.2], [0.5, 0.5], "p holds no probabilities: row 0 sums to 0.7"), ([0.5, 0.5], [1.5, -0.5], "q holds no probabilities.*least entry is -0.5"),
-    ([0.5, 0.5], [math.nan, 0.5], "q is NaN"), ([0.5, 0.5], [1.0], "same last axis")])
+@pytest.mark.parametrize(
+    "p, q, message",
+    [
+        ([0.5, 0.2], [0.5, 0.5], "p holds no probabilities: row 0 sums to 0.7"),
+        ([0.5, 0.5], [1.5, -0.5], "q holds no probabilities.*least entry is -0.5"),
+        ([0.5, 0.5], [math.nan, 0.5], "q is NaN"),
+        ([0.5, 0.5], [1.0], "same last axis"),
+    ],
+)
 def test_jensen_shannon_of_what_is_no_distribution(p, q, message):
     with pytest.raises(ValueError, match=message):
         jensen_shannon(torch.tensor(p), torch.tensor(q))
@@ -71,7 +94,9 @@ def test_jensen_shannon_at_zeros():
     assert jensen_shannon(one, other).item() == pytest.approx(math.log(2), rel=1e-12)
     assert jensen_shannon(one, one).item() == 0
     half = torch.tensor([0.5, 0.5, 0.0])
-    assert jensen_shannon(one, half).item() == pytest.approx(0.5 * math.log(4 / 3) + 0.25 * (math.log(2 / 3) + math.log(2)), rel=1e-12)
+    assert jensen_shannon(one, half).item() == pytest.approx(
+        0.5 * math.log(4 / 3) + 0.25 * (math.log(2 / 3) + math.log(2)), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -79,14 +104,19 @@ def test_jensen_shannon_at_zeros():
 def test_pairings_equal_the_longhand(pairing, heads):
     maps_a, maps_b = random_maps(H=heads[0]), random_maps(H=heads[1])
     if pairing == "direct" and heads[0] != heads[1]:
-        with pytest.raises(ValueError, match=rf"a has {heads[0]} heads, b {heads[1]}.*'bipartite', 'minimum', 'average'"):
+        with pytest.raises(
+            ValueError, match=rf"a has {heads[0]} heads, b {heads[1]}.*'bipartite', 'minimum', 'average'"
+        ):
             head_divergence(maps_a, maps_b, pairing)
         return
-    assert head_divergence(maps_a, maps_b, pairing) == pytest.approx(longhand_value(maps_a, maps_b, pairing), rel=1e-9)
+    assert head_divergence(maps_a, maps_b, pairing) == pytest.approx(
+        longhand_value(maps_a, maps_b, pairing), rel=1e-9
+    )
 
 
 def test_heads_are_averaged_before_they_are_paired():
-    """Two heads that swap places from image to image are no pair in either order; pairing image by image would find none apart."""
+    """Two heads that swap places from image to image are no pair in either order; pairing image by image
+    would find none apart."""
     looks_left, looks_right = torch.eye(4).roll(-1, 1), torch.eye(4).roll(1, 1)
     maps_a = torch.stack([torch.stack([looks_left, looks_right])] * 2)
     maps_b = torch.stack([maps_a[0], maps_a[0].flip(0)])
@@ -101,7 +131,9 @@ def test_pairings_are_ordered():
     assert found["minimum"] < found["bipartite"] < found["direct"]
     assert found["average"] < found["direct"], "the divergence is convex"
     several = torch.cat([maps_b[:, :1], maps_b], 1)  # two heads of a have the same nearest head
-    assert head_divergence(several, maps_b, "minimum") == 0 and head_divergence(maps_b, several, "minimum") == 0
+    assert (
+        head_divergence(several, maps_b, "minimum") == 0 and head_divergence(maps_b, several, "minimum") == 0
+    )
 
 
 @pytest.mark.parametrize("sizes", [[5], [1] * 5, [3, 2]], ids=str)
@@ -120,7 +152,9 @@ def test_low_precision_maps():
     maps_a, maps_b = random_maps(dtype=torch.float32), random_maps(dtype=torch.float32)
     exact = head_divergence(maps_a.double(), maps_b.double(), "bipartite")
     assert head_divergence(maps_a, maps_b, "bipartite") == pytest.approx(exact, rel=1e-6)
-    assert head_divergence(maps_a.bfloat16(), maps_b.bfloat16(), "bipartite") == pytest.approx(exact, rel=0.05)
+    assert head_divergence(maps_a.bfloat16(), maps_b.bfloat16(), "bipartite") == pytest.approx(
+        exact, rel=0.05
+    )
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -132,7 +166,10 @@ def test_layers_of_two_models(small_vit, glyphs64, pairing):
     found = layer_divergence(a, b, few, pairing, batch_size=4)
     assert found == pytest.approx([longhand_value(p, q, pairing) for p, q in zip(maps_a, maps_b)], rel=1e-4)
     found = layer_divergence(a, b, few, pairing, layers={2: 0, 0: 1})
-    assert found == pytest.approx([longhand_value(maps_a[2], maps_b[0], pairing), longhand_value(maps_a[0], maps_b[1], pairing)], rel=1e-4)
+    assert found == pytest.approx(
+        [longhand_value(maps_a[2], maps_b[0], pairing), longhand_value(maps_a[0], maps_b[1], pairing)],
+        rel=1e-4,
+    )
 
 
 def test_copied_layers_have_the_teachers_maps(small_vit, glyphs64):
@@ -144,7 +181,9 @@ def test_copied_layers_have_the_teachers_maps(small_vit, glyphs64):
 
 def test_one_pass_gives_every_pairing(small_vit, glyphs64):
     a, b = small_vit(), small_vit(seed=1)
-    for divergence, expected in zip(compare_layers(a, b, glyphs64), layer_divergence(a, b, glyphs64, "minimum"), strict=True):
+    for divergence, expected in zip(
+        compare_layers(a, b, glyphs64), layer_divergence(a, b, glyphs64, "minimum"), strict=True
+    ):
         assert divergence.value("minimum") == expected and divergence.images == 64
         assert len({divergence.value(pairing) for pairing in PAIRINGS}) >= 3
 
@@ -172,13 +211,21 @@ def test_three_models_do_the_same_with_other_maps():
     for layer in (A, B, C):
         check_maps(layer.maps)
         assert layer.output.dtype == torch.float64 and (layer.output[0] - longhand).abs().max() <= 1e-12
-    assert longhand.std() > 0.1 and torch.equal(A.values, C.values) and torch.equal(A.projection, C.projection)
+    assert (
+        longhand.std() > 0.1 and torch.equal(A.values, C.values) and torch.equal(A.projection, C.projection)
+    )
     found = same_operation()
     assert found["B"]["direct"] > 0.05
-    assert [found["B"][pairing] for pairing in ("bipartite", "minimum", "average")] == pytest.approx([0, 0, 0], abs=1e-12)
+    assert [found["B"][pairing] for pairing in ("bipartite", "minimum", "average")] == pytest.approx(
+        [0, 0, 0], abs=1e-12
+    )
     assert all(found["C"][pairing] > 0.05 for pairing in PAIRINGS)
     for name, layer in (("B", B), ("C", C)):
-        assert found[name] == pytest.approx({pairing: longhand_value(A.maps, layer.maps, pairing) for pairing in PAIRINGS}, rel=1e-9, abs=1e-12)
+        assert found[name] == pytest.approx(
+            {pairing: longhand_value(A.maps, layer.maps, pairing) for pairing in PAIRINGS},
+            rel=1e-9,
+            abs=1e-12,
+        )
 
 
 def spoilt(value, b=1, h=2, i=3):
@@ -190,7 +237,12 @@ def spoilt(value, b=1, h=2, i=3):
 def test_maps_that_are_none():
     check_maps(random_maps())
     check_maps(random_maps(dtype=torch.float32).half(), 3)
-    for maps, problem in ((spoilt(torch.nan), "sums to nan"), (spoilt(torch.inf), "sums to inf"), (spoilt(-0.25), r"entry -0\.25"), (spoilt(1.5), "not to 1")):
+    for maps, problem in (
+        (spoilt(torch.nan), "sums to nan"),
+        (spoilt(torch.inf), "sums to inf"),
+        (spoilt(-0.25), r"entry -0\.25"),
+        (spoilt(1.5), "not to 1"),
+    ):
         with pytest.raises(ValueError, match=f"^layer 7: head 2: the row of query 3 in image 1 .*{problem}"):
             check_maps(maps, 7)
         with pytest.raises(ValueError, match=f"^a: head 2.*{problem}"):

@@ -25,10 +25,24 @@ def test_against_the_sum_written_out(n):
     found = fourier_profile(tokens_of(maps, prefix=2), (n, n), 2)
     logs = []
     for k in range(n // 2 + 1):
-        amplitudes = [abs(sum(maps[b, c, y, x].item() * cmath.exp(-2j * math.pi * k * (x + y) / n) for y in range(n) for x in range(n)))
-                      for b in range(2) for c in range(3)]
+        amplitudes = [
+            abs(
+                sum(
+                    maps[b, c, y, x].item() * cmath.exp(-2j * math.pi * k * (x + y) / n)
+                    for y in range(n)
+                    for x in range(n)
+                )
+            )
+            for b in range(2)
+            for c in range(3)
+        ]
         logs.append(sum(math.log(amplitude + 1e-6) for amplitude in amplitudes) / 6)
-    torch.testing.assert_close(found.log_amplitude, torch.tensor([log - logs[0] for log in logs], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        found.log_amplitude,
+        torch.tensor([log - logs[0] for log in logs], dtype=torch.float64),
+        rtol=1e-9,
+        atol=1e-9,
+    )
     assert found.frequency.tolist() == pytest.approx([2 * k / n for k in range(n // 2 + 1)])
     assert found.frequency[-1] == (1 if n == 4 else 0.8)
 
@@ -47,42 +61,61 @@ def test_a_cosine_shows_at_its_frequency():
     assert found.log_amplitude[k].item() == pytest.approx(math.log(amplitude / 2 / offset), abs=1e-6)
     assert all(found.log_amplitude[other] < math.log(1e-7) for other in (1, 2, 4))
     across = offset + amplitude * torch.cos(2 * math.pi * k * x / n)
-    assert fourier_profile(tokens_of(across[None, None]), (n, n), 0).log_amplitude[k] < math.log(1e-7), "off the diagonal"
+    assert fourier_profile(tokens_of(across[None, None]), (n, n), 0).log_amplitude[k] < math.log(1e-7), (
+        "off the diagonal"
+    )
 
 
 def test_white_noise_is_flat_up_to_what_real_coefficients_lack():
     noise = torch.randn(400, 8, 8, 8, generator=torch.Generator().manual_seed(0))
     found = fourier_profile(tokens_of(noise), (8, 8), 0).log_amplitude
-    # of 3200 logarithms with standard deviation π/√8 at most, the mean is known to 0.02; two of them are compared
+    # of 3200 logarithms with standard deviation π/√8 at most, the mean is known to 0.02; two of them are
+    # compared
     assert found.tolist() == pytest.approx([0] + 3 * [math.log(2) / 2] + [0], abs=0.1)
 
 
 def test_scale_changes_nothing_and_smoothing_lowers_high_frequencies():
     maps = torch.randn(5, 4, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = fourier_profile(tokens_of(maps), (8, 8), 0).log_amplitude
-    torch.testing.assert_close(fourier_profile(tokens_of(7 * maps), (8, 8), 0).log_amplitude, found, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        fourier_profile(tokens_of(7 * maps), (8, 8), 0).log_amplitude, found, rtol=0, atol=1e-4
+    )
     smooth = (maps + maps.roll(1, -1)) / 2  # multiplies frequency w across by |cos(w / 2)|
     drop = fourier_profile(tokens_of(smooth), (8, 8), 0).log_amplitude - found
-    assert drop[:4].tolist() == pytest.approx([math.log(math.cos(math.pi * k / 8)) for k in range(4)], abs=1e-4)
+    assert drop[:4].tolist() == pytest.approx(
+        [math.log(math.cos(math.pi * k / 8)) for k in range(4)], abs=1e-4
+    )
 
 
 def vit(seed):
-    return randomise(create_vit({"img_size": 24, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}), seed)
+    return randomise(
+        create_vit(
+            {"img_size": 24, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
+        ),
+        seed,
+    )
 
 
 @pytest.mark.parametrize("batch_size", [3, 100])
 def test_every_layer_over_any_batches(batch_size):
-    pixels = torch.randint(0, 256, (7, 3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, (7, 3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     images, teacher, student = Images(pixels, torch.zeros(7, dtype=torch.long)), vit(1), vit(2)
     with torch.no_grad():
         batch = images.take(range(7))[0]
         maps = {i: layer.map for i, layer in enumerate(walk(teacher.eval(), batch).layers)}
-        streams = [walk(teacher, batch).stream, walk(student.eval(), batch, replace={i: Instead(map=p) for i, p in maps.items()}).stream]
+        streams = [
+            walk(teacher, batch).stream,
+            walk(student.eval(), batch, replace={i: Instead(map=p) for i, p in maps.items()}).stream,
+        ]
     for model, stream in zip((teacher, AttentionTransfer(teacher, student, Plan(how="copy"))), streams):
         found = layer_profiles(model, images, batch_size)
         assert len(found) == 2
         for one, tokens in zip(found, stream):
-            expected = torch.stack([fourier_profile(tokens[[i]], (3, 3), 1).log_amplitude for i in range(7)]).mean(0)
+            expected = torch.stack(
+                [fourier_profile(tokens[[i]], (3, 3), 1).log_amplitude for i in range(7)]
+            ).mean(0)
             torch.testing.assert_close(one.log_amplitude, expected, rtol=1e-4, atol=1e-4)
             assert one.frequency.tolist() == pytest.approx([0, 2 / 3])
 

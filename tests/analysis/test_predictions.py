@@ -31,13 +31,19 @@ def test_disagreement_matrix_is_every_pair():
     found = disagreement_matrix(models)
     for i, a in enumerate(models.values()):
         for j, b in enumerate(models.values()):
-            assert found[i, j].item() == pytest.approx(sum(max(range(4), key=list(p).__getitem__) != max(range(4), key=list(q).__getitem__)
-                                                           for p, q in zip(a.tolist(), b.tolist())) / 60)
+            assert found[i, j].item() == pytest.approx(
+                sum(
+                    max(range(4), key=list(p).__getitem__) != max(range(4), key=list(q).__getitem__)
+                    for p, q in zip(a.tolist(), b.tolist())
+                )
+                / 60
+            )
     assert torch.equal(found, found.T) and found[0, 1] > 0.3
 
 
 def test_the_ensemble_adds_probabilities_not_votes():
-    # image 0: a is surely right, b barely wrong; image 1: the other way round; image 2: both wrong; image 3: both right
+    # image 0: a is surely right, b barely wrong; image 1: the other way round; image 2: both wrong; image 3:
+    # both right
     p_a = torch.tensor([[0.9, 0.1], [0.45, 0.55], [0.2, 0.8], [0.3, 0.7]])
     p_b = torch.tensor([[0.4, 0.6], [0.95, 0.05], [0.4, 0.6], [0.1, 0.9]])
     labels = torch.tensor([0, 0, 0, 1])
@@ -45,7 +51,9 @@ def test_the_ensemble_adds_probabilities_not_votes():
     assert ensemble_gain(p_a, p_b, labels) == (0.75, 0.5, 0.25)
     assert ensemble_gain(p_a, p_a, labels) == (0.5, 0.5, 0)
     worse = 1 - p_a
-    assert ensemble_gain(p_a, worse, torch.tensor([0, 1, 1, 1])).gain < 0, "the better one may be better alone"
+    assert ensemble_gain(p_a, worse, torch.tensor([0, 1, 1, 1])).gain < 0, (
+        "the better one may be better alone"
+    )
 
 
 def test_calibration_equals_the_longhand():
@@ -65,11 +73,19 @@ def test_calibration_in_closed_form():
     p = torch.tensor([[0.8, 0.2]]).repeat(10, 1)
     labels = torch.tensor([0] * 8 + [1] * 2)
     assert expected_calibration_error(p, labels) == pytest.approx(0, abs=1e-7)
-    assert expected_calibration_error(p, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.2, rel=1e-6), "one class is enough here"
+    assert expected_calibration_error(p, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.2, rel=1e-6), (
+        "one class is enough here"
+    )
     assert expected_calibration_error(torch.eye(2)[labels], 1 - labels) == 1
-    mixed = torch.cat([p, 1 - p]), torch.cat([torch.zeros(10, dtype=torch.long)] * 2)  # right at 0.8 and wrong at 0.8: 0.5 on average
+    mixed = (
+        torch.cat([p, 1 - p]),
+        torch.cat([torch.zeros(10, dtype=torch.long)] * 2),
+    )  # right at 0.8 and wrong at 0.8: 0.5 on average
     assert expected_calibration_error(*mixed) == pytest.approx(0.3, rel=1e-6)
-    sharper = torch.tensor([[0.8, 0.2], [0.6, 0.4]]), torch.tensor([0, 1])  # + 0.2 and - 0.6: they cancel only within a bin
+    sharper = (
+        torch.tensor([[0.8, 0.2], [0.6, 0.4]]),
+        torch.tensor([0, 1]),
+    )  # + 0.2 and - 0.6: they cancel only within a bin
     assert expected_calibration_error(*sharper, bins=2) == pytest.approx(0.2, rel=1e-6)
     assert expected_calibration_error(*sharper, bins=15) == pytest.approx(0.4, rel=1e-6)
 
@@ -78,8 +94,16 @@ def test_the_paired_bootstrap_equals_scipys():
     correct_a = torch.rand(400) < 0.8
     correct_b = torch.where(torch.rand(400) < 0.7, correct_a, torch.rand(400) < 0.6)
     found = paired_bootstrap(correct_a, correct_b, samples=20_000, level=0.9)
-    expected = bootstrap((correct_a.double().numpy(), correct_b.double().numpy()), lambda a, b, axis: a.mean(axis) - b.mean(axis), paired=True,
-                         n_resamples=20_000, confidence_level=0.9, method="percentile", vectorized=True, rng=np.random.default_rng(1))
+    expected = bootstrap(
+        (correct_a.double().numpy(), correct_b.double().numpy()),
+        lambda a, b, axis: a.mean(axis) - b.mean(axis),
+        paired=True,
+        n_resamples=20_000,
+        confidence_level=0.9,
+        method="percentile",
+        vectorized=True,
+        rng=np.random.default_rng(1),
+    )
     assert found.mean == pytest.approx((correct_a.sum() - correct_b.sum()).item() / 400)
     assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval), abs=0.003)
     assert found.low < found.mean < found.high
@@ -91,9 +115,17 @@ def test_the_paired_bootstrap_in_closed_form():
     other[:1000] = ~other[:1000]  # 500 gained, 500 lost: variance of a difference 0.1
     found = paired_bootstrap(correct, other, samples=20_000)
     assert found.mean == 0
-    assert (found.low, found.high) == pytest.approx((-1.96 * (0.1 / 10_000) ** 0.5, 1.96 * (0.1 / 10_000) ** 0.5), rel=0.05)
-    assert paired_bootstrap(correct, correct) == (0, 0, 0), "what both get right or wrong is no uncertainty of the difference"
-    assert paired_bootstrap(correct, other) == paired_bootstrap(correct, other) != paired_bootstrap(correct, other, seed=1)
+    assert (found.low, found.high) == pytest.approx(
+        (-1.96 * (0.1 / 10_000) ** 0.5, 1.96 * (0.1 / 10_000) ** 0.5), rel=0.05
+    )
+    assert paired_bootstrap(correct, correct) == (0, 0, 0), (
+        "what both get right or wrong is no uncertainty of the difference"
+    )
+    assert (
+        paired_bootstrap(correct, other)
+        == paired_bootstrap(correct, other)
+        != paired_bootstrap(correct, other, seed=1)
+    )
     wide, narrow = paired_bootstrap(correct, other, level=0.99), paired_bootstrap(correct, other, level=0.5)
     assert wide.low < narrow.low < narrow.high < wide.high
 
@@ -146,4 +178,6 @@ def test_bad_input_of_the_bootstrap():
 def test_probabilities_of_a_model_in_half_precision(kind):
     logits, labels = torch.randn(50, 10), torch.arange(50) % 10
     p = [(factor * logits).softmax(-1) for factor in (1, 2)]
-    assert ensemble_accuracy(*(each.to(kind) for each in p), labels) == pytest.approx(ensemble_accuracy(*p, labels), abs=0.05)
+    assert ensemble_accuracy(*(each.to(kind) for each in p), labels) == pytest.approx(
+        ensemble_accuracy(*p, labels), abs=0.05
+    )

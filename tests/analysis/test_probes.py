@@ -1,4 +1,5 @@
-"""Features, neighbours, linear probes and few labels: against loops, separable data, NumPy's own solver of the same problem."""
+"""Features, neighbours, linear probes and few labels: against loops, separable data, NumPy's own solver of
+the same problem."""
 
 import math
 
@@ -15,16 +16,33 @@ from tests.helpers import randomise
 
 
 def vit(seed, **config):
-    return randomise(create_vit({"img_size": 16, "patch_size": 8, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 5, **config}), seed)
+    return randomise(
+        create_vit(
+            {
+                "img_size": 16,
+                "patch_size": 8,
+                "embed_dim": 12,
+                "depth": 3,
+                "num_heads": 3,
+                "num_classes": 5,
+                **config,
+            }
+        ),
+        seed,
+    )
 
 
 @pytest.fixture
 def images():
-    pixels = torch.randint(0, 256, (7, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, (7, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     return Images(pixels, torch.arange(7))
 
 
-@pytest.mark.parametrize("config", [{}, {"global_pool": "avg"}, {"reg_tokens": 2}, {"global_pool": "avg", "class_token": False}])
+@pytest.mark.parametrize(
+    "config", [{}, {"global_pool": "avg"}, {"reg_tokens": 2}, {"global_pool": "avg", "class_token": False}]
+)
 def test_features_are_what_the_head_reads(images, config):
     model = vit(0, drop_rate=0.5, **config).train()
     found = features(model, images, batch_size=3)
@@ -51,15 +69,22 @@ def test_a_copying_student_is_probed_with_its_teacher(images):
     batch = images.take(range(7))[0]
     maps = {i: Instead(map=layer.map) for i, layer in enumerate(walk(teacher, batch).layers)}
     student.head = nn.Identity()
-    torch.testing.assert_close(found, walk(student.eval(), batch, replace=maps).logits.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        found, walk(student.eval(), batch, replace=maps).logits.detach(), rtol=1e-4, atol=1e-5
+    )
 
 
 def longhand_knn(train_x, train_y, test_x, test_y, k):
     """Neighbours one image at a time, votes in a dictionary."""
     right = 0
     for x, y in zip(test_x.tolist(), test_y.tolist()):
-        near = sorted(((sum(a * b for a, b in zip(x, other)) / math.hypot(*x) / math.hypot(*other), label)
-                       for other, label in zip(train_x.tolist(), train_y.tolist())), reverse=True)[:k]
+        near = sorted(
+            (
+                (sum(a * b for a, b in zip(x, other)) / math.hypot(*x) / math.hypot(*other), label)
+                for other, label in zip(train_x.tolist(), train_y.tolist())
+            ),
+            reverse=True,
+        )[:k]
         votes = {}
         for similarity, label in near:
             votes[label] = votes.get(label, 0) + math.exp(similarity / 0.07)
@@ -85,13 +110,18 @@ def test_neighbours_against_loops(monkeypatch):
 
 
 def test_a_near_neighbour_outvotes_two_far_ones():
-    # cosines 1, 0.9, 0.9: exp(0.1 / 0.07) is more than 4, so that one vote is more than two; with equal votes it would not be
+    # cosines 1, 0.9, 0.9: exp(0.1 / 0.07) is more than 4, so that one vote is more than two; with equal votes
+    # it would not be
     train = torch.tensor([[1.0, 0.0], [0.9, math.sqrt(0.19)], [0.9, -math.sqrt(0.19)]])
-    assert knn_accuracy(train, torch.tensor([0, 1, 1]), torch.tensor([[5.0, 0.0]]), torch.tensor([0]), ks=(3,)) == {3: 1.0}
+    assert knn_accuracy(
+        train, torch.tensor([0, 1, 1]), torch.tensor([[5.0, 0.0]]), torch.tensor([0]), ks=(3,)
+    ) == {3: 1.0}
     # with three against one, at cosine 0.95: 3 exp(-0.05 / 0.07) is 1.47
     far = [[0.95, math.sqrt(1 - 0.95**2)]] * 3
     train = torch.tensor([[1.0, 0.0], *far])
-    assert knn_accuracy(train, torch.tensor([0, 1, 1, 1]), torch.tensor([[5.0, 0.0]]), torch.tensor([0]), ks=(1, 4)) == {1: 1.0, 4: 0.0}
+    assert knn_accuracy(
+        train, torch.tensor([0, 1, 1, 1]), torch.tensor([[5.0, 0.0]]), torch.tensor([0]), ks=(1, 4)
+    ) == {1: 1.0, 4: 0.0}
 
 
 def test_an_image_among_the_training_images_is_its_own_neighbour():
@@ -100,14 +130,17 @@ def test_an_image_among_the_training_images_is_its_own_neighbour():
 
 
 def softmax_regression(x, y, classes, steps=40, ridge=1e-3):
-    """The optimum of mean cross-entropy + ridge/2 · |W|² by Newton's method, in NumPy: weights (D + 1, classes)."""
+    """The optimum of mean cross-entropy + ridge/2 · |W|² by Newton's method, in NumPy: weights (D + 1,
+    classes)."""
     x, target = np.c_[x, np.ones(len(x))], np.eye(classes)[y]
     W = np.zeros((x.shape[1], classes))
     for _ in range(steps):
         p = np.exp(x @ W - (x @ W).max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
         gradient = x.T @ (p - target) / len(x) + ridge * W
-        curvature = np.einsum("ni,nj,nc,cd->icjd", x, x, p, np.eye(classes)) - np.einsum("ni,nj,nc,nd->icjd", x, x, p, p)
+        curvature = np.einsum("ni,nj,nc,cd->icjd", x, x, p, np.eye(classes)) - np.einsum(
+            "ni,nj,nc,nd->icjd", x, x, p, p
+        )
         curvature = curvature.reshape(W.size, W.size) / len(x) + ridge * np.eye(W.size)
         W -= np.linalg.solve(curvature, gradient.ravel()).reshape(W.shape)
     return W
@@ -128,21 +161,31 @@ def test_features_are_standardised_by_the_training_set():
     train, validation, test = clusters(100, 0), clusters(60, 1), clusters(60, 2)
     plain = linear_probe(*train, *validation, *test, lrs=(0.1,), steps=60)
     scale, shift = torch.tensor([1e-3, 1, 1e3, 5, 1, 1]), torch.tensor([0, 100.0, 0, 0, 7, 0])
-    moved = [(torch.cat([x * scale + shift, torch.full((len(x), 1), 3.0)], 1), y) for x, y in (train, validation, test)]  # and a constant feature
+    moved = [
+        (torch.cat([x * scale + shift, torch.full((len(x), 1), 3.0)], 1), y)
+        for x, y in (train, validation, test)
+    ]  # and a constant feature
     other = linear_probe(*moved[0], *moved[1], *moved[2], lrs=(0.1,), steps=60)
     assert other.test_accuracy == pytest.approx(plain.test_accuracy, abs=1 / 60 + 1e-9)
     assert plain.test_accuracy > 0.6
     shifted = (validation[0] + 5, validation[1])  # a shifted validation set is measured as it is
-    assert linear_probe(*train, *shifted, *test, lrs=(0.1,), steps=60).validation_accuracies != plain.validation_accuracies
+    assert (
+        linear_probe(*train, *shifted, *test, lrs=(0.1,), steps=60).validation_accuracies
+        != plain.validation_accuracies
+    )
 
 
 def test_the_rate_is_chosen_on_validation_and_rates_do_not_touch_each_other():
     train, validation, test = clusters(100, 0), clusters(61, 1), clusters(67, 2)
     lrs = (0.1, 1e-5, 0.01)
     together = linear_probe(*train, *validation, *test, lrs=lrs, steps=30, batch_size=16, seed=3)
-    alone = {lr: linear_probe(*train, *validation, *test, lrs=(lr,), steps=30, batch_size=16, seed=3) for lr in lrs}
+    alone = {
+        lr: linear_probe(*train, *validation, *test, lrs=(lr,), steps=30, batch_size=16, seed=3) for lr in lrs
+    }
     assert together.validation_accuracies == {lr: one.validation_accuracies[lr] for lr, one in alone.items()}
-    assert together.lr == min((lr for lr in lrs if together.validation_accuracies[lr] == max(together.validation_accuracies.values())))
+    assert together.lr == min(
+        lr for lr in lrs if together.validation_accuracies[lr] == max(together.validation_accuracies.values())
+    )
     assert together.test_accuracy == alone[together.lr].test_accuracy
     # a validation set that only the worst features please decides all the same
     flipped = (validation[0], (validation[1] + 1) % 4)
@@ -173,8 +216,13 @@ def test_a_probe_repeats_and_leaves_the_global_generator_alone():
     assert linear_probe(*train, *validation, *test, steps=20, batch_size=16) == first
 
 
-@pytest.mark.parametrize("probe", [lambda train, test: knn_accuracy(*train, *test, ks=(1,)),
-                                   lambda train, test: linear_probe(*train, *test, *test, steps=1)])
+@pytest.mark.parametrize(
+    "probe",
+    [
+        lambda train, test: knn_accuracy(*train, *test, ks=(1,)),
+        lambda train, test: linear_probe(*train, *test, *test, steps=1),
+    ],
+)
 def test_bad_sets_are_refused(probe):
     (x, y), test = clusters(20, 0), clusters(8, 1)
     with pytest.raises(ValueError, match="single class"):
@@ -209,11 +257,15 @@ def test_bad_settings_are_refused(images):
 def labelled(counts, classes=()):
     labels = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])
     labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
-    pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)  # an image says which it was
+    pixels = (
+        torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+    )  # an image says which it was
     return Images(pixels, labels, classes, mean=0.1, std=0.7)
 
 
-@pytest.mark.parametrize(("fraction", "kept"), [(0.1, [5, 2, 1]), (0.01, [1, 1, 1]), (0.5, [25, 10, 2]), (1, [50, 20, 3])])
+@pytest.mark.parametrize(
+    ("fraction", "kept"), [(0.1, [5, 2, 1]), (0.01, [1, 1, 1]), (0.5, [25, 10, 2]), (1, [50, 20, 3])]
+)
 def test_few_labels_keep_a_share_of_every_class(fraction, kept):
     images = labelled([50, 20, 3], "abc")
     chosen = few_labels(images, fraction, seed=0)
@@ -226,7 +278,11 @@ def test_few_labels_keep_a_share_of_every_class(fraction, kept):
 
 def test_few_labels_repeat_by_seed_and_are_nested():
     images = labelled([50, 20, 3])
-    sets = {(fraction, seed): set(few_labels(images, fraction, seed).pixels[:, 0, 0, 0].tolist()) for fraction in (0.1, 0.3) for seed in (0, 1)}
+    sets = {
+        (fraction, seed): set(few_labels(images, fraction, seed).pixels[:, 0, 0, 0].tolist())
+        for fraction in (0.1, 0.3)
+        for seed in (0, 1)
+    }
     assert sets[0.1, 0] == set(few_labels(images, 0.1, 0).pixels[:, 0, 0, 0].tolist())
     assert sets[0.1, 0] != sets[0.1, 1] and sets[0.1, 0] < sets[0.3, 0] and sets[0.1, 1] < sets[0.3, 1]
 

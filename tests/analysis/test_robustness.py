@@ -30,22 +30,33 @@ def test_a_line_is_found_again():
     line = fit_line(POOL, on_the_line(POOL))
     assert line == pytest.approx((1.2, -0.8), rel=1e-10)
     assert line.expected(0.77) == pytest.approx(on_the_line(0.77).item(), rel=1e-10)
-    assert AccuracyLine(1, 0).expected(0.3) == pytest.approx(0.3) and AccuracyLine(0, 0).expected(0.9) == pytest.approx(0.5)
+    assert AccuracyLine(1, 0).expected(0.3) == pytest.approx(0.3) and AccuracyLine(0, 0).expected(
+        0.9
+    ) == pytest.approx(0.5)
 
 
 def test_the_fit_equals_scipys():
     expected = linregress(logit(POOL), logit(noisy()))
     for kind in (np.array, list, torch.tensor):
-        assert fit_line(kind(POOL), kind(noisy())) == pytest.approx((expected.slope, expected.intercept), rel=1e-10)
+        assert fit_line(kind(POOL), kind(noisy())) == pytest.approx(
+            (expected.slope, expected.intercept), rel=1e-10
+        )
 
 
 def test_effective_robustness_is_the_distance_from_the_line():
     found = effective_robustness(0.8, on_the_line(0.8).item() + 0.05, POOL, on_the_line(POOL))
-    assert found.value == pytest.approx(0.05, rel=1e-9) and found.expected == pytest.approx(on_the_line(0.8).item(), rel=1e-9)
-    assert (found.low, found.high) == pytest.approx((0.05, 0.05), rel=1e-6), "every sample of a perfect pool has the same line"
+    assert found.value == pytest.approx(0.05, rel=1e-9) and found.expected == pytest.approx(
+        on_the_line(0.8).item(), rel=1e-9
+    )
+    assert (found.low, found.high) == pytest.approx((0.05, 0.05), rel=1e-6), (
+        "every sample of a perfect pool has the same line"
+    )
     below = effective_robustness(0.8, 0.1, POOL, noisy())
     fitted = linregress(logit(POOL), logit(noisy()))
-    assert below.value == pytest.approx(0.1 - sigmoid(fitted.intercept + fitted.slope * logit(0.8)), rel=1e-9) and below.value < 0
+    assert (
+        below.value == pytest.approx(0.1 - sigmoid(fitted.intercept + fitted.slope * logit(0.8)), rel=1e-9)
+        and below.value < 0
+    )
 
 
 def test_the_interval_equals_a_loop_over_samples():
@@ -74,20 +85,31 @@ def test_clip_is_half_an_image():
     with pytest.raises(ValueError, match="accuracy is exactly 0, whose logit is infinite.*clip=0.5 / number"):
         fit_line(pool, pool)
     clipped = [0.005, *POOL[:3], 0.995]
-    assert fit_line(pool, pool[::-1], clip=0.005) == pytest.approx(fit_line(clipped, clipped[::-1]), rel=1e-12)
+    assert fit_line(pool, pool[::-1], clip=0.005) == pytest.approx(
+        fit_line(clipped, clipped[::-1]), rel=1e-12
+    )
     with pytest.raises(ValueError, match="clip=0.5"):
         fit_line(pool, pool, clip=0.5)
     with pytest.raises(ValueError, match="in_distribution is exactly 1"):
         effective_robustness(1.0, 0.5, POOL, noisy())
-    assert effective_robustness(0.8, 0.0, POOL, noisy()).value < 0, "only the line needs logits: a model may fail on every shifted image"
+    assert effective_robustness(0.8, 0.0, POOL, noisy()).value < 0, (
+        "only the line needs logits: a model may fail on every shifted image"
+    )
 
 
 def test_bad_input():
     for wrong in (71.2, -0.1, float("nan")):
-        for arguments in ((wrong, 0.5, POOL, noisy()), (0.5, wrong, POOL, noisy()), (0.5, 0.5, [*POOL[1:], wrong], noisy()), (0.5, 0.5, POOL, [*POOL[1:], wrong])):
+        for arguments in (
+            (wrong, 0.5, POOL, noisy()),
+            (0.5, wrong, POOL, noisy()),
+            (0.5, 0.5, [*POOL[1:], wrong], noisy()),
+            (0.5, 0.5, POOL, [*POOL[1:], wrong]),
+        ):
             with pytest.raises(ValueError, match=f"{wrong} is not between 0 and 1: divide percent by 100"):
                 effective_robustness(*arguments)
-    with pytest.raises(ValueError, match="2 in-distribution and 2 shifted accuracies: one pair a model, and at least 3"):
+    with pytest.raises(
+        ValueError, match="2 in-distribution and 2 shifted accuracies: one pair a model, and at least 3"
+    ):
         effective_robustness(0.5, 0.5, POOL[:2], POOL[:2])
     with pytest.raises(ValueError, match="7 in-distribution and 6 shifted"):
         fit_line(POOL, POOL[1:])

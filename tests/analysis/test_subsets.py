@@ -41,13 +41,16 @@ class Reader(nn.Module):
         return nn.functional.one_hot((pixel + self.shift.long()) % self.classes, self.classes).float()
 
 
-@pytest.mark.parametrize("classes, factor, wanted", [
-    (3, 100, [100, 10, 1]),  # 100 · 100^(-1/2) = 10
-    (3, 4, [100, 50, 25]),
-    (5, 16, [100, 50, 25, 12, 6]),  # halves, rounded down
-    (2, 100, [100, 1]),
-    (4, 1, [100, 100, 100, 100]),
-])
+@pytest.mark.parametrize(
+    "classes, factor, wanted",
+    [
+        (3, 100, [100, 10, 1]),  # 100 · 100^(-1/2) = 10
+        (3, 4, [100, 50, 25]),
+        (5, 16, [100, 50, 25, 12, 6]),  # halves, rounded down
+        (2, 100, [100, 1]),
+        (4, 1, [100, 100, 100, 100]),
+    ],
+)
 def test_long_tail_has_the_exponential_profile(classes, factor, wanted):
     labels = torch.arange(classes).repeat(100)
     images = Images(torch.zeros(len(labels), 3, 2, 2, dtype=torch.uint8), labels)
@@ -60,7 +63,9 @@ def test_long_tail_keeps_images_with_their_labels_in_order_and_their_treatment()
     chosen = long_tail(images, 4, seed=3)
     kept = positions(chosen)
     assert kept == sorted(set(kept)) and chosen.targets.tolist() == [position % 3 for position in kept]
-    assert [position for position in kept if position % 3 == 0] == list(range(0, 60, 3)), "the first class keeps all"
+    assert [position for position in kept if position % 3 == 0] == list(range(0, 60, 3)), (
+        "the first class keeps all"
+    )
     assert (chosen.classes, chosen.mean, chosen.std, chosen.augment) == (("a", "b", "c"), 0.1, 0.9, abs)
     assert positions(images) == list(range(60))
 
@@ -68,7 +73,11 @@ def test_long_tail_keeps_images_with_their_labels_in_order_and_their_treatment()
 def test_long_tail_is_chosen_by_seed_and_nested_in_the_factor():
     images = of_classes([0, 1, 2] * 40)
     state = torch.get_rng_state()
-    assert positions(long_tail(images, 8, seed=1)) == positions(long_tail(images, 8, seed=1)) != positions(long_tail(images, 8, seed=2))
+    assert (
+        positions(long_tail(images, 8, seed=1))
+        == positions(long_tail(images, 8, seed=1))
+        != positions(long_tail(images, 8, seed=2))
+    )
     assert set(positions(long_tail(images, 8, seed=1))) < set(positions(long_tail(images, 2, seed=1)))
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -78,16 +87,27 @@ def test_a_class_with_fewer_than_its_share_keeps_all():
     assert class_counts(long_tail(images, 4)) == [40, 7, 10]
 
 
-@pytest.mark.parametrize("labels, classes, factor, message", [
-    ([0, 1] * 9, (), 0.5, "factor must be at least 1 .* got 0.5"),
-    ([0, 1] * 9, (), float("nan"), "got nan"),
-    ([0, 1] * 9, (), float("inf"), "got inf"),
-    ([0, 1] * 9, (), 10, "class 1 would have no image .9 are there, 9 of class 0, factor 10.: take a smaller factor or more images"),
-    ([0, 2] * 9, (), 2, "class 1 would have no image .0 are there"),
-    ([0, 1] * 9, ("a", "b", "c"), 2, "class 2 would have no image .0 are there"),
-    ([0] * 9, (), 2, "at least two classes, the images have 1"),
-    ([0.5] * 9, (), 2, r"must be class indices \(n,\), got torch.float32 \(9,\)"),
-])
+@pytest.mark.parametrize(
+    "labels, classes, factor, message",
+    [
+        ([0, 1] * 9, (), 0.5, "factor must be at least 1 .* got 0.5"),
+        ([0, 1] * 9, (), float("nan"), "got nan"),
+        ([0, 1] * 9, (), float("inf"), "got inf"),
+        (
+            [0, 1] * 9,
+            (),
+            10,
+            (
+                "class 1 would have no image .9 are there, 9 of class 0, factor 10.: take a smaller factor or"
+                " more images"
+            ),
+        ),
+        ([0, 2] * 9, (), 2, "class 1 would have no image .0 are there"),
+        ([0, 1] * 9, ("a", "b", "c"), 2, "class 2 would have no image .0 are there"),
+        ([0] * 9, (), 2, "at least two classes, the images have 1"),
+        ([0.5] * 9, (), 2, r"must be class indices \(n,\), got torch.float32 \(9,\)"),
+    ],
+)
 def test_long_tails_that_cannot_be(labels, classes, factor, message):
     with pytest.raises(ValueError, match=message):
         long_tail(of_classes(labels, classes), factor)
@@ -106,7 +126,9 @@ def test_groups_with_other_limits_leave_out_the_empty():
 
 def test_group_accuracy_is_a_mean_over_classes_by_hand():
     labels = torch.tensor([0, 0, 0, 0, 1, 2, 2, 3])
-    answers = torch.tensor([0, 0, 0, 3, 0, 2, 0, 3])  # class 0: 3 of 4, class 1: 0 of 1, class 2: 1 of 2, class 3: 1 of 1
+    answers = torch.tensor(
+        [0, 0, 0, 3, 0, 2, 0, 3]
+    )  # class 0: 3 of 4, class 1: 0 of 1, class 2: 1 of 2, class 3: 1 of 1
     logits = nn.functional.one_hot(answers, 6).float()
     groups = {"many": [0, 1], "medium": [2, 4], "few": [3], "unseen": [4, 5]}
     assert group_accuracy(logits, labels, groups) == {"many": (3 / 4 + 0) / 2, "medium": 1 / 2, "few": 1.0}
@@ -123,14 +145,18 @@ def test_filtering_keeps_exactly_what_the_reference_gets_wrong():
 
 
 def test_the_reference_and_its_copies_are_kept_out_of_the_comparison():
-    images = of_classes(torch.tensor([0, 1, 2, 3, 1, 0, 1, 2]))  # said by a reader shifted by one: 1 2 3 0 1 2 3 0
+    images = of_classes(
+        torch.tensor([0, 1, 2, 3, 1, 0, 1, 2])
+    )  # said by a reader shifted by one: 1 2 3 0 1 2 3 0
     reference = Reader(shift=1)
     filtered = adversarially_filtered(images, reference)
     assert positions(filtered.images) == [0, 1, 2, 3, 5, 6, 7]
     for model in (reference, copy.deepcopy(reference)):
         with pytest.raises(ValueError, match="the reference model .* leave it out of the comparison"):
             evaluate_filtered(model, filtered)
-    judged = evaluate_filtered(Reader(shift=0), filtered)  # says 0 1 2 3 . 1 2 3: right on the first four of seven
+    judged = evaluate_filtered(
+        Reader(shift=0), filtered
+    )  # says 0 1 2 3 . 1 2 3: right on the first four of seven
     assert judged.accuracy == pytest.approx(4 / 7) and judged.count == 7
 
 

@@ -84,10 +84,13 @@ def test_conversion_is_deterministic_and_keeps_metadata(sample):
     text = notebooks.converted(sample / "01-a.md")
     assert text == notebooks.converted(sample / "01-a.md")
     badge, set_up, title, figure, *same = json.loads(text)["cells"]
-    assert "https://colab.research.google.com/github/o/n/blob/main/notebooks/01-a.ipynb" in "".join(badge["source"])
+    assert "https://colab.research.google.com/github/o/n/blob/main/notebooks/01-a.ipynb" in "".join(
+        badge["source"]
+    )
     assert "git clone --quiet --depth 1 https://github.com/o/n" in "".join(set_up["source"])
     assert figure["metadata"] == {
-        "mystnb": {"figure": {"caption": "A caption"}, "image": {"alt": "A picture"}}, "tags": ["hide-input"],
+        "mystnb": {"figure": {"caption": "A caption"}, "image": {"alt": "A picture"}},
+        "tags": ["hide-input"],
     }
     assert [cell["source"] for cell in same] == [["x"], ["x"]] and same[0]["id"] != same[1]["id"]
 
@@ -110,4 +113,7 @@ def test_pairs_out_of_step_are_named(sample):
     assert notebooks.out_of_step(sample) == ["01-a.ipynb is missing"]
     (sample / "01-a.ipynb").write_text("{}")
     (sample / "07-b.ipynb").write_text("{}")
-    assert notebooks.out_of_step(sample) == ["01-a.ipynb differs from what 01-a.md makes", "07-b.ipynb has no 07-b.md"]
+    assert notebooks.out_of_step(sample) == [
+        "01-a.ipynb differs from what 01-a.md makes",
+        "07-b.ipynb has no 07-b.md",
+    ]

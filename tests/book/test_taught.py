@@ -1,4 +1,5 @@
-"""What the notebooks write out by hand (cells tagged `taught`) computes what atlib computes, on other inputs than theirs."""
+"""What the notebooks write out by hand (cells tagged `taught`) computes what atlib computes, on other inputs
+than theirs."""
 
 from dataclasses import replace
 from functools import cache
@@ -23,7 +24,11 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 def taught_cells(source: Path) -> list[str]:
     """The code of a notebook's cells tagged `taught`, in order."""
     cells = jupytext.read(source, fmt="md:myst").cells
-    return [cell.source for cell in cells if cell.cell_type == "code" and "taught" in cell.metadata.get("tags", [])]
+    return [
+        cell.source
+        for cell in cells
+        if cell.cell_type == "code" and "taught" in cell.metadata.get("tags", [])
+    ]
 
 
 @cache
@@ -68,7 +73,8 @@ def test_multi_head_attention_is_timms(width, heads):
     x = torch.randn(29, width)
     with torch.no_grad():
         output, maps = taught("01-attention").multi_head_attention(
-            x, layer.qkv.weight, layer.qkv.bias, layer.proj.weight, layer.proj.bias, heads)
+            x, layer.qkv.weight, layer.qkv.bias, layer.proj.weight, layer.proj.bias, heads
+        )
         assert torch.allclose(output, layer(x[None])[0], atol=1e-5)
     assert maps.shape == (heads, 29, 29)
 
@@ -83,7 +89,8 @@ def test_multi_head_attention_gives_the_maps_of_walk():
         attn, x = block.attn, block.norm1(walked.tokens)
         for index in range(2):
             _, maps = taught("01-attention").multi_head_attention(
-                x[index], attn.qkv.weight, attn.qkv.bias, attn.proj.weight, attn.proj.bias, 2)
+                x[index], attn.qkv.weight, attn.qkv.bias, attn.proj.weight, attn.proj.bias, 2
+            )
             assert torch.allclose(maps, walked.layers[2].map[index], atol=1e-6)
             same = walk(vit, images, replace={2: Instead(map=maps[None].expand(2, -1, -1, -1))})
             assert torch.allclose(same.logits[index], vit(images)[index], atol=1e-5)
@@ -92,13 +99,20 @@ def test_multi_head_attention_gives_the_maps_of_walk():
 # 02-routing-world
 
 
-@pytest.mark.parametrize("recipe", [Recipe(steps=37), Recipe(steps=20, warmup=0.0), Recipe(steps=50, warmup=0.3, lr=3e-3, min_lr=1e-3)])
+@pytest.mark.parametrize(
+    "recipe",
+    [Recipe(steps=37), Recipe(steps=20, warmup=0.0), Recipe(steps=50, warmup=0.3, lr=3e-3, min_lr=1e-3)],
+)
 def test_lr_factor_is_the_schedule(recipe):
     lr_factor = taught("02-routing-world").lr_factor
-    assert [lr_factor(step, recipe) for step in range(recipe.steps)] == pytest.approx([schedule(step, recipe) for step in range(recipe.steps)])
+    assert [lr_factor(step, recipe) for step in range(recipe.steps)] == pytest.approx(
+        [schedule(step, recipe) for step in range(recipe.steps)]
+    )
 
 
-@pytest.mark.parametrize("changes", [{}, {"lr": 4e-3, "weight_decay": 0.5, "clip": 0.1}, {"label_smoothing": 0.0, "warmup": 0.0}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"lr": 4e-3, "weight_decay": 0.5, "clip": 0.1}, {"label_smoothing": 0.0, "warmup": 0.0}]
+)
 def test_train_by_hand_is_train(changes):
     """50 images in batches of 16: the last batch of a pass is short, and nine steps cross two passes."""
     recipe = replace(Recipe(steps=9, batch_size=16), **changes)

@@ -17,7 +17,17 @@ NOTEBOOK = "07-q-transfer"
 
 def vit(seed: int, **overrides):
     torch.manual_seed(seed)
-    return create_vit({"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 5, **overrides}).eval()
+    return create_vit(
+        {
+            "img_size": 32,
+            "patch_size": 8,
+            "embed_dim": 48,
+            "depth": 3,
+            "num_heads": 3,
+            "num_classes": 5,
+            **overrides,
+        }
+    ).eval()
 
 
 def test_a_layer_with_given_queries_is_walks():
@@ -36,12 +46,17 @@ def test_a_layer_with_given_queries_is_walks():
 def test_all_layers_with_given_queries_are_the_plan_that_copies_q():
     teacher, student, images = vit(3, num_classes=2), vit(4), torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        queries, x = [seen.q for seen in walk(teacher, images).layers], student._pos_embed(student.patch_embed(images))
+        queries, x = (
+            [seen.q for seen in walk(teacher, images).layers],
+            student._pos_embed(student.patch_embed(images)),
+        )
         for block, q_t in zip(student.blocks, queries):
             x = x + taught(NOTEBOOK).attention_with_given_q(block.attn, block.norm1(x), q_t)[0]
             x = x + block.mlp(block.norm2(x))
         logits = student.forward_head(student.norm(x))
-        assert (logits - AttentionTransfer(teacher, student, Plan("q")).eval()(images).logits).abs().max() < 1e-5
+        assert (
+            logits - AttentionTransfer(teacher, student, Plan("q")).eval()(images).logits
+        ).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("what", ["q", "k", "v"])
@@ -49,7 +64,9 @@ def test_mean_squared_error_is_the_loss(what):
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         student, teacher = walk(vit(5), images).layers, walk(vit(6), images).layers
-    found = taught(NOTEBOOK).mean_squared_error_by_hand([getattr(s, what) for s in student], [getattr(t, what) for t in teacher])
+    found = taught(NOTEBOOK).mean_squared_error_by_hand(
+        [getattr(s, what) for s in student], [getattr(t, what) for t in teacher]
+    )
     assert found == pytest.approx(projection_mse(student, teacher, what).item(), rel=1e-5)
 
 
@@ -65,7 +82,9 @@ def test_jensen_shannon_and_its_bounds():
     torch.manual_seed(7)
     p, r = torch.randn(2, 6, 9, dtype=torch.float64).mul(3).softmax(-1)
     found = taught(NOTEBOOK).jensen_shannon(p, r)
-    assert found.tolist() == pytest.approx([js_in_loops(*rows) for rows in zip(p.tolist(), r.tolist())], abs=1e-12)
+    assert found.tolist() == pytest.approx(
+        [js_in_loops(*rows) for rows in zip(p.tolist(), r.tolist())], abs=1e-12
+    )
     assert torch.allclose(found, taught(NOTEBOOK).jensen_shannon(r, p))
     one, other = torch.eye(2)
     assert taught(NOTEBOOK).jensen_shannon(one, other).item() == pytest.approx(math.log(2))
@@ -77,7 +96,11 @@ def test_head_divergences_are_means_over_images_and_rows():
     student, teacher = torch.randn(2, 3, 4, 5, 6, dtype=torch.float64).softmax(-1)  # B 3, H 4, 5 rows, N 6
     table = taught(NOTEBOOK).head_divergences(student, teacher)
     for own, other in product(range(4), range(4)):
-        rows = [js_in_loops(student[b, own, i].tolist(), teacher[b, other, i].tolist()) for b in range(3) for i in range(5)]
+        rows = [
+            js_in_loops(student[b, own, i].tolist(), teacher[b, other, i].tolist())
+            for b in range(3)
+            for i in range(5)
+        ]
         assert table[own, other].item() == pytest.approx(sum(rows) / len(rows), abs=1e-12)
 
 

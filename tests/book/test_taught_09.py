@@ -1,4 +1,5 @@
-"""What notebook 09 writes out, four averages of maps and the mean map of each cell, is what atlib computes, on other inputs."""
+"""What notebook 09 writes out, four averages of maps and the mean map of each cell, is what atlib computes,
+on other inputs."""
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ def test_average_by_hand(what):
 
 def test_mean_map_of_each_cell():
     torch.manual_seed(0)
-    vit = create_vit({"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}).eval()
+    vit = create_vit(
+        {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
+    ).eval()
     images = torch.from_numpy(glyphs.generate("train", 300, seed=1).images).float() / 255
     cells = glyphs.marked_cell(images)
     with torch.no_grad():

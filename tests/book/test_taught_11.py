@@ -1,4 +1,5 @@
-"""What notebook 11 writes out, the remedies for pairs that differ, is what atlib computes, on other inputs than the notebook's."""
+"""What notebook 11 writes out, the remedies for pairs that differ, is what atlib computes, on other inputs
+than the notebook's."""
 
 import pytest
 import torch
@@ -24,19 +25,28 @@ def test_aggregate_and_joined_attention_are_aggregate_heads(heads, temperature):
     expected = aggregate_heads(p, temperature)
     assert torch.allclose(taught(NOTEBOOK).aggregate(p, temperature), expected, atol=1e-12)
     assert torch.allclose(taught(NOTEBOOK).joined_attention_map(q, k, 0.6, temperature), expected, atol=1e-12)
-    assert torch.allclose((0.6 / temperature * join_heads(q) @ join_heads(k).mT).softmax(-1), expected, atol=1e-12)
+    assert torch.allclose(
+        (0.6 / temperature * join_heads(q) @ join_heads(k).mT).softmax(-1), expected, atol=1e-12
+    )
 
 
 def test_learned_mapping_loss_is_the_pairs():
     torch.manual_seed(0)
     config = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_classes": 5}
-    teacher, student, images = create_vit(config, num_heads=6), create_vit(config, num_heads=3), torch.randn(3, 3, 32, 32)
+    teacher, student, images = (
+        create_vit(config, num_heads=6),
+        create_vit(config, num_heads=3),
+        torch.randn(3, 3, 32, 32),
+    )
     pair = AttentionTransfer(teacher, student, Plan(how="distill", unequal_heads="learn")).eval()
     with torch.no_grad():
         for M in pair.head_mapping:
             M.normal_()
         own, target = walk(student, images).layers, walk(teacher, images).layers
-        found = sum(taught(NOTEBOOK).learned_mapping_loss(M, s.map, t.map) for M, s, t in zip(pair.head_mapping, own, target))
+        found = sum(
+            taught(NOTEBOOK).learned_mapping_loss(M, s.map, t.map)
+            for M, s, t in zip(pair.head_mapping, own, target)
+        )
         assert found == pytest.approx(pair(images).transfer_loss.item(), rel=1e-5)
 
 

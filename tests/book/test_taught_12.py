@@ -1,4 +1,5 @@
-"""What notebook 12 writes out, the map-free losses, is what atlib computes, on other inputs than the notebook's."""
+"""What notebook 12 writes out, the map-free losses, is what atlib computes, on other inputs than the
+notebook's."""
 
 import pytest
 import torch
@@ -26,13 +27,18 @@ def gradients(loss, q, k):
 
 
 def close(found, expected):
-    return all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(found, expected, strict=True))
+    return all(
+        torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(found, expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dense_loss_is_the_definition(shape):
     q, k, q_t, k_t = inputs(*shape)
-    ours, theirs = taught("12-never-store-a-map").dense_loss(q, k, q_t, k_t, 0.7), definition(q, k, q_t, k_t, 0.7)
+    ours, theirs = (
+        taught("12-never-store-a-map").dense_loss(q, k, q_t, k_t, 0.7),
+        definition(q, k, q_t, k_t, 0.7),
+    )
     assert close([ours, *gradients(ours, q, k)], [theirs, *gradients(theirs, q, k)])
 
 

@@ -1,4 +1,5 @@
-"""What notebook 13 writes out by hand, linear CKA in two forms and features within classes, is what atlib computes, and what loops give."""
+"""What notebook 13 writes out by hand, linear CKA in two forms and features within classes, is what atlib
+computes, and what loops give."""
 
 import math
 
@@ -13,7 +14,11 @@ NAME = "13-same-features"
 
 def features(rows: int, columns: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, columns, generator=generator, dtype=torch.float64) @ torch.randn(columns, columns, generator=generator, dtype=torch.float64) + 3
+    return (
+        torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+        @ torch.randn(columns, columns, generator=generator, dtype=torch.float64)
+        + 3
+    )
 
 
 def related(rows: int, p: int, q: int) -> tuple[torch.Tensor, torch.Tensor]:

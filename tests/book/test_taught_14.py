@@ -1,4 +1,5 @@
-"""What notebook 14 writes out by hand, disagreement, ensembles, calibration and the bootstrap, is what atlib computes, and what loops give."""
+"""What notebook 14 writes out by hand, disagreement, ensembles, calibration and the bootstrap, is what atlib
+computes, and what loops give."""
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from tests.book.test_taught import taught
 NAME = "14-same-mistakes"
 
 
-def predictions(seed: int, images: int = 400, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def predictions(
+    seed: int, images: int = 400, classes: int = 5
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Two models of different strength that share some of their mistakes, and the labels."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (images,), generator=generator)
@@ -33,7 +36,9 @@ def test_disagreement_and_ensemble(seed):
     assert by_hand.disagreement(a, b).item() == pytest.approx(different)
     assert by_hand.disagreement(a, b).item() == pytest.approx(analysis.disagreement(a, b))
     assert by_hand.ensemble_accuracy(a, b, labels).item() == pytest.approx(together)
-    assert by_hand.ensemble_accuracy(a, b, labels).item() == pytest.approx(analysis.ensemble_accuracy(a, b, labels))
+    assert by_hand.ensemble_accuracy(a, b, labels).item() == pytest.approx(
+        analysis.ensemble_accuracy(a, b, labels)
+    )
 
 
 @pytest.mark.parametrize("bins", [1, 4, 15])
@@ -46,7 +51,9 @@ def test_calibration_error(bins):
     expected = sum(abs(sum(r for _, r in inside) - sum(c for c, _ in inside)) for inside in gathered) / len(a)
     assert expected > 0.001
     assert float(taught(NAME).calibration_error(a, labels, bins)) == pytest.approx(expected, abs=1e-12)
-    assert float(taught(NAME).calibration_error(a, labels, bins)) == pytest.approx(analysis.expected_calibration_error(a, labels, bins), abs=1e-12)
+    assert float(taught(NAME).calibration_error(a, labels, bins)) == pytest.approx(
+        analysis.expected_calibration_error(a, labels, bins), abs=1e-12
+    )
 
 
 def test_a_model_that_says_80_and_is_right_in_80_of_100_is_calibrated():

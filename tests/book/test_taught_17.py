@@ -1,4 +1,5 @@
-"""What notebook 17 writes out, a long tail of labels and the groups of classes, is what atlib computes, on other inputs."""
+"""What notebook 17 writes out, a long tail of labels and the groups of classes, is what atlib computes, on
+other inputs."""
 
 import pytest
 import torch

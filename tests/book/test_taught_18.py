@@ -1,4 +1,5 @@
-"""What notebook 18 writes out, a forward pass with four native components, is what timm computes, alone and together."""
+"""What notebook 18 writes out, a forward pass with four native components, is what timm computes, alone and
+together."""
 
 from itertools import combinations
 
@@ -14,11 +15,17 @@ NAME = "18-when-it-fails"
 SMALL = {"img_size": 24, "patch_size": 8, "embed_dim": 36, "depth": 3, "num_heads": 3, "num_classes": 5}
 
 
-@pytest.mark.parametrize("names", [(), *combinations(COMPONENTS, 1), *combinations(COMPONENTS, 2), tuple(COMPONENTS)], ids=", ".join)
+@pytest.mark.parametrize(
+    "names",
+    [(), *combinations(COMPONENTS, 1), *combinations(COMPONENTS, 2), tuple(COMPONENTS)],
+    ids=", ".join,
+)
 def test_vit_by_hand_is_timms(names):
     torch.manual_seed(len(names))
     arguments = {key: value for name in names for key, value in COMPONENTS[name][0].items()}
-    vit = randomise(create_vit(SMALL, **arguments)).eval()  # norms, scales and biases are then no longer one and zero
+    vit = randomise(
+        create_vit(SMALL, **arguments)
+    ).eval()  # norms, scales and biases are then no longer one and zero
     images = torch.randn(3, 3, 24, 24)
     with torch.no_grad():
         assert torch.allclose(taught(NAME).vit_by_hand(vit, images), vit(images), atol=1e-4)
@@ -26,7 +33,8 @@ def test_vit_by_hand_is_timms(names):
 
 @pytest.mark.parametrize("name", ["layer scale", "registers", "pre-norm"])
 def test_each_component_changes_the_answer(name):
-    """A forward pass that ignored a component could not pass: without it the same weights give something else."""
+    """A forward pass that ignored a component could not pass: without it the same weights give something
+    else."""
     torch.manual_seed(0)
     vit = randomise(create_vit(SMALL, **COMPONENTS[name][0])).eval()
     images = torch.randn(3, 3, 24, 24)
@@ -51,4 +59,6 @@ def test_an_average_pools_patches_and_nothing_else():
     with torch.no_grad():
         tokens = vit.blocks(vit.norm_pre(vit._pos_embed(vit.patch_embed(images))))
         expected = sum(tokens[:, i] for i in range(3, 12)) / 9
-        assert torch.allclose(taught(NAME).vit_by_hand(vit, images), vit.head(vit.fc_norm(expected)), atol=1e-4)
+        assert torch.allclose(
+            taught(NAME).vit_by_hand(vit, images), vit.head(vit.fc_norm(expected)), atol=1e-4
+        )

@@ -1,4 +1,5 @@
-"""What notebook 19 counts by hand, numbers handed over and operations of a forward pass, against atlib and against PyTorch's counter."""
+"""What notebook 19 counts by hand, numbers handed over and operations of a forward pass, against atlib and
+against PyTorch's counter."""
 
 import pytest
 import torch
@@ -9,7 +10,15 @@ from atlib.analysis import accounting, transferred_numbers
 from tests.book.test_taught import taught
 
 NAME = "19-model-size"
-ODD = {"img_size": 24, "patch_size": 8, "embed_dim": 40, "depth": 3, "num_heads": 5, "num_classes": 7, "mlp_ratio": 3.0}
+ODD = {
+    "img_size": 24,
+    "patch_size": 8,
+    "embed_dim": 40,
+    "depth": 3,
+    "num_heads": 5,
+    "num_classes": 7,
+    "mlp_ratio": 3.0,
+}
 
 
 @pytest.mark.parametrize("changes", [{}, {"embed_dim": 60}, {"num_heads": 2, "depth": 1}, {"reg_tokens": 3}])
@@ -19,8 +28,12 @@ def test_numbers_handed_over_are_what_a_walk_holds(changes):
         walked = walk(vit, torch.randn(1, 3, 24, 24))
     N, first = walked.tokens.shape[1], walked.layers[0]
     found = taught(NAME).numbers_handed_over(len(vit.blocks), first.q.shape[1], N, first.q.shape[-1])
-    held = {"queries": sum(seen.q.numel() for seen in walked.layers), "queries and keys": sum(seen.q.numel() + seen.k.numel() for seen in walked.layers),
-            "maps": sum(seen.map.numel() for seen in walked.layers), "features": sum(x.numel() for x in walked.stream)}
+    held = {
+        "queries": sum(seen.q.numel() for seen in walked.layers),
+        "queries and keys": sum(seen.q.numel() + seen.k.numel() for seen in walked.layers),
+        "maps": sum(seen.map.numel() for seen in walked.layers),
+        "features": sum(x.numel() for x in walked.stream),
+    }
     assert found == held
     theirs = transferred_numbers(vit)
     assert (found["queries"], found["maps"], found["features"]) == (theirs.q, theirs.map, theirs.features)
@@ -38,11 +51,16 @@ def test_maps_are_larger_where_the_counts_say_so(N, d):
     assert taught(NAME).maps_are_larger(N, d) == (counts["maps"] > counts["queries and keys"])
 
 
-@pytest.mark.parametrize("config, changes", [("glyphs", {}), ("glyphs", {"embed_dim": 96}), (ODD, {}), (ODD, {"depth": 2, "patch_size": 4})])
+@pytest.mark.parametrize(
+    "config, changes",
+    [("glyphs", {}), ("glyphs", {"embed_dim": 96}), (ODD, {}), (ODD, {"depth": 2, "patch_size": 4})],
+)
 def test_forward_flops_are_what_runs_and_what_atlib_counts(config, changes):
     vit = create_vit(config, **changes).eval()
     shape = accounting.shape_of(vit)
-    by_hand = taught(NAME).forward_flops(shape.tokens, shape.patches, shape.depth, shape.width, shape.hidden, shape.pixels, shape.classes)
+    by_hand = taught(NAME).forward_flops(
+        shape.tokens, shape.patches, shape.depth, shape.width, shape.hidden, shape.pixels, shape.classes
+    )
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         vit(torch.randn(1, 3, *vit.patch_embed.img_size))
     assert by_hand == counter.get_total_flops() == accounting.plain(shape)

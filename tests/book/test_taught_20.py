@@ -1,4 +1,5 @@
-"""What notebook 20 writes out: a step's images dealt out to processes, and the ring in which they add up their gradients."""
+"""What notebook 20 writes out: a step's images dealt out to processes, and the ring in which they add up
+their gradients."""
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from tests.book.test_taught import taught
 NAME = "20-laptop-to-cluster"
 
 
-@pytest.mark.parametrize("count, batch_size, processes", [(1, 4, 3), (50, 16, 1), (71, 16, 2), (100, 25, 8), (10, 3, 5)])
+@pytest.mark.parametrize(
+    "count, batch_size, processes", [(1, 4, 3), (50, 16, 1), (71, 16, 2), (100, 25, 8), (10, 3, 5)]
+)
 def test_dealt_as_the_feed_does(count, batch_size, processes):
     steps = taught(NAME).deal(epoch_order(count, seed=3, epoch=2), batch_size, processes)
     for rank in range(processes):
@@ -22,11 +25,13 @@ def test_weights_make_the_mean_over_processes_the_mean_over_the_step(count, batc
     torch.manual_seed(0)
     loss = torch.rand(count, dtype=torch.float64)
     order = list(range(count))
-    for first, shares in zip(range(0, count, batch_size), taught(NAME).deal(order, batch_size, processes), strict=True):
+    for first, shares in zip(
+        range(0, count, batch_size), taught(NAME).deal(order, batch_size, processes), strict=True
+    ):
         mean = sum(weight * loss[mine].mean() for mine, weight in shares) / processes
-        assert torch.isclose(mean, loss[first:first + batch_size].mean(), rtol=1e-12)
+        assert torch.isclose(mean, loss[first : first + batch_size].mean(), rtol=1e-12)
         seen = [index for mine, weight in shares if weight > 0 for index in mine]
-        assert sorted(seen) == order[first:first + batch_size], "each image once, stand-ins not counted"
+        assert sorted(seen) == order[first : first + batch_size], "each image once, stand-ins not counted"
 
 
 @pytest.mark.parametrize("n, size", [(2, 10), (3, 9), (4, 20), (5, 5), (8, 64)])

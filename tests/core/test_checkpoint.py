@@ -24,7 +24,9 @@ def vit_of(architecture, seed=0):
 
 
 def pair_of(how, layers=None):
-    return AttentionTransfer(vit_of(OTHER, 1), vit_of(GLYPHS, 2), Plan(how=how, layers=layers, share_drop_path=False)).eval()
+    return AttentionTransfer(
+        vit_of(OTHER, 1), vit_of(GLYPHS, 2), Plan(how=how, layers=layers, share_drop_path=False)
+    ).eval()
 
 
 def header(path):
@@ -32,8 +34,15 @@ def header(path):
         return json.loads(file.metadata()["atlib"])
 
 
-@pytest.mark.parametrize("architecture", [GLYPHS, Architecture("vit_tiny_patch16_224.augreg_in21k", {"depth": 1, "num_classes": 3}),
-                                          Architecture("deit_tiny_distilled_patch16_224", {"depth": 1, "num_classes": 3})], ids=str)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        GLYPHS,
+        Architecture("vit_tiny_patch16_224.augreg_in21k", {"depth": 1, "num_classes": 3}),
+        Architecture("deit_tiny_distilled_patch16_224", {"depth": 1, "num_classes": 3}),
+    ],
+    ids=str,
+)
 def test_vit_round_trip(tmp_path, architecture):
     vit = vit_of(architecture)
     path = save_vit(tmp_path / "deep" / "er" / "vit.safetensors", vit, architecture)
@@ -44,7 +53,9 @@ def test_vit_round_trip(tmp_path, architecture):
 def test_a_saved_vit_is_a_plain_timm_state(tmp_path):
     vit = vit_of(GLYPHS)
     path = save_vit(tmp_path / "vit.safetensors", vit, GLYPHS)
-    plain = timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4, num_classes=8)
+    plain = timm.models.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4, num_classes=8
+    )
     plain.load_state_dict(load_file(path), strict=True)
     images = random_images(2, 3, 32, 32)
     assert torch.equal(plain.eval()(images), vit(images))
@@ -80,13 +91,18 @@ def test_after_distill_a_bundle_is_the_student_alone(tmp_path):
 def test_an_exported_distill_student_loads_in_plain_timm(tmp_path):
     pair, images = pair_of("distill"), random_images(2, 3, 32, 32)
     path = save_vit(tmp_path / "student.safetensors", pair.student, GLYPHS)
-    plain = timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4, num_classes=8)
+    plain = timm.models.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4, num_classes=8
+    )
     plain.load_state_dict(load_file(path), strict=True)
     torch.testing.assert_close(plain.eval()(images), pair(images).logits)
 
 
-@pytest.mark.parametrize("architecture", [Architecture("glyphs"), Architecture("glyphs", {"depth": 2, "num_classes": 9}),
-                                          Architecture("cifar")], ids=str)
+@pytest.mark.parametrize(
+    "architecture",
+    [Architecture("glyphs"), Architecture("glyphs", {"depth": 2, "num_classes": 9}), Architecture("cifar")],
+    ids=str,
+)
 def test_a_wrong_architecture_is_refused_before_anything_is_written(tmp_path, architecture):
     with pytest.raises(ValueError, match="does not build this ViT: they differ in "):
         save_vit(tmp_path / "vit.safetensors", vit_of(GLYPHS), architecture)
@@ -101,17 +117,28 @@ def damaged(path, kind):
     """Turn a good file into a bad one; returns its bytes."""
     good = path.read_bytes()
     length = int.from_bytes(good[:8], "little")
-    content = {"cut off": good[:-1], "cut off in the header": good[: length // 2], "empty": b"", "a web page": b"<html>Not found</html>" * 9,
-               "header garbled": good[:20] + b"\xff\xfe" + good[22:]}[kind]
+    content = {
+        "cut off": good[:-1],
+        "cut off in the header": good[: length // 2],
+        "empty": b"",
+        "a web page": b"<html>Not found</html>" * 9,
+        "header garbled": good[:20] + b"\xff\xfe" + good[22:],
+    }[kind]
     path.write_bytes(content)
     return content
 
 
-@pytest.mark.parametrize("kind", ["cut off", "cut off in the header", "empty", "a web page", "header garbled"])
+@pytest.mark.parametrize(
+    "kind", ["cut off", "cut off in the header", "empty", "a web page", "header garbled"]
+)
 @pytest.mark.parametrize("load", [load_vit, load_bundle])
 def test_damaged_files_are_named_and_left_alone(tmp_path, kind, load):
     path = tmp_path / "file.safetensors"
-    save_vit(path, vit_of(GLYPHS), GLYPHS) if load is load_vit else save_bundle(path, pair_of("copy"), GLYPHS, OTHER)
+    (
+        save_vit(path, vit_of(GLYPHS), GLYPHS)
+        if load is load_vit
+        else save_bundle(path, pair_of("copy"), GLYPHS, OTHER)
+    )
     content = damaged(path, kind)
     with pytest.raises(OSError, match="left as it is") as caught:
         load(path)
@@ -124,12 +151,24 @@ def test_foreign_files_are_named(tmp_path, load, field):
     path = tmp_path / "foreign.safetensors"
     for metadata in (None, {"atlib": "{}"}, {"format": "pt"}):
         save_file({"weight": torch.zeros(2)}, path, metadata)
-        with pytest.raises(OSError, match=f"foreign.safetensors.*does not say '{field}'.*not written by the matching save function"):
+        with pytest.raises(
+            OSError,
+            match=f"foreign.safetensors.*does not say '{field}'.*not written by the matching save function",
+        ):
             load(path)
 
 
-@pytest.mark.parametrize("text", ["[1]", "null", "{\"architecture\": 3, \"needs_teacher\": true}", "{\"architecture\": {\"nam\": \"glyphs\"}}",
-                                  "{\"architecture\": {\"name\": \"no such vit\"}}", "not json"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1]",
+        "null",
+        '{"architecture": 3, "needs_teacher": true}',
+        '{"architecture": {"nam": "glyphs"}}',
+        '{"architecture": {"name": "no such vit"}}',
+        "not json",
+    ],
+)
 def test_headers_that_make_no_sense_are_named(tmp_path, text):
     path = tmp_path / "odd.safetensors"
     save_file({"weight": torch.zeros(2)}, path, {"atlib": text})
@@ -138,8 +177,17 @@ def test_headers_that_make_no_sense_are_named(tmp_path, text):
             load(path)
 
 
-@pytest.mark.parametrize("change", [{"plan": {"how": "teleport"}}, {"plan": {"layer": [0]}}, {"plan": {"layers": [9]}}, {"plan": None},
-                                    {"teacher": {"name": "glyphs"}}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"plan": {"how": "teleport"}},
+        {"plan": {"layer": [0]}},
+        {"plan": {"layers": [9]}},
+        {"plan": None},
+        {"teacher": {"name": "glyphs"}},
+    ],
+    ids=str,
+)
 def test_bundles_whose_parts_make_no_pair_are_named(tmp_path, change):
     path = save_bundle(tmp_path / "bundle.safetensors", pair_of("copy"), GLYPHS, OTHER)
     save_file(load_file(path), path, {"atlib": json.dumps(header(path) | change)})
@@ -161,8 +209,11 @@ def test_vit_and_bundle_are_not_taken_for_each_other(tmp_path):
 
 def test_weights_that_do_not_fit_their_architecture(tmp_path):
     path = tmp_path / "vit.safetensors"
-    save_file({name: value.clone() for name, value in create_vit("cifar").state_dict().items()}, path,
-              {"atlib": json.dumps({"architecture": {"name": "glyphs", "overrides": {}}})})
+    save_file(
+        {name: value.clone() for name, value in create_vit("cifar").state_dict().items()},
+        path,
+        {"atlib": json.dumps({"architecture": {"name": "glyphs", "overrides": {}}})},
+    )
     with pytest.raises(OSError, match="vit.safetensors do not fit the architecture it names"):
         load_vit(path)
 

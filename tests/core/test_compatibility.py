@@ -1,4 +1,5 @@
-"""Teachers and students that do not fit: what is refused, with which words, and which option lifts the refusal."""
+"""Teachers and students that do not fit: what is refused, with which words, and which option lifts the
+refusal."""
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ HOW = ["copy", "distill"]
 
 
 def pair_of(small_vit, plan, teacher=None, **options):
-    return AttentionTransfer(small_vit(seed=1, **(options | (teacher or {}))), small_vit(seed=2, **options), plan)
+    return AttentionTransfer(
+        small_vit(seed=1, **(options | (teacher or {}))), small_vit(seed=2, **options), plan
+    )
 
 
 def refusal(small_vit, plan, teacher=None, **options):
@@ -27,14 +30,38 @@ def refusal(small_vit, plan, teacher=None, **options):
 
 
 REMEDIES = {
-    "depth": ({"depth": 4}, "depth: teacher 4, student 3 (build the student with depth= as the teacher's, or pair layers: layers={student's: teacher's})",
-              {"layers": {0: 3}}),
-    "heads": ({"num_heads": 4}, "heads: teacher 4, student 3 (num_heads= as the teacher's, or unequal_heads='aggregate', 'average' or, to distill, 'learn')",
-              {"unequal_heads": "aggregate"}),
-    "grid": ({"patch_size": 4}, "patch grid: teacher (8, 8), student (4, 4) (same img_size= and patch_size=, or unequal_grid='resample')",
-             {"unequal_grid": "resample"}),
-    "registers": ({"reg_tokens": 2}, "prefix tokens: teacher 3, student 1 (same class_token=, reg_tokens=, distillation token, or unequal_prefix='drop')",
-                  {"unequal_prefix": "drop"}),
+    "depth": (
+        {"depth": 4},
+        (
+            "depth: teacher 4, student 3 (build the student with depth= as the teacher's, or pair layers:"
+            " layers={student's: teacher's})"
+        ),
+        {"layers": {0: 3}},
+    ),
+    "heads": (
+        {"num_heads": 4},
+        (
+            "heads: teacher 4, student 3 (num_heads= as the teacher's, or unequal_heads='aggregate',"
+            " 'average' or, to distill, 'learn')"
+        ),
+        {"unequal_heads": "aggregate"},
+    ),
+    "grid": (
+        {"patch_size": 4},
+        (
+            "patch grid: teacher (8, 8), student (4, 4) (same img_size= and patch_size=, or"
+            " unequal_grid='resample')"
+        ),
+        {"unequal_grid": "resample"},
+    ),
+    "registers": (
+        {"reg_tokens": 2},
+        (
+            "prefix tokens: teacher 3, student 1 (same class_token=, reg_tokens=, distillation token, or"
+            " unequal_prefix='drop')"
+        ),
+        {"unequal_prefix": "drop"},
+    ),
 }
 
 
@@ -49,17 +76,48 @@ def test_every_difference_has_its_remedy(small_vit, kind, how):
 
 @pytest.mark.parametrize("kind", REMEDIES)
 def test_a_remedy_for_something_else_does_not_help(small_vit, kind):
-    others = {name: value for other in REMEDIES if other != kind for name, value in REMEDIES[other][2].items() if kind != "depth" or name != "layers"}
+    others = {
+        name: value
+        for other in REMEDIES
+        if other != kind
+        for name, value in REMEDIES[other][2].items()
+        if kind != "depth" or name != "layers"
+    }
     assert REMEDIES[kind][1] in refusal(small_vit, Plan(**others), REMEDIES[kind][0])
 
 
 @pytest.mark.parametrize("what", ["q", "k", "v"])
-@pytest.mark.parametrize("teacher, message", [
-    ({"num_heads": 4}, "heads: teacher 4, student 3 (num_heads= as the teacher's, only maps can be transferred between them: what='map')"),
-    ({"embed_dim": 36}, "head width: teacher 12, student 8 ({what} needs equal widths, maps do not: what='map')"),
-    ({"patch_size": 4}, "patch grid: teacher (8, 8), student (4, 4) (same img_size= and patch_size=, only maps can be resampled: what='map')"),
-    ({"reg_tokens": 2}, "prefix tokens: teacher 3, student 1 (same class_token=, reg_tokens=, distillation token, only maps can be transferred"),
-], ids=["heads", "width", "grid", "prefix"])
+@pytest.mark.parametrize(
+    "teacher, message",
+    [
+        (
+            {"num_heads": 4},
+            (
+                "heads: teacher 4, student 3 (num_heads= as the teacher's, only maps can be transferred"
+                " between them: what='map')"
+            ),
+        ),
+        (
+            {"embed_dim": 36},
+            "head width: teacher 12, student 8 ({what} needs equal widths, maps do not: what='map')",
+        ),
+        (
+            {"patch_size": 4},
+            (
+                "patch grid: teacher (8, 8), student (4, 4) (same img_size= and patch_size=, only maps can be"
+                " resampled: what='map')"
+            ),
+        ),
+        (
+            {"reg_tokens": 2},
+            (
+                "prefix tokens: teacher 3, student 1 (same class_token=, reg_tokens=, distillation token,"
+                " only maps can be transferred"
+            ),
+        ),
+    ],
+    ids=["heads", "width", "grid", "prefix"],
+)
 def test_q_k_and_v_need_more_in_common_than_maps(small_vit, what, teacher, message):
     for how in HOW:
         assert message.replace("{what}", what) in refusal(small_vit, Plan(what=what, how=how), teacher)
@@ -74,20 +132,28 @@ def test_maps_do_not_mind_the_width(small_vit):
 @pytest.mark.parametrize("plan", [Plan(), Plan(unequal_grid="resample")], ids=str)
 def test_both_see_the_same_images(small_vit, plan):
     message = refusal(small_vit, plan, {"img_size": 64})
-    assert "image size: teacher (64, 64), student (32, 32) (both see the same images: build one with img_size= as the other's)" in message
+    assert (
+        "image size: teacher (64, 64), student (32, 32) (both see the same images: build one with img_size="
+        " as the other's)" in message
+    )
 
 
 @pytest.mark.parametrize("teacher, student", [(16, 32), (32, 16), (32, 8)])
 def test_a_grid_of_one_patch_cannot_be_resampled(small_vit, teacher, student):
     sides = 32 // teacher, 32 // student
     message = refusal(small_vit, Plan(unequal_grid="resample"), {"patch_size": teacher}, patch_size=student)
-    assert (f"patch grid: teacher ({sides[0]}, {sides[0]}), student ({sides[1]}, {sides[1]}) "
-            "(a grid with a side of one patch cannot be resampled: use smaller patches)") in message
+    assert (
+        f"patch grid: teacher ({sides[0]}, {sides[0]}), student ({sides[1]}, {sides[1]}) "
+        "(a grid with a side of one patch cannot be resampled: use smaller patches)" in message
+    )
 
 
 def test_a_copying_student_has_no_tokens_that_its_teacher_lacks(small_vit):
     message = refusal(small_vit, Plan(unequal_prefix="drop"), {"reg_tokens": 0}, reg_tokens=2)
-    assert "prefix tokens: teacher 1, student 3 (a copied map must say where each of the student's tokens looks" in message
+    assert (
+        "prefix tokens: teacher 1, student 3 (a copied map must say where each of the student's tokens looks"
+        in message
+    )
     assert "build the student without them, or how='distill'" in message
     pair_of(small_vit, Plan(how="distill", unequal_prefix="drop"), {"reg_tokens": 0}, reg_tokens=2)
 
@@ -96,13 +162,23 @@ def test_a_class_token_is_no_register(small_vit):
     """As many prefix tokens, of another kind: not the same tokens."""
     teacher = {"class_token": False, "global_pool": "avg", "reg_tokens": 1}
     student = {"class_token": True, "global_pool": "avg", "reg_tokens": 0}
-    assert "prefix tokens: teacher 1 (class, distillation, registers: " in refusal(small_vit, Plan(mismatched=True), teacher, **student)
+    assert "prefix tokens: teacher 1 (class, distillation, registers: " in refusal(
+        small_vit, Plan(mismatched=True), teacher, **student
+    )
     pair = pair_of(small_vit, Plan(how="distill", mismatched=True, unequal_prefix="drop"), teacher, **student)
-    assert pair.pairing.common_prefix == 0 and pair.pairing.teacher_tokens == pair.pairing.student_tokens == tuple(range(1, 17))
+    assert (
+        pair.pairing.common_prefix == 0
+        and pair.pairing.teacher_tokens == pair.pairing.student_tokens == tuple(range(1, 17))
+    )
 
 
 def test_everything_is_named_at_once(small_vit):
-    message = refusal(small_vit, Plan(), {name: value for teacher, _, _ in REMEDIES.values() for name, value in teacher.items()} | {"init_values": 0.1})
+    message = refusal(
+        small_vit,
+        Plan(),
+        {name: value for teacher, _, _ in REMEDIES.values() for name, value in teacher.items()}
+        | {"init_values": 0.1},
+    )
     assert message.startswith("the student cannot be taught by this teacher as planned. They differ in ")
     for _, part, _ in REMEDIES.values():
         assert part in message
@@ -113,15 +189,31 @@ def test_everything_is_named_at_once(small_vit):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("options, message", [
-    ({"layers": [1, 3]}, "the plan transfers layer 3, but the depth is 3: layers 0 to 2 exist"),
-    ({"layers": {0: 3}}, "the plan transfers teacher's layer 3, but the depth is 3: layers 0 to 2 exist"),
-    ({"heads": [1, 3]}, "the plan transfers head 3 of layer 0, but it has 3 heads: 0 to 2 exist"),
-    ({"heads": {1: [0], 2: [5]}}, "the plan transfers head 5 of layer 2, but it has 3 heads: 0 to 2 exist"),
-    ({"layers": [0, 1], "heads": {2: [0]}}, "heads= names layers [2], which the plan does not transfer: add them to layers= or leave them out"),
-    ({"layers": {1: 2}, "heads": {2: [0]}}, "heads= names layers [2], which the plan does not transfer"),
-    ({"layers": [1], "average": "layers"}, "average='layers' needs at least two transferred layers, this plan has one"),
-], ids=str)
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"layers": [1, 3]}, "the plan transfers layer 3, but the depth is 3: layers 0 to 2 exist"),
+        ({"layers": {0: 3}}, "the plan transfers teacher's layer 3, but the depth is 3: layers 0 to 2 exist"),
+        ({"heads": [1, 3]}, "the plan transfers head 3 of layer 0, but it has 3 heads: 0 to 2 exist"),
+        (
+            {"heads": {1: [0], 2: [5]}},
+            "the plan transfers head 5 of layer 2, but it has 3 heads: 0 to 2 exist",
+        ),
+        (
+            {"layers": [0, 1], "heads": {2: [0]}},
+            (
+                "heads= names layers [2], which the plan does not transfer: add them to layers= or leave"
+                " them out"
+            ),
+        ),
+        ({"layers": {1: 2}, "heads": {2: [0]}}, "heads= names layers [2], which the plan does not transfer"),
+        (
+            {"layers": [1], "average": "layers"},
+            "average='layers' needs at least two transferred layers, this plan has one",
+        ),
+    ],
+    ids=str,
+)
 def test_layers_and_heads_that_do_not_exist(small_vit, how, options, message):
     assert message in refusal(small_vit, Plan(how=how, **options))
 
@@ -130,7 +222,13 @@ def test_layers_and_heads_that_do_not_exist(small_vit, how, options, message):
 def test_an_average_over_one_example(small_vit, how):
     """Known only when the images come: in training or evaluation, a batch of one has no average."""
     pair = pair_of(small_vit, Plan(how=how, average="examples"))
-    with pytest.raises(ValueError, match='an average over "examples" needs at least two examples, the batch size of layer 0 is 1.* Use a larger batch'):
+    with pytest.raises(
+        ValueError,
+        match=(
+            'an average over "examples" needs at least two examples, the batch size of layer 0 is 1.* Use a'
+            " larger batch"
+        ),
+    ):
         pair(random_images(1, 3, 32, 32))
     assert pair(random_images(2, 3, 32, 32)).logits.shape == (2, 5)
 
@@ -144,7 +242,11 @@ def test_weights_of_another_shape(small_vit, missing):
     pair = pair_of(small_vit, Plan())
     state = pair_of(small_vit, Plan(), embed_dim=36).state_dict()
     if missing:
-        state = {name: value for name, value in pair.state_dict().items() if name != "student.blocks.1.attn.qkv.weight"}
+        state = {
+            name: value
+            for name, value in pair.state_dict().items()
+            if name != "student.blocks.1.attn.qkv.weight"
+        }
     before = state_of(pair)
     with pytest.raises(RuntimeError, match="student.blocks.1.attn.qkv.weight") as caught:
         pair.load_state_dict(state)
@@ -183,7 +285,9 @@ def test_a_native_student_fits(small_vit, name):
     without = create_student(teacher, 7, drop=(name,))
     with pytest.raises(ValueError, match=rf"native components \({name}: "):
         AttentionTransfer(teacher, without, Plan(how="distill"))
-    assert list(AttentionTransfer(teacher, without, Plan(how="distill", mismatched=True)).mismatched) == [name]
+    assert list(AttentionTransfer(teacher, without, Plan(how="distill", mismatched=True)).mismatched) == [
+        name
+    ]
 
 
 def test_nothing_is_mismatched_in_a_plain_pair(small_vit):
@@ -192,9 +296,18 @@ def test_nothing_is_mismatched_in_a_plain_pair(small_vit):
     assert pair_of(small_vit, Plan(layers={0: 1}), {"depth": 4, "embed_dim": 36}).mismatched == {}
 
 
-@pytest.mark.parametrize("plan", [Plan(unequal_prefix="drop"), Plan(how="distill", unequal_prefix="drop"), Plan(unequal_prefix="drop", mismatched=True)], ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(unequal_prefix="drop"),
+        Plan(how="distill", unequal_prefix="drop"),
+        Plan(unequal_prefix="drop", mismatched=True),
+    ],
+    ids=str,
+)
 def test_dropped_registers_are_a_mismatch_all_the_same(small_vit, plan):
-    """The plan may drop their rows and columns without asking for more; the student lacks what its teacher has either way."""
+    """The plan may drop their rows and columns without asking for more; the student lacks what its teacher
+    has either way."""
     assert pair_of(small_vit, plan, {"reg_tokens": 2}).mismatched == {"registers": (2, 0)}
 
 
@@ -230,10 +343,21 @@ def test_a_distillation_token_is_no_register(small_vit):
     from timm.models.deit import VisionTransformerDistilled
 
     torch.manual_seed(0)
-    teacher = VisionTransformerDistilled(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, num_classes=5, weight_init="")
+    teacher = VisionTransformerDistilled(
+        img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, num_classes=5, weight_init=""
+    )
     student = small_vit(seed=2, reg_tokens=1)
-    with pytest.raises(ValueError, match=r"prefix tokens: teacher 2 \(class, distillation, registers: \(1, 1, 0\)\), student 2 .*\(1, 0, 1\)"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"prefix tokens: teacher 2 \(class, distillation, registers: \(1, 1, 0\)\), student 2 .*\(1,"
+            r" 0, 1\)"
+        ),
+    ):
         AttentionTransfer(teacher, student, Plan(mismatched=True))
     pair = AttentionTransfer(teacher, student, Plan(how="distill", unequal_prefix="drop", mismatched=True))
-    assert pair.pairing.common_prefix == 1 and len(pair.pairing.teacher_tokens) == len(pair.pairing.student_tokens) == 17
+    assert (
+        pair.pairing.common_prefix == 1
+        and len(pair.pairing.teacher_tokens) == len(pair.pairing.student_tokens) == 17
+    )
     assert pair(torch.randn(2, 3, 32, 32)).transfer_loss > 0

@@ -1,4 +1,5 @@
-"""timm's Eva family: `walk` computes what the model computes, and q and k are those after rotation by position."""
+"""timm's Eva family: `walk` computes what the model computes, and q and k are those after rotation by
+position."""
 
 import inspect
 import math
@@ -21,25 +22,54 @@ OPTIONS = {
     "no biases": ROPE | {"qkv_bias": False},
     "three projections": ROPE | {"qkv_fused": False},
     "three projections without biases": ROPE | {"qkv_fused": False, "qkv_bias": False},
-    "plain attention with rotation": ROPE | {"attn_type": "rope", "rope_grid_indexing": "xy", "rope_grid_offset": 1.0},
+    "plain attention with rotation": (
+        ROPE | {"attn_type": "rope", "rope_grid_indexing": "xy", "rope_grid_offset": 1.0}
+    ),
     "plain attention, three projections": ROPE | {"attn_type": "rope", "qkv_fused": False},
-    "a rotation per layer": ROPE | {"rope_type": "mixed", "rope_temperature": 10.0, "attn_type": "rope", "no_embed_class": True},
-    "DINOv3": ROPE | {"rope_type": "dinov3", "rope_temperature": 100, "rope_rotate_half": True, "use_abs_pos_emb": False, "num_reg_tokens": 4,
-                      "qkv_bias": False, "init_values": 0.3, "use_fc_norm": False, "dynamic_img_size": True},
+    "a rotation per layer": (
+        ROPE | {"rope_type": "mixed", "rope_temperature": 10.0, "attn_type": "rope", "no_embed_class": True}
+    ),
+    "DINOv3": (
+        ROPE
+        | {
+            "rope_type": "dinov3",
+            "rope_temperature": 100,
+            "rope_rotate_half": True,
+            "use_abs_pos_emb": False,
+            "num_reg_tokens": 4,
+            "qkv_bias": False,
+            "init_values": 0.3,
+            "use_fc_norm": False,
+            "dynamic_img_size": True,
+        }
+    ),
     "registers, no class token": ROPE | {"class_token": False, "num_reg_tokens": 2, "init_values": 0.3},
     "gated MLP": ROPE | {"swiglu_mlp": True, "mlp_ratio": 8 / 3},
-    "gated MLP with a norm, norm inside attention": ROPE | {"swiglu_mlp": True, "scale_mlp": True, "scale_attn_inner": True},
+    "gated MLP with a norm, norm inside attention": (
+        ROPE | {"swiglu_mlp": True, "scale_mlp": True, "scale_attn_inner": True}
+    ),
     "aligned gated MLP": ROPE | {"swiglu_mlp": True, "swiglu_align_to": 8},
     "class-token pooling": ROPE | {"global_pool": "token"},
-    "attention-pool head, norm before the blocks": ROPE | {"global_pool": "map", "use_pre_transformer_norm": True},
+    "attention-pool head, norm before the blocks": (
+        ROPE | {"global_pool": "map", "use_pre_transformer_norm": True}
+    ),
     "no norm after the blocks": ROPE | {"use_post_transformer_norm": False, "use_fc_norm": False},
     # What only later versions of timm have:
     "query-key norm": ROPE | {"qk_norm": True},
-    "shared keys and values": ROPE | {"attn_type": "rope", "qkv_fused": False, "num_kv_heads": 1, "qk_norm": True},
+    "shared keys and values": (
+        ROPE | {"attn_type": "rope", "qkv_fused": False, "num_kv_heads": 1, "qk_norm": True}
+    ),
     "layer scale on attention only": ROPE | {"init_values": 0.3, "attn_only_layer_scale": True},
     "one rotation for both axes": ROPE | {"rope_type": "mrope", "rope_mrope_section": (0, 2, 2)},
 }
-DROPS = {"drop_rate": 0.2, "pos_drop_rate": 0.2, "patch_drop_rate": 0.3, "proj_drop_rate": 0.2, "attn_drop_rate": 0.2, "drop_path_rate": 0.5}
+DROPS = {
+    "drop_rate": 0.2,
+    "pos_drop_rate": 0.2,
+    "patch_drop_rate": 0.3,
+    "proj_drop_rate": 0.2,
+    "attn_drop_rate": 0.2,
+    "drop_path_rate": 0.5,
+}
 # Depth and image size are cut: what makes a model what it is stays as published.
 NAMES = {
     "vit_small_patch16_dinov3": {"depth": 2, "img_size": 96},
@@ -56,7 +86,8 @@ NAMES = {
 
 
 def eva(**options):
-    """A small Eva with random weights of a size at which every part matters; skipped where this timm lacks an option."""
+    """A small Eva with random weights of a size at which every part matters; skipped where this timm lacks an
+    option."""
     missing = set(options) - set(inspect.signature(Eva).parameters)
     if missing:
         pytest.skip(f"this timm's Eva has no {', '.join(sorted(missing))}")
@@ -101,7 +132,9 @@ def test_equals_published_models(name):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("option", ["rotation", "a rotation per layer", "DINOv3", "gated MLP with a norm, norm inside attention"])
+@pytest.mark.parametrize(
+    "option", ["rotation", "a rotation per layer", "DINOv3", "gated MLP with a norm, norm inside attention"]
+)
 def test_equals_the_model_in_training_with_all_kinds_of_dropout(option, checkpointing):
     """Same seed, same result; patches are dropped together with their rotations."""
     vit = eva(**OPTIONS[option], **DROPS).train()
@@ -112,7 +145,14 @@ def test_equals_the_model_in_training_with_all_kinds_of_dropout(option, checkpoi
 
 
 def test_equals_the_model_with_moving_coordinates_in_training():
-    vit = eva(**ROPE, rope_type="dinov3", rope_temperature=100, rope_rotate_half=True, rope_shift_coords=0.5, rope_rescale_coords=2.0).train()
+    vit = eva(
+        **ROPE,
+        rope_type="dinov3",
+        rope_temperature=100,
+        rope_rotate_half=True,
+        rope_shift_coords=0.5,
+        rope_rescale_coords=2.0,
+    ).train()
     images = random_images(2, 3, 32, 32)
     assert_same_logits(vit, images)
     assert not torch.equal(walk(vit, images).logits, walk(vit, images).logits)
@@ -124,17 +164,24 @@ def test_equals_the_model_at_another_image_size():
     assert walk(vit, random_images(2, 3, 48, 24)).layers[0].map.shape[-1] == 6 * 3 + 5
 
 
-@pytest.mark.parametrize("option", ["rotation", "three projections", "a rotation per layer", "shared keys and values"])
+@pytest.mark.parametrize(
+    "option", ["rotation", "three projections", "a rotation per layer", "shared keys and values"]
+)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_equal_the_models(option, checkpointing):
-    vit, images = eva(**OPTIONS[option], drop_path_rate=0.3).train(), random_images(4, 3, 32, 32).requires_grad_()
+    vit, images = (
+        eva(**OPTIONS[option], drop_path_rate=0.3).train(),
+        random_images(4, 3, 32, 32).requires_grad_(),
+    )
 
     def gradients(run):
         torch.manual_seed(1)
         vit.zero_grad()
         images.grad = None
         run().square().sum().backward()
-        return {name: parameter.grad.clone() for name, parameter in vit.named_parameters()} | {"images": images.grad.clone()}
+        return {name: parameter.grad.clone() for name, parameter in vit.named_parameters()} | {
+            "images": images.grad.clone()
+        }
 
     expected = gradients(lambda: vit(images))
     vit.set_grad_checkpointing(checkpointing)
@@ -153,7 +200,8 @@ def test_equals_the_model_under_autocast(option):
 
 
 def rotated(part, angles, pairs):
-    """Every pair of coordinates as a complex number, turned by its angle. part: (B, H, P, d); angles: (P, d/2); pairs: two lists of places."""
+    """Every pair of coordinates as a complex number, turned by its angle. part: (B, H, P, d); angles: (P,
+    d/2); pairs: two lists of places."""
     first, second = pairs
     turned = torch.complex(part[..., first], part[..., second]) * torch.polar(torch.ones_like(angles), angles)
     result = torch.empty_like(part)
@@ -162,7 +210,8 @@ def rotated(part, angles, pairs):
 
 
 def axial_angles():
-    """EVA-02 (arXiv 2303.11331): half of the pairs turn with the row, half with the column, at frequencies 10000^-m/M."""
+    """EVA-02 (arXiv 2303.11331): half of the pairs turn with the row, half with the column, at frequencies
+    10000^-m/M."""
     frequencies = torch.tensor([10000.0 ** -(m / 2) for m in range(2)], dtype=torch.float64)
     place = torch.cartesian_prod(torch.arange(4.0), torch.arange(4.0)).double()
     return torch.cat([place[:, :1] * frequencies, place[:, 1:] * frequencies], 1)
@@ -176,9 +225,13 @@ def dinov3_angles():
     return 2 * math.pi * torch.cat([place[:, :1] / periods, place[:, 1:] / periods], 1)
 
 
-@pytest.mark.parametrize("option, angles, pairs", [
-    ("rotation", axial_angles, ([0, 2, 4, 6], [1, 3, 5, 7])), ("DINOv3", dinov3_angles, ([0, 1, 2, 3], [4, 5, 6, 7])),
-])
+@pytest.mark.parametrize(
+    "option, angles, pairs",
+    [
+        ("rotation", axial_angles, ([0, 2, 4, 6], [1, 3, 5, 7])),
+        ("DINOv3", dinov3_angles, ([0, 1, 2, 3], [4, 5, 6, 7])),
+    ],
+)
 def test_queries_and_keys_are_rotated_for_patches_only(option, angles, pairs):
     vit = eva(**OPTIONS[option]).double()
     images = random_images(2, 3, 32, 32, dtype=torch.float64)
@@ -193,24 +246,33 @@ def test_queries_and_keys_are_rotated_for_patches_only(option, angles, pairs):
         plain = plain.unflatten(-1, (3, 8)).transpose(1, 2)
         torch.testing.assert_close(found[:, :, :prefix], plain[:, :, :prefix])
         # timm computes the angles in float32
-        torch.testing.assert_close(found[:, :, prefix:], rotated(plain[:, :, prefix:], angles(), pairs), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            found[:, :, prefix:], rotated(plain[:, :, prefix:], angles(), pairs), rtol=1e-5, atol=1e-5
+        )
         assert (found - plain)[:, :, prefix + 1 :].abs().max() > 0.1
 
 
-@pytest.mark.parametrize("option", ["rotation", "DINOv3", "a rotation per layer", "plain attention with rotation"])
+@pytest.mark.parametrize(
+    "option", ["rotation", "DINOv3", "a rotation per layer", "plain attention with rotation"]
+)
 def test_logits_of_equal_patches_depend_on_their_distance_only(option):
-    """Where every patch looks the same and has no position of its own, z differs by the difference of places alone."""
+    """Where every patch looks the same and has no position of its own, z differs by the difference of places
+    alone."""
     vit = eva(**OPTIONS[option] | {"use_abs_pos_emb": False, "no_embed_class": False}).double()
     seen = walk(vit, torch.ones(1, 3, 32, 32, dtype=torch.float64)).layers[0]
     prefix = vit.num_prefix_tokens
-    z = seen.scores[0, :, prefix:, prefix:].unflatten(2, (4, 4)).unflatten(1, (4, 4))  # heads, row, column, row, column
+    z = (
+        seen.scores[0, :, prefix:, prefix:].unflatten(2, (4, 4)).unflatten(1, (4, 4))
+    )  # heads, row, column, row, column
     # Moving both patches by one row, one column, or both leaves z as it is.
     torch.testing.assert_close(z[:, 1:, :, 1:, :], z[:, :-1, :, :-1, :], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(z[:, :, 1:, :, 1:], z[:, :, :-1, :, :-1], rtol=1e-5, atol=1e-5)
     assert (z[:, 1:, :, 0] - z[:, :-1, :, 0]).abs().max() > 0.01, "moving one of them does not"
 
 
-@pytest.mark.parametrize("option", ["rotation", "three projections", "a rotation per layer", "DINOv3", "shared keys and values"])
+@pytest.mark.parametrize(
+    "option", ["rotation", "three projections", "a rotation per layer", "DINOv3", "shared keys and values"]
+)
 def test_own_values_change_nothing(option):
     """Replacements are taken as they are: not normalised and not rotated once more."""
     vit, images = eva(**OPTIONS[option]).double(), random_images(2, 3, 32, 32, dtype=torch.float64)
@@ -218,7 +280,10 @@ def test_own_values_change_nothing(option):
     for layer, seen in enumerate(plain.layers):
         for parts in (["q"], ["k"], ["v"], ["q", "k"], ["q", "v"], ["map"], ["map", "v"]):
             for heads in (None, [2, 0]):
-                own = {part: getattr(seen, part) if heads is None else getattr(seen, part)[:, heads] for part in parts}
+                own = {
+                    part: getattr(seen, part) if heads is None else getattr(seen, part)[:, heads]
+                    for part in parts
+                }
                 found = walk(vit, images, replace={layer: Instead(**own, heads=heads)})
                 assert (found.logits - plain.logits).abs().max() <= 1e-11
 
@@ -229,9 +294,15 @@ def test_copy_from_a_rotary_teacher_uses_its_maps(option, kind, small_vit):
     teacher, images = eva(**OPTIONS[option]).double(), random_images(2, 3, 32, 32, dtype=torch.float64)
     layers = walk(teacher, images).layers
     registers = teacher.num_prefix_tokens - 1
-    student = (eva(**OPTIONS[option]) if kind == "rotary" else small_vit(seed=3, reg_tokens=registers)).double()
+    student = (
+        eva(**OPTIONS[option]) if kind == "rotary" else small_vit(seed=3, reg_tokens=registers)
+    ).double()
     randomise(student, seed=3)
-    by_parts = walk(student, images, replace={i: Instead(q=seen.q, k=seen.k, scale=seen.scale) for i, seen in enumerate(layers)})
+    by_parts = walk(
+        student,
+        images,
+        replace={i: Instead(q=seen.q, k=seen.k, scale=seen.scale) for i, seen in enumerate(layers)},
+    )
     by_map = walk(student, images, replace={i: Instead(map=seen.map) for i, seen in enumerate(layers)})
     torch.testing.assert_close(by_parts.logits, by_map.logits, rtol=1e-10, atol=1e-10)
     assert (by_map.logits - walk(student, images).logits).abs().max() > 0.01
@@ -244,11 +315,20 @@ def test_stop_after_computes_no_values_and_nothing_later(option):
     attn = vit.blocks[1].attn
     with torch.no_grad():
         (attn.v_proj.weight if attn.qkv is None else attn.qkv.weight[48:]).fill_(torch.nan)
-    for parent, part in ((attn, "proj"), (vit.blocks[1], "mlp"), (vit.blocks[1], "norm2"), (vit.blocks[2], "norm1"), (vit, "norm"), (vit, "head")):
+    for parent, part in (
+        (attn, "proj"),
+        (vit.blocks[1], "mlp"),
+        (vit.blocks[1], "norm2"),
+        (vit.blocks[2], "norm1"),
+        (vit, "norm"),
+        (vit, "head"),
+    ):
         setattr(parent, part, Bomb(part))
     found = walk(vit, images, stop_after=1)
     assert found.logits is None and found.layers[1].v is None and len(found.stream) == 1
-    torch.testing.assert_close((found.layers[1].q, found.layers[1].k), (expected.layers[1].q, expected.layers[1].k))
+    torch.testing.assert_close(
+        (found.layers[1].q, found.layers[1].k), (expected.layers[1].q, expected.layers[1].k)
+    )
     torch.testing.assert_close(found.layers[0].v, expected.layers[0].v)
 
 
@@ -260,7 +340,9 @@ def test_what_is_replaced_is_not_computed(option):
     expected = walk(vit, images, replace=replace).logits
     attn = vit.blocks[1].attn
     with torch.no_grad():
-        for weight in [attn.q_proj.weight, attn.k_proj.weight] if attn.qkv is None else [attn.qkv.weight[:48]]:
+        for weight in (
+            [attn.q_proj.weight, attn.k_proj.weight] if attn.qkv is None else [attn.qkv.weight[:48]]
+        ):
             weight.fill_(torch.nan)
     assert torch.equal(walk(vit, images, replace=replace).logits, expected)
 
@@ -269,9 +351,13 @@ def test_shared_drop_path_masks():
     vit, images = eva(**ROPE, init_values=0.3, drop_path_rate=0.5).train(), random_images(2, 3, 32, 32)
     masks = sample_drop_path(vit, images)
     assert len(masks) == 3
-    torch.testing.assert_close(walk(vit, images, drop_path=masks).logits, walk(vit, images, drop_path=masks).logits)
+    torch.testing.assert_close(
+        walk(vit, images, drop_path=masks).logits, walk(vit, images, drop_path=masks).logits
+    )
     nothing = [(torch.zeros(2, 1, 1), torch.zeros(2, 1, 1))] * 3
-    torch.testing.assert_close(walk(vit, images, drop_path=nothing).tokens, vit._pos_embed(vit.patch_embed(images))[0])
+    torch.testing.assert_close(
+        walk(vit, images, drop_path=nothing).tokens, vit._pos_embed(vit.patch_embed(images))[0]
+    )
     everything = [(torch.ones(2, 1, 1), torch.ones(2, 1, 1))] * 3
     torch.testing.assert_close(walk(vit, images, drop_path=everything).logits, vit.eval()(images))
 
@@ -296,5 +382,11 @@ def test_biases_added_apart_and_adapted_projections(autocast):
             expected, plain = vit(images), walk(vit, images)
             torch.testing.assert_close(plain.logits, expected)
             for part in ("q", "k", "v", "map"):
-                found = walk(vit, images, replace={i: Instead(**{part: getattr(plain.layers[i], part)}) for i in (0, 1)})
-                torch.testing.assert_close(found.logits, expected, **({"rtol": 0.05, "atol": 0.05} if autocast else {}))
+                found = walk(
+                    vit,
+                    images,
+                    replace={i: Instead(**{part: getattr(plain.layers[i], part)}) for i in (0, 1)},
+                )
+                torch.testing.assert_close(
+                    found.logits, expected, **({"rtol": 0.05, "atol": 0.05} if autocast else {})
+                )

@@ -7,7 +7,18 @@ import sys
 import atlib
 from tests.helpers import ROOT
 
-HEAVY = ("accelerate", "datasets", "pandas", "pyarrow", "matplotlib", "IPython", "ipywidgets", "jupyter_book", "ipykernel", "hypothesis")
+HEAVY = (
+    "accelerate",
+    "datasets",
+    "pandas",
+    "pyarrow",
+    "matplotlib",
+    "IPython",
+    "ipywidgets",
+    "jupyter_book",
+    "ipykernel",
+    "hypothesis",
+)
 STEPS = """
 import json, sys
 found = {}
@@ -26,10 +37,14 @@ print(json.dumps(found))
 def test_heavy_libraries_wait_until_they_are_used():
     done = subprocess.run([sys.executable, "-c", STEPS], cwd=ROOT, capture_output=True, text=True, check=True)
     found = {name: set(modules) for name, modules in json.loads(done.stdout).items()}
-    assert found["atlib"] - found["before"] <= {"atlib"}, "beyond torch and timm, import atlib takes nothing but itself"
+    assert found["atlib"] - found["before"] <= {"atlib"}, (
+        "beyond torch and timm, import atlib takes nothing but itself"
+    )
     assert not found["atlib"] & set(HEAVY)
     assert not found["built-in data"] & set(HEAVY), "the built-in world needs no `datasets`"
-    assert "accelerate" in found["training"] and not found["training"] & {"datasets", "matplotlib"}, "experiments need no plots"
+    assert "accelerate" in found["training"] and not found["training"] & {"datasets", "matplotlib"}, (
+        "experiments need no plots"
+    )
     assert "matplotlib" in found["plots"] and "ipywidgets" not in found["plots"]
 
 

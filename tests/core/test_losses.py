@@ -1,4 +1,5 @@
-"""Every loss against loops over floats; of the attention cross-entropy also its gradient, and what it is at its minimum."""
+"""Every loss against loops over floats; of the attention cross-entropy also its gradient, and what it is at
+its minimum."""
 
 import math
 
@@ -39,8 +40,12 @@ def three_loops(student, teacher):
     total = 0.0
     for own, target in zip(student, teacher):
         B, H, N, _ = own.q.shape
-        rows = [-sum(p_t * math.log(p_s) for p_s, p_t in zip(row(own, b, h, i), row(target, b, h, i)))
-                for b in range(B) for h in range(H) for i in range(N)]
+        rows = [
+            -sum(p_t * math.log(p_s) for p_s, p_t in zip(row(own, b, h, i), row(target, b, h, i)))
+            for b in range(B)
+            for h in range(H)
+            for i in range(N)
+        ]
         total += sum(rows) / (B * H * N)
     return total
 
@@ -50,7 +55,11 @@ def entropy(layers):
 
 
 @settings(derandomize=True, deadline=None, max_examples=20)
-@given(shape=st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 5), st.integers(1, 4)), depth=st.integers(1, 3), seed=st.integers(0, 99))
+@given(
+    shape=st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 5), st.integers(1, 4)),
+    depth=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
 def test_equals_three_loops(shape, depth, seed):
     student = [layer(*shape, seed=seed + i) for i in range(depth)]
     teacher = [layer(*shape, seed=seed + 50 + i) for i in range(depth)]
@@ -66,15 +75,21 @@ def test_layers_are_summed_and_the_rest_is_averaged():
     assert attention_cross_entropy([student] * 4, [teacher] * 4).item() == pytest.approx(4 * once.item())
 
     def doubled(seen, axis):
-        return Seen(torch.cat([seen.q] * 2, axis), torch.cat([seen.k] * 2, axis), torch.cat([seen.v] * 2, axis), SCALE)
+        return Seen(
+            torch.cat([seen.q] * 2, axis), torch.cat([seen.k] * 2, axis), torch.cat([seen.v] * 2, axis), SCALE
+        )
 
     for axis in (0, 1):  # the same batch twice, the same heads twice
-        assert attention_cross_entropy([doubled(student, axis)], [doubled(teacher, axis)]).item() == pytest.approx(once.item())
+        assert attention_cross_entropy(
+            [doubled(student, axis)], [doubled(teacher, axis)]
+        ).item() == pytest.approx(once.item())
 
 
 def test_teacher_and_student_of_different_head_width():
     student, teacher = layer(2, 3, 5, 2, seed=1), layer(2, 3, 5, 7, seed=2)
-    assert attention_cross_entropy([student], [teacher]).item() == pytest.approx(three_loops([student], [teacher]), rel=1e-12)
+    assert attention_cross_entropy([student], [teacher]).item() == pytest.approx(
+        three_loops([student], [teacher]), rel=1e-12
+    )
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
@@ -95,7 +110,9 @@ def test_gradient_is_zero_at_the_minimum():
 
 def test_gradient_equals_finite_differences():
     student, teacher = layer(2, 2, 3, 2, seed=1), layer(2, 2, 3, 2, seed=2)
-    assert torch.autograd.gradcheck(lambda q, k: attention_cross_entropy([student._replace(q=q, k=k)], [teacher]), (student.q, student.k))
+    assert torch.autograd.gradcheck(
+        lambda q, k: attention_cross_entropy([student._replace(q=q, k=k)], [teacher]), (student.q, student.k)
+    )
 
 
 def test_gradient_is_the_difference_of_the_maps():
@@ -121,7 +138,9 @@ def test_a_teacher_that_was_given_a_map():
     expected = -(p * student.map.log()).sum(-1).mean().item()
     teacher = [Seen(None, None, student.v, SCALE, p)]
     assert dense_attention_cross_entropy([student], teacher).item() == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(ValueError, match="pair 0: a whole map was given .* use dense_attention_cross_entropy"):
+    with pytest.raises(
+        ValueError, match="pair 0: a whole map was given .* use dense_attention_cross_entropy"
+    ):
         attention_cross_entropy([student], teacher)
 
 
@@ -149,7 +168,9 @@ def test_shapes_that_differ_are_both_named(shape):
     student = [layer(2, 3, 4, 4)] * 2
     teacher = [layer(2, 3, 4, 4), layer(*shape)]
     of_teacher = rf"\({shape[0]}, {shape[1]}, {shape[2]}, {shape[2]}\)"
-    with pytest.raises(ValueError, match=rf"pair 1: the student's map is \(2, 3, 4, 4\), the teacher's {of_teacher}"):
+    with pytest.raises(
+        ValueError, match=rf"pair 1: the student's map is \(2, 3, 4, 4\), the teacher's {of_teacher}"
+    ):
         attention_cross_entropy(student, teacher)
     with pytest.raises(ValueError, match=rf"the student's map is \(2, 3, 4, 4\), the teacher's {of_teacher}"):
         dense_attention_cross_entropy(student, teacher)
@@ -171,16 +192,22 @@ def test_squared_error_of_projections(what):
     """Mean over all elements, summed over layers, and no gradient to the teacher."""
     students, teachers = ([layer(2, 3, 4, 5, seed=seed + i) for i in range(2)] for seed in (1, 7))
     found = projection_mse(students, teachers, what)
-    assert found.item() == pytest.approx(sum(mean_square(getattr(s, what), getattr(t, what)) for s, t in zip(students, teachers)), rel=1e-12)
+    assert found.item() == pytest.approx(
+        sum(mean_square(getattr(s, what), getattr(t, what)) for s, t in zip(students, teachers)), rel=1e-12
+    )
     found.backward()
     for own, target in zip(students, teachers):
         expected = 2 * (getattr(own, what) - getattr(target, what)).detach() / 120
         torch.testing.assert_close(getattr(own, what).grad, expected, rtol=1e-12, atol=0)
-        assert getattr(target, what).grad is None and all(getattr(own, other).grad is None for other in "qkv" if other != what)
+        assert getattr(target, what).grad is None and all(
+            getattr(own, other).grad is None for other in "qkv" if other != what
+        )
 
 
 def test_squared_error_of_features():
-    students, teachers = ([torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)] for _ in range(2))
+    students, teachers = (
+        [torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)] for _ in range(2)
+    )
     found = feature_mse(students, teachers)
     assert found.item() == pytest.approx(sum(map(mean_square, students, teachers)), rel=1e-12)
     found.backward()
@@ -188,7 +215,13 @@ def test_squared_error_of_features():
 
 
 def test_squared_errors_need_equal_shapes():
-    with pytest.raises(ValueError, match=r"pair 1: the student's q is \(2, 3, 4, 5\), the teacher's \(2, 1, 4, 5\); a squared error needs equal shapes"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"pair 1: the student's q is \(2, 3, 4, 5\), the teacher's \(2, 1, 4, 5\); a squared error needs"
+            r" equal shapes"
+        ),
+    ):
         projection_mse([layer(2, 3, 4, 5)] * 2, [layer(2, 3, 4, 5), layer(2, 1, 4, 5)], "q")
     with pytest.raises(ValueError, match="pair 0: the student's residual stream is"):
         feature_mse([torch.zeros(2, 5, 6)], [torch.zeros(2, 5, 7)])
@@ -200,10 +233,17 @@ def test_squared_errors_need_equal_shapes():
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
-@given(batch=st.integers(1, 4), classes=st.integers(2, 5), temperature=st.floats(0.3, 10), seed=st.integers(0, 99))
+@given(
+    batch=st.integers(1, 4),
+    classes=st.integers(2, 5),
+    temperature=st.floats(0.3, 10),
+    seed=st.integers(0, 99),
+)
 def test_distilled_predictions(batch, classes, temperature, seed):
     generator = torch.Generator().manual_seed(seed)
-    own, target = (3 * torch.randn(batch, classes, generator=generator, dtype=torch.float64) for _ in range(2))
+    own, target = (
+        3 * torch.randn(batch, classes, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
 
     def softened(row, temperature):
         powers = [math.exp(x / temperature) for x in row]
@@ -221,7 +261,9 @@ def test_distilled_predictions(batch, classes, temperature, seed):
 
 def test_distilled_predictions_give_the_teacher_no_gradient_and_stay_finite():
     for loss in (lambda own, target: soft_distillation(own, target, 0.01), hard_distillation):
-        own, target = (torch.tensor([[0.0, 1000.0], [1000.0, 0.0]])[order].requires_grad_() for order in ([0, 1], [1, 0]))
+        own, target = (
+            torch.tensor([[0.0, 1000.0], [1000.0, 0.0]])[order].requires_grad_() for order in ([0, 1], [1, 0])
+        )
         loss(own, target).backward()
         assert own.grad.isfinite().all() and own.grad.any() and target.grad is None
 

@@ -1,4 +1,5 @@
-"""The map-free cross-entropy against the dense one: values, gradients, number types, memory, and everything PyTorch runs it through."""
+"""The map-free cross-entropy against the dense one: values, gradients, number types, memory, and everything
+PyTorch runs it through."""
 
 import copy
 
@@ -29,7 +30,9 @@ def random_qk(B=2, H=3, N=70, d=8, d_t=8, seed=0, size=1.0, dtype=torch.float64)
     """q and k of a student, then of a teacher."""
     generator = torch.Generator().manual_seed(seed)
     shapes = (B, H, N, d), (B, H, N, d), (B, H, N, d_t), (B, H, N, d_t)
-    return [(size * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype) for shape in shapes]
+    return [
+        (size * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype) for shape in shapes
+    ]
 
 
 def dense(q, k, q_t, k_t, scale, scale_t, value=True):
@@ -54,8 +57,13 @@ def assert_close(found, expected, within):
 
 @every_way
 @settings(derandomize=True, deadline=None, max_examples=30)
-@given(shape=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 140)), widths=st.tuples(st.integers(1, 9), st.integers(1, 12)),
-       scales=st.tuples(st.floats(0.05, 1.5), st.floats(0.05, 1.5)), times=st.sampled_from([1.0, 3.0, -0.5]), seed=st.integers(0, 99))
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 140)),
+    widths=st.tuples(st.integers(1, 9), st.integers(1, 12)),
+    scales=st.tuples(st.floats(0.05, 1.5), st.floats(0.05, 1.5)),
+    times=st.sampled_from([1.0, 3.0, -0.5]),
+    seed=st.integers(0, 99),
+)
 def test_equals_the_dense_loss(how, shape, widths, scales, times, seed):
     tensors = random_qk(*shape, *widths, seed)
     found, expected = stepped(how, tensors, scales, times), stepped(dense, tensors, scales, times)
@@ -71,7 +79,10 @@ def test_equals_maps_written_out(how):
     """Not only the project's own dense loss: maps from the long-hand softmax."""
 
     def written_out(q, k, q_t, k_t, scale, scale_t):
-        p_s, p_t = (longhand.softmax(factor * torch.einsum("bhid,bhjd->bhij", *pair)) for factor, pair in ((scale, (q, k)), (scale_t, (q_t, k_t))))
+        p_s, p_t = (
+            longhand.softmax(factor * torch.einsum("bhid,bhjd->bhij", *pair))
+            for factor, pair in ((scale, (q, k)), (scale_t, (q_t, k_t)))
+        )
         return longhand.map_loss([p_s], [p_t])
 
     tensors = random_qk(d=5, d_t=7)
@@ -91,7 +102,9 @@ def test_inputs_in_any_layout(how):
     """q and k come from a joint projection: strided views, with gradients in their own order."""
     expected = stepped(dense, random_qk())
     q, k, q_t, k_t = random_qk()
-    joint = torch.stack([q, k]).permute(1, 3, 0, 2, 4).contiguous().requires_grad_()  # (B, N, 2, H, d), as timm's linear layer gives it
+    joint = (
+        torch.stack([q, k]).permute(1, 3, 0, 2, 4).contiguous().requires_grad_()
+    )  # (B, N, 2, H, d), as timm's linear layer gives it
     of_teacher = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q_t, k_t)]
     own = joint.permute(2, 0, 3, 1, 4)
     assert not own[0].is_contiguous() and not of_teacher[0].is_contiguous()
@@ -108,7 +121,9 @@ def test_of_an_expanded_head(how):
 
 
 @every_way
-@pytest.mark.parametrize("learning", [(True, False), (False, True), (False, False)], ids=["only q", "only k", "neither"])
+@pytest.mark.parametrize(
+    "learning", [(True, False), (False, True), (False, False)], ids=["only q", "only k", "neither"]
+)
 def test_one_of_the_two_may_be_constant(how, learning):
     tensors = random_qk()
     expected = stepped(dense, tensors)
@@ -132,12 +147,20 @@ class Seer(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
         self.names.append(str(operation))
-        self.shapes |= {tuple(each.shape) for each in (result if isinstance(result, tuple | list) else [result]) if isinstance(each, torch.Tensor)}
+        self.shapes |= {
+            tuple(each.shape)
+            for each in (result if isinstance(result, tuple | list) else [result])
+            if isinstance(each, torch.Tensor)
+        }
         return result
 
     def maps(self, N, heads=1):
         """The shapes that could hold the maps of that many heads."""
-        return {shape for shape in self.shapes if shape[-2:] == (N, N) or torch.Size(shape).numel() >= heads * N * N}
+        return {
+            shape
+            for shape in self.shapes
+            if shape[-2:] == (N, N) or torch.Size(shape).numel() >= heads * N * N
+        }
 
 
 @both_ways
@@ -147,7 +170,9 @@ def test_without_gradients_none_are_made(how):
     with torch.no_grad(), Seer() as seer:
         loss = how(*tensors, *SCALES)
     assert not loss.requires_grad and abs(loss.item() - expected) <= 1e-10
-    assert not any("baddbmm" in name for name in seer.names), "the sum over queries belongs to the gradient alone"
+    assert not any("baddbmm" in name for name in seer.names), (
+        "the sum over queries belongs to the gradient alone"
+    )
 
 
 def test_the_teachers_tensors_get_no_gradient():
@@ -168,7 +193,9 @@ def test_a_second_derivative_is_refused(how):
     """It would be wrong: the gradient is made with maps that are constants by then."""
     tensors = [x.requires_grad_(index < 2) for index, x in enumerate(random_qk(1, 1, 4, 3, 3))]
     for x in tensors[:2]:
-        with pytest.raises(RuntimeError, match="first derivatives only.* use atlib.losses.dense_attention_cross_entropy"):
+        with pytest.raises(
+            RuntimeError, match="first derivatives only.* use atlib.losses.dense_attention_cross_entropy"
+        ):
             torch.autograd.grad(how(*tensors, *SCALES), x, create_graph=True)
     torch.autograd.grad(dense(*tensors, *SCALES), tensors[0], create_graph=True)
 
@@ -186,38 +213,52 @@ def test_sharp_logits_stay_finite(how, dtype):
     assert expected[0] > 1000 and abs(found[0] - expected[0]) <= 200 * digits * expected[0]
     for one, other in zip(found[1:], expected[1:]):
         assert one.isfinite().all()
-        # One row's two largest logits may be equal up to rounding, so single entries are held against the largest.
+        # One row's two largest logits may be equal up to rounding, so single entries are held against the
+        # largest.
         assert (one - other).abs().max() <= 1000 * 70 * digits * other.abs().max()
 
 
 def bounds(tensors, scales, dtype):
-    """What rounding to `dtype` may do to value, ∂/∂q and ∂/∂k: every p, every sum of keys and every result is off by half an eps each.
+    """What rounding to `dtype` may do to value, ∂/∂q and ∂/∂k: every p, every sum of keys and every result is
+    off by half an eps each.
 
-    From the float32 maps: Σ_j p k_j is at most max|k| in size, and Σ_i p(i,j) q_i at most max|q| times the column's sum.
+    From the float32 maps: Σ_j p k_j is at most max|k| in size, and Σ_i p(i,j) q_i at most max|q| times the
+    column's sum.
     """
     q, k, q_t, k_t = tensors
     eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
     z = scales[0] * q @ k.mT
     columns = (z.softmax(-1).sum(2) + (scales[1] * q_t @ k_t.mT).softmax(-1).sum(2)).max()
     factor = scales[0] / q[..., 0].numel()
-    return 3 * eps * z.abs().max(), 4 * eps * factor * k.abs().max() + eps * tiny, 3 * eps * factor * columns * q.abs().max() + eps * tiny
+    return (
+        3 * eps * z.abs().max(),
+        4 * eps * factor * k.abs().max() + eps * tiny,
+        3 * eps * factor * columns * q.abs().max() + eps * tiny,
+    )
 
 
 @every_way
 @pytest.mark.parametrize("times", [1.0, 3 * 2.0**16], ids=["plain", "scaled loss"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_off_by_its_own_rounding(how, dtype, times):
-    """`times` 3 · 65536 is what a scaled fp16 loss arrives with at first; it is more than fp16 itself can hold."""
+    """`times` 3 · 65536 is what a scaled fp16 loss arrives with at first; it is more than fp16 itself can
+    hold."""
     rounded = random_qk(d_t=12, dtype=dtype)
     exact = [x.float() for x in rounded]
     found, expected = stepped(how, rounded, times=times), stepped(dense, exact)
     assert found[0].dtype == torch.float32 and found[1].dtype == found[2].dtype == dtype
-    for one, other, bound in zip((found[0], *(x.float() / times for x in found[1:])), expected, bounds(exact, SCALES, dtype), strict=True):
+    for one, other, bound in zip(
+        (found[0], *(x.float() / times for x in found[1:])),
+        expected,
+        bounds(exact, SCALES, dtype),
+        strict=True,
+    ):
         assert (one - other).abs().max() <= bound
 
 
 def test_fp16_gradients_keep_their_digits_when_the_batch_is_large():
-    """A small factor, 1 / (B H N), must not push them below what fp16 can hold before the scaled loss lifts them again."""
+    """A small factor, 1 / (B H N), must not push them below what fp16 can hold before the scaled loss lifts
+    them again."""
     rounded = random_qk(48, 12, 65, 4, 4, dtype=torch.float16)
     expected = stepped(dense, [x.float() for x in rounded])
     for how in PATHS:
@@ -238,12 +279,21 @@ def test_by_blocks_does_not_mind_autocast():
 
 
 def vit_of(seed, **changes):
-    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5} | changes
+    options = {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": 24,
+        "depth": 2,
+        "num_heads": 3,
+        "num_classes": 5,
+    } | changes
     return randomise(create_vit(options), seed).eval()
 
 
 def pair_of(plan, teacher=None, **changes):
-    return AttentionTransfer(vit_of(1, **(changes if teacher is None else changes | teacher)), vit_of(2, **changes), plan).train()
+    return AttentionTransfer(
+        vit_of(1, **(changes if teacher is None else changes | teacher)), vit_of(2, **changes), plan
+    ).train()
 
 
 LABELS = torch.tensor([0, 3, 1, 2])
@@ -252,7 +302,12 @@ LABELS = torch.tensor([0, 3, 1, 2])
 def gradients(pair, images, call=None):
     pair.zero_grad()
     output = (pair if call is None else call)(images)
-    (F.cross_entropy(output.logits.float() if output.logits.dtype == torch.bfloat16 else output.logits, LABELS) + 3 * output.transfer_loss).backward()
+    (
+        F.cross_entropy(
+            output.logits.float() if output.logits.dtype == torch.bfloat16 else output.logits, LABELS
+        )
+        + 3 * output.transfer_loss
+    ).backward()
     return {name: p.grad.clone() for name, p in pair.named_parameters() if p.grad is not None}
 
 
@@ -268,7 +323,8 @@ def use(monkeypatch, how):
 
 @both_ways
 def test_a_pair_under_autocast(monkeypatch, how):
-    """Against float32: no further off than the dense loss under the same autocast, whose products are in bf16 as well."""
+    """Against float32: no further off than the dense loss under the same autocast, whose products are in bf16
+    as well."""
     pair, images = pair_of(Plan(how="distill")), random_images(4, 3, 32, 32)
     exact, off = gradients(pair, images), {}
     for name, loss in (("dense", dense), ("map-free", how)):
@@ -276,7 +332,11 @@ def test_a_pair_under_autocast(monkeypatch, how):
         with torch.autocast("cpu", torch.bfloat16):
             found = gradients(pair, images)
         assert all(value.dtype == torch.float32 for value in found.values())
-        off[name] = {key: ((found[key] - exact[key]).norm() / exact[key].norm()).item() for key in exact if "qkv" in key or "patch" in key}
+        off[name] = {
+            key: ((found[key] - exact[key]).norm() / exact[key].norm()).item()
+            for key in exact
+            if "qkv" in key or "patch" in key
+        }
     assert max(off["dense"].values()) > 1e-3, "bf16 must make a difference"
     for key in off["dense"]:
         assert off["map-free"][key] <= 1.5 * off["dense"][key] + 2e-3, key
@@ -286,7 +346,10 @@ def test_a_pair_under_autocast(monkeypatch, how):
 @pytest.mark.parametrize("transferring", ["distill", "copy"])
 def test_activation_checkpointing(monkeypatch, how, transferring):
     use(monkeypatch, how)
-    pair, images = pair_of(Plan(how=transferring), drop_path_rate=0.3).double(), random_images(4, 3, 32, 32, dtype=torch.float64)
+    pair, images = (
+        pair_of(Plan(how=transferring), drop_path_rate=0.3).double(),
+        random_images(4, 3, 32, 32, dtype=torch.float64),
+    )
     torch.manual_seed(1)
     expected = gradients(pair, images)
     pair.student.set_grad_checkpointing(True)
@@ -304,17 +367,27 @@ def compiler():
 @both_ways
 @pytest.mark.parametrize("N", [5, 70], ids=["one block", "two blocks"])
 def test_compiled(compiler, how, N):
-    """As one graph, forward and backward. (`aot_eager` traces both as the default compiler does, but makes no machine code, which takes minutes.)"""
+    """As one graph, forward and backward. (`aot_eager` traces both as the default compiler does, but makes no
+    machine code, which takes minutes.)"""
     tensors = random_qk(N=N, d_t=6)
     compiled = torch.compile(lambda *inputs: how(*inputs, *SCALES), fullgraph=True, backend="aot_eager")
-    assert_close(stepped(lambda q, k, q_t, k_t, *_: compiled(q, k, q_t, k_t), tensors, times=3.0), stepped(dense, tensors, times=3.0), 1e-10)
+    assert_close(
+        stepped(lambda q, k, q_t, k_t, *_: compiled(q, k, q_t, k_t), tensors, times=3.0),
+        stepped(dense, tensors, times=3.0),
+        1e-10,
+    )
 
 
 @pytest.mark.parametrize("plan", [Plan(how="distill"), Plan(how="copy")], ids=lambda plan: plan.how)
 def test_a_compiled_pair(compiler, plan):
     pair, images = pair_of(plan, depth=1).double(), random_images(4, 3, 32, 32, dtype=torch.float64)
     expected = gradients(pair, images)
-    assert largest_difference(gradients(pair, images, torch.compile(pair, fullgraph=True, backend="aot_eager")), expected) <= 1e-10
+    assert (
+        largest_difference(
+            gradients(pair, images, torch.compile(pair, fullgraph=True, backend="aot_eager")), expected
+        )
+        <= 1e-10
+    )
 
 
 # --- several processes
@@ -335,7 +408,9 @@ def half_a_batch(rank, folder):
         for _ in range(2):  # DDP notices only in the second step that a parameter was left out in the first
             wrapped.zero_grad()
             output = wrapped(images)
-            (F.cross_entropy(output.logits, LABELS[2 * rank : 2 * rank + 2]) + 3 * output.transfer_loss).backward()
+            (
+                F.cross_entropy(output.logits, LABELS[2 * rank : 2 * rank + 2]) + 3 * output.transfer_loss
+            ).backward()
         torch.save({name: p.grad for name, p in pair.named_parameters()}, folder / f"{index}-{rank}.pt")
     distributed.destroy_process_group()
 
@@ -355,7 +430,9 @@ N_TOKENS = 197
 
 
 @both_ways
-@pytest.mark.parametrize("widths", [(8, 8), (8, 12), (12, 8)], ids=["same width", "wider teacher", "wider student"])
+@pytest.mark.parametrize(
+    "widths", [(8, 8), (8, 12), (12, 8)], ids=["same width", "wider teacher", "wider student"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_no_map_is_stored_by_the_loss(how, widths, dtype):
     tensors = random_qk(2, 3, N_TOKENS, *widths, dtype=dtype)
@@ -429,7 +506,10 @@ def test_what_waits_for_the_backward_pass_grows_with_the_tokens_only():
 
 
 def test_the_sum_over_layers_is_map_free_too():
-    students, teachers = ([Seen(*random_qk(seed=seed)[:2], None, 0.3 + seed) for seed in seeds] for seeds in (range(2), range(5, 7)))
+    students, teachers = (
+        [Seen(*random_qk(seed=seed)[:2], None, 0.3 + seed) for seed in seeds]
+        for seeds in (range(2), range(5, 7))
+    )
     expected = dense_attention_cross_entropy(students, teachers).item()
     assert abs(attention_cross_entropy(students, teachers).item() - expected) <= 1e-10
     assert attention_cross_entropy(copy.deepcopy(students), teachers, value=False).item() == 0

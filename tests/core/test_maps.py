@@ -1,4 +1,5 @@
-"""Every operation on maps against loops over plain numbers, and what must hold for any map: rows sum to 1, nothing is lost."""
+"""Every operation on maps against loops over plain numbers, and what must hold for any map: rows sum to 1,
+nothing is lost."""
 
 import math
 
@@ -19,7 +20,14 @@ from atlib.maps import (
 )
 from atlib.walking import Seen
 
-GRIDS = [((4, 4), (2, 2)), ((2, 2), (4, 4)), ((3, 4), (5, 2)), ((2, 3), (3, 3)), ((5, 4), (2, 1)), ((1, 3), (2, 7))]
+GRIDS = [
+    ((4, 4), (2, 2)),
+    ((2, 2), (4, 4)),
+    ((3, 4), (5, 2)),
+    ((2, 3), (3, 3)),
+    ((5, 4), (2, 1)),
+    ((1, 3), (2, 7)),
+]
 MANY = settings(derandomize=True, deadline=None, max_examples=25)
 
 
@@ -41,9 +49,11 @@ def cubic(x, a):
 
 
 def weights(before, after):
-    """What each of `after` pixels takes from each of `before`: Keys' cubic kernel, pixels as areas, the border repeated.
+    """What each of `after` pixels takes from each of `before`: Keys' cubic kernel, pixels as areas, the
+    border repeated.
 
-    Where a side shrinks more than twofold: the kernel stretched over all pixels that a new one covers, and cut at the border.
+    Where a side shrinks more than twofold: the kernel stretched over all pixels that a new one covers, and
+    cut at the border.
     """
     table, step = np.zeros((after, before)), before / after
     for new in range(after):
@@ -101,10 +111,12 @@ def test_averages_equal_loops(what):
         for b in range(B):
             for h in range(H):
                 for i in range(N):
-                    same = {"examples": [plain[layer][other, h, i] for other in range(B)],
-                            "layers": [other[b, h, i] for other in plain],
-                            "heads": [plain[layer][b, other, i] for other in range(H)],
-                            "queries": [plain[layer][b, h, other] for other in range(N)]}[what]
+                    same = {
+                        "examples": [plain[layer][other, h, i] for other in range(B)],
+                        "layers": [other[b, h, i] for other in plain],
+                        "heads": [plain[layer][b, other, i] for other in range(H)],
+                        "queries": [plain[layer][b, h, other] for other in range(N)],
+                    }[what]
                     np.testing.assert_allclose(found[b, h, i].numpy(), sum(same) / len(same), rtol=1e-12)
 
 
@@ -146,7 +158,9 @@ def test_mean_and_aggregate_equal_loops():
     assert mean.shape == merged.shape == (2, 1, 4, 4) and sums_to_one(mean) and sums_to_one(merged)
     for b in range(2):
         for i in range(4):
-            np.testing.assert_allclose(mean[b, 0, i].numpy(), (plain[b, 0, i] + plain[b, 1, i] + plain[b, 2, i]) / 3, rtol=1e-12)
+            np.testing.assert_allclose(
+                mean[b, 0, i].numpy(), (plain[b, 0, i] + plain[b, 1, i] + plain[b, 2, i]) / 3, rtol=1e-12
+            )
             product = (plain[b, 0, i] * plain[b, 1, i] * plain[b, 2, i]) ** (1 / 5)
             np.testing.assert_allclose(merged[b, 0, i].numpy(), product / product.sum(), rtol=1e-12)
 
@@ -163,15 +177,27 @@ def test_the_temperature_is_ten_unless_given():
 
 
 @MANY
-@given(H=st.integers(1, 4), N=st.integers(1, 6), d=st.integers(1, 5), seed=st.integers(0, 999), T=st.floats(0.5, 20))
+@given(
+    H=st.integers(1, 4),
+    N=st.integers(1, 6),
+    d=st.integers(1, 5),
+    seed=st.integers(0, 999),
+    T=st.floats(0.5, 20),
+)
 def test_map_scores_logs_and_joined_heads_agree(H, N, d, seed, T):
     generator = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(2, H, N, d, generator=generator, dtype=torch.float64) for _ in range(2))
     seen = Seen(q, k, None, 0.7)
     expected = aggregate_heads(seen.map, T)
-    torch.testing.assert_close(aggregate_heads(temperature=T, scores=seen.scores), expected, rtol=1e-10, atol=1e-14)
-    torch.testing.assert_close(aggregate_heads(temperature=T, scores=seen.map.log()), expected, rtol=1e-10, atol=1e-14)
-    torch.testing.assert_close(Seen(join_heads(q), join_heads(k), None, 0.7 / T).map, expected, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(
+        aggregate_heads(temperature=T, scores=seen.scores), expected, rtol=1e-10, atol=1e-14
+    )
+    torch.testing.assert_close(
+        aggregate_heads(temperature=T, scores=seen.map.log()), expected, rtol=1e-10, atol=1e-14
+    )
+    torch.testing.assert_close(
+        Seen(join_heads(q), join_heads(k), None, 0.7 / T).map, expected, rtol=1e-10, atol=1e-14
+    )
 
 
 def test_rows_alone_are_aggregated_as_in_the_whole():
@@ -181,13 +207,21 @@ def test_rows_alone_are_aggregated_as_in_the_whole():
 
 def test_underflow_leaves_values_and_gradients_finite():
     """Probabilities of 1e-87 and below are 0 in float32: exact from the scores, finite from the map."""
-    scores = torch.tensor([0.0, -200.0, -400.0, 1.0]).reshape(1, 1, 1, 4).expand(1, 2, 4, 4).clone().requires_grad_()
+    scores = (
+        torch.tensor([0.0, -200.0, -400.0, 1.0])
+        .reshape(1, 1, 1, 4)
+        .expand(1, 2, 4, 4)
+        .clone()
+        .requires_grad_()
+    )
     p = scores.detach().softmax(-1).requires_grad_()
     assert (p == 0).any()
     exact, safe = aggregate_heads(scores=scores), aggregate_heads(p)
     expected = (scores.detach().double().log_softmax(-1).sum(1, keepdim=True) / 10).softmax(-1)
     torch.testing.assert_close(exact.double(), expected, rtol=1e-5, atol=1e-30)
-    torch.testing.assert_close(safe.double(), expected, rtol=1e-5, atol=1e-7)  # off only where e^-17 was e^-40
+    torch.testing.assert_close(
+        safe.double(), expected, rtol=1e-5, atol=1e-7
+    )  # off only where e^-17 was e^-40
     for result, source in ((exact, scores), (safe, p)):
         (result[..., 0].sum() - result.log().mean()).backward()
         assert source.grad.isfinite().all() and (source.grad != 0).any()
@@ -195,8 +229,13 @@ def test_underflow_leaves_values_and_gradients_finite():
 
 def test_gradients_of_averages_and_heads():
     map = random_map(2, 2, 3, 3).requires_grad_()
-    for function in (mean_heads, aggregate_heads, lambda m: aggregate_heads(scores=m), lambda m: keep_tokens(m, [2, 0]),
-                     *(lambda m, what=what: average_over([m], what)[0] for what in ("examples", "heads", "queries"))):
+    for function in (
+        mean_heads,
+        aggregate_heads,
+        lambda m: aggregate_heads(scores=m),
+        lambda m: keep_tokens(m, [2, 0]),
+        *(lambda m, what=what: average_over([m], what)[0] for what in ("examples", "heads", "queries")),
+    ):
         assert torch.autograd.gradcheck(function, (map,))
 
 
@@ -236,13 +275,17 @@ def test_resampled_class_attention_equals_loops(grids, n):
     table = in_plane(*grids)
     for b in range(2):
         for h in range(3):
-            np.testing.assert_allclose(found[b, h].numpy(), resampled_row(attention[b, h].numpy(), table, n), rtol=0, atol=1e-12)
+            np.testing.assert_allclose(
+                found[b, h].numpy(), resampled_row(attention[b, h].numpy(), table, n), rtol=0, atol=1e-12
+            )
     assert torch.equal(found[..., :n], attention[..., :n]) and sums_to_one(found)
 
 
 def test_class_attention_is_the_class_row_of_the_whole_map():
     map = random_map(2, 3, 17, 17)
-    torch.testing.assert_close(resample(map, (4, 4), (3, 3), 1)[:, :, 0], resample_class_attention(map[:, :, 0], (4, 4), (3, 3)))
+    torch.testing.assert_close(
+        resample(map, (4, 4), (3, 3), 1)[:, :, 0], resample_class_attention(map[:, :, 0], (4, 4), (3, 3))
+    )
 
 
 def test_equal_grids_change_nothing():
@@ -252,7 +295,12 @@ def test_equal_grids_change_nothing():
 
 
 @MANY
-@given(before=st.tuples(*[st.integers(1, 7)] * 2), after=st.tuples(*[st.integers(1, 7)] * 2), n=st.integers(0, 2), share=st.floats(0, 1))
+@given(
+    before=st.tuples(*[st.integers(1, 7)] * 2),
+    after=st.tuples(*[st.integers(1, 7)] * 2),
+    n=st.integers(0, 2),
+    share=st.floats(0, 1),
+)
 def test_constant_maps_stay_constant(before, after, n, share):
     """Every query gives `share` to the prefix tokens and spreads the rest evenly; so it does on every grid."""
     share = share if n else 0.0
@@ -262,15 +310,25 @@ def test_constant_maps_stay_constant(before, after, n, share):
         row = torch.tensor([share / max(n, 1)] * n + [(1 - share) / P] * P, dtype=torch.float64)
         return row.expand(1, 1, n + P, n + P)
 
-    torch.testing.assert_close(resample(constant(before), before, after, n), constant(after), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        resample(constant(before), before, after, n), constant(after), rtol=1e-9, atol=1e-12
+    )
 
 
 @MANY
-@given(before=st.tuples(*[st.integers(1, 6)] * 2), after=st.tuples(*[st.integers(1, 6)] * 2), n=st.integers(0, 2), seed=st.integers(0, 999))
+@given(
+    before=st.tuples(*[st.integers(1, 6)] * 2),
+    after=st.tuples(*[st.integers(1, 6)] * 2),
+    n=st.integers(0, 2),
+    seed=st.integers(0, 999),
+)
 def test_rows_of_one_token_only_never_vanish(before, after, n, seed):
-    """The hardest maps for an interpolation: each query attends to a single token. No row may end without mass."""
+    """The hardest maps for an interpolation: each query attends to a single token. No row may end without
+    mass."""
     N = n + before[0] * before[1]
-    map = torch.eye(N, dtype=torch.float64)[torch.randint(N, (1, 1, N), generator=torch.Generator().manual_seed(seed))]
+    map = torch.eye(N, dtype=torch.float64)[
+        torch.randint(N, (1, 1, N), generator=torch.Generator().manual_seed(seed))
+    ]
     assert sums_to_one(resample(map, before, after, n))
 
 
@@ -284,7 +342,9 @@ def test_every_pixel_counts_in_every_resize():
 def test_round_trip_of_a_smooth_map():
     """Up to a finer grid and back: a map of broad bumps returns, and the share of the class token exactly so."""
     y, x = np.meshgrid(np.arange(8), np.arange(8), indexing="ij")
-    near = np.exp(-((y.reshape(-1, 1) - y.reshape(1, -1)) ** 2 + (x.reshape(-1, 1) - x.reshape(1, -1)) ** 2) / 18)
+    near = np.exp(
+        -((y.reshape(-1, 1) - y.reshape(1, -1)) ** 2 + (x.reshape(-1, 1) - x.reshape(1, -1)) ** 2) / 18
+    )
     map = np.zeros((65, 65))
     map[0, 0], map[0, 1:], map[1:, 0] = 0.2, 0.8 * near[27] / near[27].sum(), 0.3
     map[1:, 1:] = 0.7 * near / near.sum(1, keepdims=True)
@@ -295,12 +355,18 @@ def test_round_trip_of_a_smooth_map():
 
 
 def test_gradients_of_resampling():
-    map = random_map(1, 2, 7, 7, size=0.3).requires_grad_()  # flat enough that nothing is clamped, where there is no derivative
+    map = random_map(
+        1, 2, 7, 7, size=0.3
+    ).requires_grad_()  # flat enough that nothing is clamped, where there is no derivative
     assert torch.autograd.gradcheck(lambda m: resample(m, (2, 3), (3, 2), 1), (map,))
-    assert torch.autograd.gradcheck(lambda a: resample_class_attention(a, (2, 3), (3, 2)), (map.detach()[:, :, 0].requires_grad_(),))
+    assert torch.autograd.gradcheck(
+        lambda a: resample_class_attention(a, (2, 3), (3, 2)), (map.detach()[:, :, 0].requires_grad_(),)
+    )
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str
+)
 def test_resampling_in_less_precision(dtype, tolerance):
     map = random_map(1, 2, 17, 17)
     found = resample(map.to(dtype), (4, 4), (2, 2), 1)
@@ -311,7 +377,10 @@ def test_resampling_in_less_precision(dtype, tolerance):
 def test_grids_that_do_not_fit():
     map = random_map(1, 2, 17, 17)
     for call in (lambda *a: resample(map, *a, 1), lambda *a: resample_class_attention(map[:, :, 0], *a)):
-        with pytest.raises(ValueError, match=r"grid_from=\(4, 5\) has 4 x 5 = 20 patches, but 17 tokens less 1 prefix tokens are 16"):
+        with pytest.raises(
+            ValueError,
+            match=r"grid_from=\(4, 5\) has 4 x 5 = 20 patches, but 17 tokens less 1 prefix tokens are 16",
+        ):
             call((4, 5), (2, 2))
         for wrong in ((2, 0), (2,), (2, 2.0), (True, 2)):
             with pytest.raises(ValueError, match="grid_to=.*two whole numbers from 1 on"):
@@ -336,7 +405,9 @@ def test_kept_tokens_equal_loops_and_the_map_of_kept_queries_and_keys():
             for i, query in enumerate(tokens):
                 row = [map[b, h, query, key].item() for key in tokens]
                 np.testing.assert_allclose(found[b, h, i].numpy(), np.array(row) / sum(row), rtol=1e-12)
-    torch.testing.assert_close(found, Seen(q[:, :, tokens], k[:, :, tokens], None, 0.5).map, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        found, Seen(q[:, :, tokens], k[:, :, tokens], None, 0.5).map, rtol=1e-12, atol=0
+    )
 
 
 def test_keeping_all_tokens_changes_nothing():

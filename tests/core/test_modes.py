@@ -1,4 +1,5 @@
-"""Every mode of transfer against the same step from plain matrices, in float64: logits, loss and all gradients of the student."""
+"""Every mode of transfer against the same step from plain matrices, in float64: logits, loss and all
+gradients of the student."""
 
 import copy
 
@@ -35,21 +36,26 @@ def measured(pair, images):
     pair.zero_grad()
     output = pair(images)
     (cross_entropy(output.logits, LABELS) + LAMBDA * output.transfer_loss).backward()
-    found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in pair.student.named_parameters()}
+    found = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in pair.student.named_parameters()
+    }
     return {"logits": output.logits.detach(), "loss": output.transfer_loss.detach()} | found
 
 
 def expected(pair, images, pairs, **options):
     """The same three from the long-hand implementation."""
     weights = {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
-    logits, loss = longhand.family(pair.teacher.state_dict(), weights, images, pair.plan.what, pair.plan.how, pairs, **options)
+    logits, loss = longhand.family(
+        pair.teacher.state_dict(), weights, images, pair.plan.what, pair.plan.how, pairs, **options
+    )
     (longhand.cross_entropy(logits, LABELS) + LAMBDA * loss).backward()
     gradients = {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in weights.items()}
     return {"logits": logits.detach(), "loss": loss.detach()} | gradients
 
 
 def assert_equal(pair, pairs, **options):
-    """The pair does what the long-hand does; and something is transferred, so that neither can pass by doing nothing."""
+    """The pair does what the long-hand does; and something is transferred, so that neither can pass by doing
+    nothing."""
     images = images_of()
     found, other = measured(pair, images), expected(pair, images, pairs, **options)
     assert found.keys() == other.keys()
@@ -83,7 +89,9 @@ def test_float32_is_within_the_published_tolerances(small_vit, what, how):
     exact = expected(pair, images_of(), straight(range(3)))
     found = measured(pair.float(), images_of(torch.float32))
     for name, value in exact.items():
-        assert (found[name] - value).abs().max() <= (1e-5 if name in ("logits", "loss") else 1e-4) * value.abs().max(), name
+        assert (found[name] - value).abs().max() <= (
+            1e-5 if name in ("logits", "loss") else 1e-4
+        ) * value.abs().max(), name
 
 
 @all_modes
@@ -92,7 +100,10 @@ def test_layers_paired_between_different_depths(small_vit, what, how, pairs):
     assert_equal(pair_of(small_vit, Plan(what=what, how=how, layers=pairs), teacher={"depth": 5}), pairs)
 
 
-HEADS = {"a list": ([0, 2], {layer: [0, 2] for layer in range(3)}), "per layer": ({0: [1], 2: [2, 0]}, {0: [1], 2: [0, 2]})}
+HEADS = {
+    "a list": ([0, 2], {layer: [0, 2] for layer in range(3)}),
+    "per layer": ({0: [1], 2: [2, 0]}, {0: [1], 2: [0, 2]}),
+}
 
 
 @all_modes
@@ -126,7 +137,8 @@ def test_averages(small_vit, how, over, heads):
 
 
 def merged_heads(how, remedy):
-    """What happens to the teacher's and to the student's maps; a copied single head goes to all three of the student's."""
+    """What happens to the teacher's and to the student's maps; a copied single head goes to all three of the
+    student's."""
 
     def one(p):
         return longhand.merged(p) if remedy == "aggregate" else longhand.averaged([p], "heads")[0][:, :1]
@@ -138,7 +150,9 @@ def merged_heads(how, remedy):
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
 @pytest.mark.parametrize("remedy", ["aggregate", "average"])
-@pytest.mark.parametrize("teacher", [{"num_heads": 4}, {"num_heads": 1}, {"num_heads": 6, "embed_dim": 36, "depth": 4}], ids=str)
+@pytest.mark.parametrize(
+    "teacher", [{"num_heads": 4}, {"num_heads": 1}, {"num_heads": 6, "embed_dim": 36, "depth": 4}], ids=str
+)
 def test_another_number_of_heads(small_vit, how, remedy, teacher):
     pairs = {0: 3, 1: 1} if "depth" in teacher else straight(range(3))
     layers = pairs if "depth" in teacher else None
@@ -156,10 +170,14 @@ def test_a_remedy_changes_nothing_where_heads_agree(small_vit, how, remedy):
 
 
 def learned(small_vit):
-    pair = pair_of(small_vit, Plan(how="distill", unequal_heads="learn", layers=[0, 2]), teacher={"num_heads": 4})
+    pair = pair_of(
+        small_vit, Plan(how="distill", unequal_heads="learn", layers=[0, 2]), teacher={"num_heads": 4}
+    )
     with torch.no_grad():
         for M in pair.head_mapping:
-            assert M.shape == (4, 3) and torch.allclose(M, torch.full_like(M, 1 / 3)), "it starts as the mean over heads"
+            assert M.shape == (4, 3) and torch.allclose(M, torch.full_like(M, 1 / 3)), (
+                "it starts as the mean over heads"
+            )
             M.copy_(torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=M.dtype))
     return pair
 
@@ -178,7 +196,11 @@ def test_a_learned_mapping_of_heads(small_vit):
             loss = loss + ((guess - of_teacher[layer]["map"][:, t]) ** 2).mean() / 4
     (longhand.cross_entropy(logits, LABELS) + LAMBDA * loss).backward()
     found = measured(pair, images)
-    assert (found["logits"] - logits).abs().max() <= 1e-10 and (found["loss"] - loss).abs() <= 1e-10 and pair.path == "dense"
+    assert (
+        (found["logits"] - logits).abs().max() <= 1e-10
+        and (found["loss"] - loss).abs() <= 1e-10
+        and pair.path == "dense"
+    )
     for name, w in weights.items():
         assert (found[name] - w.grad).abs().max() <= 1e-10, name
     for M, mine in zip(pair.head_mapping, mappings):
@@ -188,7 +210,10 @@ def test_a_learned_mapping_of_heads(small_vit):
 def test_a_learned_mapping_is_trained_beside_the_student(small_vit):
     pair = learned(small_vit)
     names = {name for name, _ in pair.named_parameters()}
-    assert names == {f"student.{name}" for name, _ in pair.student.named_parameters()} | {"head_mapping.0", "head_mapping.1"}
+    assert names == {f"student.{name}" for name, _ in pair.student.named_parameters()} | {
+        "head_mapping.0",
+        "head_mapping.1",
+    }
     optimizer = make_optimizer(pair, Recipe(lr=0.1, layer_decay=0.5))
     held = [p for group in optimizer.param_groups for p in group["params"]]
     assert {id(p) for p in held} == {id(p) for p in pair.parameters()} and len(held) == len(names)
@@ -203,9 +228,19 @@ def test_a_learned_mapping_is_trained_beside_the_student(small_vit):
 @pytest.mark.parametrize("options", [CLASS_TOKEN, AVERAGE], ids=["class token", "average"])
 @pytest.mark.parametrize("teacher_patch, grid", [(4, 8), (16, 2)], ids=["finer teacher", "coarser teacher"])
 def test_another_patch_grid(small_vit, how, options, teacher_patch, grid):
-    pair = pair_of(small_vit, Plan(how=how, unequal_grid="resample", layers=[0, 2]), teacher={"patch_size": teacher_patch}, **options)
+    pair = pair_of(
+        small_vit,
+        Plan(how=how, unequal_grid="resample", layers=[0, 2]),
+        teacher={"patch_size": teacher_patch},
+        **options,
+    )
     prefix = 0 if "class_token" in options else 1
-    assert_equal(pair, straight([0, 2]), teacher_patch=teacher_patch, target=lambda maps: [longhand.on_grid(p, grid, 4, prefix) for p in maps])
+    assert_equal(
+        pair,
+        straight([0, 2]),
+        teacher_patch=teacher_patch,
+        target=lambda maps: [longhand.on_grid(p, grid, 4, prefix) for p in maps],
+    )
     assert pair.path == "dense"
 
 
@@ -218,15 +253,29 @@ def test_registers_of_the_teacher_are_dropped(small_vit, how):
 
 @pytest.mark.parametrize("registers", [(0, 2), (1, 3)], ids=str)
 def test_registers_of_a_distilled_student_are_dropped(small_vit, registers):
-    pair = pair_of(small_vit, Plan(how="distill", unequal_prefix="drop"), teacher={"reg_tokens": registers[0]}, reg_tokens=registers[1])
+    pair = pair_of(
+        small_vit,
+        Plan(how="distill", unequal_prefix="drop"),
+        teacher={"reg_tokens": registers[0]},
+        reg_tokens=registers[1],
+    )
     of_teacher, of_student = (range(1, 1 + count) for count in registers)
-    assert_equal(pair, straight(range(3)), target=lambda maps: [longhand.without(p, of_teacher) for p in maps],
-                 own=lambda maps: [longhand.without(p, of_student) for p in maps])
+    assert_equal(
+        pair,
+        straight(range(3)),
+        target=lambda maps: [longhand.without(p, of_teacher) for p in maps],
+        own=lambda maps: [longhand.without(p, of_student) for p in maps],
+    )
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_the_class_token_of_the_teacher_is_dropped(small_vit, how):
-    pair = pair_of(small_vit, Plan(how=how, unequal_prefix="drop", mismatched=True), teacher={"global_pool": "token", "class_token": True}, **AVERAGE)
+    pair = pair_of(
+        small_vit,
+        Plan(how=how, unequal_prefix="drop", mismatched=True),
+        teacher={"global_pool": "token", "class_token": True},
+        **AVERAGE,
+    )
     assert_equal(pair, straight(range(3)), target=lambda maps: [longhand.without(p, [0]) for p in maps])
     assert pair.mismatched.keys() == {"pooling"}
 
@@ -234,7 +283,14 @@ def test_the_class_token_of_the_teacher_is_dropped(small_vit, how):
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_all_remedies_at_once(small_vit, how):
     """Registers dropped, heads merged, then moved to another grid, then averaged over examples."""
-    plan = Plan(how=how, layers={0: 4, 2: 1}, unequal_heads="aggregate", unequal_grid="resample", unequal_prefix="drop", average="examples")
+    plan = Plan(
+        how=how,
+        layers={0: 4, 2: 1},
+        unequal_heads="aggregate",
+        unequal_grid="resample",
+        unequal_prefix="drop",
+        average="examples",
+    )
     pair = pair_of(small_vit, plan, teacher={"depth": 5, "num_heads": 4, "patch_size": 4, "reg_tokens": 1})
 
     def target(maps):
@@ -250,12 +306,21 @@ def test_all_remedies_at_once(small_vit, how):
 
 @all_modes
 def test_the_teacher_stops_at_what_is_needed(small_vit, what, how):
-    """Bombs in everything after layer 1's projections and in the head; NaN in the rows of its projection that are not transferred."""
+    """Bombs in everything after layer 1's projections and in the head; NaN in the rows of its projection that
+    are not transferred."""
     pair = pair_of(small_vit, Plan(what=what, how=how, layers=[0, 1]))
     before = measured(pair, images_of())
     teacher = pair.teacher
-    for parent, part in ((teacher.blocks[1].attn, "proj"), (teacher.blocks[1], "norm2"), (teacher.blocks[1], "mlp"), (teacher.blocks[2], "norm1"),
-                         (teacher.blocks[2].attn, "qkv"), (teacher, "norm"), (teacher, "fc_norm"), (teacher, "head")):
+    for parent, part in (
+        (teacher.blocks[1].attn, "proj"),
+        (teacher.blocks[1], "norm2"),
+        (teacher.blocks[1], "mlp"),
+        (teacher.blocks[2], "norm1"),
+        (teacher.blocks[2].attn, "qkv"),
+        (teacher, "norm"),
+        (teacher, "fc_norm"),
+        (teacher, "head"),
+    ):
         setattr(parent, part, Bomb(part))
     if what == "map":
         poison(teacher.blocks[1].attn, "v")
@@ -286,25 +351,39 @@ def test_what_a_student_copies_it_does_not_compute(small_vit, what, unused):
 def test_the_teacher_runs_in_inference_mode_and_the_autocast_dtype(small_vit, what):
     pair, seen = pair_of(small_vit, Plan(what=what, how="distill"), dtype=torch.float32), []
     pair.teacher.requires_grad_(True)  # whatever its owner does
-    pair.teacher.blocks[0].attn.qkv.register_forward_hook(lambda module, inputs, output: seen.append((torch.is_inference_mode_enabled(), output.dtype)))
+    pair.teacher.blocks[0].attn.qkv.register_forward_hook(
+        lambda module, inputs, output: seen.append((torch.is_inference_mode_enabled(), output.dtype))
+    )
     with torch.autocast("cpu", torch.bfloat16):
         target = pair.teacher_layers(images_of(torch.float32))
         pair(images_of(torch.float32)).transfer_loss.backward()
     assert seen == [(True, torch.bfloat16)] * 2
     for each in target:
         kept = [x for x in (each.q, each.k, each.v) if x is not None]
-        assert len(kept) == (2 if what == "map" else 1) and not any(x.is_inference() or x.requires_grad for x in kept)
+        assert len(kept) == (2 if what == "map" else 1) and not any(
+            x.is_inference() or x.requires_grad for x in kept
+        )
         assert all(x.dtype == torch.bfloat16 for x in kept)
 
 
 # --- pairs that are kept, mixed, matched
 
 
-ARCHITECTURE = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
+ARCHITECTURE = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 24,
+    "depth": 3,
+    "num_heads": 3,
+    "num_classes": 5,
+}
 BUNDLES = {
     "layers and heads": (Plan(layers={0: 3, 2: 1}, heads={2: [0, 2]}), {"depth": 4}),
     "merged heads": (Plan(unequal_heads="aggregate", layers=[1]), {"num_heads": 4}),
-    "grid, prefix, average": (Plan(unequal_grid="resample", unequal_prefix="drop", average="queries"), {"patch_size": 4, "reg_tokens": 1}),
+    "grid, prefix, average": (
+        Plan(unequal_grid="resample", unequal_prefix="drop", average="queries"),
+        {"patch_size": 4, "reg_tokens": 1},
+    ),
     "mismatched": (Plan(what="q", mismatched=True), {"init_values": 0.1}),
 }
 
@@ -315,7 +394,12 @@ def test_a_bundle_keeps_the_plan(small_vit, tmp_path, name):
     pair = pair_of(small_vit, plan, teacher, dtype=torch.float32).eval()
     named = [Architecture("vit_tiny_patch16_224", ARCHITECTURE | change) for change in ({}, teacher)]
     found = load_bundle(save_bundle(tmp_path / "bundle.safetensors", pair, *named))
-    assert found.plan == plan and found.path == pair.path and found.mismatched == pair.mismatched and found.pairing == pair.pairing
+    assert (
+        found.plan == plan
+        and found.path == pair.path
+        and found.mismatched == pair.mismatched
+        and found.pairing == pair.pairing
+    )
     images = images_of(torch.float32)
     torch.testing.assert_close(found(images).logits, pair(images).logits)
 
@@ -329,7 +413,8 @@ def test_after_distilling_with_a_learned_mapping_the_student_is_kept_alone(small
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_mix_and_match(small_vit, how):
-    """The student starts from a third model's weights; the maps come from the teacher; neither of the two models changes."""
+    """The student starts from a third model's weights; the maps come from the teacher; neither of the two
+    models changes."""
     third = small_vit(seed=7)
     student = copy.deepcopy(third).double()
     teacher = small_vit(seed=1).double()
@@ -344,8 +429,14 @@ def test_mix_and_match(small_vit, how):
 
 
 def test_a_copied_student_may_be_of_another_kind_than_its_teacher():
-    """A teacher with rotary positions: its maps are those after rotation, and a copying student needs no rotation of its own."""
-    teacher = randomise(create_vit("vit_small_patch16_dinov3", img_size=64, embed_dim=24, depth=2, num_heads=3, num_classes=0), 1).eval()
+    """A teacher with rotary positions: its maps are those after rotation, and a copying student needs no
+    rotation of its own."""
+    teacher = randomise(
+        create_vit(
+            "vit_small_patch16_dinov3", img_size=64, embed_dim=24, depth=2, num_heads=3, num_classes=0
+        ),
+        1,
+    ).eval()
     student = randomise(create_vit(ARCHITECTURE | {"img_size": 64, "patch_size": 16, "depth": 2}), 2).eval()
     pair = AttentionTransfer(teacher.double(), student.double(), Plan(unequal_prefix="drop", mismatched=True))
     images = random_images(2, 3, 64, 64, dtype=torch.float64)

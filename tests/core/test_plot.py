@@ -44,10 +44,17 @@ def test_image_grid_takes_floats():
 def test_maps_share_one_colour_scale():
     figure = drawn(plot.maps(MAP.requires_grad_(), title="all heads", names=["first"]))
     *panels, colours = figure.axes
-    assert [panel.get_title() for panel in panels] == ["first", "head 1", "head 2"] and figure.get_suptitle() == "all heads"
+    assert [panel.get_title() for panel in panels] == [
+        "first",
+        "head 1",
+        "head 2",
+    ] and figure.get_suptitle() == "all heads"
     for panel, p in zip(panels, MAP):
         image = panel.images[0]
-        assert (image.get_array() == p.detach().numpy()).all() and image.get_clim() == (0, pytest.approx(MAP.max().item()))
+        assert (image.get_array() == p.detach().numpy()).all() and image.get_clim() == (
+            0,
+            pytest.approx(MAP.max().item()),
+        )
         assert panel.get_xlabel() == "key"
     assert panels[0].get_ylabel() == "query"
     drawn(plot.maps(MAP[:1]))
@@ -65,10 +72,15 @@ def test_class_attention_lays_the_class_tokens_row_on_the_grid():
         assert panel.get_title() == f"head {head}\nclass token {MAP[head, 0, 0].item():.2f}"
     assert len({panel.images[0].get_clim() for panel in panels}) == 1
     wide = drawn(plot.class_attention(image, MAP, grid=(5, 3), prefix_tokens=2)).axes[1]
-    assert wide.images[0].get_array().shape == (5, 3) and f"{MAP[0, 0, :2].sum().item():.2f}" in wide.get_title()
+    assert (
+        wide.images[0].get_array().shape == (5, 3) and f"{MAP[0, 0, :2].sum().item():.2f}" in wide.get_title()
+    )
 
 
-HISTORIES = {"copy": [{"step": 4, "loss": 2.0, "score": 0.1}, {"step": 8, "loss": 1.0}], "own name": [{"step": 4, "loss": 3.0}]}
+HISTORIES = {
+    "copy": [{"step": 4, "loss": 2.0, "score": 0.1}, {"step": 8, "loss": 1.0}],
+    "own name": [{"step": 4, "loss": 3.0}],
+}
 
 
 def test_curves_are_metric_over_steps():
@@ -91,13 +103,21 @@ def test_curves_skip_passes_without_the_metric_and_name_runs_without_it():
 def test_scores_show_every_seed_the_mean_and_the_deviation():
     by_method = {"scratch": [60.0, 62.0, 64.0], "copy": [80.0]}
     axis = drawn(plot.scores(by_method, label="accuracy", live={"copy": 81.0})).axes[0]
-    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["scratch", "copy"] and axis.get_xlabel() == "accuracy"
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == [
+        "scratch",
+        "copy",
+    ] and axis.get_xlabel() == "accuracy"
     assert axis.yaxis_inverted(), "the first method is on top"
     dots = [line for line in axis.lines if line.get_marker() == "."]
     assert [list(line.get_xdata()) for line in dots] == [[60.0, 62.0, 64.0], [80.0]]
     bars = [container[0] for container in axis.containers]
     assert [list(line.get_xdata()) for line in bars] == [[62.0], [80.0]]
-    spans = [segment[:, 0] for container in axis.containers for part in container[2] for segment in part.get_segments()]
+    spans = [
+        segment[:, 0]
+        for container in axis.containers
+        for part in container[2]
+        for segment in part.get_segments()
+    ]
     assert [list(span) for span in spans] == [[60.0, 64.0], [80.0, 80.0]]  # s.d. of 60, 62, 64 is 2
     diamond = next(line for line in axis.lines if line.get_marker() == "D")
     assert list(diamond.get_xdata()) == [81.0] and round(diamond.get_ydata()[0]) == 1

@@ -1,4 +1,5 @@
-"""Records round-trip, are refused before they are written when they break the schema, and are named when they cannot be read."""
+"""Records round-trip, are refused before they are written when they break the schema, and are named when they
+cannot be read."""
 
 import json
 import platform
@@ -25,8 +26,17 @@ from atlib.record import (
 
 @pytest.fixture
 def good():
-    return Record("transfer", "copy", 3, {"recipe": {"lr": 1e-3, "betas": [0.9, 0.999]}, "labels": None}, {"test_accuracy": 0.5, "note": "é"},
-                  [{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.5}], 12.5, 300, about())
+    return Record(
+        "transfer",
+        "copy",
+        3,
+        {"recipe": {"lr": 1e-3, "betas": [0.9, 0.999]}, "labels": None},
+        {"test_accuracy": 0.5, "note": "é"},
+        [{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.5}],
+        12.5,
+        300,
+        about(),
+    )
 
 
 def test_round_trip(tmp_path, good):
@@ -41,19 +51,23 @@ def test_writing_again_replaces_the_file(tmp_path, good):
     assert read_record(path).seed == 4 and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"results": {"accuracy": float("nan")}}, r"results\['accuracy'\] is nan, not a finite number"),
-    ({"results": {"accuracy": float("inf")}}, r"results\['accuracy'\] is inf"),
-    ({"history": [{"loss": float("nan")}]}, "not JSON compliant|[Oo]ut of range"),
-    ({"config": {"lr": float("inf")}}, "not JSON compliant|[Oo]ut of range"),
-    ({"seconds": float("nan")}, "not JSON compliant|[Oo]ut of range|seconds is nan"),
-    ({"seed": 1.5}, "seed is 1.5, which has the wrong type"),
-    ({"seed": True}, "seed is True, which has the wrong type"),
-    ({"method": None}, "method is None, which has the wrong type"),
-    ({"history": {}}, "history is {}, which has the wrong type"),
-    ({"seconds": "12"}, "seconds is '12', which has the wrong type"),
-    ({"about": {"python": "3"}}, "about lacks .*'commit'"),
-], ids=str)
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"results": {"accuracy": float("nan")}}, r"results\['accuracy'\] is nan, not a finite number"),
+        ({"results": {"accuracy": float("inf")}}, r"results\['accuracy'\] is inf"),
+        ({"history": [{"loss": float("nan")}]}, "not JSON compliant|[Oo]ut of range"),
+        ({"config": {"lr": float("inf")}}, "not JSON compliant|[Oo]ut of range"),
+        ({"seconds": float("nan")}, "not JSON compliant|[Oo]ut of range|seconds is nan"),
+        ({"seed": 1.5}, "seed is 1.5, which has the wrong type"),
+        ({"seed": True}, "seed is True, which has the wrong type"),
+        ({"method": None}, "method is None, which has the wrong type"),
+        ({"history": {}}, "history is {}, which has the wrong type"),
+        ({"seconds": "12"}, "seconds is '12', which has the wrong type"),
+        ({"about": {"python": "3"}}, "about lacks .*'commit'"),
+    ],
+    ids=str,
+)
 def test_what_breaks_the_schema_is_refused_before_anything_is_written(tmp_path, good, change, message):
     with pytest.raises(ValueError, match=message):
         write_record(tmp_path / "new" / "r.json", replace(good, **change))
@@ -67,19 +81,37 @@ def test_what_breaks_the_schema_is_refused_before_anything_is_written(tmp_path, 
 def damage(path, kind):
     text = path.read_text()
     values = json.loads(text)
-    content = {"cut off": text[:-20], "empty": "", "no text": "\udcff", "a list": "[]", "a number": "3", "no JSON": "<html></html>",
-               "a field missing": json.dumps({name: value for name, value in values.items() if name != "seed"}),
-               "a field too many": json.dumps(values | {"extra": 1}),
-               "a wrong type": json.dumps(values | {"seed": "3"}),
-               "not a number": text.replace('"test_accuracy": 0.5', '"test_accuracy": NaN')}[kind].encode(errors="surrogateescape")
+    content = {
+        "cut off": text[:-20],
+        "empty": "",
+        "no text": "\udcff",
+        "a list": "[]",
+        "a number": "3",
+        "no JSON": "<html></html>",
+        "a field missing": json.dumps({name: value for name, value in values.items() if name != "seed"}),
+        "a field too many": json.dumps(values | {"extra": 1}),
+        "a wrong type": json.dumps(values | {"seed": "3"}),
+        "not a number": text.replace('"test_accuracy": 0.5', '"test_accuracy": NaN'),
+    }[kind].encode(errors="surrogateescape")
     path.write_bytes(content)
     return content
 
 
-@pytest.mark.parametrize("kind, says", [("cut off", ""), ("empty", ""), ("no text", ""), ("no JSON", ""), ("a list", "JSON list"),
-                                        ("a number", "JSON int"), ("a field missing", r"missing: \['seed'\]"),
-                                        ("a field too many", r"unknown: \['extra'\]"),
-                                        ("a wrong type", "seed is '3'"), ("not a number", "test_accuracy.*nan")])
+@pytest.mark.parametrize(
+    "kind, says",
+    [
+        ("cut off", ""),
+        ("empty", ""),
+        ("no text", ""),
+        ("no JSON", ""),
+        ("a list", "JSON list"),
+        ("a number", "JSON int"),
+        ("a field missing", r"missing: \['seed'\]"),
+        ("a field too many", r"unknown: \['extra'\]"),
+        ("a wrong type", "seed is '3'"),
+        ("not a number", "test_accuracy.*nan"),
+    ],
+)
 def test_damaged_records_are_named_and_left_alone(tmp_path, good, kind, says):
     path = write_record(tmp_path / "r.json", good)
     content = damage(path, kind)
@@ -104,8 +136,10 @@ def test_all_records_of_a_folder_in_the_order_of_their_paths(tmp_path, good):
 
 
 def test_a_metric_by_method_in_the_order_of_seeds(good):
-    records = [replace(good, method=method, seed=seed, results={"test_accuracy": seed / 10, "other": 9.0})
-               for method, seed in (("distill", 2), ("copy", 1), ("distill", 0), ("copy", 0), ("distill", 1))]
+    records = [
+        replace(good, method=method, seed=seed, results={"test_accuracy": seed / 10, "other": 9.0})
+        for method, seed in (("distill", 2), ("copy", 1), ("distill", 0), ("copy", 0), ("distill", 1))
+    ]
     assert by_method(records, "test_accuracy") == {"distill": [0.0, 0.1, 0.2], "copy": [0.0, 0.1]}
     assert by_method([], "test_accuracy") == {}
 
@@ -141,7 +175,9 @@ def test_peak_memory_is_in_megabytes():
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("compares with Linux's /proc/self/status")
-    kibibytes = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    kibibytes = next(
+        int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")
+    )
     # Not equal: what a process inherits from the one that started it counts too.
     assert 0.98 * kibibytes * 1.024e-3 <= peak_memory_mb() < 1e5
 
@@ -156,12 +192,16 @@ def clone(tmp_path, monkeypatch):
 
 def test_results_are_found_from_any_folder_of_the_clone(clone):
     assert results_folder() == results_folder(clone) == results_folder(clone / "results") == clone / "results"
-    with pytest.raises(FileNotFoundError, match=f"no results/ folder in or above {clone.parent}: run this from a clone"):
+    with pytest.raises(
+        FileNotFoundError, match=f"no results/ folder in or above {clone.parent}: run this from a clone"
+    ):
         results_folder(clone.parent)
 
 
 def test_cost_reads_the_measurement(clone, good):
     assert cost("05-attention-copy") == "The cost of 05-attention-copy is not measured yet."
-    measured = replace(good, seconds=150.0, peak_memory_mb=1240.0, about=good.about | {"device": "A CPU", "threads": 2})
+    measured = replace(
+        good, seconds=150.0, peak_memory_mb=1240.0, about=good.about | {"device": "A CPU", "threads": 2}
+    )
     write_record(clone / "results" / "notebooks" / "05-attention-copy.json", measured)
     assert cost("05-attention-copy") == "Measured on A CPU, 2 threads: 2.5 minutes, 1.2 GB of memory."

@@ -1,4 +1,5 @@
-"""Replacing what a layer uses: its own values change nothing, others do exactly what they should, wrong ones are refused."""
+"""Replacing what a layer uses: its own values change nothing, others do exactly what they should, wrong ones
+are refused."""
 
 import pytest
 import torch
@@ -28,8 +29,6 @@ def images():
 
 def close(left, right):
     return (left - right).abs().max() <= 1e-11
-
-
 
 
 @pytest.mark.parametrize("part", EVERY)
@@ -82,13 +81,18 @@ def test_other_values_change_what_is_mixed_and_not_how(vit, images):
     assert close(found.layers[2].map, plain.layers[2].map) and torch.equal(found.layers[2].v, v)
     # The last block by hand: p v through proj, then the MLP, then the head.
     w = {name: value for name, value in vit.state_dict().items()}
-    routed = torch.einsum("bhij,bhjd->bihd", plain.layers[2].map, v).flatten(2) @ w["blocks.2.attn.proj.weight"].T + w["blocks.2.attn.proj.bias"]
+    routed = (
+        torch.einsum("bhij,bhjd->bihd", plain.layers[2].map, v).flatten(2) @ w["blocks.2.attn.proj.weight"].T
+        + w["blocks.2.attn.proj.bias"]
+    )
     before = walk(vit, images, stop_after=2).tokens
     x = before + routed
     y = longhand.layer_norm(x, w["blocks.2.norm2.weight"], w["blocks.2.norm2.bias"])
     y = longhand.gelu(y @ w["blocks.2.mlp.fc1.weight"].T + w["blocks.2.mlp.fc1.bias"])
     x = x + y @ w["blocks.2.mlp.fc2.weight"].T + w["blocks.2.mlp.fc2.bias"]
-    expected = longhand.layer_norm(x, w["norm.weight"], w["norm.bias"])[:, 0] @ w["head.weight"].T + w["head.bias"]
+    expected = (
+        longhand.layer_norm(x, w["norm.weight"], w["norm.bias"])[:, 0] @ w["head.weight"].T + w["head.bias"]
+    )
     assert close(found.logits, expected)
 
 
@@ -103,9 +107,17 @@ def test_queries_and_keys_of_another_head_width_bring_their_scale(vit, images, w
 
 
 @settings(derandomize=True, deadline=None, max_examples=25)
-@given(heads=st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True), part=st.sampled_from(EVERY), layer=st.integers(0, 2))
+@given(
+    heads=st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True),
+    part=st.sampled_from(EVERY),
+    layer=st.integers(0, 2),
+)
 def test_some_heads_are_replaced_and_the_others_kept(heads, part, layer):
-    vit = randomise(create_vit({"img_size": 16, "patch_size": 8, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 4})).double()
+    vit = randomise(
+        create_vit(
+            {"img_size": 16, "patch_size": 8, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 4}
+        )
+    ).double()
     images = random_images(2, 3, 16, 16, dtype=torch.float64)
     plain = walk(vit, images).layers[layer]
     other = torch.rand(2, len(heads), 5, 5 if part == "map" else 4, dtype=torch.float64)
@@ -130,8 +142,16 @@ def test_some_heads_with_queries_and_keys_of_another_scale(vit, images):
     assert close(found[:, 2], expected) and close(found[:, :2], plain[:, :2])
 
 
-@pytest.mark.parametrize("instead, unused", [({"map": (17, 17)}, slice(0, 48)), ({"q": (17, 8), "k": (17, 8)}, slice(0, 48)),
-                                             ({"q": (17, 8)}, slice(0, 24)), ({"k": (17, 8)}, slice(24, 48))], ids=str)
+@pytest.mark.parametrize(
+    "instead, unused",
+    [
+        ({"map": (17, 17)}, slice(0, 48)),
+        ({"q": (17, 8), "k": (17, 8)}, slice(0, 48)),
+        ({"q": (17, 8)}, slice(0, 24)),
+        ({"k": (17, 8)}, slice(24, 48)),
+    ],
+    ids=str,
+)
 def test_what_is_replaced_is_not_computed(small_vit, instead, unused):
     """The rows of the joint projection that are not needed may hold anything."""
     vit, images = small_vit(), random_images(2, 3, 32, 32)
@@ -175,10 +195,15 @@ def test_gradients_flow_into_replacements_and_stop_after_keeps_them(small_vit):
 def test_replacements_at_the_layer_stopped_at(vit, images, parts, heads):
     """The same map as in a whole walk; of v only the shape is checked, because none is used."""
     count = 3 if heads is None else 1
-    given = {part: torch.rand(2, count, 17, 17 if part == "map" else 8, dtype=torch.float64) for part in parts}
+    given = {
+        part: torch.rand(2, count, 17, 17 if part == "map" else 8, dtype=torch.float64) for part in parts
+    }
     scale = 0.7 if parts == ("q", "k") else None
     instead = Instead(**given, heads=heads, scale=scale)
-    whole, found = walk(vit, images, replace={1: instead}).layers[1], walk(vit, images, replace={1: instead}, stop_after=1).layers[1]
+    whole, found = (
+        walk(vit, images, replace={1: instead}).layers[1],
+        walk(vit, images, replace={1: instead}, stop_after=1).layers[1],
+    )
     assert close(found.map, whole.map) and found.v is None
     with pytest.raises(ValueError, match="layer 1: v has shape"):
         walk(vit, images, replace={1: instead._replace(v=torch.rand(2, count, 16, 8))}, stop_after=1)
@@ -187,10 +212,14 @@ def test_replacements_at_the_layer_stopped_at(vit, images, parts, heads):
 def test_attention_dropout_applies_to_a_given_map(small_vit):
     vit, images = small_vit(attn_drop_rate=0.5).train(), random_images(2, 3, 32, 32)
     p = walk(vit, images).layers[0].map.detach()
-    once, again = (walk(vit, images, replace={layer: Instead(map=p) for layer in range(3)}).logits for _ in range(2))
+    once, again = (
+        walk(vit, images, replace={layer: Instead(map=p) for layer in range(3)}).logits for _ in range(2)
+    )
     assert not torch.equal(once, again)
     vit.eval()
-    once, again = (walk(vit, images, replace={layer: Instead(map=p) for layer in range(3)}).logits for _ in range(2))
+    once, again = (
+        walk(vit, images, replace={layer: Instead(map=p) for layer in range(3)}).logits for _ in range(2)
+    )
     assert torch.equal(once, again)
 
 
@@ -201,27 +230,67 @@ def test_a_given_map_has_no_scores(small_vit):
         seen.scores
 
 
-@pytest.mark.parametrize("instead, message", [
-    ({"q": (2, 3, 17, 9)}, r"layer 1: q has shape \(2, 3, 17, 9\), this layer needs \(2, 3, 17, 8\) \(batch, heads, tokens, head width\)"),
-    ({"k": (2, 4, 17, 8)}, r"k has shape \(2, 4, 17, 8\), this layer needs \(2, 3, 17, 8\)"),
-    ({"v": (1, 3, 17, 8)}, r"v has shape \(1, 3, 17, 8\), this layer needs \(2, 3, 17, 8\)"),
-    ({"map": (2, 3, 16, 17)}, r"map has shape \(2, 3, 16, 17\), this layer needs \(2, 3, 17, 17\) \(batch, heads, tokens, tokens\)"),
-    ({"q": (2, 3, 17, 6), "k": (2, 3, 17, 5)}, r"k has shape \(2, 3, 17, 5\), this layer needs \(2, 3, 17, 6\)"),
-    ({"q": (2, 3, 17, 6), "k": (2, 3, 17, 6), "v": (2, 3, 17, 6)}, r"v has shape \(2, 3, 17, 6\), this layer needs \(2, 3, 17, 8\)"),
-    ({"map": (2, 3, 17, 17), "heads": [0]}, r"map has shape \(2, 3, 17, 17\), this layer needs \(2, 1, 17, 17\)"),
-    ({"q": (2, 1, 17, 6), "k": (2, 1, 17, 6), "heads": [0]}, r"q has shape .* this layer needs \(2, 1, 17, 8\)"),
-    ({"map": (2, 3, 17, 17), "q": (2, 3, 17, 8)}, "layer 1: a map is made of q and k, so replace the map or q and k, not both"),
-    ({"q": (2, 3, 17, 8), "scale": 0.5}, "layer 1: scale=0.5 belongs to a new q and k: replace both, or leave scale out"),
-    ({"k": (2, 3, 17, 8), "scale": 0.5}, "replace both, or leave scale out"),
-    ({"v": (2, 3, 17, 8), "scale": 0.5}, "replace both, or leave scale out"),
-    ({"map": (2, 3, 17, 17), "scale": 0.5}, "replace both, or leave scale out"),
-    ({"scale": 0.5}, "replace both, or leave scale out"),
-    ({"map": (2, 1, 17, 17), "heads": [3]}, r"heads \[3\] must be distinct, at least one, and from 0 to 2"),
-    ({"map": (2, 1, 17, 17), "heads": [-1]}, r"heads \[-1\] must be"),
-    ({"map": (2, 2, 17, 17), "heads": [1, 1]}, r"heads \[1, 1\] must be distinct"),
-    ({"map": (2, 0, 17, 17), "heads": []}, r"heads \[\] must be distinct, at least one"),
-], ids=str)
+@pytest.mark.parametrize(
+    "instead, message",
+    [
+        (
+            {"q": (2, 3, 17, 9)},
+            (
+                r"layer 1: q has shape \(2, 3, 17, 9\), this layer needs \(2, 3, 17, 8\) \(batch, heads,"
+                r" tokens, head width\)"
+            ),
+        ),
+        ({"k": (2, 4, 17, 8)}, r"k has shape \(2, 4, 17, 8\), this layer needs \(2, 3, 17, 8\)"),
+        ({"v": (1, 3, 17, 8)}, r"v has shape \(1, 3, 17, 8\), this layer needs \(2, 3, 17, 8\)"),
+        (
+            {"map": (2, 3, 16, 17)},
+            (
+                r"map has shape \(2, 3, 16, 17\), this layer needs \(2, 3, 17, 17\) \(batch, heads, tokens,"
+                r" tokens\)"
+            ),
+        ),
+        (
+            {"q": (2, 3, 17, 6), "k": (2, 3, 17, 5)},
+            r"k has shape \(2, 3, 17, 5\), this layer needs \(2, 3, 17, 6\)",
+        ),
+        (
+            {"q": (2, 3, 17, 6), "k": (2, 3, 17, 6), "v": (2, 3, 17, 6)},
+            r"v has shape \(2, 3, 17, 6\), this layer needs \(2, 3, 17, 8\)",
+        ),
+        (
+            {"map": (2, 3, 17, 17), "heads": [0]},
+            r"map has shape \(2, 3, 17, 17\), this layer needs \(2, 1, 17, 17\)",
+        ),
+        (
+            {"q": (2, 1, 17, 6), "k": (2, 1, 17, 6), "heads": [0]},
+            r"q has shape .* this layer needs \(2, 1, 17, 8\)",
+        ),
+        (
+            {"map": (2, 3, 17, 17), "q": (2, 3, 17, 8)},
+            "layer 1: a map is made of q and k, so replace the map or q and k, not both",
+        ),
+        (
+            {"q": (2, 3, 17, 8), "scale": 0.5},
+            "layer 1: scale=0.5 belongs to a new q and k: replace both, or leave scale out",
+        ),
+        ({"k": (2, 3, 17, 8), "scale": 0.5}, "replace both, or leave scale out"),
+        ({"v": (2, 3, 17, 8), "scale": 0.5}, "replace both, or leave scale out"),
+        ({"map": (2, 3, 17, 17), "scale": 0.5}, "replace both, or leave scale out"),
+        ({"scale": 0.5}, "replace both, or leave scale out"),
+        (
+            {"map": (2, 1, 17, 17), "heads": [3]},
+            r"heads \[3\] must be distinct, at least one, and from 0 to 2",
+        ),
+        ({"map": (2, 1, 17, 17), "heads": [-1]}, r"heads \[-1\] must be"),
+        ({"map": (2, 2, 17, 17), "heads": [1, 1]}, r"heads \[1, 1\] must be distinct"),
+        ({"map": (2, 0, 17, 17), "heads": []}, r"heads \[\] must be distinct, at least one"),
+    ],
+    ids=str,
+)
 def test_wrong_replacements_are_refused(small_vit, instead, message):
-    given = {part: torch.rand(shape) if part not in ("heads", "scale") else shape for part, shape in instead.items()}
+    given = {
+        part: torch.rand(shape) if part not in ("heads", "scale") else shape
+        for part, shape in instead.items()
+    }
     with pytest.raises(ValueError, match=message):
         walk(small_vit(), random_images(2, 3, 32, 32), replace={1: Instead(**given)})

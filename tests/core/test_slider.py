@@ -19,7 +19,12 @@ def parabola(power):
 
 
 def make(**changed):
-    options = {"draw": parabola, "values": [1, 2, 3], "label": "power", "alt": lambda power: f"x to the {power}"}
+    options = {
+        "draw": parabola,
+        "values": [1, 2, 3],
+        "label": "power",
+        "alt": lambda power: f"x to the {power}",
+    }
     return Slider(**(options | changed))
 
 
@@ -47,7 +52,12 @@ def test_page_is_self_contained_and_the_same_each_time():
 
 
 def test_text_cannot_break_the_page():
-    page = make(label='<b>"x"</b>', alt="</script><script>alert(1)</script>", values=["</script>"], draw=lambda _: parabola(1)).html()
+    page = make(
+        label='<b>"x"</b>',
+        alt="</script><script>alert(1)</script>",
+        values=["</script>"],
+        draw=lambda _: parabola(1),
+    ).html()
     assert page.count("<script") == page.count("</script>") == 2
     assert "&lt;b&gt;&quot;x&quot;&lt;/b&gt;" in page
 
@@ -78,10 +88,10 @@ bundle = make()._repr_mimebundle_()
 print(sorted(bundle))
 """
     run = (
-        "import sys; from nbclient import NotebookClient; import nbformat.v4 as v4\n"
-        "notebook = v4.new_notebook(cells=[v4.new_code_cell(sys.argv[1])])\n"
-        "NotebookClient(notebook, kernel_name='python3').execute()\n"
-        "print(''.join(output.text for output in notebook.cells[0].outputs if output.output_type == 'stream'))"
+        "import sys; from nbclient import NotebookClient; import nbformat.v4 as v4\nnotebook ="
+        " v4.new_notebook(cells=[v4.new_code_cell(sys.argv[1])])\nNotebookClient(notebook,"
+        " kernel_name='python3').execute()\nprint(''.join(output.text for output in notebook.cells[0].outputs"
+        " if output.output_type == 'stream'))"
     )
     done = subprocess.run([sys.executable, "-c", run, code], capture_output=True, text=True, check=True)
     assert "['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']" in done.stdout

@@ -15,7 +15,8 @@ from atlib.walking import Instead, Unwalkable
 from tests.helpers import random_images, randomise
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
-# Depth, width and image size are cut: what makes a model what it is stays as published. With each, what is not standard in it.
+# Depth, width and image size are cut: what makes a model what it is stays as published. With each, what is
+# not standard in it.
 TEACHERS = {
     "deit_tiny_patch16_224": ({"img_size": 64}, set()),
     "deit_tiny_distilled_patch16_224": ({"img_size": 64}, {"pooling"}),
@@ -27,19 +28,32 @@ TEACHERS = {
     "vit_base_patch16_siglip_224": ({"img_size": 64}, {"pooling"}),
     "vit_medium_patch16_gap_256": ({"img_size": 64}, {"pooling", "layer_scale", "qkv_bias"}),
     "query-key norm": ({"qk_norm": True}, {"qk_norm"}),
-    "gated MLP": ({"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 5.34}, {"mlp", "activation"}),
+    "gated MLP": (
+        {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 5.34},
+        {"mlp", "activation"},
+    ),
     "no projection biases": ({"proj_bias": False, "pos_embed": "none"}, {"qkv_bias", "positions"}),
-    "vit_small_patch16_dinov3": ({"img_size": 64}, {"layer_scale", "registers", "pooling", "positions", "norm", "qkv_bias"}),
-    "vit_small_plus_patch16_dinov3": ({"img_size": 64},
-                                      {"layer_scale", "registers", "pooling", "positions", "norm", "qkv_bias", "mlp", "activation"}),
+    "vit_small_patch16_dinov3": (
+        {"img_size": 64},
+        {"layer_scale", "registers", "pooling", "positions", "norm", "qkv_bias"},
+    ),
+    "vit_small_plus_patch16_dinov3": (
+        {"img_size": 64},
+        {"layer_scale", "registers", "pooling", "positions", "norm", "qkv_bias", "mlp", "activation"},
+    ),
     "eva02_tiny_patch14_224": ({"img_size": 56}, {"pooling", "positions", "mlp", "activation", "qkv_bias"}),
     "eva02_base_patch16_clip_224": ({"img_size": 64}, {"positions", "mlp", "activation", "norm", "qkv_bias"}),
-    "vit_medium_patch16_rope_reg1_gap_256": ({"img_size": 64}, {"layer_scale", "registers", "pooling", "positions", "qkv_bias"}),
+    "vit_medium_patch16_rope_reg1_gap_256": (
+        {"img_size": 64},
+        {"layer_scale", "registers", "pooling", "positions", "qkv_bias"},
+    ),
     "vit_small_patch16_rope_mixed_ape_224": ({"img_size": 64}, {"layer_scale", "positions"}),
     "vit_pe_spatial_tiny_patch16_512": ({"img_size": 64}, {"pre_norm", "pooling", "positions", "norm"}),
     "vit_pe_core_tiny_patch16_384": ({"img_size": 64}, {"pre_norm", "pooling", "positions", "norm"}),
-    "vit_base_patch16_sapiens2": ({"img_size": 64, "num_kv_heads": 2, "num_heads": 4, "num_classes": 3},
-                                  {"layer_scale", "registers", "positions", "norm", "mlp", "activation", "qk_norm", "grouped_queries"}),
+    "vit_base_patch16_sapiens2": (
+        {"img_size": 64, "num_kv_heads": 2, "num_heads": 4, "num_classes": 3},
+        {"layer_scale", "registers", "positions", "norm", "mlp", "activation", "qk_norm", "grouped_queries"},
+    ),
 }
 # What an Eva has and a VisionTransformer cannot have.
 ONLY_EVA = {"positions", "grouped_queries"}
@@ -59,7 +73,12 @@ def shapes(vit):
 
 
 def single_changes(pairs):
-    return [(name, component) for name, (_, own) in TEACHERS.items() for component in sorted(own) if pairs(name, component)]
+    return [
+        (name, component)
+        for name, (_, own) in TEACHERS.items()
+        for component in sorted(own)
+        if pairs(name, component)
+    ]
 
 
 @pytest.mark.parametrize("name", TEACHERS)
@@ -70,19 +89,24 @@ def test_a_native_student_is_the_teacher_freshly_initialised(name):
     assert shapes(student) == shapes(teacher)
     assert describe(student) == describe(teacher) and differences(teacher, student) == {}
     for key, value in student.state_dict().items():
-        # biases of zero and scales of one start the same for everybody, but randomise() left none in the teacher
+        # biases of zero and scales of one start the same for everybody, but randomise() left none in the
+        # teacher
         assert key.startswith("head") or not torch.equal(value, teacher.state_dict()[key]), key
     images = random_images(2, 3, *teacher.patch_embed.img_size)
     student.eval()
     assert student(images).shape == (2, 7)
     torch.testing.assert_close(walk(student, images).logits, student(images))
-    replace = {i: Instead(q=seen.q, k=seen.k, scale=seen.scale) for i, seen in enumerate(walk(teacher.eval(), images, stop_after=1).layers)}
+    replace = {
+        i: Instead(q=seen.q, k=seen.k, scale=seen.scale)
+        for i, seen in enumerate(walk(teacher.eval(), images, stop_after=1).layers)
+    }
     assert walk(student, images, replace=replace).logits.shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", TEACHERS)
 def test_the_computation_is_the_teachers_too(name):
-    """With the teacher's weights the student computes the teacher's features: activations, eps and poolings came along."""
+    """With the teacher's weights the student computes the teacher's features: activations, eps and poolings
+    came along."""
     teacher = randomise(teacher_of(name, num_classes=6)).eval()
     student = create_student(teacher, 6).eval()
     student.load_state_dict(teacher.state_dict())
@@ -94,12 +118,18 @@ def test_the_computation_is_the_teachers_too(name):
 def test_components_are_read_off_the_modules(name):
     found = describe(teacher_of(name))
     assert tuple(found) == COMPONENTS == tuple(STANDARD)
-    assert {component for component in COMPONENTS if found[component] != STANDARD[component]} == TEACHERS[name][1]
+    assert {component for component in COMPONENTS if found[component] != STANDARD[component]} == TEACHERS[
+        name
+    ][1]
 
 
 def test_descriptions():
     dino = describe(teacher_of("vit_small_patch14_reg4_dinov2"))
-    assert (dino["layer_scale"], dino["registers"], dino["positions"]) == ("attention and MLP", 4, "learned for patches")
+    assert (dino["layer_scale"], dino["registers"], dino["positions"]) == (
+        "attention and MLP",
+        4,
+        "learned for patches",
+    )
     clip = describe(teacher_of("vit_base_patch16_clip_quickgelu_224"))
     assert (clip["pre_norm"], clip["activation"], clip["norm"]) == (True, "QuickGELU", "LayerNorm 1e-05")
     assert describe(teacher_of("vit_base_patch16_siglip_224"))["pooling"] == "map, no class token"
@@ -116,22 +146,34 @@ def test_a_standard_student_has_the_teachers_size(name):
     assert type(student) is VisionTransformer
     assert describe(student) == dict(STANDARD)
     assert set(differences(teacher, student)) == TEACHERS[name][1]
-    for of in (lambda vit: vit.patch_embed.grid_size, lambda vit: vit.embed_dim, lambda vit: len(vit.blocks), lambda vit: vit.blocks[0].attn.num_heads,
-               lambda vit: vit.blocks[0].mlp.fc2.in_features, lambda vit: vit.blocks[0].attn.scale):
+    for of in (
+        lambda vit: vit.patch_embed.grid_size,
+        lambda vit: vit.embed_dim,
+        lambda vit: len(vit.blocks),
+        lambda vit: vit.blocks[0].attn.num_heads,
+        lambda vit: vit.blocks[0].mlp.fc2.in_features,
+        lambda vit: vit.blocks[0].attn.scale,
+    ):
         assert of(student) == of(teacher)
     assert student(random_images(1, 3, *teacher.patch_embed.img_size)).shape == (1, 7)
 
 
 def goes_with_the_mlp(name, component):
     """An Eva cannot choose the activation of a gated MLP."""
-    return component == "activation" and name.startswith(("eva", "vit_small_plus", "vit_base_patch16_sapiens2"))
+    return component == "activation" and name.startswith(
+        ("eva", "vit_small_plus", "vit_base_patch16_sapiens2")
+    )
 
 
 @pytest.mark.parametrize("name, component", single_changes(lambda *pair: not goes_with_the_mlp(*pair)))
 def test_dropping_one_component_changes_that_one(name, component):
     teacher = teacher_of(name)
     student = create_student(teacher, 7, drop=(component,)).eval()
-    changed = {component, "activation"} if goes_with_the_mlp(name, "activation") and component == "mlp" else {component}
+    changed = (
+        {component, "activation"}
+        if goes_with_the_mlp(name, "activation") and component == "mlp"
+        else {component}
+    )
     found = differences(teacher, student)
     assert set(found) == changed
     assert all(of_student == STANDARD[one] for one, (_, of_student) in found.items())
@@ -139,11 +181,19 @@ def test_dropping_one_component_changes_that_one(name, component):
     torch.testing.assert_close(walk(student, images).logits, student(images))
 
 
-@pytest.mark.parametrize("name, component", single_changes(lambda name, component: name.split("_")[0] not in ("eva02",) and component not in ONLY_EVA))
+@pytest.mark.parametrize(
+    "name, component",
+    single_changes(
+        lambda name, component: name.split("_")[0] not in ("eva02",) and component not in ONLY_EVA
+    ),
+)
 def test_adding_one_component_changes_that_one(name, component):
     teacher = teacher_of(name)
     if isinstance(teacher, Eva) and (component, describe(teacher)[component]) in (
-            ("qkv_bias", "q v"), ("layer_scale", "attention"), ("pooling", "map")):
+        ("qkv_bias", "q v"),
+        ("layer_scale", "attention"),
+        ("pooling", "map"),
+    ):
         with pytest.raises(ValueError, match=f"VisionTransformer cannot have this teacher's {component}"):
             create_student(teacher, 7, native=False, add=(component,))
         return
@@ -157,7 +207,12 @@ def test_adding_one_component_changes_that_one(name, component):
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_dinov3", "eva02_tiny_patch14_224"])
 def test_rotary_positions_cannot_be_added_to_a_standard_vit(name):
-    with pytest.raises(ValueError, match="VisionTransformer cannot have this teacher's positions; to keep them, take native=True and drop"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "VisionTransformer cannot have this teacher's positions; to keep them, take native=True and drop"
+        ),
+    ):
         create_student(teacher_of(name), 7, native=False, add=("positions",))
 
 
@@ -174,7 +229,8 @@ def test_adding_everything_gives_the_teachers_architecture():
 
 
 def test_a_student_starts_as_timms_constructor_starts_it():
-    """Same seed, same weights as timm builds by that name; layer scale at its published start, not at the teacher's trained values."""
+    """Same seed, same weights as timm builds by that name; layer scale at its published start, not at the
+    teacher's trained values."""
     for name in ("vit_small_patch14_reg4_dinov2", "deit3_small_patch16_224", "vit_small_patch16_dinov3"):
         teacher = randomise(teacher_of(name))
         torch.manual_seed(5)
@@ -219,16 +275,29 @@ def test_the_distilled_deit():
     assert create_student(teacher, 7, native=False, add=("pooling",)).num_prefix_tokens == 2
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"drop": ("layerscale",)}, "unknown drop 'layerscale'. Did you mean 'layer_scale'"),
-    ({"native": False, "add": ("register",)}, "unknown add 'register'. Did you mean 'registers'"),
-    ({"drop": "registers"}, "drop='registers': give several components, or a tuple of one"),
-    ({"native": False, "drop": ("registers",)}, "with native=False there are none: leave drop out, or take native=True"),
-    ({"add": ("registers",)}, "with native=True they are all there: leave add out, or take native=False"),
-    ({"drop": ("pre_norm",)}, r"pre_norm of this teacher is that of a standard ViT anyway \(False\); it has of its own: layer_scale, registers, positions"),
-    ({"native": False, "add": ("qk_norm",)}, "qk_norm of this teacher is that of a standard ViT anyway"),
-    ({"native": False, "layer_scale_init": 0.1}, "this student has no layer scale"),
-], ids=str)
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"drop": ("layerscale",)}, "unknown drop 'layerscale'. Did you mean 'layer_scale'"),
+        ({"native": False, "add": ("register",)}, "unknown add 'register'. Did you mean 'registers'"),
+        ({"drop": "registers"}, "drop='registers': give several components, or a tuple of one"),
+        (
+            {"native": False, "drop": ("registers",)},
+            "with native=False there are none: leave drop out, or take native=True",
+        ),
+        ({"add": ("registers",)}, "with native=True they are all there: leave add out, or take native=False"),
+        (
+            {"drop": ("pre_norm",)},
+            (
+                r"pre_norm of this teacher is that of a standard ViT anyway \(False\); it has of its own:"
+                r" layer_scale, registers, positions"
+            ),
+        ),
+        ({"native": False, "add": ("qk_norm",)}, "qk_norm of this teacher is that of a standard ViT anyway"),
+        ({"native": False, "layer_scale_init": 0.1}, "this student has no layer scale"),
+    ],
+    ids=str,
+)
 def test_contradictory_choices(options, message):
     with pytest.raises(ValueError, match=message):
         create_student(teacher_of("vit_small_patch14_reg4_dinov2"), 7, **options)
@@ -247,7 +316,10 @@ def test_a_teacher_that_does_not_pool():
 
 
 def test_what_cannot_be_read_off_is_refused_and_not_dropped():
-    with pytest.raises(ValueError, match="has a HybridEmbed, whose arguments cannot be read off it; build the student with create_vit"):
+    with pytest.raises(
+        ValueError,
+        match="has a HybridEmbed, whose arguments cannot be read off it; build the student with create_vit",
+    ):
         create_student(create_vit("vit_tiny_r_s16_p8_224", depth=2), 7)
     mixed = create_vit(SMALL)
     mixed.blocks[1].mlp.act = nn.ReLU()
@@ -255,7 +327,9 @@ def test_what_cannot_be_read_off_is_refused_and_not_dropped():
         create_student(mixed, 7)
     odd = create_vit(SMALL)
     odd.blocks[1].norm1 = nn.LayerNorm(24, bias=False)
-    with pytest.raises(ValueError, match=r"other weights: blocks.1.norm1.bias: teacher none, student \(24,\)"):
+    with pytest.raises(
+        ValueError, match=r"other weights: blocks.1.norm1.bias: teacher none, student \(24,\)"
+    ):
         create_student(odd, 7)
     with pytest.raises(ValueError, match="other weights: blocks.0.extra: teacher"):
         more = create_vit(SMALL)
@@ -273,6 +347,10 @@ def test_gated_attention_is_refused():
 
 
 def test_what_cannot_be_walked_is_not_described():
-    for ask in (describe, lambda vit: create_student(vit, 7), lambda vit: differences(vit, create_vit(SMALL))):
+    for ask in (
+        describe,
+        lambda vit: create_student(vit, 7),
+        lambda vit: differences(vit, create_vit(SMALL)),
+    ):
         with pytest.raises(Unwalkable, match="ResPostBlock"):
             ask(create_vit(SMALL, block_fn=ResPostBlock))

@@ -1,4 +1,5 @@
-"""A teacher-student step against the same step from plain matrices; where gradients go; what a pair is made of."""
+"""A teacher-student step against the same step from plain matrices; where gradients go; what a pair is made
+of."""
 
 import copy
 import dataclasses
@@ -38,7 +39,9 @@ def test_equals_the_longhand(small_vit, how, layers, options, fused):
         block.attn.fused_attn = fused
     images = random_images(3, 3, 32, 32, dtype=torch.float64)
     weights = {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
-    expected, loss = longhand.transfer(pair.teacher.state_dict(), weights, images, 3, how, range(3) if layers is None else layers)
+    expected, loss = longhand.transfer(
+        pair.teacher.state_dict(), weights, images, 3, how, range(3) if layers is None else layers
+    )
     expected_gradients = gradients(weights, longhand.cross_entropy(expected, LABELS) + 3 * loss)
 
     for mode in (False, True):  # no dropout here, so training and evaluation are the same
@@ -46,7 +49,9 @@ def test_equals_the_longhand(small_vit, how, layers, options, fused):
         assert (found.logits - expected).abs().max() <= 1e-10
         assert found.transfer_loss.shape == () and abs(found.transfer_loss.item() - loss.item()) <= 1e-10
     pair.zero_grad()
-    found_gradients = gradients(dict(pair.student.named_parameters()), cross_entropy(found.logits, LABELS) + 3 * found.transfer_loss)
+    found_gradients = gradients(
+        dict(pair.student.named_parameters()), cross_entropy(found.logits, LABELS) + 3 * found.transfer_loss
+    )
     assert found_gradients.keys() == expected_gradients.keys()
     for name, gradient in found_gradients.items():
         assert (gradient - expected_gradients[name]).abs().max() <= 1e-10, name
@@ -56,9 +61,13 @@ def test_a_wider_teacher_teaches_a_narrow_student(small_vit):
     for how in ("copy", "distill"):
         pair = pair_of(small_vit, Plan(how=how), teacher={"embed_dim": 60, "num_classes": 2}).double()
         images = random_images(3, 3, 32, 32, dtype=torch.float64)
-        logits, loss = longhand.transfer(pair.teacher.state_dict(), pair.student.state_dict(), images, 3, how, range(3))
+        logits, loss = longhand.transfer(
+            pair.teacher.state_dict(), pair.student.state_dict(), images, 3, how, range(3)
+        )
         found = pair(images)
-        assert (found.logits - logits).abs().max() <= 1e-10 and abs(found.transfer_loss.item() - loss.item()) <= 1e-10
+        assert (found.logits - logits).abs().max() <= 1e-10 and abs(
+            found.transfer_loss.item() - loss.item()
+        ) <= 1e-10
 
 
 def test_copied_maps_send_no_gradient_to_queries_and_keys(small_vit):
@@ -85,7 +94,9 @@ def test_the_teachers_maps_are_constants_whatever_its_owner_does(small_vit):
         pair = pair_of(small_vit, Plan(how=how))
         pair.teacher.requires_grad_(True)
         images = random_images(3, 3, 32, 32).requires_grad_()
-        assert not any(tensor.requires_grad for seen in pair.teacher_layers(images) for tensor in (seen.q, seen.k))
+        assert not any(
+            tensor.requires_grad for seen in pair.teacher_layers(images) for tensor in (seen.q, seen.k)
+        )
         output = pair(images)
         (cross_entropy(output.logits, LABELS) + output.transfer_loss).backward()
         assert all(p.grad is None for p in pair.teacher.parameters()) and images.grad.any()
@@ -135,7 +146,9 @@ def test_the_teacher_is_run_no_further_than_needed(small_vit, how):
     pair = pair_of(small_vit, Plan(how=how, layers=[0, 1]))
     mine(pair.teacher, after=1)
     found = pair(images)
-    assert torch.equal(found.logits, expected.logits) and torch.equal(found.transfer_loss, expected.transfer_loss)
+    assert torch.equal(found.logits, expected.logits) and torch.equal(
+        found.transfer_loss, expected.transfer_loss
+    )
 
 
 RATES = (0.0, 0.25, 0.5)  # what timm makes of drop_path_rate=0.5 at depth 3
@@ -160,11 +173,21 @@ def test_teacher_and_student_drop_the_same_paths_in_training(small_vit, how, sha
     torch.manual_seed(5)
     masks = drawn(8, always=share)
     assert any((mask == 0).any() for mask in masks.values())
-    logits, loss = longhand.transfer(pair.teacher.state_dict(), pair.student.state_dict(), images, 3, how, range(3), masks,
-                                     teacher_masks=masks if share else None)
+    logits, loss = longhand.transfer(
+        pair.teacher.state_dict(),
+        pair.student.state_dict(),
+        images,
+        3,
+        how,
+        range(3),
+        masks,
+        teacher_masks=masks if share else None,
+    )
     torch.manual_seed(5)
     found = pair(images)
-    assert (found.logits - logits).abs().max() <= 1e-10 and abs(found.transfer_loss.item() - loss.item()) <= 1e-10
+    assert (found.logits - logits).abs().max() <= 1e-10 and abs(
+        found.transfer_loss.item() - loss.item()
+    ) <= 1e-10
 
 
 def test_equal_weights_reach_the_entropy_only_with_shared_paths(small_vit):
@@ -172,7 +195,9 @@ def test_equal_weights_reach_the_entropy_only_with_shared_paths(small_vit):
     images = random_images(8, 3, 32, 32)
     losses = {}
     for share in (True, False):
-        pair = AttentionTransfer(small_vit(), small_vit(drop_path_rate=0.6), Plan(how="distill", share_drop_path=share)).train()
+        pair = AttentionTransfer(
+            small_vit(), small_vit(drop_path_rate=0.6), Plan(how="distill", share_drop_path=share)
+        ).train()
         torch.manual_seed(5)
         output = pair(images)
         output.transfer_loss.backward()
@@ -182,9 +207,16 @@ def test_equal_weights_reach_the_entropy_only_with_shared_paths(small_vit):
 
 def test_in_evaluation_no_path_is_dropped(small_vit):
     images = random_images(4, 3, 32, 32)
-    outputs = [pair_of(small_vit, Plan(how="distill", share_drop_path=share), drop_path_rate=rate).eval()(images)
-               for share in (True, False) for rate in (0.0, 0.6)]
-    assert all(torch.equal(output.logits, outputs[0].logits) and torch.equal(output.transfer_loss, outputs[0].transfer_loss) for output in outputs)
+    outputs = [
+        pair_of(small_vit, Plan(how="distill", share_drop_path=share), drop_path_rate=rate).eval()(images)
+        for share in (True, False)
+        for rate in (0.0, 0.6)
+    ]
+    assert all(
+        torch.equal(output.logits, outputs[0].logits)
+        and torch.equal(output.transfer_loss, outputs[0].transfer_loss)
+        for output in outputs
+    )
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -201,17 +233,21 @@ def test_plans_are_frozen():
     assert Plan().layers is None and Plan().layers_of(4) == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ({"how": "distil"}, "unknown how 'distil'. Did you mean 'distill'. Known: 'copy', 'distill'"),
-    ({"what": "maps"}, "unknown what 'maps'. Did you mean 'map'"),
-    ({"how": None}, "unknown how None"),
-    ({"layers": []}, "at least one"),
-    ({"layers": [1, 1]}, r"distinct and at least one, got \[1, 1\]"),
-    ({"layers": [0, -1]}, r"integers from 0 on, got \[-1\]"),
-    ({"layers": [0.0]}, r"integers from 0 on, got \[0.0\]"),
-    ({"layers": [True]}, r"integers from 0 on, got \[True\]"),
-    ({"layers": "01"}, "integers from 0 on"),
-], ids=str)
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"how": "distil"}, "unknown how 'distil'. Did you mean 'distill'. Known: 'copy', 'distill'"),
+        ({"what": "maps"}, "unknown what 'maps'. Did you mean 'map'"),
+        ({"how": None}, "unknown how None"),
+        ({"layers": []}, "at least one"),
+        ({"layers": [1, 1]}, r"distinct and at least one, got \[1, 1\]"),
+        ({"layers": [0, -1]}, r"integers from 0 on, got \[-1\]"),
+        ({"layers": [0.0]}, r"integers from 0 on, got \[0.0\]"),
+        ({"layers": [True]}, r"integers from 0 on, got \[True\]"),
+        ({"layers": "01"}, "integers from 0 on"),
+    ],
+    ids=str,
+)
 def test_wrong_plans_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message.replace("'distill'. K", "'distill'.* K")):
         Plan(**arguments)
@@ -236,7 +272,11 @@ def test_a_pair_that_does_not_fit_says_what_differs(small_vit, kind):
     with pytest.raises(ValueError, match=message) as caught:
         pair_of(small_vit, Plan(), teacher=options)
     assert "=" in str(caught.value), "and what to do about it"
-    assert [other for other in DIFFERENCES if DIFFERENCES[other][1].split(":")[0] in str(caught.value).split("They differ in")[1]] == [kind]
+    assert [
+        other
+        for other in DIFFERENCES
+        if DIFFERENCES[other][1].split(":")[0] in str(caught.value).split("They differ in")[1]
+    ] == [kind]
 
 
 def test_all_differences_are_named_at_once(small_vit):
@@ -258,14 +298,20 @@ def test_a_refused_pair_leaves_the_teacher_as_it_was(small_vit):
     weights = state_of(teacher)
     with pytest.raises(ValueError):
         AttentionTransfer(teacher, small_vit(), Plan())
-    assert teacher.training and all(p.requires_grad for p in teacher.parameters()) and same(state_of(teacher), weights)
+    assert (
+        teacher.training
+        and all(p.requires_grad for p in teacher.parameters())
+        and same(state_of(teacher), weights)
+    )
 
 
 def test_after_distill_the_student_is_a_plain_timm_model(small_vit):
     pair = pair_of(small_vit, Plan(how="distill"))
     assert not pair.needs_teacher and pair_of(small_vit, Plan(how="copy")).needs_teacher
     images = random_images(2, 3, 32, 32)
-    plain = create_vit({"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5})
+    plain = create_vit(
+        {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
+    )
     plain.load_state_dict(pair.student.state_dict(), strict=True)
     torch.testing.assert_close(plain.eval()(images), pair.eval()(images).logits)
 

@@ -22,9 +22,10 @@ def weights_folder(tmp_path, monkeypatch, no_network):
     return tmp_path / "checkpoints"
 
 
-@pytest.mark.parametrize("name, tokens, width, depth, heads, classes", [
-    ("glyphs", 17, 64, 4, 4, 8), ("cifar-small", 65, 96, 4, 4, 10), ("cifar", 65, 192, 6, 6, 10),
-])
+@pytest.mark.parametrize(
+    "name, tokens, width, depth, heads, classes",
+    [("glyphs", 17, 64, 4, 4, 8), ("cifar-small", 65, 96, 4, 4, 10), ("cifar", 65, 192, 6, 6, 10)],
+)
 def test_presets(name, tokens, width, depth, heads, classes):
     vit = create_vit(name)
     assert type(vit) is VisionTransformer
@@ -61,14 +62,26 @@ def test_a_mapping_is_a_configuration():
     assert config["num_classes"] == 3
 
 
-@pytest.mark.parametrize("name, close", [("vit_tny_patch16_224", TINY), ("glyph", "glyphs"), ("cifar-smal", "cifar-small"),
-                                         ("vit_base_patch16_224.may", "vit_base_patch16_224.mae"), ("nothing like it", "cifar")])
+@pytest.mark.parametrize(
+    "name, close",
+    [
+        ("vit_tny_patch16_224", TINY),
+        ("glyph", "glyphs"),
+        ("cifar-smal", "cifar-small"),
+        ("vit_base_patch16_224.may", "vit_base_patch16_224.mae"),
+        ("nothing like it", "cifar"),
+    ],
+)
 def test_unknown_names_list_the_close_ones(name, close):
-    with pytest.raises(ValueError, match=f"no ViT is called '{name}'.*Close names: .*{close}.*Presets.*glyphs, cifar"):
+    with pytest.raises(
+        ValueError, match=f"no ViT is called '{name}'.*Close names: .*{close}.*Presets.*glyphs, cifar"
+    ):
         create_vit(name)
 
 
-@pytest.mark.parametrize("name, kind", [("resnet18", "ResNet"), ("swin_tiny_patch4_window7_224", "SwinTransformer")])
+@pytest.mark.parametrize(
+    "name, kind", [("resnet18", "ResNet"), ("swin_tiny_patch4_window7_224", "SwinTransformer")]
+)
 def test_other_models_are_refused_by_name(name, kind):
     with pytest.raises(ValueError, match=f"'{name}' is a {kind}, not a VisionTransformer"):
         create_vit(name)
@@ -91,7 +104,9 @@ def test_no_network_says_what_and_where_to_put_it(weights_folder):
     with pytest.raises(WeightsUnavailable) as caught:
         create_vit(TINY, pretrained=True)
     message = str(caught.value)
-    assert f"https://huggingface.co/timm/{TINY}.augreg_in21k_ft_in1k/resolve/main/model.safetensors" in message
+    assert (
+        f"https://huggingface.co/timm/{TINY}.augreg_in21k_ft_in1k/resolve/main/model.safetensors" in message
+    )
     assert str(weights_folder.parent / "hub") in message, "the cache"
     assert str(weights_folder / f"{TINY}.safetensors") in message, "where a file goes"
 
@@ -117,15 +132,26 @@ def test_weights_placed_by_hand_are_used(weights_folder):
     assert same(create_vit(TINY, pretrained=True).state_dict(), donor.state_dict())
     # With another head everything but the head comes from the file, as timm does it.
     found = create_vit(TINY, pretrained=True, num_classes=4)
-    assert found.head.out_features == 4 and torch.equal(found.blocks[5].attn.qkv.weight, donor.blocks[5].attn.qkv.weight)
+    assert found.head.out_features == 4 and torch.equal(
+        found.blocks[5].attn.qkv.weight, donor.blocks[5].attn.qkv.weight
+    )
 
 
 @pytest.mark.parametrize("damage", ["cut off", "of another model", "no weights at all"])
 def test_weights_placed_by_hand_that_do_not_fit(weights_folder, damage):
     weights_folder.mkdir()
     path = weights_file(TINY)
-    save_file({"something": torch.zeros(3)} if damage == "of another model" else state_of(create_vit(TINY, depth=1)), path)
-    content = {"cut off": path.read_bytes()[:-100], "no weights at all": b"<html>404</html>"}.get(damage, path.read_bytes())
+    save_file(
+        (
+            {"something": torch.zeros(3)}
+            if damage == "of another model"
+            else state_of(create_vit(TINY, depth=1))
+        ),
+        path,
+    )
+    content = {"cut off": path.read_bytes()[:-100], "no weights at all": b"<html>404</html>"}.get(
+        damage, path.read_bytes()
+    )
     path.write_bytes(content)
     with pytest.raises(WeightsUnavailable) as caught:
         create_vit(TINY, pretrained=True, depth=1)

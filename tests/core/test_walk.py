@@ -1,4 +1,5 @@
-"""`walk(vit, x)` computes what `vit(x)` computes, for every family of ViTs, and hands back what attention really saw."""
+"""`walk(vit, x)` computes what `vit(x)` computes, for every family of ViTs, and hands back what attention
+really saw."""
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from atlib.walking import Instead, sample_drop_path
 from tests import longhand
 from tests.helpers import mine, random_images, randomise, same, state_of
 
-# Wide models are cut to two layers and large images to 112 pixels: what makes a family a family stays as published.
+# Wide models are cut to two layers and large images to 112 pixels: what makes a family a family stays as
+# published.
 FAMILIES = {
     "vit_tiny_patch16_224": {},
     "vit_base_patch16_224.mae": {"depth": 2},
@@ -39,7 +41,14 @@ OPTIONS = {
     "no head": {"num_classes": 0},
     "any image size": {"dynamic_img_size": True},
 }
-DROPS = {"drop_rate": 0.2, "pos_drop_rate": 0.2, "patch_drop_rate": 0.3, "proj_drop_rate": 0.2, "attn_drop_rate": 0.2, "drop_path_rate": 0.5}
+DROPS = {
+    "drop_rate": 0.2,
+    "pos_drop_rate": 0.2,
+    "patch_drop_rate": 0.3,
+    "proj_drop_rate": 0.2,
+    "attn_drop_rate": 0.2,
+    "drop_path_rate": 0.5,
+}
 
 
 def set_fused(vit, fused):
@@ -158,20 +167,30 @@ def test_grad_checkpointing_equals_the_model(small_vit):
 
 def insides(vit):
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return {name: (set(vars(module)), [len(getattr(module, kind)) for kind in hooks], module.training) for name, module in vit.named_modules()}
+    return {
+        name: (set(vars(module)), [len(getattr(module, kind)) for kind in hooks], module.training)
+        for name, module in vit.named_modules()
+    }
 
 
 def test_nothing_is_left_on_the_model(small_vit):
     vit, images = small_vit(drop_path_rate=0.2), random_images(2, 3, 32, 32)
     before, weights = insides(vit), state_of(vit)
     layers = walk(vit, images).layers
-    walk(vit, images, replace={1: Instead(map=layers[0].map), 2: Instead(q=layers[0].q[:, :1], heads=[1])}, drop_path=sample_drop_path(vit, images))
+    walk(
+        vit,
+        images,
+        replace={1: Instead(map=layers[0].map), 2: Instead(q=layers[0].q[:, :1], heads=[1])},
+        drop_path=sample_drop_path(vit, images),
+    )
     walk(vit, images, stop_after=1)
     assert insides(vit) == before
     assert same(state_of(vit), weights)
 
 
-@pytest.mark.parametrize("options", [{}, {"global_pool": "avg"}, {"global_pool": "avg", "class_token": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"global_pool": "avg"}, {"global_pool": "avg", "class_token": False}], ids=str
+)
 def test_seen_and_logits_equal_the_longhand(small_vit, options):
     vit, images = small_vit(**options).double(), random_images(3, 3, 32, 32, dtype=torch.float64)
     logits, maps, queries = longhand.vit(vit.state_dict(), images, heads=3)
@@ -196,7 +215,9 @@ def test_seen_is_after_query_and_key_norm(small_vit):
     vit, images = small_vit(qk_norm=True), random_images(2, 3, 32, 32)
     block = vit.blocks[0]
     x = block.norm1(vit._pos_embed(vit.patch_embed(images)))
-    expected = block.attn.q_norm((x @ block.attn.qkv.weight[:24].T + block.attn.qkv.bias[:24]).unflatten(-1, (3, 8)).transpose(1, 2))
+    expected = block.attn.q_norm(
+        (x @ block.attn.qkv.weight[:24].T + block.attn.qkv.bias[:24]).unflatten(-1, (3, 8)).transpose(1, 2)
+    )
     torch.testing.assert_close(walk(vit, images).layers[0].q, expected)
 
 
@@ -250,7 +271,9 @@ def test_the_mines_of_these_tests_go_off(small_vit):
 
 def test_drop_path_masks_scale_the_branches_they_belong_to(small_vit):
     vit, images = small_vit().double(), random_images(2, 3, 32, 32, dtype=torch.float64)
-    factors = {(layer, branch): torch.rand(2, dtype=torch.float64) for layer in range(3) for branch in range(2)}
+    factors = {
+        (layer, branch): torch.rand(2, dtype=torch.float64) for layer in range(3) for branch in range(2)
+    }
     masks = [tuple(factors[layer, branch][:, None, None] for branch in range(2)) for layer in range(3)]
     expected = longhand.vit(vit.state_dict(), images, heads=3, masks=factors)[0]
     assert (walk(vit, images, drop_path=masks).logits - expected).abs().max() <= 1e-12
@@ -268,7 +291,11 @@ def test_sampled_masks_have_the_models_rates(small_vit):
             assert ((attention == 0) != (mlp == 0)).any(), "the two branches are dropped independently"
 
 
-@pytest.mark.parametrize("arguments, layer", [({"replace": {3: Instead()}}, 3), ({"replace": {-1: Instead()}}, -1), ({"stop_after": 7}, 7)], ids=str)
+@pytest.mark.parametrize(
+    "arguments, layer",
+    [({"replace": {3: Instead()}}, 3), ({"replace": {-1: Instead()}}, -1), ({"stop_after": 7}, 7)],
+    ids=str,
+)
 def test_layer_out_of_range_says_the_depth(small_vit, arguments, layer):
     with pytest.raises(ValueError, match=rf"layer {layer} does not exist.*depth 3, layers 0 to 2"):
         walk(small_vit(), random_images(1, 3, 32, 32), **arguments)

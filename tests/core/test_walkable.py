@@ -29,30 +29,43 @@ def refused(model, *words, images=(1, 3, 32, 32)):
     assert "cannot walk" in message
 
 
-@pytest.mark.parametrize("block, reason", [
-    (ParallelScalingBlock, "attention and MLP side by side"), (ParallelThingsBlock, "several attention branches"),
-    (ResPostBlock, "normalises after"), (DiffParallelScalingBlock, "subtracts two attention maps"),
-])
+@pytest.mark.parametrize(
+    "block, reason",
+    [
+        (ParallelScalingBlock, "attention and MLP side by side"),
+        (ParallelThingsBlock, "several attention branches"),
+        (ResPostBlock, "normalises after"),
+        (DiffParallelScalingBlock, "subtracts two attention maps"),
+    ],
+)
 def test_other_blocks(block, reason):
     refused(create_vit(SMALL | {"embed_dim": 48}, block_fn=block), "layer 0", block.__name__, reason)
 
 
 def test_differential_attention():
-    refused(create_vit(SMALL | {"embed_dim": 48}, attn_layer="diff"), "layer 0", "DiffAttention", "subtracts two attention maps")
+    refused(
+        create_vit(SMALL | {"embed_dim": 48}, attn_layer="diff"),
+        "layer 0",
+        "DiffAttention",
+        "subtracts two attention maps",
+    )
 
 
 def test_a_published_parallel_model():
     refused(create_vit("vit_small_patch16_18x2_224", depth=2), "ParallelThingsBlock")
 
 
-@pytest.mark.parametrize("name, words", [
-    ("vit_relpos_small_patch16_224", ["VisionTransformerRelPos", "relative-position bias"]),
-    ("swin_tiny_patch4_window7_224", ["SwinTransformer", "windows"]),
-    ("swinv2_tiny_window8_256", ["SwinTransformerV2", "windows"]),
-    ("beit_base_patch16_224", ["Beit", "relative-position bias"]),
-    ("cait_xxs24_224", ["Cait", "mix the maps of several heads"]),
-    ("resnet18", ["ResNet", "not a timm VisionTransformer"]),
-])
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("vit_relpos_small_patch16_224", ["VisionTransformerRelPos", "relative-position bias"]),
+        ("swin_tiny_patch4_window7_224", ["SwinTransformer", "windows"]),
+        ("swinv2_tiny_window8_256", ["SwinTransformerV2", "windows"]),
+        ("beit_base_patch16_224", ["Beit", "relative-position bias"]),
+        ("cait_xxs24_224", ["Cait", "mix the maps of several heads"]),
+        ("resnet18", ["ResNet", "not a timm VisionTransformer"]),
+    ],
+)
 def test_other_models(name, words):
     depth = {"depth": 2} if name.split("_")[0] in ("vit", "eva02", "beit", "cait") else {}
     refused(timm.create_model(name, **depth), *words)
@@ -69,7 +82,10 @@ def named(name):
     return type(name, (torch.nn.Module,), {})()
 
 
-@pytest.mark.parametrize("name, way_out", [("DistributedDataParallel", "pass its .module"), ("FullyShardedDataParallel", "module inside")])
+@pytest.mark.parametrize(
+    "name, way_out",
+    [("DistributedDataParallel", "pass its .module"), ("FullyShardedDataParallel", "module inside")],
+)
 def test_wrappers_say_what_to_pass(name, way_out):
     refused(named(name), name, "wrapper", way_out)
 
@@ -120,12 +136,16 @@ def test_subclasses_of_the_parts():
 
 
 def test_a_refused_model_has_not_been_run():
-    """The refusal comes before anything is computed, so that no dropout is drawn and no wrong shape gets in the way."""
+    """The refusal comes before anything is computed, so that no dropout is drawn and no wrong shape gets in
+    the way."""
     refused(timm.create_model("resnet18"), "ResNet", images=(1, 1, 2, 2))
 
 
 def test_a_pair_refuses_what_walk_refuses():
-    good, bad = create_vit(SMALL | {"embed_dim": 48}), create_vit(SMALL | {"embed_dim": 48}, block_fn=ResPostBlock)
+    good, bad = (
+        create_vit(SMALL | {"embed_dim": 48}),
+        create_vit(SMALL | {"embed_dim": 48}, block_fn=ResPostBlock),
+    )
     for teacher, student in ((bad, good), (good, bad)):
         with pytest.raises(Unwalkable, match="ResPostBlock"):
             AttentionTransfer(teacher, student, Plan())

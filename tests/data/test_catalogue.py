@@ -1,4 +1,5 @@
-"""Data sets by name: names, paths and hub ids are told apart, what was published is what the files hold, and no network is needed to know it."""
+"""Data sets by name: names, paths and hub ids are told apart, what was published is what the files hold, and
+no network is needed to know it."""
 
 import importlib.util
 import sys
@@ -28,17 +29,26 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Takes the place of `datasets.load_dataset` for hub ids: says what was asked for, and gives four pictures for every split."""
+    """Takes the place of `datasets.load_dataset` for hub ids: says what was asked for, and gives four
+    pictures for every split."""
     asked, real = [], datasets.load_dataset
 
     def load_dataset(name, streaming=False, data_files=None, **options):
         if "/" not in name:
             return real(name, streaming=streaming, data_files=data_files, **options)
         asked.append((name, data_files, options))
-        given = rows(range(4), image_column="img" if "cifar" in name else "image", label_column="fine_label" if "cifar100" in name else "label",
-                     label=datasets.Value("int64"))
+        given = rows(
+            range(4),
+            image_column="img" if "cifar" in name else "image",
+            label_column="fine_label" if "cifar100" in name else "label",
+            label=datasets.Value("int64"),
+        )
         splits = {split: given for split in data_files or ("train", "test")}
-        return datasets.IterableDatasetDict({s: r.to_iterable_dataset() for s, r in splits.items()}) if streaming else datasets.DatasetDict(splits)
+        return (
+            datasets.IterableDatasetDict({s: r.to_iterable_dataset() for s, r in splits.items()})
+            if streaming
+            else datasets.DatasetDict(splits)
+        )
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     return asked
@@ -46,25 +56,68 @@ def hub(monkeypatch):
 
 def test_every_entry_is_whole():
     for name, known in CATALOGUE.items():
-        assert known.classes > 1 and known.source and known.evaluated in known.images and "train" in known.images, name
+        assert (
+            known.classes > 1 and known.source and known.evaluated in known.images and "train" in known.images
+        ), name
         assert set(known.files) <= set(known.images), name
-        assert all(count >= known.classes for split, count in known.images.items() if split != "validation"), name
-    assert CATALOGUE["cifar10"].images == {"train": 45_000, "validation": 5_000, "train+validation": 50_000, "test": 10_000}
+        assert all(
+            count >= known.classes for split, count in known.images.items() if split != "validation"
+        ), name
+    assert CATALOGUE["cifar10"].images == {
+        "train": 45_000,
+        "validation": 5_000,
+        "train+validation": 50_000,
+        "test": 10_000,
+    }
     assert sum(CATALOGUE["inat2019"].images.values()) == 268_243  # the sum that the authors give
     domains = [CATALOGUE[f"pacs-{domain}"] for domain in ("photo", "art-painting", "cartoon", "sketch")]
-    assert {split: sum(one.images[split] for one in domains) for split in ("train", "validation", "test", "all")} == CATALOGUE["pacs"].images
+    assert {
+        split: sum(one.images[split] for one in domains) for split in ("train", "validation", "test", "all")
+    } == CATALOGUE["pacs"].images
     assert CATALOGUE["pacs"].images["all"] == 9_991
 
 
 def test_numbers_of_supercategories_add_up_to_those_of_inaturalist():
-    """The authors' tables (visipedia/inat_comp, 2017 and 2018, Details): classes, training and validation images of every supercategory."""
-    of_2017 = [(2101, 158407, 38206), (1021, 100479, 18076), (964, 214295, 21226), (289, 35201, 5680), (186, 29333, 3490), (121, 5826, 1780),
-               (115, 15318, 2385), (93, 7536, 1841), (77, 5228, 1362), (56, 4873, 1086), (53, 1982, 637), (9, 398, 144), (4, 308, 73)]
-    of_2018 = [(2917, 118800, 8751), (2031, 87192, 6093), (1258, 143950, 3774), (369, 7835, 1107), (321, 6864, 963), (284, 22754, 852), (262, 8007, 786),
-               (234, 20104, 702), (178, 5966, 534), (144, 11156, 432), (114, 4037, 342), (25, 621, 75), (4, 211, 12), (1, 16, 3)]
+    """The authors' tables (visipedia/inat_comp, 2017 and 2018, Details): classes, training and validation
+    images of every supercategory."""
+    of_2017 = [
+        (2101, 158407, 38206),
+        (1021, 100479, 18076),
+        (964, 214295, 21226),
+        (289, 35201, 5680),
+        (186, 29333, 3490),
+        (121, 5826, 1780),
+        (115, 15318, 2385),
+        (93, 7536, 1841),
+        (77, 5228, 1362),
+        (56, 4873, 1086),
+        (53, 1982, 637),
+        (9, 398, 144),
+        (4, 308, 73),
+    ]
+    of_2018 = [
+        (2917, 118800, 8751),
+        (2031, 87192, 6093),
+        (1258, 143950, 3774),
+        (369, 7835, 1107),
+        (321, 6864, 963),
+        (284, 22754, 852),
+        (262, 8007, 786),
+        (234, 20104, 702),
+        (178, 5966, 534),
+        (144, 11156, 432),
+        (114, 4037, 342),
+        (25, 621, 75),
+        (4, 211, 12),
+        (1, 16, 3),
+    ]
     for name, table in (("inat2017", of_2017), ("inat2018", of_2018)):
         known = CATALOGUE[name]
-        assert tuple(map(sum, zip(*table))) == (known.classes, known.images["train"], known.images["validation"])
+        assert tuple(map(sum, zip(*table))) == (
+            known.classes,
+            known.images["train"],
+            known.images["validation"],
+        )
 
 
 def test_knowing_needs_neither_network_nor_datasets(monkeypatch, no_network):
@@ -73,18 +126,32 @@ def test_knowing_needs_neither_network_nor_datasets(monkeypatch, no_network):
     spec = importlib.util.spec_from_file_location("catalogue_anew", catalogue.__file__)
     spec.loader.exec_module(anew := importlib.util.module_from_spec(spec))
     assert anew.CATALOGUE["imagenet-1k"].images["train"] == 1_281_167
-    assert anew.find("imagenet-1k")[:2] == ("ILSVRC/imagenet-1k", None) and anew.find("some/thing")[:2] == ("some/thing", None)
+    assert anew.find("imagenet-1k")[:2] == ("ILSVRC/imagenet-1k", None) and anew.find("some/thing")[:2] == (
+        "some/thing",
+        None,
+    )
 
 
 def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder, classes = write_parquet(tmp_path / "owner" / "set", "train", range(3)), write_folders(tmp_path / "classes", "train", range(3))
+    folder, classes = (
+        write_parquet(tmp_path / "owner" / "set", "train", range(3)),
+        write_folders(tmp_path / "classes", "train", range(3)),
+    )
     assert find("cifar10") == ("uoft-cs/cifar10", None, CATALOGUE["cifar10"])
     assert find("cifar10", folder) == ("cifar10", folder, CATALOGUE["cifar10"])
     assert find("owner/thing") == ("owner/thing", None, None)
-    assert find("owner/set")[1].samefile(folder) and find(folder).path == folder, "what is on this machine comes before the hub"
+    assert find("owner/set")[1].samefile(folder) and find(folder).path == folder, (
+        "what is on this machine comes before the hub"
+    )
     assert find(classes).name == "imagefolder" and find(folder).name == str(folder)
-    for missing in (tmp_path / "nowhere", "./nowhere", "/nowhere/at/all", "~/nowhere", "nowhere/some.parquet"):
+    for missing in (
+        tmp_path / "nowhere",
+        "./nowhere",
+        "/nowhere/at/all",
+        "~/nowhere",
+        "nowhere/some.parquet",
+    ):
         with pytest.raises(FileNotFoundError, match="nowhere.* does not exist"):
             find(missing)
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
@@ -93,25 +160,36 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
         find("imagenet-1k", tmp_path / "nowhere")
     with pytest.raises(ValueError, match="unknown data set 'imagenet1k'. Did you mean 'imagenet-1k'"):
         find("imagenet1k")
-    with pytest.raises(ValueError, match="no complete copy of inat2018 was found on the hub: fetch .*visipedia/inat_comp.*path="):
+    with pytest.raises(
+        ValueError,
+        match="no complete copy of inat2018 was found on the hub: fetch .*visipedia/inat_comp.*path=",
+    ):
         find("inat2018")
 
 
-@pytest.mark.parametrize("name, split, wanted", [
-    ("imagenet-1k", "validation", ("ILSVRC/imagenet-1k", {"validation": "data/validation-*.parquet"})),
-    ("imagenet-1k", "train", ("ILSVRC/imagenet-1k", {"train": "data/train-*.parquet"})),
-    ("cifar10", "test", ("uoft-cs/cifar10", None)),
-    ("cifar100", "test", ("uoft-cs/cifar100", None)),
-])
+@pytest.mark.parametrize(
+    "name, split, wanted",
+    [
+        ("imagenet-1k", "validation", ("ILSVRC/imagenet-1k", {"validation": "data/validation-*.parquet"})),
+        ("imagenet-1k", "train", ("ILSVRC/imagenet-1k", {"train": "data/train-*.parquet"})),
+        ("cifar10", "test", ("uoft-cs/cifar10", None)),
+        ("cifar100", "test", ("uoft-cs/cifar100", None)),
+    ],
+)
 def test_hub_is_asked_for_one_split_where_others_are_large(hub, name, split, wanted):
     opened = open_rows_of(name, None, split)
     assert hub[0][:2] == wanted and len(opened.rows) == 4 and opened.known is CATALOGUE[name]
     streamed = open_stream(name, split=split, augmentation=SMALL)
-    assert hub[1][:2] == wanted and len(streamed) == CATALOGUE[name].images[split] and len(streamed.classes) == CATALOGUE[name].classes
+    assert (
+        hub[1][:2] == wanted
+        and len(streamed) == CATALOGUE[name].images[split]
+        and len(streamed.classes) == CATALOGUE[name].classes
+    )
 
 
 def test_training_images_with_a_published_validation_split_are_all_used(hub):
-    """The files of one split alone must not look like a set without validation images, of which a tenth is held out."""
+    """The files of one split alone must not look like a set without validation images, of which a tenth is
+    held out."""
     with pytest.warns(UserWarning, match="imagenet-1k train has 4 images here, 1,281,167 were published"):
         photos = open_photos("imagenet-1k", train=True)
     assert len(photos) == 4 and len(photos.classes) == 1000
@@ -123,19 +201,32 @@ def test_training_images_with_a_published_validation_split_are_all_used(hub):
 
 def test_another_set_under_a_known_name_is_refused(tmp_path):
     path = write_parquet(tmp_path, "test", range(6))
-    with pytest.raises(ValueError, match="the data have 3 classes, 100 were published: they are another set; open them by their path alone"):
-        open_photos("cifar100", path=path, split="test", train=False, image_column="image", label_column="label")
+    with pytest.raises(
+        ValueError,
+        match=(
+            "the data have 3 classes, 100 were published: they are another set; open them by their path alone"
+        ),
+    ):
+        open_photos(
+            "cifar100", path=path, split="test", train=False, image_column="image", label_column="label"
+        )
     with pytest.raises(ValueError, match="no image column: looked for img, the data set has image, label"):
         open_photos("cifar100", path=path, split="test", train=False)
 
 
 @pytest.mark.parametrize("validation", ["validation", "val"])
 def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch, validation):
-    """ImageNet as it is unpacked: the order of the classes is that of the WordNet ids, whatever is in a class."""
+    """ImageNet as it is unpacked: the order of the classes is that of the WordNet ids, whatever is in a
+    class."""
     ids = ("n02123045", "n01440764", "n01514859")
     for split, counts in (("train", range(9)), (validation, range(9, 12))):
         for index in counts:
-            file = tmp_path / split / ids[index % 3] / (f"{ids[index % 3]}_{index}.png" if split == "train" else f"ILSVRC2012_val_{index:08}.png")
+            file = (
+                tmp_path
+                / split
+                / ids[index % 3]
+                / (f"{ids[index % 3]}_{index}.png" if split == "train" else f"ILSVRC2012_val_{index:08}.png")
+            )
             file.parent.mkdir(parents=True, exist_ok=True)
             picture(index).save(file)
     with pytest.raises(ValueError, match="the data have 3 classes, 1000 were published"):
@@ -148,8 +239,12 @@ def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch, validation
             for split, count in images.items():
                 photos = open_photos(name, path=tmp_path, split=split, train=False)
                 shown = [index_of(image) for image in photos.take(range(count))[0]]
-                assert len(photos) == count and set(shown) == set(range(9) if split == "train" else range(9, 12))
-                assert photos.classes == tuple(sorted(ids)) and photos.targets.tolist() == [sorted(ids).index(ids[index % 3]) for index in shown]
+                assert len(photos) == count and set(shown) == set(
+                    range(9) if split == "train" else range(9, 12)
+                )
+                assert photos.classes == tuple(sorted(ids)) and photos.targets.tolist() == [
+                    sorted(ids).index(ids[index % 3]) for index in shown
+                ]
     with pytest.raises(ValueError, match="holds no parquet or arrow files.*without --set streaming=true"):
         open_stream("imagenet-1k", path=tmp_path, augmentation=SMALL)
 
@@ -159,21 +254,33 @@ def test_inaturalist_from_the_authors_archives(tmp_path, monkeypatch):
     annotate(tmp_path, "val2018.json", range(7, 12))
     with pytest.raises(ValueError, match="the data have 3 classes, 8142 were published"):
         open_photos("inat2018", path=tmp_path, train=False)
-    monkeypatch.setitem(CATALOGUE, "inat2018", CATALOGUE["inat2018"]._replace(classes=3, images={"train": 7, "validation": 5}))
+    monkeypatch.setitem(
+        CATALOGUE, "inat2018", CATALOGUE["inat2018"]._replace(classes=3, images={"train": 7, "validation": 5})
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train, validation = (open_photos("inat2018", path=tmp_path, split=split, train=False) for split in ("train", "validation"))
-    assert [index_of(image) for image in train.take(range(7))[0]] == list(range(7)) and train.targets.tolist() == [i % 3 for i in range(7)]
+        train, validation = (
+            open_photos("inat2018", path=tmp_path, split=split, train=False)
+            for split in ("train", "validation")
+        )
+    assert [index_of(image) for image in train.take(range(7))[0]] == list(
+        range(7)
+    ) and train.targets.tolist() == [i % 3 for i in range(7)]
     assert [index_of(image) for image in validation.take(range(5))[0]] == list(range(7, 12))
     annotate(tmp_path, "val2017.json", range(3))
     with pytest.raises(ValueError, match="val2017.json and val2018.json: give each year a folder of its own"):
         open_photos("inat2018", path=tmp_path, train=False)
 
 
-@pytest.mark.parametrize("content, reason", [("{", "JSONDecodeError"), ('{"images": []}', "KeyError: 'categories'"), ("[]", "TypeError")])
+@pytest.mark.parametrize(
+    "content, reason",
+    [("{", "JSONDecodeError"), ('{"images": []}', "KeyError: 'categories'"), ("[]", "TypeError")],
+)
 def test_annotations_that_are_none_are_named(tmp_path, content, reason):
     (tmp_path / "train2018.json").write_text(content)
-    with pytest.raises(OSError, match=f"train2018.json cannot be read as annotations in COCO's format \\({reason}"):
+    with pytest.raises(
+        OSError, match=f"train2018.json cannot be read as annotations in COCO's format \\({reason}"
+    ):
         open_photos(tmp_path, train=False)
 
 

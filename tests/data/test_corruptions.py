@@ -1,4 +1,5 @@
-"""The 15 corruptions: all of them at all severities, their random numbers, and the formulas of some written out."""
+"""The 15 corruptions: all of them at all severities, their random numbers, and the formulas of some written
+out."""
 
 import builtins
 import io
@@ -12,7 +13,9 @@ from atlib.data import Images
 from atlib.data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, corrupt
 from atlib.data.glyphs import generate
 
-pytest.importorskip("imagecorruptions", reason="needs the package imagecorruptions-imaug", exc_type=ImportError)
+pytest.importorskip(
+    "imagecorruptions", reason="needs the package imagecorruptions-imaug", exc_type=ImportError
+)
 
 DETERMINISTIC = {"defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression"}
 # The parameters of ImageNet-C, severity 1 to 5 (hendrycks/robustness, make_imagenet_c.py).
@@ -27,9 +30,13 @@ PIXELATE = [0.6, 0.5, 0.4, 0.3, 0.25]
 def pictures(count=2, height=32, width=32):
     """Smooth colourful pictures with edges: every corruption leaves a trace on them."""
     y, x = np.mgrid[:height, :width]
-    waves = [127 + 60 * np.sin(x / (2 + k) + c) + 50 * (y % 8 < 4 + k) for k in range(count) for c in range(3)]
+    waves = [
+        127 + 60 * np.sin(x / (2 + k) + c) + 50 * (y % 8 < 4 + k) for k in range(count) for c in range(3)
+    ]
     pixels = np.stack(waves).reshape(count, 3, height, width).clip(0, 255).astype(np.uint8)
-    return Images(torch.from_numpy(pixels), torch.arange(count), [str(i) for i in range(count)], mean=0.4, std=0.3)
+    return Images(
+        torch.from_numpy(pixels), torch.arange(count), [str(i) for i in range(count)], mean=0.4, std=0.3
+    )
 
 
 def grey(level, size=96):
@@ -42,7 +49,12 @@ def distance(left, right):
 
 def test_the_fifteen_in_their_groups():
     assert len(CORRUPTIONS) == len(set(CORRUPTIONS)) == 15 and SEVERITIES == (1, 2, 3, 4, 5)
-    assert {group: len(names) for group, names in GROUPS.items()} == {"noise": 3, "blur": 4, "weather": 4, "digital": 4}
+    assert {group: len(names) for group, names in GROUPS.items()} == {
+        "noise": 3,
+        "blur": 4,
+        "weather": 4,
+        "digital": 4,
+    }
     import imagecorruptions
 
     assert {group: tuple(imagecorruptions.get_corruption_names(group)) for group in GROUPS} == GROUPS
@@ -82,8 +94,19 @@ def test_an_image_is_corrupted_alike_whatever_comes_after_it_and_unlike_its_neig
     assert not torch.equal(three.pixels[0], three.pixels[1])
 
 
-@pytest.mark.parametrize("name", ["gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "zoom_blur", "brightness", "contrast",
-                                  "jpeg_compression"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gaussian_noise",
+        "shot_noise",
+        "impulse_noise",
+        "defocus_blur",
+        "zoom_blur",
+        "brightness",
+        "contrast",
+        "jpeg_compression",
+    ],
+)
 def test_a_higher_severity_is_further_away(name):
     images = pictures(3)
     distances = [distance(corrupt(images, name, severity), images) for severity in SEVERITIES]
@@ -121,7 +144,9 @@ def test_contrast_is_a_step_towards_the_mean_colour(severity):
         for channel in range(3):
             mean = picture[channel].sum() / picture[channel].numel()
             wanted = mean + CONTRAST[severity - 1] * (picture[channel] - mean)
-            assert ((wanted - result[channel]) >= -1e-6).all() and ((wanted - result[channel]) < 1 + 1e-6).all()  # rounded down
+            assert ((wanted - result[channel]) >= -1e-6).all() and (
+                (wanted - result[channel]) < 1 + 1e-6
+            ).all()  # rounded down
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
@@ -138,7 +163,11 @@ def test_pixelate_leaves_the_published_number_of_blocks(severity):
     noisy = Images(torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8), torch.zeros(1))
     changed = corrupt(noisy, "pixelate", severity).pixels[0]
     blocks = int(64 * PIXELATE[severity - 1])
-    assert sum((changed[:, 1:] != changed[:, :-1]).any(0).any(-1)) == sum((changed[..., 1:] != changed[..., :-1]).any(0).any(0)) == blocks - 1
+    assert (
+        sum((changed[:, 1:] != changed[:, :-1]).any(0).any(-1))
+        == sum((changed[..., 1:] != changed[..., :-1]).any(0).any(0))
+        == blocks - 1
+    )
 
 
 def test_other_shapes_and_the_built_in_world():
@@ -147,21 +176,26 @@ def test_other_shapes_and_the_built_in_world():
             assert corrupt(images, name, 5).pixels.shape == images.pixels.shape
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (("gausian_noise", 1), "unknown corruption 'gausian_noise'. Did you mean 'gaussian_noise'"),
-    (("speckle_noise", 1), "unknown corruption 'speckle_noise'"),
-    (("fog", 0), "severity must be one of 1, 2, 3, 4, 5, got 0"),
-    (("fog", 6), "got 6"),
-    (("fog", 2.5), "got 2.5"),
-    (("fog", True), "got True"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("gausian_noise", 1), "unknown corruption 'gausian_noise'. Did you mean 'gaussian_noise'"),
+        (("speckle_noise", 1), "unknown corruption 'speckle_noise'"),
+        (("fog", 0), "severity must be one of 1, 2, 3, 4, 5, got 0"),
+        (("fog", 6), "got 6"),
+        (("fog", 2.5), "got 2.5"),
+        (("fog", True), "got True"),
+    ],
+)
 def test_wrong_requests_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         corrupt(pictures(), *arguments)
 
 
 def test_small_images_are_refused_with_the_way_out():
-    with pytest.raises(ValueError, match=r"at least 32 x 32 pixels, got \(3, 31, 40\): load them with image_size=32"):
+    with pytest.raises(
+        ValueError, match=r"at least 32 x 32 pixels, got \(3, 31, 40\): load them with image_size=32"
+    ):
         corrupt(pictures(1, 31, 40), "fog", 1)
 
 

@@ -16,7 +16,9 @@ def reds(image):
     return np.asarray(image)[..., 0].ravel()
 
 
-@pytest.mark.parametrize("kind, form", [(np.uint16, "PNG"), (np.uint16, "TIFF"), (">u2", "TIFF"), (np.int32, "TIFF")])
+@pytest.mark.parametrize(
+    "kind, form", [(np.uint16, "PNG"), (np.uint16, "TIFF"), (">u2", "TIFF"), (np.int32, "TIFF")]
+)
 def test_sixteen_bits_become_eight_and_not_white(kind, form):
     """A ramp over all values: every grey is there equally often, and the order is kept."""
     ramp = np.arange(65536).reshape(256, 256)
@@ -33,18 +35,33 @@ def test_every_way_to_store_sixteen_bits_is_read():
 
 def test_values_that_fit_eight_bits_stay_as_they_are():
     low = np.array([[0, 7, 255]])
-    for picture in (Image.fromarray(low.astype(np.int32)), Image.fromarray(low.astype(np.float32)), Image.fromarray(low.astype(np.uint8))):
+    for picture in (
+        Image.fromarray(low.astype(np.int32)),
+        Image.fromarray(low.astype(np.float32)),
+        Image.fromarray(low.astype(np.uint8)),
+    ):
         assert reds(decode(in_form(picture, "TIFF"))).tolist() == [0, 7, 255], picture.mode
-    assert reds(decode(in_form(Image.fromarray(np.array([[0, 0.5, 1]], dtype=np.float32)), "TIFF"))).tolist() == [0, 128, 255]
+    assert reds(
+        decode(in_form(Image.fromarray(np.array([[0, 0.5, 1]], dtype=np.float32)), "TIFF"))
+    ).tolist() == [0, 128, 255]
 
 
-@pytest.mark.parametrize("values, says", [
-    (np.array([[0.0, 300]], dtype=np.float32), "floating-point numbers from 0 to 300, and neither 0..1 nor 0..255"),
-    (np.array([[-0.5, 1]], dtype=np.float32), "floating-point numbers from -0.5 to 1"),
-    (np.array([[np.nan, 1]], dtype=np.float32), "floating-point numbers from nan to nan"),
-    (np.array([[0, 70000]], dtype=np.int32), "whole numbers from 0 to 70000, and neither of 8 nor of 16 bits"),
-    (np.array([[-1, 5]], dtype=np.int32), "whole numbers from -1 to 5"),
-])
+@pytest.mark.parametrize(
+    "values, says",
+    [
+        (
+            np.array([[0.0, 300]], dtype=np.float32),
+            "floating-point numbers from 0 to 300, and neither 0..1 nor 0..255",
+        ),
+        (np.array([[-0.5, 1]], dtype=np.float32), "floating-point numbers from -0.5 to 1"),
+        (np.array([[np.nan, 1]], dtype=np.float32), "floating-point numbers from nan to nan"),
+        (
+            np.array([[0, 70000]], dtype=np.int32),
+            "whole numbers from 0 to 70000, and neither of 8 nor of 16 bits",
+        ),
+        (np.array([[-1, 5]], dtype=np.int32), "whole numbers from -1 to 5"),
+    ],
+)
 def test_values_that_say_no_brightness_are_refused_by_file(values, says):
     with pytest.raises(CorruptImage, match=f"{says}.*, file ramp"):
         decode(in_form(Image.fromarray(values), "TIFF"))
@@ -55,4 +72,8 @@ def test_many_images_that_are_left_out_are_counted_and_not_all_named():
     with pytest.warns(UserWarning) as warned:
         for index in range(2 * NAMED):
             note_left_out({index: "torn"}, corrupt)
-    assert len(warned) == NAMED + 1 and f"more than {NAMED} images" in str(warned[-1].message) and len(corrupt) == 2 * NAMED
+    assert (
+        len(warned) == NAMED + 1
+        and f"more than {NAMED} images" in str(warned[-1].message)
+        and len(corrupt) == 2 * NAMED
+    )

@@ -1,4 +1,5 @@
-"""The built-in world: the same images everywhere, splits apart, one factor at a time, and labels that are in the picture."""
+"""The built-in world: the same images everywhere, splits apart, one factor at a time, and labels that are in
+the picture."""
 
 import colorsys
 import hashlib
@@ -32,7 +33,11 @@ BITMAPS = {name: np.array([[c == "#" for c in row] for row in rows]) for name, r
 
 def cells_of(image):
     """The 16 cells (3, 8, 8) of an image, rows first."""
-    return [image[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] for row in range(4) for column in range(4)]
+    return [
+        image[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
+        for row in range(4)
+        for column in range(4)
+    ]
 
 
 def corners(cell):
@@ -61,10 +66,14 @@ def shapes_in(mask, jitter=1):
 
 
 def test_a_fixed_draw_has_a_fixed_hash():
-    """numpy may change its random streams in a new version (NEP 19). The records in results/ then come from other images, and this says so."""
+    """numpy may change its random streams in a new version (NEP 19). The records in results/ then come from
+    other images, and this says so."""
     images = generate("train", 64, 0).images
     assert images.dtype == np.uint8 and images.shape == (64, 3, 32, 32)
-    assert hashlib.sha256(images.tobytes()).hexdigest() == "2ea0aae6f2f445e19b7410d82eb5bd84613c8ca7c78ded85d81082f630483c38"
+    assert (
+        hashlib.sha256(images.tobytes()).hexdigest()
+        == "2ea0aae6f2f445e19b7410d82eb5bd84613c8ca7c78ded85d81082f630483c38"
+    )
 
 
 def test_types_and_ranges():
@@ -120,7 +129,9 @@ def test_the_label_is_the_glyph_in_the_marked_cell():
         assert shapes_in(inked(marked)) == {SHAPES[shape]}
         row, column = np.argwhere(inked(marked))[0]
         turns = colorsys.rgb_to_hsv(*(marked[:, row, column] / 255))[0]
-        assert abs((turns - hue / 6 + 0.5) % 1 - 0.5) < 0.08  # the background level shows through and pulls a little
+        assert (
+            abs((turns - hue / 6 + 0.5) % 1 - 0.5) < 0.08
+        )  # the background level shows through and pulls a little
         assert np.abs(marked.astype(int) - clean).max() <= 1  # the background, 0.1, lies between two bytes
 
 
@@ -128,11 +139,26 @@ def test_distractors_are_glyphs_without_a_mark():
     for image, cell in zip(*(getattr(generate("train", 100, 0, CLEAN), name) for name in ("images", "cell"))):
         for index, pixels in enumerate(cells_of(image)):
             assert len(shapes_in(inked(pixels))) == 1
-            assert index == cell or len(np.unique(corners(pixels), axis=1).T) <= 2  # background, or ink where the glyph reaches a corner
+            assert (
+                index == cell or len(np.unique(corners(pixels), axis=1).T) <= 2
+            )  # background, or ink where the glyph reaches a corner
 
 
-CHANGES = dict(noise=0.5, background=0.4, contrast=0.3, blur=1.0, saturation=0.0, hue_shift=1 / 3, clutter=3, cue=0.2, jitter=0, scale=4 / 3,
-               rendering="dotted", decoy=0.6, texture=1.0)
+CHANGES = dict(
+    noise=0.5,
+    background=0.4,
+    contrast=0.3,
+    blur=1.0,
+    saturation=0.0,
+    hue_shift=1 / 3,
+    clutter=3,
+    cue=0.2,
+    jitter=0,
+    scale=4 / 3,
+    rendering="dotted",
+    decoy=0.6,
+    texture=1.0,
+)
 
 
 def drawn_with(size=60, **changes):
@@ -149,7 +175,12 @@ def test_a_factor_changes_the_picture_and_no_choice(factor):
     assert not np.array_equal(plain.images, changed.images)
     for name in CHOICES:
         assert np.array_equal(getattr(plain, name), getattr(changed, name))
-    if factor in ("noise", "contrast", "blur", "decoy"):  # these come after the cells have been drawn, or lie elsewhere
+    if factor in (
+        "noise",
+        "contrast",
+        "blur",
+        "decoy",
+    ):  # these come after the cells have been drawn, or lie elsewhere
         assert np.array_equal(plain.clean, changed.clean)
 
 
@@ -165,7 +196,9 @@ def test_noise_is_added_with_its_standard_deviation():
 def test_background_and_cue_change_their_pixels_only():
     plain, brighter, dimmer = drawn_with(), drawn_with(background=0.4), drawn_with(cue=0.2)
     for index, cell in enumerate(plain.cell):
-        for place, (a, b, c) in enumerate(zip(*(cells_of(drawn.images[index]) for drawn in (plain, brighter, dimmer)))):
+        for place, (a, b, c) in enumerate(
+            zip(*(cells_of(drawn.images[index]) for drawn in (plain, brighter, dimmer)))
+        ):
             ink = inked(a)
             assert np.array_equal(a[:, ink], b[:, ink])
             away = ~ink
@@ -189,8 +222,11 @@ def test_blur_is_a_gaussian_with_repeated_edges():
     kernel = np.array([np.exp(-0.5 * offset**2) for offset in range(-3, 4)])
     kernel /= kernel.sum()
     for row, column in [(0, 0), (0, 17), (9, 31), (31, 31), (16, 16), (5, 24)]:
-        expected = sum(kernel[i + 3] * kernel[j + 3] * plain[:, :, min(max(row + i, 0), 31), min(max(column + j, 0), 31)]
-                       for i in range(-3, 4) for j in range(-3, 4))
+        expected = sum(
+            kernel[i + 3] * kernel[j + 3] * plain[:, :, min(max(row + i, 0), 31), min(max(column + j, 0), 31)]
+            for i in range(-3, 4)
+            for j in range(-3, 4)
+        )
         assert np.abs(blurred[:, :, row, column] - expected).max() <= 1
 
 
@@ -209,11 +245,18 @@ def test_clutter_counts_the_distractors():
     filled = {}
     for clutter in (0, 1, 7, 15):
         drawn = drawn_with(clutter=clutter)
-        filled[clutter] = [{place for place, cell in enumerate(cells_of(image)) if inked(cell).any()} for image in drawn.images]
+        filled[clutter] = [
+            {place for place, cell in enumerate(cells_of(image)) if inked(cell).any()}
+            for image in drawn.images
+        ]
         assert all(len(places) == clutter + 1 for places in filled[clutter])
         assert all(cell in places for cell, places in zip(drawn.cell, filled[clutter]))
         for image, full, places in zip(drawn.images, drawn_with().images, filled[clutter]):
-            assert all(np.array_equal(a, b) for place, (a, b) in enumerate(zip(cells_of(image), cells_of(full))) if place in places)
+            assert all(
+                np.array_equal(a, b)
+                for place, (a, b) in enumerate(zip(cells_of(image), cells_of(full)))
+                if place in places
+            )
     assert all(few <= many for few, many in zip(filled[1], filled[7]))
 
 
@@ -231,13 +274,17 @@ def test_scale_sizes_the_bitmap(scale, size):
         expected = np.zeros((8, 8), dtype=bool)
         for row in range(size):
             for column in range(size):
-                expected[(8 - size) // 2 + row, (8 - size) // 2 + column] = BITMAPS[SHAPES[shape]][row * 6 // size, column * 6 // size]
+                expected[(8 - size) // 2 + row, (8 - size) // 2 + column] = BITMAPS[SHAPES[shape]][
+                    row * 6 // size, column * 6 // size
+                ]
         expected[[0, 0, -1, -1], [0, -1, 0, -1]] = False
         assert np.array_equal(inked(clean), expected)
 
 
 def test_renderings():
-    filled, inverted, dotted = (drawn_with(rendering=name, jitter=0).clean for name in ("filled", "inverted", "dotted"))
+    filled, inverted, dotted = (
+        drawn_with(rendering=name, jitter=0).clean for name in ("filled", "inverted", "dotted")
+    )
     inside = np.ones((8, 8), dtype=bool)
     inside[[0, 0, -1, -1], [0, -1, 0, -1]] = False
     checks = np.add.outer(np.arange(8), np.arange(8)) % 2 == 0
@@ -262,19 +309,29 @@ def test_a_decoy_is_three_dots_on_another_cell(level):
         assert np.array_equal(after[different[0]], expected)
         away.append((different[0] - cell) % 16)
     counts = np.bincount(away, minlength=16)
-    assert counts[0] == 0 and counts[1:].min() >= 6 and counts[1:].max() <= 40, "each of the 15 others, about 20 times"
+    assert counts[0] == 0 and counts[1:].min() >= 6 and counts[1:].max() <= 40, (
+        "each of the 15 others, about 20 times"
+    )
 
 
 def test_the_mark_is_found_beside_a_decoy_as_bright_as_itself():
-    assert np.array_equal(marked_cell(torch.from_numpy(drawn_with(1000, decoy=0.9).images)), drawn_with(1000).cell)
+    assert np.array_equal(
+        marked_cell(torch.from_numpy(drawn_with(1000, decoy=0.9).images)), drawn_with(1000).cell
+    )
     noisy = generate("test", 1000, 0, World(decoy=0.9))
-    assert (marked_cell(torch.from_numpy(noisy.images)).numpy() != noisy.cell).mean() < 0.02, "one dot of four against the noise"
+    assert (marked_cell(torch.from_numpy(noisy.images)).numpy() != noisy.cell).mean() < 0.02, (
+        "one dot of four against the noise"
+    )
 
 
 def striped(direction):
     """The pixels that stripes of a direction leave, the long way."""
-    number = {"across": lambda row, column: row, "down": lambda row, column: column, "falling": lambda row, column: (row - column) // 2,
-              "rising": lambda row, column: (row + column) // 2}[direction]
+    number = {
+        "across": lambda row, column: row,
+        "down": lambda row, column: column,
+        "falling": lambda row, column: (row - column) // 2,
+        "rising": lambda row, column: (row + column) // 2,
+    }[direction]
     return np.array([[number(row, column) % 2 == 0 for column in range(8)] for row in range(8)])
 
 
@@ -282,14 +339,17 @@ DIRECTIONS = ("across", "down", "falling", "rising")
 
 
 def test_texture_cuts_stripes_into_the_glyph():
-    """What is left has the colours it had, lies where the glyph lay, and is the glyph through one of four gratings, all of which occur."""
+    """What is left has the colours it had, lies where the glyph lay, and is the glyph through one of four
+    gratings, all of which occur."""
     plain, half, cut = drawn_with(200), drawn_with(200, texture=0.5), drawn_with(200, texture=1.0)
     seen = []
     for index in range(200):
         for a, b, c in zip(*(cells_of(drawn.images[index]) for drawn in (plain, half, cut))):
             kept = inked(c)
             assert (kept <= inked(a)).all() and np.array_equal(a[:, kept], c[:, kept])
-            fits = [direction for direction in DIRECTIONS if np.array_equal(kept, inked(a) & striped(direction))]
+            fits = [
+                direction for direction in DIRECTIONS if np.array_equal(kept, inked(a) & striped(direction))
+            ]
             assert fits
             seen += fits if len(fits) == 1 else []
             middle = (a.astype(float) + c) / 2
@@ -298,13 +358,35 @@ def test_texture_cuts_stripes_into_the_glyph():
     assert all(0.2 < share < 0.3 for share in shares)
 
 
-@pytest.mark.parametrize("change", [
-    {"noise": -0.1}, {"noise": 2.1}, {"background": 1.1}, {"contrast": -1}, {"blur": 5}, {"saturation": 1.5}, {"hue_shift": 2}, {"clutter": 16},
-    {"clutter": -1}, {"cue": -0.1}, {"jitter": 4}, {"scale": 0.4}, {"scale": 2}, {"noise": float("nan")}, {"decoy": 1.1}, {"decoy": -0.1},
-    {"texture": 1.5}, {"texture": -1}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"noise": -0.1},
+        {"noise": 2.1},
+        {"background": 1.1},
+        {"contrast": -1},
+        {"blur": 5},
+        {"saturation": 1.5},
+        {"hue_shift": 2},
+        {"clutter": 16},
+        {"clutter": -1},
+        {"cue": -0.1},
+        {"jitter": 4},
+        {"scale": 0.4},
+        {"scale": 2},
+        {"noise": float("nan")},
+        {"decoy": 1.1},
+        {"decoy": -0.1},
+        {"texture": 1.5},
+        {"texture": -1},
+    ],
+    ids=str,
+)
 def test_values_out_of_range_are_refused(change):
-    (name, value), = change.items()
-    with pytest.raises(ValueError, match=rf"World\({name}={value}\) is out of range: {name} goes from .* to "):
+    ((name, value),) = change.items()
+    with pytest.raises(
+        ValueError, match=rf"World\({name}={value}\) is out of range: {name} goes from .* to "
+    ):
         World(**change)
 
 

@@ -1,4 +1,5 @@
-"""What is read through the `datasets` library: files in the hub's layout made here, damaged ones, and the real CIFAR-10 where present."""
+"""What is read through the `datasets` library: files in the hub's layout made here, damaged ones, and the
+real CIFAR-10 where present."""
 
 import io
 
@@ -28,9 +29,16 @@ def pixels_of(index, size=(6, 4)):
     return image
 
 
-def rows(indices, image_column="img", label_column="label", labels=datasets.ClassLabel(names=CLASSES), **changes):
-    columns = {image_column: [Image.fromarray(pixels_of(i)) for i in indices], label_column: [i % 3 for i in indices]} | changes
-    return datasets.Dataset.from_dict(columns, datasets.Features({image_column: datasets.Image(), label_column: labels}))
+def rows(
+    indices, image_column="img", label_column="label", labels=datasets.ClassLabel(names=CLASSES), **changes
+):
+    columns = {
+        image_column: [Image.fromarray(pixels_of(i)) for i in indices],
+        label_column: [i % 3 for i in indices],
+    } | changes
+    return datasets.Dataset.from_dict(
+        columns, datasets.Features({image_column: datasets.Image(), label_column: labels})
+    )
 
 
 def write(folder, split, indices, name=None, **options):
@@ -64,7 +72,9 @@ def test_parquet_in_the_hubs_layout(folder, name):
 
 
 def test_a_tenth_of_train_is_held_out_as_validation(folder):
-    train, validation, both = (load("parquet", folder, split=split) for split in ("train", "validation", "train+validation"))
+    train, validation, both = (
+        load("parquet", folder, split=split) for split in ("train", "validation", "train+validation")
+    )
     assert (len(train), len(validation), len(both)) == (90, 10, 100)
     assert set(indices_in(train)) | set(indices_in(validation)) == set(range(100)) == set(indices_in(both))
     assert not set(indices_in(train)) & set(indices_in(validation))
@@ -97,7 +107,9 @@ def test_a_published_validation_split_is_used_as_it_is(folder):
 def test_one_file_is_a_training_split(tmp_path):
     path = write(tmp_path, "train", range(30), "some.parquet", image_column="image", label_column="labels")
     assert len(load("parquet", path)) == 27
-    with pytest.raises(ValueError, match="unknown split of parquet 'test'.*'train', 'validation', 'train.validation'"):
+    with pytest.raises(
+        ValueError, match="unknown split of parquet 'test'.*'train', 'validation', 'train.validation'"
+    ):
         load("parquet", path, split="test")
 
 
@@ -110,7 +122,10 @@ def test_image_folder(tmp_path):
     images = load("imagefolder", tmp_path, split="test")
     assert images.classes == tuple(CLASSES) and sorted(indices_in(images)) == list(range(300, 306))
     assert images.targets.tolist() == [index % 3 for index in indices_in(images)]
-    assert len(load("imagefolder", tmp_path)) == 18 and len(load("imagefolder", tmp_path, split="validation")) == 2
+    assert (
+        len(load("imagefolder", tmp_path)) == 18
+        and len(load("imagefolder", tmp_path, split="validation")) == 2
+    )
 
 
 def test_numbers_without_names_name_themselves(tmp_path):
@@ -126,16 +141,34 @@ def test_grey_and_palette_images_become_rgb_and_sizes_are_made_equal(tmp_path):
     images = load("parquet", tmp_path, split="test", image_size=6)
     assert images.pixels.shape == (2, 3, 6, 6)
     assert images.pixels[0].unique().tolist() == [200] and images.pixels[1, :, 0, 0].tolist() == [9, 8, 7]
-    with pytest.raises(ValueError, match=r"image 1 is \(3, 18, 6\), the first is \(3, 6, 12\): pass image_size="):
+    with pytest.raises(
+        ValueError, match=r"image 1 is \(3, 18, 6\), the first is \(3, 6, 12\): pass image_size="
+    ):
         load("parquet", tmp_path, split="test")
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"image_column": "picture"}, "no image column: looked for image, img, the data set has picture, label"),
-    ({"label_column": "kind"}, "no label column: looked for label, labels, fine_label, the data set has img, kind"),
-    ({"labels": datasets.Value("string"), "label": ["cat", "dog"]}, "column 'label' must be class indices.*got '(cat|dog)'.*ClassLabel"),
-    ({"labels": datasets.Value("int64"), "label": [0, -1]}, "column 'label' must be class indices.*got -1"),
-], ids=str)
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"image_column": "picture"},
+            "no image column: looked for image, img, the data set has picture, label",
+        ),
+        (
+            {"label_column": "kind"},
+            "no label column: looked for label, labels, fine_label, the data set has img, kind",
+        ),
+        (
+            {"labels": datasets.Value("string"), "label": ["cat", "dog"]},
+            "column 'label' must be class indices.*got '(cat|dog)'.*ClassLabel",
+        ),
+        (
+            {"labels": datasets.Value("int64"), "label": [0, -1]},
+            "column 'label' must be class indices.*got -1",
+        ),
+    ],
+    ids=str,
+)
 def test_columns_that_are_missing_or_of_another_kind(tmp_path, options, message):
     write(tmp_path, "test", range(2), **options)
     with pytest.raises(ValueError, match=message):
@@ -149,7 +182,9 @@ def test_a_split_without_images(tmp_path):
 
 
 def test_unknown_splits_list_the_close_ones(folder):
-    with pytest.raises(ValueError, match="unknown split of parquet 'tst'. Did you mean 'test'.*'train', 'test', 'validation'"):
+    with pytest.raises(
+        ValueError, match="unknown split of parquet 'tst'. Did you mean 'test'.*'train', 'test', 'validation'"
+    ):
         load("parquet", folder, split="tst")
 
 
@@ -158,8 +193,12 @@ def test_unknown_splits_list_the_close_ones(folder):
 def test_damaged_files_are_named_and_left_alone(folder, file, damage):
     path = folder / "data" / file
     good = path.read_bytes()
-    content = {"cut off": good[: len(good) // 2], "a web page": b"<html>429 Too many requests</html>", "empty": b"",
-               "garbled": good[:4] + bytes(len(good) - 200) + good[-196:]}[damage]
+    content = {
+        "cut off": good[: len(good) // 2],
+        "a web page": b"<html>429 Too many requests</html>",
+        "empty": b"",
+        "garbled": good[:4] + bytes(len(good) - 200) + good[-196:],
+    }[damage]
     path.write_bytes(content)
     with pytest.raises(OSError) as caught:
         load("parquet", folder, split=file.split("-")[0])
@@ -183,14 +222,22 @@ def test_paths_that_are_not_there(tmp_path, name):
 
 
 def test_folders_without_the_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"no train.*parquet, validation.*parquet or test.*parquet in {tmp_path}"):
+    with pytest.raises(
+        FileNotFoundError, match=f"no train.*parquet, validation.*parquet or test.*parquet in {tmp_path}"
+    ):
         load("parquet", tmp_path)
     with pytest.raises(OSError, match=str(tmp_path)):
         load("imagefolder", tmp_path)
 
 
-@pytest.mark.parametrize("name, where", [("cifar10", "uoft-cs/cifar10"), ("cifar100", "uoft-cs/cifar100"),
-                                         ("somebody/something", "somebody/something")])
+@pytest.mark.parametrize(
+    "name, where",
+    [
+        ("cifar10", "uoft-cs/cifar10"),
+        ("cifar100", "uoft-cs/cifar100"),
+        ("somebody/something", "somebody/something"),
+    ],
+)
 def test_no_network_says_what_would_have_been_downloaded_and_what_to_do(name, where, monkeypatch, no_network):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -217,7 +264,10 @@ def test_a_hub_id_is_asked_for_by_its_id(monkeypatch):
 
 def test_real_cifar10():
     folder = shared("data", "cifar10")
-    test, validation = load("cifar10", folder, split="test", size=200), load("cifar10", folder, split="validation", size=50)
+    test, validation = (
+        load("cifar10", folder, split="test", size=200),
+        load("cifar10", folder, split="validation", size=50),
+    )
     assert test.pixels.shape == (200, 3, 32, 32) and validation.pixels.shape == (50, 3, 32, 32)
     assert test.classes[:2] == ("airplane", "automobile") and len(test.classes) == 10
     assert set(test.targets.tolist()) == set(range(10))

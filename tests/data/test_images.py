@@ -10,20 +10,28 @@ from atlib.data.glyphs import SHAPES, World, generate
 def numbered(n=20, **options):
     """Images whose every pixel is their index, and so is their target."""
     index = torch.arange(n)
-    return Images(index.to(torch.uint8)[:, None, None, None].expand(n, 3, 4, 4).contiguous(), index, **options)
+    return Images(
+        index.to(torch.uint8)[:, None, None, None].expand(n, 3, 4, 4).contiguous(), index, **options
+    )
 
 
 def seen_in(loader):
     """The targets of one epoch, batch by batch, after a check that every image came with its own target."""
     batches = []
     for images, targets in loader:
-        assert torch.equal(((images * 0.25 + 0.5) * 255).round().long(), targets[:, None, None, None].expand_as(images))
+        assert torch.equal(
+            ((images * 0.25 + 0.5) * 255).round().long(), targets[:, None, None, None].expand_as(images)
+        )
         batches.append(targets.tolist())
     return batches
 
 
 def test_one_image_is_centred_and_scaled():
-    images = Images(torch.tensor([0, 51, 255], dtype=torch.uint8)[:, None, None, None].expand(3, 3, 2, 2), torch.tensor([2, 0, 1]), ("a", "b", "c"))
+    images = Images(
+        torch.tensor([0, 51, 255], dtype=torch.uint8)[:, None, None, None].expand(3, 3, 2, 2),
+        torch.tensor([2, 0, 1]),
+        ("a", "b", "c"),
+    )
     image, target = images[1]
     assert image.shape == (3, 2, 2) and image.dtype == torch.float32 and target == 0
     assert image.unique().item() == pytest.approx((51 / 255 - 0.5) / 0.25)
@@ -83,10 +91,25 @@ def test_augmentation_is_drawn_anew_and_replaces_nothing():
 def test_crop_and_flip_cuts_from_the_padded_image():
     """Every outcome is one of the 2 x 81 windows of the reflected image, drawn about equally often."""
     image = torch.arange(3 * 16 * 16).reshape(3, 16, 16).to(torch.uint8)
-    index = [4, 3, 2, 1, *range(16), 14, 13, 12, 11]  # four pixels reflected at either end, the edge itself once
+    index = [
+        4,
+        3,
+        2,
+        1,
+        *range(16),
+        14,
+        13,
+        12,
+        11,
+    ]  # four pixels reflected at either end, the edge itself once
     padded = image[:, index][:, :, index]
-    windows = [window.flip(-1) if flip else window for top in range(9) for left in range(9)
-               for window in [padded[:, top : top + 16, left : left + 16]] for flip in (False, True)]
+    windows = [
+        window.flip(-1) if flip else window
+        for top in range(9)
+        for left in range(9)
+        for window in [padded[:, top : top + 16, left : left + 16]]
+        for flip in (False, True)
+    ]
     keys = {window.contiguous().numpy().tobytes(): number for number, window in enumerate(windows)}
     assert len(keys) == 162
     augment = crop_and_flip(4)
@@ -96,11 +119,18 @@ def test_crop_and_flip_cuts_from_the_padded_image():
     assert torch.equal(image, torch.arange(3 * 16 * 16).reshape(3, 16, 16).to(torch.uint8))
 
 
-@pytest.mark.parametrize("pixels, targets, message", [
-    (torch.zeros(3, 3, 4, 4, dtype=torch.uint8), torch.zeros(2), "3 images, but 2 targets"),
-    (torch.zeros(3, 3, 4, 4), torch.zeros(3), r"must be uint8 \(n, 3, height, width\), got torch.float32 \(3, 3, 4, 4\)"),
-    (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(3), r"got torch.uint8 \(3, 4, 4\)"),
-])
+@pytest.mark.parametrize(
+    "pixels, targets, message",
+    [
+        (torch.zeros(3, 3, 4, 4, dtype=torch.uint8), torch.zeros(2), "3 images, but 2 targets"),
+        (
+            torch.zeros(3, 3, 4, 4),
+            torch.zeros(3),
+            r"must be uint8 \(n, 3, height, width\), got torch.float32 \(3, 3, 4, 4\)",
+        ),
+        (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(3), r"got torch.uint8 \(3, 4, 4\)"),
+    ],
+)
 def test_wrong_pixels_are_refused(pixels, targets, message):
     with pytest.raises(ValueError, match=message):
         Images(pixels, targets)
@@ -109,27 +139,48 @@ def test_wrong_pixels_are_refused(pixels, targets, message):
 @pytest.mark.parametrize("split, seed", [("train", 0), ("validation", 3), ("test", 0), ("unlabelled", 1)])
 def test_marked_glyphs_are_what_the_generator_draws(split, seed):
     images, drawn = load("marked-glyphs", split=split, size=30, seed=seed), generate(split, 30, seed, World())
-    assert torch.equal(images.pixels, torch.from_numpy(drawn.images)) and images.targets.tolist() == drawn.shape.tolist()
+    assert (
+        torch.equal(images.pixels, torch.from_numpy(drawn.images))
+        and images.targets.tolist() == drawn.shape.tolist()
+    )
     assert images.classes == SHAPES and images.targets.dtype == torch.int64
 
 
 def test_marked_glyphs_without_a_size_are_ten_thousand(monkeypatch):
-    monkeypatch.setattr("atlib.data.images.glyphs.generate", lambda split, size, seed: generate(split, size // 1000, seed))
+    monkeypatch.setattr(
+        "atlib.data.images.glyphs.generate", lambda split, size, seed: generate(split, size // 1000, seed)
+    )
     assert len(load("marked-glyphs")) == 10
 
 
-@pytest.mark.parametrize("arguments, error, message", [
-    ({"name": "marked-glyph"}, ValueError, "unknown data set 'marked-glyph'. Did you mean 'marked-glyphs'"),
-    ({"name": "cifar-10"}, ValueError, "unknown data set 'cifar-10'. Did you mean .*'cifar10'"),
-    ({"name": "parket"}, ValueError, "Did you mean 'parquet'.* Known: .*'imagefolder'"),
-    ({"name": "marked-glyphs", "split": "tests"}, ValueError, "unknown split 'tests'. Did you mean 'test'"),
-    ({"name": "marked-glyphs", "path": "/x"}, ValueError, "generated, it has no path .*'/x'"),
-    ({"name": "marked-glyphs", "image_size": 48}, ValueError, "generated at 32 x 32 pixels, got image_size=48: leave it out"),
-    ({"name": "marked-glyphs", "size": 0}, ValueError, "size must be at least 1, got 0"),
-    ({"name": "marked-glyphs", "size": -3}, ValueError, "size must be at least 1, got -3"),
-    ({"name": "imagefolder"}, ValueError, r"load\('imagefolder'\) needs a path"),
-    ({"name": "parquet"}, ValueError, r"load\('parquet'\) needs a path"),
-], ids=str)
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        (
+            {"name": "marked-glyph"},
+            ValueError,
+            "unknown data set 'marked-glyph'. Did you mean 'marked-glyphs'",
+        ),
+        ({"name": "cifar-10"}, ValueError, "unknown data set 'cifar-10'. Did you mean .*'cifar10'"),
+        ({"name": "parket"}, ValueError, "Did you mean 'parquet'.* Known: .*'imagefolder'"),
+        (
+            {"name": "marked-glyphs", "split": "tests"},
+            ValueError,
+            "unknown split 'tests'. Did you mean 'test'",
+        ),
+        ({"name": "marked-glyphs", "path": "/x"}, ValueError, "generated, it has no path .*'/x'"),
+        (
+            {"name": "marked-glyphs", "image_size": 48},
+            ValueError,
+            "generated at 32 x 32 pixels, got image_size=48: leave it out",
+        ),
+        ({"name": "marked-glyphs", "size": 0}, ValueError, "size must be at least 1, got 0"),
+        ({"name": "marked-glyphs", "size": -3}, ValueError, "size must be at least 1, got -3"),
+        ({"name": "imagefolder"}, ValueError, r"load\('imagefolder'\) needs a path"),
+        ({"name": "parquet"}, ValueError, r"load\('parquet'\) needs a path"),
+    ],
+    ids=str,
+)
 def test_wrong_requests_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         load(**arguments)

@@ -1,4 +1,5 @@
-"""Natural shifts: which class a stored label means, files in the layouts of the hub and of the authors, and accuracy on a subset."""
+"""Natural shifts: which class a stored label means, files in the layouts of the hub and of the authors, and
+accuracy on a subset."""
 
 import hashlib
 import io
@@ -22,10 +23,13 @@ from atlib.data.natural_shifts import (
 )
 from tests.helpers import shared
 
-# SHA-256 of the sorted ids, one a line. Taken on the lists in the authors' eval.py (hendrycks/natural-adv-examples,
-# hendrycks/imagenet-r), which are numbers and ids in the order of ImageNet-1k.
-SHA256 = {"imagenet-a": "f6aa4b23244554d9b864fd715ae20048f6a9686388911b2dfbf1ada01bf0f520",
-          "imagenet-r": "e19a59d84e3746fafd34d2ccf6ae604a44e9a0500a596f343c878a89e30ce624"}
+# SHA-256 of the sorted ids, one a line. Taken on the lists in the authors' eval.py
+# (hendrycks/natural-adv-examples, hendrycks/imagenet-r), which are numbers and ids in the order of
+# ImageNet-1k.
+SHA256 = {
+    "imagenet-a": "f6aa4b23244554d9b864fd715ae20048f6a9686388911b2dfbf1ada01bf0f520",
+    "imagenet-r": "e19a59d84e3746fafd34d2ccf6ae604a44e9a0500a596f343c878a89e30ce624",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +45,9 @@ def picture(value):
 def write(path, image_column="image", **columns):
     """Pictures whose pixels say their row, and columns given as (values, feature)."""
     count = len(next(iter(columns.values()))[0])
-    values = {image_column: [picture(row) for row in range(count)]} | {name: values for name, (values, _) in columns.items()}
+    values = {image_column: [picture(row) for row in range(count)]} | {
+        name: values for name, (values, _) in columns.items()
+    }
     features = {image_column: datasets.Image()} | {name: feature for name, (_, feature) in columns.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     datasets.Dataset.from_dict(values, datasets.Features(features)).to_parquet(path)
@@ -67,10 +73,17 @@ def test_the_two_hundred_classes_are_the_published_ones(name):
 
 
 def test_imagenet_is_in_the_order_of_its_ids():
-    assert len(set(IMAGENET.ids)) == len(IMAGENET.names) == 1000 and list(IMAGENET.ids) == sorted(IMAGENET.ids)
+    assert len(set(IMAGENET.ids)) == len(IMAGENET.names) == 1000 and list(IMAGENET.ids) == sorted(
+        IMAGENET.ids
+    )
     assert (IMAGENET.names[0], IMAGENET.ids[0]) == ("tench, Tinca tinca", "n01440764")
     assert IMAGENET.names[999] == "toilet tissue, toilet paper, bathroom tissue"
-    assert SHIFTED["imagenet-sketch"].classes is SHIFTED["imagenetv2"].classes is SHIFTED["imagenet-real"].classes is None
+    assert (
+        SHIFTED["imagenet-sketch"].classes
+        is SHIFTED["imagenetv2"].classes
+        is SHIFTED["imagenet-real"].classes
+        is None
+    )
     assert IMAGENET_A.classes[0] == 6 and IMAGENET_A.names[6] == "stingray"  # the first in the authors' list
     assert IMAGENET_R.classes[0] == 1 and IMAGENET_R.names[1].startswith("goldfish")
 
@@ -78,44 +91,73 @@ def test_imagenet_is_in_the_order_of_its_ids():
 def test_cifar10_is_in_its_own_order():
     """Also that of the copy in ../shared, which has the published names."""
     folder = shared("data", "cifar10")
-    feature = datasets.load_dataset("parquet", data_files=str(folder / "test.parquet"))["train"].features["label"]
+    feature = datasets.load_dataset("parquet", data_files=str(folder / "test.parquet"))["train"].features[
+        "label"
+    ]
     assert tuple(feature.names) == CIFAR10.names
 
 
 def test_real_samples_agree_by_id_and_by_name():
-    rows = datasets.load_dataset("parquet", data_files=str(shared("data", "imagenet_samples256") / "train.parquet"))["train"]
+    rows = datasets.load_dataset(
+        "parquet", data_files=str(shared("data", "imagenet_samples256") / "train.parquet")
+    )["train"]
     ids, names = list(rows["wnid"]), list(rows["name"])
     assert IMAGENET.indices(ids) == list(range(1000))
     # Short names; those of a few classes are spelt in another way there, or are the name of two classes.
-    clear = [index for index, name in enumerate(names) if name.replace("_", " ") in IMAGENET.names[index].split(", ")[:1] and names.count(name) == 1]
+    clear = [
+        index
+        for index, name in enumerate(names)
+        if name.replace("_", " ") in IMAGENET.names[index].split(", ")[:1] and names.count(name) == 1
+    ]
     assert len(clear) > 900 and IMAGENET.indices([names[index] for index in clear]) == clear
 
 
-@pytest.mark.parametrize("labels, given, wanted", [
-    (["n01443537", "n01440764", "n01443537"], None, [1, 0, 1]),
-    (["tench", "tench, Tinca tinca", "great_white_shark"], None, [0, 0, 2]),
-    ([999, 0, 10], None, [999, 0, 10]),
-    (["10", "2"], None, [10, 2]),
-    ([0, 1, 2], ["0", "1", "10"], [0, 1, 10]),  # folders sorted as text, as ImageNetV2's are
-    ([1, 0], ["n01443537", "n01440764"], [0, 1]),
-    ([1], ["some other class", "tench"], [0]),  # names that no image has do not matter
-    ([134, 517], list(IMAGENET.names), [134, 517]),  # both are "crane"
-    (["Cardigan", "cardigan"], None, [264, 474]),  # a dog and a garment
-])
+@pytest.mark.parametrize(
+    "labels, given, wanted",
+    [
+        (["n01443537", "n01440764", "n01443537"], None, [1, 0, 1]),
+        (["tench", "tench, Tinca tinca", "great_white_shark"], None, [0, 0, 2]),
+        ([999, 0, 10], None, [999, 0, 10]),
+        (["10", "2"], None, [10, 2]),
+        ([0, 1, 2], ["0", "1", "10"], [0, 1, 10]),  # folders sorted as text, as ImageNetV2's are
+        ([1, 0], ["n01443537", "n01440764"], [0, 1]),
+        ([1], ["some other class", "tench"], [0]),  # names that no image has do not matter
+        ([134, 517], list(IMAGENET.names), [134, 517]),  # both are "crane"
+        (["Cardigan", "cardigan"], None, [264, 474]),  # a dog and a garment
+    ],
+)
 def test_labels_become_classes(labels, given, wanted):
     assert IMAGENET.indices(labels, given) == wanted
 
 
-@pytest.mark.parametrize("space, labels, message", [
-    (IMAGENET, ["crane"], "the label 'crane' can be class 134 or 517: store WordNet ids"),
-    (IMAGENET, ["maillot"], "can be class 638 or 639"),
-    (IMAGENET, ["n00000000"], "no label is among the 1000 classes of the data set, such as 'n00000000'$"),
-    (IMAGENET, [1000, 3], "1 of 2 different labels are not among the 1000 classes of the data set, such as '1000'$"),
-    (IMAGENET, [-1], "such as '-1'"),
-    (IMAGENET_A, [3, 4], "no label is among the 200 classes .* '[34]': a number does not say whether it counts all classes or these"),
-    (IMAGENET_A, ["n01498041", "n01440764"], "1 of 2 different labels are not among the 200 classes of the data set, such as 'n01440764'"),
-    (CIFAR10, ["plane"], "no label is among the 10 classes of the data set, such as 'plane'"),
-])
+@pytest.mark.parametrize(
+    "space, labels, message",
+    [
+        (IMAGENET, ["crane"], "the label 'crane' can be class 134 or 517: store WordNet ids"),
+        (IMAGENET, ["maillot"], "can be class 638 or 639"),
+        (IMAGENET, ["n00000000"], "no label is among the 1000 classes of the data set, such as 'n00000000'$"),
+        (
+            IMAGENET,
+            [1000, 3],
+            "1 of 2 different labels are not among the 1000 classes of the data set, such as '1000'$",
+        ),
+        (IMAGENET, [-1], "such as '-1'"),
+        (
+            IMAGENET_A,
+            [3, 4],
+            (
+                "no label is among the 200 classes .* '[34]': a number does not say whether it counts all"
+                " classes or these"
+            ),
+        ),
+        (
+            IMAGENET_A,
+            ["n01498041", "n01440764"],
+            "1 of 2 different labels are not among the 200 classes of the data set, such as 'n01440764'",
+        ),
+        (CIFAR10, ["plane"], "no label is among the 10 classes of the data set, such as 'plane'"),
+    ],
+)
 def test_labels_that_are_no_class_or_two(space, labels, message):
     with pytest.raises(ValueError, match=message):
         space.indices(labels)
@@ -131,7 +173,10 @@ def test_a_word_is_clear_where_only_one_of_its_classes_is_there():
 
 def test_imagenet_a_with_ids_as_class_names(tmp_path):
     ids = [IMAGENET.ids[index] for index in IMAGENET_A.classes]
-    path = write(tmp_path / "data" / "train-00000-of-00001.parquet", label=([199, 0, 5], datasets.ClassLabel(names=ids)))
+    path = write(
+        tmp_path / "data" / "train-00000-of-00001.parquet",
+        label=([199, 0, 5], datasets.ClassLabel(names=ids)),
+    )
     for where in (tmp_path, path):
         images = load_shifted("imagenet-a", where)
         assert images.targets.tolist() == [988, 6, 22] and rows_in(images) == [0, 1, 2]
@@ -140,12 +185,18 @@ def test_imagenet_a_with_ids_as_class_names(tmp_path):
 
 def test_all_of_a_test_set_called_train_is_used(tmp_path):
     """`atlib.data.images.load` would hold a tenth of it out."""
-    path = write(tmp_path / "train.parquet", wnid=([IMAGENET.ids[index] for index in IMAGENET_A.classes[:40]], TEXT))
+    path = write(
+        tmp_path / "train.parquet", wnid=([IMAGENET.ids[index] for index in IMAGENET_A.classes[:40]], TEXT)
+    )
     assert load_shifted("imagenet-a", path).targets.tolist() == list(IMAGENET_A.classes[:40])
 
 
 def test_imagenet_r_by_id_whatever_its_names_say(tmp_path):
-    path = write(tmp_path / "test.parquet", wnid=(["n01484850", "n01443537"], TEXT), class_name=(["goldfish", "goldfish"], TEXT))
+    path = write(
+        tmp_path / "test.parquet",
+        wnid=(["n01484850", "n01443537"], TEXT),
+        class_name=(["goldfish", "goldfish"], TEXT),
+    )
     assert load_shifted("imagenet-r", path).targets.tolist() == [2, 1]
     path = write(tmp_path / "names" / "test.parquet", class_name=(["great_white_shark", "goldfish"], TEXT))
     assert load_shifted("imagenet-r", path).targets.tolist() == [2, 1]
@@ -157,24 +208,31 @@ def test_columns_as_webdataset_names_them(tmp_path, name):
     assert load_shifted(name, path).targets.tolist() == [907, 3]
 
 
-@pytest.mark.parametrize("name, folders, wanted", [
-    ("imagenetv2", ["0", "10", "2", "999"], [0, 10, 2, 999]),
-    ("imagenet-sketch", ["n01440764", "n01484850"], [0, 2]),
-    ("imagenet-a", ["n01498041", "n12267677"], [6, 988]),
-])
+@pytest.mark.parametrize(
+    "name, folders, wanted",
+    [
+        ("imagenetv2", ["0", "10", "2", "999"], [0, 10, 2, 999]),
+        ("imagenet-sketch", ["n01440764", "n01484850"], [0, 2]),
+        ("imagenet-a", ["n01498041", "n12267677"], [6, 988]),
+    ],
+)
 def test_the_authors_folders(tmp_path, name, folders, wanted):
     for value, folder in enumerate(folders):
         (tmp_path / folder).mkdir()
         picture(value).save(tmp_path / folder / "one.png")
     images = load_shifted(name, tmp_path)
-    assert {row: target for row, target in zip(rows_in(images), images.targets.tolist())} == dict(enumerate(wanted))
+    assert {row: target for row, target in zip(rows_in(images), images.targets.tolist())} == dict(
+        enumerate(wanted)
+    )
 
 
 def test_cifar10_1_by_number_and_by_name(tmp_path):
     path = write(tmp_path / "test.parquet", label=([3, 9, 0], NUMBER))
     images = load_shifted("cifar10.1", path)
     assert images.targets.tolist() == [3, 9, 0] and images.classes == CIFAR10.names
-    path = write(tmp_path / "other" / "test.parquet", label=([1, 0], datasets.ClassLabel(names=["truck", "cat"])))
+    path = write(
+        tmp_path / "other" / "test.parquet", label=([1, 0], datasets.ClassLabel(names=["truck", "cat"]))
+    )
     assert load_shifted("cifar10.1", path).targets.tolist() == [3, 9]
 
 
@@ -183,7 +241,9 @@ def test_a_size_chooses_by_seed_and_an_image_size_resizes(tmp_path):
     chosen = [load_shifted("cifar10.1", path, size=8, seed=seed, image_size=4) for seed in (0, 0, 1)]
     assert rows_in(chosen[0]) == rows_in(chosen[1]) and set(rows_in(chosen[0])) != set(rows_in(chosen[2]))
     for images in chosen:
-        assert images.pixels.shape == (8, 3, 4, 4) and images.targets.tolist() == [row % 10 for row in rows_in(images)]
+        assert images.pixels.shape == (8, 3, 4, 4) and images.targets.tolist() == [
+            row % 10 for row in rows_in(images)
+        ]
     with pytest.raises(ValueError, match="cifar10.1 has 30 images, 31 were asked for"):
         load_shifted("cifar10.1", path, size=31)
 
@@ -192,7 +252,9 @@ def test_of_several_splits_the_right_one_is_taken(tmp_path):
     write(tmp_path / "train.parquet", label=([1], NUMBER))
     write(tmp_path / "test.parquet", label=([2], NUMBER))
     assert load_shifted("cifar10.1", tmp_path).targets.tolist() == [2]
-    with pytest.raises(ValueError, match="unknown split of ILSVRC/imagenet-1k 'validation'.* Known: 'train', 'test'"):
+    with pytest.raises(
+        ValueError, match="unknown split of ILSVRC/imagenet-1k 'validation'.* Known: 'train', 'test'"
+    ):
         load_shifted("imagenet-real", tmp_path)
 
 
@@ -224,7 +286,9 @@ def test_reassessed_labels_go_by_file_name_and_leave_out_the_unlabelled(tmp_path
 def test_accuracy_on_reassessed_labels_is_timms():
     """The same logits for the first 2,000 images: the share right of those that have a label."""
     logits = torch.randn(2000, 1000, generator=torch.Generator().manual_seed(0))
-    judge = RealLabelsImagenet([f"ILSVRC2012_val_{number + 1:08d}.JPEG" for number in range(50_000)], topk=(1,))
+    judge = RealLabelsImagenet(
+        [f"ILSVRC2012_val_{number + 1:08d}.JPEG" for number in range(50_000)], topk=(1,)
+    )
     assert sum(map(bool, judge.real_labels.values())) == 46_837
     sets = torch.zeros(2000, 1000, dtype=torch.bool)
     for row, labels in enumerate([judge.real_labels[name] for name in judge.filenames[:2000]]):
@@ -234,14 +298,26 @@ def test_accuracy_on_reassessed_labels_is_timms():
     judge.add_result(logits)
     labelled = sets.any(1)
     assert 0 < labelled.sum() < 2000
-    assert accuracy_on(logits[labelled], sets[labelled]) == pytest.approx(judge.get_accuracy(1) / 100, abs=1e-9)
+    assert accuracy_on(logits[labelled], sets[labelled]) == pytest.approx(
+        judge.get_accuracy(1) / 100, abs=1e-9
+    )
 
 
-@pytest.mark.parametrize("names, number, message", [
-    (None, 1, "image 0 has the file name None: the reassessed labels go by names like ILSVRC2012_val_00000001.JPEG"),
-    ("picture{}.png", 7, "image 0 has the file name 'picture7.png'"),
-    ("ILSVRC2012_val_{:08d}.JPEG", 50_001, "image 0 has the file name 'ILSVRC2012_val_00050001.JPEG'"),
-])
+@pytest.mark.parametrize(
+    "names, number, message",
+    [
+        (
+            None,
+            1,
+            (
+                "image 0 has the file name None: the reassessed labels go by names like"
+                " ILSVRC2012_val_00000001.JPEG"
+            ),
+        ),
+        ("picture{}.png", 7, "image 0 has the file name 'picture7.png'"),
+        ("ILSVRC2012_val_{:08d}.JPEG", 50_001, "image 0 has the file name 'ILSVRC2012_val_00050001.JPEG'"),
+    ],
+)
 def test_reassessed_labels_need_the_file_names(tmp_path, names, number, message):
     with pytest.raises(ValueError, match=message):
         load_shifted("imagenet-real", validation_file(tmp_path / "validation.parquet", [number], names))
@@ -250,24 +326,43 @@ def test_reassessed_labels_need_the_file_names(tmp_path, names, number, message)
 def test_wrong_requests_and_files(tmp_path):
     with pytest.raises(ValueError, match="unknown shifted set 'imagenet-b'. Did you mean 'imagenet-"):
         load_shifted("imagenet-b")
-    with pytest.raises(ValueError, match="no label column: looked for wnid, label, labels, cls, class_name, the data set has image, kind"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "no label column: looked for wnid, label, labels, cls, class_name, the data set has image, kind"
+        ),
+    ):
         load_shifted("imagenet-a", write(tmp_path / "a.parquet", kind=(["x"], TEXT)))
     with pytest.raises(ValueError, match="no image column: looked for image, img, webp"):
-        load_shifted("imagenet-a", write(tmp_path / "b.parquet", image_column="photo", wnid=(["n01498041"], TEXT)))
+        load_shifted(
+            "imagenet-a", write(tmp_path / "b.parquet", image_column="photo", wnid=(["n01498041"], TEXT))
+        )
     with pytest.raises(ValueError, match="no label is among the 200 classes"):
         load_shifted("imagenet-a", write(tmp_path / "c.parquet", label=(["cat", "dog"], TEXT)))
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         load_shifted("imagenet-a", tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name, options", [
-    ("imagenet-a", {}),
-    ("imagenet-real", {"data_files": {"validation": "data/validation-*.parquet"}, "verification_mode": "no_checks"}),
-])
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("imagenet-a", {}),
+        (
+            "imagenet-real",
+            {"data_files": {"validation": "data/validation-*.parquet"}, "verification_mode": "no_checks"},
+        ),
+    ],
+)
 def test_the_hub_is_asked_for_no_more_than_is_needed(tmp_path, monkeypatch, name, options):
     asked = []
-    local = datasets.load_dataset("parquet", data_files=str(validation_file(tmp_path / "x.parquet", [2]) if options else
-                                                            write(tmp_path / "x.parquet", wnid=(["n01498041"], TEXT))))["train"]
+    local = datasets.load_dataset(
+        "parquet",
+        data_files=str(
+            validation_file(tmp_path / "x.parquet", [2])
+            if options
+            else write(tmp_path / "x.parquet", wnid=(["n01498041"], TEXT))
+        ),
+    )["train"]
 
     def stand_in(hub, **given):
         asked.append((hub, given))
@@ -301,7 +396,10 @@ def test_accuracy_on_a_subset_by_a_loop():
     logits, classes = torch.randn(300, 1000, generator=generator), IMAGENET_A.classes
     labels = torch.tensor(classes)[torch.randint(0, 200, (300,), generator=generator)]
     logits[torch.arange(300), labels] += 2
-    right = sum(max(classes, key=lambda label: row[label]) == target for row, target in zip(logits.tolist(), labels.tolist()))
+    right = sum(
+        max(classes, key=lambda label: row[label]) == target
+        for row, target in zip(logits.tolist(), labels.tolist())
+    )
     assert 0 < right < 300 and accuracy_on(logits, labels, classes) == pytest.approx(right / 300)
 
 
@@ -311,18 +409,25 @@ def test_any_of_several_right_classes_counts_once():
     assert accuracy_on(logits, sets) == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("labels, classes, message", [
-    (torch.tensor([0, 0]), [0], r"at least two classes to tell apart, got \[0\]"),
-    (torch.tensor([0, 0]), [1, 1], r"at least two classes to tell apart, got \[1, 1\]"),
-    (torch.tensor([0, 0]), [0, 4], "class 4 is not one of the model's 4 outputs"),
-    (torch.tensor([0, 0]), [-1, 0], "class -1 is not one"),
-    (torch.tensor([0, 3]), [1, 2], "the data and the 2 classes compared have no label in common"),
-    (torch.tensor([7, 9]), None, "the data and the 4 classes compared have no label in common"),
-    (torch.tensor([1, 3]), [1, 2], "1 of 2 images have no right class among the 2 compared, first image 1"),
-    (torch.tensor([0]), None, r"for logits \(2, 4\), got torch.int64 \(1,\)"),
-    (torch.zeros(2, 3, dtype=torch.bool), None, r"got torch.bool \(2, 3\)"),
-    (torch.zeros(2, 4, dtype=torch.bool), None, "no label in common"),
-])
+@pytest.mark.parametrize(
+    "labels, classes, message",
+    [
+        (torch.tensor([0, 0]), [0], r"at least two classes to tell apart, got \[0\]"),
+        (torch.tensor([0, 0]), [1, 1], r"at least two classes to tell apart, got \[1, 1\]"),
+        (torch.tensor([0, 0]), [0, 4], "class 4 is not one of the model's 4 outputs"),
+        (torch.tensor([0, 0]), [-1, 0], "class -1 is not one"),
+        (torch.tensor([0, 3]), [1, 2], "the data and the 2 classes compared have no label in common"),
+        (torch.tensor([7, 9]), None, "the data and the 4 classes compared have no label in common"),
+        (
+            torch.tensor([1, 3]),
+            [1, 2],
+            "1 of 2 images have no right class among the 2 compared, first image 1",
+        ),
+        (torch.tensor([0]), None, r"for logits \(2, 4\), got torch.int64 \(1,\)"),
+        (torch.zeros(2, 3, dtype=torch.bool), None, r"got torch.bool \(2, 3\)"),
+        (torch.zeros(2, 4, dtype=torch.bool), None, "no label in common"),
+    ],
+)
 def test_comparisons_that_mean_nothing(labels, classes, message):
     with pytest.raises(ValueError, match=message):
         accuracy_on(torch.zeros(2, 4), labels, classes)

@@ -23,9 +23,19 @@ def write(path, domains, **columns):
     """A file in the hub's format; the first pixel of every image says its row."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pictures = [Image.fromarray(np.full((8, 6, 3), row, dtype=np.uint8)) for row in range(len(domains))]
-    features = {"image": datasets.Image(), "domain": datasets.Value("string"), "label": datasets.ClassLabel(names=CLASSES)}
-    columns = {"image": pictures, "domain": domains, "label": [row % 3 for row in range(len(domains))]} | columns
-    datasets.Dataset.from_dict(columns, datasets.Features({name: features[name] for name in columns})).to_parquet(path)
+    features = {
+        "image": datasets.Image(),
+        "domain": datasets.Value("string"),
+        "label": datasets.ClassLabel(names=CLASSES),
+    }
+    columns = {
+        "image": pictures,
+        "domain": domains,
+        "label": [row % 3 for row in range(len(domains))],
+    } | columns
+    datasets.Dataset.from_dict(
+        columns, datasets.Features({name: features[name] for name in columns})
+    ).to_parquet(path)
     return path
 
 
@@ -36,7 +46,11 @@ def rows_in(images):
 @pytest.fixture
 def mixed(tmp_path):
     """100 rows, the domains mixed; the domain of every row."""
-    domains = np.random.default_rng(1).permutation([domain for domain, count in COUNTS.items() for _ in range(count)]).tolist()
+    domains = (
+        np.random.default_rng(1)
+        .permutation([domain for domain, count in COUNTS.items() for _ in range(count)])
+        .tolist()
+    )
     return write(tmp_path / "train-00000-of-00001.parquet", domains), domains
 
 
@@ -44,7 +58,9 @@ def test_a_domain_is_all_and_only_its_images(mixed):
     path, domains = mixed
     for domain, count in COUNTS.items():
         images = load_pacs([domain], path, split="all")
-        assert rows_in(images) == [row for row in range(100) if domains[row] == domain] and len(images) == count
+        assert (
+            rows_in(images) == [row for row in range(100) if domains[row] == domain] and len(images) == count
+        )
         assert images.targets.tolist() == [row % 3 for row in rows_in(images)]
         assert images.classes == tuple(CLASSES) and images.targets.dtype == torch.int64
 
@@ -58,13 +74,17 @@ def test_several_domains_in_any_order(mixed):
 
 def test_splits_are_parts_of_every_domain_without_overlap(mixed):
     path, domains = mixed
-    parts = {split: rows_in(load_pacs(DOMAINS, path, split=split)) for split in ("train", "validation", "test")}
+    parts = {
+        split: rows_in(load_pacs(DOMAINS, path, split=split)) for split in ("train", "validation", "test")
+    }
     assert sorted(sum(parts.values(), [])) == list(range(100))
     for domain, count in COUNTS.items():
         sizes = {split: sum(domains[row] == domain for row in rows) for split, rows in parts.items()}
         assert sizes == {"train": count * 7 // 10, "validation": count // 10, "test": count * 2 // 10}
         for split, rows in parts.items():  # a domain's split does not depend on which others are loaded
-            assert rows_in(load_pacs([domain], path, split=split)) == [row for row in rows if domains[row] == domain]
+            assert rows_in(load_pacs([domain], path, split=split)) == [
+                row for row in rows if domains[row] == domain
+            ]
     assert rows_in(load_pacs(["photo"], path)) == rows_in(load_pacs(["photo"], path, split="train"))
 
 
@@ -81,7 +101,9 @@ def test_a_size_chooses_by_seed_within_the_split(mixed):
     path, _ = mixed
     chosen = [rows_in(load_pacs(["cartoon"], path, size=6, seed=seed)) for seed in (0, 0, 1)]
     assert chosen[0] == chosen[1] and set(chosen[0]) != set(chosen[2])
-    assert all(len(set(rows)) == 6 and set(rows) <= set(rows_in(load_pacs(["cartoon"], path))) for rows in chosen)
+    assert all(
+        len(set(rows)) == 6 and set(rows) <= set(rows_in(load_pacs(["cartoon"], path))) for rows in chosen
+    )
     with pytest.raises(ValueError, match="PACS sketch test has 2 images, 3 were asked for"):
         load_pacs(["sketch"], path, split="test", size=3)
 
@@ -90,12 +112,19 @@ def test_image_size(mixed):
     assert load_pacs(["photo"], mixed[0], image_size=4).pixels.shape == (14, 3, 4, 4)
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ((["photos"],), "unknown domain of PACS 'photos'. Did you mean 'photo'"),
-    (("photo",), "domains must be a list .* got 'photo'"),
-    (([],), r"domains must be a list with at least one of photo, art_painting, cartoon, sketch, got \[\]"),
-    ((["photo"], None, "val"), "unknown split of PACS 'val'"),
-], ids=str)
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((["photos"],), "unknown domain of PACS 'photos'. Did you mean 'photo'"),
+        (("photo",), "domains must be a list .* got 'photo'"),
+        (
+            ([],),
+            r"domains must be a list with at least one of photo, art_painting, cartoon, sketch, got \[\]",
+        ),
+        ((["photo"], None, "val"), "unknown split of PACS 'val'"),
+    ],
+    ids=str,
+)
 def test_wrong_requests_are_refused_before_anything_is_read(arguments, message, no_network):
     domains, *_ = arguments
     with pytest.raises(ValueError, match=message):
@@ -107,8 +136,12 @@ def test_files_that_lack_something(tmp_path):
     with pytest.raises(ValueError, match="no image of cartoon, only of photo, sketch"):
         load_pacs(["photo", "cartoon"], path)
     path = write(tmp_path / "b.parquet", ["photo"] * 3)
-    datasets.load_dataset("parquet", data_files=str(path))["train"].remove_columns("domain").to_parquet(tmp_path / "c.parquet")
-    with pytest.raises(ValueError, match="no domain column: looked for domain, the data set has image, label"):
+    datasets.load_dataset("parquet", data_files=str(path))["train"].remove_columns("domain").to_parquet(
+        tmp_path / "c.parquet"
+    )
+    with pytest.raises(
+        ValueError, match="no domain column: looked for domain, the data set has image, label"
+    ):
         load_pacs(["photo"], tmp_path / "c.parquet")
     with pytest.raises(ValueError, match="PACS photo validation has no images"):
         load_pacs(["photo"], path, split="validation")
@@ -133,14 +166,30 @@ def test_real_pacs():
     folder = shared("data", "pacs96")
     counts = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
     (path,) = folder.glob("*.parquet")
-    assert datasets.load_dataset("parquet", data_files=str(path))["train"].num_rows == sum(counts.values()) == 9991
+    assert (
+        datasets.load_dataset("parquet", data_files=str(path))["train"].num_rows
+        == sum(counts.values())
+        == 9991
+    )
     for domain, count in counts.items():
         sizes = {}
         for split in ("train", "validation", "test"):
             with pytest.raises(ValueError) as caught:  # says how many there are, without decoding them
                 load_pacs([domain], folder, split=split, size=10**6)
             sizes[split] = int(str(caught.value).split(" has ")[1].split()[0])
-        assert sum(sizes.values()) == count and sizes["validation"] == round(count / 10) and sizes["test"] == round(count / 5)
+        assert (
+            sum(sizes.values()) == count
+            and sizes["validation"] == round(count / 10)
+            and sizes["test"] == round(count / 5)
+        )
     images = load_pacs(["photo"], folder, split="test", size=20, image_size=48)
-    assert images.pixels.shape == (20, 3, 48, 48) and images.classes == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    assert images.pixels.shape == (20, 3, 48, 48) and images.classes == (
+        "dog",
+        "elephant",
+        "giraffe",
+        "guitar",
+        "horse",
+        "house",
+        "person",
+    )
     assert images.pixels.float().std() > 40

@@ -1,4 +1,5 @@
-"""Photographs by index: files in every form, order and coverage, augmentation that hangs on nothing else, corrupt files, labels."""
+"""Photographs by index: files in every form, order and coverage, augmentation that hangs on nothing else,
+corrupt files, labels."""
 
 import datasets
 import numpy as np
@@ -26,7 +27,9 @@ from tests.picture_files import (
     write_parquet,
 )
 
-SMALL = Augmentation(image_size=8, three_augment=True, color_jitter=0.3, random_erasing=0.5, mean=(0.5,) * 3, std=(0.25,) * 3)
+SMALL = Augmentation(
+    image_size=8, three_augment=True, color_jitter=0.3, random_erasing=0.5, mean=(0.5,) * 3, std=(0.25,) * 3
+)
 CROPPED = Augmentation(image_size=8, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
 
 
@@ -41,7 +44,9 @@ def pictures(tmp_path):
     """A function that writes 23 pictures, some of them corrupt, and opens them."""
 
     def opened(corrupt=(), count=23, train=False, **options):
-        folder = write_parquet(tmp_path / f"set{len(list(tmp_path.iterdir()))}", "train", range(count), corrupt=corrupt)
+        folder = write_parquet(
+            tmp_path / f"set{len(list(tmp_path.iterdir()))}", "train", range(count), corrupt=corrupt
+        )
         return open_photos(folder, split="train+validation", train=train, **options)
 
     return opened
@@ -56,12 +61,18 @@ def test_images_and_targets_are_those_of_the_files(pictures):
     images, targets = photos.take([7, 0, 7])
     expected = torch.stack([(vision.pil_to_tensor(picture(i)).float() / 255 - 0.5) / 0.25 for i in (7, 0, 7)])
     assert torch.equal(images, expected) and targets.tolist() == [1, 0, 1]
-    assert len(photos) == 23 and photos.classes == tuple(CLASSES) and photos.targets.tolist() == [i % 3 for i in range(23)]
+    assert (
+        len(photos) == 23
+        and photos.classes == tuple(CLASSES)
+        and photos.targets.tolist() == [i % 3 for i in range(23)]
+    )
     assert torch.equal(photos[4][0], photos.take([4])[0][0]) and photos[4][1] == 1
     assert len(photos.take([])[0]) == 0
 
 
-@pytest.mark.parametrize("form", ["parquet", "arrow", "arrow file", "saved", "saved dict", "folders", "bytes", "annotated"])
+@pytest.mark.parametrize(
+    "form", ["parquet", "arrow", "arrow file", "saved", "saved dict", "folders", "bytes", "annotated"]
+)
 def test_every_form_gives_the_same_images(tmp_path, form):
     here = tmp_path / "set"
     here.mkdir()
@@ -88,7 +99,9 @@ def test_every_form_gives_the_same_images(tmp_path, form):
         datasets.Dataset.from_dict(columns).to_parquet(here / "test.parquet")
     if form == "annotated":
         annotate(here, "val2018.json", order)
-    split = {"arrow file": "train+validation", "saved": "train+validation", "annotated": "validation"}.get(form, "test")
+    split = {"arrow file": "train+validation", "saved": "train+validation", "annotated": "validation"}.get(
+        form, "test"
+    )
     photos = open_photos(here, split=split, train=False)
     images, targets = photos.take(range(10))
     assert [index_of(image) for image in images] == order
@@ -107,7 +120,13 @@ def test_every_image_once_over_all_processes(pictures, world, count):
     for step in range(-(-count // 5)):
         own = [batches[step] for batches in ranks]
         whole = [index_of(image) for batch in own for image in batch.images if batch.weight > 0]
-        mean = sum(batch.weight * torch.tensor([float(index_of(image)) for image in batch.images]).mean().item() for batch in own) / world
+        mean = (
+            sum(
+                batch.weight * torch.tensor([float(index_of(image)) for image in batch.images]).mean().item()
+                for batch in own
+            )
+            / world
+        )
         assert mean == pytest.approx(sum(whole) / len(whole))
         for batch in own:
             assert [index_of(image) for image in batch.images] == batch.indices
@@ -115,7 +134,8 @@ def test_every_image_once_over_all_processes(pictures, world, count):
 
 
 def test_an_epoch_hangs_on_seed_epoch_and_index_alone(pictures):
-    """Not on workers, processes, where it is taken up again, or what was drawn elsewhere; and no generator of others moves."""
+    """Not on workers, processes, where it is taken up again, or what was drawn elsewhere; and no generator of
+    others moves."""
     photos = pictures(augmentation=SMALL, train=True)
     whole = all_batches(photos)
     one = {index: image for batch in whole for index, image in zip(batch.indices, batch.images)}
@@ -123,20 +143,32 @@ def test_an_epoch_hangs_on_seed_epoch_and_index_alone(pictures):
     before = torch.get_rng_state()
     for batches in (all_batches(photos), all_batches(photos, workers=2)):
         assert [batch.indices for batch in batches] == [batch.indices for batch in whole]
-        assert all(torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets) for a, b in zip(batches, whole, strict=True))
+        assert all(
+            torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets)
+            for a, b in zip(batches, whole, strict=True)
+        )
     later = all_batches(photos, start=2, workers=1)
-    assert all(torch.equal(a.images, b.images) and a.indices == b.indices for a, b in zip(later, whole[2:], strict=True))
+    assert all(
+        torch.equal(a.images, b.images) and a.indices == b.indices
+        for a, b in zip(later, whole[2:], strict=True)
+    )
     for batch in all_batches(photos, world=2, rank=1):
         assert all(torch.equal(image, one[index]) for index, image in zip(batch.indices, batch.images))
     assert torch.equal(torch.get_rng_state(), before)
     for other in (all_batches(photos, epoch=2), all_batches(photos, seed=4)):
         assert [batch.indices for batch in other] != [batch.indices for batch in whole]
-        assert not any(torch.equal(image, one[index]) for batch in other for index, image in zip(batch.indices, batch.images))
+        assert not any(
+            torch.equal(image, one[index])
+            for batch in other
+            for index, image in zip(batch.indices, batch.images)
+        )
 
 
 def test_repeats_of_an_image_are_augmented_differently(pictures):
     photos = pictures(augmentation=SMALL, train=True)
-    batches = all_batches(photos, batch_size=6, repeats=3, world=3) + all_batches(photos, batch_size=6, repeats=3, world=3, rank=1)
+    batches = all_batches(photos, batch_size=6, repeats=3, world=3) + all_batches(
+        photos, batch_size=6, repeats=3, world=3, rank=1
+    )
     seen = [(index, image) for batch in batches for index, image in zip(batch.indices, batch.images)]
     twice = [[image for other, image in seen if other == index] for index in {index for index, _ in seen}]
     assert max(map(len, twice)) == 2 and not any(torch.equal(*images) for images in twice if len(images) == 2)
@@ -144,7 +176,10 @@ def test_repeats_of_an_image_are_augmented_differently(pictures):
 
 def test_evaluation_sees_the_middle_in_order_and_never_augmentation(pictures):
     photos = pictures(augmentation=SMALL, train=True, workers=1)
-    assert all(torch.equal(image, SMALL.evaluate(picture(index))) for index, image in enumerate(photos.take(range(23))[0]))
+    assert all(
+        torch.equal(image, SMALL.evaluate(picture(index)))
+        for index, image in enumerate(photos.take(range(23))[0])
+    )
     for several in (photos, pictures(augmentation=SMALL)):
         loaded = list(several.loader(10))
         assert [len(images) for images, _ in loaded] == [10, 10, 3]
@@ -181,10 +216,18 @@ def test_a_corrupt_image_is_named_or_skipped_and_counted(pictures, workers):
     for batch, whole in zip(batches, all_batches(healthy), strict=True):
         kept = [place for place, index in enumerate(whole.indices) if index not in (4, 11, 12)]
         assert batch.indices == [whole.indices[place] for place in kept]
-        assert torch.equal(batch.images, whole.images[kept]) and torch.equal(batch.targets, whole.targets[kept])
+        assert torch.equal(batch.images, whole.images[kept]) and torch.equal(
+            batch.targets, whole.targets[kept]
+        )
         assert batch.weight == len(kept) / len(whole.indices)
     fatal = pictures(corrupt=(4,), on_corrupt="raise", augmentation=SMALL)
-    with pytest.raises(CorruptImage, match=r"^image 4 cannot be decoded \(OSError: image file is truncated.*picture4.png\); on_corrupt='skip'"):
+    with pytest.raises(
+        CorruptImage,
+        match=(
+            r"^image 4 cannot be decoded \(OSError: image file is truncated.*picture4.png\);"
+            r" on_corrupt='skip'"
+        ),
+    ):
         all_batches(fatal, workers)
     assert list(fatal.corrupt) == [4]
 
@@ -200,7 +243,9 @@ def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_v
         return pictures(corrupt=corrupt, augmentation=SMALL, train=True, on_corrupt="skip")
 
     weights, history = trained(photos(4, 11), 0)
-    assert [passed["corrupt"] for passed in history] == [2, 2] and [passed["corrupt_indices"] for passed in history] == [[4, 11], [4, 11]]
+    assert [passed["corrupt"] for passed in history] == [2, 2] and [
+        passed["corrupt_indices"] for passed in history
+    ] == [[4, 11], [4, 11]]
     assert not any("corrupt_indices" in passed for passed in trained(photos(), 0)[1])
     assert same(trained(photos(4, 11), 1)[0], weights) and not same(trained(photos(), 0)[0], weights)
 
@@ -211,7 +256,9 @@ def test_a_share_without_any_readable_image_counts_nothing(pictures):
         batches = all_batches(photos, batch_size=1)
         assert sorted(index for batch in batches for index in batch.indices) == [0, 3]
         assert sorted(batch.weight for batch in batches) == [0, 0, 1, 1]
-        assert len({batch.images.shape for batch in batches}) == 1 and all(len(batch.targets) == 1 for batch in batches)
+        assert len({batch.images.shape for batch in batches}) == 1 and all(
+            len(batch.targets) == 1 for batch in batches
+        )
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -223,7 +270,9 @@ def test_an_evaluation_on_fewer_images_must_be_asked_for(pictures, workers):
         photos[11]
     left = photos.readable()
     assert sorted(photos.corrupt) == [4, 11] and len(left) == 21
-    assert torch.cat([targets for _, targets in left.loader(5)]).tolist() == [i % 3 for i in range(23) if i not in (4, 11)]
+    assert torch.cat([targets for _, targets in left.loader(5)]).tolist() == [
+        i % 3 for i in range(23) if i not in (4, 11)
+    ]
     assert evaluate(ByColour(), left).accuracy == pytest.approx(15 / 21)
     assert left.readable() is left and (left.left_out, photos.left_out) == (2, 0)
 
@@ -235,7 +284,9 @@ def test_an_image_left_out_is_warned_about_once(pictures):
         all_batches(photos, epoch=2)
         photos.readable()
     said = sorted(str(each.message) for each in warned)
-    assert len(said) == 2 and all(f"image {index} cannot be decoded and is left out (" in text for index, text in zip((11, 4), said))
+    assert len(said) == 2 and all(
+        f"image {index} cannot be decoded and is left out (" in text for index, text in zip((11, 4), said)
+    )
 
 
 def test_a_set_without_a_readable_image_says_so(pictures):
@@ -244,15 +295,26 @@ def test_a_set_without_a_readable_image_says_so(pictures):
 
 
 def test_a_corrupt_image_says_how_a_run_goes_on(pictures):
-    with pytest.raises(CorruptImage, match=r"--set on_corrupt=skip; a run goes on with `python -m atlib resume DIR --on-corrupt skip`"):
+    with pytest.raises(
+        CorruptImage,
+        match=r"--set on_corrupt=skip; a run goes on with `python -m atlib resume DIR --on-corrupt skip`",
+    ):
         pictures(corrupt=(4,)).take([4])
 
 
 def test_a_missing_file_of_an_image_folder_is_named(tmp_path):
-    photos = open_photos(write_folders(tmp_path / "set", "test", range(6), corrupt=(5,)), split="test", train=False, on_corrupt="skip")
+    photos = open_photos(
+        write_folders(tmp_path / "set", "test", range(6), corrupt=(5,)),
+        split="test",
+        train=False,
+        on_corrupt="skip",
+    )
     (tmp_path / "set" / "test" / "cat" / "003.png").unlink()
     all_batches(photos)
-    assert {index: why.split(":")[0] for index, why in photos.corrupt.items()} == {1: "FileNotFoundError", 5: "OSError"}
+    assert {index: why.split(":")[0] for index, why in photos.corrupt.items()} == {
+        1: "FileNotFoundError",
+        5: "OSError",
+    }
     assert "003.png" in photos.corrupt[1] and "005.png" in photos.corrupt[5]
 
 
@@ -267,10 +329,14 @@ def test_broken_network_is_no_corrupt_image(pictures, monkeypatch):
 
 
 def test_images_of_several_sizes_need_an_augmentation(tmp_path):
-    table = datasets.Dataset.from_dict({"image": [picture(0), picture(1, (9, 9))], "label": [0, 1]},
-                                       datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")}))
+    table = datasets.Dataset.from_dict(
+        {"image": [picture(0), picture(1, (9, 9))], "label": [0, 1]},
+        datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")}),
+    )
     table.to_parquet(tmp_path / "test.parquet")
-    with pytest.raises(ValueError, match=r"image 1 is \(3, 9, 9\), image 0 is \(3, 12, 16\): pass augmentation="):
+    with pytest.raises(
+        ValueError, match=r"image 1 is \(3, 9, 9\), image 0 is \(3, 12, 16\): pass augmentation="
+    ):
         open_photos(tmp_path, split="test", train=False).take([0, 1])
     images, _ = open_photos(tmp_path, split="test", augmentation=CROPPED, train=False).take([0, 1])
     assert [index_of(image) for image in images] == [0, 1]
@@ -285,7 +351,11 @@ def test_grey_transparent_and_turned_pictures(tmp_path):
 
     buffer = io.BytesIO()
     turned.save(buffer, "PNG", exif=exif)
-    files = [encoded(Image.new("L", (4, 6), 9)), encoded(Image.new("RGBA", (4, 6), (1, 2, 3, 4))), buffer.getvalue()]
+    files = [
+        encoded(Image.new("L", (4, 6), 9)),
+        encoded(Image.new("RGBA", (4, 6), (1, 2, 3, 4))),
+        buffer.getvalue(),
+    ]
     datasets.Dataset.from_dict({"image": files, "label": [0, 0, 0]}).to_parquet(tmp_path / "test.parquet")
     images, _ = open_photos(tmp_path, split="test", train=False).take([0, 1, 2])
     pixels = ((images * 0.25 + 0.5) * 255).round()
@@ -296,7 +366,11 @@ def test_grey_transparent_and_turned_pictures(tmp_path):
 def test_select_keeps_the_treatment(pictures):
     photos = pictures(augmentation=SMALL, train=True, on_corrupt="skip")
     some = photos.select([5, 0, 9])
-    assert torch.equal(some.take([0, 1, 2])[0], photos.take([5, 0, 9])[0]) and some.targets.tolist() == [2, 0, 0]
+    assert torch.equal(some.take([0, 1, 2])[0], photos.take([5, 0, 9])[0]) and some.targets.tolist() == [
+        2,
+        0,
+        0,
+    ]
     assert (some.train, some.on_corrupt, some.augmentation) == (True, "skip", SMALL)
 
 
@@ -305,13 +379,34 @@ def open_with(tmp_path, labels, label=datasets.ClassLabel(names=CLASSES), **opti
     return open_photos(tmp_path / "set", split="test", train=False, **options)
 
 
-@pytest.mark.parametrize("label, labels, options, targets, names", [
-    (None, [0, 2, 1, 2], {"classes": [2, 0]}, {0: 0, 1: 2, 3: 2}, ("cat", "dog", "owl")),
-    (None, [0, 2, 1, 2], {"class_map": {0: 4, 1: 0, 2: 4}}, {0: 4, 1: 4, 2: 0, 3: 4}, ("dog", "1", "2", "3", "cat / owl")),
-    (None, [0, 2, 1, 2], {"classes": [2, 0], "class_map": {2: 0, 0: 1}}, {0: 1, 1: 0, 3: 0}, ("owl", "cat")),
-    ("int64", [0, 7, 5, 7], {"classes": [7, 5], "class_map": {7: 0, 5: 1}}, {1: 0, 2: 1, 3: 0}, ("7", "5")),
-    ("string", ["n2", "n1", "n2"], {"class_map": {"n1": 0, "n2": 1}}, {0: 1, 1: 0, 2: 1}, ("n1", "n2")),
-])
+@pytest.mark.parametrize(
+    "label, labels, options, targets, names",
+    [
+        (None, [0, 2, 1, 2], {"classes": [2, 0]}, {0: 0, 1: 2, 3: 2}, ("cat", "dog", "owl")),
+        (
+            None,
+            [0, 2, 1, 2],
+            {"class_map": {0: 4, 1: 0, 2: 4}},
+            {0: 4, 1: 4, 2: 0, 3: 4},
+            ("dog", "1", "2", "3", "cat / owl"),
+        ),
+        (
+            None,
+            [0, 2, 1, 2],
+            {"classes": [2, 0], "class_map": {2: 0, 0: 1}},
+            {0: 1, 1: 0, 3: 0},
+            ("owl", "cat"),
+        ),
+        (
+            "int64",
+            [0, 7, 5, 7],
+            {"classes": [7, 5], "class_map": {7: 0, 5: 1}},
+            {1: 0, 2: 1, 3: 0},
+            ("7", "5"),
+        ),
+        ("string", ["n2", "n1", "n2"], {"class_map": {"n1": 0, "n2": 1}}, {0: 1, 1: 0, 2: 1}, ("n1", "n2")),
+    ],
+)
 def test_classes_are_chosen_and_mapped(tmp_path, label, labels, options, targets, names):
     feature = datasets.ClassLabel(names=CLASSES) if label is None else datasets.Value(label)
     photos = open_with(tmp_path, labels, feature, **options)
@@ -320,18 +415,36 @@ def test_classes_are_chosen_and_mapped(tmp_path, label, labels, options, targets
     assert photos.targets.tolist() == list(targets.values()) and photos.classes == names
 
 
-@pytest.mark.parametrize("label, labels, options, message", [
-    (None, [0, 1, 2], {"class_map": {0: 0, 1: 1}}, r"image 2 has the label 2 \(owl\), which class_map does not map: add it"),
-    (None, [0, -1], {}, "image 1 has the label -1: this split was published without labels"),
-    (None, [0, 1], {"classes": [1, 3]}, "classes names the label 3, which the data do not have: they have 0, 1, 2"),
-    (None, [0, 1], {"class_map": {5: 0}}, "class_map names the label 5"),
-    (None, [0, 1], {"class_map": {0: -2}}, "class_map must map to class indices from 0 on, got -2"),
-    (None, [0, 1], {"classes": []}, "classes is empty"),
-    (None, [0, 1], {"classes": [2]}, r"test has no image of the classes \[2\]"),
-    ("int64", [0, 8], {"class_map": {0: 0}}, r"image 1 has the label 8, which is not one of the 1 that are known \(0\)"),
-    ("string", ["a"], {}, "must be class indices from 0 on, got 'a'"),
-    (None, [], {}, "test-00000-of-00001.parquet has no images"),
-])
+@pytest.mark.parametrize(
+    "label, labels, options, message",
+    [
+        (
+            None,
+            [0, 1, 2],
+            {"class_map": {0: 0, 1: 1}},
+            r"image 2 has the label 2 \(owl\), which class_map does not map: add it",
+        ),
+        (None, [0, -1], {}, "image 1 has the label -1: this split was published without labels"),
+        (
+            None,
+            [0, 1],
+            {"classes": [1, 3]},
+            "classes names the label 3, which the data do not have: they have 0, 1, 2",
+        ),
+        (None, [0, 1], {"class_map": {5: 0}}, "class_map names the label 5"),
+        (None, [0, 1], {"class_map": {0: -2}}, "class_map must map to class indices from 0 on, got -2"),
+        (None, [0, 1], {"classes": []}, "classes is empty"),
+        (None, [0, 1], {"classes": [2]}, r"test has no image of the classes \[2\]"),
+        (
+            "int64",
+            [0, 8],
+            {"class_map": {0: 0}},
+            r"image 1 has the label 8, which is not one of the 1 that are known \(0\)",
+        ),
+        ("string", ["a"], {}, "must be class indices from 0 on, got 'a'"),
+        (None, [], {}, "test-00000-of-00001.parquet has no images"),
+    ],
+)
 def test_labels_that_mean_nothing_are_named(tmp_path, label, labels, options, message):
     feature = datasets.ClassLabel(names=CLASSES) if label is None else datasets.Value(label)
     with pytest.raises(ValueError, match=message):
@@ -342,27 +455,52 @@ def test_label_beyond_the_names(tmp_path):
     table = rows([0, 1]).with_format("arrow")[:]
     import pyarrow.parquet
 
-    table = table.set_column(1, "label", pyarrow.array([0, 3]))  # `datasets` itself would not have written this
-    pyarrow.parquet.write_table(table.replace_schema_metadata(rows([0]).data.schema.metadata), tmp_path / "test.parquet")
-    with pytest.raises(ValueError, match=r"image 1 has the label 3, which is not one of the 3 that are known \(0, 1, 2\)"):
+    table = table.set_column(
+        1, "label", pyarrow.array([0, 3])
+    )  # `datasets` itself would not have written this
+    pyarrow.parquet.write_table(
+        table.replace_schema_metadata(rows([0]).data.schema.metadata), tmp_path / "test.parquet"
+    )
+    with pytest.raises(
+        ValueError, match=r"image 1 has the label 3, which is not one of the 3 that are known \(0, 1, 2\)"
+    ):
         open_photos(tmp_path, split="test", train=False)
 
 
 def test_columns_are_named_or_all_are_listed(tmp_path):
-    write_parquet(tmp_path / "set", "test", range(4), image_column="photo", label_column="kind", size=[1, 2, 3, 4])
-    found = open_photos(tmp_path / "set", split="test", train=False, image_column="photo", label_column="kind")
+    write_parquet(
+        tmp_path / "set", "test", range(4), image_column="photo", label_column="kind", size=[1, 2, 3, 4]
+    )
+    found = open_photos(
+        tmp_path / "set", split="test", train=False, image_column="photo", label_column="kind"
+    )
     assert [index_of(image) for image in found.take(range(4))[0]] == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="no image column: looked for image, img, the data set has photo, kind, size"):
+    with pytest.raises(
+        ValueError, match="no image column: looked for image, img, the data set has photo, kind, size"
+    ):
         open_photos(tmp_path / "set", split="test", train=False)
-    with pytest.raises(ValueError, match="no label column: looked for sort, the data set has photo, kind, size"):
+    with pytest.raises(
+        ValueError, match="no label column: looked for sort, the data set has photo, kind, size"
+    ):
         open_photos(tmp_path / "set", split="test", train=False, image_column="photo", label_column="sort")
-    with pytest.raises(ValueError, match=r"column 'size' holds .*, not images: name the right one with image_column=, there are photo, kind, size"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"column 'size' holds .*, not images: name the right one with image_column=, there are photo,"
+            r" kind, size"
+        ),
+    ):
         open_photos(tmp_path / "set", split="test", train=False, image_column="size", label_column="kind")
 
 
 def test_swapped_columns_say_what_each_holds(tmp_path):
-    folder = write_parquet(tmp_path / "set", "test", range(4), image_column="pix", label_column="y", size=[1, 2, 3, 4])
-    holds = r"images are in pix, labels may be in y, size \(on the command line --set image_column=NAME, --set label_column=NAME\)"
+    folder = write_parquet(
+        tmp_path / "set", "test", range(4), image_column="pix", label_column="y", size=[1, 2, 3, 4]
+    )
+    holds = (
+        r"images are in pix, labels may be in y, size \(on the command line --set image_column=NAME, --set"
+        r" label_column=NAME\)"
+    )
     with pytest.raises(ValueError, match=f"column 'y' holds .*, not images.*{holds}"):
         open_photos(folder, split="test", train=False, image_column="y", label_column="pix")
     with pytest.raises(ValueError, match=f"column 'pix' holds images, not labels: {holds}"):
@@ -374,12 +512,21 @@ def test_swapped_columns_say_what_each_holds(tmp_path):
 
 
 def test_labels_that_are_words_say_how_they_become_classes(tmp_path):
-    write_parquet(tmp_path / "set", "train", range(12), labels=["owl", "cat", "dog"] * 4, label=datasets.Value("string"))
-    with pytest.raises(ValueError, match=r"got '\w+'.*rows.class_encode_column\('label'\).*to_parquet.*--set label_column=NAME"):
+    write_parquet(
+        tmp_path / "set", "train", range(12), labels=["owl", "cat", "dog"] * 4, label=datasets.Value("string")
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"got '\w+'.*rows.class_encode_column\('label'\).*to_parquet.*--set label_column=NAME",
+    ):
         open_photos(tmp_path / "set", split="train+validation", train=False)
-    table = datasets.load_dataset("parquet", data_files=str(next((tmp_path / "set").glob("*.parquet"))))["train"]
+    table = datasets.load_dataset("parquet", data_files=str(next((tmp_path / "set").glob("*.parquet"))))[
+        "train"
+    ]
     (tmp_path / "encoded").mkdir()
-    table.class_encode_column("label").to_parquet(tmp_path / "encoded" / "train.parquet")  # as the message says
+    table.class_encode_column("label").to_parquet(
+        tmp_path / "encoded" / "train.parquet"
+    )  # as the message says
     photos = open_photos(tmp_path / "encoded", split="train+validation", train=False)
     assert photos.classes == tuple(CLASSES) and photos.targets.tolist() == [2, 0, 1] * 4
 
@@ -387,13 +534,18 @@ def test_labels_that_are_words_say_how_they_become_classes(tmp_path):
 def test_too_few_images_to_hold_some_out(tmp_path):
     folder = write_folders(tmp_path / "set", "train", range(4))
     assert len(open_photos(folder, train=True)) == 4
-    with pytest.raises(ValueError, match="validation has no images: .*of so few is none.*--set evaluation_split=NAME"):
+    with pytest.raises(
+        ValueError, match="validation has no images: .*of so few is none.*--set evaluation_split=NAME"
+    ):
         open_photos(folder, split="validation", train=False)
 
 
 def test_folders_that_hold_no_classes(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="empty holds no images: a folder per class is looked for, such as .*/train/cat/1.jpg"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="empty holds no images: a folder per class is looked for, such as .*/train/cat/1.jpg",
+    ):
         open_photos(tmp_path / "empty", train=True)
     (tmp_path / "flat").mkdir()
     for index in range(3):
@@ -410,11 +562,24 @@ def test_bad_arguments(pictures):
 
 
 def test_cifar10_is_what_the_files_hold():
-    photos = open_photos("cifar10", path=shared("data", "cifar10"), split="test", augmentation=Augmentation(image_size=32, crop_pct=1.0), train=False)
-    assert len(photos) == 10_000 and len(photos.classes) == 10 and photos.targets.bincount().tolist() == [1000] * 10
+    photos = open_photos(
+        "cifar10",
+        path=shared("data", "cifar10"),
+        split="test",
+        augmentation=Augmentation(image_size=32, crop_pct=1.0),
+        train=False,
+    )
+    assert (
+        len(photos) == 10_000
+        and len(photos.classes) == 10
+        and photos.targets.bincount().tolist() == [1000] * 10
+    )
     raw = datasets.load_dataset("parquet", data_files=str(shared("data", "cifar10", "test.parquet")))["train"]
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (photos.augmentation.mean, photos.augmentation.std))
     for index in (0, 17, 9999):
         pixels = torch.from_numpy(np.array(raw[index]["img"])).permute(2, 0, 1) / 255
         torch.testing.assert_close(photos[index][0], (pixels - mean) / std)
-    assert torch.equal(as_stored(raw[3]["img"]), open_photos("cifar10", path=shared("data", "cifar10"), split="test", train=False)[3][0])
+    assert torch.equal(
+        as_stored(raw[3]["img"]),
+        open_photos("cifar10", path=shared("data", "cifar10"), split="test", train=False)[3][0],
+    )

@@ -1,4 +1,5 @@
-"""The order of images: torch's own, the same for any number of processes, every image once, and found again in the middle of an epoch."""
+"""The order of images: torch's own, the same for any number of processes, every image once, and found again
+in the middle of an epoch."""
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from atlib.data.sampler import Part, epoch_order, map_style, my_batches, my_repe
 @pytest.mark.parametrize("count", [1, 7, 8, 33])
 def test_the_order_is_that_of_torchs_random_sampler(count):
     """Held independently of `Images.loader`: recorded runs were fed by this sampler."""
-    sampler = BatchSampler(RandomSampler(range(count), generator=torch.Generator().manual_seed(11)), 4, drop_last=False)
+    sampler = BatchSampler(
+        RandomSampler(range(count), generator=torch.Generator().manual_seed(11)), 4, drop_last=False
+    )
     for epoch in range(4):
         drawn = [index for batch in sampler for index in batch]
         assert epoch_order(count, 11, epoch) == drawn
@@ -22,23 +25,33 @@ def test_the_order_is_that_of_torchs_random_sampler(count):
 def test_epochs_may_be_asked_for_in_any_order():
     first = [epoch_order(20, 5, epoch) for epoch in (3, 0, 2, 1)]
     assert first == [epoch_order(20, 5, epoch) for epoch in (3, 0, 2, 1)]
-    assert len({tuple(order) for order in first}) == 4 and all(sorted(order) == list(range(20)) for order in first)
+    assert len({tuple(order) for order in first}) == 4 and all(
+        sorted(order) == list(range(20)) for order in first
+    )
     assert epoch_order(20, 6, 0) != epoch_order(20, 5, 0)
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
-@given(count=st.integers(1, 40), batch_size=st.integers(1, 12), world=st.integers(1, 5), epoch=st.integers(0, 2))
+@given(
+    count=st.integers(1, 40), batch_size=st.integers(1, 12), world=st.integers(1, 5), epoch=st.integers(0, 2)
+)
 def test_every_image_comes_once_over_all_processes(count, batch_size, world, epoch):
     shares = [my_batches(count, Part(1, epoch, batch_size, rank, world)) for rank in range(world)]
-    assert {len(of_rank) for of_rank in shares} == {steps_per_epoch(count, batch_size)}, "no process may have more steps than another"
+    assert {len(of_rank) for of_rank in shares} == {steps_per_epoch(count, batch_size)}, (
+        "no process may have more steps than another"
+    )
     order = epoch_order(count, 1, epoch)
     for step, of_step in enumerate(zip(*shares)):
         seen = [index for indices, weight in of_step if weight for index in indices]
         assert sorted(seen) == sorted(order[step * batch_size : (step + 1) * batch_size])
-        assert all(len(indices) == 1 for indices, weight in of_step if not weight), "a process left without an image gets a stand-in"
+        assert all(len(indices) == 1 for indices, weight in of_step if not weight), (
+            "a process left without an image gets a stand-in"
+        )
         # The mean over processes of weight · (mean over its images) is the mean over the images.
         value = {index: float(index**2) for index in range(count)}
-        means = [weight * sum(value[index] for index in indices) / len(indices) for indices, weight in of_step]
+        means = [
+            weight * sum(value[index] for index in indices) / len(indices) for indices, weight in of_step
+        ]
         assert sum(means) / world == pytest.approx(sum(value[index] for index in seen) / len(seen))
         if world == 1:
             assert of_step[0][1] == 1.0
@@ -52,7 +65,8 @@ def test_a_start_leaves_out_the_first_steps():
 
 
 def test_repeated_augmentation():
-    """A third of the images, three times each, in as many steps as without; the repeats are numbered and go to different processes."""
+    """A third of the images, three times each, in as many steps as without; the repeats are numbered and go
+    to different processes."""
     order, plain = epoch_order(30, 3, 1, repeats=3), epoch_order(30, 3, 1)
     assert order == [index for index in plain[:10] for _ in range(3)]
     assert len(epoch_order(31, 3, 1, repeats=3)) == 31
@@ -62,20 +76,31 @@ def test_repeated_augmentation():
         for (indices, _), repeats in zip(my_batches(30, part), my_repeats(30, part), strict=True):
             pairs[rank] |= set(zip(indices, repeats, strict=True))
     assert sorted(set.union(*pairs)) == sorted((index, repeat) for index in plain[:10] for repeat in range(3))
-    assert all(len({index for index, _ in of_rank}) == 10 for of_rank in pairs), "each process sees each image once"
+    assert all(len({index for index, _ in of_rank}) == 10 for of_rank in pairs), (
+        "each process sees each image once"
+    )
 
 
-@pytest.mark.parametrize("part, message", [
-    (Part(0, 0, 0), "batch_size and repeats must be at least 1, got 0 and 1"), (Part(0, 0, 4, repeats=0), "got 4 and 0"),
-    (Part(0, 0, 4, rank=2, world=2), "rank 2 does not exist: there are 2 processes, ranks 0 to 1"),
-], ids=str)
+@pytest.mark.parametrize(
+    "part, message",
+    [
+        (Part(0, 0, 0), "batch_size and repeats must be at least 1, got 0 and 1"),
+        (Part(0, 0, 4, repeats=0), "got 4 and 0"),
+        (Part(0, 0, 4, rank=2, world=2), "rank 2 does not exist: there are 2 processes, ranks 0 to 1"),
+    ],
+    ids=str,
+)
 def test_what_cannot_be_meant(part, message):
     with pytest.raises(ValueError, match=message):
         my_batches(10, part)
 
 
 def numbered(count=10, augment=None):
-    return Images(torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).contiguous(), torch.arange(count) + 100, augment=augment)
+    return Images(
+        torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).contiguous(),
+        torch.arange(count) + 100,
+        augment=augment,
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -1,4 +1,5 @@
-"""Photographs as they come: every image once over any number of processes, in equal steps, again from the middle, and with gaps."""
+"""Photographs as they come: every image once over any number of processes, in equal steps, again from the
+middle, and with gaps."""
 
 import json
 
@@ -17,8 +18,12 @@ from atlib.train.recipe import Recipe
 from tests.helpers import same, shared
 from tests.picture_files import CLASSES, index_of, write_arrow, write_folders, write_parquet
 
-SMALL = Augmentation(image_size=8, three_augment=True, color_jitter=0.3, random_erasing=0.5, mean=(0.5,) * 3, std=(0.25,) * 3)
-PLAIN = Augmentation(image_size=8, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)  # evaluation keeps the colour, which says the index
+SMALL = Augmentation(
+    image_size=8, three_augment=True, color_jitter=0.3, random_erasing=0.5, mean=(0.5,) * 3, std=(0.25,) * 3
+)
+PLAIN = Augmentation(
+    image_size=8, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3
+)  # evaluation keeps the colour, which says the index
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +43,18 @@ def stream(tmp_path):
     """A function that writes pictures into arrow files and opens them as a stream."""
 
     def opened(images=23, parts=4, corrupt=(), **options):
-        folder = write_arrow(tmp_path / f"set{len(list(tmp_path.iterdir()))}", "train", range(images), parts=parts, corrupt=corrupt)
-        return open_stream(folder, split="train+validation", **({"augmentation": PLAIN, "train": False, "buffer": 6} | options))
+        folder = write_arrow(
+            tmp_path / f"set{len(list(tmp_path.iterdir()))}",
+            "train",
+            range(images),
+            parts=parts,
+            corrupt=corrupt,
+        )
+        return open_stream(
+            folder,
+            split="train+validation",
+            **({"augmentation": PLAIN, "train": False, "buffer": 6} | options),
+        )
 
     return opened
 
@@ -54,7 +69,9 @@ def pictures_in(batches):
 
 
 @pytest.mark.parametrize("count", [20, 23, 4])
-@pytest.mark.parametrize("world, parts", [(1, 1), (2, 1), (2, 4), (3, 4), (3, 3), (4, 4)])  # all rows read, or own shards
+@pytest.mark.parametrize(
+    "world, parts", [(1, 1), (2, 1), (2, 4), (3, 4), (3, 3), (4, 4)]
+)  # all rows read, or own shards
 def test_every_image_once_in_equal_steps(stream, world, parts, count):
     photos = stream(count, parts)
     ranks = [all_batches(photos, world=world, rank=rank) for rank in range(world)]
@@ -64,7 +81,13 @@ def test_every_image_once_in_equal_steps(stream, world, parts, count):
     assert len(set(places)) == count
     for own in zip(*ranks):
         whole = pictures_in(own)
-        mean = sum(batch.weight * torch.tensor([float(index_of(image)) for image in batch.images]).mean().item() for batch in own) / world
+        mean = (
+            sum(
+                batch.weight * torch.tensor([float(index_of(image)) for image in batch.images]).mean().item()
+                for batch in own
+            )
+            / world
+        )
         assert mean == pytest.approx(sum(whole) / len(whole))
         for batch in own:
             if batch.weight > 0:
@@ -77,12 +100,17 @@ def test_steps_are_the_same_for_any_number_of_processes_that_read_everything(str
     for world in (2, 3):
         ranks = [all_batches(photos, world=world, rank=rank) for rank in range(world)]
         for step, batch in enumerate(alone):
-            together = {place: index_of(image) for batches in ranks for place, image in zip(batches[step].indices, batches[step].images)}
+            together = {
+                place: index_of(image)
+                for batches in ranks
+                for place, image in zip(batches[step].indices, batches[step].images)
+            }
             assert together == dict(zip(batch.indices, pictures_in([batch])))
 
 
 def test_only_own_shards_are_read_where_they_divide_evenly(stream, monkeypatch):
-    """Four files with pictures 0, 4, 8 ...; 1, 5, 9 ...: two processes read two files each, of which each picture tells its own."""
+    """Four files with pictures 0, 4, 8 ...; 1, 5, 9 ...: two processes read two files each, of which each
+    picture tells its own."""
     photos = stream(40, parts=4)
     for rank in range(2):
         found = pictures_in(all_batches(photos, world=2, rank=rank))
@@ -95,7 +123,10 @@ def test_uneven_shards_end_together(tmp_path):
     photos = open_stream(tmp_path, split="train+validation", augmentation=PLAIN, train=False)
     ranks = [all_batches(photos, world=2, rank=rank, batch_size=8) for rank in range(2)]
     assert [sorted(pictures_in(batches)) for batches in ranks] == [list(range(30)), list(range(30, 37))]
-    assert [[len(batch.indices) for batch in batches] for batches in ranks] == [[6, 6, 6, 6, 6], [1, 1, 2, 1, 2]]
+    assert [[len(batch.indices) for batch in batches] for batches in ranks] == [
+        [6, 6, 6, 6, 6],
+        [1, 1, 2, 1, 2],
+    ]
     assert [batch.weight for batch in ranks[1]] == pytest.approx([2 * n / (6 + n) for n in (1, 1, 2, 1, 2)])
 
 
@@ -110,8 +141,14 @@ def test_a_process_without_an_image_goes_along_with_weight_0(tmp_path):
 
 def test_order_is_drawn_anew_by_seed_and_epoch_and_comes_again(stream):
     photos = stream(40, parts=4)
-    orders = {(seed, epoch): pictures_in(all_batches(photos, seed=seed, epoch=epoch)) for seed in (0, 1) for epoch in (0, 1, 2)}
-    assert len({tuple(order) for order in orders.values()}) == 6 and all(order != list(range(40)) for order in orders.values())
+    orders = {
+        (seed, epoch): pictures_in(all_batches(photos, seed=seed, epoch=epoch))
+        for seed in (0, 1)
+        for epoch in (0, 1, 2)
+    }
+    assert len({tuple(order) for order in orders.values()}) == 6 and all(
+        order != list(range(40)) for order in orders.values()
+    )
     assert pictures_in(all_batches(photos, seed=1, epoch=2)) == orders[1, 2]
 
 
@@ -122,12 +159,16 @@ def test_an_epoch_does_not_hang_on_workers_or_where_it_is_taken_up(stream, world
     before = torch.get_rng_state()
     whole = all_batches(photos, world=world, rank=world - 1)
     for start, workers in ((0, 2), (2, 0), (3, 1)):
-        for a, b in zip(all_batches(photos, workers, world=world, rank=world - 1, start=start), whole[start:], strict=True):
+        for a, b in zip(
+            all_batches(photos, workers, world=world, rank=world - 1, start=start), whole[start:], strict=True
+        ):
             assert a.indices == b.indices and a.weight == b.weight
             assert torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets)
     assert torch.equal(torch.get_rng_state(), before)
     again = all_batches(photos, world=world, rank=world - 1, epoch=2)
-    assert not any(torch.equal(a, b) for one, other in zip(whole, again) for a, b in zip(one.images, other.images))
+    assert not any(
+        torch.equal(a, b) for one, other in zip(whole, again) for a, b in zip(one.images, other.images)
+    )
 
 
 def test_repeats_go_to_different_processes_with_different_augmentation(stream):
@@ -135,7 +176,9 @@ def test_repeats_go_to_different_processes_with_different_augmentation(stream):
     ranks = [all_batches(photos, world=2, rank=rank, repeats=2, batch_size=4) for rank in range(2)]
     assert all(not torch.equal(a, b) for one, other in zip(*ranks) for a, b in zip(one.images, other.images))
     plain = stream(12, parts=2)
-    ranks = [pictures_in(all_batches(plain, world=2, rank=rank, repeats=2, batch_size=4)) for rank in range(2)]
+    ranks = [
+        pictures_in(all_batches(plain, world=2, rank=rank, repeats=2, batch_size=4)) for rank in range(2)
+    ]
     assert ranks[0] == ranks[1] and len(set(ranks[0])) == 6
 
 
@@ -143,10 +186,17 @@ def test_training_takes_a_stream(stream, small_vit):
     def trained(workers):
         vit = small_vit(img_size=8, patch_size=4, num_classes=3)
         photos = stream(augmentation=SMALL, train=True, corrupt=(4,), on_corrupt="skip")
-        return train(vit, photos, Recipe(steps=10, batch_size=5), seed=2, progress=None, cpu=True, workers=workers), vit.state_dict()
+        return (
+            train(
+                vit, photos, Recipe(steps=10, batch_size=5), seed=2, progress=None, cpu=True, workers=workers
+            ),
+            vit.state_dict(),
+        )
 
     (history, weights), (_, again) = trained(0), trained(1)
-    assert [(passed["step"], passed["corrupt"]) for passed in history] == [(5, 1), (10, 1)] and same(weights, again)
+    assert [(passed["step"], passed["corrupt"]) for passed in history] == [(5, 1), (10, 1)] and same(
+        weights, again
+    )
     assert [len(passed["corrupt_indices"]) for passed in history] == [1, 1]
 
 
@@ -158,7 +208,9 @@ def test_corrupt_images_are_named_or_skipped_and_counted(stream, workers):
     assert sorted(why.split()[-1] for why in photos.corrupt.values()) == ["picture11.png", "picture4.png"]
     assert not {place for batch in batches for place in batch.indices} & set(photos.corrupt)
     planned = [5, 5, 5, 5, 3]
-    assert [batch.weight for batch in batches] == [len(batch.indices) / whole for batch, whole in zip(batches, planned)]
+    assert [batch.weight for batch in batches] == [
+        len(batch.indices) / whole for batch, whole in zip(batches, planned)
+    ]
     all_batches(photos, workers, start=5)
     assert photos.corrupt == {}, "of the epoch before"
     with pytest.raises(CorruptImage, match=r"^image \d+ cannot be decoded \(.*picture(4|11).png\)"):
@@ -168,9 +220,19 @@ def test_corrupt_images_are_named_or_skipped_and_counted(stream, workers):
 def test_classes_are_chosen_and_mapped(stream):
     photos = stream(23, classes=[0, 2], class_map={0: 1, 2: 0}, count=15)
     batches = all_batches(photos)
-    assert sorted(pictures_in(batches)) == [i for i in range(23) if i % 3 != 1] and photos.classes == ("owl", "cat")
-    assert all(target == {0: 1, 2: 0}[index_of(image) % 3] for batch in batches for image, target in zip(batch.images, batch.targets.tolist()))
-    with pytest.raises(ValueError, match=r"the number of images in .* is not known \(some classes are left out\).*pass count="):
+    assert sorted(pictures_in(batches)) == [i for i in range(23) if i % 3 != 1] and photos.classes == (
+        "owl",
+        "cat",
+    )
+    assert all(
+        target == {0: 1, 2: 0}[index_of(image) % 3]
+        for batch in batches
+        for image, target in zip(batch.images, batch.targets.tolist())
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"the number of images in .* is not known \(some classes are left out\).*pass count=",
+    ):
         stream(23, classes=[0, 2])
     with pytest.raises(ValueError, match=r"has the label \d \(owl\), which class_map does not map"):
         all_batches(stream(23, class_map={0: 0, 1: 1}))
@@ -178,7 +240,10 @@ def test_classes_are_chosen_and_mapped(stream):
 
 def test_another_number_of_images_than_the_files_hold_is_refused_at_once(stream):
     for count in (20, 25):
-        with pytest.raises(ValueError, match=f"train.validation has 23 images, not {count}, and an epoch of a stream is all of them"):
+        with pytest.raises(
+            ValueError,
+            match=f"train.validation has 23 images, not {count}, and an epoch of a stream is all of them",
+        ):
             stream(23, count=count)
     assert len(stream(23, count=23)) == 23
 
@@ -189,10 +254,21 @@ def test_corrupt_images_are_counted_over_a_pass_that_was_interrupted(stream, sma
     def trained(folder, **options):
         vit = small_vit(img_size=8, patch_size=4, num_classes=3)
         photos = stream(augmentation=SMALL, train=True, corrupt=range(0, 23, 3), on_corrupt="skip")
-        return train(vit, photos, recipe, seed=2, progress=None, cpu=True, keeper=Keeper(tmp_path / folder, every=100), **options)
+        return train(
+            vit,
+            photos,
+            recipe,
+            seed=2,
+            progress=None,
+            cpu=True,
+            keeper=Keeper(tmp_path / folder, every=100),
+            **options,
+        )
 
     def corrupt_so_far(folder):
-        return json.loads((Keeper(tmp_path / folder, every=100).latest() / "facts.json").read_text())["corrupt"]
+        return json.loads((Keeper(tmp_path / folder, every=100).latest() / "facts.json").read_text())[
+            "corrupt"
+        ]
 
     whole = trained("whole")
     assert [passed["corrupt"] for passed in whole] == [8, 8]
@@ -210,7 +286,9 @@ def test_corrupt_images_are_counted_over_a_pass_that_was_interrupted(stream, sma
 def test_a_wrong_number_of_images_is_found_out(stream, parts, world):
     photos = stream(23, parts=parts)
     short = PhotoStream(photos.rows, 25, "image", "label", photos.labelling, augmentation=PLAIN)
-    with pytest.raises(ValueError, match="the stream ended after 23 images, 25 were announced: pass count=23"):
+    with pytest.raises(
+        ValueError, match="the stream ended after 23 images, 25 were announced: pass count=23"
+    ):
         all_batches(short)
     with pytest.raises(ValueError, match="the stream has more than the 20 images that were announced"):
         all_batches(PhotoStream(photos.rows, 20, "image", "label", photos.labelling, augmentation=PLAIN))
@@ -218,35 +296,62 @@ def test_a_wrong_number_of_images_is_found_out(stream, parts, world):
 
 def test_what_cannot_be_streamed_says_what_can(tmp_path, stream):
     folder = write_parquet(tmp_path / "a", "train", range(5))
-    with pytest.raises(ValueError, match="publishes no validation split, and a stream cannot hold out a tenth.*'train.validation'"):
+    with pytest.raises(
+        ValueError,
+        match="publishes no validation split, and a stream cannot hold out a tenth.*'train.validation'",
+    ):
         open_stream(folder, split="train", augmentation=PLAIN)
     with pytest.raises(ValueError, match="unknown split of .* 'tst'"):
         open_stream(folder, split="tst", augmentation=PLAIN)
-    with pytest.raises(ValueError, match="holds no parquet or arrow files, which are what can be streamed: open_photos reads image folders"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "holds no parquet or arrow files, which are what can be streamed: open_photos reads image folders"
+        ),
+    ):
         open_stream(write_folders(tmp_path / "b", "train", range(3)), augmentation=PLAIN)
     with pytest.raises(ValueError, match="small and has no published splits: read it with open_photos"):
         open_stream("pacs", augmentation=PLAIN)
     with pytest.raises(ValueError, match="a stream needs an augmentation"):
         stream(augmentation=None)
     numbers = write_parquet(tmp_path / "c", "validation", range(5), label=datasets.Value("int64"))
-    with pytest.raises(ValueError, match="column 'label' says neither how many classes there are nor their names"):
+    with pytest.raises(
+        ValueError, match="column 'label' says neither how many classes there are nor their names"
+    ):
         open_stream(numbers, split="validation", augmentation=PLAIN)
-    with pytest.raises(ValueError, match="read it by index with open_photos .on the command line without --set streaming=true"):
+    with pytest.raises(
+        ValueError,
+        match="read it by index with open_photos .on the command line without --set streaming=true",
+    ):
         open_stream(numbers, split="validation", augmentation=PLAIN)
     with pytest.raises(ValueError, match="--set training_split=train.validation"):
         open_stream(folder, split="train", augmentation=PLAIN)
-    with pytest.raises(ValueError, match="column 'label' holds .*, not images.*images are in image, labels may be in label"):
-        open_stream(numbers, split="validation", augmentation=PLAIN, image_column="label", label_column="image")
-    assert len(open_stream(numbers, split="validation", augmentation=PLAIN, class_map={0: 0, 1: 1, 2: 2})) == 5
-    with pytest.raises(ValueError, match="at least 1 image and a buffer for at least 1, got count=5 and buffer=0"):
+    with pytest.raises(
+        ValueError, match="column 'label' holds .*, not images.*images are in image, labels may be in label"
+    ):
+        open_stream(
+            numbers, split="validation", augmentation=PLAIN, image_column="label", label_column="image"
+        )
+    assert (
+        len(open_stream(numbers, split="validation", augmentation=PLAIN, class_map={0: 0, 1: 1, 2: 2})) == 5
+    )
+    with pytest.raises(
+        ValueError, match="at least 1 image and a buffer for at least 1, got count=5 and buffer=0"
+    ):
         open_stream(numbers, split="validation", augmentation=PLAIN, class_map={0: 0, 1: 1, 2: 2}, buffer=0)
 
 
 def test_parquet_files_are_streamed_too(tmp_path, no_pause):
     write_parquet(tmp_path / "data", "test", range(7))
     photos = open_stream(tmp_path, split="test", augmentation=PLAIN, train=False)
-    assert len(photos) == 7 and sorted(pictures_in(all_batches(photos))) == list(range(7)) and photos.classes == tuple(CLASSES)
-    assert open_stream(write_parquet(tmp_path / "more", "test", range(7), parts=3), split="test", augmentation=PLAIN).sizes == [3, 2, 2]
+    assert (
+        len(photos) == 7
+        and sorted(pictures_in(all_batches(photos))) == list(range(7))
+        and photos.classes == tuple(CLASSES)
+    )
+    assert open_stream(
+        write_parquet(tmp_path / "more", "test", range(7), parts=3), split="test", augmentation=PLAIN
+    ).sizes == [3, 2, 2]
 
 
 def test_cifar10_streams_what_photos_reads(no_pause):

@@ -1,4 +1,5 @@
-"""Augmentation: the same for the same seed, nothing left behind in the global generators, and each operation against a computation of its own."""
+"""Augmentation: the same for the same seed, nothing left behind in the global generators, and each operation
+against a computation of its own."""
 
 import json
 import random
@@ -14,7 +15,9 @@ from atlib.data.transforms import Augmentation
 FULL = Augmentation(32, rand_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
 THREE = Augmentation(32, three_augment=True, color_jitter=0.3)
 PADDED = Augmentation(32, crop="padded", flip=0.0)
-STILL = Augmentation(32, crop="centre", flip=0.0)  # of an image of 32 x 32: nothing is changed but the numbers' scale
+STILL = Augmentation(
+    32, crop="centre", flip=0.0
+)  # of an image of 32 x 32: nothing is changed but the numbers' scale
 
 
 def picture(height=32, width=32, seed=0) -> Image.Image:
@@ -29,14 +32,20 @@ def normalised(pixels: np.ndarray, augmentation: Augmentation = FULL) -> torch.T
 
 def pixels_of(tensor: torch.Tensor, augmentation: Augmentation = FULL) -> np.ndarray:
     """Back to values in 0..255, (height, width, 3), not rounded."""
-    return (tensor.double().numpy().transpose(1, 2, 0) * np.array(augmentation.std) + np.array(augmentation.mean)) * 255
+    return (
+        tensor.double().numpy().transpose(1, 2, 0) * np.array(augmentation.std) + np.array(augmentation.mean)
+    ) * 255
 
 
 def states():
     return repr(random.getstate()), repr(np.random.get_state()), torch.get_rng_state().tolist()
 
 
-@pytest.mark.parametrize("augmentation", [FULL, THREE, PADDED, Augmentation(32, random_erasing=1.0)], ids=["full", "three", "padded", "erased"])
+@pytest.mark.parametrize(
+    "augmentation",
+    [FULL, THREE, PADDED, Augmentation(32, random_erasing=1.0)],
+    ids=["full", "three", "padded", "erased"],
+)
 def test_the_seed_decides_everything(augmentation):
     image = picture(40, 50)
     first = augmentation.train(image, 7)
@@ -71,10 +80,15 @@ def test_evaluation_draws_nothing():
 
 @pytest.mark.parametrize("height, width", [(60, 90), (90, 60), (48, 48)])
 @pytest.mark.parametrize("crop_pct", [0.875, 1.0])
-@pytest.mark.parametrize("interpolation, filter", [("bicubic", Image.Resampling.BICUBIC), ("bilinear", Image.Resampling.BILINEAR)])
+@pytest.mark.parametrize(
+    "interpolation, filter", [("bicubic", Image.Resampling.BICUBIC), ("bilinear", Image.Resampling.BILINEAR)]
+)
 def test_evaluation_by_hand(height, width, crop_pct, interpolation, filter):
     """Shorter side to size / crop_pct, the middle square, (x / 255 - mean) / std."""
-    augmentation, image = Augmentation(28, crop_pct=crop_pct, interpolation=interpolation), picture(height, width)
+    augmentation, image = (
+        Augmentation(28, crop_pct=crop_pct, interpolation=interpolation),
+        picture(height, width),
+    )
     shorter = int(28 / crop_pct)
     new = (round(width * shorter / min(height, width)), round(height * shorter / min(height, width)))
     left, top = (new[0] - 28) // 2, (new[1] - 28) // 2
@@ -98,7 +112,10 @@ def test_mean_and_std_are_per_channel():
 
 def test_half_of_the_images_are_mirrored():
     image, straight = picture(), normalised(np.asarray(picture()))
-    found = [torch.allclose(Augmentation(32, crop="centre").train(image, seed), straight, atol=1e-5) for seed in range(200)]
+    found = [
+        torch.allclose(Augmentation(32, crop="centre").train(image, seed), straight, atol=1e-5)
+        for seed in range(200)
+    ]
     assert 80 <= sum(found) <= 120  # 2.8 standard deviations
 
 
@@ -109,7 +126,9 @@ def test_random_resized_crops_have_the_published_area_and_aspect():
     plain, widths, heights = Augmentation(32, flip=0.0, interpolation="bilinear"), [], []
     for seed in range(150):
         found = pixels_of(plain.train(Image.fromarray(ramp), seed), plain)
-        widths.append((found[:, 24, 0] - found[:, 8, 0]).mean() * 2 / 256)  # between two columns half the square apart
+        widths.append(
+            (found[:, 24, 0] - found[:, 8, 0]).mean() * 2 / 256
+        )  # between two columns half the square apart
         heights.append((found[24, :, 1] - found[8, :, 1]).mean() * 2 / 256)
     area, aspect = np.multiply(widths, heights), np.divide(widths, heights)
     # A step of the ramp is 1 / 256, which the tolerances allow for.
@@ -120,10 +139,21 @@ def test_random_resized_crops_have_the_published_area_and_aspect():
 def test_a_padded_crop_is_a_window_of_the_reflected_image():
     image = np.asarray(picture())
     padded = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")
-    windows = {padded[top : top + 32, left : left + 32].tobytes(): (top, left) for top in range(9) for left in range(9)}
-    found = [windows[np.rint(pixels_of(PADDED.train(picture(), seed), PADDED)).astype(np.uint8).tobytes()] for seed in range(60)]
+    windows = {
+        padded[top : top + 32, left : left + 32].tobytes(): (top, left)
+        for top in range(9)
+        for left in range(9)
+    }
+    found = [
+        windows[np.rint(pixels_of(PADDED.train(picture(), seed), PADDED)).astype(np.uint8).tobytes()]
+        for seed in range(60)
+    ]
     assert {top for top, _ in found} == {left for _, left in found} == set(range(9))
-    assert Augmentation(32, crop="padded").train(picture(64, 48), 0).shape == (3, 32, 32)  # the shorter side is brought to size first
+    assert Augmentation(32, crop="padded").train(picture(64, 48), 0).shape == (
+        3,
+        32,
+        32,
+    )  # the shorter side is brought to size first
 
 
 def test_three_augment_is_grey_solarised_or_blurred():
@@ -136,8 +166,13 @@ def test_three_augment_is_grey_solarised_or_blurred():
             seen["grey"] += 1
         elif np.abs(found - solarised).max() < 1e-3:
             seen["solarised"] += 1
-        else:  # noise has less contrast between neighbours when it is blurred; a radius near 0 changes next to nothing
-            seen["blurred"] += np.abs(np.diff(found, axis=1)).mean() <= np.abs(np.diff(np.asarray(image).astype(float), axis=1)).mean()
+        # noise has less contrast between neighbours when it is blurred; a radius near 0 changes next to
+        # nothing
+        else:
+            seen["blurred"] += (
+                np.abs(np.diff(found, axis=1)).mean()
+                <= np.abs(np.diff(np.asarray(image).astype(float), axis=1)).mean()
+            )
     assert sum(seen.values()) == 60 and min(seen.values()) >= 10
 
 
@@ -152,7 +187,11 @@ def test_color_jitter_comes_after_three_augment_and_is_bounded():
 def test_rand_augment_is_timms_of_that_string_between_crop_and_normalising():
     image = picture()
     changed = Augmentation(32, crop="centre", flip=0.0, rand_augment="rand-m9-mstd0.5-inc1")
-    settings = {"translate_const": int(32 * 0.45), "img_mean": (124, 116, 104), "interpolation": Image.BICUBIC}
+    settings = {
+        "translate_const": int(32 * 0.45),
+        "img_mean": (124, 116, 104),
+        "interpolation": Image.BICUBIC,
+    }
     operations = rand_augment_transform("rand-m9-mstd0.5-inc1", settings)
     different = 0
     for seed in range(20):
@@ -164,9 +203,13 @@ def test_rand_augment_is_timms_of_that_string_between_crop_and_normalising():
     assert different > 10
 
 
-@pytest.mark.parametrize("string, bits", [("rand-m10-n1-p1-inc1", 0), ("rand-m0-n1-p1", 0), ("rand-m8-n1-p1-inc1", 1), ("rand-m3-n1-p1-inc1", 3)])
+@pytest.mark.parametrize(
+    "string, bits",
+    [("rand-m10-n1-p1-inc1", 0), ("rand-m0-n1-p1", 0), ("rand-m8-n1-p1-inc1", 1), ("rand-m3-n1-p1-inc1", 3)],
+)
 def test_posterising_keeps_so_many_bits(string, bits):
-    """By hand: timm's grows to 0 bits at magnitude 10, which Pillow refuses since version 13; before, the image became black."""
+    """By hand: timm's grows to 0 bits at magnitude 10, which Pillow refuses since version 13; before, the
+    image became black."""
     image, augmentation = picture(), Augmentation(32, crop="centre", flip=0.0, rand_augment=string)
     kept = normalised(np.asarray(image) & (0xFF00 >> bits & 0xFF))
     assert any(torch.allclose(augmentation.train(image, seed), kept, atol=1e-5) for seed in range(60))
@@ -174,13 +217,20 @@ def test_posterising_keeps_so_many_bits(string, bits):
 
 def test_the_published_rand_augment_survives_many_draws():
     image = picture(8, 8)
-    often = Augmentation(8, crop="centre", rand_augment="rand-m9-n2-p1-mstd2-inc1")  # more spread: many more draws at the ends of all ranges
+    often = Augmentation(
+        8, crop="centre", rand_augment="rand-m9-n2-p1-mstd2-inc1"
+    )  # more spread: many more draws at the ends of all ranges
     assert all(often.train(image, seed).isfinite().all() for seed in range(150))
 
 
 def test_a_quarter_of_the_images_lose_a_rectangle_to_noise():
     """With the same seed nothing else differs, because erasing comes last."""
-    image, erasing, erased, noise = picture(64, 64), Augmentation(64, crop="centre", flip=0.0, random_erasing=0.25), 0, []
+    image, erasing, erased, noise = (
+        picture(64, 64),
+        Augmentation(64, crop="centre", flip=0.0, random_erasing=0.25),
+        0,
+        [],
+    )
     still = normalised(np.asarray(image))
     for seed in range(400):
         found = erasing.train(image, seed)
@@ -201,7 +251,9 @@ def test_a_quarter_of_the_images_lose_a_rectangle_to_noise():
 def test_images_of_other_modes_become_rgb(mode):
     image = picture().convert(mode)
     assert FULL.train(image, 0).shape == FULL.evaluate(image).shape == (3, 32, 32)
-    torch.testing.assert_close(STILL.train(image, 0), normalised(np.asarray(image.convert("RGB"))), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        STILL.train(image, 0), normalised(np.asarray(image.convert("RGB"))), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_it_goes_through_json_and_can_be_a_key():
@@ -209,22 +261,31 @@ def test_it_goes_through_json_and_can_be_a_key():
     assert read == THREE and hash(read) == hash(THREE) and isinstance(read.mean, tuple)
 
 
-@pytest.mark.parametrize("values, message", [
-    ({"crop": "center"}, "unknown crop 'center'. Did you mean 'centre'"),
-    ({"interpolation": "cubic"}, "unknown interpolation 'cubic'"),
-    ({"image_size": 0}, "image_size=0.*at least 1 pixel"),
-    ({"flip": 1.5}, "flip=1.5.*probability"),
-    ({"random_erasing": -0.1}, "random_erasing=-0.1.*probability"),
-    ({"padding": -1}, "padding=-1.*negative"),
-    ({"color_jitter": -1}, "color_jitter=-1.*negative"),
-    ({"crop_pct": 0.0}, "crop_pct=0.0.*above 0 and at most 1"),
-    ({"std": (1.0, 0.0, 1.0)}, "std=.*three values, one a channel, above 0"),
-    ({"mean": (0.5,)}, "mean=.*three values"),
-    ({"rand_augment": "rnd-m9"}, "'rnd-m9'.*must start with 'rand'"),
-    ({"rand_augment": "rand-q9"}, "'rand-q9'.*no RandAugment string"),
-    ({"rand_augment": "rand-m9", "three_augment": True}, "rand_augment='rand-m9' excludes three_augment=True"),
-    ({"rand_augment": "rand-m9", "color_jitter": 0.4}, "rand_augment='rand-m9' excludes color_jitter=0.4"),
-])
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"crop": "center"}, "unknown crop 'center'. Did you mean 'centre'"),
+        ({"interpolation": "cubic"}, "unknown interpolation 'cubic'"),
+        ({"image_size": 0}, "image_size=0.*at least 1 pixel"),
+        ({"flip": 1.5}, "flip=1.5.*probability"),
+        ({"random_erasing": -0.1}, "random_erasing=-0.1.*probability"),
+        ({"padding": -1}, "padding=-1.*negative"),
+        ({"color_jitter": -1}, "color_jitter=-1.*negative"),
+        ({"crop_pct": 0.0}, "crop_pct=0.0.*above 0 and at most 1"),
+        ({"std": (1.0, 0.0, 1.0)}, "std=.*three values, one a channel, above 0"),
+        ({"mean": (0.5,)}, "mean=.*three values"),
+        ({"rand_augment": "rnd-m9"}, "'rnd-m9'.*must start with 'rand'"),
+        ({"rand_augment": "rand-q9"}, "'rand-q9'.*no RandAugment string"),
+        (
+            {"rand_augment": "rand-m9", "three_augment": True},
+            "rand_augment='rand-m9' excludes three_augment=True",
+        ),
+        (
+            {"rand_augment": "rand-m9", "color_jitter": 0.4},
+            "rand_augment='rand-m9' excludes color_jitter=0.4",
+        ),
+    ],
+)
 def test_values_that_cannot_be_meant(values, message):
     with pytest.raises(ValueError, match=message):
         Augmentation(**values)

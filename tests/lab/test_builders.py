@@ -67,11 +67,15 @@ def test_scratch_is_what_the_seed_gives(sources):
     assert same(scratch(sources._replace(seed=3)).state_dict(), fresh(3))
 
 
-@pytest.mark.parametrize("schooling, name, outputs", [(None, "teacher-seed0", 192), (COLOUR, "teacher-colour-seed0", 6)])
+@pytest.mark.parametrize(
+    "schooling, name, outputs", [(None, "teacher-seed0", 192), (COLOUR, "teacher-colour-seed0", 6)]
+)
 def test_fine_tune_has_the_teachers_body_and_a_new_head(sources, kept, schooling, name, outputs):
     teacher, student = teacher_of(sources, schooling), fine_tune(sources, schooling)
     assert same(teacher.state_dict(), kept(name)) and teacher.head.out_features == outputs
-    assert same(without_head(student.state_dict()), without_head(kept(name))) and student.head.out_features == 8
+    assert (
+        same(without_head(student.state_dict()), without_head(kept(name))) and student.head.out_features == 8
+    )
     assert all(parameter.requires_grad for parameter in student.parameters())
     torch.manual_seed(99)  # what was drawn before does not matter
     assert same(fine_tune(sources, schooling).state_dict(), student.state_dict())
@@ -89,9 +93,13 @@ def test_a_pair_is_a_new_student_beside_its_teacher(sources, kept):
         assert isinstance(model, AttentionTransfer) and model.plan is plan
         assert same(model.teacher.state_dict(), kept(name)) and same(model.student.state_dict(), fresh(0))
     build = by("q", "distill", COLOUR, layers=[1])
-    assert build(sources).plan == plan and same(build(sources).teacher.state_dict(), kept("teacher-colour-seed0"))
+    assert build(sources).plan == plan and same(
+        build(sources).teacher.state_dict(), kept("teacher-colour-seed0")
+    )
     assert by()(sources).plan == Plan()
-    with pytest.raises(ValueError, match="unknown how 'copies'"):  # when the study is written, not when it is run
+    with pytest.raises(
+        ValueError, match="unknown how 'copies'"
+    ):  # when the study is written, not when it is run
         by(how="copies")
 
 
@@ -100,17 +108,23 @@ def test_untrained_maps_belong_to_no_model_that_is_at_hand(sources, kept):
     assert same(model.student.state_dict(), fresh(0)) and model.plan == Plan()
     for other in (fresh(0), kept("teacher-seed0")):
         assert not torch.equal(model.teacher.state_dict()[BODY], other[BODY])
-    assert same(untrained_maps(sources).teacher.state_dict(), model.teacher.state_dict()), "the seed decides them"
+    assert same(untrained_maps(sources).teacher.state_dict(), model.teacher.state_dict()), (
+        "the seed decides them"
+    )
     tuned = untrained_maps(sources, fine_tune(sources))
     assert torch.equal(tuned.student.state_dict()[BODY], kept("teacher-seed0")[BODY])
 
 
-@pytest.mark.parametrize("build", [scratch, fine_tune, by(), by(how="distill")], ids=["scratch", "fine-tune", "copy", "distill"])
+@pytest.mark.parametrize(
+    "build", [scratch, fine_tune, by(), by(how="distill")], ids=["scratch", "fine-tune", "copy", "distill"]
+)
 def test_again_is_the_same_teacher_and_other_first_weights(sources, kept, build):
     """What is drawn anew: a student's weights, or, where it has the teacher's, its head."""
     first, second, third = build(sources), again(build, sources), again(build, sources)
     students = [getattr(model, "student", model).state_dict() for model in (first, second, third)]
-    assert same(students[1], students[2]) and not torch.equal(students[0]["head.weight"], students[1]["head.weight"])
+    assert same(students[1], students[2]) and not torch.equal(
+        students[0]["head.weight"], students[1]["head.weight"]
+    )
     if build is fine_tune:
         assert all(same(without_head(student), without_head(kept("teacher-seed0"))) for student in students)
     else:
@@ -128,7 +142,12 @@ def test_again_is_no_other_seed(sources):
 
 
 def test_builders_travel_to_other_processes(sources):
-    for build in (scratch, partial(fine_tune, schooling=COLOUR), by(how="distill", schooling=COLOUR), partial(again, by())):
+    for build in (
+        scratch,
+        partial(fine_tune, schooling=COLOUR),
+        by(how="distill", schooling=COLOUR),
+        partial(again, by()),
+    ):
         model, twin = build(sources), pickle.loads(pickle.dumps(build))(sources)
         assert same(model.state_dict(), twin.state_dict())
 

@@ -50,8 +50,11 @@ def sources(tmp_path_factory):
 @pytest.fixture(scope="module")
 def models(sources):
     """Three methods' models: a Copy pair, a distilled pair, a ViT."""
-    return {"copy": AttentionTransfer(sources.teacher(), vit(11), Plan()).eval(),
-            "distill": AttentionTransfer(sources.teacher(), vit(12), Plan(how="distill")).eval(), "fine-tune": vit(13)}
+    return {
+        "copy": AttentionTransfer(sources.teacher(), vit(11), Plan()).eval(),
+        "distill": AttentionTransfer(sources.teacher(), vit(12), Plan(how="distill")).eval(),
+        "fine-tune": vit(13),
+    }
 
 
 def logits_of(model, images):
@@ -63,15 +66,22 @@ def logits_of(model, images):
 
 
 def share(guesses, labels):
-    return sum(guess == label for guess, label in zip(guesses.tolist(), labels.tolist(), strict=True)) / len(labels)
+    return sum(guess == label for guess, label in zip(guesses.tolist(), labels.tolist(), strict=True)) / len(
+        labels
+    )
 
 
 def test_what_is_run_after_training(models):
     assert bare(models["copy"]) is models["copy"], "Copy needs its teacher"
-    assert bare(models["distill"]) is models["distill"].student and bare(models["fine-tune"]) is models["fine-tune"]
+    assert (
+        bare(models["distill"]) is models["distill"].student
+        and bare(models["fine-tune"]) is models["fine-tune"]
+    )
     features = FeatureDistillation(vit(1, 192), vit(2))
     assert bare(features) is features.student
-    groups = MeanMapCopy(vit(1), vit(2), random_images(8, 3, 32, 32), lambda images: torch.arange(len(images)) % 2, 2)
+    groups = MeanMapCopy(
+        vit(1), vit(2), random_images(8, 3, 32, 32), lambda images: torch.arange(len(images)) % 2, 2
+    )
     assert bare(groups) is groups, "the maps that it has learned with are kept beside the student"
     x = SCALE.held_out("test").take(range(4))[0]
     with torch.no_grad():
@@ -80,6 +90,7 @@ def test_what_is_run_after_training(models):
 
 
 # --- shifts and corruptions
+
 
 @pytest.fixture
 def few_shifts(monkeypatch):
@@ -93,11 +104,21 @@ def test_under_shifts_by_hand(models, sources, few_shifts, monkeypatch):
     monkeypatch.setattr(evals, "model_of", lambda *arguments: asked.append(arguments) or reference)
     found = under_shifts(models, sources)
     assert asked == [(POOL, sources.place, FILTER, TUNING_SEED)] and list(found) == list(models)
-    wrong = [index for index, logits in enumerate(logits_of(reference, test)) if logits.argmax() != test.targets[index]]
-    sets = {"unshifted": glyph_images(glyphs.generate("test", 40)), "test_accuracy": test, "filtered": test.select(wrong)}
+    wrong = [
+        index
+        for index, logits in enumerate(logits_of(reference, test))
+        if logits.argmax() != test.targets[index]
+    ]
+    sets = {
+        "unshifted": glyph_images(glyphs.generate("test", 40)),
+        "test_accuracy": test,
+        "filtered": test.select(wrong),
+    }
     sets |= {f"{name}@3": glyph_images(shifted(name, 3, size=40)) for name in ("conflicting cue", "noise")}
     for name, model in models.items():
-        assert found[name] == {key: share(logits_of(model, images).argmax(1), images.targets) for key, images in sets.items()}
+        assert found[name] == {
+            key: share(logits_of(model, images).argmax(1), images.targets) for key, images in sets.items()
+        }
     assert 0 < len(wrong) < len(test)
 
 
@@ -113,9 +134,15 @@ def test_under_corruptions_by_hand(models, sources, monkeypatch):
     monkeypatch.setattr(evals, "CORRUPTED", 12)
     found, test = under_corruptions(models, sources), SCALE.held_out("test").select(range(12))
     for name, model in models.items():
-        expected = {f"{kind}@{severity}": share(logits_of(model, images).argmax(1), test.targets)
-                    for kind in ("contrast", "gaussian_noise") for severity in (1, 4) for images in [corrupt(test, kind, severity)]}
-        assert found[name] == expected | {"test_accuracy": share(logits_of(model, test).argmax(1), test.targets)}
+        expected = {
+            f"{kind}@{severity}": share(logits_of(model, images).argmax(1), test.targets)
+            for kind in ("contrast", "gaussian_noise")
+            for severity in (1, 4)
+            for images in [corrupt(test, kind, severity)]
+        }
+        assert found[name] == expected | {
+            "test_accuracy": share(logits_of(model, test).argmax(1), test.targets)
+        }
 
 
 # --- likeness
@@ -133,7 +160,10 @@ def cka(x, y):
 
 def jsd(p, q):
     """Jensen-Shannon divergence of two rows."""
-    terms = [(a * math.log(2 * a / (a + b)) if a else 0.0) + (b * math.log(2 * b / (a + b)) if b else 0.0) for a, b in zip(p.tolist(), q.tolist())]
+    terms = [
+        (a * math.log(2 * a / (a + b)) if a else 0.0) + (b * math.log(2 * b / (a + b)) if b else 0.0)
+        for a, b in zip(p.tolist(), q.tolist())
+    ]
     return sum(terms) / 2
 
 
@@ -157,19 +187,43 @@ def test_compared_features_and_maps_by_hand(found, models, sources):
     for name, seen in walks.items():
         for to in ("teacher", "fine-tune"):
             expected = [[cka(a[:, 0], b[:, 0]) for b in walks[to].stream] for a in seen.stream]
-            torch.testing.assert_close(torch.tensor(found[name][f"cka to {to}"]), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                torch.tensor(found[name][f"cka to {to}"]), torch.tensor(expected), rtol=1e-4, atol=1e-5
+            )
         for layer in range(4):
             p, q = (each.layers[layer].map.double() for each in (seen, walks["teacher"]))
-            entropy = [sum(-(row * row.log()).sum().item() for row in p[:, head].flatten(0, 1)) / (LOOKED_AT * 17) for head in range(4)]
+            entropy = [
+                sum(-(row * row.log()).sum().item() for row in p[:, head].flatten(0, 1)) / (LOOKED_AT * 17)
+                for head in range(4)
+            ]
             assert found[name]["entropy"][layer] == pytest.approx(entropy, rel=1e-4)
-            heads = torch.tensor([[sum(jsd(a, b) for a, b in zip(p[:, i].flatten(0, 1), q[:, j].flatten(0, 1))) / (LOOKED_AT * 17)
-                                   for j in range(4)] for i in range(4)]) if layer == 2 and name in ("distill", "copy") else None
+            heads = (
+                torch.tensor(
+                    [
+                        [
+                            sum(jsd(a, b) for a, b in zip(p[:, i].flatten(0, 1), q[:, j].flatten(0, 1)))
+                            / (LOOKED_AT * 17)
+                            for j in range(4)
+                        ]
+                        for i in range(4)
+                    ]
+                )
+                if layer == 2 and name in ("distill", "copy")
+                else None
+            )
             if heads is not None:
-                divergence = {pairing: values[layer] for pairing, values in found[name]["divergence from teacher"].items()}
+                divergence = {
+                    pairing: values[layer]
+                    for pairing, values in found[name]["divergence from teacher"].items()
+                }
                 assert divergence["direct"] == pytest.approx(heads.diagonal().mean().item(), abs=1e-6)
-                assert divergence["bipartite"] == pytest.approx(heads[linear_sum_assignment(heads)].mean().item(), abs=1e-6)
+                assert divergence["bipartite"] == pytest.approx(
+                    heads[linear_sum_assignment(heads)].mean().item(), abs=1e-6
+                )
                 assert divergence["minimum"] == pytest.approx(heads.min(1).values.mean().item(), abs=1e-6)
-    assert all(value < 1e-6 for value in found["copy"]["divergence from teacher"]["direct"]), "Copy's maps are the teacher's"
+    assert all(value < 1e-6 for value in found["copy"]["divergence from teacher"]["direct"]), (
+        "Copy's maps are the teacher's"
+    )
     assert [found["teacher"]["cka to teacher"][layer][layer] for layer in range(4)] == pytest.approx([1] * 4)
 
 
@@ -180,33 +234,53 @@ def test_compared_predictions_by_hand(found, models, sources):
     for name in models:
         others = [other for other in models if other != name]
         assert found[name]["test_accuracy"] == pytest.approx(share(guesses[name], test.targets))
-        assert found[name]["disagreement"] == pytest.approx({other: 1 - share(guesses[name], guesses[other]) for other in others})
-        assert found[name]["ensemble"] == pytest.approx({other: share(((p[name] + p[other]) / 2).argmax(1), test.targets) for other in others})
+        assert found[name]["disagreement"] == pytest.approx(
+            {other: 1 - share(guesses[name], guesses[other]) for other in others}
+        )
+        assert found[name]["ensemble"] == pytest.approx(
+            {other: share(((p[name] + p[other]) / 2).argmax(1), test.targets) for other in others}
+        )
         bins = [[] for _ in range(15)]
         for row, label in zip(p[name], test.targets):
-            bins[math.ceil(15 * row.max().item()) - 1].append((row.max().item(), float(row.argmax() == label)))
+            bins[math.ceil(15 * row.max().item()) - 1].append(
+                (row.max().item(), float(row.argmax() == label))
+            )
         gaps = [abs(sum(sure for sure, _ in each) - sum(right for _, right in each)) for each in bins]
         assert found[name]["calibration error"] == pytest.approx(sum(gaps) / len(test), rel=1e-5)
-    assert not {"test_accuracy", "disagreement", "ensemble", "calibration error"} & set(found["teacher"]), "it predicts no shapes"
+    assert not {"test_accuracy", "disagreement", "ensemble", "calibration error"} & set(found["teacher"]), (
+        "it predicts no shapes"
+    )
 
 
 def test_compared_probes_by_hand(found, models, sources):
-    """The nearest neighbour's label, read off the final class tokens; the labels are those that students train on."""
+    """The nearest neighbour's label, read off the final class tokens; the labels are those that students
+    train on."""
     train, test = SCALE.labelled(0), SCALE.held_out("test")
     for name, model in (models | {"teacher": sources.teacher().eval()}).items():
         student = getattr(model, "student", model)
         with torch.no_grad():
-            x = [student.norm(seen_by(model, images.take(range(len(images)))[0]).stream[-1])[:, 0] for images in (train, test)]
+            x = [
+                student.norm(seen_by(model, images.take(range(len(images)))[0]).stream[-1])[:, 0]
+                for images in (train, test)
+            ]
         x = [each / each.norm(dim=1, keepdim=True) for each in x]
-        assert found[name]["k-nn"]["1"] == pytest.approx(share(train.targets[(x[1] @ x[0].T).argmax(1)], test.targets))
-        assert set(found[name]["k-nn"]) == {"1", "5", "10", "20", "50"} and 0 <= found[name]["linear probe"] <= 1
+        assert found[name]["k-nn"]["1"] == pytest.approx(
+            share(train.targets[(x[1] @ x[0].T).argmax(1)], test.targets)
+        )
+        assert (
+            set(found[name]["k-nn"]) == {"1", "5", "10", "20", "50"} and 0 <= found[name]["linear probe"] <= 1
+        )
 
 
 # --- classes with many, some and few images
 
+
 def test_by_class_groups_by_counting(sources):
     scale = replace(SCALE, labels=400)
-    models, test = {"scratch": vit(1), "copy": AttentionTransfer(sources.teacher(), vit(2), Plan()).eval()}, SCALE.held_out("test")
+    models, test = (
+        {"scratch": vit(1), "copy": AttentionTransfer(sources.teacher(), vit(2), Plan()).eval()},
+        SCALE.held_out("test"),
+    )
     found = by_class_groups(models, sources._replace(scale=scale))
     counts = [LONG_TAIL.variants[0].images(scale, 0).targets.tolist().count(label) for label in range(8)]
     group_of = ["many" if count > 100 else "few" if count < 20 else "medium" for count in counts]
@@ -215,7 +289,11 @@ def test_by_class_groups_by_counting(sources):
         guesses = logits_of(model, test).argmax(1)
         expected = {"test_accuracy": share(guesses, test.targets)}
         for group in ("many", "medium", "few"):  # every class of a group weighs the same
-            places = [[index for index, label in enumerate(test.targets.tolist()) if label == wanted] for wanted in range(8) if group_of[wanted] == group]
+            places = [
+                [index for index, label in enumerate(test.targets.tolist()) if label == wanted]
+                for wanted in range(8)
+                if group_of[wanted] == group
+            ]
             of_classes = [share(guesses[of_class], test.targets[of_class]) for of_class in places if of_class]
             expected[group] = sum(of_classes) / len(of_classes)
         assert found[name] == pytest.approx(expected)
@@ -223,24 +301,37 @@ def test_by_class_groups_by_counting(sources):
 
 # --- the list
 
+
 def test_examinations_measure_what_their_studies_have():
     assert not set(EXAMINATIONS) & set(STUDIES), "both have folders in results/"
     for name, each in EXAMINATIONS.items():
         assert each.name == name and each.study in (CENTRAL, *STUDIES.values())
-        assert len(set(each.methods)) == len(each.methods) and all(each.study.variant(method) for method in each.methods)
+        assert len(set(each.methods)) == len(each.methods) and all(
+            each.study.variant(method) for method in each.methods
+        )
         assert each.seeds <= each.study.seeds and each.shows and each.paper
     assert FILTER in {variant.name for variant in POOL.variants}
-    assert not any(FILTER in each.methods for each in EXAMINATIONS.values()), "the reference is in no comparison"
-    assert set(TWICE) <= set(EXAMINATIONS["comparison"].methods) and {"fine-tune", "copy", "distill", "scratch"} <= set(EXAMINATIONS["shifts"].methods)
+    assert not any(FILTER in each.methods for each in EXAMINATIONS.values()), (
+        "the reference is in no comparison"
+    )
+    assert set(TWICE) <= set(EXAMINATIONS["comparison"].methods) and {
+        "fine-tune",
+        "copy",
+        "distill",
+        "scratch",
+    } <= set(EXAMINATIONS["shifts"].methods)
     assert all(FAMILY.variant(method.removesuffix(" again")) for method in TWICE)
     assert Architecture("glyphs", dict(POOL.variant(FILTER).student)).build().embed_dim == 32
 
 
 def test_every_study_is_examined_under_shifts():
-    """The issue of the book: every method, under every shift, with five seeds. Imbalanced labels are examined by groups of classes instead."""
+    """The issue of the book: every method, under every shift, with five seeds. Imbalanced labels are examined
+    by groups of classes instead."""
     examined = {each.study.name: each for each in EXAMINATIONS.values() if each.measure is under_shifts}
     assert set(STUDIES) - set(examined) == {"long-tail"}
     for name, each in examined.items():
         left_out = {variant.name for variant in STUDIES[name].variants} - set(each.methods)
-        assert left_out <= {"family": {*TWICE}, "pool": {FILTER}}.get(name, set()), f"{name} leaves out {left_out}"
+        assert left_out <= {"family": {*TWICE}, "pool": {FILTER}}.get(name, set()), (
+            f"{name} leaves out {left_out}"
+        )
         assert each.alone and each.seeds == (3 if name == "pool" else 5)

@@ -18,20 +18,32 @@ from tests import toy
 from tests.helpers import same
 
 OTHER = Schooling("other", changes={"steps": 1})
-STUDY = Study("toy study", "", "", (Variant("scratch", scratch, "fine-tune"), Variant("copy other", by(schooling=OTHER), "fine-tune"),
-                                    Variant("copy", by(), "fine-tune")), teachers=(OTHER,))
+STUDY = Study(
+    "toy study",
+    "",
+    "",
+    (
+        Variant("scratch", scratch, "fine-tune"),
+        Variant("copy other", by(schooling=OTHER), "fine-tune"),
+        Variant("copy", by(), "fine-tune"),
+    ),
+    teachers=(OTHER,),
+)
 MEASURED = []
 
 
 def losses(models, sources):
-    """What is measured here: every model's loss, and how many models there were; it remembers what it was given."""
+    """What is measured here: every model's loss, and how many models there were; it remembers what it was
+    given."""
     MEASURED.append((sources.seed, dict(models), sources))
     test = sources.scale.held_out("test")
     found = {name: {"test_loss": evaluate(model, test).loss} for name, model in models.items()}
     return found | {"all together": {"models": len(models)}}
 
 
-EXAMINATION = Examination("toy examination", "", "", STUDY, ("scratch", "copy other"), losses, seeds=2, only="toy")
+EXAMINATION = Examination(
+    "toy examination", "", "", STUDY, ("scratch", "copy other"), losses, seeds=2, only="toy"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +80,13 @@ def records(tmp_path):
 
 def test_models_are_trained_first_and_measured_one_seed_at_a_time(place, records, tmp_path):
     paths = run_examination(EXAMINATION, place, records, 2)
-    assert [path.name for path in paths] == [f"{name}-seed{seed}.json" for name in ("all-together", "copy-other", "scratch") for seed in (0, 1)]
-    assert [(seed, list(models)) for seed, models, _ in MEASURED] == [(0, ["scratch", "copy other"]), (1, ["scratch", "copy other"])]
+    assert [path.name for path in paths] == [
+        f"{name}-seed{seed}.json" for name in ("all-together", "copy-other", "scratch") for seed in (0, 1)
+    ]
+    assert [(seed, list(models)) for seed, models, _ in MEASURED] == [
+        (0, ["scratch", "copy other"]),
+        (1, ["scratch", "copy other"]),
+    ]
     of_study = study_records(STUDY, place)
     assert of_study == tmp_path / "results" / "toy study" / "toy"
     for seed, models, sources in MEASURED:
@@ -79,8 +96,14 @@ def test_models_are_trained_first_and_measured_one_seed_at_a_time(place, records
             file = f"{name.replace(' ', '-')}-seed{seed}"
             measured, trained = read_record(records / f"{file}.json"), read_record(of_study / f"{file}.json")
             assert (measured.experiment, measured.method, measured.seed) == ("toy examination", name, seed)
-            assert measured.results == {"test_loss": pytest.approx(trained.results["test_loss"], rel=1e-6)} and measured.history == []
-            assert same(load_file(tmp_path / "work" / "toy study" / f"{file}.safetensors"), dict(getattr(model, "student", model).state_dict()))
+            assert (
+                measured.results == {"test_loss": pytest.approx(trained.results["test_loss"], rel=1e-6)}
+                and measured.history == []
+            )
+            assert same(
+                load_file(tmp_path / "work" / "toy study" / f"{file}.safetensors"),
+                dict(getattr(model, "student", model).state_dict()),
+            )
     assert read_record(records / "all-together-seed0.json").results == {"models": 2}
     assert not list(of_study.glob("copy-seed*")), "the third variant was not asked for"
 
@@ -100,9 +123,12 @@ def test_kept_models_are_measured_without_training(place, records, monkeypatch):
     run_study(STUDY, place, study_records(STUDY, place), 1)
     toy.forbid_training(monkeypatch)
     run_examination(EXAMINATION, place, records, 1)
-    (_, models, _), = MEASURED
+    ((_, models, _),) = MEASURED
     assert isinstance(models["copy other"], AttentionTransfer) and models["copy other"].plan == Plan()
-    assert same(models["copy other"].teacher.state_dict(), load_vit(place.work / "teacher-other-seed0.safetensors").state_dict())
+    assert same(
+        models["copy other"].teacher.state_dict(),
+        load_vit(place.work / "teacher-other-seed0.safetensors").state_dict(),
+    )
 
 
 def test_only_some_methods(place, records):
@@ -120,9 +146,13 @@ def test_a_trained_model_comes_back_ready_to_be_used(place, monkeypatch):
         model_of(STUDY, place, "scrach", 1)
 
 
-@pytest.mark.parametrize("scale, methods, message", [
-    ("built-in", None, "toy examination is made for the scale 'toy', not for 'built-in'"),
-    ("toy", ["scratch", "copi"], "unknown method 'copi'. Did you mean 'copy'")])
+@pytest.mark.parametrize(
+    "scale, methods, message",
+    [
+        ("built-in", None, "toy examination is made for the scale 'toy', not for 'built-in'"),
+        ("toy", ["scratch", "copi"], "unknown method 'copi'. Did you mean 'copy'"),
+    ],
+)
 def test_what_it_cannot_do_is_said_before_anything_is_run(tmp_path, scale, methods, message):
     place = place_in(tmp_path)._replace(scale=scale)
     with pytest.raises(ValueError, match=message):
@@ -131,7 +161,9 @@ def test_what_it_cannot_do_is_said_before_anything_is_run(tmp_path, scale, metho
 
 
 def test_without_the_central_experiment_it_says_what_to_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match="fine-tune is not tuned yet.*python -m atlib experiment transfer --scale toy"):
+    with pytest.raises(
+        FileNotFoundError, match="fine-tune is not tuned yet.*python -m atlib experiment transfer --scale toy"
+    ):
         run_examination(EXAMINATION, place_in(tmp_path), tmp_path / "out", 1)
 
 
@@ -152,4 +184,6 @@ def test_a_model_that_is_measured_alone_can_be_added_later(place, records):
     MEASURED.clear()
     run_examination(alone, place, records, 1)
     assert [list(models) for _, models, _ in MEASURED] == [["copy other"]]
-    assert (records / "scratch-seed0.json").stat().st_mtime_ns == before and (records / "copy-other-seed0.json").exists()
+    assert (records / "scratch-seed0.json").stat().st_mtime_ns == before and (
+        records / "copy-other-seed0.json"
+    ).exists()

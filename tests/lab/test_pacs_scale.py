@@ -1,4 +1,5 @@
-"""PACS as a scale: the teacher learns CIFAR-10, students see photographs only, every other domain is for reporting alone."""
+"""PACS as a scale: the teacher learns CIFAR-10, students see photographs only, every other domain is for
+reporting alone."""
 
 from dataclasses import replace
 
@@ -25,31 +26,48 @@ def scale(tmp_path, monkeypatch):
     datasets.disable_progress_bars()
     domains = ["photo"] * 20 + ["art_painting"] * 10 + ["cartoon"] * 10 + ["sketch"] * 10
     write(tmp_path / "data" / "pacs" / "train.parquet", domains)
-    pictures = [Image.fromarray(np.random.default_rng(row).integers(0, 256, (32, 32, 3), dtype=np.uint8)) for row in range(20)]
+    pictures = [
+        Image.fromarray(np.random.default_rng(row).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+        for row in range(20)
+    ]
     columns = {"img": pictures, "label": [row % 10 for row in range(20)]}
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
     (tmp_path / "data" / "cifar10").mkdir()
     datasets.Dataset.from_dict(columns, features).to_parquet(tmp_path / "data" / "cifar10" / "train.parquet")
     made = scales(tmp_path / "data")["pacs"]
-    made = replace(made, methods=METHODS, pretraining=replace(recipe.STUDENT, **toy.SMALL), training=replace(recipe.STUDENT, **toy.SMALL),
-                   tuning={method: toy.TRIALS for method in METHODS})
+    made = replace(
+        made,
+        methods=METHODS,
+        pretraining=replace(recipe.STUDENT, **toy.SMALL),
+        training=replace(recipe.STUDENT, **toy.SMALL),
+        tuning={method: toy.TRIALS for method in METHODS},
+    )
     monkeypatch.setattr(study, "scales", lambda data=None: {"pacs": made})
     return made
 
 
 def test_students_see_photographs_only(scale):
     photographs = [scale.labelled(0), scale.held_out("validation"), scale.held_out("test")]
-    rows = [images.pixels[:, 0, 0, 0].tolist() for images in photographs]  # `write` puts the row's number into the pixels
+    rows = [
+        images.pixels[:, 0, 0, 0].tolist() for images in photographs
+    ]  # `write` puts the row's number into the pixels
     assert sorted(sum(rows, [])) == list(range(20)) and [len(part) for part in rows] == [14, 2, 4]
     assert photographs[0].augment is not None and photographs[1].augment is None
-    assert scale.labelled(0).pixels.equal(scale.labelled(3).pixels) and photographs[0].pixels.shape[1:] == (3, 32, 32)
+    assert scale.labelled(0).pixels.equal(scale.labelled(3).pixels) and photographs[0].pixels.shape[1:] == (
+        3,
+        32,
+        32,
+    )
 
 
 def test_the_other_domains_are_for_reporting_alone(scale):
     assert scale.elsewhere("validation") == {}
     elsewhere = scale.elsewhere("test")
     assert {name: images.pixels[:, 0, 0, 0].tolist() for name, images in elsewhere.items()} == {
-        "art_painting": list(range(20, 30)), "cartoon": list(range(30, 40)), "sketch": list(range(40, 50))}
+        "art_painting": list(range(20, 30)),
+        "cartoon": list(range(30, 40)),
+        "sketch": list(range(40, 50)),
+    }
 
 
 def test_a_run_reports_every_domain_and_a_trial_only_validation_photographs(scale, tmp_path):
@@ -57,7 +75,12 @@ def test_a_run_reports_every_domain_and_a_trial_only_validation_photographs(scal
     paths = run_experiment(place, 1, list(METHODS))
     for path in paths:
         accuracies = {name for name in read_record(path).results if name.endswith("accuracy")}
-        assert accuracies == {"test_accuracy", "test_art_painting_accuracy", "test_cartoon_accuracy", "test_sketch_accuracy"}
+        assert accuracies == {
+            "test_accuracy",
+            "test_art_painting_accuracy",
+            "test_cartoon_accuracy",
+            "test_sketch_accuracy",
+        }
     for path in (tmp_path / "records" / "tuning").glob("*.json"):
         assert set(read_record(path).results) == {"validation_accuracy", "validation_loss"}
 
@@ -73,4 +96,6 @@ def test_the_teacher_is_the_students_architecture_with_ten_classes(scale):
 def test_every_method_has_the_same_recipe():
     pacs = scales()["pacs"]
     assert isinstance(pacs, PacsScale) and len({str(trials) for trials in pacs.tuning.values()}) == 1
-    assert set(pacs.tuning) == set(pacs.methods) and all(pacs.recipe(trial) for trials in pacs.tuning.values() for trial in trials)
+    assert set(pacs.tuning) == set(pacs.methods) and all(
+        pacs.recipe(trial) for trials in pacs.tuning.values() for trial in trials
+    )

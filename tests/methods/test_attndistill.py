@@ -1,4 +1,5 @@
-"""Both losses of AttnDistill against matrices and loops; where gradients go; which pairs are refused and which remedies let them in."""
+"""Both losses of AttnDistill against matrices and loops; where gradients go; which pairs are refused and
+which remedies let them in."""
 
 import numpy as np
 import pytest
@@ -31,15 +32,23 @@ PAIRS = {  # the teacher's options, the student's
 
 def pair_of(small_vit, kind="alike", **options):
     of_teacher, of_student = PAIRS[kind]
-    pair = AttnDistill(small_vit(seed=1, **of_teacher), small_vit(seed=2, **of_student), resample="patch_size" in of_teacher, **options)
+    pair = AttnDistill(
+        small_vit(seed=1, **of_teacher),
+        small_vit(seed=2, **of_student),
+        resample="patch_size" in of_teacher,
+        **options,
+    )
     randomise(pair.projector, 3)
     return pair.double().train()
 
 
 def class_token(weights, vit, images=IMAGES):
-    """From matrices: the class token after the final norm (B, D), its attention in the last layer (B, H, N), and the logits."""
+    """From matrices: the class token after the final norm (B, D), its attention in the last layer (B, H, N),
+    and the logits."""
     patch = vit.patch_embed.patch_size[0]
-    tokens, maps, _ = longhand.run_blocks(weights, longhand.embed(weights, images, patch), vit.blocks[0].attn.num_heads)
+    tokens, maps, _ = longhand.run_blocks(
+        weights, longhand.embed(weights, images, patch), vit.blocks[0].attn.num_heads
+    )
     token = longhand.layer_norm(tokens, weights["norm.weight"], weights["norm.bias"])[:, 0]
     logits = token @ weights["head.weight"].T + weights["head.bias"] if "head.weight" in weights else None
     return token, maps[-1][:, :, 0], logits
@@ -72,15 +81,19 @@ def reference(pair, weights, of_projector):
     B, width = token_t.shape
     for b in range(B):
         alignment = alignment + sum((x[b, i] - token_t[b, i]) ** 2 for i in range(width)) / (B * width)
-        divergence = divergence + sum(p_t[b, j] * (p_t[b, j] / p_s[b, j]).log() for j in range(p_t.shape[1])) / B
+        divergence = (
+            divergence + sum(p_t[b, j] * (p_t[b, j] / p_s[b, j]).log() for j in range(p_t.shape[1])) / B
+        )
     return logits, alignment, divergence
 
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_equals_matrices_and_loops(small_vit, kind):
     pair = pair_of(small_vit, kind, temperature=4.0, attention_weight=0.7)
-    weights, of_projector = ({name: value.clone().requires_grad_() for name, value in module.state_dict().items()}
-                             for module in (pair.student, pair.projector))
+    weights, of_projector = (
+        {name: value.clone().requires_grad_() for name, value in module.state_dict().items()}
+        for module in (pair.student, pair.projector)
+    )
     logits, alignment, divergence = reference(pair, weights, of_projector)
     (cross_entropy(logits, LABELS) + alignment + 0.7 * divergence).backward()
 
@@ -101,14 +114,24 @@ def test_the_published_settings_are_the_defaults(small_vit):
     pair = pair_of(small_vit)
     assert (pair.temperature, pair.attention_weight) == (10.0, 0.1)
     logits, alignment, divergence = reference(pair, pair.student.state_dict(), pair.projector.state_dict())
-    assert pair(IMAGES).transfer_loss.item() == pytest.approx((alignment + 0.1 * divergence).item(), rel=1e-10)
+    assert pair(IMAGES).transfer_loss.item() == pytest.approx(
+        (alignment + 0.1 * divergence).item(), rel=1e-10
+    )
 
 
 def test_the_projector_has_the_published_widths(small_vit):
     pair = AttnDistill(small_vit(embed_dim=36), small_vit())
-    linear = [(layer.in_features, layer.out_features) for layer in pair.projector if isinstance(layer, torch.nn.Linear)]
+    linear = [
+        (layer.in_features, layer.out_features)
+        for layer in pair.projector
+        if isinstance(layer, torch.nn.Linear)
+    ]
     assert linear == [(24, 48), (48, 24), (24, 48), (48, 36)]
-    assert projector(24, 7, 36)[4].out_features == AttnDistill(small_vit(embed_dim=36), small_vit(), hidden_width=7).projector[4].out_features == 7
+    assert (
+        projector(24, 7, 36)[4].out_features
+        == AttnDistill(small_vit(embed_dim=36), small_vit(), hidden_width=7).projector[4].out_features
+        == 7
+    )
 
 
 def test_no_divergence_from_itself(small_vit):
@@ -117,7 +140,9 @@ def test_no_divergence_from_itself(small_vit):
     losses = pair.losses(IMAGES)
     assert abs(losses.divergence.item()) <= 1e-12
     losses.divergence.backward()
-    assert all(parameter.grad is None or parameter.grad.abs().max() <= 1e-12 for parameter in student.parameters())
+    assert all(
+        parameter.grad is None or parameter.grad.abs().max() <= 1e-12 for parameter in student.parameters()
+    )
     pair.projector = torch.nn.Identity()
     assert pair.losses(IMAGES).alignment.item() <= 1e-20
 
@@ -128,7 +153,8 @@ def test_divergence_is_positive_otherwise(small_vit):
 
 
 def test_attention_beyond_underflow(small_vit):
-    """A student so sharp that most of its class attention is 0 in float32: loss and gradients stay finite, and equal float64's."""
+    """A student so sharp that most of its class attention is 0 in float32: loss and gradients stay finite,
+    and equal float64's."""
     found = []
     for dtype in (torch.float32, torch.float64):
         pair = pair_of(small_vit).to(dtype)
@@ -138,7 +164,9 @@ def test_attention_beyond_underflow(small_vit):
         losses.divergence.backward()
         found.append((losses.divergence, pair.student.blocks[-1].attn.qkv.weight.grad))
     torch.testing.assert_close(found[0][0].double(), found[1][0], rtol=1e-3, atol=0)
-    torch.testing.assert_close(found[0][1].double(), found[1][1], rtol=1e-2, atol=1e-3 * found[1][1].abs().max().item())
+    torch.testing.assert_close(
+        found[0][1].double(), found[1][1], rtol=1e-2, atol=1e-3 * found[1][1].abs().max().item()
+    )
 
 
 def test_the_teacher_learns_nothing(small_vit):
@@ -206,7 +234,8 @@ def test_the_teacher_moves_along_and_the_step_runs_under_autocast(small_vit):
 
 
 def test_in_less_precision_the_losses_keep_float32(small_vit):
-    """Attention logits are summed over heads: rounded to bf16 under autocast they would lose what the divergence is made of."""
+    """Attention logits are summed over heads: rounded to bf16 under autocast they would lose what the
+    divergence is made of."""
     pair = pair_of(small_vit).float()
     seen = Seen(*torch.randn(2, 1, 3, 17, 8), None, 0.3)
     expected = pair._class_scores(pair.student, seen)
@@ -222,9 +251,19 @@ def test_in_less_precision_the_losses_keep_float32(small_vit):
 
 @pytest.mark.parametrize("of_teacher, of_student", [(4, 0), (0, 2), (3, 1)])
 def test_other_prefix_tokens_are_dropped_when_asked(small_vit, of_teacher, of_student):
-    """The expected attention: that of the class token to itself and the patches alone, rescaled, in each head."""
+    """The expected attention: that of the class token to itself and the patches alone, rescaled, in each
+    head."""
     options = [{"reg_tokens": count} for count in (of_teacher, of_student)]
-    pair = AttnDistill(small_vit(seed=1, **options[0]), small_vit(seed=2, **options[1]), drop_prefix=True, temperature=2.0).double().train()
+    pair = (
+        AttnDistill(
+            small_vit(seed=1, **options[0]),
+            small_vit(seed=2, **options[1]),
+            drop_prefix=True,
+            temperature=2.0,
+        )
+        .double()
+        .train()
+    )
     found, kept = pair.losses(IMAGES).divergence, []
     for vit, registers in ((pair.teacher, of_teacher), (pair.student, of_student)):
         x = vit._pos_embed(vit.patch_embed(IMAGES))
@@ -240,7 +279,9 @@ def test_other_prefix_tokens_are_dropped_when_asked(small_vit, of_teacher, of_st
 
 
 def test_equal_prefix_tokens_all_count(small_vit):
-    pair = AttnDistill(small_vit(seed=1, reg_tokens=2, patch_size=16), small_vit(seed=2, reg_tokens=2), resample=True).double()
+    pair = AttnDistill(
+        small_vit(seed=1, reg_tokens=2, patch_size=16), small_vit(seed=2, reg_tokens=2), resample=True
+    ).double()
     token, p = pair.teacher_targets(IMAGES)
     assert token.shape == (3, 24) and p.shape == (3, 19)
     torch.testing.assert_close(p.sum(-1), torch.ones(3, dtype=torch.float64))
@@ -302,18 +343,31 @@ def test_models_that_cannot_be_walked(small_vit):
             AttnDistill(*pair)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0}, {"temperature": float("nan")}, {"attention_weight": -0.1},
-                                   {"attention_weight": float("inf")}, {"hidden_width": 0}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": 0},
+        {"temperature": float("nan")},
+        {"attention_weight": -0.1},
+        {"attention_weight": float("inf")},
+        {"hidden_width": 0},
+    ],
+    ids=str,
+)
 def test_settings_that_cannot_be_meant(small_vit, wrong):
-    (name, value), = wrong.items()
+    ((name, value),) = wrong.items()
     teacher = small_vit()
     with pytest.raises(ValueError, match=f"{name}={value}: "):
         AttnDistill(teacher, small_vit(), **wrong)
-    assert all(parameter.requires_grad for parameter in teacher.parameters())  # a refused pair leaves the teacher as it was
+    assert all(
+        parameter.requires_grad for parameter in teacher.parameters()
+    )  # a refused pair leaves the teacher as it was
 
 
 def test_images_of_another_size(small_vit):
-    pair = AttnDistill(small_vit(patch_size=4, dynamic_img_size=True), small_vit(dynamic_img_size=True), resample=True).train()
+    pair = AttnDistill(
+        small_vit(patch_size=4, dynamic_img_size=True), small_vit(dynamic_img_size=True), resample=True
+    ).train()
     with pytest.raises(ValueError, match="grid_from=.* has 8 x 8 = 64 patches, but 257 tokens"):
         pair(random_images(2, 3, 64, 64))
 
@@ -323,7 +377,9 @@ def test_images_of_another_size(small_vit):
 
 def test_the_projector_is_trained_too_and_no_label_is_used(small_vit, glyphs64):
     recipe = Recipe(steps=6, batch_size=16, lr=3e-3, task_weight=0.0, transfer_weight=1.0)
-    student = create_vit({"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 8})
+    student = create_vit(
+        {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 8}
+    )
     pair = AttnDistill(small_vit(seed=1, num_classes=8), student)
     listed = [id(p) for group in make_optimizer(pair, recipe).param_groups for p in group["params"]]
     assert sorted(listed) == sorted(id(p) for p in pair.parameters())

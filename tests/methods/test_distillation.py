@@ -1,4 +1,5 @@
-"""Feature and logit distillation against formulas written out; DeiT's weights; what is trained and what is left after training."""
+"""Feature and logit distillation against formulas written out; DeiT's weights; what is trained and what is
+left after training."""
 
 import math
 
@@ -45,7 +46,10 @@ def divergence(rows, others, temperature):
     """Σ p_t log(p_t / p_s) of predictions softened by the temperature, mean over the batch."""
     total = 0.0
     for row, other in zip(rows, others):
-        p_s, p_t = softmax([value / temperature for value in row]), softmax([value / temperature for value in other])
+        p_s, p_t = (
+            softmax([value / temperature for value in row]),
+            softmax([value / temperature for value in other]),
+        )
         total += sum(t * math.log(t / s) for s, t in zip(p_s, p_t))
     return total / len(rows)
 
@@ -60,15 +64,23 @@ def logits_of(*vits):
 
 @pytest.mark.parametrize("layers", [None, [1], [0, 2]], ids=str)
 def test_features_by_hand(small_vit, layers):
-    """Squared differences of the tokens after each block, mean over all entries, summed over layers; and the student's gradients."""
+    """Squared differences of the tokens after each block, mean over all entries, summed over layers; and the
+    student's gradients."""
     pair, images = FeatureDistillation(*models(small_vit), layers=layers).train(), images_of()
     weights = {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
     logits, own = longhand.layers(weights, images, 3)
     _, target = longhand.layers(pair.teacher.state_dict(), images, 3)
-    loss = sum(((own[layer]["stream"] - target[layer]["stream"]) ** 2).mean() for layer in (range(3) if layers is None else layers))
+    loss = sum(
+        ((own[layer]["stream"] - target[layer]["stream"]) ** 2).mean()
+        for layer in (range(3) if layers is None else layers)
+    )
     (longhand.cross_entropy(logits, LABELS) + 3 * loss).backward()
     found = pair(images)
-    assert (found.logits - logits).abs().max() <= 1e-10 and (found.transfer_loss - loss).abs() <= 1e-10 and loss > 0.1
+    assert (
+        (found.logits - logits).abs().max() <= 1e-10
+        and (found.transfer_loss - loss).abs() <= 1e-10
+        and loss > 0.1
+    )
     (nn.functional.cross_entropy(found.logits, LABELS) + 3 * found.transfer_loss).backward()
     for name, p in pair.student.named_parameters():
         assert (p.grad - weights[name].grad).abs().max() <= 1e-10, name
@@ -80,7 +92,9 @@ def test_soft_logits_by_hand(small_vit, temperature):
     of_teacher, of_student = logits_of(teacher, student)
     pair = LogitDistillation(teacher, student, temperature=temperature).train()
     found = pair(images_of())
-    assert found.transfer_loss.item() == pytest.approx(temperature**2 * divergence(of_student, of_teacher, temperature), rel=1e-9)
+    assert found.transfer_loss.item() == pytest.approx(
+        temperature**2 * divergence(of_student, of_teacher, temperature), rel=1e-9
+    )
     torch.testing.assert_close(found.logits, torch.tensor(of_student, dtype=torch.float64))
 
 
@@ -95,13 +109,17 @@ def test_hard_logits_by_hand(small_vit):
 
 @pytest.mark.parametrize("hard", [False, True])
 def test_deits_two_formulas(small_vit, hard):
-    """(1 - 0.1) CE + 0.1 · 3² KL, and 1/2 CE + 1/2 CE with the teacher's choice (arXiv 2012.12877, equations 2 and 3)."""
+    """(1 - 0.1) CE + 0.1 · 3² KL, and 1/2 CE + 1/2 CE with the teacher's choice (arXiv 2012.12877, equations
+    2 and 3)."""
     teacher, student = models(small_vit)
     of_teacher, of_student = logits_of(teacher, student)
     labels = LABELS.tolist()
     if hard:
         recipe = Recipe(task_weight=0.5, transfer_weight=0.5, label_smoothing=0.0)
-        expected = cross_entropy(of_student, labels) / 2 + cross_entropy(of_student, [row.index(max(row)) for row in of_teacher]) / 2
+        expected = (
+            cross_entropy(of_student, labels) / 2
+            + cross_entropy(of_student, [row.index(max(row)) for row in of_teacher]) / 2
+        )
     else:
         recipe = Recipe(task_weight=0.9, transfer_weight=0.1, label_smoothing=0.0)
         expected = 0.9 * cross_entropy(of_student, labels) + 0.1 * 9 * divergence(of_student, of_teacher, 3)
@@ -116,7 +134,10 @@ def test_a_perfect_student_has_nothing_to_learn(small_vit):
 
 
 def test_any_two_classifiers_will_do():
-    teacher, student = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    teacher, student = (
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 4)),
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 4)),
+    )
     output = LogitDistillation(teacher, student).train()(torch.randn(5, 3, 2, 2))
     assert isinstance(output, Transferred) and output.transfer_loss > 0
 
@@ -139,7 +160,11 @@ def test_evaluated_the_student_is_alone(small_vit, kind):
     pair = KINDS[kind](*models(small_vit)).eval()
     pair._teacher = (Bomb("the teacher"),)
     output = pair(images_of())
-    assert torch.equal(output.logits, pair.student(images_of())) and output.transfer_loss.item() == 0 and not pair.needs_teacher
+    assert (
+        torch.equal(output.logits, pair.student(images_of()))
+        and output.transfer_loss.item() == 0
+        and not pair.needs_teacher
+    )
 
 
 @all_kinds
@@ -172,27 +197,49 @@ def test_they_train_like_everything_else(glyphs64, kind):
     teacher, student = (create_vit("glyphs", depth=2, embed_dim=16, num_heads=2) for _ in range(2))
     before, kept = state_of(student), state_of(teacher)
     history = train(KINDS[kind](teacher, student), glyphs64, Recipe(steps=3, batch_size=16), progress=None)
-    assert math.isfinite(history[0]["loss"]) and same(state_of(teacher), kept) and not same(state_of(student), before)
+    assert (
+        math.isfinite(history[0]["loss"])
+        and same(state_of(teacher), kept)
+        and not same(state_of(student), before)
+    )
 
 
 # --- what is refused
 
 
-@pytest.mark.parametrize("teacher", [{"depth": 4}, {"embed_dim": 36}, {"reg_tokens": 1}, {"patch_size": 4}], ids=str)
+@pytest.mark.parametrize(
+    "teacher", [{"depth": 4}, {"embed_dim": 36}, {"reg_tokens": 1}, {"patch_size": 4}], ids=str
+)
 def test_features_that_do_not_correspond(small_vit, teacher):
-    with pytest.raises(ValueError, match=r"features correspond only in ViTs of the same \(depth, width, .* attention maps can be transferred"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"features correspond only in ViTs of the same \(depth, width, .* attention maps can be"
+            r" transferred"
+        ),
+    ):
         FeatureDistillation(*models(small_vit, **teacher))
 
 
-@pytest.mark.parametrize("layers, message", [([3], "layer 3, but the depth is 3"), ([], "at least one"), ([-1], "from 0 on"),
-                                             ({0: 1}, "the same layer of both, so give a list")], ids=str)
+@pytest.mark.parametrize(
+    "layers, message",
+    [
+        ([3], "layer 3, but the depth is 3"),
+        ([], "at least one"),
+        ([-1], "from 0 on"),
+        ({0: 1}, "the same layer of both, so give a list"),
+    ],
+    ids=str,
+)
 def test_layers_that_do_not_exist(small_vit, layers, message):
     with pytest.raises(ValueError, match=message):
         FeatureDistillation(*models(small_vit), layers=layers)
 
 
 def test_a_teacher_of_other_classes(small_vit):
-    with pytest.raises(ValueError, match=r"the student predicts \(3, 5\), the teacher \(3, 7\) .* fine-tune it on them first"):
+    with pytest.raises(
+        ValueError, match=r"the student predicts \(3, 5\), the teacher \(3, 7\) .* fine-tune it on them first"
+    ):
         LogitDistillation(*models(small_vit, num_classes=7)).train()(images_of())
 
 

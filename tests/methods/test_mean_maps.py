@@ -27,7 +27,9 @@ def test_means_equal_a_loop(small_vit, images):
     groups = parity(images).tolist()
     for layer, maps in enumerate(found):
         for group in range(3):
-            of_group = [walk(vit, images[i : i + 1]).layers[layer].map[0] for i in range(30) if groups[i] == group]
+            of_group = [
+                walk(vit, images[i : i + 1]).layers[layer].map[0] for i in range(30) if groups[i] == group
+            ]
             torch.testing.assert_close(maps[group], sum(of_group) / len(of_group), rtol=1e-5, atol=1e-6)
 
 
@@ -45,20 +47,23 @@ def test_the_student_uses_its_groups_map(small_vit, images):
 
 
 def test_its_walk_shows_the_maps_that_are_used(small_vit, images):
-    """An analysis must see the group's mean maps in the student, not the maps the student would have had by itself."""
+    """An analysis must see the group's mean maps in the student, not the maps the student would have had by
+    itself."""
     teacher, student = small_vit(seed=1), small_vit(seed=2)
     pair = MeanMapCopy(teacher, student, images, parity, 3)
     maps, groups, seen = mean_maps(teacher, images, parity, 3), parity(images), pair.walk(images)
     for layer in range(3):
         torch.testing.assert_close(seen.layers[layer].map, maps[layer][groups])
     assert torch.equal(seen.logits, pair(images).logits)
-    (streamed,), = walks([pair], Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4)), 4)
+    ((streamed,),) = walks([pair], Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4)), 4)
     blank = torch.full((1, 3, 32, 32), -2.0)
     torch.testing.assert_close(streamed.layers[0].map[0], maps[0][parity(blank)][0])
 
 
 def test_a_group_without_images_is_refused(small_vit, images):
-    with pytest.raises(ValueError, match=r"every group from 0 to 3 needs an image.*images per group: \[.*, 0\]"):
+    with pytest.raises(
+        ValueError, match=r"every group from 0 to 3 needs an image.*images per group: \[.*, 0\]"
+    ):
         MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images, parity, 4)
     with pytest.raises(ValueError, match="every group from 0 to 1"):
         MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images, parity, 2)

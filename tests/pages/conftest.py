@@ -8,11 +8,24 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
-BROWSERS = ["chromium", "google-chrome", "google-chrome-stable", "chromium-browser",
-            "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"]
+BROWSERS = [
+    "chromium",
+    "google-chrome",
+    "google-chrome-stable",
+    "chromium-browser",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+]
 # --no-sandbox: containers have no user namespaces. The others keep the browser itself from calling home.
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 def names() -> list[str]:
@@ -49,8 +62,13 @@ class Opened:
         self.tab.on("request", lambda request: self.requests.append(request.url))
         self.tab.on("requestfailed", lambda request: self.complaints.append(f"failed: {request.url}"))
         self.tab.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
-        self.tab.on("console", lambda message: message.type in {"error", "warning"}
-                    and self.complaints.append(f"{message.type}: {message.text}"))
+        self.tab.on(
+            "console",
+            lambda message: (
+                message.type in {"error", "warning"}
+                and self.complaints.append(f"{message.type}: {message.text}")
+            ),
+        )
         self.tab.goto(self.file.as_uri(), wait_until="load")
         # Math is set after loading; the promise is there only on pages that have math.
         self.tab.evaluate("() => window.MathJax?.startup?.promise")

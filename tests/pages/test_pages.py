@@ -37,8 +37,11 @@ def test_no_sideways_scroll_on_a_desktop_and_on_a_phone(page):
     try:
         for width in (1280, 390):
             page.tab.set_viewport_size({"width": width, "height": 844})
-            page.tab.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            # Names what reaches beyond the right edge, outermost first, except inside boxes that scroll themselves.
+            page.tab.evaluate(
+                "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+            )
+            # Names what reaches beyond the right edge, outermost first, except inside boxes that scroll
+            # themselves.
             wide = page.tab.evaluate("""() => {
                 const edge = document.documentElement.clientWidth, total = document.documentElement.scrollWidth;
                 if (total <= edge) return [];
@@ -53,12 +56,16 @@ def test_no_sideways_scroll_on_a_desktop_and_on_a_phone(page):
 
 
 def test_every_image_loads_and_says_what_it_shows(page):
-    images = page.all("img", "({alt: e.alt.trim(), source: e.getAttribute('src').slice(0, 80), width: e.naturalWidth})")
+    images = page.all(
+        "img", "({alt: e.alt.trim(), source: e.getAttribute('src').slice(0, 80), width: e.naturalWidth})"
+    )
     for image in images:
         assert image["width"] > 0, f"the image {image['source']} does not load"
-        # Without an alt text of its own an image gets its file's name from Sphinx, which tells nobody anything.
+        # Without an alt text of its own an image gets its file's name from Sphinx, which tells nobody
+        # anything.
         assert image["alt"] and not re.search(r"\.(png|svg|jpe?g|gif)$", image["alt"]), (
-            f"{image['source']} has no alt text (a code cell's figure takes it from the cell's metadata, mystnb: image: alt:)"
+            f"{image['source']} has no alt text (a code cell's figure takes it from the cell's metadata,"
+            " mystnb: image: alt:)"
         )
 
 
@@ -77,11 +84,14 @@ def test_links_lead_somewhere(page):
                 assert unquote(parts.fragment) in anchors(target), f"link to a missing place: {link}"
         elif parts.netloc == "colab.research.google.com":
             notebook = ROOT / unquote(parts.path.split("/blob/main/")[1])
-            assert notebook.suffix == ".ipynb" and notebook.exists(), f"Colab button to a missing notebook: {link}"
+            assert notebook.suffix == ".ipynb" and notebook.exists(), (
+                f"Colab button to a missing notebook: {link}"
+            )
 
 
 def test_sliders_move_their_picture(page):
-    # What a slider leaves behind when its static form is not the one chosen: a live widget's box, or its repr.
+    # What a slider leaves behind when its static form is not the one chosen: a live widget's box, or its
+    # repr.
     assert page.all("script[type*='widget-view']", "1") == []
     assert "Slider over" not in page.tab.inner_text("body")
     for slider in page.tab.query_selector_all(".frames-slider"):

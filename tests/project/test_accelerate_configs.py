@@ -1,4 +1,5 @@
-"""The launch files of configs/accelerate: what Accelerate's own launcher reads in them, and what their comments claim."""
+"""The launch files of configs/accelerate: what Accelerate's own launcher reads in them, and what their
+comments claim."""
 
 import os
 import re
@@ -16,8 +17,16 @@ from atlib.vit import create_vit
 from tests.launching import FOLDER, read, surroundings
 
 # Processes and machines of every file, and what kind of run it starts.
-FILES = {"one_cpu": (1, 1, "NO"), "two_processes_cpu": (2, 1, "MULTI_GPU"), "one_gpu": (1, 1, "NO"), "one_machine_8_gpus": (8, 1, "MULTI_GPU"),
-         "several_machines": (64, 8, "MULTI_GPU"), "fsdp2_vit_large": (8, 1, "FSDP"), "fsdp2_vit_huge": (16, 2, "FSDP"), "deepspeed_zero2": (8, 1, "DEEPSPEED")}
+FILES = {
+    "one_cpu": (1, 1, "NO"),
+    "two_processes_cpu": (2, 1, "MULTI_GPU"),
+    "one_gpu": (1, 1, "NO"),
+    "one_machine_8_gpus": (8, 1, "MULTI_GPU"),
+    "several_machines": (64, 8, "MULTI_GPU"),
+    "fsdp2_vit_large": (8, 1, "FSDP"),
+    "fsdp2_vit_huge": (16, 2, "FSDP"),
+    "deepspeed_zero2": (8, 1, "DEEPSPEED"),
+}
 FSDP = ("fsdp2_vit_large", "fsdp2_vit_huge")
 
 
@@ -29,10 +38,18 @@ def test_every_file_is_checked_here():
 def test_accelerate_reads_every_file(name):
     config = load_config_from_file(str(FOLDER / f"{name}.yaml"))  # refuses unknown keys
     processes, machines, kind = FILES[name]
-    assert (config.num_processes, config.num_machines, config.distributed_type) == (processes, machines, DistributedType(kind))
+    assert (config.num_processes, config.num_machines, config.distributed_type) == (
+        processes,
+        machines,
+        DistributedType(kind),
+    )
     assert config.use_cpu == (name == "one_cpu")
     given = read(name)
-    assert (given.multi_gpu, given.use_fsdp, given.use_deepspeed) == (kind == "MULTI_GPU", kind == "FSDP", kind == "DEEPSPEED")
+    assert (given.multi_gpu, given.use_fsdp, given.use_deepspeed) == (
+        kind == "MULTI_GPU",
+        kind == "FSDP",
+        kind == "DEEPSPEED",
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -53,16 +70,33 @@ def test_comments_name_files_and_recipes_that_exist(name):
 
 def test_two_processes_on_the_cpu_really_are_two(tmp_path):
     """The command of the file's comment; some launches that look like it start one process and say nothing."""
-    (tmp_path / "program.py").write_text("from accelerate import Accelerator\na = Accelerator()\nassert a.num_processes == 2, a.state\n"
-                                         "open(f'{a.process_index}.txt', 'w').write(a.device.type)\na.end_training()\n")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(FOLDER / "two_processes_cpu.yaml"), "--main_process_port", "0"]
-    subprocess.run([*command, "program.py"], cwd=tmp_path, check=True, env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}, timeout=300)
+    (tmp_path / "program.py").write_text(
+        "from accelerate import Accelerator\na = Accelerator()\nassert a.num_processes == 2, a.state\n"
+        "open(f'{a.process_index}.txt', 'w').write(a.device.type)\na.end_training()\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(FOLDER / "two_processes_cpu.yaml"),
+        "--main_process_port",
+        "0",
+    ]
+    subprocess.run(
+        [*command, "program.py"],
+        cwd=tmp_path,
+        check=True,
+        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["cpu", "cpu"]
 
 
 @pytest.fixture
 def launched(monkeypatch):
     """The environment that a file's launch gives to each process; more=value changes a variable of it."""
+
     def launch(name, **more):
         for key, value in (surroundings(name) | more).items():
             monkeypatch.setenv(key, value)
@@ -72,26 +106,51 @@ def launched(monkeypatch):
 
 @pytest.mark.parametrize("name", FSDP)
 def test_fsdp_divides_what_the_student_has(name, launched):
-    """Accelerate's plugin, as the file sets it, finds timm's Mlp in the ViT, and holds two thirds of its blocks' weights in it."""
+    """Accelerate's plugin, as the file sets it, finds timm's Mlp in the ViT, and holds two thirds of its
+    blocks' weights in it."""
     launched(name)
     plugin = distributed.fsdp_plugin()
     vit = create_vit("glyphs")
     plugin.set_auto_wrap_policy(vit)
     (divided,) = plugin.auto_wrap_policy.keywords["transformer_layer_cls"]
     assert divided is type(vit.blocks[0].mlp) and divided.__name__ == "Mlp"
-    assert (plugin.fsdp_version, plugin.reshard_after_forward, plugin.activation_checkpointing) == (2, True, False)
+    assert (plugin.fsdp_version, plugin.reshard_after_forward, plugin.activation_checkpointing) == (
+        2,
+        True,
+        False,
+    )
     policy = plugin.mixed_precision_policy
-    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (None, None, None), "weights and gradients travel as float32"
-    of_blocks, of_mlps = (sum(parameter.numel() for block in vit.blocks for parameter in part(block).parameters()) for part in (lambda b: b, lambda b: b.mlp))
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (None, None, None), (
+        "weights and gradients travel as float32"
+    )
+    of_blocks, of_mlps = (
+        sum(parameter.numel() for block in vit.blocks for parameter in part(block).parameters())
+        for part in (lambda b: b, lambda b: b.mlp)
+    )
     assert of_mlps / of_blocks == pytest.approx(2 / 3, abs=0.01)
 
 
-@pytest.mark.parametrize("variable, value, said", [
-    ("FSDP_VERSION", "1", "fsdp_version is 1: set it to 2"),
-    ("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT", "fsdp_state_dict_type is SHARDED_STATE_DICT: set it to FULL_STATE_DICT"),
-    ("FSDP_CPU_RAM_EFFICIENT_LOADING", "true", "fsdp_cpu_ram_efficient_loading is true: set it to false, or the teacher"),
-    ("FSDP_ACTIVATION_CHECKPOINTING", "true", "fsdp_activation_checkpointing is true.*checkpoint_activations of the recipe"),
-])
+@pytest.mark.parametrize(
+    "variable, value, said",
+    [
+        ("FSDP_VERSION", "1", "fsdp_version is 1: set it to 2"),
+        (
+            "FSDP_STATE_DICT_TYPE",
+            "SHARDED_STATE_DICT",
+            "fsdp_state_dict_type is SHARDED_STATE_DICT: set it to FULL_STATE_DICT",
+        ),
+        (
+            "FSDP_CPU_RAM_EFFICIENT_LOADING",
+            "true",
+            "fsdp_cpu_ram_efficient_loading is true: set it to false, or the teacher",
+        ),
+        (
+            "FSDP_ACTIVATION_CHECKPOINTING",
+            "true",
+            "fsdp_activation_checkpointing is true.*checkpoint_activations of the recipe",
+        ),
+    ],
+)
 def test_what_fsdp_could_not_do_here_is_refused_by_its_line(variable, value, said, launched):
     launched("fsdp2_vit_large", **{variable: value})
     with pytest.raises(ValueError, match=said):
@@ -104,16 +163,33 @@ def test_without_fsdp_or_deepspeed_nothing_is_divided(launched):
 
 
 def test_deepspeed_gets_the_recipes_batch_and_clipping(launched):
-    launched("one_machine_8_gpus", ACCELERATE_USE_DEEPSPEED="true", WORLD_SIZE="8",
-             ACCELERATE_DEEPSPEED_ZERO_STAGE=str(yaml.safe_load((FOLDER / "deepspeed_zero2.yaml").read_text())["deepspeed_config"]["zero_stage"]))
-    config = distributed.deepspeed_plugin(Recipe(batch_size=2050, accumulate=4, clip=None, mixed_precision="fp16")).deepspeed_config
+    launched(
+        "one_machine_8_gpus",
+        ACCELERATE_USE_DEEPSPEED="true",
+        WORLD_SIZE="8",
+        ACCELERATE_DEEPSPEED_ZERO_STAGE=str(
+            yaml.safe_load((FOLDER / "deepspeed_zero2.yaml").read_text())["deepspeed_config"]["zero_stage"]
+        ),
+    )
+    config = distributed.deepspeed_plugin(
+        Recipe(batch_size=2050, accumulate=4, clip=None, mixed_precision="fp16")
+    ).deepspeed_config
     assert config["zero_optimization"]["stage"] == 2
-    assert (config["train_micro_batch_size_per_gpu"], config["gradient_clipping"]) == (65, 0.0)  # 2050 / 8 / 4 = 64.06: the largest share
+    assert (config["train_micro_batch_size_per_gpu"], config["gradient_clipping"]) == (
+        65,
+        0.0,
+    )  # 2050 / 8 / 4 = 64.06: the largest share
     assert distributed.deepspeed_plugin(Recipe(clip=3.0)).deepspeed_config["gradient_clipping"] == 3.0
 
 
-@pytest.mark.parametrize("stage, recipe, said", [("3", Recipe(), "zero_stage is 3.*use FSDP2"), ("2", Recipe(mixed_precision="bf16"), "in bf16 not the images"),
-                                                 ("2", Recipe(ema=0.9), "would stand still")])
+@pytest.mark.parametrize(
+    "stage, recipe, said",
+    [
+        ("3", Recipe(), "zero_stage is 3.*use FSDP2"),
+        ("2", Recipe(mixed_precision="bf16"), "in bf16 not the images"),
+        ("2", Recipe(ema=0.9), "would stand still"),
+    ],
+)
 def test_what_deepspeed_could_not_do_here_is_refused(stage, recipe, said, launched):
     launched("one_machine_8_gpus", ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE=stage)
     with pytest.raises(ValueError, match=said):

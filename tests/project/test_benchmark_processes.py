@@ -8,7 +8,9 @@ import pytest
 from atlib.record import read_record
 from tests.helpers import ROOT
 
-sys.path.insert(0, str(ROOT / "benchmarks"))  # its files are scripts, which find each other in their own folder
+sys.path.insert(
+    0, str(ROOT / "benchmarks")
+)  # its files are scripts, which find each other in their own folder
 
 import processes  # noqa: E402
 
@@ -33,17 +35,25 @@ def test_bytes_of_an_all_reduce(gpus):
 
 @pytest.mark.parametrize("gpus", [2, 5, 8])
 def test_bytes_of_divided_weights(gpus):
-    """The root's weights are gathered once, the others twice; every gradient is scattered once: tests/train/test_divided_weights.py counts that."""
+    """The root's weights are gathered once, the others twice; every gradient is scattered once:
+    tests/train/test_divided_weights.py counts that."""
     root, others = 3 * 2 * 5 * 8, [2 * 2 * 5 * 8] * 4
-    units = [root, root, *(size for size in others for _ in range(3))]  # gathered and scattered; gathered, gathered again and scattered
+    units = [
+        root,
+        root,
+        *(size for size in others for _ in range(3)),
+    ]  # gathered and scattered; gathered, gathered again and scattered
     sent = sum(ring([4 * size // gpus] * gpus, gpus - 1)[0] for size in units)
     assert sent == processes.divided(root + sum(others), sum(others), gpus)
 
 
 def test_what_is_computed_for_vit_large():
-    """Against numbers of the paper and of ViT-L by hand: 2,735 GPU-hours, 626 steps an epoch of 2,048 of 1,281,167 images."""
+    """Against numbers of the paper and of ViT-L by hand: 2,735 GPU-hours, 626 steps an epoch of 2,048 of
+    1,281,167 images."""
     large = processes.large(link=50.0)
-    assert large["weights"] == 304_326_632 and large["weights_in_mlps"] == 24 * (2 * 4 * 1024 * 1024 + 5 * 1024)
+    assert large["weights"] == 304_326_632 and large["weights_in_mlps"] == 24 * (
+        2 * 4 * 1024 * 1024 + 5 * 1024
+    )
     assert large["gpu_seconds_per_step"] == pytest.approx(2735 * 3600 / (100 * 626))
     row = large["gpus"]["64"]
     assert row["images_per_gpu"] == 32 and row["compute_seconds"] == pytest.approx(2.4575, abs=1e-3)
@@ -52,11 +62,35 @@ def test_what_is_computed_for_vit_large():
 
 def test_a_small_run_writes_its_record(tmp_path):
     path = tmp_path / "processes.json"
-    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "processes.py"), "--batch", "16", "--steps", "2", "--repetitions", "1", "--out", str(path)],
-                   check=True, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "benchmarks" / "processes.py"),
+            "--batch",
+            "16",
+            "--steps",
+            "2",
+            "--repetitions",
+            "1",
+            "--out",
+            str(path),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+    )
     results = read_record(path).results
-    assert results["speed_up"]["ratio"] == pytest.approx(results["measured"]["1"]["seconds"] / results["measured"]["2"]["seconds"])
-    assert results["measured"]["2"]["steps_per_second"] > 0 and set(results["large"]["gpus"]) == {"8", "16", "32", "64"}
+    assert results["speed_up"]["ratio"] == pytest.approx(
+        results["measured"]["1"]["seconds"] / results["measured"]["2"]["seconds"]
+    )
+    assert results["measured"]["2"]["steps_per_second"] > 0 and set(results["large"]["gpus"]) == {
+        "8",
+        "16",
+        "32",
+        "64",
+    }
 
 
 def test_nonsense_on_the_command_line_is_refused(capsys):

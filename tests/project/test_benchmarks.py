@@ -1,4 +1,5 @@
-"""The benchmark of transfer steps: its FLOP counts, its memory counts, its dense baseline, its arithmetic, and one small run."""
+"""The benchmark of transfer steps: its FLOP counts, its memory counts, its dense baseline, its arithmetic,
+and one small run."""
 
 import json
 import sys
@@ -14,7 +15,9 @@ from atlib.train import make_optimizer
 from atlib.walking import Instead
 from tests.helpers import ROOT, random_images, randomise
 
-sys.path.insert(0, str(ROOT / "benchmarks"))  # its files are scripts, which find each other in their own folder
+sys.path.insert(
+    0, str(ROOT / "benchmarks")
+)  # its files are scripts, which find each other in their own folder
 
 import flops  # noqa: E402
 import loss_alone  # noqa: E402
@@ -30,8 +33,19 @@ BATCH = 2
 
 
 def vit(seed=0):
-    """A ViT whose sizes are all different, with attention written out, so that every matrix product is counted once."""
-    made = create_vit({"img_size": 24, "patch_size": 8, "embed_dim": 12, "depth": 4, "num_heads": 3, "num_classes": 5, "mlp_ratio": 3})
+    """A ViT whose sizes are all different, with attention written out, so that every matrix product is
+    counted once."""
+    made = create_vit(
+        {
+            "img_size": 24,
+            "patch_size": 8,
+            "embed_dim": 12,
+            "depth": 4,
+            "num_heads": 3,
+            "num_classes": 5,
+            "mlp_ratio": 3,
+        }
+    )
     for block in made.blocks:
         block.attn.fused_attn = False
     return randomise(made, seed)
@@ -64,7 +78,9 @@ def teacher_maps(teacher, images, layers):
 
 
 def test_shape_is_read_off_the_model():
-    assert flops.shape_of(vit()) == flops.Shape(tokens=10, patches=9, depth=4, width=12, hidden=36, pixels=192, classes=5)
+    assert flops.shape_of(vit()) == flops.Shape(
+        tokens=10, patches=9, depth=4, width=12, hidden=36, pixels=192, classes=5
+    )
     assert flops.shape_of(create_vit("glyphs", num_classes=0)).classes == 0
 
 
@@ -83,7 +99,9 @@ def test_flops_of_copy(images, layers):
     spent, maps = teacher_maps(vit(1), images, layers)
     assert spent == flops.teacher(shape, layers)
     replace = {i: Instead(map=p) for i, p in enumerate(maps)}
-    assert spent + both_ways(lambda: walk(student, images, replace=replace).logits) == flops.copy(shape, layers)
+    assert spent + both_ways(lambda: walk(student, images, replace=replace).logits) == flops.copy(
+        shape, layers
+    )
     assert flops.copy(shape) == flops.copy(shape, 4)
 
 
@@ -107,7 +125,9 @@ def test_flops_of_query_copy(images):
     before_last, seen = forward_flops(lambda: walk(teacher, images, stop_after=3).layers)
     only_q = before_last - shape.projection  # the walk makes k as well
     replace = {i: Instead(q=one.q) for i, one in enumerate(seen)}
-    assert only_q + both_ways(lambda: walk(student, images, replace=replace).logits) == flops.query_copy(shape)
+    assert only_q + both_ways(lambda: walk(student, images, replace=replace).logits) == flops.query_copy(
+        shape
+    )
 
 
 def test_flops_of_feature_distillation(images):
@@ -118,9 +138,14 @@ def test_flops_of_feature_distillation(images):
 
 
 def test_products_that_are_added_in_place_are_counted():
-    """A (5, 7, 2) by (5, 2, 3) product added to a sum: 2 · 5 · 7 · 2 · 3 operations in either form, and the same in a matrix product."""
+    """A (5, 7, 2) by (5, 2, 3) product added to a sum: 2 · 5 · 7 · 2 · 3 operations in either form, and the
+    same in a matrix product."""
     onto, left, right = torch.zeros(5, 7, 3), torch.ones(5, 7, 2), torch.ones(5, 2, 3)
-    for action in (lambda: onto.baddbmm_(left, right), lambda: torch.baddbmm(onto, left, right), lambda: left @ right):
+    for action in (
+        lambda: onto.baddbmm_(left, right),
+        lambda: torch.baddbmm(onto, left, right),
+        lambda: left @ right,
+    ):
         with flops.counter() as counted:
             action()
         assert counted.get_total_flops() == 2 * 5 * 7 * 2 * 3
@@ -128,12 +153,22 @@ def test_products_that_are_added_in_place_are_counted():
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_what_a_step_of_distill_really_does(layers):
-    """Beyond the fewest, the loss makes both maps again and two gradients in each of its layers: four products. One of them all is among the fewest:
-    the teacher stops before it has made its last layer's map."""
+    """Beyond the fewest, the loss makes both maps again and two gradients in each of its layers: four
+    products. One of them all is among the fewest: the teacher stops before it has made its last layer's map.
+    """
     images, shape = random_images(BATCH, 3, 24, 24), flops.shape_of(vit())
     module = AttentionTransfer(vit(1), vit(2), Plan(how="distill", layers=range(layers))).train()
-    step = Step(module.student, module.teacher, make_optimizer(module.student, RECIPE), images, torch.tensor([0, 4]), False)
-    assert transfer_step.count_flops(step, module) == BATCH * (flops.distill(shape, layers) + (4 * layers - 1) * shape.mixing)
+    step = Step(
+        module.student,
+        module.teacher,
+        make_optimizer(module.student, RECIPE),
+        images,
+        torch.tensor([0, 4]),
+        False,
+    )
+    assert transfer_step.count_flops(step, module) == BATCH * (
+        flops.distill(shape, layers) + (4 * layers - 1) * shape.mixing
+    )
 
 
 def test_dense_baseline_runs_the_whole_teacher_and_all_projections(images):
@@ -141,14 +176,25 @@ def test_dense_baseline_runs_the_whole_teacher_and_all_projections(images):
     whole_teacher = shape.embed + shape.depth * shape.block + shape.head
     distill = DenseTransfer(vit(1), vit(2), "distill", range(3))
     copy = DenseTransfer(vit(1), vit(2), "copy", range(4))
-    assert both_ways(lambda: sum(part.sum() for part in distill(images))) == whole_teacher + flops.fine_tuning(shape)
-    assert both_ways(lambda: copy(images).logits) == whole_teacher + flops.fine_tuning(shape) - 4 * 4 * shape.mixing
+    assert both_ways(
+        lambda: sum(part.sum() for part in distill(images))
+    ) == whole_teacher + flops.fine_tuning(shape)
+    assert (
+        both_ways(lambda: copy(images).logits)
+        == whole_teacher + flops.fine_tuning(shape) - 4 * 4 * shape.mixing
+    )
 
 
-@pytest.mark.parametrize(("how", "layers"), [("copy", (0, 1, 2, 3)), ("copy", (1, 3)), ("distill", (0, 1, 2)), ("distill", (0, 1, 2, 3))])
+@pytest.mark.parametrize(
+    ("how", "layers"),
+    [("copy", (0, 1, 2, 3)), ("copy", (1, 3)), ("distill", (0, 1, 2)), ("distill", (0, 1, 2, 3))],
+)
 def test_dense_baseline_agrees_with_atlib(images, how, layers):
     found = []
-    for build in (lambda t, s: DenseTransfer(t, s, how, layers), lambda t, s: AttentionTransfer(t, s, Plan(how=how, layers=layers))):
+    for build in (
+        lambda t, s: DenseTransfer(t, s, how, layers),
+        lambda t, s: AttentionTransfer(t, s, Plan(how=how, layers=layers)),
+    ):
         student = vit(2)
         logits, transfer_loss = build(vit(1), student).train()(images)
         (cross_entropy(logits, torch.tensor([0, 4])) + 3 * transfer_loss).backward()
@@ -158,7 +204,9 @@ def test_dense_baseline_agrees_with_atlib(images, how, layers):
     torch.testing.assert_close(our_loss, loss, rtol=1e-5, atol=0)
     assert (how == "distill") == (loss > 0)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-4, atol=1e-4 * gradient.abs().max().item(), msg=name)
+        torch.testing.assert_close(
+            our_gradients[name], gradient, rtol=1e-4, atol=1e-4 * gradient.abs().max().item(), msg=name
+        )
 
 
 def test_dense_losses_of_the_loss_alone_agree():
@@ -187,7 +235,8 @@ def test_memory_of_known_allocations():
 def test_memory_of_a_matrix_product_and_its_backward_pass():
     weight = torch.ones(300, 400, requires_grad=True)
     x = torch.ones(50, 300)
-    # y is held by nobody after the square; d/dy and the gradient of the weight are the peak, each float four bytes
+    # y is held by nobody after the square; d/dy and the gradient of the weight are the peak, each float four
+    # bytes
     peak = peak_allocated(lambda: (x @ weight).sum().backward(), CPU)
     assert peak >= 4 * 300 * 400
     assert peak <= 4 * (300 * 400 + 3 * 50 * 400) + 64
@@ -208,21 +257,50 @@ def test_interleaving_runs_everything_once_per_repetition():
 
 
 def test_targets_say_by_how_much_they_are_missed():
-    figures = {"distill_step": 1.43, "copy_step": 1.2, "distill_memory": 1.0, "dense_step_197": 1.0, "loss_memory_growth": 9.0}
+    figures = {
+        "distill_step": 1.43,
+        "copy_step": 1.2,
+        "distill_memory": 1.0,
+        "dense_step_197": 1.0,
+        "loss_memory_growth": 9.0,
+    }
     compared = targets.compare(figures, 197, "cpu")
-    assert compared["distill_step"] == {"wanted": 1.30, "found": 1.43, "hit": False, "missed_by": pytest.approx(0.1)}
+    assert compared["distill_step"] == {
+        "wanted": 1.30,
+        "found": 1.43,
+        "hit": False,
+        "missed_by": pytest.approx(0.1),
+    }
     assert compared["copy_step"]["hit"] and compared["distill_memory"]["missed_by"] == 0
     assert compared["dense_step_197"]["missed_by"] == pytest.approx(0.07)
     assert compared["loss_memory_growth"]["missed_by"] == pytest.approx(1.0)
     assert "missed by 10.0%" in next(targets.describe(compared))
-    assert set(targets.compare({"dense_step_785": 6.1, "loss_memory_growth": 4}, 785, "cuda")) == {"dense_step_785", "loss_memory_growth"}
+    assert set(targets.compare({"dense_step_785": 6.1, "loss_memory_growth": 4}, 785, "cuda")) == {
+        "dense_step_785",
+        "loss_memory_growth",
+    }
 
 
 def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys):
     out = tmp_path / "record.json"
     threads = torch.get_num_threads()
     try:
-        transfer_step.main(["--model", "tiny", "--batch", "1", "--memory-batches", "2", "--repetitions", "1", "--threads", "1", "--out", str(out)])
+        transfer_step.main(
+            [
+                "--model",
+                "tiny",
+                "--batch",
+                "1",
+                "--memory-batches",
+                "2",
+                "--repetitions",
+                "1",
+                "--threads",
+                "1",
+                "--out",
+                str(out),
+            ]
+        )
     finally:
         torch.set_num_threads(threads)
     record, printed = read_record(out), capsys.readouterr().out
@@ -235,18 +313,32 @@ def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys):
         assert one["seconds"] == one["seconds_min"] == record.history[0][name]
         assert one["images_per_second"] == pytest.approx(1 / one["seconds"])
         assert one["ratio"] == pytest.approx(one["seconds"] / methods["fine-tune"]["seconds"])
-        assert one["memory_ratio"] == pytest.approx(one["peak_memory_mb"] / methods["fine-tune"]["peak_memory_mb"])
+        assert one["memory_ratio"] == pytest.approx(
+            one["peak_memory_mb"] / methods["fine-tune"]["peak_memory_mb"]
+        )
         assert one["flops_per_image"] >= 0.99 * one["least_flops_per_image"], name
-        assert one["peak_memory_mb"] > 4 * 4 * 5.5, "weights, gradients or activations, and two moments of 5.5 million parameters"
-    assert methods["fine-tune"]["ratio"] == methods["fine-tune"]["memory_ratio"] == methods["fine-tune"]["least_flops_ratio"] == 1
+        assert one["peak_memory_mb"] > 4 * 4 * 5.5, (
+            "weights, gradients or activations, and two moments of 5.5 million parameters"
+        )
+    assert (
+        methods["fine-tune"]["ratio"]
+        == methods["fine-tune"]["memory_ratio"]
+        == methods["fine-tune"]["least_flops_ratio"]
+        == 1
+    )
     assert set(record.results["memory_by_batch"]["2"]) == set(transfer_step.IN_MEMORY_BY_BATCH)
-    assert record.results["memory_by_batch"]["2"]["fine-tune"] > record.results["memory_by_batch"]["1"]["fine-tune"]
+    assert (
+        record.results["memory_by_batch"]["2"]["fine-tune"]
+        > record.results["memory_by_batch"]["1"]["fine-tune"]
+    )
     assert record.results["loss"]["growth"]["map-free"] < 4.5 < record.results["loss"]["growth"]["dense"]
     assert record.results["targets"]["loss_memory_growth"]["hit"]
     json.dumps(record.results, allow_nan=False)
 
 
-@pytest.mark.parametrize("arguments", [["--model", "huge"], ["--tokens", "200"], ["--batch", "0"], ["--repetitions", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["--model", "huge"], ["--tokens", "200"], ["--batch", "0"], ["--repetitions", "0"]]
+)
 def test_bad_arguments_are_refused(arguments, capsys):
     with pytest.raises(SystemExit):
         transfer_step.parse(arguments)
@@ -261,5 +353,8 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch, capsys):
 
 
 def test_records_of_other_precisions_have_their_own_file():
-    names = [transfer_step.default_path(transfer_step.parse(["--dtype", dtype])).name for dtype in ("float32", "bf16")]
+    names = [
+        transfer_step.default_path(transfer_step.parse(["--dtype", dtype])).name
+        for dtype in ("float32", "bf16")
+    ]
     assert names == ["transfer_step-base-197-cpu.json", "transfer_step-base-197-cpu-bf16.json"]

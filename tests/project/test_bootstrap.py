@@ -104,7 +104,9 @@ def test_pip_that_cannot_be_fetched_or_is_another_file(tmp_path, monkeypatch):
         raise URLError("no network")
 
     monkeypatch.setattr("urllib.request.urlopen", offline)
-    with pytest.raises(SystemExit, match=r"(?s)could not fetch https://files\.pythonhosted.*no network.*python3-venv"):
+    with pytest.raises(
+        SystemExit, match=r"(?s)could not fetch https://files\.pythonhosted.*no network.*python3-venv"
+    ):
         bootstrap.fetch_pip(str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", lambda *arguments, **options: io.BytesIO(b"something else"))
     with pytest.raises(SystemExit, match="SHA-256 differs"):

@@ -9,7 +9,9 @@ from atlib.record import read_record
 from tests.helpers import ROOT
 from tests.picture_files import write_parquet
 
-sys.path.insert(0, str(ROOT / "benchmarks"))  # its files are scripts, which find each other in their own folder
+sys.path.insert(
+    0, str(ROOT / "benchmarks")
+)  # its files are scripts, which find each other in their own folder
 
 import data as benchmark  # noqa: E402
 
@@ -24,10 +26,36 @@ def test_one_small_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "GLYPHS", 128)
     images = write_parquet(tmp_path / "set", "train", range(6))
     out = tmp_path / "data.json"
-    benchmark.main(["--images", str(images), "--label-column", "label", "--count", "4", "--batch", "2", "--step-batch", "1", "--model", "glyphs",
-                    "--workers", "0", "--repetitions", "2", "--threads", "1", "--out", str(out)])
+    benchmark.main(
+        [
+            "--images",
+            str(images),
+            "--label-column",
+            "label",
+            "--count",
+            "4",
+            "--batch",
+            "2",
+            "--step-batch",
+            "1",
+            "--model",
+            "glyphs",
+            "--workers",
+            "0",
+            "--repetitions",
+            "2",
+            "--threads",
+            "1",
+            "--out",
+            str(out),
+        ]
+    )
     record = read_record(out)
-    assert record.config["images"] == 4 and record.results["file"]["pixels"] == 16 * 12 and len(record.history) == 2
+    assert (
+        record.config["images"] == 4
+        and record.results["file"]["pixels"] == 16 * 12
+        and len(record.history) == 2
+    )
     for pair, one in record.results["ratios"].items():
         above, below = pair.split(" / ")
         by_hand = [turn[above] / turn[below] for turn in record.history]

@@ -37,7 +37,9 @@ def locked(lines: list[str]) -> dict[str, list[Requirement]]:
 def version(requirement: Requirement) -> Version:
     """The one version of a pin `name==version`."""
     (specifier,) = requirement.specifier
-    assert specifier.operator == "==" and "*" not in specifier.version, f"{requirement} is not an exact version"
+    assert specifier.operator == "==" and "*" not in specifier.version, (
+        f"{requirement} is not an exact version"
+    )
     return Version(specifier.version)
 
 
@@ -46,20 +48,26 @@ def test_every_dependency_is_locked_within_its_range(requirement):
     pins = locked(lock.locked_lines(LOCK)).get(canonicalize_name(requirement.name))
     assert pins, f"{requirement.name} is in pyproject.toml and not in requirements.lock: run `make lock`"
     for pin in pins:
-        assert requirement.specifier.contains(version(pin), prereleases=True), f"{pin} is outside {requirement}: run `make lock`"
+        assert requirement.specifier.contains(version(pin), prereleases=True), (
+            f"{pin} is outside {requirement}: run `make lock`"
+        )
 
 
 def test_every_locked_version_is_exact_and_markers_keep_several_apart():
     for name, pins in locked(lock.locked_lines(LOCK)).items():
         assert all(version(pin) for pin in pins)
-        assert len(pins) == 1 or all(pin.marker for pin in pins), f"{name} is locked to several versions at once"
+        assert len(pins) == 1 or all(pin.marker for pin in pins), (
+            f"{name} is locked to several versions at once"
+        )
 
 
 def test_conda_environment_has_the_same_versions():
     *others, last = yaml.safe_load(ENVIRONMENT)["dependencies"]
     assert sorted(last["pip"]) == sorted(lock.locked_lines(LOCK)), "run `make lock`"
     assert others == [f"python={lock.lower_bound()}", "pip"]
-    assert ENVIRONMENT == lock.environment(LOCK, lock.lower_bound()), "environment.yml was edited by hand: run `make lock`"
+    assert ENVIRONMENT == lock.environment(LOCK, lock.lower_bound()), (
+        "environment.yml was edited by hand: run `make lock`"
+    )
 
 
 def test_oldest_python_is_the_same_everywhere():

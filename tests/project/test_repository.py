@@ -53,15 +53,15 @@ def test_new_address_replaces_every_use_and_the_old_one_comes_back(tmp_path):
 
 def test_all_forms_are_rewritten_and_other_repositories_left_alone():
     text = (
-        f"{URL} {URL}.git git+{URL} {URL}/blob/main/x.md {URL}. "
-        f"https://colab.research.google.com/github/{OWNER}/{NAME}/blob/main/n.ipynb https://{OWNER}.github.io/{NAME}/ "
-        f"{URL}-older https://github.com/{OWNER}/other"
+        f"{URL} {URL}.git git+{URL} {URL}/blob/main/x.md {URL}."
+        f" https://colab.research.google.com/github/{OWNER}/{NAME}/blob/main/n.ipynb"
+        f" https://{OWNER}.github.io/{NAME}/ {URL}-older https://github.com/{OWNER}/other"
     )
     result = repository.rewritten(text, URL, OTHER)
-    assert result == (
-        f"{OTHER} {OTHER}.git git+{OTHER} {OTHER}/blob/main/x.md {OTHER}. "
-        "https://colab.research.google.com/github/someone/their-book/blob/main/n.ipynb https://someone.github.io/their-book/ "
-        f"{URL}-older https://github.com/{OWNER}/other"
+    assert (
+        result == f"{OTHER} {OTHER}.git git+{OTHER} {OTHER}/blob/main/x.md {OTHER}."
+        " https://colab.research.google.com/github/someone/their-book/blob/main/n.ipynb"
+        f" https://someone.github.io/their-book/ {URL}-older https://github.com/{OWNER}/other"
     )
 
 
@@ -70,11 +70,21 @@ def test_address_may_end_as_a_browser_or_git_writes_it(url):
     assert repository.parsed(url) == ("someone", "their-book")
 
 
-@pytest.mark.parametrize("url", [
-    "", "someone/their-book", "http://github.com/a/b", "https://gitlab.com/a/b", "https://github.com/a",
-    "https://github.com/a/b/tree/main", "https://github.com/-a/b", "https://github.com/a/b c", "https://github.com/a/..",
-    "https://github.com/a/b?x=1",
-])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "someone/their-book",
+        "http://github.com/a/b",
+        "https://gitlab.com/a/b",
+        "https://github.com/a",
+        "https://github.com/a/b/tree/main",
+        "https://github.com/-a/b",
+        "https://github.com/a/b c",
+        "https://github.com/a/..",
+        "https://github.com/a/b?x=1",
+    ],
+)
 def test_other_addresses_are_refused_and_nothing_changes(url, tmp_path):
     root = copied(tmp_path)
     with pytest.raises(ValueError, match="https://github.com/OWNER/NAME"):

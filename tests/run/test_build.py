@@ -18,7 +18,15 @@ def config(tmp_path, how="copy", plan=None, **student):
     """A run whose teacher reads its class token, and whose student has `student`'s constructor arguments."""
     teacher = Architecture("vit_tiny_patch16_224", {**TINY, "num_classes": 0})
     path = save_vit(tmp_path / "teacher.safetensors", teacher.build(), teacher)
-    return RunConfig("mine", how, Architecture("vit_tiny_patch16_224", TINY | student), "marked-glyphs", Recipe(), teacher=str(path), plan=plan or Plan(how=how))
+    return RunConfig(
+        "mine",
+        how,
+        Architecture("vit_tiny_patch16_224", TINY | student),
+        "marked-glyphs",
+        Recipe(),
+        teacher=str(path),
+        plan=plan or Plan(how=how),
+    )
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
@@ -27,7 +35,9 @@ def test_a_student_that_only_pools_otherwise_is_taught(tmp_path, how):
     assert set(built.model.mismatched) == {"pooling"}
     assert (built.model.plan.what, built.model.plan.how, built.model.plan.mismatched) == ("map", how, True)
     if how == "copy":  # what is kept can be read back as the same pair
-        again = load_bundle(save_bundle(tmp_path / "student.safetensors", built.model, built.student, built.teacher))
+        again = load_bundle(
+            save_bundle(tmp_path / "student.safetensors", built.model, built.student, built.teacher)
+        )
         assert same(again.student.state_dict(), built.model.student.state_dict())
 
 
@@ -43,21 +53,47 @@ def test_any_other_difference_must_be_asked_for(tmp_path, student):
 
 
 def test_a_teacher_of_another_size_is_named_in_two_lines_with_the_way_out():
-    teacher, student = (Architecture("vit_tiny_patch16_224", TINY | {"embed_dim": width, "num_classes": 0}).build() for width in (48, 24))
+    teacher, student = (
+        Architecture("vit_tiny_patch16_224", TINY | {"embed_dim": width, "num_classes": 0}).build()
+        for width in (48, 24)
+    )
     with pytest.raises(ValueError) as caught:
         start_from(student, teacher)
     text = str(caught.value)
-    assert "cls_token is (1, 1, 48) in the teacher, (1, 1, 24) in the student" in text and "--set model.embed_dim=48" in text
-    assert text.count(" in the student") == 3 and "more. Choose the teacher's model with --set model=" in text and len(text) < 400
+    assert (
+        "cls_token is (1, 1, 48) in the teacher, (1, 1, 24) in the student" in text
+        and "--set model.embed_dim=48" in text
+    )
+    assert (
+        text.count(" in the student") == 3
+        and "more. Choose the teacher's model with --set model=" in text
+        and len(text) < 400
+    )
 
 
 def test_weights_say_how_images_are_prepared_for_them(tmp_path):
     architecture = Architecture("vit_tiny_patch16_224", TINY)
-    vit, augmentation = architecture.build(), Augmentation(32, crop_pct=1.0, mean=(0.1, 0.2, 0.3), std=(0.5,) * 3)
+    vit, augmentation = (
+        architecture.build(),
+        Augmentation(32, crop_pct=1.0, mean=(0.1, 0.2, 0.3), std=(0.5,) * 3),
+    )
     described = {"image_size": 32, "crop_pct": 1.0, "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.5, 0.5]}
-    said = {name: save_vit(tmp_path / f"{name}.safetensors", vit, architecture, more) for name, more in (
-        ("silent", {}), ("as they are", {"augmentation": None}), ("prepared", {"augmentation": described}), ("wrong", {"augmentation": {"crop_pct": 7}}))}
-    assert [preparation_of(said[name]) for name in ("silent", "as they are", "prepared")] == [(False, None), (True, None), (True, augmentation)]
+    said = {
+        name: save_vit(tmp_path / f"{name}.safetensors", vit, architecture, more)
+        for name, more in (
+            ("silent", {}),
+            ("as they are", {"augmentation": None}),
+            ("prepared", {"augmentation": described}),
+            ("wrong", {"augmentation": {"crop_pct": 7}}),
+        )
+    }
+    assert [preparation_of(said[name]) for name in ("silent", "as they are", "prepared")] == [
+        (False, None),
+        (True, None),
+        (True, augmentation),
+    ]
     assert same(load_vit(said["prepared"]).state_dict(), vit.state_dict())
-    with pytest.raises(OSError, match="wrong.safetensors does not say how its images are prepared .ValueError: .*crop_pct"):
+    with pytest.raises(
+        OSError, match="wrong.safetensors does not say how its images are prepared .ValueError: .*crop_pct"
+    ):
         preparation_of(said["wrong"])

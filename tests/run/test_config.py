@@ -1,4 +1,5 @@
-"""A run's config: what is found wrong before anything is touched, and that nothing is lost on the way through JSON."""
+"""A run's config: what is found wrong before anything is touched, and that nothing is lost on the way through
+JSON."""
 
 import json
 from dataclasses import replace
@@ -20,14 +21,43 @@ def asked(recipe, *changes, data="marked-glyphs", **options):
     return Asked(recipe, data, changes=dict(each.split("=", 1) for each in changes), **options)
 
 
-@pytest.mark.parametrize("config", [
-    GLYPHS,
-    RunConfig("copy-vit-large", "copy", Architecture("vit_tiny_patch16_224", {"global_pool": "avg", "img_size": 64}), "imagenet-1k",
-              Recipe(betas=(0.8, 0.9), clip=None, ema=0.99), teacher="/a/file.pth", data_path="/data", data_size=7, image_column="picture", streaming=True,
-              augmentation=Augmentation(64, rand_augment="rand-m9-mstd0.5-inc1"), plan=Plan(layers={0: 1, 1: 0}, heads={0: range(2)}, unequal_prefix="drop"),
-              drop_path=0.1, evaluate_every=3, on_corrupt="skip", workers=2, save_every=5, keep=3, seed=11),
-    RunConfig("distill", "distill", Architecture("glyphs"), "marked-glyphs", Recipe(), teacher="t", plan=Plan(how="distill", layers=range(3), heads=(0, 2))),
-], ids=["small", "everything", "lists"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        GLYPHS,
+        RunConfig(
+            "copy-vit-large",
+            "copy",
+            Architecture("vit_tiny_patch16_224", {"global_pool": "avg", "img_size": 64}),
+            "imagenet-1k",
+            Recipe(betas=(0.8, 0.9), clip=None, ema=0.99),
+            teacher="/a/file.pth",
+            data_path="/data",
+            data_size=7,
+            image_column="picture",
+            streaming=True,
+            augmentation=Augmentation(64, rand_augment="rand-m9-mstd0.5-inc1"),
+            plan=Plan(layers={0: 1, 1: 0}, heads={0: range(2)}, unequal_prefix="drop"),
+            drop_path=0.1,
+            evaluate_every=3,
+            on_corrupt="skip",
+            workers=2,
+            save_every=5,
+            keep=3,
+            seed=11,
+        ),
+        RunConfig(
+            "distill",
+            "distill",
+            Architecture("glyphs"),
+            "marked-glyphs",
+            Recipe(),
+            teacher="t",
+            plan=Plan(how="distill", layers=range(3), heads=(0, 2)),
+        ),
+    ],
+    ids=["small", "everything", "lists"],
+)
 def test_json_and_back(tmp_path, config):
     write_config(tmp_path, config)
     assert read_config(tmp_path) == config
@@ -35,25 +65,61 @@ def test_json_and_back(tmp_path, config):
 
 
 def test_changes_reach_run_recipe_parts_and_model():
-    config = configure(asked("built-in-distill", "lr=1e-3", "steps=7", "save_every=3", "plan.what=q", "model.depth=2", "plan.layers=[0]", "transfer_weight=2",
-                             teacher=__file__))
-    assert (config.recipe.lr, config.recipe.steps, config.save_every, config.recipe.transfer_weight) == (1e-3, 7, 3, 2.0)
+    config = configure(
+        asked(
+            "built-in-distill",
+            "lr=1e-3",
+            "steps=7",
+            "save_every=3",
+            "plan.what=q",
+            "model.depth=2",
+            "plan.layers=[0]",
+            "transfer_weight=2",
+            teacher=__file__,
+        )
+    )
+    assert (config.recipe.lr, config.recipe.steps, config.save_every, config.recipe.transfer_weight) == (
+        1e-3,
+        7,
+        3,
+        2.0,
+    )
     assert config.plan == Plan("q", "distill", layers=(0,)) and config.model.overrides["depth"] == 2
     assert len(config.skeleton(8).blocks) == 2
 
 
 def test_two_changes_that_are_right_only_together():
-    config = configure(asked("mae-scratch-vit-base", "augmentation.image_size=64", "model=vit_tiny_patch16_224", data="imagenet-1k"))
+    config = configure(
+        asked(
+            "mae-scratch-vit-base",
+            "augmentation.image_size=64",
+            "model=vit_tiny_patch16_224",
+            data="imagenet-1k",
+        )
+    )
     assert config.skeleton(10).patch_embed.img_size == (64, 64) and config.skeleton(10).embed_dim == 192
     with pytest.raises(ValueError, match="images of .224, 224. pixels, the augmentation makes them of 64"):
-        configure(asked("mae-scratch-vit-base", "augmentation.image_size=64", "model.img_size=224", data="imagenet-1k"))
+        configure(
+            asked(
+                "mae-scratch-vit-base", "augmentation.image_size=64", "model.img_size=224", data="imagenet-1k"
+            )
+        )
 
 
 def test_changes_that_mend_the_published_run_only_together():
-    """A ViT-L of 224 pixels cannot be trained on the built-in world; with another model it is another run, and the published one need not fit."""
-    config = configure(asked("copy-vit-large", "model=glyphs", "model.global_pool=token", "recipe.steps=3", teacher=__file__))
-    assert config.skeleton(8).patch_embed.img_size == (32, 32) and config.recipe.steps == 3 and config.plan.how == "copy"
-    with pytest.raises(ValueError, match="takes images of .224, 224. pixels, those of marked-glyphs have 32 x 32"):
+    """A ViT-L of 224 pixels cannot be trained on the built-in world; with another model it is another run,
+    and the published one need not fit."""
+    config = configure(
+        asked("copy-vit-large", "model=glyphs", "model.global_pool=token", "recipe.steps=3", teacher=__file__)
+    )
+    assert (
+        config.skeleton(8).patch_embed.img_size == (32, 32)
+        and config.recipe.steps == 3
+        and config.plan.how == "copy"
+    )
+    with pytest.raises(
+        ValueError, match="takes images of .224, 224. pixels, those of marked-glyphs have 32 x 32"
+    ):
         configure(asked("copy-vit-large", teacher=__file__))
 
 
@@ -62,101 +128,208 @@ def test_what_a_run_changed_against_its_published_recipe():
         given = asked(recipe, *changes, data=data)
         return departures(given, configure(given, 10_240), 10_240)
 
-    assert changed() == [] and changed("workers=3", "drop_path=0.1") == [] and changed("steps=5", recipe="mae", data="marked-glyphs") == []
-    assert changed("batch_size=256") == ["batch_size 256 instead of 2048: the published rate was scaled for 2048 and stays; "
-                                         "`--set published.batch_size=256` scales rate and steps"]
-    assert changed("recipe.batch_size=256", "recipe.lr=1e-4") == ["batch_size 256 instead of 2048", "lr 0.0001 instead of 0.0008"]
-    assert changed("published.batch_size=256") == ["steps 8000 instead of 1000", "batch_size 256 instead of 2048", "lr 0.0001 instead of 0.0008"]
+    assert (
+        changed() == []
+        and changed("workers=3", "drop_path=0.1") == []
+        and changed("steps=5", recipe="mae", data="marked-glyphs") == []
+    )
+    assert changed("batch_size=256") == [
+        "batch_size 256 instead of 2048: the published rate was scaled for 2048 and stays; "
+        "`--set published.batch_size=256` scales rate and steps"
+    ]
+    assert changed("recipe.batch_size=256", "recipe.lr=1e-4") == [
+        "batch_size 256 instead of 2048",
+        "lr 0.0001 instead of 0.0008",
+    ]
+    assert changed("published.batch_size=256") == [
+        "steps 8000 instead of 1000",
+        "batch_size 256 instead of 2048",
+        "lr 0.0001 instead of 0.0008",
+    ]
     assert changed("betas=[0.9, 0.999]") == ["betas [0.9, 0.999] instead of [0.9, 0.95]"]
 
 
 def test_a_published_recipe_is_what_is_run():
     published = PUBLISHED["distill-vit-large"]
     config = configure(asked("distill-vit-large", data="imagenet-1k"), 1_281_167)
-    assert config.recipe == published.recipe(1_281_167) and config.plan == published.plan() and config.augmentation == published.augmentation
+    assert (
+        config.recipe == published.recipe(1_281_167)
+        and config.plan == published.plan()
+        and config.augmentation == published.augmentation
+    )
     assert config.recipe.steps == 200 * 626, "626 steps of 2,048 images an epoch, the last one smaller"
-    assert (config.method, config.teacher, config.drop_path, config.evaluation_split) == ("distill", "vit_large_patch16_224.mae", 0.2, "validation")
+    assert (config.method, config.teacher, config.drop_path, config.evaluation_split) == (
+        "distill",
+        "vit_large_patch16_224.mae",
+        0.2,
+        "validation",
+    )
     assert config.architecture(1000).overrides == {**published.student(1000).overrides, "img_size": 224}
 
 
 def test_changes_of_the_published_recipe_come_before_epochs_become_steps():
-    config = configure(asked("distill-vit-large", "published.epochs=50", "published.batch_size=1024", "published.warmup_epochs=5", data="imagenet-1k"), 10_240)
-    assert config.recipe.steps == 50 * 10 and config.recipe.lr == pytest.approx(1e-4 * 1024 / 256) and config.recipe.warmup == pytest.approx(0.1)
-    assert configure(asked("distill-vit-large", "batch_size=1024", data="imagenet-1k"), 10_240).recipe.steps == 200 * 5, "a run's own batch size changes nothing else"
+    config = configure(
+        asked(
+            "distill-vit-large",
+            "published.epochs=50",
+            "published.batch_size=1024",
+            "published.warmup_epochs=5",
+            data="imagenet-1k",
+        ),
+        10_240,
+    )
+    assert (
+        config.recipe.steps == 50 * 10
+        and config.recipe.lr == pytest.approx(1e-4 * 1024 / 256)
+        and config.recipe.warmup == pytest.approx(0.1)
+    )
+    assert (
+        configure(asked("distill-vit-large", "batch_size=1024", data="imagenet-1k"), 10_240).recipe.steps
+        == 200 * 5
+    ), "a run's own batch size changes nothing else"
 
 
-@pytest.mark.parametrize("given, says", [
-    (asked("built-in-scrach"), "unknown recipe 'built-in-scrach'. Did you mean 'built-in-scratch'"),
-    (asked("built-in-scratch", "stepz=3"), "unknown setting 'stepz'. Did you mean 'steps'.*'weight_decay'"),
-    (asked("built-in-scratch", "recipe.stepz=3"), "unknown setting of recipe 'stepz'"),
-    (asked("built-in-scratch", "plans.what=q"), "unknown part of a run 'plans'. Did you mean 'plan'"),
-    (asked("built-in-scratch", "plan.what=q"), "this run has no plan .method 'scratch'"),
-    (asked("built-in-scratch", "published.epoch=3"), "unknown setting of the published recipe 'epoch'. Did you mean 'epochs'"),
-    (asked("built-in-scratch", "steps=1.5"), "steps=1.5 is of the wrong type"),
-    (asked("built-in-scratch", "steps=0"), "steps must be above 0"),
-    (asked("built-in-scratch", "betas=[2,3]"), "betas=.2.0, 3.0.*: both must be at least 0 and below 1"),
-    (asked("built-in-scratch", "lr=Infinity"), "lr must be a finite number"),
-    (asked("built-in-scratch", "optimizer=adahessian"), "optimizer='adahessian' needs second derivatives"),
-    (asked("built-in-scratch", "recipe_name=copy-vit-large"), "recipe_name has an option of its own, --recipe"),
-    (asked("built-in-scratch", "data=/tmp"), "data has an option of its own, --data"),
-    (asked("built-in-copy", "teacher=here", teacher=__file__), "teacher has an option of its own, --teacher"),
-    (asked("built-in-scratch", "seed=3"), "seed has an option of its own, --seed"),
-    (asked("built-in-scratch", "tensorboard=true"), "tensorboard has an option of its own, --tensorboard"),
-    *((asked("built-in-scratch", f"published.{name}=x"), f"published.{name} would change nothing: .*--recipe") for name in ("name", "source", "oddities")),
-    (asked("built-in-scratch", seed=2**32), "seed must be below 2..32 = 4294967296"),
-    (asked("built-in-scratch", seed=10**23), "seed must be below 2..32"),
-    (asked("built-in-scratch", "model.depth=0"), "the model 'glyphs' has no blocks"),
-    (asked("built-in-scratch", "model.init_values=NaN"), "model.overrides.init_values=nan must be a finite number"),
-    (asked("mae-scratch-vit-base", "augmentation.mean=[0, 0, Infinity]", data="imagenet-1k"), "augmentation.mean.2=inf: it must be a finite number"),
-    (asked("mae", "mask_ratio=2"), "mask_ratio=2.0 leaves -16 of 16 patches visible"),
-    (asked("mae", "mask_ratio=0.99"), "mask_ratio=0.99 leaves 0 of 16 patches visible"),
-    (asked("mae", "decoder_width=10"), "decoder_width=10 makes no decoder .*a multiple of 4"),
-    (asked("built-in-scratch", "save_every=0"), "save_every must be at least 1, got 0"),
-    (asked("built-in-scratch", "workers=-1"), "workers must be at least 0, got -1"),
-    (asked("built-in-scratch", "drop_path=1"), "drop_path must be at least 0 and below 1"),
-    (asked("built-in-scratch", "on_corrupt=ignore"), "unknown on_corrupt 'ignore'"),
-    (asked("built-in-scratch", "method=copying"), "unknown method 'copying'"),
-    (asked("built-in-scratch", "method=copy"), "copy needs a teacher: pass --teacher"),
-    (asked("built-in-scratch", "model.deepth=3"), "cannot be built with .*deepth"),
-    (asked("built-in-scratch", "model=vit_tiny_patch16_224"), "images of .224, 224. pixels, those of marked-glyphs have 32 x 32"),
-    (asked("built-in-scratch", "model.depth=-1"), "cannot be built with .*depth"),
-    (asked("built-in-scratch", "published.options=[1]"), r"options=\[1\] is of the wrong type: options is a mapping"),
-    (asked("built-in-scratch", "published.augmentation=foo"), "augmentation is an Augmentation, whose fields are set one by one"),
-    (asked("built-in-copy", "plan.layers=[[0,[1]]]", teacher=__file__), r"layers are integers from 0 on, got \[\[1\]\]"),
-    (asked("built-in-copy", "plan.layers=[[[0],1]]", teacher=__file__), r"layers are integers from 0 on, got \[\[\[0\], 1\]\]"),
-    (asked("built-in-copy"), "copy needs a teacher: pass --teacher"),
-    (asked("built-in-copy", teacher="vit_tinny_patch16_224"), "no ViT is called 'vit_tinny_patch16_224'. Close names: vit_tiny_patch16_224"),
-    (asked("built-in-copy", "plan.layers=[7]", teacher=__file__), "the plan transfers layer 7, but the depth is 4"),
-    (asked("built-in-copy", "plan.how=distill", teacher=__file__), "do not go together"),
-    (asked("built-in-scratch", teacher=__file__), "scratch has no teacher"),
-    (asked("built-in-scratch", data="marked-glyph"), "unknown data set 'marked-glyph'. Did you mean 'marked-glyphs'"),
-    (asked("mae", "published.epochs=3"), "mae is no published recipe"),
-    (asked("retrieval", data="cifar10"), "retrieval is a task of the built-in world"),
-])
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (asked("built-in-scrach"), "unknown recipe 'built-in-scrach'. Did you mean 'built-in-scratch'"),
+        (
+            asked("built-in-scratch", "stepz=3"),
+            "unknown setting 'stepz'. Did you mean 'steps'.*'weight_decay'",
+        ),
+        (asked("built-in-scratch", "recipe.stepz=3"), "unknown setting of recipe 'stepz'"),
+        (asked("built-in-scratch", "plans.what=q"), "unknown part of a run 'plans'. Did you mean 'plan'"),
+        (asked("built-in-scratch", "plan.what=q"), "this run has no plan .method 'scratch'"),
+        (
+            asked("built-in-scratch", "published.epoch=3"),
+            "unknown setting of the published recipe 'epoch'. Did you mean 'epochs'",
+        ),
+        (asked("built-in-scratch", "steps=1.5"), "steps=1.5 is of the wrong type"),
+        (asked("built-in-scratch", "steps=0"), "steps must be above 0"),
+        (asked("built-in-scratch", "betas=[2,3]"), "betas=.2.0, 3.0.*: both must be at least 0 and below 1"),
+        (asked("built-in-scratch", "lr=Infinity"), "lr must be a finite number"),
+        (
+            asked("built-in-scratch", "optimizer=adahessian"),
+            "optimizer='adahessian' needs second derivatives",
+        ),
+        (
+            asked("built-in-scratch", "recipe_name=copy-vit-large"),
+            "recipe_name has an option of its own, --recipe",
+        ),
+        (asked("built-in-scratch", "data=/tmp"), "data has an option of its own, --data"),
+        (
+            asked("built-in-copy", "teacher=here", teacher=__file__),
+            "teacher has an option of its own, --teacher",
+        ),
+        (asked("built-in-scratch", "seed=3"), "seed has an option of its own, --seed"),
+        (
+            asked("built-in-scratch", "tensorboard=true"),
+            "tensorboard has an option of its own, --tensorboard",
+        ),
+        *(
+            (
+                asked("built-in-scratch", f"published.{name}=x"),
+                f"published.{name} would change nothing: .*--recipe",
+            )
+            for name in ("name", "source", "oddities")
+        ),
+        (asked("built-in-scratch", seed=2**32), "seed must be below 2..32 = 4294967296"),
+        (asked("built-in-scratch", seed=10**23), "seed must be below 2..32"),
+        (asked("built-in-scratch", "model.depth=0"), "the model 'glyphs' has no blocks"),
+        (
+            asked("built-in-scratch", "model.init_values=NaN"),
+            "model.overrides.init_values=nan must be a finite number",
+        ),
+        (
+            asked("mae-scratch-vit-base", "augmentation.mean=[0, 0, Infinity]", data="imagenet-1k"),
+            "augmentation.mean.2=inf: it must be a finite number",
+        ),
+        (asked("mae", "mask_ratio=2"), "mask_ratio=2.0 leaves -16 of 16 patches visible"),
+        (asked("mae", "mask_ratio=0.99"), "mask_ratio=0.99 leaves 0 of 16 patches visible"),
+        (asked("mae", "decoder_width=10"), "decoder_width=10 makes no decoder .*a multiple of 4"),
+        (asked("built-in-scratch", "save_every=0"), "save_every must be at least 1, got 0"),
+        (asked("built-in-scratch", "workers=-1"), "workers must be at least 0, got -1"),
+        (asked("built-in-scratch", "drop_path=1"), "drop_path must be at least 0 and below 1"),
+        (asked("built-in-scratch", "on_corrupt=ignore"), "unknown on_corrupt 'ignore'"),
+        (asked("built-in-scratch", "method=copying"), "unknown method 'copying'"),
+        (asked("built-in-scratch", "method=copy"), "copy needs a teacher: pass --teacher"),
+        (asked("built-in-scratch", "model.deepth=3"), "cannot be built with .*deepth"),
+        (
+            asked("built-in-scratch", "model=vit_tiny_patch16_224"),
+            "images of .224, 224. pixels, those of marked-glyphs have 32 x 32",
+        ),
+        (asked("built-in-scratch", "model.depth=-1"), "cannot be built with .*depth"),
+        (
+            asked("built-in-scratch", "published.options=[1]"),
+            r"options=\[1\] is of the wrong type: options is a mapping",
+        ),
+        (
+            asked("built-in-scratch", "published.augmentation=foo"),
+            "augmentation is an Augmentation, whose fields are set one by one",
+        ),
+        (
+            asked("built-in-copy", "plan.layers=[[0,[1]]]", teacher=__file__),
+            r"layers are integers from 0 on, got \[\[1\]\]",
+        ),
+        (
+            asked("built-in-copy", "plan.layers=[[[0],1]]", teacher=__file__),
+            r"layers are integers from 0 on, got \[\[\[0\], 1\]\]",
+        ),
+        (asked("built-in-copy"), "copy needs a teacher: pass --teacher"),
+        (
+            asked("built-in-copy", teacher="vit_tinny_patch16_224"),
+            "no ViT is called 'vit_tinny_patch16_224'. Close names: vit_tiny_patch16_224",
+        ),
+        (
+            asked("built-in-copy", "plan.layers=[7]", teacher=__file__),
+            "the plan transfers layer 7, but the depth is 4",
+        ),
+        (asked("built-in-copy", "plan.how=distill", teacher=__file__), "do not go together"),
+        (asked("built-in-scratch", teacher=__file__), "scratch has no teacher"),
+        (
+            asked("built-in-scratch", data="marked-glyph"),
+            "unknown data set 'marked-glyph'. Did you mean 'marked-glyphs'",
+        ),
+        (asked("mae", "published.epochs=3"), "mae is no published recipe"),
+        (asked("retrieval", data="cifar10"), "retrieval is a task of the built-in world"),
+    ],
+)
 def test_what_is_wrong_is_said_before_data_or_weights_are_touched(given, says, no_network):
     with pytest.raises(ValueError, match=says):
         configure(given)
 
 
-@pytest.mark.parametrize("given, belongs_to", [
-    (asked("built-in-distill", "mask_ratio=0.5", teacher=__file__), "masked auto-encoding"),
-    (asked("built-in-scratch", "streaming=true"), "data that are read"),
-    (asked("built-in-scratch", "data_path=/somewhere"), "data that are read"),
-    (asked("built-in-copy", "transfer_weight=1", teacher=__file__), "Distill"),
-    (asked("built-in-copy", "published.transfer_weight=1", teacher=__file__), "Distill"),
-    (asked("built-in-scratch", "recipe.transfer_weight=1"), "Distill"),
-    (asked("built-in-scratch", "teacher_heads=2"), "a teacher"),
-    (asked("mae", "evaluate_every=1"), "training with labels"),
-])
+@pytest.mark.parametrize(
+    "given, belongs_to",
+    [
+        (asked("built-in-distill", "mask_ratio=0.5", teacher=__file__), "masked auto-encoding"),
+        (asked("built-in-scratch", "streaming=true"), "data that are read"),
+        (asked("built-in-scratch", "data_path=/somewhere"), "data that are read"),
+        (asked("built-in-copy", "transfer_weight=1", teacher=__file__), "Distill"),
+        (asked("built-in-copy", "published.transfer_weight=1", teacher=__file__), "Distill"),
+        (asked("built-in-scratch", "recipe.transfer_weight=1"), "Distill"),
+        (asked("built-in-scratch", "teacher_heads=2"), "a teacher"),
+        (asked("mae", "evaluate_every=1"), "training with labels"),
+    ],
+)
 def test_a_setting_that_would_change_nothing_is_refused(given, belongs_to):
-    with pytest.raises(ValueError, match=f"would change nothing: it belongs to {belongs_to}, not to a run of"):
+    with pytest.raises(
+        ValueError, match=f"would change nothing: it belongs to {belongs_to}, not to a run of"
+    ):
         configure(given)
 
 
 def test_settings_where_they_have_a_use():
     assert configure(asked("mae", "mask_ratio=0.5", "decoder_width=32")).mask_ratio == 0.5
-    assert configure(asked("built-in-distill", "transfer_weight=1", "evaluate_every=2", teacher=__file__)).recipe.transfer_weight == 1
-    assert configure(asked("distill-vit-large", "streaming=true", "on_corrupt=skip", data="imagenet-1k")).streaming
+    assert (
+        configure(
+            asked("built-in-distill", "transfer_weight=1", "evaluate_every=2", teacher=__file__)
+        ).recipe.transfer_weight
+        == 1
+    )
+    assert configure(
+        asked("distill-vit-large", "streaming=true", "on_corrupt=skip", data="imagenet-1k")
+    ).streaming
 
 
 def test_files_that_are_not_there():
@@ -176,9 +349,19 @@ def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch
 
 
 def test_what_must_not_change_when_a_run_goes_on():
-    same = [replace(GLYPHS, on_corrupt="skip"),
-            replace(GLYPHS, workers=3), replace(GLYPHS, save_every=7), replace(GLYPHS, keep=9), replace(GLYPHS, tensorboard=True)]
-    other = [replace(GLYPHS, seed=1), replace(GLYPHS, recipe=Recipe(lr=1.0)), replace(GLYPHS, drop_path=0.1), replace(GLYPHS, data_size=5)]
+    same = [
+        replace(GLYPHS, on_corrupt="skip"),
+        replace(GLYPHS, workers=3),
+        replace(GLYPHS, save_every=7),
+        replace(GLYPHS, keep=9),
+        replace(GLYPHS, tensorboard=True),
+    ]
+    other = [
+        replace(GLYPHS, seed=1),
+        replace(GLYPHS, recipe=Recipe(lr=1.0)),
+        replace(GLYPHS, drop_path=0.1),
+        replace(GLYPHS, data_size=5),
+    ]
     assert all(each.fingerprint() == GLYPHS.fingerprint() for each in same)
     assert not any(each.fingerprint() == GLYPHS.fingerprint() for each in other)
 

@@ -27,7 +27,13 @@ from atlib.run.estimate_text import as_text
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
-GLYPHS = RunConfig("mine", "scratch", Architecture("glyphs"), "marked-glyphs", Recipe(steps=100, batch_size=32, warmup=0.1, lr=1e-2, min_lr=1e-3, weight_decay=0.3))
+GLYPHS = RunConfig(
+    "mine",
+    "scratch",
+    Architecture("glyphs"),
+    "marked-glyphs",
+    Recipe(steps=100, batch_size=32, warmup=0.1, lr=1e-2, min_lr=1e-3, weight_decay=0.3),
+)
 PATCH, WIDTH, CLASSES, TOKENS, DEPTH = 8 * 8 * 3, 64, 8, 17, 4  # of the "glyphs" ViT
 
 
@@ -35,7 +41,9 @@ def test_parameter_groups_are_those_that_decay_and_those_that_do_not():
     block = 4 * WIDTH * WIDTH + 2 * 4 * WIDTH * WIDTH
     matrices = PATCH * WIDTH + DEPTH * block + WIDTH * CLASSES
     in_block = 4 * WIDTH + 4 * WIDTH + WIDTH + 4 * WIDTH  # biases of q, k, v, output; of the MLP; two norms
-    rest = WIDTH + DEPTH * in_block + 2 * WIDTH + CLASSES + WIDTH + TOKENS * WIDTH  # patches, blocks, last norm, head, token, positions
+    rest = (
+        WIDTH + DEPTH * in_block + 2 * WIDTH + CLASSES + WIDTH + TOKENS * WIDTH
+    )  # patches, blocks, last norm, head, token, positions
     vit = GLYPHS.skeleton(8)
     decayed, plain = parameter_groups(vit, GLYPHS)
     assert (decayed.weight_decay, decayed.numbers, decayed.tensors) == (0.3, matrices, 1 + DEPTH * 4 + 1)
@@ -43,13 +51,22 @@ def test_parameter_groups_are_those_that_decay_and_those_that_do_not():
     assert decayed.factors == plain.factors == (1.0, 1.0)
     config = replace(GLYPHS, recipe=replace(GLYPHS.recipe, layer_decay=0.5))
     decayed, plain = parameter_groups(vit, config)
-    assert plain.factors == pytest.approx((0.5 ** (DEPTH + 1), 1.0)), "the embedding is depth + 1 layers below the head"
+    assert plain.factors == pytest.approx((0.5 ** (DEPTH + 1), 1.0)), (
+        "the embedding is depth + 1 layers below the head"
+    )
 
 
 def test_moments_of_the_schedule():
     found = moments(GLYPHS, parameter_groups(GLYPHS.skeleton(8), GLYPHS))
-    assert {name: step for name, (step, _, _) in found.items()} == {"first step": 0, "end of warm-up": 9, "middle": 50, "last step": 99}
-    assert found["first step"][1:] == pytest.approx((1e-3, 1e-3)) and found["end of warm-up"][2] == pytest.approx(1e-2)
+    assert {name: step for name, (step, _, _) in found.items()} == {
+        "first step": 0,
+        "end of warm-up": 9,
+        "middle": 50,
+        "last step": 99,
+    }
+    assert found["first step"][1:] == pytest.approx((1e-3, 1e-3)) and found["end of warm-up"][
+        2
+    ] == pytest.approx(1e-2)
     assert 1e-3 < found["last step"][2] < 1.01e-3
 
 
@@ -57,19 +74,36 @@ def test_a_minimum_above_the_peak_is_said():
     config = replace(GLYPHS, recipe=replace(GLYPHS.recipe, lr=1e-3, min_lr=2e-3))
     skeleton = config.skeleton(8)
     groups = parameter_groups(skeleton, config)
-    text = as_text(dry_run.Estimate(config, 320, skeleton, groups, moments(config, groups), None, memory_of(config, 8), None, None), ("An oddity.",))
-    assert "min_lr 0.002 is above lr 0.001: after warm-up the learning rate rises" in text and "An oddity." in text
+    text = as_text(
+        dry_run.Estimate(
+            config, 320, skeleton, groups, moments(config, groups), None, memory_of(config, 8), None, None
+        ),
+        ("An oddity.",),
+    )
+    assert (
+        "min_lr 0.002 is above lr 0.001: after warm-up the learning rate rises" in text
+        and "An oddity." in text
+    )
     assert "not estimated: no step fits" in text and "FLOPs are not counted" in text
     assert "100 steps of 32 images: 10 an epoch, 10 epochs" in text
     assert "\noddities of the published recipe\n    An oddity.\n" in text and "changed against" not in text
-    found = dry_run.Estimate(config, 320, skeleton, groups, moments(config, groups), None, memory_of(config, 8), None, None)
-    assert "\nchanged against the published recipe\n    lr 1 instead of 2\nmemory of a step\n" in as_text(found, departures=["lr 1 instead of 2"])
+    found = dry_run.Estimate(
+        config, 320, skeleton, groups, moments(config, groups), None, memory_of(config, 8), None, None
+    )
+    assert "\nchanged against the published recipe\n    lr 1 instead of 2\nmemory of a step\n" in as_text(
+        found, departures=["lr 1 instead of 2"]
+    )
 
 
 def test_memory_grows_with_the_part_of_the_batch_and_holds_teacher_and_average():
     numbers = sum(each.numel() for each in GLYPHS.skeleton(8).parameters())
     whole = memory_of(GLYPHS, 8)
-    assert (whole.weights, whole.gradients, whole.optimizer, whole.teacher) == (4 * numbers, 4 * numbers, 8 * numbers, 0)
+    assert (whole.weights, whole.gradients, whole.optimizer, whole.teacher) == (
+        4 * numbers,
+        4 * numbers,
+        8 * numbers,
+        0,
+    )
     half = memory_of(replace(GLYPHS, recipe=replace(GLYPHS.recipe, accumulate=2)), 8)
     double = memory_of(replace(GLYPHS, recipe=replace(GLYPHS.recipe, batch_size=64)), 8)
     assert double.saved - whole.saved == 2 * (whole.saved - half.saved) > 0
@@ -78,7 +112,9 @@ def test_memory_grows_with_the_part_of_the_batch_and_holds_teacher_and_average()
     assert copied.teacher == 4 * numbers, "the teacher is taken to be of the student's architecture"
 
 
-@pytest.mark.parametrize("name, numbers", [("adamw", 2), ("lamb", 2), ("sgd", 1), ("lion", 1), ("rmsprop", 2), ("mars", 3)])
+@pytest.mark.parametrize(
+    "name, numbers", [("adamw", 2), ("lamb", 2), ("sgd", 1), ("lion", 1), ("rmsprop", 2), ("mars", 3)]
+)
 def test_an_optimisers_memory_is_its_own(name, numbers):
     found = memory_of(replace(GLYPHS, recipe=replace(GLYPHS.recipe, optimizer=name)), 8)
     assert found.optimizer == numbers * found.weights
@@ -115,7 +151,11 @@ def test_random_images_note_when_each_step_is_asked_for(monkeypatch):
     monkeypatch.setattr(measure_steps.time, "perf_counter", lambda: float(next(now)))
     images = RandomImages((3, 32, 32), lambda count: torch.zeros(count), 4, 3)
     batches = list(images.epoch(Part(0, 0, 4)))
-    assert len(images) == 12 and [batch.images.shape for batch in batches] == [(4, 3, 32, 32)] * 3 and images.times == [0.0, 1.0, 2.0, 3.0]
+    assert (
+        len(images) == 12
+        and [batch.images.shape for batch in batches] == [(4, 3, 32, 32)] * 3
+        and images.times == [0.0, 1.0, 2.0, 3.0]
+    )
 
 
 def test_what_takes_too_long_or_too_much_memory_is_not_measured(monkeypatch):
@@ -129,22 +169,41 @@ def test_what_takes_too_long_or_too_much_memory_is_not_measured(monkeypatch):
 
 def test_a_short_limit_measures_two_smaller_batches(monkeypatch):
     asked = []
-    monkeypatch.setattr(measure_steps, "_step", lambda config, model, outputs, batch: asked.append(batch) or 0.1 + 0.01 * batch)
+    monkeypatch.setattr(
+        measure_steps,
+        "_step",
+        lambda config, model, outputs, batch: asked.append(batch) or 0.1 + 0.01 * batch,
+    )
     monkeypatch.setattr(measure_steps, "speed", lambda: 1e9)
     flops = 10**6
-    timing = time_steps(GLYPHS, lambda: None, 8, flops, 0, 1, limit=16 * 2 * measure_steps.STEPS * flops / (measure_steps.EFFICIENCY * 1e9) * 1.01)
-    assert asked == [8, 16] and timing.batches == (8, 16) and timing.seconds(32) == pytest.approx(0.1 + 0.01 * 32)
+    timing = time_steps(
+        GLYPHS,
+        lambda: None,
+        8,
+        flops,
+        0,
+        1,
+        limit=16 * 2 * measure_steps.STEPS * flops / (measure_steps.EFFICIENCY * 1e9) * 1.01,
+    )
+    assert (
+        asked == [8, 16]
+        and timing.batches == (8, 16)
+        and timing.seconds(32) == pytest.approx(0.1 + 0.01 * 32)
+    )
 
 
 def test_without_a_count_of_flops_two_images_are_tried_first(monkeypatch):
     asked = []
-    monkeypatch.setattr(measure_steps, "_step", lambda config, model, outputs, batch: asked.append(batch) or 0.1 * batch)
+    monkeypatch.setattr(
+        measure_steps, "_step", lambda config, model, outputs, batch: asked.append(batch) or 0.1 * batch
+    )
     timing = time_steps(GLYPHS, lambda: None, 8, None, 0, 1, limit=measure_steps.STEPS * 0.2 * 12.5)
     assert asked == [2, 6, 12] and timing.seconds(32) == pytest.approx(3.2)
 
 
 def test_a_small_run_is_timed_at_its_own_size():
-    """How near the estimate comes to a real epoch is measured in benchmarks/dry_run.py: a test cannot rely on the machine's speed."""
+    """How near the estimate comes to a real epoch is measured in benchmarks/dry_run.py: a test cannot rely on
+    the machine's speed."""
     config = configure(Asked("built-in-distill", "marked-glyphs", __file__, {"batch_size": "32"}), 256)
     found = estimate(config, 256, 8)
     assert found.timing.whole and found.timing.batches == (32, 32) and found.steps_per_epoch == 8
@@ -152,10 +211,19 @@ def test_a_small_run_is_timed_at_its_own_size():
 
 
 def test_the_papers_recipe_without_data_weights_or_a_model_of_that_size(capsys, monkeypatch, no_network):
-    monkeypatch.setattr(measure_steps, "speed", lambda: 1e11)  # ViT-L is then not built: one image takes longer than the limit allows
+    monkeypatch.setattr(
+        measure_steps, "speed", lambda: 1e11
+    )  # ViT-L is then not built: one image takes longer than the limit allows
     assert command.main(["train", "--recipe", "distill-vit-large", "--data", "imagenet-1k", "--dry-run"]) == 0
     text = capsys.readouterr().out
-    for part in ("1,281,167 training images", "304,326,632 parameters, 24 layers of width 1024", "197 tokens (14 x 14 patches and 1 more), 16 heads of width 64",
-                 "distill map of 18 layers, 0 to 17", "125,200 steps of 2,048 images: 626 an epoch, 200 epochs", "NOT measured",
-                 "2,735 GPU-hours for 100 epochs of ViT-L on ImageNet-1k, so 5,470 for the 200 epochs of this run", "lr 0.0008"):
+    for part in (
+        "1,281,167 training images",
+        "304,326,632 parameters, 24 layers of width 1024",
+        "197 tokens (14 x 14 patches and 1 more), 16 heads of width 64",
+        "distill map of 18 layers, 0 to 17",
+        "125,200 steps of 2,048 images: 626 an epoch, 200 epochs",
+        "NOT measured",
+        "2,735 GPU-hours for 100 epochs of ViT-L on ImageNet-1k, so 5,470 for the 200 epochs of this run",
+        "lr 0.0008",
+    ):
         assert part in text

@@ -21,7 +21,9 @@ def test_entries_are_appended_as_lines_and_as_text(tmp_path):
     log({"event": "epoch", "step": 1, "test_accuracy": 0.5})
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [{name: value for name, value in line.items() if name != "seconds"} for line in lines] == [
-        {"event": "step", "step": 1, "loss": 0.123456789, "lr": 1e-3}, {"event": "epoch", "step": 1, "test_accuracy": 0.5}]
+        {"event": "step", "step": 1, "loss": 0.123456789, "lr": 1e-3},
+        {"event": "epoch", "step": 1, "test_accuracy": 0.5},
+    ]
     text = (tmp_path / "log.txt").read_text().splitlines()
     assert text[0].startswith("event step · step 1 · loss 0.1235 · lr 0.001 · seconds ") and len(text) == 2
 
@@ -71,7 +73,10 @@ def test_seconds_go_on_where_they_were(tmp_path, monkeypatch):
 def test_numbers_that_json_does_not_have(tmp_path):
     log = RunLog(tmp_path)
     log({"step": 1, "grad_norm": math.inf, "loss": math.nan})
-    (entry,) = [json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON")) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    (entry,) = [
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        for line in (tmp_path / "log.jsonl").read_text().splitlines()
+    ]
     assert (entry["grad_norm"], entry["loss"]) == ("inf", "nan")
 
 
@@ -86,12 +91,22 @@ def test_a_damaged_log_is_named_and_left(tmp_path):
 
 @pytest.mark.parametrize("nonsense", ["nonsense", '{"step": "x", "seconds": 1.0}', "[]", '{"step": 1}', "{"])
 def test_a_damaged_log_is_set_aside_when_a_run_goes_on(tmp_path, nonsense):
-    content = f'{{"step": 1, "seconds": 1.0}}\n{nonsense}\n{{"step": 2, "seconds": 2.0}}\n{{"step": 3, "seconds": 3.0}}\n'
+    content = (
+        f'{{"step": 1, "seconds": 1.0}}\n{nonsense}\n{{"step": 2, "seconds": 2.0}}\n{{"step": 3, "seconds":'
+        " 3.0}\n"
+    )
     (tmp_path / "log.jsonl").write_text(content)
     (tmp_path / "log.jsonl.damaged").write_text("of an earlier time")
-    with pytest.warns(UserWarning, match="log.jsonl, line 2 is no entry of a log .*renamed to log.jsonl.damaged-again, and the run goes on"):
+    with pytest.warns(
+        UserWarning,
+        match=(
+            "log.jsonl, line 2 is no entry of a log .*renamed to log.jsonl.damaged-again, and the run goes on"
+        ),
+    ):
         log = RunLog(tmp_path, after=2)
-    assert (tmp_path / "log.jsonl.damaged").read_text() == "of an earlier time" and (tmp_path / "log.jsonl.damaged-again").read_text() == content
+    assert (tmp_path / "log.jsonl.damaged").read_text() == "of an earlier time" and (
+        tmp_path / "log.jsonl.damaged-again"
+    ).read_text() == content
     log({"step": 3})
     assert steps(tmp_path) == [1, 2, 3] and log.before == 2.0
 
@@ -110,11 +125,15 @@ def test_tensorboard_gets_numbers_by_step(tmp_path, monkeypatch):
             written.append("closed")
 
     monkeypatch.setattr(run_log, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    monkeypatch.setitem(
+        sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    )
     log = RunLog(tmp_path, after=4, tensorboard=True)
     log({"event": "step", "step": 5, "loss": 1.5})
     log.close()
-    assert written[0] == (tmp_path / "tensorboard", 5), "what a killed run wrote about later steps is not shown"
+    assert written[0] == (tmp_path / "tensorboard", 5), (
+        "what a killed run wrote about later steps is not shown"
+    )
     assert ("loss", 1.5, 5) in written and written[-1] == "closed"
     assert {entry[0] for entry in written[1:-1]} == {"loss", "seconds"}
 

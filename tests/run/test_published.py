@@ -1,4 +1,5 @@
-"""Published recipes: the sources' own numbers, and what becomes of them in steps, groups and schedules, against MAE's rules written out."""
+"""Published recipes: the sources' own numbers, and what becomes of them in steps, groups and schedules,
+against MAE's rules written out."""
 
 import json
 import math
@@ -25,39 +26,74 @@ COPY, DISTILL = PUBLISHED["copy-vit-large"], PUBLISHED["distill-vit-large"]
 
 # --- what the sources print
 
+
 def test_the_two_recipes_of_attention_transfer():
     """Issue 5's table, copied by hand: peak rates are 8 times the base, 626 steps an epoch."""
-    shared = {"optimizer": "adamw", "batch_size": 2048, "label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0, "ema": 0.9999, "clip": None,
-              "repeats": 1, "binary": False}
-    of_copy = {"betas": (0.9, 0.999), "lr": 8e-3, "min_lr": 2e-3, "weight_decay": 0.05, "layer_decay": 0.75, "steps": 62_600}
-    of_distill = {"betas": (0.9, 0.95), "lr": 8e-4, "min_lr": 0.0, "weight_decay": 0.3, "layer_decay": None, "steps": 125_200, "transfer_weight": 3.0}
+    shared = {
+        "optimizer": "adamw",
+        "batch_size": 2048,
+        "label_smoothing": 0.1,
+        "mixup": 0.8,
+        "cutmix": 1.0,
+        "ema": 0.9999,
+        "clip": None,
+        "repeats": 1,
+        "binary": False,
+    }
+    of_copy = {
+        "betas": (0.9, 0.999),
+        "lr": 8e-3,
+        "min_lr": 2e-3,
+        "weight_decay": 0.05,
+        "layer_decay": 0.75,
+        "steps": 62_600,
+    }
+    of_distill = {
+        "betas": (0.9, 0.95),
+        "lr": 8e-4,
+        "min_lr": 0.0,
+        "weight_decay": 0.3,
+        "layer_decay": None,
+        "steps": 125_200,
+        "transfer_weight": 3.0,
+    }
     for found, expected in ((COPY.recipe(IMAGENET), of_copy), (DISTILL.recipe(IMAGENET), of_distill)):
         for name, value in (shared | expected).items():
             assert getattr(found, name) == pytest.approx(value), name
-    assert round(COPY.recipe(IMAGENET).warmup * 62_600) == 5 * 626 and round(DISTILL.recipe(IMAGENET).warmup * 125_200) == 20 * 626
+    assert (
+        round(COPY.recipe(IMAGENET).warmup * 62_600) == 5 * 626
+        and round(DISTILL.recipe(IMAGENET).warmup * 125_200) == 20 * 626
+    )
     assert (COPY.drop_path, DISTILL.drop_path) == (0, 0.2)
     for each in (COPY, DISTILL):
-        assert each.augmentation == Augmentation(224, crop="random-resized", rand_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
+        assert each.augmentation == Augmentation(
+            224, crop="random-resized", rand_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25
+        )
     assert COPY.plan().how == "copy" and COPY.plan().layers_of(24) == tuple(range(24))
     assert DISTILL.plan().how == "distill" and DISTILL.plan().layers_of(24) == tuple(range(18))
     partial = PUBLISHED["partial-copy-vit-large"]
     assert partial.betas == (0.9, 0.95) and partial.plan().layers_of(24) == tuple(range(21))
-    same = replace(partial, name=COPY.name, source=COPY.source, betas=COPY.betas, layers=None, oddities=COPY.oddities)
+    same = replace(
+        partial, name=COPY.name, source=COPY.source, betas=COPY.betas, layers=None, oddities=COPY.oddities
+    )
     assert same == COPY
 
 
-@pytest.mark.parametrize("name, epochs, peak, smallest, decay, layer_decay, drop_path, batch_size", [
-    ("mae-fine-tune-vit-base", 100, 2e-3, 1e-6, 0.05, 0.65, 0.1, 1024),
-    ("mae-fine-tune-vit-large", 50, 4e-3, 1e-6, 0.05, 0.75, 0.2, 1024),
-    ("mae-fine-tune-vit-huge", 50, 4e-3, 1e-6, 0.05, 0.75, 0.3, 1024),
-    ("mae-scratch-vit-base", 300, 1.6e-3, 0, 0.3, None, 0.1, 4096),
-    ("mae-scratch-vit-large", 200, 1.6e-3, 0, 0.3, None, 0.2, 4096),
-    ("mae-scratch-vit-huge", 200, 1.6e-3, 0, 0.3, None, 0.2, 4096),
-    ("deit-small", 300, 1e-3, 1e-5, 0.05, None, 0.1, 1024),
-    ("deit3-small", 800, 4e-3, 1e-5, 0.05, None, 0.05, 2048),
-    ("deit3-base", 800, 3e-3, 1e-5, 0.05, None, 0.2, 2048),
-    ("deit3-fine-tune-large", 20, 1e-5, 1e-5, 0.1, None, 0.45, 512),
-])
+@pytest.mark.parametrize(
+    "name, epochs, peak, smallest, decay, layer_decay, drop_path, batch_size",
+    [
+        ("mae-fine-tune-vit-base", 100, 2e-3, 1e-6, 0.05, 0.65, 0.1, 1024),
+        ("mae-fine-tune-vit-large", 50, 4e-3, 1e-6, 0.05, 0.75, 0.2, 1024),
+        ("mae-fine-tune-vit-huge", 50, 4e-3, 1e-6, 0.05, 0.75, 0.3, 1024),
+        ("mae-scratch-vit-base", 300, 1.6e-3, 0, 0.3, None, 0.1, 4096),
+        ("mae-scratch-vit-large", 200, 1.6e-3, 0, 0.3, None, 0.2, 4096),
+        ("mae-scratch-vit-huge", 200, 1.6e-3, 0, 0.3, None, 0.2, 4096),
+        ("deit-small", 300, 1e-3, 1e-5, 0.05, None, 0.1, 1024),
+        ("deit3-small", 800, 4e-3, 1e-5, 0.05, None, 0.05, 2048),
+        ("deit3-base", 800, 3e-3, 1e-5, 0.05, None, 0.2, 2048),
+        ("deit3-fine-tune-large", 20, 1e-5, 1e-5, 0.1, None, 0.45, 512),
+    ],
+)
 def test_numbers_of_the_tables(name, epochs, peak, smallest, decay, layer_decay, drop_path, batch_size):
     found = PUBLISHED[name]
     recipe = found.recipe(IMAGENET)
@@ -69,14 +105,20 @@ def test_numbers_of_the_tables(name, epochs, peak, smallest, decay, layer_decay,
 
 def test_which_recipes_repeat_augmentation_use_lamb_and_train_classes_one_by_one():
     def named(**values):
-        return {name for name, each in PUBLISHED.items() if all(getattr(each.recipe(IMAGENET), key) == value for key, value in values.items())}
+        return {
+            name
+            for name, each in PUBLISHED.items()
+            if all(getattr(each.recipe(IMAGENET), key) == value for key, value in values.items())
+        }
 
     from_scratch = {f"deit3-{size}" for size in ("small", "base", "large", "huge")}
     assert named(repeats=3) == from_scratch | {"deit-tiny", "deit-small", "deit-base"}
     assert named(repeats=1) == set(PUBLISHED) - named(repeats=3)
     assert named(optimizer="lamb", binary=True, label_smoothing=0.0, clip=1.0) == from_scratch
     assert {name for name, each in PUBLISHED.items() if each.augmentation.three_augment} == from_scratch
-    assert named(ema=0.9999) == {name for name in PUBLISHED if name.startswith(("copy", "distill", "partial", "mae-scratch"))}
+    assert named(ema=0.9999) == {
+        name for name in PUBLISHED if name.startswith(("copy", "distill", "partial", "mae-scratch"))
+    }
     assert named(mixup=0.8, cutmix=1.0) == set(PUBLISHED)
 
 
@@ -84,7 +126,9 @@ def test_which_recipes_repeat_augmentation_use_lamb_and_train_classes_one_by_one
 def test_every_recipe_names_its_source_model_and_teacher(name):
     each = PUBLISHED[name]
     assert each.name == name and ("arXiv" in each.source or "github.com" in each.source) and each.oddities
-    assert timm.is_model(each.model) and (each.teacher is None or each.teacher in timm.list_pretrained(each.model + "*"))
+    assert timm.is_model(each.model) and (
+        each.teacher is None or each.teacher in timm.list_pretrained(each.model + "*")
+    )
     assert (each.plan() is None) == (each.method in ("scratch", "fine-tune"))
     assert each.augmentation.image_size == each.options.get("img_size", 224)
     with pytest.raises(FrozenInstanceError):
@@ -97,32 +141,57 @@ def test_the_student_is_the_published_model(name):
     student = each.student(classes=10)
     with torch.device("meta"):  # shapes without memory, and three blocks are enough
         vit = create_vit(student.name, **student.overrides, depth=3)
-    width, patch = {"large": (1024, 16), "base": (768, 16), "tiny": (192, 16), "huge": (1280, 14)}[name.split("-")[-1]]
+    width, patch = {"large": (1024, 16), "base": (768, 16), "tiny": (192, 16), "huge": (1280, 14)}[
+        name.split("-")[-1]
+    ]
     assert vit.embed_dim == width and vit.patch_embed.patch_size == (patch, patch) and vit.num_classes == 10
-    assert [block.drop_path1.drop_prob if each.drop_path else 0 for block in vit.blocks[1:]] == pytest.approx([each.drop_path / 2, each.drop_path])
+    assert [block.drop_path1.drop_prob if each.drop_path else 0 for block in vit.blocks[1:]] == pytest.approx(
+        [each.drop_path / 2, each.drop_path]
+    )
     size = each.augmentation.image_size
     assert vit(torch.empty(1, 3, size, size, device="meta")).shape == (1, 10)
     pooled = name.startswith(("distill", "mae"))
-    assert vit.global_pool == ("avg" if pooled else "token") and isinstance(vit.fc_norm, torch.nn.LayerNorm) == pooled
+    assert (
+        vit.global_pool == ("avg" if pooled else "token")
+        and isinstance(vit.fc_norm, torch.nn.LayerNorm) == pooled
+    )
     if name.startswith("deit3"):
         assert hasattr(vit.blocks[0].ls1, "gamma") and vit.no_embed_class
 
 
 # --- what the optimiser gets
 
+
 def small(each: Published, depth=3):
     """A small ViT built as the recipe builds its own."""
-    return create_vit("glyphs", depth=depth, embed_dim=16, num_heads=2, **{name: value for name, value in each.options.items() if name != "img_size"})
+    return create_vit(
+        "glyphs",
+        depth=depth,
+        embed_dim=16,
+        num_heads=2,
+        **{name: value for name, value in each.options.items() if name != "img_size"},
+    )
 
 
 def factor_by_mae(name: str, depth: int, decay: float) -> float:
-    """Layer-wise decay as MAE's published code numbers layers: embeddings 0, block i is i + 1, norm before the head and head depth + 1."""
+    """Layer-wise decay as MAE's published code numbers layers: embeddings 0, block i is i + 1, norm before
+    the head and head depth + 1."""
     if name.startswith(("cls_token", "pos_embed", "patch_embed")):
         return decay ** (depth + 1)
     return decay ** (depth - int(name.split(".")[1])) if name.startswith("blocks") else 1.0
 
 
-@pytest.mark.parametrize("name", ["copy-vit-large", "distill-vit-large", "mae-fine-tune-vit-base", "mae-scratch-vit-huge", "deit-tiny", "deit3-small"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "copy-vit-large",
+        "distill-vit-large",
+        "mae-fine-tune-vit-base",
+        "mae-scratch-vit-huge",
+        "deit-tiny",
+        "deit3-small",
+    ],
+)
 def test_parameter_groups(name):
     each = PUBLISHED[name]
     recipe, model = each.recipe(IMAGENET), small(each)
@@ -139,7 +208,10 @@ def test_parameter_groups(name):
         kind = parameter_name.rsplit(".", 1)[-1]
         free = kind in ("bias", "gamma", "cls_token", "pos_embed") or "norm" in parameter_name
         factor = 1.0 if each.layer_decay is None else factor_by_mae(parameter_name, 3, each.layer_decay)
-        assert found[parameter_name] == (pytest.approx(recipe.lr * factor), 0.0 if free else each.weight_decay), parameter_name
+        assert found[parameter_name] == (
+            pytest.approx(recipe.lr * factor),
+            0.0 if free else each.weight_decay,
+        ), parameter_name
 
 
 def test_lamb_in_timm_clips_at_the_norm_that_the_recipe_names():
@@ -149,6 +221,7 @@ def test_lamb_in_timm_clips_at_the_norm_that_the_recipe_names():
 
 # --- what the schedule does
 
+
 def rate_by_mae(epoch: float, each: Published) -> float:
     """The rate of a group without layer decay at a fractional epoch, as MAE's published code has it."""
     if epoch < each.warmup_epochs:
@@ -157,14 +230,18 @@ def rate_by_mae(epoch: float, each: Published) -> float:
     return each.min_lr + (each.lr - each.min_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-@pytest.mark.parametrize("name", ["copy-vit-large", "distill-vit-large", "mae-fine-tune-vit-base", "deit3-fine-tune-base"])
+@pytest.mark.parametrize(
+    "name", ["copy-vit-large", "distill-vit-large", "mae-fine-tune-vit-base", "deit3-fine-tune-base"]
+)
 def test_the_cosine_per_step_is_maes(name):
     each = PUBLISHED[name]
     recipe, per_epoch = each.recipe(IMAGENET), math.ceil(IMAGENET / each.batch_size)
     warm = each.warmup_epochs * per_epoch
     for step in [*range(0, recipe.steps, 997), warm - 1, warm, recipe.steps]:
         # In the warm-up ours is one step ahead, so that the first step is not spent at rate 0.
-        expected = rate_by_mae((step + 1) / per_epoch if step < warm - 1 else max(step, warm) / per_epoch, each)
+        expected = rate_by_mae(
+            (step + 1) / per_epoch if step < warm - 1 else max(step, warm) / per_epoch, each
+        )
         assert schedule(step, recipe) * recipe.lr == pytest.approx(expected, rel=1e-9, abs=1e-12), step
 
 
@@ -190,7 +267,11 @@ def test_a_smallest_rate_above_the_base_rate_is_a_quarter_of_the_peak_in_every_g
 def test_at_a_small_batch_that_smallest_rate_makes_the_rate_rise():
     recipe = replace(COPY, batch_size=256).recipe(IMAGENET)
     rates = [schedule(step, recipe) * recipe.lr for step in range(0, recipe.steps + 1, recipe.steps // 100)]
-    assert recipe.lr == pytest.approx(1e-3) and rates == sorted(rates) and rates[-1] == pytest.approx(2e-3, rel=1e-3)
+    assert (
+        recipe.lr == pytest.approx(1e-3)
+        and rates == sorted(rates)
+        and rates[-1] == pytest.approx(2e-3, rel=1e-3)
+    )
 
 
 def test_a_fine_tuning_of_deit3_does_not_anneal():
@@ -200,24 +281,39 @@ def test_a_fine_tuning_of_deit3_does_not_anneal():
 
 # --- our own
 
+
 @pytest.mark.parametrize("method", ["scratch", "fine-tune", "copy", "distill"])
 def test_ours_are_what_the_tuning_chose_and_what_was_run(method):
     each = published(f"built-in-{method}")
-    trials = [json.loads(path.read_text()) for path in sorted((RECORDS / "built-in" / "tuning").glob(f"{method}-trial?.json"))]
+    trials = [
+        json.loads(path.read_text())
+        for path in sorted((RECORDS / "built-in" / "tuning").glob(f"{method}-trial?.json"))
+    ]
     best = max(trial["results"]["validation_accuracy"] for trial in trials)
     chosen = next(trial for trial in trials if trial["results"]["validation_accuracy"] == best)
     run = json.loads((RECORDS / "built-in" / f"{method}-seed0.json").read_text())
     found = json.loads(json.dumps(each.recipe(run["config"]["labels"]).describe()))
     assert found == found | chosen["config"]["recipe"] | run["config"]["recipe"]
     # What these records are too old to say is off.
-    assert found == found | {key: value for key, value in Recipe().describe().items() if key not in run["config"]["recipe"]}
-    assert each.student()._asdict() == run["config"]["student"] and each.method == method and "results/transfer/built-in/tuning" in each.source
+    assert found == found | {
+        key: value for key, value in Recipe().describe().items() if key not in run["config"]["recipe"]
+    }
+    assert (
+        each.student()._asdict() == run["config"]["student"]
+        and each.method == method
+        and "results/transfer/built-in/tuning" in each.source
+    )
 
 
 def test_ours_of_a_scale_that_is_not_tuned():
     each, scale = published("cifar10-cpu-distill"), scales()["cifar10-cpu"]
-    assert each.recipe(scale.labels) == scale.recipe(scale.tuning["distill"][0]) and each.student() == scale.student
-    assert each.augmentation == Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    assert (
+        each.recipe(scale.labels) == scale.recipe(scale.tuning["distill"][0])
+        and each.student() == scale.student
+    )
+    assert each.augmentation == Augmentation(
+        32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
+    )
 
 
 def test_without_records_a_tuned_recipe_is_not_offered(monkeypatch, tmp_path):
@@ -235,20 +331,27 @@ def test_an_unknown_name_names_the_close_ones():
 
 # --- what cannot be meant
 
-@pytest.mark.parametrize("changes, message", [
-    ({"method": "copying"}, "unknown method 'copying'. Did you mean 'copy'"),
-    ({"warmup_epochs": 100}, "warmup_epochs=100 must be at least 0 and below epochs=100"),
-    ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-    ({"drop_path": 1.0}, "drop_path=1.0 must be"),
-    ({"layers": 0}, "layers=0 counts"),
-    ({"method": "fine-tune", "layers": 3}, "layers=3 counts the transferred layers of 'copy' and 'distill'"),
-    ({"method": "scratch"}, "a student from scratch has no teacher, got 'vit_large"),
-    ({"base_lr": 0.0}, "lr must be above 0"),
-    ({"layer_decay": 2.0}, "layer_decay must be above 0 and at most 1"),
-    ({"ema": 1.0}, "ema=1.0"),
-    ({"optimizer": "lam"}, "unknown optimizer 'lam'"),
-    ({"what": "maps"}, "unknown what 'maps'"),
-])
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"method": "copying"}, "unknown method 'copying'. Did you mean 'copy'"),
+        ({"warmup_epochs": 100}, "warmup_epochs=100 must be at least 0 and below epochs=100"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"drop_path": 1.0}, "drop_path=1.0 must be"),
+        ({"layers": 0}, "layers=0 counts"),
+        (
+            {"method": "fine-tune", "layers": 3},
+            "layers=3 counts the transferred layers of 'copy' and 'distill'",
+        ),
+        ({"method": "scratch"}, "a student from scratch has no teacher, got 'vit_large"),
+        ({"base_lr": 0.0}, "lr must be above 0"),
+        ({"layer_decay": 2.0}, "layer_decay must be above 0 and at most 1"),
+        ({"ema": 1.0}, "ema=1.0"),
+        ({"optimizer": "lam"}, "unknown optimizer 'lam'"),
+        ({"what": "maps"}, "unknown what 'maps'"),
+    ],
+)
 def test_values_that_cannot_be_meant(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(COPY, **changes)

@@ -21,7 +21,9 @@ STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=t
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pth_files_with_and_without_a_container(tmp_path, name, zipped):
     beside = {"epoch": 3, "args": argparse.Namespace(lr=0.1, betas=(0.9, 0.95)), "optimizer": {"state": {}}}
-    torch.save({name: STATE, **beside} if name else STATE, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
+    torch.save(
+        {name: STATE, **beside} if name else STATE, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped
+    )
     found = read_weights(tmp_path / "w.pth")
     assert same(found.tensors, STATE) and found.container == name and found.header == {}
     assert found.beside == (("epoch", "args", "optimizer") if name else ())
@@ -51,12 +53,16 @@ class Bad:
         return os.system, (f"touch {self.mark}",)
 
 
-@pytest.mark.parametrize("write", [
-    lambda path, bad: torch.save({"model": STATE, "args": bad}, path),
-    lambda path, bad: torch.save({"model": STATE, "args": argparse.Namespace(hidden=bad)}, path),
-    lambda path, bad: torch.save(bad, path, _use_new_zipfile_serialization=False),
-    lambda path, bad: path.write_bytes(pickle.dumps(bad, protocol=2)),
-], ids=["beside the weights", "in the namespace", "old format", "bare pickle"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path, bad: torch.save({"model": STATE, "args": bad}, path),
+        lambda path, bad: torch.save({"model": STATE, "args": argparse.Namespace(hidden=bad)}, path),
+        lambda path, bad: torch.save(bad, path, _use_new_zipfile_serialization=False),
+        lambda path, bad: path.write_bytes(pickle.dumps(bad, protocol=2)),
+    ],
+    ids=["beside the weights", "in the namespace", "old format", "bare pickle"],
+)
 def test_code_in_a_pickle_is_not_run(tmp_path, write):
     mark, path = tmp_path / "was-run", tmp_path / "w.pth"
     write(path, Bad(mark))
@@ -110,15 +116,31 @@ def test_files_cut_off_are_named_and_left_alone(tmp_path, kind, left):
     assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("content", [b"", b"<html>404 not found</html>", b"\x89PNG\r\n\x1a\n" + bytes(40), b"\x80\x02K\x03.", b"PK\x03\x04" + bytes(60)])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"<html>404 not found</html>",
+        b"\x89PNG\r\n\x1a\n" + bytes(40),
+        b"\x80\x02K\x03.",
+        b"PK\x03\x04" + bytes(60),
+    ],
+)
 def test_other_files_are_refused(tmp_path, content):
     (tmp_path / "w.pth").write_bytes(content)
     with pytest.raises(OSError, match=r"w.pth (is no weight file|holds a int|cannot be read)"):
         read_weights(tmp_path / "w.pth")
 
 
-@pytest.mark.parametrize("content, message", [(torch.zeros(3), "holds a Tensor and not a state dict"), ({"epoch": 3}, "holds no tensors .* it has epoch"),
-                                              ({"model": {}}, "holds no tensors"), ({}, "holds no tensors .* it has nothing")])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (torch.zeros(3), "holds a Tensor and not a state dict"),
+        ({"epoch": 3}, "holds no tensors .* it has epoch"),
+        ({"model": {}}, "holds no tensors"),
+        ({}, "holds no tensors .* it has nothing"),
+    ],
+)
 def test_pth_files_without_a_state(tmp_path, content, message):
     torch.save(content, tmp_path / "w.pth")
     with pytest.raises(OSError, match=message):
@@ -130,15 +152,21 @@ def test_missing_files_folders_and_programs(tmp_path):
         read_weights(tmp_path / "nowhere.pth")
     with pytest.raises(OSError, match="is a folder: give the file"):
         read_weights(tmp_path)
-    for inside, message in (("clip/constants.pkl", "TorchScript program"), ("flip/target.img_encoder.cls/.zarray", "unpack it and give the folder")):
+    for inside, message in (
+        ("clip/constants.pkl", "TorchScript program"),
+        ("flip/target.img_encoder.cls/.zarray", "unpack it and give the folder"),
+    ):
         with zipfile.ZipFile(tmp_path / "w.pt", "w") as archive:
             archive.writestr(inside, "")
         with pytest.raises(OSError, match=message):
             read_weights(tmp_path / "w.pt")
 
 
-ARRAYS = {"img_encoder/cls": np.random.default_rng(0).normal(size=(1, 1, 5)).astype(np.float32),
-          "img_encoder/embedding/kernel": np.random.default_rng(1).normal(size=(2, 2, 3, 7)).astype(np.float32), "logit_scale": np.ones(1, np.float32)}
+ARRAYS = {
+    "img_encoder/cls": np.random.default_rng(0).normal(size=(1, 1, 5)).astype(np.float32),
+    "img_encoder/embedding/kernel": np.random.default_rng(1).normal(size=(2, 2, 3, 7)).astype(np.float32),
+    "logit_scale": np.ones(1, np.float32),
+}
 
 
 def test_t5x_folders(tmp_path):
@@ -148,7 +176,10 @@ def test_t5x_folders(tmp_path):
     assert same(found, {name.replace("/", "."): torch.from_numpy(array) for name, array in ARRAYS.items()})
 
 
-@pytest.mark.parametrize("damage", ["a chunk is missing", "a chunk is cut off", "another compressor", "no JSON", "chunks of another size"])
+@pytest.mark.parametrize(
+    "damage",
+    ["a chunk is missing", "a chunk is cut off", "another compressor", "no JSON", "chunks of another size"],
+)
 def test_damaged_t5x_folders_name_the_array(tmp_path, damage):
     array = write_t5x(tmp_path, ARRAYS) / "target.img_encoder.embedding.kernel"
     chunk, about = array / "0.0.0.1", array / ".zarray"
@@ -158,8 +189,16 @@ def test_damaged_t5x_folders_name_the_array(tmp_path, damage):
         chunk.write_bytes(chunk.read_bytes()[:-12])
     else:
         text = about.read_text()
-        about.write_text({"another compressor": text.replace("gzip", "blosc"), "no JSON": text[:-1], "chunks of another size": text.replace("4]", "3]", 1)}[damage])
-    with pytest.raises(OSError, match="target.img_encoder.embedding.kernel cannot be read as an array of a T5X checkpoint"):
+        about.write_text(
+            {
+                "another compressor": text.replace("gzip", "blosc"),
+                "no JSON": text[:-1],
+                "chunks of another size": text.replace("4]", "3]", 1),
+            }[damage]
+        )
+    with pytest.raises(
+        OSError, match="target.img_encoder.embedding.kernel cannot be read as an array of a T5X checkpoint"
+    ):
         read_weights(tmp_path)
 
 
@@ -173,5 +212,7 @@ def test_a_bias_that_stayed_zero_is_not_on_disk(tmp_path):
 def test_several_steps_in_a_t5x_folder(tmp_path):
     for step in (1, 2):
         write_t5x(tmp_path / f"checkpoint_{step}", ARRAYS)
-    with pytest.raises(OSError, match="several checkpoints, checkpoint_1, checkpoint_2: give the folder of one"):
+    with pytest.raises(
+        OSError, match="several checkpoints, checkpoint_1, checkpoint_2: give the folder of one"
+    ):
         read_weights(tmp_path)

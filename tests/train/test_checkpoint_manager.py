@@ -1,4 +1,5 @@
-"""Checkpoints: a run that was interrupted anywhere ends with the same bits, and what can go wrong with a disk leaves the last good one alone."""
+"""Checkpoints: a run that was interrupted anywhere ends with the same bits, and what can go wrong with a disk
+leaves the last good one alone."""
 
 import errno
 import json
@@ -37,7 +38,8 @@ def pair(how):
 
 
 def run(build, data, recipe, folder=None, every=100, **options):
-    """A fresh model, as after a restart, trained (further): its weights, the history, and the averaged weights."""
+    """A fresh model, as after a restart, trained (further): its weights, the history, and the averaged
+    weights."""
     model, average = build(), tiny() if recipe.ema else None
     torch.manual_seed(random.randrange(1000))  # what was drawn before must not matter
     kept = None if folder is None else Keeper(folder, every)
@@ -51,48 +53,100 @@ def steps(folder):
 
 # --- the same bits
 
-@pytest.mark.parametrize("build, recipe", [
-    (lambda: tiny(drop_path_rate=0.3), SHORT), (lambda: tiny(drop_path_rate=0.3), EVERYTHING), (pair("copy"), SHORT), (pair("distill"), EVERYTHING),
-    (lambda: tiny(drop_path_rate=0.3), replace(SHORT, optimizer="lamb", mixed_precision="bf16", binary=True, clip=None)),
-], ids=["plain", "plain, everything", "copy", "distill, everything", "lamb, bf16, binary"])
+
+@pytest.mark.parametrize(
+    "build, recipe",
+    [
+        (lambda: tiny(drop_path_rate=0.3), SHORT),
+        (lambda: tiny(drop_path_rate=0.3), EVERYTHING),
+        (pair("copy"), SHORT),
+        (pair("distill"), EVERYTHING),
+        (
+            lambda: tiny(drop_path_rate=0.3),
+            replace(SHORT, optimizer="lamb", mixed_precision="bf16", binary=True, clip=None),
+        ),
+    ],
+    ids=["plain", "plain, everything", "copy", "distill, everything", "lamb, bf16, binary"],
+)
 def test_a_run_in_pieces_ends_with_the_same_bits(build, recipe, glyphs64, tmp_path):
     """Stopped in the middle of a pass (3), at the end of one (4), and when it is finished."""
     moving = glyphs64.with_augment(crop_and_flip())
-    measured = {"evaluate": lambda model: {"accuracy": evaluate(model, glyphs64).accuracy, "drawn": torch.rand(()).item()}, "evaluate_every": 1}
+    measured = {
+        "evaluate": lambda model: {
+            "accuracy": evaluate(model, glyphs64).accuracy,
+            "drawn": torch.rand(()).item(),
+        },
+        "evaluate_every": 1,
+    }
     whole, history, averaged = run(build, moving, recipe, **measured)
     for end in (3, 4, None, None):
         pieces, of_pieces, average_of_pieces = run(build, moving, recipe, tmp_path, stop_at=end, **measured)
     assert same(pieces, whole) and same(averaged, average_of_pieces) and of_pieces == history
-    assert not recipe.ema or not same(averaged, {name.removeprefix("student."): value for name, value in whole.items()})
+    assert not recipe.ema or not same(
+        averaged, {name.removeprefix("student."): value for name, value in whole.items()}
+    )
 
 
 def test_chance_comes_back_for_every_generator():
     random.gauss(0, 1), np.random.randn()  # both then hold the second half of a pair
     state = chance()
-    drawn = [(random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist())]
+    drawn = [
+        (random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist())
+    ]
     restore_chance({name: value.clone() for name, value in state.items()})
-    assert [(random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist())] == drawn
+    assert [
+        (random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist())
+    ] == drawn
     random.seed(0), restore_chance(chance())
     assert random.getstate()[2] is None
 
 
 # --- what is kept
 
+
 def test_the_last_and_the_best_are_kept(glyphs64, tmp_path):
     scores = iter([0.2, 0.9, 0.3, 0.4, 0.5])
     kept = Keeper(tmp_path, every=3, last=2)
-    train(tiny(), glyphs64, Recipe(steps=20, batch_size=16), progress=None, keeper=kept, evaluate=lambda model: {"accuracy": next(scores)}, evaluate_every=1)
+    train(
+        tiny(),
+        glyphs64,
+        Recipe(steps=20, batch_size=16),
+        progress=None,
+        keeper=kept,
+        evaluate=lambda model: {"accuracy": next(scores)},
+        evaluate_every=1,
+    )
     # passes of 4 steps; the best, 8, is no multiple of 3 and was written because it was the best
-    assert steps(tmp_path) == [8, 18, 20] and kept.best.name == "step-00000008" and kept.latest().name == "step-00000020"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000008", "step-00000018", "step-00000020"], "nothing else is left"
+    assert (
+        steps(tmp_path) == [8, 18, 20]
+        and kept.best.name == "step-00000008"
+        and kept.latest().name == "step-00000020"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000008",
+        "step-00000018",
+        "step-00000020",
+    ], "nothing else is left"
 
 
 def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch):
     train(tiny(), glyphs64, EVERYTHING, progress=None, keeper=Keeper(tmp_path, 100), stop_at=2)
     files = {path.name for path in (tmp_path / "step-00000002").iterdir()}
-    assert {"model.safetensors", "manifest.json", "facts.json", "process-00000.safetensors", "shared.safetensors"} <= files
+    assert {
+        "model.safetensors",
+        "manifest.json",
+        "facts.json",
+        "process-00000.safetensors",
+        "shared.safetensors",
+    } <= files
     loads, load = [], torch.load
-    monkeypatch.setattr(torch, "load", lambda *arguments, **options: loads.append(options.get("weights_only")) or load(*arguments, **options))
+    monkeypatch.setattr(
+        torch,
+        "load",
+        lambda *arguments, **options: (
+            loads.append(options.get("weights_only")) or load(*arguments, **options)
+        ),
+    )
     monkeypatch.setattr("pickle.load", lambda *arguments, **options: pytest.fail("pickle.load"))
     train(tiny(), glyphs64, EVERYTHING, progress=None, keeper=Keeper(tmp_path, 100), stop_at=3)
     assert loads and all(loads), "torch.load reads weights_only"
@@ -100,14 +154,33 @@ def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch)
 
 # --- what was changed
 
+
 def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
-    train(tiny(), glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "copy"}}), stop_at=2)
+    train(
+        tiny(),
+        glyphs64,
+        SHORT,
+        progress=None,
+        keeper=Keeper(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "copy"}}),
+        stop_at=2,
+    )
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
     with pytest.raises(ValueError) as caught:
-        train(tiny(), glyphs64, replace(SHORT, lr=2e-3, betas=(0.9, 0.95)), progress=None, seed=1,
-              keeper=Keeper(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "distill"}}))
+        train(
+            tiny(),
+            glyphs64,
+            replace(SHORT, lr=2e-3, betas=(0.9, 0.95)),
+            progress=None,
+            seed=1,
+            keeper=Keeper(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "distill"}}),
+        )
     message = str(caught.value)
-    for part in ("recipe.lr was 0.001 and is 0.002", "recipe.betas was [0.9, 0.999] and is [0.9, 0.95]", "seed was 0 and is 1", "plan.how was 'copy' and is 'distill'"):
+    for part in (
+        "recipe.lr was 0.001 and is 0.002",
+        "recipe.betas was [0.9, 0.999] and is [0.9, 0.95]",
+        "seed was 0 and is 1",
+        "plan.how was 'copy' and is 'distill'",
+    ):
         assert part in message
     assert "data was" not in message and "another folder" in message and str(tmp_path) in message
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
@@ -115,7 +188,14 @@ def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
 
 def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_path):
     """Runs that were started before `on_corrupt` was free have it in their checkpoints."""
-    train(tiny(), glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path, 100, config={"data": "glyphs", "on_corrupt": "raise"}), stop_at=2)
+    train(
+        tiny(),
+        glyphs64,
+        SHORT,
+        progress=None,
+        keeper=Keeper(tmp_path, 100, config={"data": "glyphs", "on_corrupt": "raise"}),
+        stop_at=2,
+    )
     with pytest.raises(ValueError, match="on_corrupt was 'raise' and is None"):
         train(tiny(), glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path, 100, config={"data": "glyphs"}))
     free = Keeper(tmp_path, 100, config={"data": "glyphs"}, free=("on_corrupt",))
@@ -128,25 +208,44 @@ def test_another_number_of_processes_is_refused(glyphs64, tmp_path):
     facts = json.loads((folder / "facts.json").read_text())
     (folder / "facts.json").write_text(json.dumps(facts | {"processes": 4}))
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["facts.json"] = {"sha256": checkpoint_manager._digest(folder / "facts.json"), "bytes": (folder / "facts.json").stat().st_size}
+    manifest["files"]["facts.json"] = {
+        "sha256": checkpoint_manager._digest(folder / "facts.json"),
+        "bytes": (folder / "facts.json").stat().st_size,
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="processes was 4 and is 1"):
         train(tiny(), glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path, 100))
 
 
 def test_changes_by_hand():
-    assert changes({"a": 1, "b": {"c": None, "d": 2}}, {"a": 1, "b": {"c": 3, "d": 2}, "e": "x"}) == ["b.c was None and is 3", "e was None and is 'x'"]
+    assert changes({"a": 1, "b": {"c": None, "d": 2}}, {"a": 1, "b": {"c": 3, "d": 2}, "e": "x"}) == [
+        "b.c was None and is 3",
+        "e was None and is 'x'",
+    ]
     assert changes({"a": {"b": [1]}}, {"a": {"b": [1]}}) == []
 
 
 # --- damage
 
-@pytest.mark.parametrize("file, harm, what", [
-    ("model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])), "model.safetensors is not the file"),
-    ("optimizer.bin", lambda path: path.write_bytes(path.read_bytes()[:100]), "optimizer.bin is not the file"),
-    ("process-00000.safetensors", Path.unlink, "process-00000.safetensors is missing"),
-    ("manifest.json", lambda path: path.write_text("{"), "no readable manifest.json"), ("manifest.json", Path.unlink, "no readable manifest.json"),
-])
+
+@pytest.mark.parametrize(
+    "file, harm, what",
+    [
+        (
+            "model.safetensors",
+            lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
+            "model.safetensors is not the file",
+        ),
+        (
+            "optimizer.bin",
+            lambda path: path.write_bytes(path.read_bytes()[:100]),
+            "optimizer.bin is not the file",
+        ),
+        ("process-00000.safetensors", Path.unlink, "process-00000.safetensors is missing"),
+        ("manifest.json", lambda path: path.write_text("{"), "no readable manifest.json"),
+        ("manifest.json", Path.unlink, "no readable manifest.json"),
+    ],
+)
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm, what, glyphs64, tmp_path):
     whole, *_ = run(tiny, glyphs64, SHORT)
     run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=6)
@@ -165,23 +264,36 @@ def no_space(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("where", ["os.replace", "os.fsync", "accelerate.Accelerator.save_state", "pathlib.Path.mkdir"])
+@pytest.mark.parametrize(
+    "where", ["os.replace", "os.fsync", "accelerate.Accelerator.save_state", "pathlib.Path.mkdir"]
+)
 def test_a_full_disk_leaves_the_last_good_checkpoint(where, glyphs64, tmp_path, monkeypatch):
     whole, *_ = run(tiny, glyphs64, SHORT)
     run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=4)
     with monkeypatch.context() as broken:
+
         def fill(entry):
             if entry["step"] == 5:
                 broken.setattr(where, no_space)
-        with pytest.raises(NotKept, match=r"the checkpoint of step 6 could not be written .*No space left.*The last one is .*step-00000004, as it was.*resume"):
+
+        with pytest.raises(
+            NotKept,
+            match=(
+                r"the checkpoint of step 6 could not be written .*No space left.*The last one is"
+                r" .*step-00000004, as it was.*resume"
+            ),
+        ):
             run(tiny, glyphs64, SHORT, tmp_path, every=2, log=fill)
-    assert damage_of(tmp_path / "step-00000004") is None and sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
+    assert damage_of(tmp_path / "step-00000004") is None and sorted(
+        path.name for path in tmp_path.iterdir()
+    ) == ["step-00000002", "step-00000004"]
     assert same(run(tiny, glyphs64, SHORT, tmp_path, every=2)[0], whole)
 
 
 @pytest.mark.parametrize("limit", [1_000, 30_000, 90_000], ids="{} bytes".format)
 def test_writes_that_really_fail(limit, glyphs64, tmp_path):
-    """The operating system refuses files longer than the limit: safetensors, torch.save and Python each say so in another way."""
+    """The operating system refuses files longer than the limit: safetensors, torch.save and Python each say
+    so in another way."""
     run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -198,7 +310,9 @@ def test_writes_that_really_fail(limit, glyphs64, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"] and damage_of(tmp_path / "step-00000002") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"] and damage_of(
+        tmp_path / "step-00000002"
+    ) is None
 
 
 def test_a_folder_that_cannot_be_written_to_is_found_before_training(glyphs64, tmp_path):
@@ -230,6 +344,7 @@ def test_numbers_that_cannot_be_meant(options, tmp_path):
 
 # --- errors and signals on the way
 
+
 def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64, tmp_path):
     def loss(model, images, targets, recipe):
         value = student_loss(model, images, targets, recipe)
@@ -244,14 +359,24 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64,
         train(tiny(), watched, SHORT, loss=loss, progress=None, keeper=Keeper(tmp_path, 2))
     error = caught.value
     assert error.step == 5 and error.indices == fed[5] and error.checkpoint == tmp_path / "step-00000004"
-    assert "the loss is nan at step 5" in str(error) and str(error.checkpoint) in str(error) and str(error.indices) in str(error)
+    assert (
+        "the loss is nan at step 5" in str(error)
+        and str(error.checkpoint) in str(error)
+        and str(error.indices) in str(error)
+    )
 
 
 def test_sigterm_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path):
     whole, *_ = run(tiny, glyphs64, SHORT)
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Preempted, match="SIGTERM.*step-00000007") as caught:
-        run(tiny, glyphs64, SHORT, tmp_path, log=lambda entry: os.kill(os.getpid(), signal.SIGTERM) if entry["step"] == 6 else None)
+        run(
+            tiny,
+            glyphs64,
+            SHORT,
+            tmp_path,
+            log=lambda entry: os.kill(os.getpid(), signal.SIGTERM) if entry["step"] == 6 else None,
+        )
     assert caught.value.checkpoint == tmp_path / "step-00000007" and steps(tmp_path) == [7]
     assert signal.getsignal(signal.SIGTERM) is handler
     assert same(run(tiny, glyphs64, SHORT, tmp_path)[0], whole)

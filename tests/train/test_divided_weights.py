@@ -1,6 +1,8 @@
-"""Two forked processes on the CPU: weights divided by FSDP2 end where DDP's do, and a terminated run of two goes on.
+"""Two forked processes on the CPU: weights divided by FSDP2 end where DDP's do, and a terminated run of two
+goes on.
 
-The tolerance: gradients are summed in another order, so weights are held to an absolute 1e-6 after six steps that move them by more than 1e-3.
+The tolerance: gradients are summed in another order, so weights are held to an absolute 1e-6 after six steps
+that move them by more than 1e-3.
 """
 
 import json
@@ -21,8 +23,14 @@ STOPPED = 75  # EX_TEMPFAIL
 def done(tmp_path_factory):
     """The folder that the two processes wrote to, and how they ended."""
     folder = tmp_path_factory.mktemp("divided")
-    ran = subprocess.run([sys.executable, "-m", "tests.divided", str(folder)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
-                         capture_output=True, text=True, timeout=400)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.divided", str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
     assert ran.returncode == 0, ran.stderr[-4000:]
     return folder, json.loads(ran.stdout.splitlines()[-1]), ran.stderr
 
@@ -56,16 +64,22 @@ def test_divided_weights_end_where_whole_ones_do(part, done):
     """The divided run was stopped after four of six steps besides, and went on with new models."""
     folder, _, _ = done
     whole, divided = (load_file(folder / name / f"{part}-0.safetensors") for name in ("whole", "divided"))
-    assert {name: value.shape for name, value in whole.items()} == {name: value.shape for name, value in divided.items()}
+    assert {name: value.shape for name, value in whole.items()} == {
+        name: value.shape for name, value in divided.items()
+    }
     assert difference(whole, divided) < 1e-6
     from tests.divided import small_pair
 
     assert difference(small_pair().student.state_dict(), whole) > 1e-3, "the run must have gone somewhere"
-    assert all(torch.equal(value, load_file(folder / "divided" / f"{part}-1.safetensors")[name]) for name, value in divided.items())
+    assert all(
+        torch.equal(value, load_file(folder / "divided" / f"{part}-1.safetensors")[name])
+        for name, value in divided.items()
+    )
 
 
 def test_metrics_of_divided_weights_are_those_of_whole_ones(done):
-    """Of the weights and of their average, which takes their place for a while; every one of 30 images counted once."""
+    """Of the weights and of their average, which takes their place for a while; every one of 30 images
+    counted once."""
     folder, _, _ = done
     whole, divided = (found(folder, name)["history"] for name in ("whole", "divided"))
     assert [entry["count"] for entry in divided] == [30, 30]
@@ -80,23 +94,38 @@ def test_the_callers_models_stay_plain_and_whole(done):
         said = found(folder, "divided", rank)
         assert said["plain"] == "VisionTransformer" and said["teacher kept"]
     written = load_file(folder / "divided" / "out" / "last.safetensors")
-    assert difference({name.removeprefix("student."): value for name, value in written.items()},
-                      load_file(folder / "divided" / "student-0.safetensors")) == 0
+    assert (
+        difference(
+            {name.removeprefix("student."): value for name, value in written.items()},
+            load_file(folder / "divided" / "student-0.safetensors"),
+        )
+        == 0
+    )
 
 
 def test_checkpoints_of_divided_weights_are_whole(done):
     """One file of weights, which torch reads without unpickling anything but tensors."""
     newest = sorted((done[0] / "divided" / "kept").glob("step-*"))[-1]
     weights = torch.load(newest / "pytorch_model_fsdp.bin", weights_only=True)
-    assert difference(load_file(done[0] / "divided" / "student-0.safetensors"), {name.removeprefix("student."): value for name, value in weights.items()}) == 0
+    assert (
+        difference(
+            load_file(done[0] / "divided" / "student-0.safetensors"),
+            {name.removeprefix("student."): value for name, value in weights.items()},
+        )
+        == 0
+    )
     assert not list(newest.rglob("*.metadata")) and not list(newest.rglob("*.distcp"))
 
 
 def test_what_is_sent_in_a_step(done):
-    """Two blocks: the root is gathered once and each Mlp twice, and the gradients of the three are scattered; in two steps twice that."""
+    """Two blocks: the root is gathered once and each Mlp twice, and the gradients of the three are scattered;
+    in two steps twice that."""
     for rank in range(2):
         counts = json.loads((done[0] / "divided" / f"counts-{rank}.json").read_text())
-        assert (counts["c10d._allgather_base_"], counts["c10d._reduce_scatter_base_"]) == (2 * (1 + 2 * 2), 2 * (1 + 2))
+        assert (counts["c10d._allgather_base_"], counts["c10d._reduce_scatter_base_"]) == (
+            2 * (1 + 2 * 2),
+            2 * (1 + 2),
+        )
 
 
 def test_divided_blocks_are_refused_by_the_walk(done):
@@ -106,9 +135,19 @@ def test_divided_blocks_are_refused_by_the_walk(done):
 
 def test_a_terminated_run_of_two_goes_on_to_the_same_bits(done):
     folder, _, _ = done
-    assert f"resume with: python -m atlib resume {folder / 'terminated'}" in (folder / "terminated.0").read_text()
-    assert not (folder / "terminated" / "record.json.tmp").exists() and (folder / "terminated" / "record.json").exists()
+    assert (
+        f"resume with: python -m atlib resume {folder / 'terminated'}"
+        in (folder / "terminated.0").read_text()
+    )
+    assert (
+        not (folder / "terminated" / "record.json.tmp").exists()
+        and (folder / "terminated" / "record.json").exists()
+    )
     left, right = (load_file(folder / name / "student.safetensors") for name in ("left-alone", "terminated"))
     assert all(torch.equal(value, right[name]) for name, value in left.items())
-    steps = [json.loads(line)["step"] for line in (folder / "terminated" / "log.jsonl").read_text().splitlines() if json.loads(line)["event"] == "step"]
+    steps = [
+        json.loads(line)["step"]
+        for line in (folder / "terminated" / "log.jsonl").read_text().splitlines()
+        if json.loads(line)["event"] == "step"
+    ]
     assert steps == [1, 2, 3, 4, 5]

@@ -40,7 +40,11 @@ def test_accuracy_and_loss_by_counting(data, batch_size):
         right += row.index(max(row)) == label
         loss += (math.log(sum(math.exp(value) for value in row)) - row[label]) / 23
     found = evaluate(Scores(), data, batch_size)
-    assert found.accuracy == pytest.approx(right / 23) and found.loss == pytest.approx(loss, rel=1e-5) and found.count == 23
+    assert (
+        found.accuracy == pytest.approx(right / 23)
+        and found.loss == pytest.approx(loss, rel=1e-5)
+        and found.count == 23
+    )
     assert 0 < right < 23
 
 
@@ -77,23 +81,34 @@ def test_fewer_outputs_than_classes(small_vit):
     data = Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([0, 5]))
     with pytest.raises(ValueError, match="label 5, the model has only 5 outputs: pass num_classes="):
         evaluate(small_vit(), data)
-    with pytest.raises(ValueError, match="--set model.num_classes=NUMBER.*or evaluate on data with the classes"):
+    with pytest.raises(
+        ValueError, match="--set model.num_classes=NUMBER.*or evaluate on data with the classes"
+    ):
         evaluate(small_vit(), data)
     assert small_vit()(random_images(1, 3, 32, 32)).shape == (1, 5)
 
 
 def test_a_nan_teacher_is_not_counted_as_a_prediction(small_vit):
     """The argmax of NaN is class 0: without a word the accuracy would be the share of that class."""
-    teacher, data = small_vit(seed=1), Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+    teacher, data = (
+        small_vit(seed=1),
+        Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)),
+    )
     teacher.blocks[1].attn.qkv.weight.data[0, 0] = math.nan
-    with pytest.raises(ValueError, match="logits are NaN for 4 of 4 images, the first of them image 0: .* its teacher's"):
+    with pytest.raises(
+        ValueError, match="logits are NaN for 4 of 4 images, the first of them image 0: .* its teacher's"
+    ):
         evaluate(AttentionTransfer(teacher, small_vit(seed=2), Plan()), data)
 
 
 def test_the_image_with_nan_logits_is_named(data):
     class Once(Scores):
         def forward(self, images):
-            return super().forward(images).masked_fill((images == data.take([5])[0]).flatten(1).all(1)[:, None], math.nan)
+            return (
+                super()
+                .forward(images)
+                .masked_fill((images == data.take([5])[0]).flatten(1).all(1)[:, None], math.nan)
+            )
 
     with pytest.raises(ValueError, match="NaN for 1 of 23 images, the first of them image 5"):
         evaluate(Once(), data, 7)

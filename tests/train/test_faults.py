@@ -1,4 +1,5 @@
-"""A run that is killed with `kill -9`, also while it writes a checkpoint, ends with the bits of one that was left alone.
+"""A run that is killed with `kill -9`, also while it writes a checkpoint, ends with the bits of one that was
+left alone.
 
 Three kills in the ordinary suite, as many as ATLIB_KILLS says where it is set: `make faults` sets 20.
 """
@@ -14,8 +15,14 @@ KILLS = int(os.environ.get("ATLIB_KILLS", "3"))
 
 
 def test_killed_at_random_moments_a_run_ends_with_the_same_bits(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "tests.kills", str(tmp_path / "runs"), str(KILLS)], cwd=ROOT, capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=60 + 30 * KILLS)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kills", str(tmp_path / "runs"), str(KILLS)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=60 + 30 * KILLS,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     tally = json.loads(done.stdout.splitlines()[-1])
     print(tally)

@@ -1,4 +1,5 @@
-"""The training loop: AdamW, schedule and clipping by hand, the same run twice, what it says when it fails, and that it learns."""
+"""The training loop: AdamW, schedule and clipping by hand, the same run twice, what it says when it fails,
+and that it learns."""
 
 import copy
 import math
@@ -35,12 +36,20 @@ def trained(data, recipe=SHORT, model=None, **options):
 
 # --- schedule and optimiser
 
-@pytest.mark.parametrize("recipe, expected", [
-    (Recipe(steps=100, warmup=0.1, lr=1.0), {0: 0.1, 4: 0.5, 9: 1.0, 10: 1.0, 55: 0.5, 100: 0.0, 25: 0.5 * (1 + math.cos(math.pi / 6))}),
-    (Recipe(steps=100, warmup=0.1, lr=2.0, min_lr=0.2), {0: 0.1, 9: 1.0, 10: 1.0, 55: 0.55, 100: 0.1}),
-    (Recipe(steps=4, warmup=0.0, lr=1.0), {0: 1.0, 2: 0.5, 4: 0.0}),
-    (Recipe(steps=1, warmup=0.0), {0: 1.0}),
-], ids=str)
+
+@pytest.mark.parametrize(
+    "recipe, expected",
+    [
+        (
+            Recipe(steps=100, warmup=0.1, lr=1.0),
+            {0: 0.1, 4: 0.5, 9: 1.0, 10: 1.0, 55: 0.5, 100: 0.0, 25: 0.5 * (1 + math.cos(math.pi / 6))},
+        ),
+        (Recipe(steps=100, warmup=0.1, lr=2.0, min_lr=0.2), {0: 0.1, 9: 1.0, 10: 1.0, 55: 0.55, 100: 0.1}),
+        (Recipe(steps=4, warmup=0.0, lr=1.0), {0: 1.0, 2: 0.5, 4: 0.0}),
+        (Recipe(steps=1, warmup=0.0), {0: 1.0}),
+    ],
+    ids=str,
+)
 def test_schedule_by_hand(recipe, expected):
     for step, factor in expected.items():
         assert schedule(step, recipe) == pytest.approx(factor, abs=1e-12)
@@ -53,14 +62,19 @@ def test_schedule_rises_then_falls_between_its_bounds(steps, warmup, floor):
     factors = [schedule(step, recipe) for step in range(steps + 1)]
     top = factors.index(max(factors))
     assert all(0 <= factor <= 1 + 1e-12 for factor in factors)
-    assert factors[: top + 1] == sorted(factors[: top + 1]) and factors[top:] == sorted(factors[top:], reverse=True)
+    assert factors[: top + 1] == sorted(factors[: top + 1]) and factors[top:] == sorted(
+        factors[top:], reverse=True
+    )
     if round(warmup * steps) < steps:
         assert factors[-1] == pytest.approx(floor, abs=1e-12)
 
 
 def groups_of(model, **recipe):
     """{parameter name: (lr, weight decay)} as the optimiser has it."""
-    names, groups = {id(p): name for name, p in model.named_parameters()}, make_optimizer(model, Recipe(**recipe)).param_groups
+    names, groups = (
+        {id(p): name for name, p in model.named_parameters()},
+        make_optimizer(model, Recipe(**recipe)).param_groups,
+    )
     return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
 
 
@@ -76,7 +90,11 @@ def test_no_decay_on_biases_norms_positions_and_tokens():
 def test_layer_decay_lowers_the_rate_per_layer_below_the_head():
     found = groups_of(create_vit("glyphs", depth=3), lr=1.0, weight_decay=0.3, layer_decay=0.5)
     for name, (rate, _) in found.items():
-        below = {"head": 0, "norm": 1, "blocks": 3 - int(name.split(".")[1]) if name.startswith("blocks") else None}.get(name.split(".")[0], 4)
+        below = {
+            "head": 0,
+            "norm": 1,
+            "blocks": 3 - int(name.split(".")[1]) if name.startswith("blocks") else None,
+        }.get(name.split(".")[0], 4)
         assert rate == 0.5**below, name
     assert found["blocks.0.attn.qkv.weight"] == (0.125, 0.3) and found["pos_embed"] == (0.0625, 0.0)
 
@@ -88,7 +106,10 @@ def test_the_optimiser_holds_the_students_weights_only():
 
 
 def test_betas_reach_the_optimiser():
-    assert all(group["betas"] == (0.7, 0.95) for group in make_optimizer(tiny(), Recipe(betas=(0.7, 0.95))).param_groups)
+    assert all(
+        group["betas"] == (0.7, 0.95)
+        for group in make_optimizer(tiny(), Recipe(betas=(0.7, 0.95))).param_groups
+    )
 
 
 class Line(nn.Module):
@@ -109,7 +130,9 @@ def squared(model, images, targets, recipe):
 def test_five_steps_by_hand():
     """Gradient, clipping to a total norm, AdamW with decoupled decay on the matrix only, warm-up and cosine."""
     data = Images(torch.randint(0, 255, (4, 3, 2, 2), dtype=torch.uint8), torch.zeros(4))
-    recipe = Recipe(steps=5, batch_size=4, lr=0.1, min_lr=0.01, warmup=0.4, weight_decay=0.2, betas=(0.8, 0.9), clip=0.5)
+    recipe = Recipe(
+        steps=5, batch_size=4, lr=0.1, min_lr=0.01, warmup=0.4, weight_decay=0.2, betas=(0.8, 0.9), clip=0.5
+    )
     model = Line()
     W, b = (p.detach().clone() for p in model.layer.parameters())
     x = (data.pixels.double() / 255 - 0.5).div(0.25).mean((2, 3))
@@ -120,13 +143,19 @@ def test_five_steps_by_hand():
         gradients = [2 * error.T @ x / error.numel(), 2 * error.sum(0) / error.numel()]
         norm = math.sqrt(sum(g.square().sum().item() for g in gradients))
         assert norm > 0.5, "clipping must have something to do"
-        lr = 0.1 * ((step + 1) / 2 if step < 2 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 2) / 3)))
+        lr = 0.1 * (
+            (step + 1) / 2 if step < 2 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 2) / 3))
+        )
         for index, (value, decay) in enumerate(((W, 0.2), (b, 0.0))):
             g = gradients[index] * 0.5 / norm
             m[index] = 0.8 * m[index] + 0.2 * g
             v[index] = 0.9 * v[index] + 0.1 * g**2
             value -= lr * decay * value
-            value -= lr * (m[index] / (1 - 0.8 ** (step + 1))) / ((v[index] / (1 - 0.9 ** (step + 1))).sqrt() + 1e-8)
+            value -= (
+                lr
+                * (m[index] / (1 - 0.8 ** (step + 1)))
+                / ((v[index] / (1 - 0.9 ** (step + 1))).sqrt() + 1e-8)
+            )
     history = train(model, data, recipe, loss=squared, progress=None)
     # float32 images make the inputs exact only to 1e-7.
     torch.testing.assert_close(model.layer.weight.detach(), W, rtol=1e-5, atol=1e-6)
@@ -147,13 +176,16 @@ def test_the_loss_of_a_student_by_hand():
         log_total = math.log(sum(math.exp(value) for value in row))
         target = [0.2 / 4 + (0.8 if index == label else 0) for index in range(4)]
         expected -= sum(t * (value - log_total) for t, value in zip(target, row)) / 5
-    found = student_loss(Fixed(), torch.zeros(5, 3, 2, 2), labels, Recipe(label_smoothing=0.2, transfer_weight=2.5))
+    found = student_loss(
+        Fixed(), torch.zeros(5, 3, 2, 2), labels, Recipe(label_smoothing=0.2, transfer_weight=2.5)
+    )
     assert found.item() == pytest.approx(expected + 2.5 * 0.7, rel=1e-5)
     plain = outputs(nn.Flatten(), torch.zeros(2, 3))
     assert isinstance(plain, Transferred) and plain.transfer_loss.item() == 0
 
 
 # --- the same run
+
 
 @pytest.fixture
 def moving(glyphs64):
@@ -174,7 +206,12 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(moving):
 
 def test_evaluating_on_the_way_changes_nothing(moving, glyphs64):
     plain, _ = trained(moving, model=tiny(drop_path_rate=0.3))
-    watched, history = trained(moving, model=tiny(drop_path_rate=0.3), evaluate_every=1, evaluate=lambda model: evaluate(model, glyphs64)._asdict())
+    watched, history = trained(
+        moving,
+        model=tiny(drop_path_rate=0.3),
+        evaluate_every=1,
+        evaluate=lambda model: evaluate(model, glyphs64)._asdict(),
+    )
     assert same(plain, watched) and all("accuracy" in entry for entry in history)
 
 
@@ -184,11 +221,14 @@ def test_only_the_students_weights_change(glyphs64):
         teacher, student = state_of(pair.teacher), state_of(pair.student)
         history = train(pair, glyphs64, SHORT, progress=None)
         assert same(state_of(pair.teacher), teacher)
-        changed = {name for name, value in pair.student.state_dict().items() if not torch.equal(value, student[name])}
+        changed = {
+            name for name, value in pair.student.state_dict().items() if not torch.equal(value, student[name])
+        }
         assert changed == set(student)
 
 
 # --- what is reported
+
 
 def test_history_has_one_entry_per_pass(glyphs64):
     seen = []
@@ -228,8 +268,10 @@ def test_the_last_weights_are_kept(glyphs64, tmp_path):
 
 # --- when it fails
 
+
 def failing(at, kind):
-    """A loss that is not finite, or has a gradient that is not, at one step; what the model was before that step is in `.before`."""
+    """A loss that is not finite, or has a gradient that is not, at one step; what the model was before that
+    step is in `.before`."""
 
     def loss(model, images, targets, recipe):
         value = student_loss(model, images, targets, recipe)
@@ -250,7 +292,10 @@ def test_a_loss_that_is_not_finite_names_step_and_last_good_checkpoint(glyphs64,
     with pytest.raises(NonFiniteLoss) as caught:
         train(model, glyphs64, SHORT, loss=loss, out=tmp_path, progress=None)
     message = str(caught.value)
-    assert f"the {'gradient' if kind == 'gradient' else 'loss'} is {'inf' if kind == 'inf' else 'nan'} at step 6 (lr 0.00" in message
+    assert (
+        f"the {'gradient' if kind == 'gradient' else 'loss'} is {'inf' if kind == 'inf' else 'nan'} at step 6"
+        " (lr 0.00" in message
+    )
     assert str(kept) in message and "Lower lr" in message
     assert same(state_of(model), loss.before), "the model holds the last finite step's weights"
     tiny().load_state_dict(load_file(kept), strict=True)
@@ -266,20 +311,27 @@ def test_a_model_without_a_classifier_is_refused_before_anything_is_trained(glyp
     """timm's head is then an identity, and cross-entropy would take the features for logits."""
     for model in (tiny(num_classes=0), AttentionTransfer(tiny(1), tiny(num_classes=0), Plan(how="distill"))):
         before = state_of(model)
-        with pytest.raises(ValueError, match="no classifier .num_classes=0.* build it with num_classes=, or call reset_classifier"):
+        with pytest.raises(
+            ValueError,
+            match="no classifier .num_classes=0.* build it with num_classes=, or call reset_classifier",
+        ):
             train(model, glyphs64, SHORT, progress=None)
         assert same(state_of(model), before)
 
 
 def test_without_labels_no_classifier_is_needed(glyphs64):
     pair = AttentionTransfer(tiny(1), tiny(num_classes=0), Plan(how="distill"))
-    for recipe, options in ((SHORT, {"loss": lambda model, images, *rest: model(images).transfer_loss}), (replace(SHORT, task_weight=0.0), {})):
+    for recipe, options in (
+        (SHORT, {"loss": lambda model, images, *rest: model(images).transfer_loss}),
+        (replace(SHORT, task_weight=0.0), {}),
+    ):
         before = state_of(pair)
         train(pair, glyphs64, recipe, progress=None, **options)
         assert not same(state_of(pair), before)  # it learned, from the teacher's maps alone
 
 
 # --- precision
+
 
 def test_another_precision_in_the_same_process(glyphs64):
     """bf16 changes the sums, leaves float32 weights, and nothing of it stays on the model or in the next run."""
@@ -303,8 +355,10 @@ def test_a_pair_trains_in_bf16(glyphs64):
 
 # --- learning
 
+
 def test_it_learns():
-    """32 images without noise or clutter are learned nearly by heart, and distilling gets close to the smallest loss there is, the entropy."""
+    """32 images without noise or clutter are learned nearly by heart, and distilling gets close to the
+    smallest loss there is, the entropy."""
     easy = glyph_images(glyphs.generate("train", 32, world=glyphs.World(noise=0, clutter=0)))
     model, recipe = tiny(embed_dim=64), Recipe(steps=60, batch_size=32, lr=5e-3, label_smoothing=0.0)
     train(model, easy, recipe, progress=None)
@@ -317,7 +371,9 @@ def test_it_learns():
     lowest = sum(-(p * p.log()).sum(-1).mean().item() for p in maps)
     assert pair(images).transfer_loss.item() - lowest < 0.5 * (before - lowest)
 
+
 # --- what a recipe can ask for besides
+
 
 def weights_after(recipe, data, build=tiny, **options):
     return trained(data, recipe, build(), **options)[0]
@@ -326,25 +382,44 @@ def weights_after(recipe, data, build=tiny, **options):
 def close(left, right, atol):
     assert left.keys() == right.keys()
     for name in left:
-        torch.testing.assert_close(left[name], right[name], rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(
+            left[name], right[name], rtol=0, atol=atol, msg=lambda text: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("parts", [2, 3, 16])
 def test_the_gradient_in_parts_is_that_of_the_whole(parts, glyphs64):
-    """One step of plain descent moves the weights by lr · gradient: unequal parts (16 in 3) weigh by their images."""
-    step = Recipe(steps=1, batch_size=16, lr=1.0, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0, label_smoothing=0.0)
+    """One step of plain descent moves the weights by lr · gradient: unequal parts (16 in 3) weigh by their
+    images."""
+    step = Recipe(
+        steps=1,
+        batch_size=16,
+        lr=1.0,
+        warmup=0.0,
+        clip=None,
+        optimizer="momentum",
+        weight_decay=0.0,
+        label_smoothing=0.0,
+    )
     for build in (tiny, lambda: AttentionTransfer(tiny(1), tiny(2), Plan(how="distill"))):
-        close(weights_after(replace(step, accumulate=parts), glyphs64, build), weights_after(step, glyphs64, build), atol=2e-6)
+        close(
+            weights_after(replace(step, accumulate=parts), glyphs64, build),
+            weights_after(step, glyphs64, build),
+            atol=2e-6,
+        )
 
 
 def test_more_parts_than_the_last_step_has_images(glyphs64):
     """Steps of 60: the second has four images, in five parts."""
-    step = Recipe(steps=2, batch_size=60, lr=0.1, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0)
+    step = Recipe(
+        steps=2, batch_size=60, lr=0.1, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0
+    )
     close(weights_after(replace(step, accumulate=5), glyphs64), weights_after(step, glyphs64), atol=2e-6)
 
 
 def test_the_average_by_hand(glyphs64):
-    """decay · average + (1 - decay) · weights after every step, from the first weights on; beside it the weights train as without."""
+    """decay · average + (1 - decay) · weights after every step, from the first weights on; beside it the
+    weights train as without."""
     recipe, states, measured = replace(SHORT, ema=0.75), [], []
     model, average = tiny(), tiny(5)
     states.append(state_of(model))
@@ -357,7 +432,9 @@ def test_the_average_by_hand(glyphs64):
         measured.append(state_of(model))
         return {"accuracy": float(len(measured))}
 
-    weights, history = trained(glyphs64, recipe, model, loss=watching, evaluate=accuracy, average_into=average)
+    weights, history = trained(
+        glyphs64, recipe, model, loss=watching, evaluate=accuracy, average_into=average
+    )
     expected = {name: value.double() for name, value in states[0].items()}
     for state in [*states[2:], weights]:  # before step 1, 2 ... is after step 0, 1 ...
         expected = {name: 0.75 * value + 0.25 * state[name].double() for name, value in expected.items()}
@@ -379,7 +456,10 @@ def test_an_average_needs_a_place_that_fits(glyphs64):
 def test_binary_cross_entropy_by_hand():
     """Every class is a question of its own; a class with any share of a mixed image counts as a full yes."""
     logits, recipe = torch.randn(3, 4), Recipe(binary=True, label_smoothing=0.2)
-    for labels, yes in ((torch.tensor([0, 3, 1]), [{0}, {3}, {1}]), (torch.tensor([[0.7, 0.3, 0, 0], [0, 0, 0, 1.0], [0, 0.5, 0.5, 0]]), [{0, 1}, {3}, {1, 2}])):
+    for labels, yes in (
+        (torch.tensor([0, 3, 1]), [{0}, {3}, {1}]),
+        (torch.tensor([[0.7, 0.3, 0, 0], [0, 0, 0, 1.0], [0, 0.5, 0.5, 0]]), [{0, 1}, {3}, {1, 2}]),
+    ):
         expected = 0.0
         for row, those in zip(logits.tolist(), yes):
             for index, value in enumerate(row):
@@ -390,11 +470,17 @@ def test_binary_cross_entropy_by_hand():
 
 def test_no_clipping(glyphs64):
     """A step of plain descent is lr · gradient, whatever its norm; clipped to 1e-3 it is a thousandth long."""
-    step = Recipe(steps=1, batch_size=64, lr=1.0, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0)
+    step = Recipe(
+        steps=1, batch_size=64, lr=1.0, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0
+    )
     norms = []
     start = state_of(tiny())
     for clip in (None, 1e-3):
-        after = weights_after(replace(step, clip=clip), glyphs64, log=lambda entry: norms.append(entry["grad_norm"]) if entry["event"] == "step" else None)
+        after = weights_after(
+            replace(step, clip=clip),
+            glyphs64,
+            log=lambda entry: norms.append(entry["grad_norm"]) if entry["event"] == "step" else None,
+        )
         length = math.sqrt(sum((after[name] - start[name]).double().square().sum().item() for name in start))
         assert length == pytest.approx(norms[0] if clip is None else clip, rel=1e-3)
     assert norms[0] == norms[1] > 0.1, "the norm that is reported is the one before clipping"
@@ -402,7 +488,10 @@ def test_no_clipping(glyphs64):
 
 def test_recomputed_activations_change_nothing(glyphs64):
     """Stochastic depth must be drawn once and repeated, or the second forward pass would be another one."""
-    for build in (lambda: tiny(drop_path_rate=0.3), lambda: AttentionTransfer(tiny(1), tiny(2, drop_path_rate=0.3), Plan(how="distill"))):
+    for build in (
+        lambda: tiny(drop_path_rate=0.3),
+        lambda: AttentionTransfer(tiny(1), tiny(2, drop_path_rate=0.3), Plan(how="distill")),
+    ):
         model = build()
         weights, _ = trained(glyphs64, replace(SHORT, checkpoint_activations=True), model)
         close(weights, weights_after(SHORT, glyphs64, build), atol=1e-6)
@@ -418,7 +507,13 @@ def test_compiled_training_is_the_same(glyphs64, monkeypatch):
         return AttentionTransfer(tiny(1, depth=1), tiny(2, depth=1), Plan(how="distill"))
 
     model, average, plain = build(), tiny(depth=1), tiny(depth=1)
-    weights, _ = trained(glyphs64, replace(recipe, compile=True), model, average_into=average, evaluate=lambda model: {"model": type(model).__name__})
+    weights, _ = trained(
+        glyphs64,
+        replace(recipe, compile=True),
+        model,
+        average_into=average,
+        evaluate=lambda model: {"model": type(model).__name__},
+    )
     close(weights, weights_after(recipe, glyphs64, build, average_into=plain), atol=1e-6)
     close(state_of(average), state_of(plain), atol=1e-6)
     assert type(model) is AttentionTransfer and isinstance(model(random_images(2, 3, 32, 32)), Transferred)
@@ -426,13 +521,30 @@ def test_compiled_training_is_the_same(glyphs64, monkeypatch):
 
 def test_the_log_has_every_step_and_every_pass(glyphs64):
     entries = []
-    _, history = trained(glyphs64, Recipe(steps=6, batch_size=20), log=entries.append, evaluate=lambda model: {"score": 3})
-    assert [(entry["event"], entry["step"]) for entry in entries] == [("step", 1), ("step", 2), ("step", 3), ("step", 4), ("epoch", 4), ("step", 5), ("step", 6), ("epoch", 6)]
+    _, history = trained(
+        glyphs64, Recipe(steps=6, batch_size=20), log=entries.append, evaluate=lambda model: {"score": 3}
+    )
+    assert [(entry["event"], entry["step"]) for entry in entries] == [
+        ("step", 1),
+        ("step", 2),
+        ("step", 3),
+        ("step", 4),
+        ("epoch", 4),
+        ("step", 5),
+        ("step", 6),
+        ("epoch", 6),
+    ]
     steps = [entry for entry in entries if entry["event"] == "step"]
-    assert [entry["epoch"] for entry in steps] == [1, 1, 1, 1, 2, 2] and all(entry["images_per_second"] > 0 for entry in steps)
-    assert [entry["lr"] for entry in steps] == [Recipe().lr * schedule(step, Recipe(steps=6)) for step in range(6)], "of the step itself, not of the next"
+    assert [entry["epoch"] for entry in steps] == [1, 1, 1, 1, 2, 2] and all(
+        entry["images_per_second"] > 0 for entry in steps
+    )
+    assert [entry["lr"] for entry in steps] == [
+        Recipe().lr * schedule(step, Recipe(steps=6)) for step in range(6)
+    ], "of the step itself, not of the next"
     assert sum(entry["loss"] for entry in steps[4:]) / 2 == pytest.approx(history[1]["loss"])
-    assert [{"event": "epoch"} | entry for entry in history] == [entry for entry in entries if entry["event"] == "epoch"]
+    assert [{"event": "epoch"} | entry for entry in history] == [
+        entry for entry in entries if entry["event"] == "epoch"
+    ]
 
 
 def test_stopping_along_the_schedule(glyphs64):
@@ -445,7 +557,9 @@ def test_stopping_along_the_schedule(glyphs64):
 
     trained(glyphs64, SHORT, loss=watching)
     stopped, history = trained(glyphs64, SHORT, stop_at=6, evaluate=lambda model: {"score": 1})
-    assert same(stopped, on_the_way[6]) and not same(stopped, weights_after(replace(SHORT, steps=6), glyphs64))
+    assert same(stopped, on_the_way[6]) and not same(
+        stopped, weights_after(replace(SHORT, steps=6), glyphs64)
+    )
     assert [(entry["step"], "score" in entry) for entry in history] == [(4, False), (6, True)]
 
 
@@ -467,5 +581,7 @@ def test_other_optimisers_are_grouped_alike(name):
     model = tiny()
     optimizer = make_optimizer(model, Recipe(optimizer=name, lr=0.5, layer_decay=0.5, weight_decay=0.3))
     free = {id(p) for group in optimizer.param_groups if group["weight_decay"] == 0 for p in group["params"]}
-    assert {key for key, p in model.named_parameters() if id(p) in free} == {key for key, p in model.named_parameters() if p.ndim == 1 or key in ("cls_token", "pos_embed")}
+    assert {key for key, p in model.named_parameters() if id(p) in free} == {
+        key for key, p in model.named_parameters() if p.ndim == 1 or key in ("cls_token", "pos_embed")
+    }
     assert {group["lr"] for group in optimizer.param_groups} == {0.5, 0.25, 0.125, 0.0625}

@@ -1,7 +1,9 @@
-"""Two processes on the CPU (gloo), really started: the same weights as one process, exact metrics, one writer, and errors instead of hangs.
+"""Two processes on the CPU (gloo), really started: the same weights as one process, exact metrics, one
+writer, and errors instead of hangs.
 
-The tolerance: float32 sums in another order differ in the last digits, and Adam divides by the root of tiny squares, so after 7 steps of
-lr 1e-3 weights are held to an absolute 2e-5 (they have moved by up to 5e-3) and losses to a relative 1e-5.
+The tolerance: float32 sums in another order differ in the last digits, and Adam divides by the root of tiny
+squares, so after 7 steps of lr 1e-3 weights are held to an absolute 2e-5 (they have moved by up to 5e-3) and
+losses to a relative 1e-5.
 """
 
 import json
@@ -26,7 +28,16 @@ SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true
 
 
 def torchrun(*arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", PROGRAM, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        PROGRAM,
+        *arguments,
+    ]
     return subprocess.run(command, cwd=ROOT, env=SURROUNDINGS, capture_output=True, text=True, timeout=400)
 
 
@@ -46,8 +57,12 @@ def difference(left, right):
 
 
 def without_key_biases(weights):
-    """A constant added to all keys leaves softmax as it is, so their biases have no gradient but rounding noise, of which AdamW makes steps."""
-    return {name: torch.cat(value.chunk(3)[::2]) if name.endswith("qkv.bias") else value for name, value in weights.items()}
+    """A constant added to all keys leaves softmax as it is, so their biases have no gradient but rounding
+    noise, of which AdamW makes steps."""
+    return {
+        name: torch.cat(value.chunk(3)[::2]) if name.endswith("qkv.bias") else value
+        for name, value in weights.items()
+    }
 
 
 @pytest.mark.parametrize("name", two.RUNS)
@@ -68,7 +83,9 @@ def test_two_processes_end_where_one_with_twice_the_batch_does(name, pair_of_pro
     assert difference(together, weights) < 2e-5
     assert difference(without_key_biases(together), without_key_biases(weights)) < 2e-6
     assert found[name]["steps"] == pytest.approx(steps, rel=1e-5)
-    assert [entry["loss"] for entry in found[name]["history"]] == pytest.approx([entry["loss"] for entry in history], rel=1e-5)
+    assert [entry["loss"] for entry in found[name]["history"]] == pytest.approx(
+        [entry["loss"] for entry in history], rel=1e-5
+    )
     assert len(set(found[name]["sums"])) == 1, "both processes hold the same weights"
 
 
@@ -90,7 +107,10 @@ def test_one_process_writes_and_all_evaluate(pair_of_processes):
     assert (folder / "out-0" / "last.safetensors").is_file() and not (folder / "out-1").exists()
     newest = Keeper(folder / "kept", every=3).latest()
     assert newest.name == "step-00000007" and len(list(newest.glob("model*.safetensors"))) == 1
-    assert sorted(path.name for path in newest.glob("process-*")) == ["process-00000.safetensors", "process-00001.safetensors"]
+    assert sorted(path.name for path in newest.glob("process-*")) == [
+        "process-00000.safetensors",
+        "process-00001.safetensors",
+    ]
 
 
 def test_a_run_of_two_goes_on_with_the_same_bits(pair_of_processes):
@@ -101,8 +121,13 @@ def test_a_run_of_two_does_not_go_on_as_one(pair_of_processes):
     from dataclasses import replace
 
     with pytest.raises(ValueError, match="processes was 2 and is 1.*Go on with what it was started with"):
-        train(two.tiny(drop_path_rate=0.3), two.images(), replace(two.RECIPE, mixup=0.8, ema=0.9), progress=None,
-              keeper=Keeper(pair_of_processes[0] / "kept", every=3))
+        train(
+            two.tiny(drop_path_rate=0.3),
+            two.images(),
+            replace(two.RECIPE, mixup=0.8, ema=0.9),
+            progress=None,
+            keeper=Keeper(pair_of_processes[0] / "kept", every=3),
+        )
 
 
 def test_what_one_process_meets_ends_the_run_of_both(pair_of_processes):
@@ -114,7 +139,9 @@ def test_what_one_process_meets_ends_the_run_of_both(pair_of_processes):
 def test_a_dead_process_ends_the_run_in_bounded_time(tmp_path):
     began = time.perf_counter()
     done = torchrun("dead", str(tmp_path))
-    assert done.returncode != 0 and time.perf_counter() - began < 120  # 60 s is how long the survivor waits, the rest is the start
+    assert (
+        done.returncode != 0 and time.perf_counter() - began < 120
+    )  # 60 s is how long the survivor waits, the rest is the start
     assert "exitcode  : 1" in done.stderr and "rank      : 1" in done.stderr
 
 
@@ -123,10 +150,31 @@ def test_two_machines_on_loopback(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "2", "--num_processes", "2",
-              "--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
-    machines = [subprocess.Popen([*launch, "--machine_rank", str(rank), PROGRAM, "machines", str(tmp_path)], cwd=ROOT, env=SURROUNDINGS,
-                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(2)]
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_machines",
+        "2",
+        "--num_processes",
+        "2",
+        "--main_process_ip",
+        "127.0.0.1",
+        "--main_process_port",
+        str(port),
+    ]
+    machines = [
+        subprocess.Popen(
+            [*launch, "--machine_rank", str(rank), PROGRAM, "machines", str(tmp_path)],
+            cwd=ROOT,
+            env=SURROUNDINGS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
     try:
         said = [machine.communicate(timeout=300)[0] for machine in machines]
     finally:
@@ -134,7 +182,11 @@ def test_two_machines_on_loopback(tmp_path):
             machine.kill()
     assert [machine.returncode for machine in machines] == [0, 0], said
     found = [json.loads((tmp_path / f"machine-{rank}.json").read_text()) for rank in range(2)]
-    assert [one["world"] for one in found] == [2, 2] and [one["group"] for one in found] == [0, 1] and {one["local"] for one in found} == {"0"}
+    assert (
+        [one["world"] for one in found] == [2, 2]
+        and [one["group"] for one in found] == [0, 1]
+        and {one["local"] for one in found} == {"0"}
+    )
     assert found[0]["history"] == found[1]["history"]
     weights, _, _ = two.trained("plain")
     assert difference(load_file(tmp_path / "machines.safetensors"), weights) < 2e-5

@@ -10,7 +10,9 @@ from atlib.train.recipe import Recipe
 
 def solid(count):
     """Image i is i everywhere, so that a mixed pixel says what it is made of."""
-    return torch.arange(count, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).clone(), torch.arange(count)
+    return torch.arange(count, dtype=torch.float32).view(-1, 1, 1, 1).expand(
+        -1, 3, 32, 32
+    ).clone(), torch.arange(count)
 
 
 @pytest.mark.parametrize("count", [6, 7])
@@ -25,7 +27,9 @@ def test_mixup_is_the_blend_that_the_targets_say(count):
         for i in range(even):  # only the image itself and the one from the other end
             assert set(shares[i].nonzero().flatten().tolist()) <= {i, even - 1 - i}
         if count % 2:
-            assert shares[-1].argmax() == count - 1 and shares[-1].max() == 1 and (images[-1] == count - 1).all()
+            assert (
+                shares[-1].argmax() == count - 1 and shares[-1].max() == 1 and (images[-1] == count - 1).all()
+            )
 
 
 def test_cutmix_is_the_area_that_the_targets_say():
@@ -34,14 +38,19 @@ def test_cutmix_is_the_area_that_the_targets_say():
         images, shares = mixed(*solid(6), Recipe(cutmix=1.0), 6, (0, step))
         for i in range(6):
             own = (images[i, 0] == i).float().mean().item()
-            assert shares[i, i].item() == pytest.approx(own, abs=1e-6) and shares[i, 5 - i].item() == pytest.approx(1 - own, abs=1e-6)
+            assert shares[i, i].item() == pytest.approx(own, abs=1e-6) and shares[
+                i, 5 - i
+            ].item() == pytest.approx(1 - own, abs=1e-6)
             assert set(images[i].unique().tolist()) <= {i, 5 - i}, "pixels come from one image or the other"
         changed += shares[0, 0].item() < 1
     assert changed > 2
 
 
 def test_both_are_used_in_turn():
-    kinds = {len(mixed(*solid(2), Recipe(mixup=0.8, cutmix=1.0), 2, (0, step))[0][0].unique()) for step in range(20)}
+    kinds = {
+        len(mixed(*solid(2), Recipe(mixup=0.8, cutmix=1.0), 2, (0, step))[0][0].unique())
+        for step in range(20)
+    }
     assert kinds == {1, 2}, "a blend is one value, a cut is two"
 
 
@@ -68,7 +77,11 @@ def test_a_single_image_stays_as_it_is():
     assert (images == 0).all() and shares.tolist() == [[1, 0, 0]]
 
 
-@pytest.mark.parametrize("labels, classes", [(torch.zeros(4), 5), (torch.zeros(4, 5), 5), (torch.zeros(4, dtype=torch.long), None)], ids=["float", "two axes", "no classes"])
+@pytest.mark.parametrize(
+    "labels, classes",
+    [(torch.zeros(4), 5), (torch.zeros(4, 5), 5), (torch.zeros(4, dtype=torch.long), None)],
+    ids=["float", "two axes", "no classes"],
+)
 def test_targets_that_cannot_be_mixed(labels, classes):
     with pytest.raises(ValueError, match="need class indices .* set mixup and cutmix to 0"):
         mixed(solid(4)[0], labels, Recipe(mixup=0.1), classes, (0,))

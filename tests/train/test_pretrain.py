@@ -25,7 +25,9 @@ def autoencoder(small_vit):
 
     def build(**options):
         vit = small_vit(**options.pop("vit", {}))
-        return randomise(MaskedAutoencoder(vit, **({"decoder_width": 16, "decoder_heads": 2} | options)), 1).double()
+        return randomise(
+            MaskedAutoencoder(vit, **({"decoder_width": 16, "decoder_heads": 2} | options)), 1
+        ).double()
 
     return build
 
@@ -36,8 +38,16 @@ IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
 def patches_of(image, height, width):
     """The patches of one image (C, H, W) in reading order, each flattened channel by channel, row by row."""
     channels, rows, columns = image.shape
-    return [[image[c, top + i, left + j].item() for c in range(channels) for i in range(height) for j in range(width)]
-            for top in range(0, rows, height) for left in range(0, columns, width)]
+    return [
+        [
+            image[c, top + i, left + j].item()
+            for c in range(channels)
+            for i in range(height)
+            for j in range(width)
+        ]
+        for top in range(0, rows, height)
+        for left in range(0, columns, width)
+    ]
 
 
 def test_patchify_equals_loops():
@@ -66,7 +76,9 @@ def longhand_loss(model, images, order, visible, heads=3, decoder_heads=2, prefi
     losses = []
     for image, places in zip(images, order.tolist()):
         tokens = longhand.embed(w, image[None], 8)
-        shown = torch.cat([tokens[:, :prefix], *[tokens[:, [prefix + place]] for place in places[:visible]]], 1)
+        shown = torch.cat(
+            [tokens[:, :prefix], *[tokens[:, [prefix + place]] for place in places[:visible]]], 1
+        )
         x = longhand.run_blocks(w, shown, heads)[0]
         if "norm.weight" in w:
             x = longhand.layer_norm(x, w["norm.weight"], w["norm.bias"])
@@ -74,18 +86,32 @@ def longhand_loss(model, images, order, visible, heads=3, decoder_heads=2, prefi
         canvas = [w["mask_token"][0, 0]] * len(places)
         for place, token in zip(places, x[0, prefix:]):
             canvas[place] = token
-        y = longhand.run_blocks(w, torch.stack(canvas)[None] + w["decoder_positions"], decoder_heads, prefix="decoder")[0]
-        y = longhand.layer_norm(y, w["decoder.2.weight"], w["decoder.2.bias"]) @ w["decoder.3.weight"].T + w["decoder.3.bias"]
+        y = longhand.run_blocks(
+            w, torch.stack(canvas)[None] + w["decoder_positions"], decoder_heads, prefix="decoder"
+        )[0]
+        y = (
+            longhand.layer_norm(y, w["decoder.2.weight"], w["decoder.2.bias"]) @ w["decoder.3.weight"].T
+            + w["decoder.3.bias"]
+        )
         target = patches_of(image, 8, 8)
         for place in places[visible:]:
             pixels = torch.tensor(target[place], dtype=torch.float64)
-            pixels = (pixels - pixels.mean()) / (((pixels - pixels.mean()) ** 2).sum() / (len(pixels) - 1) + 1e-6).sqrt()
+            pixels = (pixels - pixels.mean()) / (
+                ((pixels - pixels.mean()) ** 2).sum() / (len(pixels) - 1) + 1e-6
+            ).sqrt()
             losses.append(((y[0, place] - pixels) ** 2).mean())
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("options, visible, prefix", [({}, 4, 1), ({"mask_ratio": 0.5, "decoder_depth": 2}, 8, 1),
-                                                      ({"vit": {"class_token": False, "global_pool": "avg"}}, 4, 0)], ids=str)
+@pytest.mark.parametrize(
+    "options, visible, prefix",
+    [
+        ({}, 4, 1),
+        ({"mask_ratio": 0.5, "decoder_depth": 2}, 8, 1),
+        ({"vit": {"class_token": False, "global_pool": "avg"}}, 4, 0),
+    ],
+    ids=str,
+)
 def test_loss_equals_the_longhand(autoencoder, options, visible, prefix):
     model = autoencoder(**options)
     assert model.visible == visible
@@ -117,7 +143,9 @@ def test_the_encoder_sees_visible_patches_only(autoencoder):
         losses.append(model(images).item())
     plain, hidden_changed, shown_changed = encoded
     assert plain.shape == (3, 4, 24)
-    assert torch.equal(hidden_changed, plain) and losses[1] != losses[0], "hidden pixels are target and nothing else"
+    assert torch.equal(hidden_changed, plain) and losses[1] != losses[0], (
+        "hidden pixels are target and nothing else"
+    )
     assert not torch.equal(shown_changed, plain)
 
 
@@ -132,7 +160,11 @@ def test_the_visible_places_differ_between_images_and_calls(autoencoder):
 def test_gradients_reach_encoder_and_decoder(autoencoder):
     model = autoencoder()
     model(IMAGES).backward()
-    without = {name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()}
+    without = {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None or not parameter.grad.any()
+    }
     assert without == {"vit.head.weight", "vit.head.bias"}
 
 
@@ -152,8 +184,10 @@ def test_ratios_that_hide_nothing_or_everything(small_vit, ratio, visible):
 def test_the_teacher_is_the_vit_itself(small_vit):
     vit = small_vit()
     model = MaskedAutoencoder(vit)
-    assert model.vit is vit and same({n: v for n, v in model.state_dict().items() if n.startswith("vit.")},
-                                     {f"vit.{n}": v for n, v in vit.state_dict().items()})
+    assert model.vit is vit and same(
+        {n: v for n, v in model.state_dict().items() if n.startswith("vit.")},
+        {f"vit.{n}": v for n, v in vit.state_dict().items()},
+    )
 
 
 def test_positions_and_tokens_are_not_decayed(autoencoder):
@@ -161,25 +195,34 @@ def test_positions_and_tokens_are_not_decayed(autoencoder):
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = make_optimizer(model, Recipe(weight_decay=0.05)).param_groups
     decayed = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
-    assert decayed == {name for name, p in model.named_parameters() if name.endswith(".weight") and p.ndim >= 2}
+    assert decayed == {
+        name for name, p in model.named_parameters() if name.endswith(".weight") and p.ndim >= 2
+    }
     assert sum(len(group["params"]) for group in groups) == len(names)
 
 
 def test_an_autoencoder_learns():
     torch.manual_seed(0)
     model = MaskedAutoencoder(create_vit("glyphs", depth=1), decoder_depth=1)
-    images = Images(torch.from_numpy(glyphs.generate("train", 64, world=glyphs.World(noise=0)).images), torch.zeros(64))
+    images = Images(
+        torch.from_numpy(glyphs.generate("train", 64, world=glyphs.World(noise=0)).images), torch.zeros(64)
+    )
     history = train(model, images, Recipe(steps=60, batch_size=32, lr=3e-3), loss=mae_loss, progress=None)
     assert history[-1]["loss"] < 0.9 * history[0]["loss"]
 
 
 def test_the_retrieval_target_is_the_marked_cell_without_noise():
-    drawn, clean = glyphs.generate("unlabelled", 40), glyphs.generate("unlabelled", 40, world=glyphs.World(noise=0))
+    drawn, clean = (
+        glyphs.generate("unlabelled", 40),
+        glyphs.generate("unlabelled", 40, world=glyphs.World(noise=0)),
+    )
     images = retrieval_images(drawn)
     assert images.targets.shape == (40, 192) and images.targets.dtype == torch.float32
     for index in range(40):
         row, column = divmod(int(drawn.cell[index]), 4)
-        cell = torch.from_numpy(clean.images[index][:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8].copy())
+        cell = torch.from_numpy(
+            clean.images[index][:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8].copy()
+        )
         assert (images.targets[index].reshape(3, 8, 8) * 255 - cell).abs().max() <= 1
     assert torch.equal(images.pixels, torch.from_numpy(drawn.images)), "the input is the noisy image"
 
@@ -188,5 +231,7 @@ def test_retrieval_loss_is_the_mean_squared_error():
     model, images, clean = retrieval_model(), torch.randn(2, 3, 32, 32), torch.rand(2, 192)
     guess = model(images)
     assert guess.shape == (2, 192)
-    expected = sum((g - c) ** 2 for g, c in zip(guess.flatten().tolist(), clean.flatten().tolist())) / (2 * 192)
+    expected = sum((g - c) ** 2 for g, c in zip(guess.flatten().tolist(), clean.flatten().tolist())) / (
+        2 * 192
+    )
     assert retrieval_loss(model, images, clean, Recipe()).item() == pytest.approx(expected, rel=1e-5)

@@ -1,4 +1,5 @@
-"""A SIGTERM to a whole process group, as launchers send it, must leave the workers that decode images to the run that is about to save."""
+"""A SIGTERM to a whole process group, as launchers send it, must leave the workers that decode images to the
+run that is about to save."""
 
 import multiprocessing
 import os
@@ -15,7 +16,9 @@ def made_slowly(what):
 
 
 def test_workers_are_in_groups_of_their_own():
-    batches = deliver(made_slowly, [Share([index], 1.0) for index in range(12)], workers=2, on_corrupt="raise", corrupt={})
+    batches = deliver(
+        made_slowly, [Share([index], 1.0) for index in range(12)], workers=2, on_corrupt="raise", corrupt={}
+    )
     got = [next(batches).indices]
     workers = multiprocessing.active_children()
     assert len(workers) == 2 and all(os.getpgid(worker.pid) != os.getpgid(0) for worker in workers)
