@@ -22,7 +22,7 @@ from atlib.data import load
 from atlib.data.decoding import decode
 from atlib.data.natural_shifts import IMAGENET
 from atlib.data.photos import Photos, open_photos
-from atlib.data.sampler import Part
+from atlib.data.sampler import ShardSpec
 from atlib.record import Record, about, peak_memory_mb, results_folder, write_record
 from atlib.run.recipes import PUBLISHED
 
@@ -70,7 +70,7 @@ def open_samples(given: argparse.Namespace) -> Photos:
 
 
 def drain(data, batch_size: int, workers: int = 0) -> None:
-    for _ in data.epoch(Part(seed=0, epoch=0, batch_size=batch_size), workers):
+    for _ in data.epoch(ShardSpec(seed=0, epoch=0, batch_size=batch_size), workers):
         pass
 
 

@@ -29,7 +29,7 @@ from atlib.data import glyph_images
 from atlib.data.glyphs import generate
 from atlib.run import build, runner
 from atlib.train import train
-from atlib.train.checkpoint_manager import Keeper
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate_together
 from atlib.train.recipe import Recipe
 from tests.launching import surroundings
@@ -125,8 +125,10 @@ def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
         return pair, average, history
 
     if divided:
-        go_on(keeper=Keeper(folder / "kept", every=100), stop_at=4)
-    pair, average, history = go_on(**({"keeper": Keeper(folder / "kept", every=100)} if divided else {}))
+        go_on(keeper=CheckpointManager(folder / "kept", every=100), stop_at=4)
+    pair, average, history = go_on(
+        **({"keeper": CheckpointManager(folder / "kept", every=100)} if divided else {})
+    )
     teacher, untouched = pair.teacher.state_dict(), small_pair().teacher.state_dict()
     found = {
         "world": dist.get_world_size(),

@@ -21,7 +21,7 @@ from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data import crop_and_flip, glyph_images
 from atlib.data.glyphs import generate
 from atlib.train import train
-from atlib.train.checkpoint_manager import Keeper
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.recipe import Recipe
 
 RECIPE = Recipe(steps=40, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0)
@@ -46,7 +46,7 @@ def run(folder: Path) -> None:
         progress=None,
         cpu=True,
         average_into=average,
-        keeper=Keeper(folder / "checkpoints", every=3),
+        keeper=CheckpointManager(folder / "checkpoints", every=3),
     )
     weights = [value for module in (student, average) for _, value in sorted(module.state_dict().items())]
     (folder / "digest").write_text(
@@ -109,7 +109,7 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
             tally["while saving"] += any(checkpoints.glob(".step-*.tmp"))
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                Keeper(checkpoints, every=3).latest()
+                CheckpointManager(checkpoints, every=3).latest()
             tally["damaged"] += len(caught)
         number = child(folder / "killed")
     assert os.waitpid(number, 0)[1] == 0, "the last run failed"

@@ -26,7 +26,7 @@ from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data import glyph_images
 from atlib.data.glyphs import generate
 from atlib.train import NonFiniteLoss, Preempted, distributed, student_loss, train
-from atlib.train.checkpoint_manager import Keeper
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate_together
 from atlib.train.recipe import Recipe
 
@@ -111,7 +111,7 @@ def everything(folder: Path, rank: int) -> dict:
     )
     found["evaluated on"] = gather_object(drawn)
 
-    # Kept after 4 steps, gone on with by new models: the bits of the run that was not stopped. Stochastic
+    # Restored after 4 steps, gone on with by new models: the bits of the run that was not stopped. Stochastic
     # depth differs on the processes.
     def moving(**options):
         model = tiny(drop_path_rate=0.3)
@@ -121,8 +121,8 @@ def everything(folder: Path, rank: int) -> dict:
         return model.state_dict(), history
 
     whole = moving()
-    moving(keeper=Keeper(folder / "kept", every=3), stop_at=4)
-    pieces = moving(keeper=Keeper(folder / "kept", every=3))
+    moving(keeper=CheckpointManager(folder / "kept", every=3), stop_at=4)
+    pieces = moving(keeper=CheckpointManager(folder / "kept", every=3))
     found["resumed"] = gather_object(
         [all(torch.equal(whole[0][name], pieces[0][name]) for name in whole[0]) and whole[1] == pieces[1]]
     )
@@ -154,7 +154,7 @@ def everything(folder: Path, rank: int) -> dict:
             loss=signalled,
             progress=None,
             cpu=True,
-            keeper=Keeper(folder / "signalled", every=100),
+            keeper=CheckpointManager(folder / "signalled", every=100),
         )
         raised = "nothing"
     except Preempted as error:

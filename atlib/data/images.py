@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from atlib._util import require_known
 from atlib.data import glyphs
-from atlib.data.sampler import Batch, Part, map_style
+from atlib.data.sampler import Batch, ShardSpec, map_style
 
 # Where short names live on the hub.
 HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
@@ -75,7 +75,7 @@ class Images(Dataset):
         own = torch.Generator() if seed is None else None
         return DataLoader(self, batch_size=batch_size, sampler=sampler, collate_fn=_as_is, generator=own)
 
-    def epoch(self, part: Part, workers: int = 0) -> Iterator[Batch]:
+    def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch, as `train` takes them. They are in memory: `workers` are not
         needed, and not started."""
         return map_style(self, part)

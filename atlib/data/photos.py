@@ -33,7 +33,7 @@ from atlib.data.decoding import (
     note_left_out,
     seed_of,
 )
-from atlib.data.sampler import Batch, Part, my_batches, my_repeats
+from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.data.transforms import Augmentation
 
 # --- Which label a stored label means: as it is, through a map between classes, or left out because only some
@@ -205,7 +205,7 @@ class Photos(Dataset):
             worker_init_fn=in_a_group_of_its_own,
         )
 
-    def epoch(self, part: Part, workers: int = 0) -> Iterator[Batch]:
+    def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one).
 
         Order and augmentation hang on seed, epoch and index alone: not on the number of workers, nor on where

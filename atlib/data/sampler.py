@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 
-class Part(NamedTuple):
+class ShardSpec(NamedTuple):
     """What one process asks of one epoch. batch_size: images of a step over all processes; `start`: steps of
     this epoch to leave out, because they are done; `repeats`: how often an image comes in an epoch that has
     it (repeated augmentation).
@@ -64,7 +64,7 @@ def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[int
     return order.repeat_interleave(repeats)[:count].tolist()
 
 
-def my_batches(count: int, part: Part) -> list[tuple[list[int], float]]:
+def my_batches(count: int, part: ShardSpec) -> list[tuple[list[int], float]]:
     """This process's share of every step of the epoch from `part.start` on, as (indices, weight).
 
     A step's images are dealt out in turn, so over all processes each image comes exactly once, and repeats of
@@ -78,13 +78,13 @@ def my_batches(count: int, part: Part) -> list[tuple[list[int], float]]:
     ]
 
 
-def my_repeats(count: int, part: Part) -> list[list[int]]:
+def my_repeats(count: int, part: ShardSpec) -> list[list[int]]:
     """Beside the indices of `my_batches`: how often each image came before in this epoch, 0 to `part.repeats`
     - 1."""
     return [[position % part.repeats for position in positions] for positions, _ in my_positions(count, part)]
 
 
-def map_style(data, part: Part, workers: int = 0) -> Iterator[Batch]:
+def map_style(data, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
     """One process's batches of an epoch from `data`, which has a length and `take(indices) -> (images,
     targets)`.
 
@@ -121,7 +121,7 @@ def _as_is(batch):
     return batch
 
 
-def my_positions(count: int, part: Part) -> list[tuple[Sequence[int], float]]:
+def my_positions(count: int, part: ShardSpec) -> list[tuple[Sequence[int], float]]:
     """Like `my_batches`, with places in the epoch's order instead of indices: for data that can only be read
     in an order of their own."""
     if part.batch_size < 1 or part.repeats < 1:

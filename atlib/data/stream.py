@@ -9,7 +9,7 @@ from atlib._util import require_known
 from atlib.data.catalogue import find
 from atlib.data.decoding import Made, Share, Wanted, check_on_corrupt, deliver, make, seed_of
 from atlib.data.photos import Labelling, Stored, look_of, make_labelling, names_of, undecoded
-from atlib.data.sampler import Batch, Part, my_positions, steps_per_epoch
+from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
 from atlib.data.transforms import Augmentation
 
 Positions = tuple[
@@ -78,7 +78,7 @@ class PhotoStream:
         """The names of the labels."""
         return self.labelling.names
 
-    def epoch(self, part: Part, workers: int = 0) -> Iterator[Batch]:
+    def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch: as many as every other's, each image once over all processes.
 
         Rows are read by this process, decoded by `workers` others ahead of time (0: by this one), so their
@@ -91,7 +91,7 @@ class PhotoStream:
             self._make, self._shares(part), workers=workers, on_corrupt=self.on_corrupt, corrupt=self.corrupt
         )
 
-    def _shares(self, part: Part) -> Iterator[Share]:
+    def _shares(self, part: ShardSpec) -> Iterator[Share]:
         """What this process decodes in every step of the epoch, as rows of the stream."""
         own_shards = _divide_evenly(self.sizes, part)
         rows = self.rows.shard(part.world, part.rank, contiguous=False) if own_shards else self.rows
@@ -218,7 +218,7 @@ def open_stream(
     )
 
 
-def _divide_evenly(sizes: Sequence[int] | None, part: Part) -> bool:
+def _divide_evenly(sizes: Sequence[int] | None, part: ShardSpec) -> bool:
     """Whether every process can read as many shards as every other: the rule of
     `datasets.distributed.split_dataset_by_node`.
 
@@ -228,7 +228,7 @@ def _divide_evenly(sizes: Sequence[int] | None, part: Part) -> bool:
     return even and part.repeats == 1 and part.batch_size >= part.world
 
 
-def _of_own_shards(sizes: Sequence[int], part: Part) -> Iterator[Positions]:
+def _of_own_shards(sizes: Sequence[int], part: ShardSpec) -> Iterator[Positions]:
     """Positions in the rows of this process's own shards, step by step: in each its share of what is left of
     them, so that all end at once."""
     totals = [sum(sizes[rank :: part.world]) for rank in range(part.world)]

@@ -13,7 +13,7 @@ from atlib.data.transforms import Augmentation
 from atlib.record import Record
 from atlib.run.build import Reading, held_out_images, known_size, outputs_for, preparation_of, training_images
 from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig, config_path, read_config
-from atlib.run.configure import Asked, configure, data_name, departures, evaluated_split, oddities
+from atlib.run.configure import TrainRequest, config_diff, configure, data_name, evaluated_split, oddities
 from atlib.run.estimate import estimate
 from atlib.run.estimate_text import as_text
 from atlib.run.overrides import parse_changes, read_changes
@@ -160,7 +160,7 @@ def train_command(given: argparse.Namespace) -> int:
     pretraining = given.command == "pretrain"
     if pretraining:
         require_known("task of pre-training", given.recipe, PRETRAINING)
-    asked = Asked(
+    asked = TrainRequest(
         given.recipe, given.data, given.teacher, parse_changes(given.set), given.seed, given.tensorboard
     )
     config = configure(asked)
@@ -175,7 +175,7 @@ def train_command(given: argparse.Namespace) -> int:
         check_folder(given.out)
     images = training_images(config)
     config = configure(asked, len(images))  # epochs are as long as the data that are really there
-    if changed := departures(asked, config, len(images)):
+    if changed := config_diff(asked, config, len(images)):
         _note(f"changed against the published recipe {asked.recipe}: {'; '.join(changed)}")
     return _until_stopped(given.out, lambda: start(config, given.out, images))
 
@@ -319,7 +319,7 @@ def teacher_command(given: argparse.Namespace) -> int:
     )
 
 
-def _dry_run(asked: Asked, config: RunConfig) -> int:
+def _dry_run(asked: TrainRequest, config: RunConfig) -> int:
     size = known_size(config)
     if (
         size is None
@@ -329,7 +329,7 @@ def _dry_run(asked: Asked, config: RunConfig) -> int:
     count, outputs = size
     config = configure(asked, count)
     return _say(
-        as_text(estimate(config, count, outputs), oddities(asked.recipe), departures(asked, config, count))
+        as_text(estimate(config, count, outputs), oddities(asked.recipe), config_diff(asked, config, count))
     )
 
 

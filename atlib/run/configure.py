@@ -25,7 +25,7 @@ WORDS = ("name", "source", "oddities")
 SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
 
 
-class Asked(NamedTuple):
+class TrainRequest(NamedTuple):
     """A run as it was asked for. recipe: a published recipe's name, or a pre-training task; data: a name or a
     path; changes: `--set`."""
 
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     tensorboard: bool = False
 
 
-def configure(asked: Asked, count: int | None = None) -> RunConfig:
+def configure(asked: TrainRequest, count: int | None = None) -> RunConfig:
     """The run on `count` training images, into which epochs are converted (None: not known yet, a guess
     stands in).
 
@@ -98,7 +98,7 @@ def oddities(recipe: str) -> tuple[str, ...]:
     return () if recipe in PRETRAINING else published(recipe).oddities
 
 
-def departures(asked: Asked, config: RunConfig, count: int) -> list[str]:
+def config_diff(asked: TrainRequest, config: RunConfig, count: int) -> list[str]:
     """How the run's recipe differs from the published one it came from, on `count` images: "lr 0.001 instead
     of 0.008". Nothing for pre-training."""
     if asked.recipe in PRETRAINING:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atlib.analysis.accounting import Memory, copy, distill, fine_tuning, shape_of, step_memory
-from atlib.data.sampler import Batch, Part, steps_per_epoch
+from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
 from atlib.run.build import loss_of
 from atlib.run.config import RunConfig
 from atlib.train.loop import train
@@ -68,7 +68,7 @@ class RandomImages:
     def __len__(self) -> int:
         return self.batch * self.steps
 
-    def epoch(self, part: Part, workers: int = 0) -> Iterator[Batch]:
+    def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         images, targets = torch.randn(self.batch, *self.shape), self.target_of(self.batch)
         for step in range(part.start, self.steps):
             self._note()

@@ -8,16 +8,16 @@ PAPER_GPU_HOURS, PAPER_EPOCHS = 2735, 100  # of ViT-L on ImageNet-1k: quoted fro
 GIB = 2**30
 
 
-def as_text(found: Estimate, oddities: Sequence[str] = (), departures: Sequence[str] = ()) -> str:
+def as_text(found: Estimate, oddities: Sequence[str] = (), config_diff: Sequence[str] = ()) -> str:
     """What `--dry-run` prints. oddities: of the published recipe, which need not hold of this run;
-    departures: how this run's recipe differs from it."""
+    config_diff: how this run's recipe differs from it."""
     sections = {
         "run": _run(found),
         "model": _model(found),
         "parameter groups": _groups(found),
         "schedule": _schedule(found),
         "steps": _steps(found),
-        "changed against the published recipe": departures,
+        "changed against the published recipe": config_diff,
         "oddities of the published recipe": oddities,
         "memory of a step": _memory(found),
         "time": _time(found),

@@ -29,7 +29,7 @@ from atlib.run.build import (
 from atlib.run.config import BUILT_IN, FREE, PRETRAINING, RunConfig, config_path, read_config, write_config
 from atlib.run.log import RunLog, require_tensorboard
 from atlib.teachers.load import is_file
-from atlib.train.checkpoint_manager import Keeper, digest
+from atlib.train.checkpoint_manager import CheckpointManager, digest
 from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
 
@@ -240,7 +240,7 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
         if config.teacher is not None and is_file(config.teacher)
         else {}
     )
-    keeper = Keeper(
+    keeper = CheckpointManager(
         Path(folder) / "checkpoints",
         config.save_every,
         config.keep,
@@ -312,7 +312,7 @@ def held_out(config: RunConfig):
 
 
 @contextmanager
-def _log_of(config: RunConfig, folder: Path, keeper: Keeper) -> Iterator[RunLog | None]:
+def _log_of(config: RunConfig, folder: Path, keeper: CheckpointManager) -> Iterator[RunLog | None]:
     """The run's log, of the first process only, while no other run may train in this folder."""
     if not is_main_process():
         yield None

@@ -25,12 +25,12 @@ from atlib._util import write_atomically
 MANIFEST, FACTS = "manifest.json", "facts.json"
 
 
-class NotKept(OSError):
+class CheckpointError(OSError):
     """A checkpoint could not be written: the disk is full or the folder cannot be written to. The earlier
     ones are as they were."""
 
 
-class Kept(NamedTuple):
+class Restored(NamedTuple):
     """A checkpoint that was read back. facts: the JSON values that were saved with it; tensors: likewise, by
     name."""
 
@@ -39,7 +39,7 @@ class Kept(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-class Keeper:
+class CheckpointManager:
     """Keeps the checkpoints of one run in `folder`, one folder step-00000123 each, and brings a run back to
     the newest.
 
@@ -117,7 +117,7 @@ class Keeper:
         tensors, and return its path.
 
         own: this process's tensors; shared: tensors that are the same on all processes. Every process must
-        call it. Raises `NotKept` when it cannot be written.
+        call it. Raises `CheckpointError` when it cannot be written.
         """
         path = self.folder / f"step-{facts['step']:08d}"
         temporary = path.with_name(f".{path.name}.tmp")
@@ -150,20 +150,20 @@ class Keeper:
             if accelerator.is_main_process:
                 shutil.rmtree(temporary, ignore_errors=True)
             kept = self._checkpoints()
-            raise NotKept(
+            raise CheckpointError(
                 f"the checkpoint of step {facts['step']} could not be written to {self.folder} ({error}). The"
                 f" last one is {kept[-1] if kept else 'none: nothing was kept yet'}, as it was. Make room or"
                 " choose another folder, then resume."
             ) from error
         return path
 
-    def restore(self, accelerator: Accelerator, config: Mapping) -> Kept | None:
+    def restore(self, accelerator: Accelerator, config: Mapping) -> Restored | None:
         """Load the newest whole checkpoint into all that `accelerator` has prepared, and return what was
         saved beside it; None without one.
 
         Every process must call it. Raises `ValueError` naming what has changed when `config`, or the number
         of processes, is another than when it was written (each process draws its own random numbers, so a run
-        goes on only on as many), and `NotKept` for a folder that cannot be written to.
+        goes on only on as many), and `CheckpointError` for a folder that cannot be written to.
         """
         found = [None]
         if accelerator.is_main_process:
@@ -189,7 +189,7 @@ class Keeper:
                 "Go on with what it was started with, or start another run in another folder."
             )
         accelerator.load_state(str(path))
-        return Kept(
+        return Restored(
             path, facts, load_file(path / "shared.safetensors") | load_file(_own_file(path, accelerator))
         )
 
@@ -215,7 +215,7 @@ class Keeper:
             (self.folder / ".written").unlink()
             self._clear()
         except OSError as error:
-            raise NotKept(
+            raise CheckpointError(
                 f"checkpoints cannot be written to {self.folder} ({error}): choose another folder, or make"
                 " this one writable"
             ) from error
@@ -325,7 +325,7 @@ def _force(path: Path) -> None:
 # unpickling anything ---
 
 
-def chance() -> dict[str, Tensor]:
+def rng_state() -> dict[str, Tensor]:
     """The present state of the generators of Python, NumPy, torch and, where there is a GPU, of the current
     one."""
     version, words, gauss = random.getstate()
@@ -340,8 +340,8 @@ def chance() -> dict[str, Tensor]:
     return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
 
-def restore_chance(state: Mapping[str, Tensor]) -> None:
-    """Put every generator back into a state that `chance` returned."""
+def restore_rng_state(state: Mapping[str, Tensor]) -> None:
+    """Put every generator back into a state that `rng_state` returned."""
     version, *words = state["python"].tolist()
     gauss = state["python_gauss"].item()
     random.setstate((version, tuple(words), None if math.isnan(gauss) else gauss))

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from atlib.checkpoint import save_weights
 from atlib.data.images import Images
-from atlib.train.checkpoint_manager import Keeper
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.distributed import agree, sigterm_noticed
 from atlib.train.objectives import Loss, student_loss
 from atlib.train.optim import make_optimizer, schedule
@@ -31,7 +31,7 @@ def train(
     out: Path | None = None,
     progress: str | None = "training",
     cpu: bool = False,
-    keeper: Keeper | None = None,
+    keeper: CheckpointManager | None = None,
     log: Callable[[dict], None] | None = None,
     workers: int = 0,
     stop_at: int | None = None,
@@ -62,7 +62,7 @@ def train(
     Raises `ValueError` for a model without a classifier that is to learn labels, and for a keeper whose run
     was started otherwise; `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then
     still holding the last finite step's weights; `Preempted` after SIGTERM if there is a keeper;
-    `atlib.train.checkpoint_manager.NotKept` when a checkpoint cannot be written.
+    `atlib.train.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
     """
     _check(model, recipe, loss, average_into)
     run = Training(model, recipe, loss, seed, cpu, len(data), make_optimizer, schedule)

@@ -55,7 +55,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 # ---
 
 
-class Average:
+class EMA:
     """average ← decay · average + (1 - decay) · weights after every step, starting from the first weights.
 
     It holds one tensor for each parameter of `model`, where and as the parameter is (a shard of it, where the

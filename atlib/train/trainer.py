@@ -11,11 +11,11 @@ import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
 from torch import Tensor, nn
 
-from atlib.data.sampler import Batch, Part
-from atlib.train.checkpoint_manager import Keeper, chance, restore_chance
+from atlib.data.sampler import Batch, ShardSpec
+from atlib.train.checkpoint_manager import CheckpointManager, restore_rng_state, rng_state
 from atlib.train.distributed import start_processes, to_train, whole_weights
 from atlib.train.objectives import Loss, mixed
-from atlib.train.optim import Average
+from atlib.train.optim import EMA
 from atlib.train.recipe import Recipe
 
 
@@ -72,7 +72,7 @@ class Training:
         optimizer = make_optimizer(model, recipe)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, recipe))
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(model, optimizer, scheduler)
-        self.average = None if recipe.ema is None else Average(self.model, recipe.ema)
+        self.average = None if recipe.ema is None else EMA(self.model, recipe.ema)
         self.position = Position(torch.zeros((), device=self.accelerator.device))
         self.kept: Path | None = None
         self.before_next: dict[str, Tensor] | None = None
@@ -92,9 +92,9 @@ class Training:
         """The model without what Accelerate and torch.compile put around it."""
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
-    def part(self) -> Part:
+    def part(self) -> ShardSpec:
         """What this process asks of the pass in progress."""
-        return Part(
+        return ShardSpec(
             self.seed,
             self.position.epoch,
             self.recipe.batch_size,
@@ -176,19 +176,19 @@ class Training:
         entries = [*self.position.history, *([self.position.entry()] if self.position.done else [])]
         return [*entries[:-1], entries[-1] | self.measure(evaluate)] if entries else []
 
-    def due(self, keeper: Keeper, metrics: dict) -> bool:
+    def due(self, keeper: CheckpointManager, metrics: dict) -> bool:
         """Whether a checkpoint is to be written now; only after an evaluation do the processes have to ask
         the main one."""
         if not metrics:
             return keeper.due(self.position.step, metrics)
         return self._of_main(keeper.due(self.position.step, metrics))
 
-    def keep(self, keeper: Keeper, metrics: dict, data) -> None:
+    def keep(self, keeper: CheckpointManager, metrics: dict, data) -> None:
         """Write a checkpoint from which `resume` goes on."""
         facts = self.position.facts() | {
             "corrupt": self.corrupt_in(data) if self.position.done else []
         }  # a new pass begins with none
-        own = {f"now.{name}": value for name, value in chance().items()} | {"total": self.position.total}
+        own = {f"now.{name}": value for name, value in rng_state().items()} | {"total": self.position.total}
         if self.before_next is not None:
             own |= {f"before_next.{name}": value for name, value in self.before_next.items()}
         averaged = {} if self.average is None else self.average.tensors()
@@ -202,7 +202,7 @@ class Training:
             metrics,
         )
 
-    def resume(self, keeper: Keeper) -> None:
+    def resume(self, keeper: CheckpointManager) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         found = keeper.restore(self.accelerator, self.config)
         if found is None:
@@ -214,7 +214,7 @@ class Training:
         self.before_next = _under("before_next.", found.tensors) or None
         if self.average is not None:
             self.average.load(found.tensors)
-        restore_chance(_under("now.", found.tensors))
+        restore_rng_state(_under("now.", found.tensors))
 
     def corrupt_in(self, data) -> list[int]:
         """The indices of the images of `data` that could not be decoded in this pass, on all processes
@@ -352,16 +352,16 @@ def ahead(batches: Iterator[Batch], before: Mapping[str, Tensor] | None = None) 
     A run that goes on in the middle of a pass gives `before`: what chance was when the first of `batches` was
     made the first time. Raises `ValueError` when there is no batch at all.
     """
-    now = chance()
+    now = rng_state()
     if before is not None:
-        restore_chance(before)
+        restore_rng_state(before)
     batch = next(batches, None)
     if batch is None:
         raise ValueError("the data gave no batch: there is nothing to train on")
     if before is not None:
-        restore_chance(now)
+        restore_rng_state(now)
     while batch is not None:
-        before_next = chance()
+        before_next = rng_state()
         following = next(batches, None)
         yield Ahead(batch, following is None, before_next)
         batch = following

@@ -4,7 +4,7 @@ their gradients."""
 import pytest
 import torch
 
-from atlib.data.sampler import Part, epoch_order, my_batches
+from atlib.data.sampler import ShardSpec, epoch_order, my_batches
 from tests.book.test_taught import taught
 
 NAME = "20-laptop-to-cluster"
@@ -16,7 +16,9 @@ NAME = "20-laptop-to-cluster"
 def test_dealt_as_the_feed_does(count, batch_size, processes):
     steps = taught(NAME).deal(epoch_order(count, seed=3, epoch=2), batch_size, processes)
     for rank in range(processes):
-        theirs = my_batches(count, Part(seed=3, epoch=2, batch_size=batch_size, rank=rank, world=processes))
+        theirs = my_batches(
+            count, ShardSpec(seed=3, epoch=2, batch_size=batch_size, rank=rank, world=processes)
+        )
         assert [shares[rank] for shares in steps] == theirs
 
 

@@ -10,7 +10,7 @@ from torchvision.transforms import functional as vision
 
 from atlib.data.decoding import CorruptImage, as_stored
 from atlib.data.photos import Photos, open_photos
-from atlib.data.sampler import Part
+from atlib.data.sampler import ShardSpec
 from atlib.data.transforms import Augmentation
 from atlib.train import train
 from atlib.train.evaluate import evaluate
@@ -53,7 +53,7 @@ def pictures(tmp_path):
 
 
 def all_batches(photos, workers=0, **part):
-    return list(photos.epoch(Part(**({"seed": 3, "epoch": 1, "batch_size": 5} | part)), workers))
+    return list(photos.epoch(ShardSpec(**({"seed": 3, "epoch": 1, "batch_size": 5} | part)), workers))
 
 
 def test_images_and_targets_are_those_of_the_files(pictures):

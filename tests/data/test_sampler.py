@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 from atlib.data import Images
-from atlib.data.sampler import Part, epoch_order, map_style, my_batches, my_repeats, steps_per_epoch
+from atlib.data.sampler import ShardSpec, epoch_order, map_style, my_batches, my_repeats, steps_per_epoch
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 33])
@@ -36,7 +36,7 @@ def test_epochs_may_be_asked_for_in_any_order():
     count=st.integers(1, 40), batch_size=st.integers(1, 12), world=st.integers(1, 5), epoch=st.integers(0, 2)
 )
 def test_every_image_comes_once_over_all_processes(count, batch_size, world, epoch):
-    shares = [my_batches(count, Part(1, epoch, batch_size, rank, world)) for rank in range(world)]
+    shares = [my_batches(count, ShardSpec(1, epoch, batch_size, rank, world)) for rank in range(world)]
     assert {len(of_rank) for of_rank in shares} == {steps_per_epoch(count, batch_size)}, (
         "no process may have more steps than another"
     )
@@ -59,7 +59,7 @@ def test_every_image_comes_once_over_all_processes(count, batch_size, world, epo
 
 def test_a_start_leaves_out_the_first_steps():
     for rank in range(2):
-        part = Part(3, 1, 8, rank, 2, repeats=3)
+        part = ShardSpec(3, 1, 8, rank, 2, repeats=3)
         assert my_batches(30, part._replace(start=2)) == my_batches(30, part)[2:]
         assert my_repeats(30, part._replace(start=2)) == my_repeats(30, part)[2:]
 
@@ -72,7 +72,7 @@ def test_repeated_augmentation():
     assert len(epoch_order(31, 3, 1, repeats=3)) == 31
     pairs = [set(), set(), set()]
     for rank in range(3):
-        part = Part(3, 1, 9, rank, 3, repeats=3)
+        part = ShardSpec(3, 1, 9, rank, 3, repeats=3)
         for (indices, _), repeats in zip(my_batches(30, part), my_repeats(30, part), strict=True):
             pairs[rank] |= set(zip(indices, repeats, strict=True))
     assert sorted(set.union(*pairs)) == sorted((index, repeat) for index in plain[:10] for repeat in range(3))
@@ -84,9 +84,9 @@ def test_repeated_augmentation():
 @pytest.mark.parametrize(
     "part, message",
     [
-        (Part(0, 0, 0), "batch_size and repeats must be at least 1, got 0 and 1"),
-        (Part(0, 0, 4, repeats=0), "got 4 and 0"),
-        (Part(0, 0, 4, rank=2, world=2), "rank 2 does not exist: there are 2 processes, ranks 0 to 1"),
+        (ShardSpec(0, 0, 0), "batch_size and repeats must be at least 1, got 0 and 1"),
+        (ShardSpec(0, 0, 4, repeats=0), "got 4 and 0"),
+        (ShardSpec(0, 0, 4, rank=2, world=2), "rank 2 does not exist: there are 2 processes, ranks 0 to 1"),
     ],
     ids=str,
 )
@@ -105,7 +105,7 @@ def numbered(count=10, augment=None):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_hold_the_images_at_their_indices(workers):
-    part = Part(2, 1, 4, rank=1, world=2)
+    part = ShardSpec(2, 1, 4, rank=1, world=2)
     batches = list(map_style(numbered(), part, workers))
     assert [(batch.indices, batch.weight) for batch in batches] == my_batches(10, part)
     for batch in batches:
@@ -118,7 +118,7 @@ def test_images_hand_out_their_epochs_in_the_order_of_their_loader():
     data = numbered()
     loader = data.loader(4, seed=9)
     for epoch in range(3):
-        batches = list(data.epoch(Part(9, epoch, 4), workers=3))
+        batches = list(data.epoch(ShardSpec(9, epoch, 4), workers=3))
         assert [batch.targets.tolist() for batch in batches] == [targets.tolist() for _, targets in loader]
 
 
@@ -128,7 +128,7 @@ def test_an_epoch_draws_one_number_when_it_begins_and_none_in_its_middle():
     torch.empty((), dtype=torch.int64).random_()
     expected = torch.get_rng_state()
     torch.manual_seed(4)
-    list(map_style(numbered(), Part(0, 0, 4)))
+    list(map_style(numbered(), ShardSpec(0, 0, 4)))
     assert torch.equal(torch.get_rng_state(), expected)
-    list(map_style(numbered(), Part(0, 0, 4, start=1)))
+    list(map_style(numbered(), ShardSpec(0, 0, 4, start=1)))
     assert torch.equal(torch.get_rng_state(), expected)

@@ -9,11 +9,11 @@ import torch
 
 from atlib.data.decoding import CorruptImage
 from atlib.data.photos import open_photos
-from atlib.data.sampler import Part
+from atlib.data.sampler import ShardSpec
 from atlib.data.stream import PhotoStream, open_stream
 from atlib.data.transforms import Augmentation
 from atlib.train import train
-from atlib.train.checkpoint_manager import Keeper
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.recipe import Recipe
 from tests.helpers import same, shared
 from tests.picture_files import CLASSES, index_of, write_arrow, write_folders, write_parquet
@@ -60,7 +60,7 @@ def stream(tmp_path):
 
 
 def all_batches(photos, workers=0, **part):
-    return list(photos.epoch(Part(**({"seed": 3, "epoch": 1, "batch_size": 5} | part)), workers))
+    return list(photos.epoch(ShardSpec(**({"seed": 3, "epoch": 1, "batch_size": 5} | part)), workers))
 
 
 def pictures_in(batches):
@@ -261,14 +261,14 @@ def test_corrupt_images_are_counted_over_a_pass_that_was_interrupted(stream, sma
             seed=2,
             progress=None,
             cpu=True,
-            keeper=Keeper(tmp_path / folder, every=100),
+            keeper=CheckpointManager(tmp_path / folder, every=100),
             **options,
         )
 
     def corrupt_so_far(folder):
-        return json.loads((Keeper(tmp_path / folder, every=100).latest() / "facts.json").read_text())[
-            "corrupt"
-        ]
+        return json.loads(
+            (CheckpointManager(tmp_path / folder, every=100).latest() / "facts.json").read_text()
+        )["corrupt"]
 
     whole = trained("whole")
     assert [passed["corrupt"] for passed in whole] == [8, 8]
@@ -359,7 +359,7 @@ def test_cifar10_streams_what_photos_reads(no_pause):
     streamed = open_stream("cifar10", path=path, split="test", augmentation=test, train=False, buffer=100)
     read = open_photos("cifar10", path=path, split="test", augmentation=test, train=False)
     assert len(streamed) == len(read) == 10_000 and streamed.classes == read.classes
-    batch = next(streamed.epoch(Part(0, 0, 16)))
+    batch = next(streamed.epoch(ShardSpec(0, 0, 16)))
     known = {image.sum().item(): index for index, (image, _) in enumerate(read.select(range(0, 400)))}
     places = [known.get(image.sum().item()) for image in batch.images]
     assert all(place is None or read.targets[place] == target for place, target in zip(places, batch.targets))

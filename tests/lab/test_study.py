@@ -433,7 +433,7 @@ def test_variants_name_the_models_that_they_are_built_from(tmp_path):
     for study, variant in EVERY:
         asked = set()
 
-        class Asked(Sources):
+        class TrainRequest(Sources):
             def fine_tuned(self):
                 asked.add("fine-tuned")
                 return super().fine_tuned()
@@ -443,7 +443,7 @@ def test_variants_name_the_models_that_they_are_built_from(tmp_path):
                 return super().another_teacher()
 
         student = Architecture("glyphs", variant.student)
-        variant.build(Asked(place, replace(toy.TOY, student=student, unlabelled=400), 0))
+        variant.build(TrainRequest(place, replace(toy.TOY, student=student, unlabelled=400), 0))
         assert asked == set(variant.needs), (study.name, variant.name)
 
 

@@ -9,7 +9,7 @@ import pytest
 from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
 from atlib.run.config import RunConfig, read_config, write_config
-from atlib.run.configure import Asked, configure, data_name, departures
+from atlib.run.configure import TrainRequest, config_diff, configure, data_name
 from atlib.run.recipes import PUBLISHED
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
@@ -18,7 +18,7 @@ GLYPHS = RunConfig("mine", "scratch", Architecture("glyphs"), "marked-glyphs", R
 
 
 def asked(recipe, *changes, data="marked-glyphs", **options):
-    return Asked(recipe, data, changes=dict(each.split("=", 1) for each in changes), **options)
+    return TrainRequest(recipe, data, changes=dict(each.split("=", 1) for each in changes), **options)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_changes_that_mend_the_published_run_only_together():
 def test_what_a_run_changed_against_its_published_recipe():
     def changed(*changes, recipe="distill-vit-large", data="imagenet-1k"):
         given = asked(recipe, *changes, data=data)
-        return departures(given, configure(given, 10_240), 10_240)
+        return config_diff(given, configure(given, 10_240), 10_240)
 
     assert (
         changed() == []

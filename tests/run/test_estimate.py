@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from atlib import __main__ as command
-from atlib.data.sampler import Part
+from atlib.data.sampler import ShardSpec
 from atlib.plan import Plan
 from atlib.run import estimate as dry_run
 from atlib.run import estimate as measure_steps
 from atlib.run.config import RunConfig
-from atlib.run.configure import Asked, configure
+from atlib.run.configure import TrainRequest, configure
 from atlib.run.estimate import (
     RandomImages,
     Timing,
@@ -91,7 +91,7 @@ def test_a_minimum_above_the_peak_is_said():
         config, 320, skeleton, groups, moments(config, groups), None, memory_of(config, 8), None, None
     )
     assert "\nchanged against the published recipe\n    lr 1 instead of 2\nmemory of a step\n" in as_text(
-        found, departures=["lr 1 instead of 2"]
+        found, config_diff=["lr 1 instead of 2"]
     )
 
 
@@ -150,7 +150,7 @@ def test_random_images_note_when_each_step_is_asked_for(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr(measure_steps.time, "perf_counter", lambda: float(next(now)))
     images = RandomImages((3, 32, 32), lambda count: torch.zeros(count), 4, 3)
-    batches = list(images.epoch(Part(0, 0, 4)))
+    batches = list(images.epoch(ShardSpec(0, 0, 4)))
     assert (
         len(images) == 12
         and [batch.images.shape for batch in batches] == [(4, 3, 32, 32)] * 3
@@ -204,7 +204,7 @@ def test_without_a_count_of_flops_two_images_are_tried_first(monkeypatch):
 def test_a_small_run_is_timed_at_its_own_size():
     """How near the estimate comes to a real epoch is measured in benchmarks/dry_run.py: a test cannot rely on
     the machine's speed."""
-    config = configure(Asked("built-in-distill", "marked-glyphs", __file__, {"batch_size": "32"}), 256)
+    config = configure(TrainRequest("built-in-distill", "marked-glyphs", __file__, {"batch_size": "32"}), 256)
     found = estimate(config, 256, 8)
     assert found.timing.whole and found.timing.batches == (32, 32) and found.steps_per_epoch == 8
     assert found.seconds == found.timing.measured[1] > 0

@@ -625,7 +625,7 @@ def test_timm_names(by_hand):
 
 
 def test_timm_names_whose_weights_are_incomplete(by_hand):
-    """Asked for a model without a head, timm would not notice."""
+    """TrainRequest for a model without a head, timm would not notice."""
     name = "vit_tiny_patch16_224"
     state = timm.create_model(name).state_dict()
     del state["blocks.3.attn.qkv.weight"]

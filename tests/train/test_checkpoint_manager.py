@@ -18,7 +18,14 @@ import torch
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data import crop_and_flip
 from atlib.train import NonFiniteLoss, Preempted, checkpoint_manager, student_loss, train
-from atlib.train.checkpoint_manager import Keeper, NotKept, chance, changes, damage_of, restore_chance
+from atlib.train.checkpoint_manager import (
+    CheckpointError,
+    CheckpointManager,
+    changes,
+    damage_of,
+    restore_rng_state,
+    rng_state,
+)
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
 from tests.helpers import same, state_of
@@ -42,7 +49,7 @@ def run(build, data, recipe, folder=None, every=100, **options):
     weights."""
     model, average = build(), tiny() if recipe.ema else None
     torch.manual_seed(random.randrange(1000))  # what was drawn before must not matter
-    kept = None if folder is None else Keeper(folder, every)
+    kept = None if folder is None else CheckpointManager(folder, every)
     history = train(model, data, recipe, seed=7, progress=None, keeper=kept, average_into=average, **options)
     return state_of(model), history, state_of(average) if average is not None else {}
 
@@ -89,15 +96,15 @@ def test_a_run_in_pieces_ends_with_the_same_bits(build, recipe, glyphs64, tmp_pa
 
 def test_chance_comes_back_for_every_generator():
     random.gauss(0, 1), np.random.randn()  # both then hold the second half of a pair
-    state = chance()
+    state = rng_state()
     drawn = [
         (random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist())
     ]
-    restore_chance({name: value.clone() for name, value in state.items()})
+    restore_rng_state({name: value.clone() for name, value in state.items()})
     assert [
         (random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist())
     ] == drawn
-    random.seed(0), restore_chance(chance())
+    random.seed(0), restore_rng_state(rng_state())
     assert random.getstate()[2] is None
 
 
@@ -106,7 +113,7 @@ def test_chance_comes_back_for_every_generator():
 
 def test_the_last_and_the_best_are_kept(glyphs64, tmp_path):
     scores = iter([0.2, 0.9, 0.3, 0.4, 0.5])
-    kept = Keeper(tmp_path, every=3, last=2)
+    kept = CheckpointManager(tmp_path, every=3, last=2)
     train(
         tiny(),
         glyphs64,
@@ -130,7 +137,7 @@ def test_the_last_and_the_best_are_kept(glyphs64, tmp_path):
 
 
 def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch):
-    train(tiny(), glyphs64, EVERYTHING, progress=None, keeper=Keeper(tmp_path, 100), stop_at=2)
+    train(tiny(), glyphs64, EVERYTHING, progress=None, keeper=CheckpointManager(tmp_path, 100), stop_at=2)
     files = {path.name for path in (tmp_path / "step-00000002").iterdir()}
     assert {
         "model.safetensors",
@@ -148,7 +155,7 @@ def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch)
         ),
     )
     monkeypatch.setattr("pickle.load", lambda *arguments, **options: pytest.fail("pickle.load"))
-    train(tiny(), glyphs64, EVERYTHING, progress=None, keeper=Keeper(tmp_path, 100), stop_at=3)
+    train(tiny(), glyphs64, EVERYTHING, progress=None, keeper=CheckpointManager(tmp_path, 100), stop_at=3)
     assert loads and all(loads), "torch.load reads weights_only"
 
 
@@ -161,7 +168,7 @@ def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
         glyphs64,
         SHORT,
         progress=None,
-        keeper=Keeper(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "copy"}}),
+        keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "copy"}}),
         stop_at=2,
     )
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
@@ -172,7 +179,7 @@ def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
             replace(SHORT, lr=2e-3, betas=(0.9, 0.95)),
             progress=None,
             seed=1,
-            keeper=Keeper(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "distill"}}),
+            keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "distill"}}),
         )
     message = str(caught.value)
     for part in (
@@ -193,17 +200,23 @@ def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_pa
         glyphs64,
         SHORT,
         progress=None,
-        keeper=Keeper(tmp_path, 100, config={"data": "glyphs", "on_corrupt": "raise"}),
+        keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs", "on_corrupt": "raise"}),
         stop_at=2,
     )
     with pytest.raises(ValueError, match="on_corrupt was 'raise' and is None"):
-        train(tiny(), glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path, 100, config={"data": "glyphs"}))
-    free = Keeper(tmp_path, 100, config={"data": "glyphs"}, free=("on_corrupt",))
+        train(
+            tiny(),
+            glyphs64,
+            SHORT,
+            progress=None,
+            keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs"}),
+        )
+    free = CheckpointManager(tmp_path, 100, config={"data": "glyphs"}, free=("on_corrupt",))
     assert train(tiny(), glyphs64, SHORT, progress=None, keeper=free)[-1]["step"] == 10
 
 
 def test_another_number_of_processes_is_refused(glyphs64, tmp_path):
-    train(tiny(), glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path, 100), stop_at=1)
+    train(tiny(), glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path, 100), stop_at=1)
     folder = tmp_path / "step-00000001"
     facts = json.loads((folder / "facts.json").read_text())
     (folder / "facts.json").write_text(json.dumps(facts | {"processes": 4}))
@@ -214,7 +227,7 @@ def test_another_number_of_processes_is_refused(glyphs64, tmp_path):
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="processes was 4 and is 1"):
-        train(tiny(), glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path, 100))
+        train(tiny(), glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path, 100))
 
 
 def test_changes_by_hand():
@@ -251,7 +264,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm,
     run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=6)
     assert steps(tmp_path) == [4, 6] and damage_of(tmp_path / "step-00000006") is None
     harm(tmp_path / "step-00000006" / file)
-    kept = Keeper(tmp_path, every=2)
+    kept = CheckpointManager(tmp_path, every=2)
     with pytest.warns(UserWarning, match=f"step-00000006 is damaged .*{re.escape(what)}") as warned:
         assert [kept.latest().name for _ in range(2)] == ["step-00000004"] * 2
     assert len(warned) == 1, "it is said once"
@@ -277,7 +290,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(where, glyphs64, tmp_path, 
                 broken.setattr(where, no_space)
 
         with pytest.raises(
-            NotKept,
+            CheckpointError,
             match=(
                 r"the checkpoint of step 6 could not be written .*No space left.*The last one is"
                 r" .*step-00000004, as it was.*resume"
@@ -305,7 +318,7 @@ def test_writes_that_really_fail(limit, glyphs64, tmp_path):
     assert limit < largest, "the limit must have something to refuse"
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with pytest.raises(NotKept, match="step 4 could not be written.*step-00000002, as it was"):
+        with pytest.raises(CheckpointError, match="step 4 could not be written.*step-00000002, as it was"):
             run(tiny, glyphs64, SHORT, tmp_path, every=2, log=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -319,8 +332,10 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_training(glyphs64, t
     (tmp_path / "file").write_text("")
     model = tiny()
     before = state_of(model)
-    with pytest.raises(NotKept, match="checkpoints cannot be written to .*file.*: choose another folder"):
-        train(model, glyphs64, SHORT, progress=None, keeper=Keeper(tmp_path / "file", 2))
+    with pytest.raises(
+        CheckpointError, match="checkpoints cannot be written to .*file.*: choose another folder"
+    ):
+        train(model, glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path / "file", 2))
     assert same(state_of(model), before)
 
 
@@ -329,7 +344,7 @@ def test_a_read_only_folder(glyphs64, tmp_path):
     run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=2)
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(NotKept, match="cannot be written to .*[Pp]ermission denied"):
+        with pytest.raises(CheckpointError, match="cannot be written to .*[Pp]ermission denied"):
             run(tiny, glyphs64, SHORT, tmp_path, every=2)
     finally:
         tmp_path.chmod(0o700)
@@ -339,7 +354,7 @@ def test_a_read_only_folder(glyphs64, tmp_path):
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": 5, "last": 0}])
 def test_numbers_that_cannot_be_meant(options, tmp_path):
     with pytest.raises(ValueError, match="every and last must be at least 1"):
-        Keeper(tmp_path, **options)
+        CheckpointManager(tmp_path, **options)
 
 
 # --- errors and signals on the way
@@ -356,7 +371,7 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64,
     watched = glyphs64.with_augment(None)
     watched.take = lambda indices: fed.append(list(indices)) or glyphs64.take(indices)
     with pytest.raises(NonFiniteLoss) as caught:
-        train(tiny(), watched, SHORT, loss=loss, progress=None, keeper=Keeper(tmp_path, 2))
+        train(tiny(), watched, SHORT, loss=loss, progress=None, keeper=CheckpointManager(tmp_path, 2))
     error = caught.value
     assert error.step == 5 and error.indices == fed[5] and error.checkpoint == tmp_path / "step-00000004"
     assert (
@@ -384,7 +399,7 @@ def test_sigterm_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path):
 
 def test_a_damaged_later_checkpoint_never_costs_the_good_ones(tmp_path):
     """The run was resumed before it; with one checkpoint to keep, the one that was just written is it."""
-    keeper = Keeper(tmp_path, every=1, last=1)
+    keeper = CheckpointManager(tmp_path, every=1, last=1)
     for step in (4, 12, 8):
         folder = tmp_path / f"step-{step:08d}"
         folder.mkdir()

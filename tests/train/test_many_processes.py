@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from atlib.train import train
-from atlib.train.checkpoint_manager import Keeper
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate, evaluate_together
 from tests import two
 from tests.helpers import ROOT
@@ -105,7 +105,7 @@ def test_one_process_writes_and_all_evaluate(pair_of_processes):
     folder, found = pair_of_processes
     assert found["evaluated on"] == [0, 1]
     assert (folder / "out-0" / "last.safetensors").is_file() and not (folder / "out-1").exists()
-    newest = Keeper(folder / "kept", every=3).latest()
+    newest = CheckpointManager(folder / "kept", every=3).latest()
     assert newest.name == "step-00000007" and len(list(newest.glob("model*.safetensors"))) == 1
     assert sorted(path.name for path in newest.glob("process-*")) == [
         "process-00000.safetensors",
@@ -126,7 +126,7 @@ def test_a_run_of_two_does_not_go_on_as_one(pair_of_processes):
             two.images(),
             replace(two.RECIPE, mixup=0.8, ema=0.9),
             progress=None,
-            keeper=Keeper(pair_of_processes[0] / "kept", every=3),
+            keeper=CheckpointManager(pair_of_processes[0] / "kept", every=3),
         )
 
 
