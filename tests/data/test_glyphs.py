@@ -145,6 +145,7 @@ def test_distractors_are_glyphs_without_a_mark():
 
 
 CHANGES = dict(
+    task="match",
     noise=0.5,
     background=0.4,
     contrast=0.3,
