@@ -28,6 +28,11 @@ def random_images(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def random_maps(*shape, seed=0, dtype=torch.float64):
+    """Attention maps far from even, of any shape: rows over the last axis sum to 1."""
+    return (2 * random_images(*shape, seed=seed, dtype=torch.float64)).softmax(-1).to(dtype)
+
+
 def shared(*parts):
     """A folder or file of the workshop's `shared/`, next to the repository; the test is skipped where it is
     not there."""

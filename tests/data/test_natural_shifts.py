@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from timm.data import RealLabelsImagenet
 
-from atlib.analysis.subsets import accuracy_on, restrict
+from atlib.analysis.subsets import accuracy_on
 from atlib.data.natural_shifts import (
     CIFAR10,
     IMAGENET,
@@ -384,8 +384,6 @@ def test_no_network_says_what_would_have_been_downloaded(monkeypatch, no_network
 
 def test_a_subset_compares_only_its_own_logits():
     logits = torch.tensor([[9.0, 1.0, 2.0, 0.0], [9.0, 3.0, 2.0, 8.0], [0.0, 0.0, 5.0, 9.0]])
-    assert restrict(logits, [1, 2]).tolist() == [[1.0, 2.0], [3.0, 2.0], [0.0, 5.0]]
-    assert restrict(logits, [2, 1]).tolist() == [[2.0, 1.0], [2.0, 3.0], [5.0, 0.0]]
     labels = torch.tensor([2, 2, 2])
     assert accuracy_on(logits, labels) == 0
     assert accuracy_on(logits, labels, [1, 2]) == accuracy_on(logits, labels, [2, 1]) == pytest.approx(2 / 3)
