@@ -6,6 +6,8 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 # Extra arguments, e.g. make test ARGS="tests/core/test_walk.py -x"
 ARGS ?=
+# Processes of `make test` and `make book` that run at a time, each with one thread.
+JOBS ?= 2
 
 # What the surroundings must not decide. Colab sets PYTHONPATH; a matplotlib back end set for a terminal would
 # keep figures out of the notebooks; a kernel named python3 in the user's home would run the notebooks elsewhere.
@@ -24,7 +26,7 @@ set-up:  ## make .venv from requirements.lock; every other target does it when n
 	@$(PYTHON) tools/bootstrap.py $(VENV)
 
 book: set-up  ## run every notebook and build the book in _build/html, warnings are errors
-	@$(RUN) tools/build_book.py
+	@$(RUN) -m tools.build_book --jobs $(JOBS)
 
 test: set-up  ## run the test suite; ARGS="..." goes to pytest
 	@MPLBACKEND=agg $(RUN) -m pytest $(ARGS)
