@@ -2,14 +2,16 @@
 
 Two caches lie between a source and a page, and both can serve yesterday's result:
 
-- A notebook's outputs are kept as long as its *cells* are the same (tools/execute.py). A change in the library, in a
-  record of results/, or in the installed versions does not count there, so a broken library would still build
-  "green". Here the outputs are thrown away when the hash of all of these changes.
-- Sphinx reads again only pages whose source changed, and repeats the warnings of no other page, so a second build
-  after a failed one can pass. Here every build reads every page; that takes seconds, running the notebooks minutes.
+- A notebook's outputs are kept as long as its *cells* are the same (tools/execute.py). A change in the
+  library, in a record of results/, or in the installed versions does not count there, so a broken library
+  would still build "green". Here the outputs are thrown away when the hash of all of these changes.
+- Sphinx reads again only pages whose source changed, and repeats the warnings of no other page, so a second
+  build after a failed one can pass. Here every build reads every page; that takes seconds, running the
+  notebooks minutes.
 
-A book is at _build/html only if its build passed: it is written elsewhere and moved there at the end. What a failed
-build left is at _build/failed-html. A build that was stopped goes on with the notebooks that had not yet run.
+A book is at _build/html only if its build passed: it is written elsewhere and moved there at the end. What a
+failed build left is at _build/failed-html. A build that was stopped goes on with the notebooks that had not
+yet run.
 """
 
 import argparse
@@ -70,9 +72,7 @@ def run_notebooks(jobs: int) -> None:
     )
     if failed:
         names = ", ".join(sorted(source.name for source in failed))
-        sys.exit(
-            f"The book did not build: {names} failed, with the tracebacks above. The others need not run again."
-        )
+        sys.exit(f"The book did not build: {names} failed, see above. The others need not run again.")
 
 
 def size(folder: Path) -> float:

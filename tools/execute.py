@@ -1,10 +1,10 @@
 """Run the notebooks of the book into the cache that Jupyter Book reads; called by tools/build_book.py.
 
-Jupyter Book would run them one after the other, and knows the result of none before all have passed. Here two run
-side by side, each with one thread, and each is in the cache as soon as it is done: a build that is stopped goes
-on with the notebooks that are left. On two idle cores one thread twice is as fast as two threads once; on a
-machine that does other things too it is several times as fast, because threads that wait for each other there
-wait for whole turns of the scheduler.
+Jupyter Book would run them one after the other, and knows the result of none before all have passed. Here two
+run side by side, each with one thread, and each is in the cache as soon as it is done: a build that is
+stopped goes on with the notebooks that are left. On two idle cores one thread twice is as fast as two threads
+once; on a machine that does other things too it is several times as fast, because threads that wait for each
+other there wait for whole turns of the scheduler.
 """
 
 import os
@@ -29,15 +29,15 @@ FIXED = {
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "PYTHONHASHSEED": "0",
-    # The notebooks need no network; with the hub off, one that comes to need it fails here, not at a reader's.
+    # The notebooks need no network; one that comes to need it fails here, not at a reader's.
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "COLUMNS": "100",
     # Debugger checks that print a warning into the first cell when the standard library is frozen.
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
 }
-# Seconds for a kernel to start and for the last of a cell's output to arrive. nbclient's own 60 and 4 are for a
-# machine that has time; after the 4 it would go on without the output, and say so only in a log.
+# Seconds for a kernel to start and for the last of a cell's output to arrive. nbclient's own 60 and 4 are for
+# a machine that has time; after the 4 it would go on without the output, and say so only in a log.
 PATIENCE = 600
 
 
@@ -91,11 +91,11 @@ def run(source: Path, limit: int) -> tuple[Path, NotebookNode, float, Exception 
 def execute(
     sources: list[Path], folder: Path, limit: int, jobs: int = 2, seconds=None, still_valid=lambda: True
 ) -> list[Path]:
-    """Run those of `sources` that are not yet in the cache at `folder`, `jobs` at a time; the ones that failed.
+    """Run those of `sources` that are not in the cache at `folder`, `jobs` at a time; the ones that failed.
 
-    The longest go first, so that all processes end together: `seconds` maps names to what they are expected to
-    take. A failed notebook does not stop the others: all errors are reported by one build. `still_valid` is
-    asked before a result is kept.
+    The longest go first, so that all processes end together: `seconds` maps names to what they are expected
+    to take. A failed notebook does not stop the others: all errors are reported by one build. `still_valid`
+    is asked before a result is kept.
     """
     cache, seconds = get_cache(folder), seconds or {}
     todo = [source for source in sources if not is_done(cache, myst_nb_reader_plugin(str(source)))]
@@ -104,7 +104,7 @@ def execute(
         print(
             f"{len(sources) - len(todo)} of {len(sources)} notebooks and pages have run already", flush=True
         )
-    # SIGTERM ends the build as Ctrl-C does, with its kernels. (After kill -9 the kernels notice by themselves.)
+    # SIGTERM ends the build as Ctrl-C does, with its kernels. (After kill -9 they notice by themselves.)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     failed = []
     # Threads, because a thread here only waits for its kernel, which is a process.

@@ -68,8 +68,10 @@ def test_comments_name_files_and_recipes_that_exist(name):
     assert set(re.findall(r"--recipe (\S+)", text)) <= set(names())
 
 
+@pytest.mark.slow
 def test_two_processes_on_the_cpu_really_are_two(tmp_path):
-    """The command of the file's comment; some launches that look like it start one process and say nothing."""
+    """The command of the file's comment; some launches that look like it start one process and say
+    nothing."""
     (tmp_path / "program.py").write_text(
         "from accelerate import Accelerator\na = Accelerator()\nassert a.num_processes == 2, a.state\n"
         "open(f'{a.process_index}.txt', 'w').write(a.device.type)\na.end_training()\n"

@@ -12,11 +12,12 @@ sys.path.insert(
     0, str(ROOT / "benchmarks")
 )  # its files are scripts, which find each other in their own folder
 
-import processes  # noqa: E402
+import processes
 
 
 def ring(pieces, rounds):
-    """Bytes that every process sends when in each round each passes one of its `pieces` on to its neighbour."""
+    """Bytes that every process sends when in each round each passes one of its `pieces` on to its
+    neighbour."""
     sent = [0] * len(pieces)
     for turn in range(rounds):
         for rank in range(len(pieces)):
@@ -60,6 +61,7 @@ def test_what_is_computed_for_vit_large():
     assert row["all_reduce_seconds"] == pytest.approx(2 * 63 / 64 * 304_326_632 * 4 / 50e9)
 
 
+@pytest.mark.slow
 def test_a_small_run_writes_its_record(tmp_path):
     path = tmp_path / "processes.json"
     subprocess.run(

@@ -19,14 +19,14 @@ sys.path.insert(
     0, str(ROOT / "benchmarks")
 )  # its files are scripts, which find each other in their own folder
 
-import flops  # noqa: E402
-import loss_alone  # noqa: E402
-import targets  # noqa: E402
-import timing  # noqa: E402
-import transfer_step  # noqa: E402
-from dense_baseline import DenseTransfer, dense_forward  # noqa: E402
-from memory import peak_allocated  # noqa: E402
-from methods import RECIPE, Step, known_methods  # noqa: E402
+import flops
+import loss_alone
+import targets
+import timing
+import transfer_step
+from dense_baseline import DenseTransfer, dense_forward
+from memory import peak_allocated
+from methods import RECIPE, Step, known_methods
 
 CPU = torch.device("cpu")
 BATCH = 2
@@ -281,6 +281,7 @@ def test_targets_say_by_how_much_they_are_missed():
     }
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys):
     out = tmp_path / "record.json"
     threads = torch.get_num_threads()

@@ -62,17 +62,20 @@ def test_a_cell_that_takes_too_long_fails(tmp_path, capsys):
     "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
 )
 def test_a_stopped_build_goes_on_and_leaves_no_kernel(tmp_path, number):
-    first = notebook(tmp_path, "first", "open('runs', 'a').write('x')")
-    second = notebook(
+    notebook(tmp_path, "first", "open('runs', 'a').write('x')")
+    notebook(
         tmp_path,
         "second",
         "import os\nopen('pid.new', 'w').write(str(os.getpid()))\nos.rename('pid.new', 'pid')\n"
         + WAIT.format("go"),
     )
-    program = f"from tools.execute import *\nprint(execute([Path({str(first)!r}), Path({str(second)!r})], Path({str(tmp_path / 'cache')!r}), 600))"
+    program = (
+        "from tools.execute import *\n"
+        "print(execute([Path('first.md'), Path('second.md')], Path('cache'), 600))"
+    )
     command = [sys.executable, "-c", program]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    build = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    build = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
     assert build.stdout.readline().startswith("first: ")
     while not (tmp_path / "pid").exists():
         assert build.poll() is None
@@ -88,7 +91,9 @@ def test_a_stopped_build_goes_on_and_leaves_no_kernel(tmp_path, number):
     assert not is_running(kernel)
 
     (tmp_path / "go").touch()
-    again = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=True)
+    again = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300, check=True
+    )
     assert again.stdout.startswith("1 of 2 ") and again.stdout.endswith("[]\n")
     assert (tmp_path / "runs").read_text() == "x", "the first had run, and did not run again"
 

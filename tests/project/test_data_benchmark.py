@@ -13,7 +13,7 @@ sys.path.insert(
     0, str(ROOT / "benchmarks")
 )  # its files are scripts, which find each other in their own folder
 
-import data as benchmark  # noqa: E402
+import data as benchmark
 
 
 def test_ratios_are_taken_within_a_turn():
