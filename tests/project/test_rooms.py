@@ -18,7 +18,9 @@ MAY = {
     "lab": CORE | {"methods", "train", "analysis", "teachers", "lab"},
     "run": CORE | {"methods", "train", "analysis", "teachers", "lab", "run"},
 }
-FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "atlib").rglob("*.py") if path.name != "__main__.py")
+FILES = sorted(
+    path.relative_to(ROOT) for path in (ROOT / "atlib").rglob("*.py") if path.name != "__main__.py"
+)
 
 
 def room(*parts: str) -> str:
