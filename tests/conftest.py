@@ -1,4 +1,5 @@
-"""What all tests share: fixed seeds, no network where a test asks for it, and small models to try things on."""
+"""What all tests share: fixed seeds, no network where a test asks for it, and small models to try things
+on."""
 
 import socket
 

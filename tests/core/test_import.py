@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import atlib
 from tests.helpers import ROOT
 
@@ -34,6 +36,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_heavy_libraries_wait_until_they_are_used():
     done = subprocess.run([sys.executable, "-c", STEPS], cwd=ROOT, capture_output=True, text=True, check=True)
     found = {name: set(modules) for name, modules in json.loads(done.stdout).items()}

@@ -55,7 +55,7 @@ def indices_in(images):
 @pytest.fixture
 def folder(tmp_path):
     """100 training and 12 test images, as the hub's parquet files are named."""
-    write(tmp_path / "set" / "data", "train", range(0, 60), "train-00000-of-00002.parquet")
+    write(tmp_path / "set" / "data", "train", range(60), "train-00000-of-00002.parquet")
     write(tmp_path / "set" / "data", "train", range(60, 100), "train-00001-of-00002.parquet")
     write(tmp_path / "set" / "data", "test", range(300, 312), "test-00000-of-00001.parquet")
     return tmp_path / "set"

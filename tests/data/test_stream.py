@@ -360,6 +360,6 @@ def test_cifar10_streams_what_photos_reads(no_pause):
     read = open_photos("cifar10", path=path, split="test", augmentation=test, train=False)
     assert len(streamed) == len(read) == 10_000 and streamed.classes == read.classes
     batch = next(streamed.epoch(ShardSpec(0, 0, 16)))
-    known = {image.sum().item(): index for index, (image, _) in enumerate(read.select(range(0, 400)))}
+    known = {image.sum().item(): index for index, (image, _) in enumerate(read.select(range(400)))}
     places = [known.get(image.sum().item()) for image in batch.images]
     assert all(place is None or read.targets[place] == target for place, target in zip(places, batch.targets))

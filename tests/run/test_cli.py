@@ -59,7 +59,20 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
 def test_records_and_weights_go_where_they_are_sent(here, capsys):
     assert (
         command.main(
-            "experiment transfer --scale toy --seeds 1 --methods copy --out there --work elsewhere".split()
+            [
+                "experiment",
+                "transfer",
+                "--scale",
+                "toy",
+                "--seeds",
+                "1",
+                "--methods",
+                "copy",
+                "--out",
+                "there",
+                "--work",
+                "elsewhere",
+            ]
         )
         == 0
     )
@@ -133,6 +146,7 @@ def test_help_names_experiments_scales_and_methods(capsys):
     )
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_the_code(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "atlib", "experiment", "transfre"],

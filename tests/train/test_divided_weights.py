@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from tests.helpers import ROOT
 
+pytestmark = pytest.mark.slow
 STOPPED = 75  # EX_TEMPFAIL
 
 

@@ -23,6 +23,7 @@ from atlib.train.evaluate import evaluate, evaluate_together
 from tests import two
 from tests.helpers import ROOT
 
+pytestmark = pytest.mark.slow
 PROGRAM = str(ROOT / "tests" / "two.py")
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
