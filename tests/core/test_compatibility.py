@@ -6,7 +6,6 @@ import torch
 
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.compatibility import pair_up
-from atlib.student import create_student
 from atlib.walking import Unwalkable
 from tests.helpers import random_images, state_of
 
@@ -272,7 +271,7 @@ def test_mismatched_components_are_asked_for(small_vit, name):
     options, message = COMPONENTS[name]
     said = refusal(small_vit, Plan(), options)
     assert f"native components ({message}" in said and "arXiv 2605.07191" in said
-    assert "atlib.student.create_student(teacher, num_classes)" in said and "Plan(mismatched=True)" in said
+    assert "atlib.create_student(teacher, num_classes)" in said and "Plan(mismatched=True)" in said
     pair = pair_of(small_vit, Plan(mismatched=True), options)
     assert list(pair.mismatched) == [name] and len(pair.mismatched[name]) == 2
 

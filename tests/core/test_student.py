@@ -10,7 +10,7 @@ from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import nn
 
 from atlib import create_vit, walk
-from atlib.student import COMPONENTS, STANDARD, create_student, describe, differences
+from atlib.student import COMPONENTS, STANDARD, describe, differences
 from atlib.walking import Instead, Unwalkable
 from tests.helpers import random_images, randomise
 
