@@ -4,7 +4,7 @@ refusal."""
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, create_vit
+from atlib import AttentionTransfer, Plan, create_student, create_vit
 from atlib.compatibility import pair_up
 from atlib.walking import Unwalkable
 from tests.helpers import random_images, state_of
