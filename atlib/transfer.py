@@ -119,6 +119,7 @@ class AttentionTransfer(nn.Module):
             images,
             replace=self._copied(target) if self.needs_teacher else None,
             drop_path=masks,
+            checked=True,
         )
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
@@ -136,7 +137,12 @@ class AttentionTransfer(nn.Module):
         )
         with without_history():
             seen = walk(
-                self.teacher, images, stop_after=max(layers), values=needed == "v", drop_path=shared
+                self.teacher,
+                images,
+                stop_after=max(layers),
+                values=needed == "v",
+                drop_path=shared,
+                checked=True,
             ).layers
         # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection,
         # which memory needs.

@@ -45,6 +45,7 @@ def walk(
     values: bool = False,
     head: bool = True,
     drop_path: Sequence[DropPathMasks] | None = None,
+    checked: bool = False,
 ) -> Walk:
     """Compute what `vit(images)` computes, and return what every attention layer saw on the way.
 
@@ -55,10 +56,14 @@ def walk(
     `drop_path` gives the stochastic-depth masks of every layer (`sample_drop_path`), so that two models can
     share them; None leaves them to the ViT's own modules.
 
+    Every walk checks that the model can be walked, unless `checked` says that the caller did: a module that
+    holds a ViT calls `check_walkable` once, when it is built, and then walks on and on. What `train()` can
+    change is looked at in every walk.
+
     Raises `atlib.walking.Unwalkable` for a model that cannot be walked faithfully (by name, with the reason),
     and `ValueError` for a layer out of range or a replacement of the wrong shape.
     """
-    check_walkable(vit)
+    (_check_mode if checked else check_walkable)(vit)
     replace = dict(replace or {})
     depth = len(vit.blocks)
     for index in [*replace, *([] if stop_after is None else [stop_after])]:
@@ -215,7 +220,12 @@ STOCK_VIT = {
 
 def check_walkable(vit: nn.Module) -> None:
     """Raise `Unwalkable`, naming the class and the reason, unless `walk(vit, x)` computes exactly what
-    `vit(x)` computes."""
+    `vit(x)` computes.
+
+    It looks at the classes of the ViT, its blocks and their attention, at methods that were replaced, and at
+    the mode. `walk` calls it every time; `AttentionTransfer` and the methods call it once for each model,
+    when they are built.
+    """
     name = type(vit).__name__
     family = next((family for family in FAMILIES if isinstance(vit, family.vit)), None)
     if family is None:
@@ -230,14 +240,18 @@ def check_walkable(vit: nn.Module) -> None:
     ].items():  # a subclass may change what is fed to the blocks, as DeiT's does, but not these
         if getattr(type(vit), method) is not stock:
             raise Unwalkable(f"cannot walk a {name}: it has its own {method}, which walk does not know")
+    _check_mode(vit)
+    for index, block in enumerate(vit.blocks):
+        for part, known in ((block, (family.block,)), (getattr(block, "attn", None), family.attentions)):
+            _check_part(part, known, f"layer {index} of this {name}")
+
+
+def _check_mode(vit: nn.Module) -> None:
     if getattr(vit, "distilled_training", False) and vit.training:
         raise Unwalkable(
             "cannot walk a ViT in distilled_training mode: it returns two predictions; call"
             " set_distilled_training(False)"
         )
-    for index, block in enumerate(vit.blocks):
-        for part, known in ((block, (family.block,)), (getattr(block, "attn", None), family.attentions)):
-            _check_part(part, known, f"layer {index} of this {name}")
 
 
 def _check_part(part: nn.Module | None, known: tuple[type[nn.Module], ...], where: str) -> None:
