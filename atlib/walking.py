@@ -57,13 +57,14 @@ def walk(
     share them; None leaves them to the ViT's own modules.
 
     Every walk checks that the model can be walked, unless `checked` says that the caller did: a module that
-    holds a ViT calls `check_walkable` once, when it is built, and then walks on and on. What `train()` can
-    change is looked at in every walk.
+    holds a ViT calls `check_walkable` once, when it is built, and then walks on and on. What changes when a
+    model is trained is looked at all the same: its mode, and the classes of its blocks, which FSDP replaces.
 
     Raises `atlib.walking.Unwalkable` for a model that cannot be walked faithfully (by name, with the reason),
     and `ValueError` for a layer out of range or a replacement of the wrong shape.
     """
-    (_check_mode if checked else check_walkable)(vit)
+    if not (checked and _still_walkable(vit)):
+        check_walkable(vit)
     replace = dict(replace or {})
     depth = len(vit.blocks)
     for index in [*replace, *([] if stop_after is None else [stop_after])]:
@@ -224,7 +225,7 @@ def check_walkable(vit: nn.Module) -> None:
 
     It looks at the classes of the ViT, its blocks and their attention, at methods that were replaced, and at
     the mode. `walk` calls it every time; `AttentionTransfer` and the methods call it once for each model,
-    when they are built.
+    when they are built, and again where a class or the mode has changed since.
     """
     name = type(vit).__name__
     family = next((family for family in FAMILIES if isinstance(vit, family.vit)), None)
@@ -240,18 +241,24 @@ def check_walkable(vit: nn.Module) -> None:
     ].items():  # a subclass may change what is fed to the blocks, as DeiT's does, but not these
         if getattr(type(vit), method) is not stock:
             raise Unwalkable(f"cannot walk a {name}: it has its own {method}, which walk does not know")
-    _check_mode(vit)
+    if _in_distilled_training(vit):
+        raise Unwalkable(
+            "cannot walk a ViT in distilled_training mode: it returns two predictions; call"
+            " set_distilled_training(False)"
+        )
     for index, block in enumerate(vit.blocks):
         for part, known in ((block, (family.block,)), (getattr(block, "attn", None), family.attentions)):
             _check_part(part, known, f"layer {index} of this {name}")
 
 
-def _check_mode(vit: nn.Module) -> None:
-    if getattr(vit, "distilled_training", False) and vit.training:
-        raise Unwalkable(
-            "cannot walk a ViT in distilled_training mode: it returns two predictions; call"
-            " set_distilled_training(False)"
-        )
+def _in_distilled_training(vit: nn.Module) -> bool:
+    return getattr(vit, "distilled_training", False) and vit.training
+
+
+def _still_walkable(vit: nn.Module) -> bool:
+    """Whether a ViT that was checked is still in a mode and of blocks that can be walked."""
+    stock = all(type(block) in STOCK and type(block.attn) in STOCK for block in vit.blocks)
+    return stock and not _in_distilled_training(vit)
 
 
 def _check_part(part: nn.Module | None, known: tuple[type[nn.Module], ...], where: str) -> None:

@@ -3,6 +3,8 @@ of."""
 
 import copy
 import dataclasses
+import gc
+import weakref
 
 import pytest
 import torch
@@ -149,6 +151,23 @@ def test_the_teacher_is_run_no_further_than_needed(small_vit, how):
     assert torch.equal(found.logits, expected.logits) and torch.equal(
         found.transfer_loss, expected.transfer_loss
     )
+
+
+def test_after_distill_the_rest_of_the_teacher_can_be_let_go(small_vit):
+    """The pair holds the teacher's blocks up to the last that is run; the caller's teacher stays whole."""
+    teacher, images = small_vit(seed=1), random_images(2, 3, 32, 32)
+    before, logits = state_of(teacher), teacher(images)
+    pair = AttentionTransfer(teacher, small_vit(seed=2), Plan(how="distill", layers=[0, 1]))
+    assert list(pair.teacher.blocks) == list(teacher.blocks[:2]) and len(teacher.blocks) == 3
+    assert same(state_of(teacher), before) and torch.equal(teacher(images), logits)
+    assert not any(p.requires_grad for p in teacher.parameters()), "frozen, the rest too"
+    rest = weakref.ref(teacher.blocks[2])
+    pair.train()(images).transfer_loss.backward()
+    del teacher
+    gc.collect()
+    assert rest() is None
+    kept = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(layers=[0, 1])).teacher
+    assert same(state_of(kept), before), "a copy's bundle needs the teacher whole"
 
 
 RATES = (0.0, 0.25, 0.5)  # what timm makes of drop_path_rate=0.5 at depth 3
