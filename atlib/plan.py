@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 
 from atlib._util import require_known
+from atlib.maps import AVERAGES
 
 WHAT = ("map", "q", "k", "v")
 HOW = ("copy", "distill")
-AVERAGES = ("examples", "layers", "heads", "queries")
 UNEQUAL_HEADS = ("aggregate", "average", "learn")
 
 Layers = tuple[int, ...] | tuple[tuple[int, int], ...] | None
@@ -97,14 +97,6 @@ class Plan:
                 "unequal_heads='learn' trains a matrix against the teacher's maps, so it can only distill:"
                 " use how='distill', or 'aggregate' or 'average' to copy"
             )
-
-    @property
-    def needs_maps(self) -> bool:
-        """Whether the teacher's maps must be written out, (N, N) a head, because something is done to them."""
-        return any(
-            each is not None
-            for each in (self.average, self.unequal_heads, self.unequal_grid, self.unequal_prefix)
-        )
 
     def layers_of(self, depth: int) -> tuple[int, ...]:
         """The student's layers that take part, for a student of this depth. Raises `ValueError` when one of

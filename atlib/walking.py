@@ -159,35 +159,25 @@ class Unwalkable(TypeError):
 
 # Reasons by class name, because several of these classes exist only in some of the timm versions that are
 # supported.
+RELATIVE = "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
+AFTERWARDS = "it normalises after attention and after the MLP, not before"
+WINDOWS = "it attends inside shifted windows: there is no map over all tokens"
+TWO = "it is a teacher and a student: walk its .student or its .teacher"
 REASONS = {
     "ParallelScalingBlock": "it computes attention and MLP side by side from one joint projection",
     "DiffParallelScalingBlock": "it subtracts two attention maps and runs the MLP beside them",
     "ParallelThingsBlock": "it sums several attention branches, so a layer has no single map",
-    "ResPostBlock": "it normalises after attention and after the MLP, not before",
+    "ResPostBlock": AFTERWARDS,
+    "EvaBlockPostNorm": AFTERWARDS,
     "DiffAttention": "it subtracts two attention maps, so what mixes the values is no softmax",
-    "RelPosBlock": (
-        "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
-    ),
-    "RelPosAttention": (
-        "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
-    ),
-    "VisionTransformerRelPos": (
-        "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
-    ),
-    "Beit": "it adds a relative-position bias to the attention logits, so q and k alone do not make the map",
-    "EvaBlockPostNorm": "it normalises after attention and after the MLP, not before",
+    **dict.fromkeys(("RelPosBlock", "RelPosAttention", "VisionTransformerRelPos", "Beit"), RELATIVE),
     "NaFlexVit": "it packs images of different sizes with padding masks",
-    "SwinTransformer": "it attends inside shifted windows: there is no map over all tokens",
-    "SwinTransformerV2": "it attends inside shifted windows: there is no map over all tokens",
-    "SwinTransformerV2Cr": "it attends inside shifted windows: there is no map over all tokens",
+    **dict.fromkeys(("SwinTransformer", "SwinTransformerV2", "SwinTransformerV2Cr"), WINDOWS),
     "Cait": "its talking heads mix the maps of several heads, and class attention comes in separate layers",
     "DistributedDataParallel": "it is a wrapper: pass its .module",
     "FullyShardedDataParallel": "it is a wrapper: pass the module inside",
     "OptimizedModule": "it is a wrapper made by torch.compile: pass the module inside (its ._orig_mod)",
-    "AttentionTransfer": "it is a teacher and a student: walk its .student or its .teacher",
-    "AttnDistill": "it is a teacher and a student: walk its .student or its .teacher",
-    "FeatureDistillation": "it is a teacher and a student: walk its .student or its .teacher",
-    "LogitDistillation": "it is a teacher and a student: walk its .student or its .teacher",
+    **dict.fromkeys(("AttentionTransfer", "AttnDistill", "FeatureDistillation", "LogitDistillation"), TWO),
     "MeanMapCopy": "it is a student with stored maps: walk its .student",
 }
 
