@@ -457,9 +457,9 @@ def _two_heads(how: str, remedy: str, **changes) -> Variant:
 
 PAIRS = Study(
     "pairs",
-    "a student with other heads, patches, depth or width than its teacher, with the published remedies",
-    "not in the paper, which pairs equal architectures; AttnDistill (arXiv 2210.00944) and lightweight MAE"
-    " distillation (arXiv 2205.14443)",
+    "a student with other heads, patches, depth or width than its teacher, with the remedies for each",
+    "not in the paper, which pairs equal architectures; aggregated heads are AttnDistill's (arXiv"
+    " 2210.00944), the learned matrix of heads is this project's own",
     (
         Variant("two heads, scratch", scratch, "scratch", student=_TWO_HEADS),
         _two_heads("copy", "aggregate"),
