@@ -8,6 +8,7 @@ import datasets
 import numpy as np
 
 from atlib._util import require_known
+from atlib.data.decoding import CannotStream, DataError
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
@@ -63,10 +64,9 @@ def open_streamed(
         if found:
             several = found[_published(found, split, name)]
             return _read(" or ".join(several), builder, data_files=several, streaming=True)["train"], several
-    raise ValueError(
+    raise CannotStream(
         f"{path} holds no parquet or arrow files, which are what can be streamed: open_photos reads image"
-        " folders, annotated images and data sets saved by `datasets` by index (on the command line without"
-        " --set streaming=true)"
+        " folders, annotated images and data sets saved by `datasets` by index"
     )
 
 
@@ -120,7 +120,7 @@ def _from_hub(name: str, **options) -> datasets.DatasetDict | datasets.IterableD
             f"the data set {name!r} could not be read from https://huggingface.co/datasets/{name} (cache:"
             f" {datasets.config.HF_DATASETS_CACHE}; cause: {type(error).__name__}: {error}). Without a"
             " network: fetch its parquet files on another machine, name them train.parquet, test.parquet,"
-            " and pass their folder as path= (on the command line --set data_path=FOLDER)."
+            " and pass their folder as path=."
         ) from error
 
 
@@ -257,11 +257,10 @@ def _published(splits, split: str, name: str) -> str:
         require_known(f"split of {name}", split, splits)
         return split
     if split in ("train", "validation"):
-        raise ValueError(
+        raise CannotStream(
             f"{name} publishes no validation split, and a stream cannot hold out a tenth of the training"
-            " images: ask for 'train+validation', or read it by index with open_photos (on the command line"
-            " --set training_split=train+validation with another --set evaluation_split=NAME, since"
-            " 'validation' is then trained on; or no --set streaming=true)"
+            " images: ask for 'train+validation', or read it by index with open_photos",
+            "split",
         )
     require_known(
         f"split of {name}", split, ("train+validation", *(other for other in splits if other != "train"))
@@ -291,13 +290,14 @@ def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[
     if kind == "label" and rows.column_names == [
         "image"
     ]:  # so `datasets` reads images that lie in one folder
-        raise ValueError(
+        raise DataError(
             "no label column: the data set has images alone. In a folder of images each class needs a folder"
             " of its own, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg"
         )
-    raise ValueError(
-        f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)}; "
-        f"name it with {kind}_column= (on the command line --set {kind}_column=NAME)"
+    raise DataError(
+        f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)};"
+        f" name it with {kind}_column=",
+        f"{kind}_column",
     )
 
 
@@ -316,10 +316,7 @@ def which_columns(rows: datasets.Dataset | datasets.IterableDataset) -> str:
         for name, feature in rows.features.items()
         if isinstance(feature, (datasets.ClassLabel, datasets.Value)) and name not in images
     ]
-    return (
-        f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'} (on the"
-        " command line --set image_column=NAME, --set label_column=NAME)"
-    )
+    return f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'}"
 
 
 def class_names(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
@@ -331,17 +328,19 @@ def class_names(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
     if isinstance(feature, datasets.ClassLabel):
         return tuple(feature.names)
     if holds_images(feature) or not isinstance(feature, datasets.Value):
-        raise ValueError(
+        raise DataError(
             f"column {column!r} holds {'images' if holds_images(feature) else feature}, not labels:"
-            f" {which_columns(rows)}"
+            f" {which_columns(rows)}",
+            "label_column",
         )
     labels = set(rows[column])
     wrong = [label for label in labels if not isinstance(label, int) or label < 0]
     if wrong:
-        raise ValueError(
+        raise DataError(
             f"the labels in column {column!r} must be class indices from 0 on, got {wrong[0]!r}: cast the"
             f" column to datasets.ClassLabel. Once, in Python, rows.class_encode_column({column!r}) does it,"
             " and .to_parquet('FOLDER/train.parquet') keeps it; then name FOLDER as the data. Or name"
-            " another column with label_column= (on the command line --set label_column=NAME)"
+            " another column with label_column=",
+            "label_column",
         )
     return tuple(map(str, range(max(labels, default=-1) + 1)))

@@ -19,7 +19,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from atlib._util import require_known
-from atlib.data.images import Images, decode, draw
+from atlib.data.images import Images, decode_rows, draw
 
 # --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or
 # CIFAR-10 ---
@@ -166,7 +166,7 @@ def load_shifted(
     positions, targets = shifted.read(rows, image_column, shifted.space)
     chosen = torch.as_tensor(draw(len(positions), size, seed, name))
     return Images(
-        decode(rows.select(positions[chosen].tolist()), image_column, image_size),
+        decode_rows(rows.select(positions[chosen].tolist()), image_column, image_size),
         targets[chosen],
         shifted.space.names,
     )

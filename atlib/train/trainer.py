@@ -2,21 +2,21 @@
 gone on with."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
 from torch import Tensor, nn
 
-from atlib.data.sampler import Batch, ShardSpec
-from atlib.train.checkpoint_manager import CheckpointManager, restore_rng_state, rng_state
+from atlib.data.sampler import Batch, ShardSpec, TrainingData
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.distributed import start_processes, to_train, whole_weights
 from atlib.train.objectives import Loss, mixed
-from atlib.train.optim import EMA
+from atlib.train.optim import EMA, make_optimizer, schedule
 from atlib.train.recipe import Recipe
+from atlib.transfer import student_of
 
 
 class NonFiniteLoss(RuntimeError):
@@ -42,31 +42,21 @@ class Preempted(RuntimeError):
 
 
 class Training:
-    """One run of `train`: its parts, prepared by Accelerate, and its position.
-
-    kept: where the last good weights are; before_next: the state of chance in which the batch that waits was
-    made, None at the start of a pass.
-    """
+    """One run of `train`: its parts, prepared by Accelerate, and its position. kept: where the last good
+    weights are."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        recipe: Recipe,
-        loss: Loss,
-        seed: int,
-        cpu: bool,
-        count: int,
-        make_optimizer: Callable[[nn.Module, Recipe], torch.optim.Optimizer],
-        schedule: Callable[[int, Recipe], float],
+        self, model: nn.Module, data: TrainingData, recipe: Recipe, loss: Loss, seed: int, cpu: bool
     ):
         set_seed(seed)
-        self.recipe, self.loss, self.seed, self.home = recipe, loss, seed, next(model.parameters()).device
-        self.config = {"recipe": recipe.describe(), "seed": seed, "images": count}
+        self.data, self.recipe, self.loss, self.seed = data, recipe, loss, seed
+        self.home = next(model.parameters()).device
+        self.config = {"recipe": recipe.describe(), "seed": seed, "images": len(data)}
         self.accelerator = start_processes(recipe, cpu)
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
         self.given, model = model.train(), to_train(model.train(), self.accelerator)
-        self.student = getattr(model, "student", model)
+        self.student = student_of(model)
         if recipe.checkpoint_activations:
             self.student.set_grad_checkpointing(True)
         optimizer = make_optimizer(model, recipe)
@@ -75,7 +65,6 @@ class Training:
         self.average = None if recipe.ema is None else EMA(self.model, recipe.ema)
         self.position = Position(torch.zeros((), device=self.accelerator.device))
         self.kept: Path | None = None
-        self.before_next: dict[str, Tensor] | None = None
 
     @property
     def main(self) -> bool:
@@ -160,15 +149,12 @@ class Training:
                 metrics |= {f"average_{name}": value for name, value in evaluate(self.plain).items()}
         return self._of_main(metrics)
 
-    def close(self, metrics: dict, data) -> None:
-        """The pass is over: its entry, with `metrics` and, where the data say it, how many images were
-        corrupt, and which, goes into the history."""
-        indices = self.corrupt_in(data)
-        corrupt = ({"corrupt": len(indices)} if hasattr(data, "corrupt") else {}) | (
-            {"corrupt_indices": indices} if indices else {}
-        )
+    def close(self, metrics: dict) -> None:
+        """The pass is over: its entry, with `metrics` and, where images were corrupt, how many and which, goes
+        into the history."""
+        indices = self.corrupt()
+        corrupt = {"corrupt": len(indices), "corrupt_indices": indices} if indices else {}
         self.position.close(self.position.entry() | metrics | corrupt)
-        self.before_next = None
 
     def so_far(self, evaluate: Callable[[nn.Module], dict] | None) -> list[dict]:
         """The history of a run that is stopped along the way, with an entry for the pass in progress and the
@@ -183,14 +169,10 @@ class Training:
             return keeper.due(self.position.step, metrics)
         return self._of_main(keeper.due(self.position.step, metrics))
 
-    def keep(self, keeper: CheckpointManager, metrics: dict, data) -> None:
+    def keep(self, keeper: CheckpointManager, metrics: dict) -> None:
         """Write a checkpoint from which `resume` goes on."""
-        facts = self.position.facts() | {
-            "corrupt": self.corrupt_in(data) if self.position.done else []
-        }  # a new pass begins with none
-        own = {f"now.{name}": value for name, value in rng_state().items()} | {"total": self.position.total}
-        if self.before_next is not None:
-            own |= {f"before_next.{name}": value for name, value in self.before_next.items()}
+        facts = self.position.facts() | {"corrupt": self.corrupt()}
+        own = {"total": self.position.total}
         averaged = {} if self.average is None else self.average.tensors()
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
         self.kept = keeper.save(
@@ -207,24 +189,17 @@ class Training:
         found = keeper.restore(self.accelerator, self.config)
         if found is None:
             return
-        self.kept, self.position = (
-            found.path,
-            Position(found.tensors["total"].to(self.accelerator.device), **found.facts),
-        )
-        self.before_next = _under("before_next.", found.tensors) or None
+        total = found.tensors["total"].to(self.accelerator.device)
+        self.kept, self.position = found.path, Position(total, **found.facts)
         if self.average is not None:
             self.average.load(found.tensors)
-        restore_rng_state(_under("now.", found.tensors))
 
-    def corrupt_in(self, data) -> list[int]:
-        """The indices of the images of `data` that could not be decoded in this pass, on all processes
-        together, also before the run was last taken up; none where the data do not say. Every process must
-        call it."""
-        return (
-            sorted({*self.position.corrupt, *gather_object(list(data.corrupt))})
-            if hasattr(data, "corrupt")
-            else []
-        )
+    def corrupt(self) -> list[int]:
+        """The indices of the images that could not be decoded in the pass in progress, on all processes
+        together, also before the run was last taken up. Every process must call it."""
+        if self.position.done == 0:
+            return []  # a new pass begins with none
+        return sorted({*self.position.corrupt, *gather_object(list(self.data.corrupt))})
 
     def images_of(self, batch: Batch) -> float:
         """How many images the step had over all processes."""
@@ -256,9 +231,12 @@ class Training:
         if average_into is not None:
             with self.average.in_place_of(self.model):
                 state = whole_weights(self.plain)
-                average_into.load_state_dict(
-                    _under("student.", state) if self.student is not self.plain else state
-                )
+                if self.student is not self.plain:
+                    inside = {
+                        name: name.removeprefix("student.") for name in state if name.startswith("student.")
+                    }
+                    state = {short: state[name] for name, short in inside.items()}
+                average_into.load_state_dict(state)
         trained = self.whole()
         if trained is self.plain:
             trained = self.accelerator.unwrap_model(
@@ -279,12 +257,7 @@ class Training:
         return self.given
 
 
-def _under(prefix: str, named: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
-
-
-# --- Where a training run is: its steps, its history, and the batch that waits; everything a resumed run
-# needs besides the weights ---
+# --- Where a training run is: its steps and its history ---
 
 
 @dataclass
@@ -334,34 +307,3 @@ class Position:
             "corrupt": self.corrupt,
             "history": self.history,
         }
-
-
-class Ahead(NamedTuple):
-    """A batch, whether it is the last of its pass, and the state of chance in which the one after it, which
-    waits already, was made."""
-
-    batch: Batch
-    last: bool
-    before_next: dict[str, Tensor]
-
-
-def ahead(batches: Iterator[Batch], before: Mapping[str, Tensor] | None = None) -> Iterator[Ahead]:
-    """The batches of a pass, each made one step ahead of its use, as Accelerate's loader does and as runs
-    were recorded.
-
-    A run that goes on in the middle of a pass gives `before`: what chance was when the first of `batches` was
-    made the first time. Raises `ValueError` when there is no batch at all.
-    """
-    now = rng_state()
-    if before is not None:
-        restore_rng_state(before)
-    batch = next(batches, None)
-    if batch is None:
-        raise ValueError("the data gave no batch: there is nothing to train on")
-    if before is not None:
-        restore_rng_state(now)
-    while batch is not None:
-        before_next = rng_state()
-        following = next(batches, None)
-        yield Ahead(batch, following is None, before_next)
-        batch = following
