@@ -4,10 +4,10 @@ import socket
 
 import pytest
 import torch
-from atlib.glyphs import generate
 
 from atlib import create_vit
 from atlib.data import glyph_images
+from atlib.data.glyphs import generate
 from tests.helpers import randomise
 
 

@@ -14,14 +14,14 @@ import torch
 
 from atlib._util import require_known
 from atlib.data.decoding import DataError
-from atlib.data.images import Images, decode_rows, draw
+from atlib.data.images import HUB, VALIDATION_SHARE, Images, decode_rows, draw, fixed_order
 
 # --- PACS: the same seven classes as photographs, art paintings, cartoons and sketches ---
 
-HUB = "flwrlabs/pacs"
+PACS = "flwrlabs/pacs"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 SPLITS = ("train", "validation", "test", "all")
-VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2  # of every domain
+TEST_SHARE = 0.2  # of every domain, beside `VALIDATION_SHARE`
 
 
 def load_pacs(
@@ -45,9 +45,10 @@ def load_pacs(
     files and the network. Source: Li et al. 2017, "Deeper, Broader and Artier Domain Generalization" (arXiv
     1710.03077).
     """
-    from atlib.data.hub import class_names  # imported here: `datasets` takes seconds
+    from atlib.data.hub import class_names, columns_of  # imported here: `datasets` takes seconds
 
-    rows, image_column, label_column = pacs_rows(domains, path, split)
+    rows = pacs_rows(domains, path, split)
+    image_column, label_column = columns_of(rows)
     rows = rows.select(draw(len(rows), size, seed, f"PACS {', '.join(domains)} {split}"))
     return Images(
         decode_rows(rows, image_column, image_size),
@@ -57,8 +58,7 @@ def load_pacs(
 
 
 def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
-    """The rows of a split of some domains, undecoded, as a `datasets.Dataset`, and its image and label
-    column; see `load_pacs`."""
+    """The rows of a split of some domains, undecoded, as a `datasets.Dataset`; see `load_pacs`."""
     if isinstance(domains, str) or len(domains) == 0:
         raise ValueError(f"domains must be a list with at least one of {', '.join(DOMAINS)}, got {domains!r}")
     for domain in domains:
@@ -66,12 +66,8 @@ def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
     require_known("split of PACS", split, SPLITS)
     from atlib.data.hub import find_column, open_rows
 
-    rows = open_rows(HUB, path, "train")
+    rows = open_rows(PACS, path, "train")
     domain_of = np.array(rows[find_column(rows, ("domain",), "domain")][:])
-    image_column, label_column = (
-        find_column(rows, ("image",), "image"),
-        find_column(rows, ("label",), "label"),
-    )
     missing = [domain for domain in domains if domain not in domain_of]
     if missing:
         raise ValueError(
@@ -81,16 +77,14 @@ def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
     wanted = np.sort(
         np.concatenate([_split(np.flatnonzero(domain_of == domain), split) for domain in set(domains)])
     )
-    return rows.select(wanted), image_column, label_column
+    return rows.select(wanted)
 
 
 def _split(positions: np.ndarray, split: str) -> np.ndarray:
     """The part of one domain's positions that a split is."""
     if split == "all":
         return positions
-    shuffled = np.random.default_rng(0).permutation(
-        positions
-    )  # fixed: the parts must never depend on a run's seed
+    shuffled = positions[fixed_order(len(positions))]
     validation, test = round(VALIDATION_SHARE * len(shuffled)), round(TEST_SHARE * len(shuffled))
     parts = dict(zip(("validation", "test", "train"), np.split(shuffled, [validation, validation + test])))
     return parts[split]
@@ -201,7 +195,7 @@ def open_rows_of(
 
     columns = location.columns(image_column, label_column)
     if known is not None and known.domains:
-        rows = pacs_rows(known.domains, location.path, split)[0]
+        rows = pacs_rows(known.domains, location.path, split)
         return Opened(rows, *columns_of(rows, *columns), known)
     if known is not None and known.files:
         require_known(f"split of {name_or_path}", split, known.images)
@@ -238,7 +232,7 @@ def _pacs(*domains: str) -> Known:
         ):
             images[split] += share
     return Known(
-        "flwrlabs/pacs",
+        PACS,
         7,
         images,
         "test",
@@ -264,8 +258,8 @@ CATALOGUE: dict[str, Known] = {
         " Table 2",
         files={"train": "data/train-*.parquet", "validation": "data/validation-*.parquet"},
     ),
-    "cifar10": Known("uoft-cs/cifar10", 10, _CIFAR_IMAGES, "test", _CIFAR, ("img", "label")),
-    "cifar100": Known("uoft-cs/cifar100", 100, _CIFAR_IMAGES, "test", _CIFAR, ("img", "fine_label")),
+    "cifar10": Known(HUB["cifar10"], 10, _CIFAR_IMAGES, "test", _CIFAR, ("img", "label")),
+    "cifar100": Known(HUB["cifar100"], 100, _CIFAR_IMAGES, "test", _CIFAR, ("img", "fine_label")),
     # Of iNaturalist the hub was found to have parts only; the authors' archives hold images and annotations,
     # train2018.json and val2018.json.
     "inat2017": Known(

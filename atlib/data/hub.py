@@ -5,23 +5,13 @@ import json
 from pathlib import Path
 
 import datasets
-import numpy as np
 
 from atlib._util import require_known
 from atlib.data.decoding import CannotStream, DataError
+from atlib.data.images import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
-VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
 SPLITS = ("train", "validation", "test")
-
-
-def open_split(
-    name: str, path: str | Path | None, split: str
-) -> tuple[datasets.Dataset, str, str, tuple[str, ...]]:
-    """The rows of a split, its image and label column, and the class names; see `atlib.data.images.load` for
-    the arguments."""
-    rows, image_column, label_column = open_labelled(name, path, split)
-    return rows, image_column, label_column, class_names(rows, label_column)
 
 
 def open_labelled(
@@ -275,9 +265,7 @@ def _choose(splits: datasets.DatasetDict, split: str, name: str) -> datasets.Dat
     require_known(f"split of {name}", split, (*splits, "validation", "train+validation"))
     if split not in ("train", "validation"):
         return splits["train" if split == "train+validation" else split]
-    order = np.random.default_rng(0).permutation(
-        len(splits["train"])
-    )  # fixed: the tenth must never depend on a run's seed
+    order = fixed_order(len(splits["train"]))
     held_out = round(VALIDATION_SHARE * len(order))
     return splits["train"].select(order[:held_out] if split == "validation" else order[held_out:])
 

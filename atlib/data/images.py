@@ -13,10 +13,12 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from atlib._util import require_known
 from atlib.data import glyphs
 from atlib.data.decoding import as_is, in_eight_bits
-from atlib.data.sampler import Batch, ShardSpec, augmentation_seed, my_batches, my_repeats
+from atlib.data.rng import augmentation_seed
+from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 
 # Where short names live on the hub.
 HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
+VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
 
 
 # (one uint8 image (3, height, width), the seed of what is drawn) -> another such image
@@ -147,11 +149,11 @@ def load(
         require_known("data set", name, ("marked-glyphs", *HUB, "parquet", "imagefolder"))
     if name in ("parquet", "imagefolder") and path is None:
         raise ValueError(f"load({name!r}) needs a path: load({name!r}, '/where/the/files/are')")
-    from atlib.data.hub import (
-        open_split,  # imported here: `datasets` takes seconds, and the built-in world does not need it
-    )
+    # imported here: `datasets` takes seconds, and the built-in world does not need it
+    from atlib.data.hub import class_names, open_labelled
 
-    rows, image_column, label_column, classes = open_split(HUB.get(name, name), path, split)
+    rows, image_column, label_column = open_labelled(HUB.get(name, name), path, split)
+    classes = class_names(rows, label_column)
     rows = rows.select(draw(len(rows), size, seed, f"{name} {split}"))
     return Images(decode_rows(rows, image_column, image_size), torch.tensor(rows[label_column][:]), classes)
 
@@ -177,6 +179,11 @@ def crop_and_flip(padding: int = 4) -> Augment:
         return crop.flip(-1) if torch.rand((), generator=generator) < 0.5 else crop
 
     return augment
+
+
+def fixed_order(count: int) -> np.ndarray:
+    """The order in which images are held out: always the same, so that it never depends on a run's seed."""
+    return np.random.default_rng(0).permutation(count)
 
 
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:

@@ -19,6 +19,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from atlib._util import require_known
+from atlib.data.catalogue import CATALOGUE
 from atlib.data.images import Images, decode_rows, draw
 
 # --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or
@@ -255,12 +256,12 @@ SHIFTED = {
         "1905.13549",
     ),
     "imagenet-real": ShiftedSet(
-        "ILSVRC/imagenet-1k",
+        CATALOGUE["imagenet-1k"].hub,
         "validation",
         IMAGENET,
         _reassessed,
         "Beyer et al. 2020, Are We Done with ImageNet?",
         "2006.07159",
-        "data/validation-*.parquet",
+        CATALOGUE["imagenet-1k"].files["validation"],
     ),
 }

@@ -31,7 +31,8 @@ from atlib.data.decoding import (
     make,
     note_left_out,
 )
-from atlib.data.sampler import Batch, ShardSpec, augmentation_seed, my_batches, my_repeats
+from atlib.data.rng import augmentation_seed
+from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.data.transforms import Augmentation
 
 

@@ -1,11 +1,10 @@
-"""Which image goes into which step of which process, and how it is augmented there: one order for any number
-of processes, found again in the middle of an epoch."""
+"""Which image goes into which step of which process: one order for any number of processes, found again in
+the middle of an epoch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,12 +96,6 @@ def my_repeats(count: int, part: ShardSpec) -> list[list[int]]:
     """Beside the indices of `my_batches`: how often each image came before in this epoch, 0 to `part.repeats`
     - 1."""
     return [[position % part.repeats for position in positions] for positions, _ in my_positions(count, part)]
-
-
-def augmentation_seed(part: ShardSpec, index: int, repeat: int) -> int:
-    """The seed of one image's augmentation: it hangs on run, epoch and image, not on who makes it or when."""
-    words = np.random.SeedSequence([part.seed, part.epoch, index, repeat]).generate_state(1, np.uint64)
-    return int(words[0])
 
 
 def my_positions(count: int, part: ShardSpec) -> list[tuple[Sequence[int], float]]:

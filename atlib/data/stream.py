@@ -9,7 +9,8 @@ from atlib._util import require_known
 from atlib.data.catalogue import find
 from atlib.data.decoding import CannotStream, DataError, Made, Share, Wanted, check_on_corrupt, deliver, make
 from atlib.data.photos import checked_label, look_of, names_of, undecoded
-from atlib.data.sampler import Batch, ShardSpec, augmentation_seed, my_positions, steps_per_epoch
+from atlib.data.rng import augmentation_seed
+from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
 from atlib.data.transforms import Augmentation
 
 Positions = tuple[

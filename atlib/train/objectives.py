@@ -1,5 +1,5 @@
-"""What a training run holds: model, optimiser and the rest on Accelerate, where it is, and how it is kept and
-gone on with."""
+"""What a step makes small: the task's loss and the transfer loss, on images that are mixed where the recipe
+says so."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,6 +8,7 @@ import torch
 from timm.data import Mixup
 from torch import Tensor, nn
 
+from atlib.data.rng import rng_put_back
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
 
@@ -74,11 +75,8 @@ def mixed(
         recipe.mixup, recipe.cutmix, prob=1.0, switch_prob=0.5, label_smoothing=0.0, num_classes=classes
     )  # the loss smooths
     even = len(images) - len(images) % 2
-    state = np.random.get_state()  # timm draws from NumPy's global generator
-    np.random.seed(list(draw))
-    try:
+    with rng_put_back():  # timm draws from NumPy's global generator
+        np.random.seed(list(draw))
         head, shares = mix(images[:even], targets[:even])
-    finally:
-        np.random.set_state(state)
     rest = torch.nn.functional.one_hot(targets[even:], classes).to(shares.dtype)
     return torch.cat([head, images[even:]]), torch.cat([shares, rest])

@@ -230,13 +230,10 @@ class Training:
         came from."""
         if average_into is not None:
             with self.average.in_place_of(self.model):
-                state = whole_weights(self.plain)
-                if self.student is not self.plain:
-                    inside = {
-                        name: name.removeprefix("student.") for name in state if name.startswith("student.")
-                    }
-                    state = {short: state[name] for name, short in inside.items()}
-                average_into.load_state_dict(state)
+                prefix = "" if self.student is self.plain else "student."
+                weights = whole_weights(self.plain)
+                own = {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)}
+                average_into.load_state_dict(own)
         trained = self.whole()
         if trained is self.plain:
             trained = self.accelerator.unwrap_model(
@@ -290,20 +287,9 @@ class Position:
     def close(self, entry: dict) -> None:
         """The pass is over."""
         self.history.append(entry)
-        self.total, self.epoch, self.done, self.corrupt = (
-            torch.zeros((), device=self.total.device),
-            self.epoch + 1,
-            0,
-            [],
-        )
+        self.total = torch.zeros((), device=self.total.device)
+        self.epoch, self.done, self.corrupt = self.epoch + 1, 0, []
 
     def facts(self) -> dict:
         """The position as JSON values; `total` is not among them, being a tensor."""
-        return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "done": self.done,
-            "lr": self.lr,
-            "corrupt": self.corrupt,
-            "history": self.history,
-        }
+        return {name: value for name, value in vars(self).items() if name != "total"}
