@@ -14,12 +14,10 @@ from torch.utils.data import DataLoader
 
 from atlib.data.sampler import Batch
 
-Transform = Callable[
-    [Image.Image, int | None], Tensor
-]  # (image, seed of its augmentation) -> float (3, height, width)
-File = Mapping[
-    str, object
-]  # {"bytes": of the file, or None, "path": its name, or None}, as `datasets` stores an image
+# (image, seed of its augmentation) -> float (3, height, width)
+Transform = Callable[[Image.Image, int | None], Tensor]
+# {"bytes": of the file, or None, "path": its name, or None}, as `datasets` stores an image
+File = Mapping[str, object]
 NAMED = 20  # corrupt images that are warned about one by one
 
 

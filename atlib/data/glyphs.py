@@ -19,13 +19,8 @@ from torch import Tensor
 from atlib._util import require_known
 
 GRID, CELL = 4, 8  # cells per side, pixels per cell
-SPLITS = (
-    "train",
-    "validation",
-    "test",
-    "unlabelled",
-    "resample",
-)  # the position of a name is part of its random stream: append only
+# the position of a name is part of its random stream: append only
+SPLITS = ("train", "validation", "test", "unlabelled", "resample")
 RENDERINGS = ("filled", "inverted", "dotted")
 CHUNK = 500  # images per random stream: the first n images of a split are the same whatever its size
 
@@ -140,9 +135,8 @@ def marked_cell(images: Tensor) -> Tensor:
     error below 1 in 1,000.
     """
     cells = images.reshape(-1, 3, GRID, CELL, GRID, CELL)
-    corners = cells[
-        :, :, :, :: CELL - 1, :, :: CELL - 1
-    ]  # (n, 3, 4, 2, 4, 2): rows and columns 0 and 7 of each cell
+    # (n, 3, 4, 2, 4, 2): rows and columns 0 and 7 of each cell
+    corners = cells[:, :, :, :: CELL - 1, :, :: CELL - 1]
     return corners.float().mean(dim=(1, 3, 5)).flatten(1).argmax(1)
 
 
@@ -168,16 +162,14 @@ def _chunk(world: World, rng: np.random.Generator) -> Glyphs:
     present = crowd.argsort(1).argsort(1) <= world.clutter
     move = np.floor(offset * (2 * world.jitter + 1)).astype(int)  # 0 ... 2 jitter
     mask = _stamps(world)[shape, move[..., 0], move[..., 1]] * present[..., None, None]  # (n, 16, 8, 8)
-    colour = _colour(
-        (hue / len(HUES) + hue_jitter + world.hue_shift) % 1.0, world.saturation, shade
-    )  # (n, 16, 3)
+    # (n, 16, 3)
+    colour = _colour((hue / len(HUES) + hue_jitter + world.hue_shift) % 1.0, world.saturation, shade)
     if world.rendering == "inverted":
         mask = present[..., None, None] * (1 - mask)
     if world.texture > 0:
         mask = mask * (1 - world.texture * _STRIPES[stripes])
-    pixels = world.background + mask[:, :, None] * (
-        colour[..., None, None] - world.background
-    )  # (n, 16, 3, 8, 8)
+    # (n, 16, 3, 8, 8)
+    pixels = world.background + mask[:, :, None] * (colour[..., None, None] - world.background)
     dots = np.zeros((CELL, CELL), dtype=np.float32)
     dots[[0, 0, -1, -1], [0, -1, 0, -1]] = 1
     dot_level = world.background + world.cue * (1 - world.background)

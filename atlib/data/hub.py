@@ -275,9 +275,8 @@ def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[
     for name in names:
         if name in rows.column_names:
             return name
-    if kind == "label" and rows.column_names == [
-        "image"
-    ]:  # so `datasets` reads images that lie in one folder
+    # so `datasets` reads images that lie in one folder
+    if kind == "label" and rows.column_names == ["image"]:
         raise DataError(
             "no label column: the data set has images alone. In a folder of images each class needs a folder"
             " of its own, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg"

@@ -188,9 +188,8 @@ def _reassessed(rows, image_column: str, space: LabelSpace) -> tuple[Tensor, Ten
     import pyarrow.compute as compute
 
     labels = json.loads(timm_file("imagenet_real_labels.json"))
-    paths = compute.struct_field(
-        rows.data.column(image_column), "path"
-    ).to_pylist()  # the names alone, not gigabytes of images
+    # the names alone, not gigabytes of images
+    paths = compute.struct_field(rows.data.column(image_column), "path").to_pylist()
     numbers = [_file_number(path, index, len(labels)) for index, path in enumerate(paths)]
     positions = [index for index, number in enumerate(numbers) if labels[number]]
     targets = torch.zeros(len(positions), len(space.names), dtype=torch.bool)

@@ -219,9 +219,8 @@ def open_photos(
         raise DataError(
             f"{name_or_path} {split} has no images{held_out if split == 'validation' else ''}", "split"
         )
-    pictures = undecoded(rows, image_column).select_columns(
-        [image_column]
-    )  # first, since its message knows what the columns hold
+    # first, since its message knows what the columns hold
+    pictures = undecoded(rows, image_column).select_columns([image_column])
     names = names_of(rows, label_column, known)
     labels = [checked_label(label, names, index) for index, label in enumerate(rows[label_column][:])]
     if known is not None and known.images.get(split) != len(rows):

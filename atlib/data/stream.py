@@ -13,9 +13,8 @@ from atlib.data.rng import augmentation_seed
 from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
 from atlib.data.transforms import Augmentation
 
-Positions = tuple[
-    Sequence[int], float
-]  # of one step, in the rows that a process reads, and the weight of its batch
+# of one step, in the rows that a process reads, and the weight of its batch
+Positions = tuple[Sequence[int], float]
 
 
 class PhotoStream:
@@ -81,9 +80,8 @@ class PhotoStream:
         """What this process decodes in every step of the epoch, as rows of the stream."""
         own_shards = _divide_evenly(self.sizes, part)
         rows = self.rows.shard(part.world, part.rank, contiguous=False) if own_shards else self.rows
-        stride, offset = (
-            (part.world, part.rank) if own_shards else (1, 0)
-        )  # so that no two processes give one index
+        # so that no two processes give one index
+        stride, offset = (part.world, part.rank) if own_shards else (1, 0)
         shuffled = rows.shuffle(seed=part.seed, buffer_size=self.buffer)
         shuffled.set_epoch(part.epoch)
         images, at, row = self._labelled(shuffled), -1, None
@@ -104,9 +102,8 @@ class PhotoStream:
                 seed = augmentation_seed(part, index, position % part.repeats) if self.train else None
                 wanted.append(Wanted(index, row[0], row[1], seed))
             yield Share(wanted, weight)
-        expected = (
-            (sum(self.sizes[part.rank :: part.world]) if own_shards else self.count) - at - 1
-        )  # of other processes, after this one's last
+        # of other processes, after this one's last
+        expected = (sum(self.sizes[part.rank :: part.world]) if own_shards else self.count) - at - 1
         if part.repeats == 1 and at >= 0 and sum(1 for _ in islice(images, expected + 1)) > expected:
             raise DataError(
                 f"the stream has more than the {self.count} images that were announced: pass their number as"

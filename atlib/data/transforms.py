@@ -108,9 +108,8 @@ class Augmentation:
         with rng_put_back():
             random.seed(for_python)
             np.random.seed(for_numpy)
-            torch.default_generator.manual_seed(
-                for_torch
-            )  # torch.manual_seed would reseed a GPU's generators
+            # torch.manual_seed would reseed a GPU's generators
+            torch.default_generator.manual_seed(for_torch)
             return _training(self)(image.convert("RGB"))
 
     def evaluate(self, image: Image.Image) -> Tensor:

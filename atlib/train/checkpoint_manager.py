@@ -242,9 +242,8 @@ class CheckpointManager:
         keep = {*whole[-self.last :], *([max(scores, key=scores.get)] if scores else [])}
         for path in whole:
             if path not in keep:
-                os.replace(
-                    path, path.with_name(f".{path.name}.tmp")
-                )  # a half-deleted one must not look like a checkpoint
+                # a half-deleted one must not look like a checkpoint
+                os.replace(path, path.with_name(f".{path.name}.tmp"))
                 shutil.rmtree(path.with_name(f".{path.name}.tmp"))
 
 

@@ -12,9 +12,8 @@ from atlib.data.rng import rng_put_back
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
 
-Loss = Callable[
-    [nn.Module, Tensor, Tensor, Recipe], Tensor
-]  # (model, images, targets, recipe) -> scalar, the mean over the images
+# (model, images, targets, recipe) -> scalar, the mean over the images
+Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]
 
 
 def outputs(model: nn.Module, images: Tensor) -> Transferred:
@@ -71,9 +70,10 @@ def mixed(
             f" targets {targets.dtype} {tuple(targets.shape)} and num_classes={classes}; set mixup and cutmix"
             " to 0"
         )
+    # the loss smooths
     mix = Mixup(
         recipe.mixup, recipe.cutmix, prob=1.0, switch_prob=0.5, label_smoothing=0.0, num_classes=classes
-    )  # the loss smooths
+    )
     even = len(images) - len(images) % 2
     with rng_put_back():  # timm draws from NumPy's global generator
         np.random.seed(list(draw))

@@ -43,9 +43,8 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     )
     in_student = {id(parameter) for parameter in trained.parameters()}
     beside = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
-    if (
-        beside
-    ):  # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
+    # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
+    if beside:
         optimizer.add_param_group({"params": beside, "weight_decay": recipe.weight_decay})
     for group in optimizer.param_groups:  # timm leaves the factor of layer-wise decay to its own schedulers
         group["lr"] = recipe.lr * group.get("lr_scale", 1.0)

@@ -12,10 +12,8 @@ PLAIN = (
     "lamb",
     # optimisers that are known to need nothing but a gradient, so that no recipe of the book has to try its own
 )
-NEED_CUDA = (
-    "bnb",
-    "fused",
-)  # what the names of those begin with that timm takes from bitsandbytes and from APEX
+# what the names of those begin with that timm takes from bitsandbytes and from APEX
+NEED_CUDA = ("bnb", "fused")
 
 
 _NOT_NEGATIVE = ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mixup", "cutmix")

@@ -110,9 +110,8 @@ class Training:
             weight = batch.weight * len(some) / len(images)
             if len(some) == 0:  # fewer images than parts: every process must do as many parts as the others
                 some, their = images[:1], targets[:1]
-            with self.accelerator.accumulate(
-                self.model
-            ):  # gradients are averaged over the processes in the last part only
+            # gradients are averaged over the processes in the last part only
+            with self.accelerator.accumulate(self.model):
                 with self.accelerator.autocast():
                     value = weight * self.loss(self.model, some, their, self.recipe)
                 self.accelerator.backward(value * parts)  # Accelerate divides by their number
@@ -124,9 +123,8 @@ class Training:
         norm = self.accelerator.clip_grad_norm_(
             self.model.parameters(), math.inf if self.recipe.clip is None else self.recipe.clip
         )
-        return torch.as_tensor(
-            0.0 if norm is None else norm
-        )  # DeepSpeed, which clips by itself, does not always know
+        # DeepSpeed, which clips by itself, does not always know
+        return torch.as_tensor(0.0 if norm is None else norm)
 
     def step(self, value: Tensor) -> None:
         """Change the weights, and count a step with that loss."""
@@ -239,9 +237,8 @@ class Training:
             trained = self.accelerator.unwrap_model(
                 self.model, keep_fp32_wrapper=False, keep_torch_compile=False
             )
-            vars(trained).pop(
-                "forward", None
-            )  # Accelerate's autocast around the class's own forward, of no use after training
+            # Accelerate's autocast around the class's own forward, of no use after training
+            vars(trained).pop("forward", None)
         trained.to(self.home)
         if self.recipe.checkpoint_activations:
             self.student.set_grad_checkpointing(False)

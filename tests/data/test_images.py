@@ -131,17 +131,8 @@ def test_only_an_epoch_is_augmented():
 def test_crop_and_flip_cuts_from_the_padded_image():
     """Every outcome is one of the 2 x 81 windows of the reflected image, drawn about equally often."""
     image = torch.arange(3 * 16 * 16).reshape(3, 16, 16).to(torch.uint8)
-    index = [
-        4,
-        3,
-        2,
-        1,
-        *range(16),
-        14,
-        13,
-        12,
-        11,
-    ]  # four pixels reflected at either end, the edge itself once
+    # four pixels reflected at either end, the edge itself once
+    index = [4, 3, 2, 1, *range(16), 14, 13, 12, 11]
     padded = image[:, index][:, :, index]
     windows = [
         window.flip(-1) if flip else window

@@ -391,9 +391,8 @@ def test_label_beyond_the_names(tmp_path):
     table = rows([0, 1]).with_format("arrow")[:]
     import pyarrow.parquet
 
-    table = table.set_column(
-        1, "label", pyarrow.array([0, 3])
-    )  # `datasets` itself would not have written this
+    # `datasets` itself would not have written this
+    table = table.set_column(1, "label", pyarrow.array([0, 3]))
     pyarrow.parquet.write_table(
         table.replace_schema_metadata(rows([0]).data.schema.metadata), tmp_path / "test.parquet"
     )
@@ -453,9 +452,8 @@ def test_labels_that_are_words_say_how_they_become_classes(tmp_path):
         "train"
     ]
     (tmp_path / "encoded").mkdir()
-    table.class_encode_column("label").to_parquet(
-        tmp_path / "encoded" / "train.parquet"
-    )  # as the message says
+    # as the message says
+    table.class_encode_column("label").to_parquet(tmp_path / "encoded" / "train.parquet")
     photos = open_photos(tmp_path / "encoded", split="train+validation", train=False)
     assert photos.classes == tuple(CLASSES) and photos.targets.tolist() == [2, 0, 1] * 4
 

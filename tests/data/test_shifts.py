@@ -131,16 +131,14 @@ def test_the_harder_resample_is_the_faintest_tenth_of_every_shape_of_a_new_draw(
         for index, image in enumerate(drawn.images)
         if any(np.array_equal(image, other) for other in found.images)
     ]
-    assert len(kept) == size and same_glyphs(
-        found, Glyphs(*(part[kept] for part in drawn))
-    )  # the draw's own order
+    # the draw's own order
+    assert len(kept) == size and same_glyphs(found, Glyphs(*(part[kept] for part in drawn)))
     faint = [stands_out(clean) for clean in drawn.clean]
     for shape in range(8):
         same = [index for index in range(10 * size) if drawn.shape[index] == shape]
         chosen = [index for index in same if index in kept]
-        assert (
-            abs(len(chosen) - len(same) / 10) <= 1
-        )  # a tenth of this shape, so that the classes stay as they were
+        # a tenth of this shape, so that the classes stay as they were
+        assert abs(len(chosen) - len(same) / 10) <= 1
         assert (
             max(faint[index] for index in chosen)
             <= min(faint[index] for index in same if index not in kept) + 1e-9

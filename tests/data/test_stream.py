@@ -21,9 +21,8 @@ from tests.picture_files import CLASSES, index_of, write_arrow, write_folders, w
 SMALL = Augmentation(
     image_size=8, three_augment=True, color_jitter=0.3, random_erasing=0.5, mean=(0.5,) * 3, std=(0.25,) * 3
 )
-PLAIN = Augmentation(
-    image_size=8, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3
-)  # evaluation keeps the colour, which says the index
+# evaluation keeps the colour, which says the index
+PLAIN = Augmentation(image_size=8, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +68,8 @@ def pictures_in(batches):
 
 
 @pytest.mark.parametrize("count", [20, 23, 4])
-@pytest.mark.parametrize(
-    "world, parts", [(1, 1), (2, 1), (2, 4), (3, 4), (3, 3), (4, 4)]
-)  # all rows read, or own shards
+# all rows read, or own shards
+@pytest.mark.parametrize("world, parts", [(1, 1), (2, 1), (2, 4), (3, 4), (3, 3), (4, 4)])
 def test_every_image_once_in_equal_steps(stream, world, parts, count):
     photos = stream(count, parts)
     ranks = [all_batches(photos, world=world, rank=rank) for rank in range(world)]

@@ -15,9 +15,8 @@ from atlib.data.transforms import Augmentation
 FULL = Augmentation(32, rand_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
 THREE = Augmentation(32, three_augment=True, color_jitter=0.3)
 PADDED = Augmentation(32, crop="padded", flip=0.0)
-STILL = Augmentation(
-    32, crop="centre", flip=0.0
-)  # of an image of 32 x 32: nothing is changed but the numbers' scale
+# of an image of 32 x 32: nothing is changed but the numbers' scale
+STILL = Augmentation(32, crop="centre", flip=0.0)
 
 
 def picture(height=32, width=32, seed=0) -> Image.Image:
@@ -126,9 +125,8 @@ def test_random_resized_crops_have_the_published_area_and_aspect():
     plain, widths, heights = Augmentation(32, flip=0.0, interpolation="bilinear"), [], []
     for seed in range(150):
         found = pixels_of(plain.train(Image.fromarray(ramp), seed), plain)
-        widths.append(
-            (found[:, 24, 0] - found[:, 8, 0]).mean() * 2 / 256
-        )  # between two columns half the square apart
+        # between two columns half the square apart
+        widths.append((found[:, 24, 0] - found[:, 8, 0]).mean() * 2 / 256)
         heights.append((found[24, :, 1] - found[8, :, 1]).mean() * 2 / 256)
     area, aspect = np.multiply(widths, heights), np.divide(widths, heights)
     # A step of the ramp is 1 / 256, which the tolerances allow for.
@@ -149,11 +147,8 @@ def test_a_padded_crop_is_a_window_of_the_reflected_image():
         for seed in range(60)
     ]
     assert {top for top, _ in found} == {left for _, left in found} == set(range(9))
-    assert Augmentation(32, crop="padded").train(picture(64, 48), 0).shape == (
-        3,
-        32,
-        32,
-    )  # the shorter side is brought to size first
+    # the shorter side is brought to size first
+    assert Augmentation(32, crop="padded").train(picture(64, 48), 0).shape == (3, 32, 32)
 
 
 def test_three_augment_is_grey_solarised_or_blurred():
@@ -217,9 +212,8 @@ def test_posterising_keeps_so_many_bits(string, bits):
 
 def test_the_published_rand_augment_survives_many_draws():
     image = picture(8, 8)
-    often = Augmentation(
-        8, crop="centre", rand_augment="rand-m9-n2-p1-mstd2-inc1"
-    )  # more spread: many more draws at the ends of all ranges
+    # more spread: many more draws at the ends of all ranges
+    often = Augmentation(8, crop="centre", rand_augment="rand-m9-n2-p1-mstd2-inc1")
     assert all(often.train(image, seed).isfinite().all() for seed in range(150))
 
 
