@@ -10,7 +10,6 @@ from torchvision.transforms import functional as vision
 
 from atlib.data.decoding import CorruptImage, DataError, as_stored
 from atlib.data.photos import Photos, open_photos
-from atlib.data.sampler import ShardSpec
 from atlib.data.transforms import Augmentation
 from atlib.train import train
 from atlib.train.evaluate import evaluate
@@ -18,7 +17,11 @@ from atlib.train.recipe import Recipe
 from tests.helpers import same, shared
 from tests.picture_files import (
     CLASSES,
+    PLAIN,
+    SMALL,
+    all_batches,
     annotate,
+    check_every_image_once,
     encoded,
     index_of,
     picture,
@@ -26,17 +29,6 @@ from tests.picture_files import (
     write_folders,
     write_parquet,
 )
-
-SMALL = Augmentation(
-    image_size=8, three_augment=True, color_jitter=0.3, random_erasing=0.5, mean=(0.5,) * 3, std=(0.25,) * 3
-)
-CROPPED = Augmentation(image_size=8, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    datasets.disable_progress_bars()
 
 
 @pytest.fixture
@@ -50,10 +42,6 @@ def pictures(tmp_path):
         return open_photos(folder, split="train+validation", train=train, **options)
 
     return opened
-
-
-def all_batches(photos, workers=0, **part):
-    return list(photos.epoch(ShardSpec(**({"seed": 3, "epoch": 1, "batch_size": 5} | part)), workers))
 
 
 def test_images_and_targets_are_those_of_the_files(pictures):
@@ -113,24 +101,9 @@ def test_every_form_gives_the_same_images(tmp_path, form):
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_image_once_over_all_processes(pictures, world, count):
     photos = pictures(count=count)
-    ranks = [all_batches(photos, world=world, rank=rank) for rank in range(world)]
-    assert {len(batches) for batches in ranks} == {-(-count // 5)}
-    counted = [index for batches in ranks for batch in batches if batch.weight > 0 for index in batch.indices]
-    assert sorted(counted) == list(range(count))
-    for step in range(-(-count // 5)):
-        own = [batches[step] for batches in ranks]
-        whole = [index_of(image) for batch in own for image in batch.images if batch.weight > 0]
-        mean = (
-            sum(
-                batch.weight * torch.tensor([float(index_of(image)) for image in batch.images]).mean().item()
-                for batch in own
-            )
-            / world
-        )
-        assert mean == pytest.approx(sum(whole) / len(whole))
-        for batch in own:
-            assert [index_of(image) for image in batch.images] == batch.indices
-            assert batch.targets.tolist() == [index % 3 for index in batch.indices]
+    check_every_image_once(photos, world, count)
+    for batch in all_batches(photos, world=world, rank=world - 1):
+        assert [index_of(image) for image in batch.images] == batch.indices
 
 
 def test_an_epoch_hangs_on_seed_epoch_and_index_alone(pictures):
@@ -203,7 +176,7 @@ class ByColour(torch.nn.Module):
 
 
 def test_evaluate_takes_them(pictures):
-    found = evaluate(ByColour(), pictures(augmentation=CROPPED), batch_size=4)
+    found = evaluate(ByColour(), pictures(augmentation=PLAIN), batch_size=4)
     assert found.count == 23 and found.accuracy == pytest.approx(16 / 23)
 
 
@@ -263,7 +236,7 @@ def test_a_share_without_any_readable_image_counts_nothing(pictures):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_evaluation_on_fewer_images_must_be_asked_for(pictures, workers):
-    photos = pictures(corrupt=(4, 11), augmentation=CROPPED, on_corrupt="skip", workers=workers)
+    photos = pictures(corrupt=(4, 11), augmentation=PLAIN, on_corrupt="skip", workers=workers)
     with pytest.raises(CorruptImage, match="image 4 cannot be decoded"):
         list(photos.loader(10))
     with pytest.raises(CorruptImage, match="image 11 cannot be decoded"):
@@ -330,7 +303,7 @@ def test_images_of_several_sizes_need_an_augmentation(tmp_path):
         ValueError, match=r"image 1 is \(3, 9, 9\), image 0 is \(3, 12, 16\): pass augmentation="
     ):
         open_photos(tmp_path, split="test", train=False).take([0, 1])
-    images, _ = open_photos(tmp_path, split="test", augmentation=CROPPED, train=False).take([0, 1])
+    images, _ = open_photos(tmp_path, split="test", augmentation=PLAIN, train=False).take([0, 1])
     assert [index_of(image) for image in images] == [0, 1]
 
 

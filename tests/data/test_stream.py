@@ -16,19 +16,18 @@ from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.recipe import Recipe
 from tests.helpers import same, shared
-from tests.picture_files import CLASSES, index_of, write_arrow, write_folders, write_parquet
-
-SMALL = Augmentation(
-    image_size=8, three_augment=True, color_jitter=0.3, random_erasing=0.5, mean=(0.5,) * 3, std=(0.25,) * 3
+from tests.picture_files import (
+    CLASSES,
+    PLAIN,
+    SMALL,
+    all_batches,
+    check_every_image_once,
+    index_of,
+    pictures_in,
+    write_arrow,
+    write_folders,
+    write_parquet,
 )
-# evaluation keeps the colour, which says the index
-PLAIN = Augmentation(image_size=8, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    datasets.disable_progress_bars()
 
 
 @pytest.fixture
@@ -58,38 +57,11 @@ def stream(tmp_path):
     return opened
 
 
-def all_batches(photos, workers=0, **part):
-    return list(photos.epoch(ShardSpec(**({"seed": 3, "epoch": 1, "batch_size": 5} | part)), workers))
-
-
-def pictures_in(batches):
-    """What is really in the batches that count, told by colour."""
-    return [index_of(image) for batch in batches if batch.weight > 0 for image in batch.images]
-
-
 @pytest.mark.parametrize("count", [20, 23, 4])
 # all rows read, or own shards
 @pytest.mark.parametrize("world, parts", [(1, 1), (2, 1), (2, 4), (3, 4), (3, 3), (4, 4)])
 def test_every_image_once_in_equal_steps(stream, world, parts, count):
-    photos = stream(count, parts)
-    ranks = [all_batches(photos, world=world, rank=rank) for rank in range(world)]
-    assert len(photos) == count and {len(batches) for batches in ranks} == {-(-count // 5)}
-    assert sorted(picture for batches in ranks for picture in pictures_in(batches)) == list(range(count))
-    places = [place for batches in ranks for batch in batches if batch.weight > 0 for place in batch.indices]
-    assert len(set(places)) == count
-    for own in zip(*ranks):
-        whole = pictures_in(own)
-        mean = (
-            sum(
-                batch.weight * torch.tensor([float(index_of(image)) for image in batch.images]).mean().item()
-                for batch in own
-            )
-            / world
-        )
-        assert mean == pytest.approx(sum(whole) / len(whole))
-        for batch in own:
-            if batch.weight > 0:
-                assert batch.targets.tolist() == [index_of(image) % 3 for image in batch.images]
+    check_every_image_once(stream(count, parts), world, count)
 
 
 def test_steps_are_the_same_for_any_number_of_processes_that_read_everything(stream):

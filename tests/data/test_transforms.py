@@ -256,30 +256,24 @@ def test_it_goes_through_json_and_can_be_a_key():
 
 
 @pytest.mark.parametrize(
-    "values, message",
+    "values, named",
     [
-        ({"crop": "center"}, "unknown crop 'center'. Did you mean 'centre'"),
-        ({"interpolation": "cubic"}, "unknown interpolation 'cubic'"),
-        ({"image_size": 0}, "image_size=0.*at least 1 pixel"),
-        ({"flip": 1.5}, "flip=1.5.*probability"),
-        ({"random_erasing": -0.1}, "random_erasing=-0.1.*probability"),
-        ({"padding": -1}, "padding=-1.*negative"),
-        ({"color_jitter": -1}, "color_jitter=-1.*negative"),
-        ({"crop_pct": 0.0}, "crop_pct=0.0.*above 0 and at most 1"),
-        ({"std": (1.0, 0.0, 1.0)}, "std=.*three values, one a channel, above 0"),
-        ({"mean": (0.5,)}, "mean=.*three values"),
-        ({"rand_augment": "rnd-m9"}, "'rnd-m9'.*must start with 'rand'"),
-        ({"rand_augment": "rand-q9"}, "'rand-q9'.*no RandAugment string"),
-        (
-            {"rand_augment": "rand-m9", "three_augment": True},
-            "rand_augment='rand-m9' excludes three_augment=True",
-        ),
-        (
-            {"rand_augment": "rand-m9", "color_jitter": 0.4},
-            "rand_augment='rand-m9' excludes color_jitter=0.4",
-        ),
+        ({"crop": "center"}, "'center'.*'centre'"),
+        ({"interpolation": "cubic"}, "'cubic'"),
+        ({"image_size": 0}, "image_size=0"),
+        ({"flip": 1.5}, "flip=1.5"),
+        ({"random_erasing": -0.1}, "random_erasing=-0.1"),
+        ({"padding": -1}, "padding=-1"),
+        ({"color_jitter": -1}, "color_jitter=-1"),
+        ({"crop_pct": 0.0}, "crop_pct=0.0"),
+        ({"std": (1.0, 0.0, 1.0)}, "std=.*above 0"),
+        ({"mean": (0.5,)}, "mean=.*three"),
+        ({"rand_augment": "rnd-m9"}, "'rnd-m9'"),
+        ({"rand_augment": "rand-q9"}, "'rand-q9'"),
+        ({"rand_augment": "rand-m9", "three_augment": True}, "'rand-m9' excludes three_augment=True"),
+        ({"rand_augment": "rand-m9", "color_jitter": 0.4}, "'rand-m9' excludes color_jitter=0.4"),
     ],
 )
-def test_values_that_cannot_be_meant(values, message):
-    with pytest.raises(ValueError, match=message):
+def test_values_that_cannot_be_meant(values, named):
+    with pytest.raises(ValueError, match=named):
         Augmentation(**values)

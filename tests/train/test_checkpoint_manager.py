@@ -15,22 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, create_vit
+from atlib import AttentionTransfer, Plan
 from atlib.data import crop_and_flip
 from atlib.train import NonFiniteLoss, Preempted, checkpoint_manager, student_loss, train
 from atlib.train.checkpoint_manager import CheckpointError, CheckpointManager, changes, damage_of
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
-from tests.helpers import same, state_of
+from tests.helpers import same, state_of, tiny
 
 # 64 images in steps of 20: passes of four steps, the last of four images only.
 SHORT = Recipe(steps=10, batch_size=20)
 EVERYTHING = replace(SHORT, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0, layer_decay=0.8)
-
-
-def tiny(seed=0, **options):
-    torch.manual_seed(seed)
-    return create_vit("glyphs", **({"depth": 2, "embed_dim": 16, "num_heads": 2} | options))
 
 
 def pair(how):
@@ -183,7 +178,7 @@ def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_pa
         keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs", "on_corrupt": "raise"}),
         stop_at=2,
     )
-    with pytest.raises(ValueError, match="on_corrupt was 'raise' and is None"):
+    with pytest.raises(ValueError, match="on_corrupt"):
         train(
             tiny(),
             glyphs64,
@@ -269,13 +264,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(where, glyphs64, tmp_path, 
             if entry["step"] == 5:
                 broken.setattr(where, no_space)
 
-        with pytest.raises(
-            CheckpointError,
-            match=(
-                r"the checkpoint of step 6 could not be written .*No space left.*The last one is"
-                r" .*step-00000004, as it was.*resume"
-            ),
-        ):
+        with pytest.raises(CheckpointError, match="step 6 .*No space left.*step-00000004"):
             run(tiny, glyphs64, SHORT, tmp_path, every=2, log=fill)
     assert damage_of(tmp_path / "step-00000004") is None and sorted(
         path.name for path in tmp_path.iterdir()
@@ -298,7 +287,7 @@ def test_writes_that_really_fail(limit, glyphs64, tmp_path):
     assert limit < largest, "the limit must have something to refuse"
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with pytest.raises(CheckpointError, match="step 4 could not be written.*step-00000002, as it was"):
+        with pytest.raises(CheckpointError, match="step 4 .*step-00000002"):
             run(tiny, glyphs64, SHORT, tmp_path, every=2, log=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -312,9 +301,7 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_training(glyphs64, t
     (tmp_path / "file").write_text("")
     model = tiny()
     before = state_of(model)
-    with pytest.raises(
-        CheckpointError, match="checkpoints cannot be written to .*file.*: choose another folder"
-    ):
+    with pytest.raises(CheckpointError, match="file"):
         train(model, glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path / "file", 2))
     assert same(state_of(model), before)
 
@@ -333,7 +320,7 @@ def test_a_read_only_folder(glyphs64, tmp_path):
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": 5, "last": 0}])
 def test_numbers_that_cannot_be_meant(options, tmp_path):
-    with pytest.raises(ValueError, match="every and last must be at least 1"):
+    with pytest.raises(ValueError, match="at least 1"):
         CheckpointManager(tmp_path, **options)
 
 
@@ -366,7 +353,7 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64,
 def test_sigterm_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path):
     whole, *_ = run(tiny, glyphs64, SHORT)
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="SIGTERM.*step-00000007") as caught:
+    with pytest.raises(Preempted, match="step-00000007") as caught:
         run(
             tiny,
             glyphs64,
