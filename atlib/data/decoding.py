@@ -18,6 +18,7 @@ from atlib.data.sampler import Batch
 Transform = Callable[[Image.Image, int | None], Tensor]
 # {"bytes": of the file, or None, "path": its name, or None}, as `datasets` stores an image
 File = Mapping[str, object]
+ON_CORRUPT = ("raise", "skip")
 NAMED = 20  # corrupt images that are warned about one by one
 
 
@@ -188,12 +189,6 @@ def note_left_out(found: Mapping[int, str], corrupt: dict[int, str]) -> None:
                 stacklevel=3,
             )
         corrupt[index] = why
-
-
-def check_on_corrupt(on_corrupt: str) -> None:
-    """Raise `ValueError` unless `on_corrupt` is "raise" or "skip"."""
-    if on_corrupt not in ("raise", "skip"):
-        raise ValueError(f"on_corrupt must be 'raise' or 'skip', got {on_corrupt!r}")
 
 
 def as_stored(image: Image.Image, seed: int | None = None) -> Tensor:

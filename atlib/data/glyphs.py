@@ -203,10 +203,7 @@ def _stamps(world: World) -> np.ndarray:
             glyph *= np.add.outer(np.arange(size), np.arange(size)) % 2 == 0
         for row, column in np.ndindex(steps, steps):
             canvas = np.zeros((CELL + 8, CELL + 8))  # a margin of 4, so that what leaves the cell is cut off
-            top, left = (
-                4 + (CELL - size) // 2 + row - world.jitter,
-                4 + (CELL - size) // 2 + column - world.jitter,
-            )
+            top, left = (4 + (CELL - size) // 2 + step - world.jitter for step in (row, column))
             canvas[top : top + size, left : left + size] = glyph
             stamps[index, row, column] = canvas[4:-4, 4:-4]
     return stamps

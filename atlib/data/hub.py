@@ -73,12 +73,8 @@ def columns_of(
 def is_image_folder(path: Path) -> bool:
     """Whether a path is a folder with neither tables nor annotations: it is then read as one folder per
     class."""
-    tables = (
-        file
-        for suffix in ("parquet", "arrow")
-        for pattern in (f"*.{suffix}", f"data/*.{suffix}")
-        for file in path.glob(pattern)
-    )
+    patterns = ("*.parquet", "data/*.parquet", "*.arrow", "data/*.arrow")
+    tables = (file for pattern in patterns for file in path.glob(pattern))
     return path.is_dir() and not (any(tables) or _saved(path) or _annotated(path))
 
 
@@ -137,17 +133,13 @@ def _from_files(name: str, path: Path) -> datasets.DatasetDict:
         files = _files_of(path, builder)
         if files:
             return datasets.DatasetDict(
-                {
-                    split: _read(" or ".join(several), builder, data_files=several)["train"]
-                    for split, several in files.items()
-                }
+                (split, _read(" or ".join(several), builder, data_files=several)["train"])
+                for split, several in files.items()
             )
     if _saved(path):
         return _read_saved(path)
-    if _annotated(path):
-        return datasets.DatasetDict(
-            {split: _read_annotated(file) for split, file in _annotated(path).items()}
-        )
+    if annotated := _annotated(path):
+        return datasets.DatasetDict((split, _read_annotated(file)) for split, file in annotated.items())
     raise FileNotFoundError(
         f"no train*.parquet, validation*.parquet or test*.parquet in {path}, no .arrow files either, no data"
         " set that `datasets` saved, and no annotations such as train2018.json"
@@ -175,21 +167,15 @@ def _saved(path: Path) -> bool:
 def _annotated(path: Path) -> dict[str, Path]:
     """Annotations in COCO's format by split, as iNaturalist's authors call them: train2018.json,
     val2018.json."""
-    found = (
-        {
-            split: sorted(path.glob(pattern))
-            for split, pattern in (("train", "train*.json"), ("validation", "val*.json"))
-        }
-        if path.is_dir()
-        else {}
-    )
-    several = [files for files in found.values() if len(files) > 1]
-    if several:
-        raise ValueError(
-            f"{path} holds {' and '.join(file.name for file in several[0])}: give each year a folder of"
-            " its own"
-        )
-    return {split: files[0] for split, files in found.items() if files}
+    found = {}
+    for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):
+        files = sorted(path.glob(pattern))
+        if len(files) > 1:
+            names = " and ".join(file.name for file in files)
+            raise ValueError(f"{path} holds {names}: give each year a folder of its own")
+        if files:
+            found[split] = files[0]
+    return found
 
 
 def _read_saved(path: Path) -> datasets.DatasetDict:

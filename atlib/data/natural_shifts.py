@@ -45,20 +45,13 @@ class LabelSpace(NamedTuple):
         unknown = [label for label, index in found.items() if index is None]
         if unknown:
             first = _text(unknown[0], given)
-            number = first.isdigit() and self.classes is not None
-            raise ValueError(
-                (
-                    "no label is"
-                    if len(unknown) == len(found)
-                    else f"{len(unknown)} of {len(found)} different labels are not"
-                )
-                + f" among the {len(self.classes or self.names)} classes of the data set, such as {first!r}"
-                + (
-                    ": a number does not say whether it counts all classes or these; store WordNet ids"
-                    if number
-                    else ""
-                )
+            said = (
+                f"{len(unknown)} of {len(found)} different labels are not among the"
+                f" {len(self.classes or self.names)} classes of the data set, such as {first!r}"
             )
+            if first.isdigit() and self.classes is not None:
+                said += ": a number does not say whether it counts all classes or these; store WordNet ids"
+            raise ValueError(said)
         return [found[label] for label in labels]
 
     def _index(

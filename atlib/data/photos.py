@@ -13,8 +13,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from atlib._util import require_known
 from atlib.data.catalogue import Known, open_rows_of
 from atlib.data.decoding import (
+    ON_CORRUPT,
     CannotStream,
     CorruptImage,
     DataError,
@@ -23,7 +25,6 @@ from atlib.data.decoding import (
     Transform,
     Wanted,
     as_stored,
-    check_on_corrupt,
     corrupt_image,
     decode,
     deliver,
@@ -60,16 +61,12 @@ class Photos(Dataset):
         on_corrupt: str = "raise",
         workers: int = 0,
     ):
-        check_on_corrupt(on_corrupt)
+        require_known("on_corrupt", on_corrupt, ON_CORRUPT)
         if len(rows) != len(targets):
             raise ValueError(f"{len(rows)} images, but {len(targets)} targets")
         self.rows, self.image_column, self.targets, self.classes = rows, image_column, targets, tuple(classes)
-        self.augmentation, self.train, self.on_corrupt, self.workers = (
-            augmentation,
-            train,
-            on_corrupt,
-            workers,
-        )
+        self.augmentation, self.train = augmentation, train
+        self.on_corrupt, self.workers = on_corrupt, workers
         self.corrupt: dict[int, str] = {}
         self.left_out = 0
 
@@ -207,7 +204,7 @@ def open_photos(
     Raises what `open_rows_of` raises, and `DataError` for a split without images, a column that holds none,
     and labels that are not class indices, naming the label.
     """
-    check_on_corrupt(on_corrupt)
+    require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     rows, image_column, label_column, known = open_rows_of(
         name_or_path, path, split, image_column, label_column
     )

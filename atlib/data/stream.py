@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atlib._util import require_known
 from atlib.data.catalogue import find
-from atlib.data.decoding import CannotStream, DataError, Made, Share, Wanted, check_on_corrupt, deliver, make
+from atlib.data.decoding import ON_CORRUPT, CannotStream, DataError, Made, Share, Wanted, deliver, make
 from atlib.data.photos import checked_label, look_of, names_of, undecoded
 from atlib.data.rng import augmentation_seed
 from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
@@ -46,7 +46,7 @@ class PhotoStream:
         buffer: int = 4096,
         sizes: Sequence[int] | None = None,
     ):
-        check_on_corrupt(on_corrupt)
+        require_known("on_corrupt", on_corrupt, ON_CORRUPT)
         if augmentation is None:
             raise ValueError("a stream needs an augmentation: nothing else brings its images to one size")
         if count < 1 or buffer < 1:

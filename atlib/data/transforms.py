@@ -141,11 +141,9 @@ def _training(augmentation: Augmentation) -> transforms.Compose:
     )
     if a.crop != "random-resized":
         shorter = transforms.Resize(a.image_size, interpolation=str_to_interp_mode(a.interpolation))
-        centre, window = (
-            transforms.CenterCrop(a.image_size),
-            transforms.RandomCrop(a.image_size, padding=a.padding, padding_mode="reflect"),
-        )
-        square = centre if a.crop == "centre" else window
+        square = transforms.CenterCrop(a.image_size)
+        if a.crop == "padded":
+            square = transforms.RandomCrop(a.image_size, padding=a.padding, padding_mode="reflect")
         crop = transforms.Compose([shorter, square, transforms.RandomHorizontalFlip(a.flip)])
     for operation in [each for step in colours.transforms for each in getattr(step, "ops", ())]:
         if operation.name.startswith("Posterize"):

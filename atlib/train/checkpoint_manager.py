@@ -59,14 +59,9 @@ class CheckpointManager:
     ):
         if every < 1 or last < 1:
             raise ValueError(f"every and last must be at least 1, got every={every} and last={last}")
-        self.folder, self.every, self.last, self.config, self.best_by = (
-            Path(folder),
-            every,
-            last,
-            dict(config or {}),
-            best_by,
-        )
-        self.free, self.reported = tuple(free), set()
+        self.folder, self.every, self.last, self.best_by = Path(folder), every, last, best_by
+        self.config, self.free = dict(config or {}), tuple(free)
+        self.reported: set[Path] = set()  # damaged ones that were warned about
 
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole; a damaged one is reported by a warning, once, and left where
@@ -173,12 +168,9 @@ class CheckpointManager:
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = {**self.config, **config, "processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
-        changed = changes(
-            *(
-                {name: value for name, value in each.items() if name not in self.free}
-                for each in (then, json.loads(json.dumps(now)))
-            )
-        )
+        for name in self.free:
+            then.pop(name, None), now.pop(name, None)
+        changed = changes(then, json.loads(json.dumps(now)))
         if changed:
             raise ValueError(
                 f"the run in {self.folder} was started otherwise: {'; '.join(changed)}. "
@@ -194,10 +186,8 @@ class CheckpointManager:
         return sorted(self.folder.glob("step-*"))
 
     def _scores(self) -> dict[Path, float]:
-        scored = {
-            path: (_manifest(path) or {}).get("metrics", {}).get(self.best_by) for path in self._checkpoints()
-        }
-        return {path: score for path, score in scored.items() if score is not None}
+        metrics = {path: (_manifest(path) or {}).get("metrics", {}) for path in self._checkpoints()}
+        return {path: found[self.best_by] for path, found in metrics.items() if self.best_by in found}
 
     def _clear(self) -> None:
         """Remove what a run that was killed while it wrote has left behind."""
@@ -207,8 +197,7 @@ class CheckpointManager:
     def _try(self) -> None:
         """Find out before hours are spent that the folder cannot be written to."""
         try:
-            write_atomically(self.folder / ".written", b"")
-            (self.folder / ".written").unlink()
+            write_atomically(self.folder / ".written", b"").unlink()
             self._clear()
         except OSError as error:
             raise CheckpointError(

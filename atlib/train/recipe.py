@@ -130,10 +130,8 @@ def try_optimizer(name: str, betas: tuple[float, float], width: int = 8):
     import torch
     from timm.optim import create_optimizer_v2, get_optimizer_info
 
-    info, device = (
-        get_optimizer_info(name),
-        ("cuda" if name.startswith(NEED_CUDA) and torch.cuda.is_available() else "cpu"),
-    )
+    info = get_optimizer_info(name)
+    device = "cuda" if name.startswith(NEED_CUDA) and torch.cuda.is_available() else "cpu"
     instead = "take another of timm.optim.list_optimizers(), such as 'adamw', 'lamb' or 'sgd'"
     if info.second_order:
         raise ValueError(

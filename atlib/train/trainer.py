@@ -97,14 +97,10 @@ class Training:
         """Add up the gradient of the step's mean loss, part by part where the recipe accumulates, and return
         the loss: a scalar without a graph."""
         device, parts = self.accelerator.device, self.recipe.accumulate
-        images, targets = (
-            batch.images.to(device, non_blocking=True),
-            batch.targets.to(device, non_blocking=True),
-        )
+        images, targets = (part.to(device, non_blocking=True) for part in (batch.images, batch.targets))
         draw = (self.seed, self.position.step, self.accelerator.process_index)
-        images, targets = mixed(
-            images, targets, self.recipe, getattr(self.student, "num_classes", None), draw
-        )
+        classes = getattr(self.student, "num_classes", None)
+        images, targets = mixed(images, targets, self.recipe, classes, draw)
         total = torch.zeros((), device=device)
         for some, their in zip(images.tensor_split(parts), targets.tensor_split(parts)):
             weight = batch.weight * len(some) / len(images)
@@ -170,17 +166,11 @@ class Training:
     def keep(self, keeper: CheckpointManager, metrics: dict) -> None:
         """Write a checkpoint from which `resume` goes on."""
         facts = self.position.facts() | {"corrupt": self.corrupt()}
-        own = {"total": self.position.total}
-        averaged = {} if self.average is None else self.average.tensors()
-        sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        self.kept = keeper.save(
-            self.accelerator,
-            facts,
-            self.config,
-            own | (averaged if sharded else {}),
-            {} if sharded else averaged,
-            metrics,
-        )
+        own, shared = {"total": self.position.total}, {}
+        if self.average is not None:  # each process has its shards of it, or all have the same
+            sharded = self.accelerator.distributed_type == DistributedType.FSDP
+            (own if sharded else shared).update(self.average.tensors())
+        self.kept = keeper.save(self.accelerator, facts, self.config, own, shared, metrics)
 
     def resume(self, keeper: CheckpointManager) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
@@ -206,10 +196,7 @@ class Training:
     def not_finite(self, value: Tensor, norm: Tensor, batch: Batch) -> NonFiniteLoss:
         """The error that says what is not finite, where, and what to do."""
         what, number = ("gradient", norm) if torch.isfinite(value) else ("loss", value)
-        step, kept = (
-            self.position.step,
-            ("none was kept: pass out= or keeper=" if self.kept is None else self.kept),
-        )
+        step, kept = self.position.step, self.kept or "none was kept: pass out= or keeper="
         return NonFiniteLoss(
             f"the {what} is {number.item()} at step {step} (lr {self.lr:.3g}); last good checkpoint: {kept}. "
             "Lower lr, clip harder, or use mixed_precision='no'. Or one of the step's images is to blame: "

@@ -129,12 +129,12 @@ def test_labels_become_classes(labels, given, wanted):
     [
         (IMAGENET, ["crane"], "'crane' can be class 134 or 517"),
         (IMAGENET, ["maillot"], "638 or 639"),
-        (IMAGENET, ["n00000000"], "no label .* 1000 classes .* 'n00000000'$"),
+        (IMAGENET, ["n00000000"], "1 of 1 .* 1000 classes .* 'n00000000'$"),
         (IMAGENET, [1000, 3], "1 of 2 .* 1000 classes .* '1000'$"),
         (IMAGENET, [-1], "'-1'"),
-        (IMAGENET_A, [3, 4], "no label .* 200 classes .* '[34]': a number does not say"),
+        (IMAGENET_A, [3, 4], "2 of 2 .* 200 classes .* '[34]': a number does not say"),
         (IMAGENET_A, ["n01498041", "n01440764"], "1 of 2 .* 200 classes .* 'n01440764'"),
-        (CIFAR10, ["plane"], "no label .* 10 classes .* 'plane'"),
+        (CIFAR10, ["plane"], "1 of 1 .* 10 classes .* 'plane'"),
     ],
 )
 def test_labels_that_are_no_class_or_two(space, labels, named):

@@ -41,18 +41,10 @@ def stream(tmp_path):
     """A function that writes pictures into arrow files and opens them as a stream."""
 
     def opened(images=23, parts=4, corrupt=(), **options):
-        folder = write_arrow(
-            tmp_path / f"set{len(list(tmp_path.iterdir()))}",
-            "train",
-            range(images),
-            parts=parts,
-            corrupt=corrupt,
-        )
-        return open_stream(
-            folder,
-            split="train+validation",
-            **({"augmentation": PLAIN, "train": False, "buffer": 6} | options),
-        )
+        here = tmp_path / f"set{len(list(tmp_path.iterdir()))}"
+        folder = write_arrow(here, "train", range(images), parts=parts, corrupt=corrupt)
+        options = {"augmentation": PLAIN, "train": False, "buffer": 6} | options
+        return open_stream(folder, split="train+validation", **options)
 
     return opened
 
@@ -156,12 +148,9 @@ def test_training_takes_a_stream(stream, small_vit):
     def trained(workers):
         vit = small_vit(img_size=8, patch_size=4, num_classes=3)
         photos = stream(augmentation=SMALL, train=True, corrupt=(4,), on_corrupt="skip")
-        return (
-            train(
-                vit, photos, Recipe(steps=10, batch_size=5), seed=2, progress=None, cpu=True, workers=workers
-            ),
-            vit.state_dict(),
-        )
+        recipe = Recipe(steps=10, batch_size=5)
+        history = train(vit, photos, recipe, seed=2, progress=None, cpu=True, workers=workers)
+        return history, vit.state_dict()
 
     (history, weights), (_, again) = trained(0), trained(1)
     assert [(passed["step"], passed["corrupt"]) for passed in history] == [(5, 1), (10, 1)] and same(
@@ -200,21 +189,12 @@ def test_corrupt_images_are_counted_over_a_pass_that_was_interrupted(stream, sma
     def trained(folder, **options):
         vit = small_vit(img_size=8, patch_size=4, num_classes=3)
         photos = stream(augmentation=SMALL, train=True, corrupt=range(0, 23, 3), on_corrupt="skip")
-        return train(
-            vit,
-            photos,
-            recipe,
-            seed=2,
-            progress=None,
-            cpu=True,
-            keeper=CheckpointManager(tmp_path / folder, every=100),
-            **options,
-        )
+        keeper = CheckpointManager(tmp_path / folder, every=100)
+        return train(vit, photos, recipe, seed=2, progress=None, cpu=True, keeper=keeper, **options)
 
     def corrupt_so_far(folder):
-        return json.loads(
-            (CheckpointManager(tmp_path / folder, every=100).latest() / "facts.json").read_text()
-        )["corrupt"]
+        newest = CheckpointManager(tmp_path / folder, every=100).latest()
+        return json.loads((newest / "facts.json").read_text())["corrupt"]
 
     whole = trained("whole")
     assert [passed["corrupt"] for passed in whole] == [8, 8]

@@ -17,8 +17,8 @@ import torch
 
 from atlib import AttentionTransfer, Plan
 from atlib.data import crop_and_flip
-from atlib.train import NonFiniteLoss, Preempted, checkpoint_manager, student_loss, train
-from atlib.train.checkpoint_manager import CheckpointError, CheckpointManager, changes, damage_of
+from atlib.train import NonFiniteLoss, Preempted, student_loss, train
+from atlib.train.checkpoint_manager import CheckpointError, CheckpointManager, changes, damage_of, digest
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
 from tests.helpers import same, state_of, tiny
@@ -40,6 +40,12 @@ def run(build, data, recipe, folder=None, every=100, **options):
     kept = None if folder is None else CheckpointManager(folder, every)
     history = train(model, data, recipe, seed=7, progress=None, keeper=kept, average_into=average, **options)
     return state_of(model), history, state_of(average) if average is not None else {}
+
+
+def kept_run(data, folder, recipe=SHORT, every=100, config=None, free=(), **options):
+    """A fresh "tiny" trained (further), with its checkpoints in `folder`."""
+    keeper = CheckpointManager(folder, every, config=config, free=free)
+    return train(tiny(), data, recipe, progress=None, keeper=keeper, **options)
 
 
 def steps(folder):
@@ -88,49 +94,29 @@ def test_a_run_in_pieces_ends_with_the_same_bits(build, recipe, glyphs64, tmp_pa
 
 def test_the_last_and_the_best_are_kept(glyphs64, tmp_path):
     scores = iter([0.2, 0.9, 0.3, 0.4, 0.5])
-    kept = CheckpointManager(tmp_path, every=3, last=2)
-    train(
-        tiny(),
-        glyphs64,
-        Recipe(steps=20, batch_size=16),
-        progress=None,
-        keeper=kept,
-        evaluate=lambda model: {"accuracy": next(scores)},
-        evaluate_every=1,
-    )
+    measured = {"evaluate": lambda model: {"accuracy": next(scores)}, "evaluate_every": 1}
+    kept_run(glyphs64, tmp_path, Recipe(steps=20, batch_size=16), every=3, **measured)
     # passes of 4 steps; the best, 8, is no multiple of 3 and was written because it was the best
-    assert (
-        steps(tmp_path) == [8, 18, 20]
-        and kept.best.name == "step-00000008"
-        and kept.latest().name == "step-00000020"
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-00000008",
-        "step-00000018",
-        "step-00000020",
-    ], "nothing else is left"
+    names = ["step-00000008", "step-00000018", "step-00000020"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names, "nothing else is left"
+    kept = CheckpointManager(tmp_path, every=3)
+    assert (kept.best.name, kept.latest().name) == (names[0], names[2])
 
 
 def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch):
-    train(tiny(), glyphs64, EVERYTHING, progress=None, keeper=CheckpointManager(tmp_path, 100), stop_at=2)
+    kept_run(glyphs64, tmp_path, EVERYTHING, stop_at=2)
     files = {path.name for path in (tmp_path / "step-00000002").iterdir()}
-    assert {
-        "model.safetensors",
-        "manifest.json",
-        "facts.json",
-        "process-00000.safetensors",
-        "shared.safetensors",
-    } <= files
+    tensors = {"model.safetensors", "process-00000.safetensors", "shared.safetensors"}
+    assert tensors | {"manifest.json", "facts.json"} <= files
     loads, load = [], torch.load
-    monkeypatch.setattr(
-        torch,
-        "load",
-        lambda *arguments, **options: (
-            loads.append(options.get("weights_only")) or load(*arguments, **options)
-        ),
-    )
+
+    def noted(*arguments, **options):
+        loads.append(options.get("weights_only"))
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(torch, "load", noted)
     monkeypatch.setattr("pickle.load", lambda *arguments, **options: pytest.fail("pickle.load"))
-    train(tiny(), glyphs64, EVERYTHING, progress=None, keeper=CheckpointManager(tmp_path, 100), stop_at=3)
+    kept_run(glyphs64, tmp_path, EVERYTHING, stop_at=3)
     assert loads and all(loads), "torch.load reads weights_only"
 
 
@@ -138,24 +124,11 @@ def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch)
 
 
 def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
-    train(
-        tiny(),
-        glyphs64,
-        SHORT,
-        progress=None,
-        keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "copy"}}),
-        stop_at=2,
-    )
+    kept_run(glyphs64, tmp_path, config={"data": "glyphs", "plan": {"how": "copy"}}, stop_at=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    other, config = replace(SHORT, lr=2e-3, betas=(0.9, 0.95)), {"data": "glyphs", "plan": {"how": "distill"}}
     with pytest.raises(ValueError) as caught:
-        train(
-            tiny(),
-            glyphs64,
-            replace(SHORT, lr=2e-3, betas=(0.9, 0.95)),
-            progress=None,
-            seed=1,
-            keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "distill"}}),
-        )
+        kept_run(glyphs64, tmp_path, other, config=config, seed=1)
     message = str(caught.value)
     for part in (
         "recipe.lr was 0.001 and is 0.002",
@@ -170,39 +143,24 @@ def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
 
 def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_path):
     """Runs that were started before `on_corrupt` was free have it in their checkpoints."""
-    train(
-        tiny(),
-        glyphs64,
-        SHORT,
-        progress=None,
-        keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs", "on_corrupt": "raise"}),
-        stop_at=2,
-    )
+    kept_run(glyphs64, tmp_path, config={"data": "glyphs", "on_corrupt": "raise"}, stop_at=2)
     with pytest.raises(ValueError, match="on_corrupt"):
-        train(
-            tiny(),
-            glyphs64,
-            SHORT,
-            progress=None,
-            keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs"}),
-        )
-    free = CheckpointManager(tmp_path, 100, config={"data": "glyphs"}, free=("on_corrupt",))
-    assert train(tiny(), glyphs64, SHORT, progress=None, keeper=free)[-1]["step"] == 10
+        kept_run(glyphs64, tmp_path, config={"data": "glyphs"})
+    history = kept_run(glyphs64, tmp_path, config={"data": "glyphs"}, free=("on_corrupt",))
+    assert history[-1]["step"] == 10
 
 
 def test_another_number_of_processes_is_refused(glyphs64, tmp_path):
-    train(tiny(), glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path, 100), stop_at=1)
+    kept_run(glyphs64, tmp_path, stop_at=1)
     folder = tmp_path / "step-00000001"
     facts = json.loads((folder / "facts.json").read_text())
     (folder / "facts.json").write_text(json.dumps(facts | {"processes": 4}))
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["facts.json"] = {
-        "sha256": checkpoint_manager._digest(folder / "facts.json"),
-        "bytes": (folder / "facts.json").stat().st_size,
-    }
+    size = (folder / "facts.json").stat().st_size
+    manifest["files"]["facts.json"] = {"sha256": digest(folder / "facts.json"), "bytes": size}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="processes was 4 and is 1"):
-        train(tiny(), glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path, 100))
+        kept_run(glyphs64, tmp_path)
 
 
 def test_changes_by_hand():
@@ -216,22 +174,19 @@ def test_changes_by_hand():
 # --- damage
 
 
+def flip(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
 @pytest.mark.parametrize(
     "file, harm, what",
     [
-        (
-            "model.safetensors",
-            lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
-            "model.safetensors is not the file",
-        ),
-        (
-            "optimizer.bin",
-            lambda path: path.write_bytes(path.read_bytes()[:100]),
-            "optimizer.bin is not the file",
-        ),
+        ("model.safetensors", flip, "model.safetensors is not"),
+        ("optimizer.bin", lambda path: path.write_bytes(path.read_bytes()[:100]), "optimizer.bin is not"),
         ("process-00000.safetensors", Path.unlink, "process-00000.safetensors is missing"),
-        ("manifest.json", lambda path: path.write_text("{"), "no readable manifest.json"),
-        ("manifest.json", Path.unlink, "no readable manifest.json"),
+        ("manifest.json", lambda path: path.write_text("{"), "manifest.json"),
+        ("manifest.json", Path.unlink, "manifest.json"),
     ],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm, what, glyphs64, tmp_path):

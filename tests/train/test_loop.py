@@ -376,33 +376,24 @@ def close(left, right, atol):
         )
 
 
+# One step of it moves the weights by lr · gradient.
+DESCENT = Recipe(
+    steps=1, batch_size=16, lr=1.0, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0
+)
+
+
 @pytest.mark.parametrize("parts", [2, 3, 16])
 def test_the_gradient_in_parts_is_that_of_the_whole(parts, glyphs64):
-    """One step of plain descent moves the weights by lr · gradient: unequal parts (16 in 3) weigh by their
-    images."""
-    step = Recipe(
-        steps=1,
-        batch_size=16,
-        lr=1.0,
-        warmup=0.0,
-        clip=None,
-        optimizer="momentum",
-        weight_decay=0.0,
-        label_smoothing=0.0,
-    )
+    """Unequal parts (16 in 3) weigh by their images."""
+    step = replace(DESCENT, label_smoothing=0.0)
     for build in (tiny, lambda: AttentionTransfer(tiny(1), tiny(2), Plan(how="distill"))):
-        close(
-            weights_after(replace(step, accumulate=parts), glyphs64, build),
-            weights_after(step, glyphs64, build),
-            atol=2e-6,
-        )
+        parted = weights_after(replace(step, accumulate=parts), glyphs64, build)
+        close(parted, weights_after(step, glyphs64, build), atol=2e-6)
 
 
 def test_more_parts_than_the_last_step_has_images(glyphs64):
     """Steps of 60: the second has four images, in five parts."""
-    step = Recipe(
-        steps=2, batch_size=60, lr=0.1, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0
-    )
+    step = replace(DESCENT, steps=2, batch_size=60, lr=0.1)
     close(weights_after(replace(step, accumulate=5), glyphs64), weights_after(step, glyphs64), atol=2e-6)
 
 
@@ -459,9 +450,7 @@ def test_binary_cross_entropy_by_hand():
 
 def test_no_clipping(glyphs64):
     """A step of plain descent is lr · gradient, whatever its norm; clipped to 1e-3 it is a thousandth long."""
-    step = Recipe(
-        steps=1, batch_size=64, lr=1.0, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0
-    )
+    step = replace(DESCENT, batch_size=64)
     norms = []
     start = state_of(tiny())
     for clip in (None, 1e-3):
