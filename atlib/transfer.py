@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from timm.models.eva import Eva
@@ -25,6 +25,24 @@ class Transferred(NamedTuple):
 
     logits: Tensor
     transfer_loss: Tensor
+
+
+@runtime_checkable
+class Pair(Protocol):
+    """A student with what it learns from: `AttentionTransfer`, and the methods that it is compared with.
+
+    needs_teacher: whether the student works at inference only together with what taught it.
+    """
+
+    student: nn.Module
+
+    @property
+    def needs_teacher(self) -> bool: ...
+
+
+def student_of(model: nn.Module) -> nn.Module:
+    """What is trained to classify: the student of a pair; any other model is its own."""
+    return model.student if isinstance(model, Pair) else model
 
 
 class AttentionTransfer(nn.Module):

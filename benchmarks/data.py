@@ -19,9 +19,10 @@ from timing import interleave
 
 from atlib import create_vit
 from atlib.data import load
+from atlib.data.catalogue import open_rows_of
 from atlib.data.decoding import decode
 from atlib.data.natural_shifts import IMAGENET
-from atlib.data.photos import Photos, open_photos
+from atlib.data.photos import Photos, undecoded
 from atlib.data.sampler import ShardSpec
 from atlib.record import Record, about, peak_memory_mb, results_folder, write_record
 from atlib.run.recipes import PUBLISHED
@@ -55,18 +56,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def open_samples(given: argparse.Namespace) -> Photos:
-    class_map = (
-        {wnid: index for index, wnid in enumerate(IMAGENET.ids)} if given.label_column == "wnid" else None
+    rows, image_column, label_column, _ = open_rows_of(
+        given.images, None, "train+validation", label_column=given.label_column
     )
-    photos = open_photos(
-        given.images,
-        split="train+validation",
+    rows = rows.select(range(min(given.count, len(rows))))
+    stored = rows[label_column][:]
+    return Photos(
+        undecoded(rows, image_column),
+        image_column,
+        torch.tensor(IMAGENET.indices(stored) if label_column == "wnid" else stored),
+        IMAGENET.names,
         augmentation=PUBLISHED[RECIPE].augmentation,
         train=True,
-        label_column=given.label_column,
-        class_map=class_map,
     )
-    return photos.select(range(min(given.count, len(photos))))
 
 
 def drain(data, batch_size: int, workers: int = 0) -> None:

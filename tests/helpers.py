@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from atlib import create_vit
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -22,6 +24,12 @@ def randomise(model, seed=0):
             else:  # biases, tokens, positions
                 parameter.normal_(std=0.3, generator=generator)
     return model
+
+
+def tiny(seed=0, **options):
+    """A ViT for the built-in world that trains in no time, freshly initialised."""
+    torch.manual_seed(seed)
+    return create_vit("glyphs", **({"depth": 2, "embed_dim": 16, "num_heads": 2} | options))
 
 
 def random_images(*shape, seed=0, dtype=torch.float32):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from atlib.data.images import Images
+from atlib.transfer import student_of
 from atlib.walking import Walk, check_walkable, walk
 
 # Bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2 GB.
@@ -50,7 +51,7 @@ def vit_of(model: nn.Module) -> nn.Module:
 
     Raises `atlib.walking.Unwalkable` for anything else.
     """
-    vit = getattr(model, "student", model)
+    vit = student_of(model)
     check_walkable(vit)
     return vit
 

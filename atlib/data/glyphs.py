@@ -21,13 +21,8 @@ from torch import Tensor
 from atlib._util import require_known
 
 GRID, CELL = 4, 8  # cells per side, pixels per cell
-SPLITS = (
-    "train",
-    "validation",
-    "test",
-    "unlabelled",
-    "resample",
-)  # the position of a name is part of its random stream: append only
+# the position of a name is part of its random stream: append only
+SPLITS = ("train", "validation", "test", "unlabelled", "resample")
 TASKS = ("find", "match")
 # What a twin of a scene shares with it (`generate`): append only, as with SPLITS.
 TWINS = ("routing", "message", "distractors")
@@ -188,9 +183,8 @@ def marked_cell(images: Tensor) -> Tensor:
     error below 1 in 1,000.
     """
     cells = images.reshape(-1, 3, GRID, CELL, GRID, CELL)
-    corners = cells[
-        :, :, :, :: CELL - 1, :, :: CELL - 1
-    ]  # (n, 3, 4, 2, 4, 2): rows and columns 0 and 7 of each cell
+    # (n, 3, 4, 2, 4, 2): rows and columns 0 and 7 of each cell
+    corners = cells[:, :, :, :: CELL - 1, :, :: CELL - 1]
     return corners.float().mean(dim=(1, 3, 5)).flatten(1).argmax(1)
 
 
@@ -246,9 +240,8 @@ def _render(world: World, scenes: _Scenes) -> Glyphs:
     if world.task == "match":
         present[rows, key] = True
     move = np.floor(scenes.offset * (2 * world.jitter + 1)).astype(int)  # 0 ... 2 jitter
-    mask = (
-        _stamps(world)[scenes.shape, move[..., 0], move[..., 1]] * present[..., None, None]
-    )  # (n, 16, 8, 8)
+    # (n, 16, 8, 8)
+    mask = _stamps(world)[scenes.shape, move[..., 0], move[..., 1]] * present[..., None, None]
     turns = (hue / len(HUES) + scenes.hue_jitter + world.hue_shift) % 1.0
     colour = _colour(turns, world.saturation, scenes.shade)  # (n, 16, 3)
     if world.rendering == "inverted":
@@ -290,10 +283,7 @@ def _stamps(world: World) -> np.ndarray:
             glyph *= np.add.outer(np.arange(size), np.arange(size)) % 2 == 0
         for row, column in np.ndindex(steps, steps):
             canvas = np.zeros((CELL + 8, CELL + 8))  # a margin of 4, so that what leaves the cell is cut off
-            top, left = (
-                4 + (CELL - size) // 2 + row - world.jitter,
-                4 + (CELL - size) // 2 + column - world.jitter,
-            )
+            top, left = (4 + (CELL - size) // 2 + step - world.jitter for step in (row, column))
             canvas[top : top + size, left : left + size] = glyph
             stamps[index, row, column] = canvas[4:-4, 4:-4]
     return stamps

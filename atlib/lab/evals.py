@@ -48,6 +48,7 @@ from atlib.lab.studies import (
 )
 from atlib.lab.study import Place, Run, Sources, Study, make_models, run_each, scale_of, trained, write_run
 from atlib.train.evaluate import evaluate, predict, shift_accuracies
+from atlib.transfer import Pair
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ LOOKED_AT = 1000  # test images on which models are compared from inside
 def bare(model: nn.Module) -> nn.Module:
     """What is run on an image after training: the student alone where the method says that no teacher is
     needed, otherwise the whole model."""
-    return model if getattr(model, "needs_teacher", True) else model.student
+    return model.student if isinstance(model, Pair) and not model.needs_teacher else model
 
 
 def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:

@@ -23,7 +23,7 @@ from atlib.record import Record, about, peak_memory_mb, read_record, write_recor
 from atlib.train.evaluate import evaluate
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
-from atlib.transfer import AttentionTransfer
+from atlib.transfer import AttentionTransfer, student_of
 from atlib.vit import Architecture
 
 # --- The central experiment: the same student taught in six ways, tuned alike, over several seeds; every run
@@ -203,7 +203,7 @@ def _student_job(place: Place, job: Job) -> None:
         vit.load_state_dict(student.state_dict())
         save_vit(weights, vit, scale.student)
     if job.trial is None:  # for examinations of the trained models
-        save_weights(student_weights(place, job), getattr(student, "student", student))
+        save_weights(student_weights(place, job), student_of(student))
     write_run("transfer", scale, job.method, job.seed, recipe.describe(), results, history, seconds, path)
 
 
@@ -561,7 +561,7 @@ def trained(run: Run) -> nn.Module:
         student=Architecture(central.student.name, {**central.student.overrides, **variant.student}),
     )
     model = variant.build(Sources(run.transfer, scale, run.seed))
-    student = getattr(model, "student", model)
+    student = student_of(model)
     if run.trial is None and run.path.exists() and run.weights.exists():
         load_weights(run.weights, student)
         return model

@@ -43,6 +43,11 @@ class MeanMapCopy(nn.Module):
         for layer, maps in enumerate(mean_maps(teacher, reference, group_of, number)):
             self.register_buffer(f"maps_{layer}", maps)
 
+    @property
+    def needs_teacher(self) -> bool:
+        """True: the student works only with the maps that came from the teacher."""
+        return True
+
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) for images (B, 3, height, width); no transfer loss."""
         logits = self.walk(images).logits
