@@ -21,11 +21,11 @@ from atlib.lab.evidence import (
     higher,
     lower,
     made_of,
+    mean_shifted_accuracy,
     no_better,
     no_worse,
     of,
     other_domains,
-    shifted,
     together,
 )
 from atlib.lab.studies import COMPONENTS
@@ -141,14 +141,17 @@ def _ensemble_gain(compared):
 
 
 def _on_shifted_images(compare, other):
-    return [compare(of("shifts", how, shifted), of("shifts", other, shifted)) for how in _BOTH]
+    return [
+        compare(of("shifts", how, mean_shifted_accuracy), of("shifts", other, mean_shifted_accuracy))
+        for how in _BOTH
+    ]
 
 
 def _on_shifted_real_images(compare, other):
     """PACS tests on domains that nothing was trained on; other real images are corrupted."""
     return [
         [compare(of(study, how, metric), of(study, other, metric)) for how in _BOTH]
-        for study, metric in (("transfer", other_domains), ("corruptions", shifted))
+        for study, metric in (("transfer", other_domains), ("corruptions", mean_shifted_accuracy))
     ]
 
 
@@ -166,7 +169,7 @@ def _standard_students(how):
 
 
 def _under_shifts(study, method):
-    return of(f"shifts-{study}" if study else "shifts", method, shifted)
+    return of(f"shifts-{study}" if study else "shifts", method, mean_shifted_accuracy)
 
 
 def _faintest(method):

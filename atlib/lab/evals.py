@@ -4,7 +4,6 @@ other, leaves records too."""
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -46,7 +45,20 @@ from atlib.lab.studies import (
     PRETRAINING,
     SIZES,
 )
-from atlib.lab.study import Place, Run, Sources, Study, make_models, run_each, scale_of, trained, write_run
+from atlib.lab.study import (
+    Place,
+    Run,
+    Sources,
+    Study,
+    check_tuned,
+    make_models,
+    make_run,
+    run_each,
+    scale_of,
+    trained,
+    write_run,
+)
+from atlib.record import Record, read_file, read_records
 from atlib.train.evaluate import evaluate, predict, shift_accuracies
 
 
@@ -72,83 +84,44 @@ class Examination:
 
 
 def run_examination(
-    examination: Examination,
-    transfer: Place,
-    records: Path,
-    seeds: int,
-    methods: list[str] | None = None,
-    jobs: int = 1,
-) -> list[Path]:
-    """Measure the models of seeds 0 to seeds - 1 (`methods`: only some) and return the paths of the records.
+    examination: Examination, place: Place, seeds: int, methods: list[str] | None = None, jobs: int = 1
+) -> list[Record]:
+    """Measure the models of seeds 0 to seeds - 1 (`methods`: only some) and return all of its records.
 
     Models whose weights are not kept are trained first. What has a record is not measured again: a model that
     is measured alone, else a seed. Raises `ValueError` for a scale that it is not made for and for an unknown
     method.
     """
     study, methods = examination.study, tuple(methods or examination.methods)
-    if examination.only not in (None, transfer.scale):
+    if examination.only not in (None, place.scale):
         raise ValueError(
-            f"{examination.name} is made for the scale {examination.only!r}, not for {transfer.scale!r}"
+            f"{examination.name} is made for the scale {examination.only!r}, not for {place.scale!r}"
         )
-    for method in methods:
-        study.variant(method)
-    missing = {
-        seed: [method for method in methods if not _record(records, method, seed).exists()]
-        for seed in range(seeds)
-    }
-    missing = {seed: some if examination.alone else list(methods) for seed, some in missing.items() if some}
-    if missing:
-        variants = [
-            study.variant(method) for method in methods if any(method in some for some in missing.values())
-        ]
-        make_models(study, variants, transfer, study_records(study, transfer), list(missing), jobs)
-        run_each(
-            _train,
-            [(_run(study, transfer, method, seed),) for seed, some in missing.items() for method in some],
-            jobs,
-            fresh=False,
-        )
-        run_each(
-            _measure,
-            [(examination, transfer, records, tuple(some), seed) for seed, some in missing.items()],
-            jobs,
-        )
-    return sorted(records.glob("*-seed*.json"))
+    variants = [study.variant(method) for method in methods]
+    known = {(r.method, r.seed) for r in read_file(place.records(examination.name))}
+    missing = {seed: [m for m in methods if (m, seed) not in known] for seed in range(seeds)}
+    missing = {seed: some if examination.alone else [*methods] for seed, some in missing.items() if some}
+    needed = [variant for variant in variants if any(variant.name in some for some in missing.values())]
+    check_tuned(needed, place)
+    make_models(study, needed, place, [*missing], jobs)
+    runs = [(Run(study, place, method, seed),) for seed, some in missing.items() for method in some]
+    run_each(make_run, runs, jobs, fresh=False)
+    run_each(_measure, [(examination, place, tuple(some), seed) for seed, some in missing.items()], jobs)
+    return read_records(examination.name, place.scale, results=place.results)
 
 
-def study_records(study: Study, transfer: Place) -> Path:
-    """The folder of a study's records, beside that of the central experiment's."""
-    return transfer.records.parent.parent / study.name / transfer.scale
-
-
-def model_of(study: Study, transfer: Place, method: str, seed: int) -> nn.Module:
+def model_of(study: Study, place: Place, method: str, seed: int) -> nn.Module:
     """A trained model of a study, from kept weights or trained now."""
-    return trained(_run(study, transfer, method, seed)).eval()
+    return trained(Run(study, place, method, seed)).eval()
 
 
-def _run(study: Study, transfer: Place, method: str, seed: int) -> Run:
-    return Run(study, transfer, study_records(study, transfer), method, seed)
-
-
-def _train(run: Run) -> None:
-    trained(run)
-
-
-def _measure(
-    examination: Examination, transfer: Place, records: Path, methods: tuple[str, ...], seed: int
-) -> None:
-    scale, start = scale_of(transfer), time.perf_counter()
-    models = {method: model_of(examination.study, transfer, method, seed) for method in methods}
-    found = examination.measure(models, Sources(transfer, scale, seed))
+def _measure(examination: Examination, place: Place, methods: tuple[str, ...], seed: int) -> None:
+    scale, start = scale_of(place), time.perf_counter()
+    models = {method: model_of(examination.study, place, method, seed) for method in methods}
+    found = examination.measure(models, Sources(place, scale, seed))
     seconds = time.perf_counter() - start
     for name, results in found.items():
-        write_run(
-            examination.name, scale, name, seed, {}, dict(results), [], seconds, _record(records, name, seed)
-        )
-
-
-def _record(records: Path, name: str, seed: int) -> Path:
-    return records / f"{name.replace(' ', '-')}-seed{seed}.json"
+        write_run(examination.name, place, scale, ("run", name, seed, None), {}, dict(results), [], seconds)
 
 
 # --- What is measured on trained models: accuracy under every shift, likeness to the teacher and to each

@@ -95,9 +95,6 @@ class Scale:
     # of the central experiment's steps, for the runs of a study: it has many, and all share one budget
     study_share: float = 0.4
 
-    def teacher_model(self) -> torch.nn.Module:
-        raise TypeError("a Scale is used through its kinds, GlyphScale and CifarScale")
-
     def elsewhere(self, split: str) -> dict[str, Images]:
         """Further sets that a run is evaluated on, by name: none unless a scale has them."""
         return {}
@@ -238,6 +235,7 @@ class PacsScale(Scale):
         return None if self.path is None else self.path / name
 
 
+SCALES = ("built-in", "cifar10-cpu", "pacs", "cifar10")  # the names, without what they stand for
 _LR = (1e-3, 2e-3, 4e-3)
 _DECAY = (0.05, 0.3)
 

@@ -1,6 +1,4 @@
-"""The studies of the book, one after the other: what is compared in chapters 6 to 11, beside the central
-experiment. The later ones follow from `atlib.lab.studies`.
-"""
+"""The studies of the book, beside the central experiment that they start from."""
 
 from functools import partial
 
@@ -9,13 +7,13 @@ from torch import nn
 from atlib.analysis.subsets import long_tail
 from atlib.data import glyphs
 from atlib.data.images import Images
-from atlib.lab.scales import METHODS, CifarScale, GlyphScale, Schooling, colour
+from atlib.lab.scales import CifarScale, GlyphScale, Schooling, colour
+from atlib.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atlib.lab.study import (
     Sources,
     Study,
     Variant,
     again,
-    build_student,
     by,
     fine_tune,
     pair,
@@ -45,11 +43,11 @@ OTHER_DATA = Schooling("other-data", world=glyphs.World(rendering="inverted"), c
 
 def _mix(weights: Schooling, maps: Schooling | None, sources: Sources) -> nn.Module:
     """One teacher's weights, with another's maps copied (None: of an untrained one)."""
-    student = with_new_head(sources.schooled(weights), sources)
+    student = with_new_head(sources.teacher(weights), sources)
     return (
         untrained_maps(sources, student)
         if maps is None
-        else AttentionTransfer(sources.schooled(maps), student, Plan())
+        else AttentionTransfer(sources.teacher(maps), student, Plan())
     )
 
 
@@ -236,34 +234,6 @@ TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, SIZES, POOL)
 
 
 _LR = tuple({"lr": lr} for lr in (1e-3, 2e-3, 4e-3))
-
-
-# --- The central experiment, for examinations of its students; `atlib.lab.study` runs it
-# --------------------------------
-
-
-def _central(method: str, sources: Sources) -> nn.Module:
-    fine_tuned = sources.fine_tuned() if method == "copy-fine-tuned" else None
-    return build_student(method, sources.teacher(), fine_tuned, sources.scale.student, sources.seed)
-
-
-CENTRAL = Study(
-    "transfer",
-    "scratch, fine-tune, copy from three teachers, distill: the central table, tuned",
-    "ViT-L on ImageNet: scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7, copy from an untrained"
-    " teacher 72.7",
-    tuple(
-        Variant(
-            method,
-            partial(_central, method),
-            method,
-            needs=("fine-tuned",) if method == "copy-fine-tuned" else (),
-        )
-        for method in METHODS
-    ),
-    minutes=70,
-    central=True,
-)
 
 
 # --- Distill: its weight, its layers

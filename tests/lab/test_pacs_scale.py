@@ -10,8 +10,8 @@ from PIL import Image
 
 from atlib.lab import study
 from atlib.lab.scales import PacsScale, scales
-from atlib.lab.study import Place, run_experiment
-from atlib.record import read_record
+from atlib.lab.study import CENTRAL, Place, run_study
+from atlib.record import read_records
 from atlib.train import recipe
 from tests import toy
 from tests.data.test_pacs import write
@@ -71,18 +71,19 @@ def test_the_other_domains_are_for_reporting_alone(scale):
 
 
 def test_a_run_reports_every_domain_and_a_trial_only_validation_photographs(scale, tmp_path):
-    place = Place("pacs", tmp_path / "data", tmp_path / "records", tmp_path / "work")
-    paths = run_experiment(place, 1, list(METHODS))
-    for path in paths:
-        accuracies = {name for name in read_record(path).results if name.endswith("accuracy")}
+    place = Place("pacs", tmp_path / "data", tmp_path / "results", tmp_path / "work")
+    for record in run_study(CENTRAL, place, 1):
+        accuracies = {name for name in record.results if name.endswith("accuracy")}
         assert accuracies == {
             "test_accuracy",
             "test_art_painting_accuracy",
             "test_cartoon_accuracy",
             "test_sketch_accuracy",
         }
-    for path in (tmp_path / "records" / "tuning").glob("*.json"):
-        assert set(read_record(path).results) == {"validation_accuracy", "validation_loss"}
+    trials = read_records("transfer", "pacs", "trial", place.results)
+    assert len(trials) == 4
+    for record in trials:
+        assert set(record.results) == {"validation_accuracy", "validation_loss"}
 
 
 def test_the_teacher_is_the_students_architecture_with_ten_classes(scale):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from atlib.record import read_record
+from atlib.record import read_file
 from tests.helpers import ROOT
 
 sys.path.insert(
@@ -61,7 +61,7 @@ def test_what_is_computed_for_vit_large():
 
 
 def test_a_small_run_writes_its_record(tmp_path):
-    path = tmp_path / "processes.json"
+    path = tmp_path / "processes.jsonl"
     subprocess.run(
         [
             sys.executable,
@@ -81,7 +81,8 @@ def test_a_small_run_writes_its_record(tmp_path):
         timeout=300,
         cwd=tmp_path,
     )
-    results = read_record(path).results
+    (record,) = read_file(path)
+    results = record.results
     assert results["speed_up"]["ratio"] == pytest.approx(
         results["measured"]["1"]["seconds"] / results["measured"]["2"]["seconds"]
     )

@@ -5,7 +5,7 @@ import sys
 import datasets
 import pytest
 
-from atlib.record import read_record
+from atlib.record import read_file
 from tests.helpers import ROOT
 from tests.picture_files import write_parquet
 
@@ -25,7 +25,7 @@ def test_one_small_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(benchmark, "GLYPHS", 128)
     images = write_parquet(tmp_path / "set", "train", range(6))
-    out = tmp_path / "data.json"
+    out = tmp_path / "data.jsonl"
     benchmark.main(
         [
             "--images",
@@ -50,7 +50,7 @@ def test_one_small_run(tmp_path, monkeypatch, capsys):
             str(out),
         ]
     )
-    record = read_record(out)
+    (record,) = read_file(out)
     assert (
         record.config["images"] == 4
         and record.results["file"]["pixels"] == 16 * 12
