@@ -2,7 +2,7 @@
 other, leaves records too."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -141,7 +141,6 @@ COMPARED = (
     "copy into another teacher's weights",
     "soft predictions",
 )
-EVERY_METHOD = (*COMPARED, "distill q", "distill k", "distill v", "hard predictions")
 TWICE = ("scratch again", "fine-tune again", "copy again", "distill again")
 # The model whose mistakes make the adversarially filtered set: of the tuning seed, so that it is in no
 # comparison and shares no labels with one.
@@ -269,26 +268,61 @@ def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[s
     return found
 
 
-SHIFTS_OF_METHODS = Examination(
-    "shifts",
-    "every method under every shift of the built-in world",
-    "ImageNet-A, -R, -Sketch, -V2",
-    FAMILY,
-    EVERY_METHOD,
-    under_shifts,
-    minutes=20,
-    alone=True,
-)
-SHIFTS_OF_POOL = Examination(
-    "shifts-pool",
-    "ordinary models under every shift: the line of effective robustness",
-    "the testbed of arXiv 2007.00644",
-    POOL,
-    tuple(variant.name for variant in POOL.variants if variant.name != FILTER),
-    under_shifts,
-    seeds=3,
-    minutes=8,
-    alone=True,
+def _shifts_of(
+    study: Study,
+    shows: str,
+    minutes: int,
+    paper: str = "not in the paper",
+    name: str | None = None,
+    left_out: Collection[str] = (),
+) -> Examination:
+    """All variants of a study under every shift."""
+    return Examination(
+        name or f"shifts-{study.name}",
+        shows,
+        paper,
+        study,
+        tuple(variant.name for variant in study.variants if variant.name not in left_out),
+        under_shifts,
+        study.seeds,
+        minutes,
+        alone=True,
+    )
+
+
+SHIFTS = (
+    _shifts_of(
+        FAMILY,
+        "every method under every shift of the built-in world",
+        20,
+        "ImageNet-A, -R, -Sketch, -V2",
+        "shifts",
+        TWICE,
+    ),
+    _shifts_of(
+        POOL,
+        "ordinary models under every shift: the line of effective robustness",
+        8,
+        "the testbed of arXiv 2007.00644",
+        left_out=[FILTER],
+    ),
+    _shifts_of(
+        PAIRS,
+        "students that differ from their teacher, under every shift",
+        10,
+        "not in the paper, which pairs equal architectures",
+    ),
+    _shifts_of(AVERAGES, "copies of averaged maps and students of few labels, under every shift", 7),
+    _shifts_of(LAYERS, "copies and distillations of some layers or heads, under every shift", 15),
+    _shifts_of(DISTILLATION, "other weights of Distill and other layers for it, under every shift", 7),
+    _shifts_of(
+        COMPONENT_STUDY,
+        "students of teachers with native components, under every shift",
+        13,
+        "arXiv 2605.07191: what fails on ImageNet fails on ImageNet-A, -R, -S and -V2 too",
+    ),
+    _shifts_of(SIZES, "smaller and larger students and teachers, under every shift", 9),
+    _shifts_of(PRETRAINING, "students of teachers with another pre-text or other data, under every shift", 9),
 )
 COMPARISON = Examination(
     "comparison",
@@ -334,49 +368,6 @@ CORRUPTED_IMAGES = Examination(
 )
 
 
-def _shifts_of(study: Study, shows: str, minutes: int, paper: str = "not in the paper") -> Examination:
-    """All variants of a study under every shift."""
-    return Examination(
-        f"shifts-{study.name}",
-        f"{shows}, under every shift",
-        paper,
-        study,
-        tuple(variant.name for variant in study.variants),
-        under_shifts,
-        minutes=minutes,
-        alone=True,
-    )
-
-
-SHIFTS_OF_STUDIES = (
-    _shifts_of(
-        PAIRS,
-        "students that differ from their teacher",
-        10,
-        "not in the paper, which pairs equal architectures",
-    ),
-    _shifts_of(AVERAGES, "copies of averaged maps and students of few labels", 7),
-    _shifts_of(LAYERS, "copies and distillations of some layers or heads", 15),
-    _shifts_of(DISTILLATION, "other weights of Distill and other layers for it", 7),
-    _shifts_of(
-        COMPONENT_STUDY,
-        "students of teachers with native components",
-        13,
-        "arXiv 2605.07191: what fails on ImageNet fails on ImageNet-A, -R, -S and -V2 too",
-    ),
-    _shifts_of(SIZES, "smaller and larger students and teachers", 9),
-    _shifts_of(PRETRAINING, "students of teachers with another pre-text or other data", 9),
-)
-
 EXAMINATIONS = {
-    each.name: each
-    for each in (
-        SHIFTS_OF_METHODS,
-        SHIFTS_OF_POOL,
-        *SHIFTS_OF_STUDIES,
-        COMPARISON,
-        CENTRAL_COMPARISON,
-        CLASS_GROUPS,
-        CORRUPTED_IMAGES,
-    )
+    each.name: each for each in (*SHIFTS, COMPARISON, CENTRAL_COMPARISON, CLASS_GROUPS, CORRUPTED_IMAGES)
 }

@@ -43,8 +43,7 @@ class Unit(NamedTuple):
 POINTS, NATS, CKA = Unit("points", 100, 1), Unit("nats"), Unit("CKA")
 
 
-# --- The rule
-# ---------------------------------------------------------------------------------------------------------------------------
+# --- The rule ---
 
 
 def verdict(differences: Sequence[float], sign: int, margin: float = 0.0) -> str:
@@ -69,8 +68,7 @@ def together(parts: Sequence[Evidence]) -> Evidence:
     return Evidence("; ".join(part.figures for part in parts), next(name for name in order if name in found))
 
 
-# --- What is compared
-# -------------------------------------------------------------------------------------------------------------------
+# --- What is compared ---
 
 
 class Side(NamedTuple):
@@ -134,8 +132,7 @@ def no_better(a: Side, b: Side, name: str | None = None) -> Comparison:
     return Comparison(a, b, -1, POINTS, name, ONE_POINT)
 
 
-# --- Where the numbers come from
-# ---------------------------------------------------------------------------------------------------------
+# --- Where the numbers come from ---
 
 
 def accuracy(record: Record) -> float:

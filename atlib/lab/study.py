@@ -66,11 +66,6 @@ class Sources(NamedTuple):
     seed: int
     again: int = 0  # another number: other first weights from the same teacher and labels
 
-    @property
-    def depth(self) -> int:
-        """The central student's depth."""
-        return len(scale_of(self.place).student.build().blocks)
-
     def teacher(self, schooling: Schooling | None = None) -> VisionTransformer:
         """The pre-trained teacher of this seed: the central one, or one of the study's own `teachers`."""
         return load_vit(self.place.teacher(self.seed, schooling))

@@ -48,7 +48,6 @@ def claim_of(chapter, start):
 
 
 # --- The rule
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,6 @@ def test_parts_are_taken_together(tmp_path):
 
 
 # --- What the claims read
-# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_ensemble_is_compared_with_the_better_of_the_two_in_each_seed(tmp_path):
@@ -262,7 +260,6 @@ def test_every_side_names_a_method_that_its_study_or_examination_runs(monkeypatc
 
 
 # --- The table and the page
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_table_has_a_row_for_every_claim_and_links_to_notebooks(tmp_path):
@@ -305,7 +302,6 @@ def test_no_claim_is_made_twice():
 
 
 # --- The book's own records
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def percent(study, method, seed):
