@@ -55,7 +55,7 @@ notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 results: set-up  ## repeat the built-in experiments where records are missing (about 10 hours for all on 2 cores)
 	@for name in transfer distillation family averages layers pairs pretraining long-tail components sizes pool shifts shifts-pool shifts-pairs shifts-averages shifts-layers shifts-distillation shifts-components shifts-sizes shifts-pretraining comparison class-groups; do $(RUN) -m atlib experiment $$name --jobs 2 || exit 1; done
 
-measure: set-up  ## measure seconds and memory of every notebook into results/notebooks; needs an idle machine
+measure: set-up  ## measure seconds and memory of every notebook into results/notebooks.jsonl; needs an idle machine
 	@$(RUN) tools/measure_notebooks.py
 
 benchmarks: set-up  ## time a walk, the transfer steps and the import, as ratios within one run

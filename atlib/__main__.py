@@ -10,10 +10,10 @@ from pathlib import Path
 
 from atlib._util import require_known
 from atlib.lab.evals import EXAMINATIONS, Examination, run_examination
-from atlib.lab.scales import METHODS, scales
+from atlib.lab.scales import METHODS, SCALES, scales
 from atlib.lab.studies import CENTRAL, STUDIES
-from atlib.lab.study import Place, Study, run_experiment, run_study
-from atlib.record import read_record
+from atlib.lab.study import Place, Study, run_study
+from atlib.record import Record, read_records
 from atlib.run.commands import INTERRUPTED, add_commands, memory_message, out_of_memory
 from atlib.vit import WeightsUnavailable
 from atlib.walking import Unwalkable
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         "name", help="; ".join(f"{name}: {study.shows}" for name, study in EXPERIMENTS.items())
     )
     experiment.add_argument(
-        "--scale", default="built-in", help=f"one of {', '.join(scales())} (default: built-in)"
+        "--scale", default="built-in", help=f"one of {', '.join(SCALES)} (default: built-in)"
     )
     experiment.add_argument(
         "--seeds",
@@ -62,7 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
         ),
     )
     experiment.add_argument(
-        "--out", type=Path, default=None, help="folder for records (default: results/NAME/SCALE)"
+        "--out",
+        type=Path,
+        default=Path("results"),
+        help="folder of the records, OUT/NAME/SCALE.jsonl; studies start from OUT/transfer/SCALE.jsonl (default: results)",
     )
     experiment.add_argument(
         "--work", type=Path, default=None, help="folder for weights (default: runs/transfer/SCALE)"
@@ -83,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
             warnings.showwarning = _as_sentence(warnings.showwarning)
             if given.command != "experiment":
                 return given.run(given)
-            paths, records = _run(given)
+            records, path = _run_experiment(given)
     except (ValueError, OSError, WeightsUnavailable, Unwalkable) as error:
         print(f"python -m atlib: {error}", file=sys.stderr)
         return 2
@@ -95,8 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"python -m atlib: {memory_message(error)}", file=sys.stderr)
         return 1
-    _print_table([read_record(path) for path in paths])
-    print(f"records: {records}")
+    _print_table(records)
+    print(f"records: {path}")
     return 0
 
 
@@ -105,11 +108,10 @@ def overview(results: Path) -> str:
     cost, and records in `results`."""
     lines = []
     for name, study in EXPERIMENTS.items():
-        where = [study.only] if study.only else list(scales())
-        folders = {scale: len(list((results / name / scale).glob("*-seed*.json"))) for scale in where}
+        where = [study.only] if study.only else SCALES
+        runs = {scale: len(read_records(name, scale, results=results)) for scale in where}
         found = (
-            ", ".join(f"{number} runs at {scale}" for scale, number in folders.items() if number)
-            or "none here"
+            ", ".join(f"{number} runs at {scale}" for scale, number in runs.items() if number) or "none here"
         )
         lines += [
             f"{name}: {study.shows}",
@@ -135,27 +137,16 @@ def _as_sentence(plain):
     return show
 
 
-def _run(given: argparse.Namespace) -> tuple[list[Path], Path]:
+def _run_experiment(given: argparse.Namespace) -> tuple[list[Record], Path]:
     require_known("experiment", given.name, EXPERIMENTS)
     require_known("scale", given.scale, scales())
     study = EXPERIMENTS[given.name]
     seeds = study.seeds if given.seeds is None else given.seeds
     if seeds < 1 or given.jobs < 1:
         raise ValueError(f"--seeds and --jobs must be at least 1, got {seeds} and {given.jobs}")
-    work = given.work or Path("runs", "transfer", given.scale)
-    records = given.out or Path("results", given.name, given.scale)
-    if study is CENTRAL:
-        methods = given.methods or list(scales()[given.scale].methods)
-        return (
-            run_experiment(Place(given.scale, given.data, records, work), seeds, methods, given.jobs),
-            records,
-        )
-    transfer = Place(
-        given.scale, given.data, Path("results", "transfer", given.scale), work
-    )  # studies start from what it chose
-    if isinstance(study, Examination):
-        return run_examination(study, transfer, records, seeds, given.methods, given.jobs), records
-    return run_study(study, transfer, records, seeds, given.methods, given.jobs), records
+    place = Place(given.scale, given.data, given.out, given.work or Path("runs", "transfer", given.scale))
+    run = run_examination if isinstance(study, Examination) else run_study
+    return run(study, place, seeds, given.methods, given.jobs), place.records(given.name)
 
 
 def _print_table(records) -> None:

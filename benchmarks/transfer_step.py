@@ -8,7 +8,7 @@ turn; ratios are taken within a repetition, the table shows their median and ran
 (both freshly initialised) and one optimiser serve all methods; peak memory is measured before, with models
 and optimiser built anew for each method: it counts everything that the method holds, optimiser and what it
 keeps of the teacher included. It is compared with fine-tuning's peak (x), and with that and the weights of the
-teacher's blocks that run (x+t). Prints the table and writes it to results/benchmarks/.
+teacher's blocks that run (x+t). Prints the table and writes it to results/benchmarks.jsonl.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from memory import peak_allocated
 from methods import Step, known_methods, loss_of, make_step, optimise
 from timing import interleave, ratio, spread
 
-from atlib.record import Record, about, peak_memory_mb, write_record
+from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
 
 IMAGE_SIZE = {197: 224, 785: 448}  # 14 x 14 or 28 x 28 patches, and the class token
 IN_MEMORY_BY_BATCH = ("fine-tune", "copy", "distill-part", "dense-distill-part")
@@ -61,8 +61,8 @@ def main(arguments: list[str] | None = None) -> dict:
     print(*targets.describe(results["targets"]), sep="\n")
     config = {name: value for name, value in vars(given).items() if name != "out"}
     record = Record(
-        "benchmark",
-        "transfer_step",
+        "benchmarks",
+        name_of(given),
         0,
         config,
         results,
@@ -71,7 +71,9 @@ def main(arguments: list[str] | None = None) -> dict:
         peak_memory_mb(),
         about(device),
     )
-    print(f"\nwrote {write_record(given.out or default_path(given), record)}")
+    print(
+        f"\nwrote {add_record(given.out or records_file('benchmarks', None, results_folder(Path(__file__).parent)), record)}"
+    )
     return results
 
 
@@ -104,9 +106,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--dtype", choices=("float32", "bf16"), default="float32", help="bf16: autocast; weights stay float32"
     )
     parser.add_argument(
-        "--out",
-        type=Path,
-        help="where the record goes, instead of results/benchmarks/transfer_step-MODEL-TOKENS-DEVICE.json",
+        "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
     given = parser.parse_args(arguments)
     for name in ("batch", "repetitions", "threads"):
@@ -244,13 +244,11 @@ def table(given: argparse.Namespace, results: dict) -> str:
     return "\n".join(lines)
 
 
-def default_path(given: argparse.Namespace) -> Path:
-    """results/benchmarks/transfer_step-MODEL-TOKENS-DEVICE.json of this repository; other batch sizes or
-    precisions than the defaults are named too."""
-    name = f"transfer_step-{given.model}-{given.tokens}-{given.device}" + (
-        "-bf16" if given.dtype == "bf16" else ""
-    )
-    return Path(__file__).resolve().parents[1] / "results" / "benchmarks" / f"{name}.json"
+def name_of(given: argparse.Namespace) -> str:
+    """transfer_step-MODEL-TOKENS-DEVICE, which tells its record from those of other set-ups; another precision
+    than the default is named too."""
+    name = f"transfer_step-{given.model}-{given.tokens}-{given.device}"
+    return name + ("-bf16" if given.dtype == "bf16" else "")
 
 
 if __name__ == "__main__":

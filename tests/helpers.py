@@ -1,5 +1,7 @@
 """Small things that several test files need."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,9 @@ def mark(folder, name):
     if name == "bad":
         raise ValueError("a bad one")
     (folder / name).write_text(str(torch.get_num_threads()))
+
+
+def wait(folder, seconds):
+    """Something that takes long in another process: leaves a file with its number for a name."""
+    (folder / str(os.getpid())).touch()
+    time.sleep(seconds)

@@ -8,10 +8,10 @@ from pathlib import Path
 from atlib._util import require_known
 from atlib.data.sampler import steps_per_epoch
 from atlib.data.transforms import Augmentation
-from atlib.lab.scales import TUNING_SEED, Scale, scales
-from atlib.lab.study import Job, Place, chosen
+from atlib.lab.scales import Scale, scales
+from atlib.lab.study import Place, chosen
 from atlib.plan import Plan
-from atlib.record import read_record, results_folder
+from atlib.record import read_records, results_folder
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
@@ -518,7 +518,7 @@ def names() -> tuple[str, ...]:
 def _own(scale_name: str, method: str) -> Published:
     """A recipe of the central experiment in epochs and rates per 256 images; its `recipe` for the scale's own
     images is the very one that was run."""
-    place = Place(scale_name, None, results_folder() / "transfer" / scale_name, Path())
+    place = Place(scale_name, None, results_folder(), Path())
     scale = scales()[scale_name]
     trial, trials = chosen(place, method), len(scale.tuning[method])
     if trials == 1:
@@ -527,10 +527,11 @@ def _own(scale_name: str, method: str) -> Published:
             f"this project, atlib.lab.scales, {scale_name!r}: fixed in advance",
         )
     else:
-        job = f"{Job(method, TUNING_SEED, trial).name}.json"
-        used = read_record(place.records / job).config["recipe"]
+        tuned = read_records("transfer", scale_name, "trial", place.results)
+        used = next(r for r in tuned if (r.method, r.trial) == (method, trial)).config["recipe"]
         source = (
-            f"this project, the best of {trials} on the validation split: results/transfer/{scale_name}/{job}"
+            f"this project, the best of {trials} on the validation split: "
+            f"results/transfer/{scale_name}.jsonl, {method}, trial {trial}"
         )
     batch_size = used.pop("batch_size")
     epochs = used.pop("steps") / steps_per_epoch(_images(scale), batch_size)

@@ -6,7 +6,7 @@ import sys
 import processes
 import pytest
 
-from atlib.record import read_record
+from atlib.record import read_file
 from tests.helpers import ROOT
 
 
@@ -55,11 +55,12 @@ def test_what_is_computed_for_vit_large():
 
 @pytest.mark.slow
 def test_a_small_run_writes_its_record(tmp_path):
-    path = tmp_path / "processes.json"
+    path = tmp_path / "processes.jsonl"
     command = [sys.executable, ROOT / "benchmarks" / "processes.py", "--out", path]
     command += "--batch 16 --steps 2 --repetitions 1".split()
     subprocess.run(command, check=True, capture_output=True, timeout=300, cwd=tmp_path)
-    results = read_record(path).results
+    (record,) = read_file(path)
+    results = record.results
     assert results["speed_up"]["ratio"] == pytest.approx(
         results["measured"]["1"]["seconds"] / results["measured"]["2"]["seconds"]
     )

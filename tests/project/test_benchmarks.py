@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.record import read_record
+from atlib.record import read_file
 from atlib.train import make_optimizer
 from atlib.walking import Instead
 from tests.helpers import random_images, randomise
@@ -254,15 +254,15 @@ def test_targets_say_by_how_much_they_are_missed():
 
 @pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys):
-    out = tmp_path / "record.json"
+    out = tmp_path / "records.jsonl"
     threads = torch.get_num_threads()
     try:
         small = "--model tiny --batch 1 --memory-batches 2 --repetitions 1 --threads 1"
         transfer_step.main([*small.split(), "--out", str(out)])
     finally:
         torch.set_num_threads(threads)
-    record, printed = read_record(out), capsys.readouterr().out
-    assert (record.experiment, record.method) == ("benchmark", "transfer_step")
+    (record,), printed = read_file(out), capsys.readouterr().out
+    assert (record.experiment, record.method) == ("benchmarks", "transfer_step-tiny-197-cpu")
     assert record.config["model"] == "tiny" and record.config["batch"] == 1 and "out" not in record.config
     methods = record.results["methods"]
     plain = methods["fine-tune"]
@@ -308,9 +308,6 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch, capsys):
     assert "no CUDA device" in capsys.readouterr().err
 
 
-def test_records_of_other_precisions_have_their_own_file():
-    names = [
-        transfer_step.default_path(transfer_step.parse(["--dtype", dtype])).name
-        for dtype in ("float32", "bf16")
-    ]
-    assert names == ["transfer_step-base-197-cpu.json", "transfer_step-base-197-cpu-bf16.json"]
+def test_records_of_other_precisions_have_their_own_name():
+    names = [transfer_step.name_of(transfer_step.parse(["--dtype", dtype])) for dtype in ("float32", "bf16")]
+    assert names == ["transfer_step-base-197-cpu", "transfer_step-base-197-cpu-bf16"]

@@ -285,13 +285,11 @@ def test_a_fine_tuning_of_deit3_does_not_anneal():
 @pytest.mark.parametrize("method", ["scratch", "fine-tune", "copy", "distill"])
 def test_ours_are_what_the_tuning_chose_and_what_was_run(method):
     each = published(f"built-in-{method}")
-    trials = [
-        json.loads(path.read_text())
-        for path in sorted((RECORDS / "built-in" / "tuning").glob(f"{method}-trial?.json"))
-    ]
+    records = [json.loads(line) for line in (RECORDS / "built-in.jsonl").read_text().splitlines()]
+    trials = [each for each in records if (each["kind"], each["method"]) == ("trial", method)]
     best = max(trial["results"]["validation_accuracy"] for trial in trials)
     chosen = next(trial for trial in trials if trial["results"]["validation_accuracy"] == best)
-    run = json.loads((RECORDS / "built-in" / f"{method}-seed0.json").read_text())
+    run = next(each for each in records if (each["kind"], each["method"]) == ("run", method))
     found = json.loads(json.dumps(each.recipe(run["config"]["labels"]).describe()))
     assert found == found | chosen["config"]["recipe"] | run["config"]["recipe"]
     # What these records are too old to say is off.
@@ -301,7 +299,7 @@ def test_ours_are_what_the_tuning_chose_and_what_was_run(method):
     assert (
         each.student()._asdict() == run["config"]["student"]
         and each.method == method
-        and "results/transfer/built-in/tuning" in each.source
+        and "results/transfer/built-in.jsonl" in each.source
     )
 
 
