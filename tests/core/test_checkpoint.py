@@ -88,16 +88,6 @@ def test_after_distill_a_bundle_is_the_student_alone(tmp_path):
     torch.testing.assert_close(found(images), pair(images).logits)
 
 
-def test_an_exported_distill_student_loads_in_plain_timm(tmp_path):
-    pair, images = pair_of("distill"), random_images(2, 3, 32, 32)
-    path = save_vit(tmp_path / "student.safetensors", pair.student, GLYPHS)
-    plain = timm.models.VisionTransformer(
-        img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4, num_classes=8
-    )
-    plain.load_state_dict(load_file(path), strict=True)
-    torch.testing.assert_close(plain.eval()(images), pair(images).logits)
-
-
 @pytest.mark.parametrize(
     "architecture",
     [Architecture("glyphs"), Architecture("glyphs", {"depth": 2, "num_classes": 9}), Architecture("cifar")],
@@ -147,46 +137,38 @@ def test_damaged_files_are_named_and_left_alone(tmp_path, kind, load):
 
 
 @pytest.mark.parametrize("load, field", [(load_vit, "architecture"), (load_bundle, "needs_teacher")])
-def test_foreign_files_are_named(tmp_path, load, field):
+@pytest.mark.parametrize("metadata", [None, {"atlib": "{}"}, {"format": "pt"}], ids=str)
+def test_foreign_files_are_named(tmp_path, load, field, metadata):
     path = tmp_path / "foreign.safetensors"
-    for metadata in (None, {"atlib": "{}"}, {"format": "pt"}):
-        save_file({"weight": torch.zeros(2)}, path, metadata)
-        with pytest.raises(
-            OSError,
-            match=f"foreign.safetensors.*does not say '{field}'.*not written by the matching save function",
-        ):
-            load(path)
+    save_file({"weight": torch.zeros(2)}, path, metadata)
+    with pytest.raises(OSError, match=f"foreign.safetensors.*'{field}'"):
+        load(path)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[1]",
-        "null",
-        '{"architecture": 3, "needs_teacher": true}',
-        '{"architecture": {"nam": "glyphs"}}',
-        '{"architecture": {"name": "no such vit"}}',
-        "not json",
-    ],
-)
-def test_headers_that_make_no_sense_are_named(tmp_path, text):
+NONSENSE = [
+    "[1]",
+    "null",
+    '{"architecture": 3, "needs_teacher": true}',
+    '{"architecture": {"nam": "glyphs"}}',
+    '{"architecture": {"name": "no such vit"}}',
+    "not json",
+]
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+@pytest.mark.parametrize("load", [load_vit, load_bundle])
+def test_headers_that_make_no_sense_are_named(tmp_path, load, text):
     path = tmp_path / "odd.safetensors"
     save_file({"weight": torch.zeros(2)}, path, {"atlib": text})
-    for load in (load_vit, load_bundle):
-        with pytest.raises(OSError, match="odd.safetensors"):
-            load(path)
+    with pytest.raises(OSError, match="odd.safetensors"):
+        load(path)
+
+
+PLANS = [{"how": "teleport"}, {"layer": [0]}, {"layers": [9]}, None]
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"plan": {"how": "teleport"}},
-        {"plan": {"layer": [0]}},
-        {"plan": {"layers": [9]}},
-        {"plan": None},
-        {"teacher": {"name": "glyphs"}},
-    ],
-    ids=str,
+    "change", [*({"plan": plan} for plan in PLANS), {"teacher": {"name": "glyphs"}}], ids=str
 )
 def test_bundles_whose_parts_make_no_pair_are_named(tmp_path, change):
     path = save_bundle(tmp_path / "bundle.safetensors", pair_of("copy"), GLYPHS, OTHER)

@@ -193,9 +193,7 @@ def test_a_second_derivative_is_refused(how):
     """It would be wrong: the gradient is made with maps that are constants by then."""
     tensors = [x.requires_grad_(index < 2) for index, x in enumerate(random_qk(1, 1, 4, 3, 3))]
     for x in tensors[:2]:
-        with pytest.raises(
-            RuntimeError, match="first derivatives only.* use atlib.losses.dense_attention_cross_entropy"
-        ):
+        with pytest.raises(RuntimeError, match="dense_attention_cross_entropy"):
             torch.autograd.grad(how(*tensors, *SCALES), x, create_graph=True)
     torch.autograd.grad(dense(*tensors, *SCALES), tensors[0], create_graph=True)
 
@@ -279,15 +277,8 @@ def test_by_blocks_does_not_mind_autocast():
 
 
 def vit_of(seed, **changes):
-    options = {
-        "img_size": 32,
-        "patch_size": 8,
-        "embed_dim": 24,
-        "depth": 2,
-        "num_heads": 3,
-        "num_classes": 5,
-    } | changes
-    return randomise(create_vit(options), seed).eval()
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+    return randomise(create_vit(small | changes), seed).eval()
 
 
 def pair_of(plan, teacher=None, **changes):
@@ -382,12 +373,8 @@ def test_compiled(compiler, how, N):
 def test_a_compiled_pair(compiler, plan):
     pair, images = pair_of(plan, depth=1).double(), random_images(4, 3, 32, 32, dtype=torch.float64)
     expected = gradients(pair, images)
-    assert (
-        largest_difference(
-            gradients(pair, images, torch.compile(pair, fullgraph=True, backend="aot_eager")), expected
-        )
-        <= 1e-10
-    )
+    compiled = torch.compile(pair, fullgraph=True, backend="aot_eager")
+    assert largest_difference(gradients(pair, images, compiled), expected) <= 1e-10
 
 
 # --- several processes

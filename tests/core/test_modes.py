@@ -372,14 +372,8 @@ def test_the_teacher_runs_in_inference_mode_and_the_autocast_dtype(small_vit, wh
 # --- pairs that are kept, mixed, matched
 
 
-ARCHITECTURE = {
-    "img_size": 32,
-    "patch_size": 8,
-    "embed_dim": 24,
-    "depth": 3,
-    "num_heads": 3,
-    "num_classes": 5,
-}
+SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 24}
+ARCHITECTURE = SIZES | {"depth": 3, "num_heads": 3, "num_classes": 5}
 BUNDLES = {
     "layers and heads": (Plan(layers={0: 3, 2: 1}, heads={2: [0, 2]}), {"depth": 4}),
     "merged heads": (Plan(unequal_heads="aggregate", layers=[1]), {"num_heads": 4}),

@@ -62,7 +62,7 @@ def test_maps_share_one_colour_scale():
 
 def test_class_attention_lays_the_class_tokens_row_on_the_grid():
     image = torch.rand(3, 32, 32)
-    picture, *panels = drawn(plot.class_attention(image, MAP, grid=(4, 4), title="where")).axes
+    picture, *panels = drawn(plot.class_token_attention(image, MAP, grid=(4, 4), title="where")).axes
     assert abs(picture.images[0].get_array() - image.permute(1, 2, 0).numpy()).max() < 1e-6
     for head, panel in enumerate(panels):
         shown = panel.images[0].get_array()
@@ -71,7 +71,7 @@ def test_class_attention_lays_the_class_tokens_row_on_the_grid():
                 assert shown[row, column] == pytest.approx(MAP[head, 0, 1 + 4 * row + column].item())
         assert panel.get_title() == f"head {head}\nclass token {MAP[head, 0, 0].item():.2f}"
     assert len({panel.images[0].get_clim() for panel in panels}) == 1
-    wide = drawn(plot.class_attention(image, MAP, grid=(5, 3), prefix_tokens=2)).axes[1]
+    wide = drawn(plot.class_token_attention(image, MAP, grid=(5, 3), prefix_tokens=2)).axes[1]
     assert (
         wide.images[0].get_array().shape == (5, 3) and f"{MAP[0, 0, :2].sum().item():.2f}" in wide.get_title()
     )

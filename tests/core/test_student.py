@@ -275,37 +275,27 @@ def test_the_distilled_deit():
     assert create_student(teacher, 7, native=False, add=("pooling",)).num_prefix_tokens == 2
 
 
+DINOV2, EVA02 = "vit_small_patch14_reg4_dinov2", "eva02_tiny_patch14_224"
+
+
 @pytest.mark.parametrize(
-    "options, message",
+    "name, options, named",
     [
-        ({"drop": ("layerscale",)}, "unknown drop 'layerscale'. Did you mean 'layer_scale'"),
-        ({"native": False, "add": ("register",)}, "unknown add 'register'. Did you mean 'registers'"),
-        ({"drop": "registers"}, "drop='registers': give several components, or a tuple of one"),
-        (
-            {"native": False, "drop": ("registers",)},
-            "with native=False there are none: leave drop out, or take native=True",
-        ),
-        ({"add": ("registers",)}, "with native=True they are all there: leave add out, or take native=False"),
-        (
-            {"drop": ("pre_norm",)},
-            (
-                r"pre_norm of this teacher is that of a standard ViT anyway \(False\); it has of its own:"
-                r" layer_scale, registers, positions"
-            ),
-        ),
-        ({"native": False, "add": ("qk_norm",)}, "qk_norm of this teacher is that of a standard ViT anyway"),
-        ({"native": False, "layer_scale_init": 0.1}, "this student has no layer scale"),
+        (DINOV2, {"drop": ("layerscale",)}, "drop 'layerscale'. Did you mean 'layer_scale'"),
+        (DINOV2, {"native": False, "add": ("register",)}, "add 'register'. Did you mean 'registers'"),
+        (DINOV2, {"drop": "registers"}, "drop='registers'"),
+        (DINOV2, {"native": False, "drop": ("registers",)}, "native=False"),
+        (DINOV2, {"add": ("registers",)}, "native=True"),
+        (DINOV2, {"drop": ("pre_norm",)}, r"pre_norm .*\(False\).* layer_scale, registers, positions"),
+        (DINOV2, {"native": False, "add": ("qk_norm",)}, "qk_norm of this teacher"),
+        (DINOV2, {"native": False, "layer_scale_init": 0.1}, "layer_scale_init=0.1"),
+        (EVA02, {"drop": ("activation",)}, "activation .* drop mlp"),
     ],
     ids=str,
 )
-def test_contradictory_choices(options, message):
-    with pytest.raises(ValueError, match=message):
-        create_student(teacher_of("vit_small_patch14_reg4_dinov2"), 7, **options)
-
-
-def test_the_activation_of_a_gated_eva():
-    with pytest.raises(ValueError, match="activation of an Eva's gated MLP cannot be chosen: drop mlp"):
-        create_student(teacher_of("eva02_tiny_patch14_224"), 7, drop=("activation",))
+def test_contradictory_choices(name, options, named):
+    with pytest.raises(ValueError, match=named):
+        create_student(teacher_of(name), 7, **options)
 
 
 def test_a_teacher_that_does_not_pool():
@@ -316,10 +306,7 @@ def test_a_teacher_that_does_not_pool():
 
 
 def test_what_cannot_be_read_off_is_refused_and_not_dropped():
-    with pytest.raises(
-        ValueError,
-        match="has a HybridEmbed, whose arguments cannot be read off it; build the student with create_vit",
-    ):
+    with pytest.raises(ValueError, match="HybridEmbed"):
         create_student(create_vit("vit_tiny_r_s16_p8_224", depth=2), 7)
     mixed = create_vit(SMALL)
     mixed.blocks[1].mlp.act = nn.ReLU()
@@ -327,9 +314,7 @@ def test_what_cannot_be_read_off_is_refused_and_not_dropped():
         create_student(mixed, 7)
     odd = create_vit(SMALL)
     odd.blocks[1].norm1 = nn.LayerNorm(24, bias=False)
-    with pytest.raises(
-        ValueError, match=r"other weights: blocks.1.norm1.bias: teacher none, student \(24,\)"
-    ):
+    with pytest.raises(ValueError, match=r"blocks.1.norm1.bias: teacher none, student \(24,\)"):
         create_student(odd, 7)
     with pytest.raises(ValueError, match="other weights: blocks.0.extra: teacher"):
         more = create_vit(SMALL)

@@ -1,5 +1,7 @@
 """What cannot be walked faithfully is refused by name and with the reason, instead of being walked wrongly."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
@@ -8,7 +10,6 @@ from timm.models.vision_transformer import (
     Block,
     DiffParallelScalingBlock,
     ParallelScalingBlock,
-    ParallelThingsBlock,
     ResPostBlock,
     VisionTransformer,
 )
@@ -29,30 +30,57 @@ def refused(model, *words, images=(1, 3, 32, 32)):
     assert "cannot walk" in message
 
 
-@pytest.mark.parametrize(
-    "block, reason",
-    [
-        (ParallelScalingBlock, "attention and MLP side by side"),
-        (ParallelThingsBlock, "several attention branches"),
-        (ResPostBlock, "normalises after"),
-        (DiffParallelScalingBlock, "subtracts two attention maps"),
-    ],
-)
-def test_other_blocks(block, reason):
-    refused(create_vit(SMALL | {"embed_dim": 48}, block_fn=block), "layer 0", block.__name__, reason)
+def eva(**options):
+    return Eva(**SMALL | {"use_rot_pos_emb": True} | options)
 
 
-def test_differential_attention():
-    refused(
-        create_vit(SMALL | {"embed_dim": 48}, attn_layer="diff"),
-        "layer 0",
-        "DiffAttention",
-        "subtracts two attention maps",
-    )
+WIDE = SMALL | {"embed_dim": 48}
+BLOCKS = {
+    "ParallelScalingBlock": (partial(create_vit, WIDE, block_fn=ParallelScalingBlock), "side by side"),
+    "ParallelThingsBlock": (partial(create_vit, "vit_small_patch16_18x2_224", depth=2), "several attention"),
+    "ResPostBlock": (partial(create_vit, WIDE, block_fn=ResPostBlock), "normalises after"),
+    "DiffParallelScalingBlock": (
+        partial(create_vit, WIDE, block_fn=DiffParallelScalingBlock),
+        "subtracts two",
+    ),
+    "DiffAttention": (partial(create_vit, WIDE, attn_layer="diff"), "subtracts two attention maps"),
+    "EvaBlockPostNorm": (partial(eva, use_post_norm=True), "normalises after attention"),
+}
 
 
-def test_a_published_parallel_model():
-    refused(create_vit("vit_small_patch16_18x2_224", depth=2), "ParallelThingsBlock")
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_other_blocks(kind):
+    build, reason = BLOCKS[kind]
+    refused(build(), "layer 0", kind, reason)
+
+
+both_families = pytest.mark.parametrize("build", [partial(create_vit, SMALL), eva], ids=["ViT", "Eva"])
+both_parts = pytest.mark.parametrize("part", ["block", "attention"])
+
+
+@both_families
+@both_parts
+def test_a_forward_replaced_on_one_layer(build, part):
+    vit = build()
+    target = vit.blocks[1] if part == "block" else vit.blocks[1].attn
+    target.forward = lambda x, **options: x
+    refused(vit, "layer 1", f"{type(target).__name__}.forward was replaced")
+
+
+@both_families
+@both_parts
+def test_a_forward_replaced_for_a_class(monkeypatch, build, part):
+    vit = build()
+    kind = type(vit.blocks[0] if part == "block" else vit.blocks[0].attn)
+    monkeypatch.setattr(kind, "forward", lambda self, x, **options: x)
+    refused(vit, "layer 0", f"{kind.__name__}.forward was replaced")
+
+
+@pytest.mark.parametrize("kind", [VisionTransformer, Eva])
+@pytest.mark.parametrize("method", ["forward", "forward_features"])
+def test_a_subclass_with_its_own_forward(kind, method):
+    own = type("Rewritten", (kind,), {method: lambda self, x, **options: x})
+    refused(own(**SMALL), "Rewritten", f"its own {method}")
 
 
 @pytest.mark.parametrize(
@@ -107,26 +135,6 @@ def test_distilled_training_mode():
     walk(vit.eval(), random_images(1, 3, 32, 32))  # in evaluation it is an ordinary ViT
 
 
-@pytest.mark.parametrize("part", ["block", "attention"])
-def test_a_forward_replaced_on_one_layer(part):
-    vit = create_vit(SMALL)
-    target = vit.blocks[1] if part == "block" else vit.blocks[1].attn
-    target.forward = lambda x, **options: x
-    refused(vit, "layer 1", f"{type(target).__name__}.forward was replaced")
-
-
-def test_a_forward_replaced_for_all_blocks(monkeypatch):
-    vit = create_vit(SMALL)
-    monkeypatch.setattr(Block, "forward", lambda self, x, **options: x)
-    refused(vit, "layer 0", "Block.forward was replaced")
-
-
-@pytest.mark.parametrize("method", ["forward", "forward_features"])
-def test_a_subclass_with_its_own_forward(method):
-    own = type("Rewritten", (VisionTransformer,), {method: lambda self, x, **options: x})
-    refused(own(**SMALL), "Rewritten", f"its own {method}")
-
-
 def test_subclasses_of_the_parts():
     class Half(Block):
         def forward(self, x, **options):
@@ -169,36 +177,6 @@ def test_the_mode_of_a_student_is_looked_at_in_every_walk():
     student.set_distilled_training()
     with pytest.raises(Unwalkable, match="distilled_training"):
         pair.train()(random_images(1, 3, 32, 32))
-
-
-def eva(**options):
-    return Eva(**SMALL | {"use_rot_pos_emb": True} | options)
-
-
-def test_eva_blocks_that_normalise_afterwards():
-    refused(eva(use_post_norm=True), "layer 0", "EvaBlockPostNorm", "normalises after attention")
-
-
-@pytest.mark.parametrize("part", ["block", "attention"])
-def test_a_forward_replaced_on_one_eva_layer(part):
-    vit = eva()
-    target = vit.blocks[1] if part == "block" else vit.blocks[1].attn
-    target.forward = lambda x, **options: x
-    refused(vit, "layer 1", f"{type(target).__name__}.forward was replaced")
-
-
-@pytest.mark.parametrize("part", ["block", "attention"])
-def test_a_forward_replaced_for_a_class_of_eva(monkeypatch, part):
-    vit = eva()
-    kind = type(vit.blocks[0] if part == "block" else vit.blocks[0].attn)
-    monkeypatch.setattr(kind, "forward", lambda self, x, **options: x)
-    refused(vit, "layer 0", f"{kind.__name__}.forward was replaced")
-
-
-@pytest.mark.parametrize("method", ["forward", "forward_features"])
-def test_a_subclass_of_eva_with_its_own_forward(method):
-    own = type("Rewritten", (Eva,), {method: lambda self, x, **options: x})
-    refused(own(**SMALL), "Rewritten", f"its own {method}")
 
 
 def test_another_attention_class_in_eva():

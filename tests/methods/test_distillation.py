@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from atlib import create_vit
+from atlib.methods.attndistill import AttnDistill
 from atlib.methods.distillation import Distillation, FeatureDistillation, LogitDistillation
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.recipe import Recipe
@@ -23,6 +24,8 @@ KINDS = {
     "hard": lambda teacher, student: LogitDistillation(teacher, student, hard=True),
 }
 all_kinds = pytest.mark.parametrize("kind", KINDS)
+EVERY_KIND = KINDS | {"class token": AttnDistill}
+every_kind = pytest.mark.parametrize("kind", EVERY_KIND)
 
 
 def images_of(dtype=torch.float64):
@@ -155,10 +158,10 @@ def test_the_teacher_of_features_is_run_no_further_than_needed(small_vit, layers
     assert torch.equal(pair(images_of()).transfer_loss, expected)
 
 
-@all_kinds
+@every_kind
 def test_evaluated_the_student_is_alone(small_vit, kind):
-    pair = KINDS[kind](*models(small_vit)).eval()
-    pair._teacher = (Bomb("the teacher"),)
+    pair = EVERY_KIND[kind](*models(small_vit)).eval()
+    pair._teacher, pair.projector = (Bomb("the teacher"),), Bomb("the projector")
     output = pair(images_of())
     assert (
         torch.equal(output.logits, pair.student(images_of()))
@@ -178,10 +181,10 @@ def test_only_the_student_is_trained(small_vit, kind):
     assert all(p.grad is not None for p in pair.student.parameters())
 
 
-@all_kinds
+@every_kind
 def test_the_teacher_stays_in_eval_mode_and_follows_the_dtype(small_vit, kind):
     teacher, student = small_vit(seed=1, proj_drop_rate=0.5), small_vit(seed=2)
-    pair = KINDS[kind](teacher.train(), student).train()
+    pair = EVERY_KIND[kind](teacher.train(), student).train()
     assert not teacher.training and student.training
     expected = pair(images_of(torch.float32)).transfer_loss
     teacher.train()
@@ -208,52 +211,36 @@ def test_they_train_like_everything_else(glyphs64, kind):
 
 
 @pytest.mark.parametrize(
-    "teacher", [{"depth": 4}, {"embed_dim": 36}, {"reg_tokens": 1}, {"patch_size": 4}], ids=str
-)
-def test_features_that_do_not_correspond(small_vit, teacher):
-    with pytest.raises(
-        ValueError,
-        match=(
-            r"features correspond only in ViTs of the same \(depth, width, .* attention maps can be"
-            r" transferred"
-        ),
-    ):
-        FeatureDistillation(*models(small_vit, **teacher))
-
-
-@pytest.mark.parametrize(
-    "layers, message",
+    "named, teacher, options",
     [
-        ([3], "layer 3, but the depth is 3"),
-        ([], "at least one"),
-        ([-1], "from 0 on"),
-        ({0: 1}, "the same layer of both, so give a list"),
+        ("attention maps", {"depth": 4}, {}),
+        ("attention maps", {"embed_dim": 36}, {}),
+        ("attention maps", {"reg_tokens": 1}, {}),
+        ("attention maps", {"patch_size": 4}, {}),
+        ("layer 3, but the depth is 3", {}, {"layers": [3]}),
+        ("at least one", {}, {"layers": []}),
+        (r"\[-1\]", {}, {"layers": [-1]}),
+        (r"layers=\{0: 1\}", {}, {"layers": {0: 1}}),
     ],
-    ids=str,
 )
-def test_layers_that_do_not_exist(small_vit, layers, message):
-    with pytest.raises(ValueError, match=message):
-        FeatureDistillation(*models(small_vit), layers=layers)
+def test_features_that_do_not_correspond(small_vit, named, teacher, options):
+    with pytest.raises(ValueError, match=named):
+        FeatureDistillation(*models(small_vit, **teacher), **options)
 
 
-def test_a_teacher_of_other_classes(small_vit):
-    with pytest.raises(
-        ValueError, match=r"the student predicts \(3, 5\), the teacher \(3, 7\) .* fine-tune it on them first"
-    ):
+def test_predictions_that_cannot_be_compared(small_vit):
+    with pytest.raises(ValueError, match=r"student predicts \(3, 5\), the teacher \(3, 7\)"):
         LogitDistillation(*models(small_vit, num_classes=7)).train()(images_of())
+    for temperature in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=f"temperature .* {temperature}"):
+            LogitDistillation(*models(small_vit), temperature=temperature)
 
 
-@pytest.mark.parametrize("temperature", [0, -1.0, float("nan")])
-def test_temperatures_above_zero(small_vit, temperature):
-    with pytest.raises(ValueError, match="the temperature must be above 0, got"):
-        LogitDistillation(*models(small_vit), temperature=temperature)
-
-
-@all_kinds
+@every_kind
 def test_one_model_cannot_teach_itself(small_vit, kind):
     vit = small_vit()
     with pytest.raises(ValueError, match="same object"):
-        KINDS[kind](vit, vit)
+        EVERY_KIND[kind](vit, vit)
 
 
 def test_features_need_models_that_can_be_walked(small_vit):
