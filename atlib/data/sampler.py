@@ -1,7 +1,7 @@
 """Which image goes into which step of which process: one order for any number of processes, found again in
 the middle of an epoch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -52,6 +52,19 @@ class TrainingData(Protocol):
     def __len__(self) -> int: ...
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]: ...
+
+
+class EvaluationData(Protocol):
+    """What `atlib.train.evaluate` takes, such as `Images` and `Photos`: labelled images in an order of their own,
+    as evaluation sees them."""
+
+    targets: Tensor
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]: ...
+
+    def loader(self, batch_size: int) -> Iterable[tuple[Tensor, Tensor]]: ...
 
 
 def steps_per_epoch(count: int, batch_size: int) -> int:

@@ -170,7 +170,7 @@ class CheckpointManager:
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
         for name in self.free:
             then.pop(name, None), now.pop(name, None)
-        changed = changes(then, json.loads(json.dumps(now)))
+        changed = differences(then, json.loads(json.dumps(now)))
         if changed:
             raise ValueError(
                 f"the run in {self.folder} was started otherwise: {'; '.join(changed)}. "
@@ -250,13 +250,13 @@ def damage_of(path: Path) -> str | None:
     return None
 
 
-def changes(then: Mapping, now: Mapping, prefix: str = "") -> list[str]:
+def differences(then: Mapping, now: Mapping, prefix: str = "") -> list[str]:
     """Where two nested mappings of JSON values differ, one sentence each: "recipe.lr was 0.1 and is 0.2"."""
     found = []
     for name in sorted({*then, *now}):
         left, right = then.get(name), now.get(name)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            found += changes(left, right, f"{prefix}{name}.")
+            found += differences(left, right, f"{prefix}{name}.")
         elif left != right:
             found.append(f"{prefix}{name} was {left!r} and is {right!r}")
     return found

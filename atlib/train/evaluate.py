@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from atlib.data.images import Images
+from atlib.data.sampler import EvaluationData
 from atlib.train.objectives import outputs
 
 
@@ -19,7 +19,7 @@ class Evaluation(NamedTuple):
     count: int
 
 
-def predict(model: nn.Module, images: Images, batch_size: int = 500) -> Tensor:
+def predict(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> Tensor:
     """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the
     mode it was in."""
     device = next(model.parameters()).device
@@ -36,7 +36,7 @@ def predict(model: nn.Module, images: Images, batch_size: int = 500) -> Tensor:
     return torch.cat(parts)
 
 
-def evaluate(model: nn.Module, images: Images, batch_size: int = 500) -> Evaluation:
+def evaluate(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> Evaluation:
     """Accuracy and loss of `model` on `images`.
 
     Raises `ValueError` when the model has fewer outputs than there are classes, and for logits that are NaN.
@@ -57,13 +57,12 @@ def evaluate(model: nn.Module, images: Images, batch_size: int = 500) -> Evaluat
     )
 
 
-def evaluate_together(model: nn.Module, images: Images, batch_size: int = 500) -> Evaluation:
+def evaluate_together(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> Evaluation:
     """`evaluate`, with the images divided among the processes that Accelerate has started; on one process it
     is `evaluate`.
 
     Every process must call it, and gets the result for all images. Each image is counted once: none is
-    repeated to fill up a batch. Takes anything with a length, `targets` and `take`. Raises as `evaluate`
-    does.
+    repeated to fill up a batch. Raises as `evaluate` does.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
@@ -111,6 +110,6 @@ def _check_labels(labels: Tensor, logits: Tensor) -> None:
         )
 
 
-def shift_accuracies(model: nn.Module, sets: dict[str, Images]) -> dict[str, float]:
+def shift_accuracies(model: nn.Module, sets: dict[str, EvaluationData]) -> dict[str, float]:
     """Accuracy of a model on every set, by the set's name."""
     return {name: evaluate(model, images).accuracy for name, images in sets.items()}

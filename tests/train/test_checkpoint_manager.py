@@ -18,7 +18,7 @@ import torch
 from atlib import AttentionTransfer, Plan
 from atlib.data import crop_and_flip
 from atlib.train import NonFiniteLoss, Preempted, student_loss, train
-from atlib.train.checkpoint_manager import CheckpointError, CheckpointManager, changes, damage_of, digest
+from atlib.train.checkpoint_manager import CheckpointError, CheckpointManager, damage_of, differences, digest
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
 from tests.helpers import same, state_of, tiny
@@ -163,12 +163,12 @@ def test_another_number_of_processes_is_refused(glyphs64, tmp_path):
         kept_run(glyphs64, tmp_path)
 
 
-def test_changes_by_hand():
-    assert changes({"a": 1, "b": {"c": None, "d": 2}}, {"a": 1, "b": {"c": 3, "d": 2}, "e": "x"}) == [
+def test_differences_by_hand():
+    assert differences({"a": 1, "b": {"c": None, "d": 2}}, {"a": 1, "b": {"c": 3, "d": 2}, "e": "x"}) == [
         "b.c was None and is 3",
         "e was None and is 'x'",
     ]
-    assert changes({"a": {"b": [1]}}, {"a": {"b": [1]}}) == []
+    assert differences({"a": {"b": [1]}}, {"a": {"b": [1]}}) == []
 
 
 # --- damage
