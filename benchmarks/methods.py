@@ -22,7 +22,7 @@ CLASSES = 1000
 
 
 class Method(NamedTuple):
-    """title: for the table; build: (teacher, student) -> module; least: Shape -> fewest FLOPs per image."""
+    """title: for the table; build: (teacher, student) -> module; least: Shape -> the fewest FLOPs per image."""
 
     title: str
     build: Callable[[VisionTransformer, VisionTransformer], nn.Module]

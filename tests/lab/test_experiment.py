@@ -379,7 +379,6 @@ def test_jobs_have_names_for_their_files():
     assert Place("s", None, "r", "w").work == "w"
 
 
-@pytest.mark.slow
 def test_runs_side_by_side_use_one_thread_each(tmp_path):
     run_each(mark, [(tmp_path, name) for name in "ab"], jobs=2)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "1", "b": "1"}
