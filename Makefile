@@ -41,9 +41,9 @@ faults: set-up  ## kill a small run 20 times with kill -9, also while it saves, 
 	@ATLIB_KILLS=20 $(PYTEST) tests/train/test_faults.py
 
 lint: set-up  ## check style (ruff) and types (ty)
-	@$(RUN) -m ruff check --quiet
-	@$(RUN) -m ruff format --check --quiet
-	@$(RUN) -m ty check --quiet --python $(VENV)
+	@$(RUN) -m ruff check
+	@$(RUN) -m ruff format --check
+	@$(RUN) -m ty check --python $(VENV)
 
 format: set-up  ## put the code into the form that `make lint` asks for
 	@$(RUN) -m ruff check --quiet --fix

@@ -88,6 +88,12 @@ def run(source: Path, limit: int) -> tuple[Path, NotebookNode, float, Exception 
     return source, notebook, time.monotonic() - start, error
 
 
+def stop(number, frame) -> None:
+    """Ctrl-C and SIGTERM end the build as `kill -9` does: at once. The kernels end when they miss it."""
+    os.write(1, b"\nStopped. What has run is kept: the next build goes on from there.\n")
+    os._exit(128 + number)
+
+
 def execute(
     sources: list[Path], folder: Path, limit: int, jobs: int = 2, seconds=None, still_valid=lambda: True
 ) -> list[Path]:
@@ -104,9 +110,8 @@ def execute(
         print(
             f"{len(sources) - len(todo)} of {len(sources)} notebooks and pages have run already", flush=True
         )
-    # SIGTERM ends the build as Ctrl-C does, with its kernels. (After kill -9 they notice by themselves.)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     failed = []
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     # Threads, because a thread here only waits for its kernel, which is a process.
     with ThreadPool(jobs) as pool:
         results = pool.imap_unordered(lambda source: run(source, limit), todo)
@@ -120,6 +125,8 @@ def execute(
             bundle = CacheBundleIn(notebook, str(source), data={"execution_seconds": took})
             cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
             print(f"{source.stem}: {took:.0f} s ({count} of {len(todo)})", flush=True)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     return failed
 
 
