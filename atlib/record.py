@@ -18,7 +18,7 @@ from statistics import mean, stdev
 
 import torch
 
-from atlib._util import write_atomically
+from atlib._util import require_known, write_atomically
 
 SCHEMA = 1  # written into every record; another number: other fields, or another meaning of one
 KINDS = ("run", "trial", "teacher")
@@ -128,10 +128,14 @@ def read_records(
 def find_record(
     experiment: str, method: str, seed: int = 0, scale: str | None = "built-in", results: Path | None = None
 ) -> Record:
-    """One reported run. Raises `FileNotFoundError` where it is not recorded."""
-    for record in read_records(experiment, scale, results=results):
+    """One reported run. Raises `FileNotFoundError` where it is not recorded, and `ValueError` for a method that
+    the others of its file do not have."""
+    runs = read_records(experiment, scale, results=results)
+    for record in runs:
         if (record.method, record.seed) == (method, seed):
             return record
+    if runs:
+        require_known("method", method, sorted({record.method for record in runs}))
     raise FileNotFoundError(
         f"{records_file(experiment, scale, results)} has no run of {method!r} with seed {seed}:"
         f" `python -m atlib experiment {experiment}` writes it"

@@ -171,9 +171,10 @@ def test_records_of_one_kind_by_method_seed_and_trial(tmp_path, good):
     assert read_records("transfer", "s", "teacher", tmp_path) == [teacher]
     assert read_records("transfer", "elsewhere", results=tmp_path) == []
     assert find_record("transfer", "b c", 10, "s", tmp_path) == runs[3]
-    for missing in (("b c", 3), ("teacher", 3)):  # no run
-        with pytest.raises(FileNotFoundError, match=f"s.jsonl has no run of '{missing[0]}' with seed 3"):
-            find_record("transfer", *missing, "s", tmp_path)
+    with pytest.raises(FileNotFoundError, match="s.jsonl has no run of 'b c' with seed 3"):
+        find_record("transfer", "b c", 3, "s", tmp_path)
+    with pytest.raises(ValueError, match="'b-c'.* 'b c'"):
+        find_record("transfer", "b-c", 2, "s", tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere.json"):
         read_record(tmp_path / "nowhere.json")
 
