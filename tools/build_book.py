@@ -66,7 +66,7 @@ def run_notebooks(jobs: int) -> None:
     key = outputs_depend_on()
     forget_stale_outputs(key)
     limit = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["execute"]["timeout"]
-    measured = {record.method: record.seconds for record in read_records(ROOT / "results" / "notebooks")}
+    measured = {record.method: record.seconds for record in read_records("notebooks", None)}
     failed = execute.execute(
         execute.with_code(pages()), OUTPUTS, limit, jobs, measured, lambda: outputs_depend_on() == key
     )
