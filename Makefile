@@ -6,6 +6,8 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 # Extra arguments, e.g. make test ARGS="tests/core/test_walk.py -x"
 ARGS ?=
+# Processes of `make test` and `make book` that run at a time, each with one thread.
+JOBS ?= 2
 
 # What the surroundings must not decide. Colab sets PYTHONPATH; a matplotlib back end set for a terminal would
 # keep figures out of the notebooks; a kernel named python3 in the user's home would run the notebooks elsewhere.
@@ -13,8 +15,11 @@ unexport PYTHONPATH PYTHONHOME MPLBACKEND
 export PYTHONNOUSERSITE = 1
 export JUPYTER_PREFER_ENV_PATH = 1
 
+# One thread a process: the tests' models are small, and JOBS processes run side by side.
+PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=agg $(RUN) -m pytest
+
 .DEFAULT_GOAL := help
-.PHONY: help set-up book test faults notebooks results measure benchmarks lock repository clean
+.PHONY: help set-up book test pages faults lint format notebooks results measure benchmarks lock repository clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -24,13 +29,25 @@ set-up:  ## make .venv from requirements.lock; every other target does it when n
 	@$(PYTHON) tools/bootstrap.py $(VENV)
 
 book: set-up  ## run every notebook and build the book in _build/html, warnings are errors
-	@$(RUN) tools/build_book.py
+	@$(RUN) -m tools.build_book --jobs $(JOBS)
 
-test: set-up  ## run the test suite; ARGS="..." goes to pytest
-	@MPLBACKEND=agg $(RUN) -m pytest $(ARGS)
+test: set-up  ## run the test suite; ARGS="..." goes to pytest, e.g. ARGS="-m 'not slow'"
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(ARGS)
+
+pages: set-up  ## test the pages of the built book in a headless Chromium
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/pages
 
 faults: set-up  ## kill a small run 20 times with kill -9, also while it saves, and compare the bits
-	@ATLIB_KILLS=20 MPLBACKEND=agg $(RUN) -m pytest tests/train/test_faults.py
+	@ATLIB_KILLS=20 $(PYTEST) tests/train/test_faults.py
+
+lint: set-up  ## check style (ruff) and types (ty)
+	@$(RUN) -m ruff check --quiet
+	@$(RUN) -m ruff format --check --quiet
+	@$(RUN) -m ty check --quiet --python $(VENV)
+
+format: set-up  ## put the code into the form that `make lint` asks for
+	@$(RUN) -m ruff check --quiet --fix
+	@$(RUN) -m ruff format --quiet
 
 notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py
@@ -38,7 +55,7 @@ notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 results: set-up  ## repeat the built-in experiments where records are missing (about 10 hours for all on 2 cores)
 	@for name in transfer distillation family averages layers pairs pretraining long-tail components sizes pool shifts shifts-pool shifts-pairs shifts-averages shifts-layers shifts-distillation shifts-components shifts-sizes shifts-pretraining comparison class-groups; do $(RUN) -m atlib experiment $$name --jobs 2 || exit 1; done
 
-measure: set-up  ## measure seconds and memory of every notebook into results/notebooks; needs an idle machine
+measure: set-up  ## measure seconds and memory of every notebook into results/notebooks.jsonl; needs an idle machine
 	@$(RUN) tools/measure_notebooks.py
 
 benchmarks: set-up  ## time a walk, the transfer steps and the import, as ratios within one run
@@ -56,4 +73,4 @@ repository: set-up  ## set the repository's address everywhere: make repository 
 	@$(RUN) tools/notebooks.py
 
 clean:  ## remove the built book and the caches, keep .venv
-	rm -rf _build .pytest_cache .hypothesis *.egg-info build
+	rm -rf _build .pytest_cache .ruff_cache .hypothesis *.egg-info build

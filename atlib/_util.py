@@ -2,8 +2,9 @@
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,15 @@ def require_known(kind: str, name: object, known: Iterable[str]) -> None:
     close = difflib.get_close_matches(str(name), known)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(map(repr, known))}.")
+
+
+def check_fields(value: object, rules: Iterable[tuple[Iterable[str], Callable[[Any], bool], str]]) -> None:
+    """Raise `ValueError` naming the first field of `value` that is not as it must be; rules: (names of fields,
+    whether a value fits, what is said of one that does not)."""
+    for names, fits, says in rules:
+        for name in names:
+            if not fits(found := getattr(value, name)):
+                raise ValueError(f"{type(value).__name__}({name}={found!r}): {name} {says}")
 
 
 def write_atomically(path: Path, content: bytes) -> Path:

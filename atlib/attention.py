@@ -73,13 +73,14 @@ def see(
     is None, whatever would have replaced it. Raises `ValueError` for a replacement of the wrong shape;
     `layer` is for that message.
     """
-    _check_instead(instead, len(x), attn.num_heads, x.shape[1], head_width(attn), layer)
+    width = head_width(attn)
+    _check_instead(instead, len(x), attn.num_heads, x.shape[1], width, layer)
     whole = instead.heads is None
     known = (
         instead if whole else Instead()
     )  # with some heads replaced the layer's own are needed for the others
     used = ("" if known.map is not None else "qk") + ("v" if values else "")
-    own = _project(attn, x, "".join(name for name in used if getattr(known, name) is None))
+    own = _project(attn, x, "".join(name for name in used if getattr(known, name) is None), width)
     parts = {
         name: _finish(attn, name, own[name], rope) if name in own else getattr(known, name) for name in used
     }
@@ -111,9 +112,9 @@ def head_width(attn: nn.Module) -> int:
     return attn.head_dim if hasattr(attn, "head_dim") else round(attn.scale**-2)
 
 
-def _project(attn: nn.Module, x: Tensor, needed: str) -> dict[str, Tensor]:
-    """The projections of x (B, N, D) named in `needed`, letters of "qkv": each (B, heads, N, d), before norms
-    and rotation.
+def _project(attn: nn.Module, x: Tensor, needed: str, width: int) -> dict[str, Tensor]:
+    """The projections of x (B, N, D) named in `needed`, letters of "qkv": each (B, heads, N, d = width),
+    before norms and rotation.
 
     Only here it matters in which form timm keeps them: three projections (`EvaAttention`, `AttentionRope`),
     or one joint projection with its bias (`Attention`, `AttentionRope`) or with the biases beside it, k's a
@@ -122,12 +123,12 @@ def _project(attn: nn.Module, x: Tensor, needed: str) -> dict[str, Tensor]:
     if attn.qkv is None:
         flat = {name: getattr(attn, f"{name}_proj")(x) for name in needed}
     else:
-        flat = _project_jointly(attn, x, needed)
-    return {name: part.unflatten(-1, (-1, head_width(attn))).transpose(1, 2) for name, part in flat.items()}
+        flat = _project_jointly(attn, x, needed, attn.num_heads * width)
+    return {name: part.unflatten(-1, (-1, width)).transpose(1, 2) for name, part in flat.items()}
 
 
-def _project_jointly(attn: nn.Module, x: Tensor, needed: str) -> dict[str, Tensor]:
-    joint, width = attn.qkv, attn.num_heads * head_width(attn)
+def _project_jointly(attn: nn.Module, x: Tensor, needed: str, rows_each: int) -> dict[str, Tensor]:
+    joint = attn.qkv
     beside = (
         None if getattr(attn, "q_bias", None) is None else torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
     )
@@ -144,7 +145,7 @@ def _project_jointly(attn: nn.Module, x: Tensor, needed: str) -> dict[str, Tenso
     flat = {}
     for run in [needed] if needed in "qkv" else needed:  # neighbouring rows in one product
         if run:
-            rows = slice("qkv".index(run[0]) * width, ("qkv".index(run[-1]) + 1) * width)
+            rows = slice("qkv".index(run[0]) * rows_each, ("qkv".index(run[-1]) + 1) * rows_each)
             together = F.linear(x, joint.weight[rows], None if bias is None else bias[rows])
             flat |= zip(run, together.chunk(len(run), -1))
     return flat

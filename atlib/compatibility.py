@@ -185,7 +185,7 @@ def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
     )
     return [
         f"native components ({named}; a student without its teacher's components can fall below training from"
-        " scratch, arXiv 2605.07191: build it with atlib.student.create_student(teacher, num_classes), or"
+        " scratch, arXiv 2605.07191: build it with atlib.create_student(teacher, num_classes), or"
         " ask for the mismatch with Plan(mismatched=True))"
     ]
 

@@ -110,7 +110,8 @@ def resample(map: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) ->
     the map. An extension of `resample_class_attention` to full maps; ours.
     """
     _check_map(map)
-    grid_from, grid_to = _check_grids(map.shape[-1], grid_from, grid_to, prefix_tokens)
+    grid_from = check_grid(map.shape[-1], grid_from, prefix_tokens, "grid_from")
+    grid_to = _sides(grid_to, "grid_to")
     if grid_from == grid_to:
         return map
     n = prefix_tokens
@@ -138,7 +139,8 @@ def resample_class_attention(
     """
     if attention.ndim != 3:
         raise ValueError(f"class attention is (B, H, tokens), got {tuple(attention.shape)}")
-    grid_from, grid_to = _check_grids(attention.shape[-1], grid_from, grid_to, prefix_tokens)
+    grid_from = check_grid(attention.shape[-1], grid_from, prefix_tokens, "grid_from")
+    grid_to = _sides(grid_to, "grid_to")
     if grid_from == grid_to:
         return attention
     return _resample_keys(attention.unsqueeze(2), grid_from, grid_to, prefix_tokens).squeeze(2)
@@ -210,20 +212,24 @@ def _check_map(map: Tensor, name: str = "a map") -> None:
         raise ValueError(f"{name} is (B, H, N, N), got {tuple(map.shape)}")
 
 
-def _check_grids(N: int, grid_from: Grid, grid_to: Grid, prefix_tokens: int) -> tuple[Grid, Grid]:
-    grids = tuple(grid_from), tuple(grid_to)
-    for name, grid in zip(("grid_from", "grid_to"), grids):
-        if len(grid) != 2 or any(
-            isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in grid
-        ):
-            raise ValueError(
-                f"{name}={grid}: a patch grid is two whole numbers from 1 on, down and across, such as"
-                " (14, 14)"
-            )
-    (down, across), patches = grids[0], N - prefix_tokens
-    if prefix_tokens < 0 or down * across != patches:
+def check_grid(tokens: int, grid: Grid, prefix_tokens: int, name: str = "grid") -> Grid:
+    """`grid` as a tuple. Raises `ValueError` unless `tokens` are `prefix_tokens` and its patches, at least one."""
+    down, across = grid = _sides(grid, name)
+    if prefix_tokens < 0 or down * across != tokens - prefix_tokens:
         raise ValueError(
-            f"grid_from={grids[0]} has {down} x {across} = {down * across} patches, but {N} tokens less "
-            f"{prefix_tokens} prefix tokens are {patches}"
+            f"{name}={grid} has {down} x {across} = {down * across} patches, but {tokens} tokens less"
+            f" {prefix_tokens} prefix tokens are {tokens - prefix_tokens}; a timm ViT has patch_embed.grid_size"
+            " and num_prefix_tokens"
         )
-    return grids
+    return grid
+
+
+def _sides(grid: Grid, name: str) -> Grid:
+    grid = tuple(grid)
+    if len(grid) != 2 or any(
+        isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in grid
+    ):
+        raise ValueError(
+            f"{name}={grid}: a patch grid is two whole numbers from 1 on, down and across, such as (14, 14)"
+        )
+    return grid

@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 
 from atlib._util import require_known
+from atlib.maps import AVERAGES
 
 WHAT = ("map", "q", "k", "v")
 HOW = ("copy", "distill")
-AVERAGES = ("examples", "layers", "heads", "queries")
 UNEQUAL_HEADS = ("aggregate", "average", "learn")
 
 Layers = tuple[int, ...] | tuple[tuple[int, int], ...] | None
@@ -32,7 +32,9 @@ class Plan:
 
     What to do where the two differ; each is refused when it is not asked for. `unequal_heads`: "aggregate"
     (softmax of the summed log-maps over T = 10, AttnDistill, arXiv 2210.00944), "average", or, to distill,
-    "learn" (a matrix M with MSE(p_t, M p_s), as in lightweight MAE distillation, arXiv 2205.14443).
+    "learn" (a matrix M of each layer under MSE(p_t, M p_s): a variant of this project's own. The
+    published one, distilled MAE of arXiv 2205.14443, is a squared error of attention *logits*, before the
+    softmax, in the last layer alone and with weight 1; that form is not in the library).
     `unequal_grid`: "resample" the teacher's maps to the student's patches. `unequal_prefix`: "drop" registers
     and distillation token and renormalise the rows. `mismatched=True`: accept other components than the
     teacher's (see `atlib.student`, and arXiv 2605.07191 for why they matter).
@@ -95,14 +97,6 @@ class Plan:
                 "unequal_heads='learn' trains a matrix against the teacher's maps, so it can only distill:"
                 " use how='distill', or 'aggregate' or 'average' to copy"
             )
-
-    @property
-    def needs_maps(self) -> bool:
-        """Whether the teacher's maps must be written out, (N, N) a head, because something is done to them."""
-        return any(
-            each is not None
-            for each in (self.average, self.unequal_heads, self.unequal_grid, self.unequal_prefix)
-        )
 
     def layers_of(self, depth: int) -> tuple[int, ...]:
         """The student's layers that take part, for a student of this depth. Raises `ValueError` when one of

@@ -53,7 +53,7 @@ def maps(map: Tensor, title: str = "", names: Sequence[str] = ()) -> Figure:
     return _done(figure)
 
 
-def class_attention(
+def class_token_attention(
     image: Tensor, map: Tensor, grid: tuple[int, int], prefix_tokens: int = 1, title: str = ""
 ) -> Figure:
     """Where the class token looks: an image (3, height, width) beside its row of each head's map (H, N, N),

@@ -1,5 +1,6 @@
-"""One JSON file per run: what was run, on what, and what came out."""
+"""What was run, on what, and what came out: a record a run, one a line in the file of its experiment and scale."""
 
+import fcntl
 import json
 import math
 import os
@@ -8,7 +9,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +20,9 @@ import torch
 
 from atlib._util import write_atomically
 
+SCHEMA = 1  # written into every record; another number: other fields, or another meaning of one
+KINDS = ("run", "trial", "teacher")
+
 
 @dataclass(frozen=True)
 class Record:
@@ -25,7 +30,8 @@ class Record:
     is one).
 
     `results` are the figures the book reads; `history` one dict per pass over the data; `config` all that is
-    needed to repeat the run; `about` versions, device, threads, commit.
+    needed to repeat the run; `about` versions, device, threads, commit. kind: "run" for what is reported,
+    "trial" for one of the tuning (`trial`: its index), "teacher" for a teacher's pre-training.
     """
 
     experiment: str
@@ -37,6 +43,13 @@ class Record:
     seconds: float
     peak_memory_mb: float
     about: dict
+    kind: str = "run"
+    trial: int | None = None
+
+    @property
+    def key(self) -> tuple:
+        """What tells it apart from the other records of its file."""
+        return self.kind, self.method, self.seed, self.trial
 
 
 FIELDS = {
@@ -49,15 +62,18 @@ FIELDS = {
     "seconds": (int, float),
     "peak_memory_mb": (int, float),
     "about": dict,
+    "kind": str,
+    "trial": (int, type(None)),
 }
 ABOUT = ("python", "torch", "timm", "atlib", "device", "threads", "commit", "date")
 
 
+# --- One record, as a file of its own ---
+
+
 def write_record(path: str | Path, record: Record) -> Path:
     """Write a record atomically. Raises `ValueError`, before anything is written, when it breaks the schema."""
-    values = asdict(record)
-    _check(values, "this record")
-    return write_atomically(Path(path), (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
+    return write_atomically(Path(path), (_json(record, indent=1) + "\n").encode())
 
 
 def read_record(path: str | Path) -> Record:
@@ -66,20 +82,81 @@ def read_record(path: str | Path) -> Record:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
+    return _parsed(path.read_bytes(), str(path))
+
+
+# --- The records of an experiment at a scale: results/EXPERIMENT/SCALE.jsonl, one a line ---
+
+
+def records_file(experiment: str, scale: str | None = "built-in", results: Path | None = None) -> Path:
+    """Where an experiment's records are: below `results`, by default the book's. scale: None for what has
+    none, "notebooks" and "benchmarks"."""
+    results = results_folder() if results is None else results
+    return results / f"{experiment}.jsonl" if scale is None else results / experiment / f"{scale}.jsonl"
+
+
+def add_record(path: str | Path, record: Record) -> Path:
+    """Add a record to a file of records, in place of the one with the same key where there is one.
+
+    At every moment the old file or the whole new one is there; of several processes one writes at a time.
+    Raises `ValueError` when the record breaks the schema, and `OSError` naming a line that is damaged, before
+    anything is written.
+    """
+    path, line = Path(path), _json(record).encode()
+    with _only_writer(path.parent):
+        lines = {found.key: raw for raw, found in _lines(path)} | {record.key: line}
+        return write_atomically(path, b"\n".join(lines.values()) + b"\n")
+
+
+def read_file(path: str | Path) -> list[Record]:
+    """All records of a file, as they stand there; none where there is no file yet. Raises `OSError` naming a
+    line that is cut off or breaks the schema."""
+    return [record for _, record in _lines(Path(path))]
+
+
+def read_records(
+    experiment: str, scale: str | None = "built-in", kind: str = "run", results: Path | None = None
+) -> list[Record]:
+    """An experiment's records of one kind, by method, seed and trial; none where it has not been run.
+
+    kind: one of `KINDS`. results: the folder of the records, by default the book's.
+    """
+    found = (record for record in read_file(records_file(experiment, scale, results)) if record.kind == kind)
+    return sorted(found, key=lambda record: (record.method, record.seed, record.trial or 0))
+
+
+def find_record(
+    experiment: str, method: str, seed: int = 0, scale: str | None = "built-in", results: Path | None = None
+) -> Record:
+    """One reported run. Raises `FileNotFoundError` where it is not recorded."""
+    for record in read_records(experiment, scale, results=results):
+        if (record.method, record.seed) == (method, seed):
+            return record
+    raise FileNotFoundError(
+        f"{records_file(experiment, scale, results)} has no run of {method!r} with seed {seed}:"
+        f" `python -m atlib experiment {experiment}` writes it"
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
+    lines, seen = path.read_bytes().splitlines() if path.exists() else [], {}
+    for number, line in enumerate(lines, start=1):
+        record = _parsed(line, f"{path}, line {number},")
+        if (first := seen.setdefault(record.key, number)) != number:  # as a merge by hand leaves them
+            raise OSError(f"{path}, line {number}, is of the same run as line {first}: keep one of them")
+        yield line, record
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """One process at a time: the folder is locked, for the file itself is replaced by each of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        values = json.loads(path.read_text())
-        _check(values, str(path))
-    except (json.JSONDecodeError, UnicodeDecodeError, ValueError) as error:
-        raise OSError(f"{path} is no valid record ({error}); it was left as it is") from error
-    return Record(**values)
-
-
-def read_records(folder: str | Path) -> list[Record]:
-    """All records below a folder, sorted by path. Raises `FileNotFoundError` when there is none."""
-    paths = sorted(Path(folder).rglob("*.json"))
-    if not paths:
-        raise FileNotFoundError(f"no records (*.json) below {folder}")
-    return [read_record(path) for path in paths]
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def by_method(records: list[Record], metric: str) -> dict[str, list[float]]:
@@ -104,14 +181,13 @@ def results_folder(start: str | Path = ".") -> Path:
 
 def cost(notebook: str) -> str:
     """One sentence: what running a notebook of the book takes, from its committed measurement."""
-    path = results_folder() / "notebooks" / f"{notebook}.json"
-    if not path.exists():
-        return f"The cost of {notebook} is not measured yet."
-    measured = read_record(path)
-    return (
-        f"Measured on {measured.about['device']}, {measured.about['threads']} threads: "
-        f"{measured.seconds / 60:.1f} minutes, {measured.peak_memory_mb / 1000:.1f} GB of memory."
-    )
+    for measured in read_records("notebooks", None):
+        if measured.method == notebook:
+            return (
+                f"Measured on {measured.about['device']}, {measured.about['threads']} threads: "
+                f"{measured.seconds / 60:.1f} minutes, {measured.peak_memory_mb / 1000:.1f} GB of memory."
+            )
+    return f"The cost of {notebook} is not measured yet."
 
 
 def about(device: torch.device | str = "cpu") -> dict:
@@ -136,21 +212,40 @@ def peak_memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def _check(values: dict, what: str) -> None:
-    if not isinstance(values, dict):
-        raise ValueError(f"{what} is a JSON {type(values).__name__}, not an object")
+def _json(record: Record, indent: int | None = None) -> str:
+    values = asdict(record)
+    _check(values)
+    return json.dumps({"schema": SCHEMA} | values, indent=indent, allow_nan=False)
+
+
+def _parsed(text: bytes, where: str) -> Record:
+    try:
+        values = json.loads(text.decode())
+        if not isinstance(values, dict):
+            raise ValueError(f"it is a JSON {type(values).__name__}, not an object")
+        if (schema := values.pop("schema", None)) != SCHEMA:
+            raise ValueError(f"its schema is {schema}, this version of atlib reads {SCHEMA}")
+        _check(values)
+    except ValueError as error:
+        raise OSError(f"{where} is no valid record ({error}); the file was left as it is") from error
+    return Record(**values)
+
+
+def _check(values: dict) -> None:
     if set(values) != set(FIELDS):
         missing, extra = sorted(set(FIELDS) - set(values)), sorted(set(values) - set(FIELDS))
-        raise ValueError(f"{what}: fields missing: {missing}, unknown: {extra}")
+        raise ValueError(f"fields missing: {missing}, unknown: {extra}")
     for name, kind in FIELDS.items():
         if not isinstance(values[name], kind) or isinstance(values[name], bool):
-            raise ValueError(f"{what}: {name} is {values[name]!r}, which has the wrong type")
+            raise ValueError(f"{name} is {values[name]!r}, which has the wrong type")
+    if values["kind"] not in KINDS:
+        raise ValueError(f"kind is {values['kind']!r}, not one of {KINDS}")
     missing = [name for name in ABOUT if name not in values["about"]]
     if missing:
-        raise ValueError(f"{what}: about lacks {missing}")
+        raise ValueError(f"about lacks {missing}")
     for name, value in values["results"].items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{what}: results[{name!r}] is {value}, not a finite number")
+            raise ValueError(f"results[{name!r}] is {value}, not a finite number")
 
 
 def _processor() -> str:

@@ -1,8 +1,9 @@
 """Teacher and student as one module: what the plan takes from the teacher, copied or distilled."""
 
+import copy
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from timm.models.eva import Eva
@@ -26,6 +27,24 @@ class Transferred(NamedTuple):
     transfer_loss: Tensor
 
 
+@runtime_checkable
+class Pair(Protocol):
+    """A student with what it learns from: `AttentionTransfer`, and the methods that it is compared with.
+
+    needs_teacher: whether the student works at inference only together with what taught it.
+    """
+
+    student: nn.Module
+
+    @property
+    def needs_teacher(self) -> bool: ...
+
+
+def student_of(model: nn.Module) -> nn.Module:
+    """What is trained to classify: the student of a pair; any other model is its own."""
+    return model.student if isinstance(model, Pair) else model
+
+
 class AttentionTransfer(nn.Module):
     """A student that learns everything from scratch except what `plan` takes from the teacher.
 
@@ -33,7 +52,9 @@ class AttentionTransfer(nn.Module):
     `parameters()`, `state_dict()`, `train()` and DDP never see the teacher. The teacher passed in is frozen
     in place (eval mode, no gradients), moves with `.to(...)`, and is run no further than the last transferred
     layer's q and k (v, where v is transferred). Copy needs the teacher at inference too; after Distill,
-    `.student` alone is the result.
+    `.student` alone is the result, and the pair holds none of the teacher's blocks after the last that is
+    run: whoever passed the teacher in still has all of it, and lets go of the rest by letting go of the
+    teacher.
 
     `path` says what happens to maps: "map-free" (none is ever stored) or "dense" (averaged, resampled or
     learned maps, and some copied heads among narrower or wider ones, are written out). `mismatched` names the
@@ -51,9 +72,14 @@ class AttentionTransfer(nn.Module):
         self.pairing = pair_up(teacher, student, plan)
         self.layers = tuple(of_student for of_student, _ in self.pairing.layers)
         self.student = student
+        one_to_one = all(of_student == of_teacher for of_student, of_teacher in self.pairing.layers)
+        self._same_masks = one_to_one and len(teacher.blocks) == len(student.blocks)
+        teacher.eval().requires_grad_(False)
+        if not self.needs_teacher:  # a teacher that is needed later is saved too, and must be whole
+            teacher = _first_blocks(teacher, 1 + max(of_teacher for _, of_teacher in self.pairing.layers))
         # A tuple keeps the teacher out of nn.Module's registration: it is an input of the method, not a part
         # of the student.
-        self._teacher = (teacher.eval().requires_grad_(False),)
+        self._teacher = (teacher,)
         # Heads of another width cannot stand among the student's own as q and k, only as maps.
         mixes_widths = (
             plan.what == "map"
@@ -74,7 +100,7 @@ class AttentionTransfer(nn.Module):
 
     @property
     def teacher(self) -> VisionTransformer | Eva:
-        """The frozen teacher."""
+        """The frozen teacher; for Distill without its blocks after the last transferred layer."""
         return self._teacher[0]
 
     @property
@@ -91,7 +117,7 @@ class AttentionTransfer(nn.Module):
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width)."""
         masks = self._masks(images)
-        target = self.teacher_layers(images, masks)
+        target = _one_by_one(self.teacher_layers(images, masks))
         seen = self._walked(images, target, masks)
         if self.plan.how == "copy":
             return Transferred(seen.logits, seen.logits.new_zeros(()))
@@ -112,13 +138,14 @@ class AttentionTransfer(nn.Module):
         """The stochastic-depth masks that teacher and student share; None where they do not."""
         return sample_drop_path(self.student, images) if self.training and self.plan.share_drop_path else None
 
-    def _walked(self, images: Tensor, target: list[Seen], masks: list[DropPathMasks] | None) -> Walk:
+    def _walked(self, images: Tensor, target: Iterable[Seen], masks: list[DropPathMasks] | None) -> Walk:
         """The student's walk, with what the teacher saw in place of its own where the plan copies."""
         return walk(
             self.student,
             images,
             replace=self._copied(target) if self.needs_teacher else None,
             drop_path=masks,
+            checked=True,
         )
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
@@ -130,13 +157,15 @@ class AttentionTransfer(nn.Module):
         self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
         layers = [of_teacher for _, of_teacher in self.pairing.layers]
         needed = "qk" if self.plan.what == "map" else self.plan.what
-        paired_one_to_one = all(of_student == of_teacher for of_student, of_teacher in self.pairing.layers)
-        shared = (
-            drop_path if paired_one_to_one and len(self.teacher.blocks) == len(self.student.blocks) else None
-        )
+        shared = drop_path[: len(self.teacher.blocks)] if drop_path and self._same_masks else None
         with without_history():
             seen = walk(
-                self.teacher, images, stop_after=max(layers), values=needed == "v", drop_path=shared
+                self.teacher,
+                images,
+                stop_after=max(layers),
+                values=needed == "v",
+                drop_path=shared,
+                checked=True,
             ).layers
         # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection,
         # which memory needs.
@@ -148,7 +177,7 @@ class AttentionTransfer(nn.Module):
         ]
         return [_on_tokens(each, self.pairing.teacher_tokens) for each in kept]
 
-    def teacher_maps(self, target: list[Seen]) -> list[Tensor]:
+    def teacher_maps(self, target: Iterable[Seen]) -> list[Tensor]:
         """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: on the student's patch grid,
         averaged."""
         maps = [
@@ -165,19 +194,17 @@ class AttentionTransfer(nn.Module):
         """Whether heads differ in number and the plan answers with this remedy."""
         return self.pairing.heads_differ and self.plan.unequal_heads == remedy
 
-    def _aggregated(self, layers: list[Seen]) -> list[Seen]:
-        """The layers with their heads merged into one where the plan asks for it; as q and k, so that no map
-        is needed."""
+    def _aggregated(self, seen: Seen) -> Seen:
+        """A layer with its heads merged into one where the plan asks for it; as q and k, so that no map is
+        needed."""
         if not self._heads_by("aggregate"):
-            return layers
-        return [
-            Seen(join_heads(seen.q), join_heads(seen.k), None, seen.scale / TEMPERATURE) for seen in layers
-        ]
+            return seen
+        return Seen(join_heads(seen.q), join_heads(seen.k), None, seen.scale / TEMPERATURE)
 
-    def _copied(self, target: list[Seen]) -> dict[int, Instead]:
+    def _copied(self, target: Iterable[Seen]) -> dict[int, Instead]:
         """What each of the student's layers uses instead of its own; one merged head serves all of the
         student's."""
-        target = self._aggregated(target)
+        target = [self._aggregated(seen) for seen in target]
         H = self.student.blocks[0].attn.num_heads
         maps = self.teacher_maps(target) if self.path == "dense" else [None] * len(target)
         replace = {}
@@ -191,33 +218,32 @@ class AttentionTransfer(nn.Module):
             replace[layer] = Instead(q, k, v, p, scale, heads)
         return replace
 
-    def _distilled(self, own: list[Seen], target: list[Seen]) -> Tensor:
-        """The unweighted transfer loss between the student's layers and the teacher's; uses `target` up."""
+    def _distilled(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
+        """The unweighted transfer loss between the student's layers and the teacher's, which are asked for
+        one at a time."""
         H = self.student.blocks[0].attn.num_heads
-        own, target[:] = (
-            self._aggregated(own),
-            self._aggregated(target),
-        )  # in place, for the caller's list to let go too
         heads = [self.plan.heads_of(layer, H) for layer in self.layers]
-        maps = (
-            self.teacher_maps(target) if self.path == "dense" else []
-        )  # before heads are chosen: an average is over all of them
-        maps = [p if chosen is None else p[:, chosen] for p, chosen in zip(maps, heads)]
-        own, target[:] = (
-            [_select(seen, chosen) for seen, chosen in zip(layers, heads)] for layers in (own, target)
-        )
+        own = [_select(self._aggregated(seen), chosen) for seen, chosen in zip(own, heads)]
+        target = (self._aggregated(seen) for seen in target)
+        if self.path == "dense":  # before heads are chosen: an average is over all of them
+            maps = self.teacher_maps(target)
+            return self._distilled_maps(
+                own, [p if chosen is None else p[:, chosen] for p, chosen in zip(maps, heads)]
+            )
+        target = (_select(seen, chosen) for seen, chosen in zip(target, heads))
         if self.plan.what != "map":
-            return projection_mse(own, target, self.plan.what)
-        if self.path == "map-free":
-            # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go
-            # one by one.
-            return sum(attention_cross_entropy([seen], [target.pop(0)]) for seen in own)
+            return sum(projection_mse([mine], [theirs], self.plan.what) for mine, theirs in zip(own, target))
+        # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go.
+        return sum(attention_cross_entropy([mine], [theirs]) for mine, theirs in zip(own, target))
+
+    def _distilled_maps(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Tensor:
+        """The loss where the teacher's maps are written out."""
         if self.head_mapping is not None:
             mapped = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
             return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mapped, maps))
         log_maps = [seen.scores.log_softmax(-1) for seen in own]
         if self._heads_by("average"):  # the log of the mean over heads, where a single p may underflow
-            log_maps = [log_p.logsumexp(1, keepdim=True) - math.log(H) for log_p in log_maps]
+            log_maps = [log_p.logsumexp(1, keepdim=True) - math.log(log_p.shape[1]) for log_p in log_maps]
         return sum(map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
 
     def _apply(self, fn, recurse=True):
@@ -231,6 +257,24 @@ def without_history():
     """Inference mode for a teacher's run; under `torch.compile`, which cannot trace that on parameters, only
     no gradients."""
     return torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode()
+
+
+def _first_blocks(vit: VisionTransformer | Eva, number: int) -> VisionTransformer | Eva:
+    """The ViT without its blocks after the first `number`; both share everything else, and `vit` stays as it
+    is."""
+    if number == len(vit.blocks):
+        return vit
+    part = copy.copy(vit)
+    part._modules = {**vit._modules, "blocks": vit.blocks[:number]}
+    return part
+
+
+def _one_by_one(layers: list[Seen]) -> Iterator[Seen]:
+    """The layers in their order, each let go of when it is handed out, where the caller keeps no list."""
+    waiting = layers[::-1]
+    del layers
+    while waiting:
+        yield waiting.pop()
 
 
 def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:

@@ -90,6 +90,8 @@ def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
     if by_hand.exists():
         overrides = {**overrides, "pretrained_cfg_overlay": {"file": str(by_hand)}}
     try:
+        if not by_hand.exists():
+            _reach_hub(name)
         return timm.create_model(name, **overrides)
     except (TypeError, AssertionError):
         raise  # a wrong constructor argument is not a download problem
@@ -98,6 +100,29 @@ def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
         # and huggingface_hub errors have all been seen), so every other failure is reported with what to do
         # about it.
         raise WeightsUnavailable(_how_to_get_weights(name, by_hand, error)) from error
+
+
+def _reach_hub(name: str) -> None:
+    """Ask the hub once for an answer, whatever it is, where the weights of `name` are there and not in its
+    cache: a download would try each of several files six times before it says that there is no network."""
+    published = timm.get_pretrained_cfg(name)
+    if published is None or not published.hf_hub_id:
+        return
+    from huggingface_hub import constants, try_to_load_from_cache  # comes with timm
+    from huggingface_hub.utils import get_session
+
+    repository, _, revision = published.hf_hub_id.partition("@")
+    files = {
+        published.hf_hub_filename or "pytorch_model.bin",
+        "model.safetensors",
+        "open_clip_model.safetensors",
+    }
+    files |= {file.removesuffix(".bin") + ".safetensors" for file in files if file.endswith(".bin")}
+    cached = (try_to_load_from_cache(repository, file, revision=revision or None) for file in files)
+    if not any(isinstance(path, str) for path in cached):
+        get_session().head(
+            constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )  # proxies and mirrors count
 
 
 def _how_to_get_weights(name: str, by_hand: Path, error: Exception) -> str:

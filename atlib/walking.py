@@ -45,6 +45,7 @@ def walk(
     values: bool = False,
     head: bool = True,
     drop_path: Sequence[DropPathMasks] | None = None,
+    checked: bool = False,
 ) -> Walk:
     """Compute what `vit(images)` computes, and return what every attention layer saw on the way.
 
@@ -55,10 +56,15 @@ def walk(
     `drop_path` gives the stochastic-depth masks of every layer (`sample_drop_path`), so that two models can
     share them; None leaves them to the ViT's own modules.
 
+    Every walk checks that the model can be walked, unless `checked` says that the caller did: a module that
+    holds a ViT calls `check_walkable` once, when it is built, and then walks on and on. What changes when a
+    model is trained is looked at all the same: its mode, and the classes of its blocks, which FSDP replaces.
+
     Raises `atlib.walking.Unwalkable` for a model that cannot be walked faithfully (by name, with the reason),
     and `ValueError` for a layer out of range or a replacement of the wrong shape.
     """
-    check_walkable(vit)
+    if not (checked and _still_walkable(vit)):
+        check_walkable(vit)
     replace = dict(replace or {})
     depth = len(vit.blocks)
     for index in [*replace, *([] if stop_after is None else [stop_after])]:
@@ -153,35 +159,25 @@ class Unwalkable(TypeError):
 
 # Reasons by class name, because several of these classes exist only in some of the timm versions that are
 # supported.
+RELATIVE = "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
+AFTERWARDS = "it normalises after attention and after the MLP, not before"
+WINDOWS = "it attends inside shifted windows: there is no map over all tokens"
+TWO = "it is a teacher and a student: walk its .student or its .teacher"
 REASONS = {
     "ParallelScalingBlock": "it computes attention and MLP side by side from one joint projection",
     "DiffParallelScalingBlock": "it subtracts two attention maps and runs the MLP beside them",
     "ParallelThingsBlock": "it sums several attention branches, so a layer has no single map",
-    "ResPostBlock": "it normalises after attention and after the MLP, not before",
+    "ResPostBlock": AFTERWARDS,
+    "EvaBlockPostNorm": AFTERWARDS,
     "DiffAttention": "it subtracts two attention maps, so what mixes the values is no softmax",
-    "RelPosBlock": (
-        "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
-    ),
-    "RelPosAttention": (
-        "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
-    ),
-    "VisionTransformerRelPos": (
-        "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
-    ),
-    "Beit": "it adds a relative-position bias to the attention logits, so q and k alone do not make the map",
-    "EvaBlockPostNorm": "it normalises after attention and after the MLP, not before",
+    **dict.fromkeys(("RelPosBlock", "RelPosAttention", "VisionTransformerRelPos", "Beit"), RELATIVE),
     "NaFlexVit": "it packs images of different sizes with padding masks",
-    "SwinTransformer": "it attends inside shifted windows: there is no map over all tokens",
-    "SwinTransformerV2": "it attends inside shifted windows: there is no map over all tokens",
-    "SwinTransformerV2Cr": "it attends inside shifted windows: there is no map over all tokens",
+    **dict.fromkeys(("SwinTransformer", "SwinTransformerV2", "SwinTransformerV2Cr"), WINDOWS),
     "Cait": "its talking heads mix the maps of several heads, and class attention comes in separate layers",
     "DistributedDataParallel": "it is a wrapper: pass its .module",
     "FullyShardedDataParallel": "it is a wrapper: pass the module inside",
     "OptimizedModule": "it is a wrapper made by torch.compile: pass the module inside (its ._orig_mod)",
-    "AttentionTransfer": "it is a teacher and a student: walk its .student or its .teacher",
-    "AttnDistill": "it is a teacher and a student: walk its .student or its .teacher",
-    "FeatureDistillation": "it is a teacher and a student: walk its .student or its .teacher",
-    "LogitDistillation": "it is a teacher and a student: walk its .student or its .teacher",
+    **dict.fromkeys(("AttentionTransfer", "AttnDistill", "FeatureDistillation", "LogitDistillation"), TWO),
     "MeanMapCopy": "it is a student with stored maps: walk its .student",
 }
 
@@ -215,7 +211,12 @@ STOCK_VIT = {
 
 def check_walkable(vit: nn.Module) -> None:
     """Raise `Unwalkable`, naming the class and the reason, unless `walk(vit, x)` computes exactly what
-    `vit(x)` computes."""
+    `vit(x)` computes.
+
+    It looks at the classes of the ViT, its blocks and their attention, at methods that were replaced, and at
+    the mode. `walk` calls it every time; `AttentionTransfer` and the methods call it once for each model,
+    when they are built, and again where a class or the mode has changed since.
+    """
     name = type(vit).__name__
     family = next((family for family in FAMILIES if isinstance(vit, family.vit)), None)
     if family is None:
@@ -230,7 +231,7 @@ def check_walkable(vit: nn.Module) -> None:
     ].items():  # a subclass may change what is fed to the blocks, as DeiT's does, but not these
         if getattr(type(vit), method) is not stock:
             raise Unwalkable(f"cannot walk a {name}: it has its own {method}, which walk does not know")
-    if getattr(vit, "distilled_training", False) and vit.training:
+    if _in_distilled_training(vit):
         raise Unwalkable(
             "cannot walk a ViT in distilled_training mode: it returns two predictions; call"
             " set_distilled_training(False)"
@@ -238,6 +239,16 @@ def check_walkable(vit: nn.Module) -> None:
     for index, block in enumerate(vit.blocks):
         for part, known in ((block, (family.block,)), (getattr(block, "attn", None), family.attentions)):
             _check_part(part, known, f"layer {index} of this {name}")
+
+
+def _in_distilled_training(vit: nn.Module) -> bool:
+    return getattr(vit, "distilled_training", False) and vit.training
+
+
+def _still_walkable(vit: nn.Module) -> bool:
+    """Whether a ViT that was checked is still in a mode and of blocks that can be walked."""
+    stock = all(type(block) in STOCK and type(block.attn) in STOCK for block in vit.blocks)
+    return stock and not _in_distilled_training(vit)
 
 
 def _check_part(part: nn.Module | None, known: tuple[type[nn.Module], ...], where: str) -> None:

@@ -22,7 +22,7 @@ from atlib.analysis.attention_maps import describe_layers
 from atlib.analysis.cka import MinibatchCKA, StreamingCKA, class_token, every_token, layer_cka, linear_cka
 from atlib.analysis.divergence import StreamingDivergence, compare_layers
 from atlib.data import Images, load
-from atlib.record import Record, about, peak_memory_mb, results_folder, write_record
+from atlib.record import Record, about, add_record, peak_memory_mb, records_file
 
 LIMIT_MB = 2000
 L, N, H, D = 12, 197, 6, 384  # ViT-S/16 at 224 pixels
@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--case", choices=CASES, help="measure this one only, in this process, and print it as JSON"
     )
     parser.add_argument(
-        "--out", type=Path, help="the record (default: results/benchmarks/analysis_memory.json)"
+        "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
     given = parser.parse_args(arguments)
     start = time.perf_counter()
@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> None:
     }
     config = {"images": given.images, "L": L, "N": N, "H": H, "D": D}
     record = Record(
-        "benchmark",
+        "benchmarks",
         "analysis_memory",
         0,
         config,
@@ -155,9 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
         most,
         about(),
     )
-    print(
-        f"wrote {write_record(given.out or results_folder() / 'benchmarks' / 'analysis_memory.json', record)}"
-    )
+    print(f"wrote {add_record(given.out or records_file('benchmarks', None), record)}")
 
 
 if __name__ == "__main__":

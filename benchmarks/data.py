@@ -19,11 +19,12 @@ from timing import interleave
 
 from atlib import create_vit
 from atlib.data import load
+from atlib.data.catalogue import open_rows_of
 from atlib.data.decoding import decode
 from atlib.data.natural_shifts import IMAGENET
-from atlib.data.photos import Photos, open_photos
+from atlib.data.photos import Photos, undecoded
 from atlib.data.sampler import ShardSpec
-from atlib.record import Record, about, peak_memory_mb, results_folder, write_record
+from atlib.record import Record, about, add_record, peak_memory_mb, records_file
 from atlib.run.recipes import PUBLISHED
 
 RECIPE = "copy-vit-large"  # whose augmentation is measured
@@ -46,7 +47,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="of the training steps")
-    parser.add_argument("--out", type=Path, help="the record (default: results/benchmarks/data.json)")
+    parser.add_argument(
+        "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
+    )
     given = parser.parse_args(arguments)
     for name in ("count", "batch", "step_batch", "repetitions", "threads"):
         if getattr(given, name) < 1:
@@ -55,18 +58,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def open_samples(given: argparse.Namespace) -> Photos:
-    class_map = (
-        {wnid: index for index, wnid in enumerate(IMAGENET.ids)} if given.label_column == "wnid" else None
+    rows, image_column, label_column, _ = open_rows_of(
+        given.images, None, "train+validation", label_column=given.label_column
     )
-    photos = open_photos(
-        given.images,
-        split="train+validation",
+    rows = rows.select(range(min(given.count, len(rows))))
+    stored = rows[label_column][:]
+    return Photos(
+        undecoded(rows, image_column),
+        image_column,
+        torch.tensor(IMAGENET.indices(stored) if label_column == "wnid" else stored),
+        IMAGENET.names,
         augmentation=PUBLISHED[RECIPE].augmentation,
         train=True,
-        label_column=given.label_column,
-        class_map=class_map,
     )
-    return photos.select(range(min(given.count, len(photos))))
 
 
 def drain(data, batch_size: int, workers: int = 0) -> None:
@@ -160,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     }
     results = {"images_per_second": speed, "ratios": ratios, "file": size}
     record = Record(
-        "benchmark",
+        "benchmarks",
         "data",
         0,
         config,
@@ -170,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
         peak_memory_mb(),
         about(),
     )
-    print(f"wrote {write_record(given.out or results_folder() / 'benchmarks' / 'data.json', record)}")
+    print(f"wrote {add_record(given.out or records_file('benchmarks', None), record)}")
 
 
 if __name__ == "__main__":

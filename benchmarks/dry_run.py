@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from atlib.data import load
-from atlib.record import Record, about, peak_memory_mb, results_folder, write_record
+from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
 from atlib.run.configure import TrainRequest, configure
 from atlib.run.estimate import assembled, estimate
 from atlib.train import train
@@ -65,7 +65,7 @@ def main() -> None:
         about(),
     )
     print(
-        f"wrote {write_record(results_folder(Path(__file__).parent) / 'benchmarks' / 'dry_run.json', record)}"
+        f"wrote {add_record(records_file('benchmarks', None, results_folder(Path(__file__).parent)), record)}"
     )
 
 

@@ -22,11 +22,13 @@ CLASSES = 1000
 
 
 class Method(NamedTuple):
-    """title: for the table; build: (teacher, student) -> module; least: Shape -> the fewest FLOPs per image."""
+    """title: for the table; build: (teacher, student) -> module; least: Shape -> the fewest FLOPs per image;
+    teacher_blocks: how many of the teacher's blocks the method needs to run."""
 
     title: str
     build: Callable[[VisionTransformer, VisionTransformer], nn.Module]
     least: Callable[[flops.Shape], int]
+    teacher_blocks: int
 
 
 class Step(NamedTuple):
@@ -53,19 +55,20 @@ def known_methods(depth: int) -> dict[str, Method]:
         return lambda teacher, student: DenseTransfer(teacher, student, how, range(layers))
 
     return {
-        "fine-tune": Method("fine-tuning", lambda teacher, student: student, flops.fine_tuning),
-        "copy": Method("Copy, all layers", ours(how="copy"), flops.copy),
-        "distill": Method("Distill, all layers", ours(how="distill"), flops.distill),
+        "fine-tune": Method("fine-tuning", lambda teacher, student: student, flops.fine_tuning, 0),
+        "copy": Method("Copy, all layers", ours(how="copy"), flops.copy, depth),
+        "distill": Method("Distill, all layers", ours(how="distill"), flops.distill, depth),
         "distill-part": Method(
             f"Distill, {first}",
             ours(how="distill", layers=range(part)),
             lambda shape: flops.distill(shape, part),
+            part,
         ),
-        "q-copy": Method("Q-copy, all layers", ours(what="q", how="copy"), flops.query_copy),
-        "features": Method("feature distillation", FeatureDistillation, flops.feature_distillation),
-        "dense-copy": Method("dense Copy, all layers", dense("copy", depth), flops.copy),
+        "q-copy": Method("Q-copy, all layers", ours(what="q", how="copy"), flops.query_copy, depth),
+        "features": Method("feature distillation", FeatureDistillation, flops.feature_distillation, depth),
+        "dense-copy": Method("dense Copy, all layers", dense("copy", depth), flops.copy, depth),
         "dense-distill-part": Method(
-            f"dense Distill, {first}", dense("distill", part), lambda shape: flops.distill(shape, part)
+            f"dense Distill, {first}", dense("distill", part), lambda shape: flops.distill(shape, part), part
         ),
     }
 

@@ -4,7 +4,7 @@ Measured: optimiser steps per second of attention distillation on the built-in i
 two that divide every step's images (gloo, one thread each, so that two cores are needed); every repetition
 runs both in turn, and the speed-up is taken within it. Computed: the bytes that every GPU sends per step when
 8 to 64 of them train ViT-L, and the seconds that takes. Prints the table and writes it to
-results/benchmarks/processes.json.
+results/benchmarks.jsonl.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from atlib.data import glyph_images
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.glyphs import generate
 from atlib.data.sampler import steps_per_epoch
-from atlib.record import Record, about, peak_memory_mb, write_record
+from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
 from atlib.run.estimate_text import PAPER_EPOCHS, PAPER_GPU_HOURS
 from atlib.run.recipes import PUBLISHED
 from atlib.train import train
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> dict:
     print(table(given, results))
     config = {name: value for name, value in vars(given).items() if name != "out"}
     record = Record(
-        "benchmark",
+        "benchmarks",
         "processes",
         0,
         config,
@@ -67,7 +67,9 @@ def main(arguments: list[str] | None = None) -> dict:
         peak_memory_mb(),
         about("cpu"),
     )
-    print(f"\nwrote {write_record(given.out or default_path(), record)}")
+    print(
+        f"\nwrote {add_record(given.out or records_file('benchmarks', None, results_folder(Path(__file__).parent)), record)}"
+    )
     return results
 
 
@@ -88,7 +90,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="10^9 bytes per second that a GPU can send to the others (50: a network of 400 Gbit/s a GPU)",
     )
     parser.add_argument(
-        "--out", type=Path, help="where the record goes, instead of results/benchmarks/processes.json"
+        "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
     given = parser.parse_args(arguments)
     for name in ("batch", "steps", "repetitions", "link"):
@@ -201,11 +203,6 @@ def table(given: argparse.Namespace, results: dict) -> str:
             f" {row['fsdp2_bytes'] / 1e9:9.2f} {row['fsdp2_seconds']:7.3f}"
         )
     return "\n".join(lines)
-
-
-def default_path() -> Path:
-    """results/benchmarks/processes.json of this repository."""
-    return Path(__file__).resolve().parents[1] / "results" / "benchmarks" / "processes.json"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ dropping the gradients, each as a ratio to fine-tuning, next to the fewest FLOPs
 (`flops.py`) and to a dense implementation (`dense_baseline.py`). Every repetition runs each method once, in
 turn; ratios are taken within a repetition, the table shows their median and range. One student, one teacher
 (both freshly initialised) and one optimiser serve all methods; peak memory is measured before, with models
-and optimiser built anew for each method: it counts everything that the method holds, teacher and optimiser
-included. Prints the table and writes it to results/benchmarks/.
+and optimiser built anew for each method: it counts everything that the method holds, optimiser and what it
+keeps of the teacher included. It is compared with fine-tuning's peak (x), and with that and the weights of the
+teacher's blocks that run (x+t). Prints the table and writes it to results/benchmarks.jsonl.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from memory import peak_allocated
 from methods import Step, known_methods, loss_of, make_step, optimise
 from timing import interleave, ratio, spread
 
-from atlib.record import Record, about, peak_memory_mb, write_record
+from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
 
 IMAGE_SIZE = {197: 224, 785: 448}  # 14 x 14 or 28 x 28 patches, and the class token
 IN_MEMORY_BY_BATCH = ("fine-tune", "copy", "distill-part", "dense-distill-part")
@@ -39,9 +40,11 @@ def main(arguments: list[str] | None = None) -> dict:
         for batch in dict.fromkeys([given.batch, *given.memory_batches])
     }
     results, rounds = measure_steps(given, device)
+    fine_tuning = memory[given.batch]["fine-tune"]
     for name, one in results["methods"].items():
         one["peak_memory_mb"] = memory[given.batch][name]
-        one["memory_ratio"] = memory[given.batch][name] / memory[given.batch]["fine-tune"]
+        one["memory_ratio"] = one["peak_memory_mb"] / fine_tuning
+        one["memory_ratio_with_teacher"] = one["peak_memory_mb"] / (fine_tuning + one["teacher_mb"])
     results["memory_by_batch"] = {str(batch): found for batch, found in memory.items()}
     dtype = torch.bfloat16 if given.dtype == "bf16" else torch.float32
     results["loss"] = loss_alone.measure(
@@ -58,8 +61,8 @@ def main(arguments: list[str] | None = None) -> dict:
     print(*targets.describe(results["targets"]), sep="\n")
     config = {name: value for name, value in vars(given).items() if name != "out"}
     record = Record(
-        "benchmark",
-        "transfer_step",
+        "benchmarks",
+        name_of(given),
         0,
         config,
         results,
@@ -68,7 +71,9 @@ def main(arguments: list[str] | None = None) -> dict:
         peak_memory_mb(),
         about(device),
     )
-    print(f"\nwrote {write_record(given.out or default_path(given), record)}")
+    print(
+        f"\nwrote {add_record(given.out or records_file('benchmarks', None, results_folder(Path(__file__).parent)), record)}"
+    )
     return results
 
 
@@ -101,9 +106,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--dtype", choices=("float32", "bf16"), default="float32", help="bf16: autocast; weights stay float32"
     )
     parser.add_argument(
-        "--out",
-        type=Path,
-        help="where the record goes, instead of results/benchmarks/transfer_step-MODEL-TOKENS-DEVICE.json",
+        "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
     given = parser.parse_args(arguments)
     for name in ("batch", "repetitions", "threads"):
@@ -135,6 +138,7 @@ def measure_memory(given: argparse.Namespace, batch: int, device: torch.device) 
     def run(name: str) -> None:
         step = build(given, batch, device, teacher=name != "fine-tune")
         module = known_methods(len(step.student.blocks))[name].build(step.teacher, step.student).train()
+        step = step._replace(teacher=None)  # what the method does not hold of it goes
         for _ in range(2):
             optimise(step, module)
 
@@ -163,6 +167,7 @@ def measure_steps(given: argparse.Namespace, device: torch.device) -> tuple[dict
             "flops_ratio": counted[name] / counted["fine-tune"],
             "least_flops_per_image": least[name],
             "least_flops_ratio": least[name] / least["fine-tune"],
+            "teacher_mb": megabytes(step.teacher.blocks[: method.teacher_blocks]),
         }
         for name, method in methods.items()
     }
@@ -175,6 +180,11 @@ def measure_steps(given: argparse.Namespace, device: torch.device) -> tuple[dict
         },
         "heads": (attention.num_heads, attention.head_dim),
     }, rounds
+
+
+def megabytes(module: torch.nn.Module) -> float:
+    """What a module's weights take."""
+    return sum(each.numel() * each.element_size() for each in module.parameters()) / 1e6
 
 
 def count_flops(step: Step, module: torch.nn.Module) -> int:
@@ -192,7 +202,7 @@ def figures_of(results: dict, tokens: int) -> dict[str, float]:
     return {
         "distill_step": methods["distill-part"]["ratio"],
         "copy_step": methods["copy"]["ratio"],
-        "distill_memory": methods["distill-part"]["memory_ratio"],
+        "distill_memory": methods["distill-part"]["memory_ratio_with_teacher"],
         f"dense_step_{tokens}": results["dense_over_ours"]["distill-part"]["ratio"],
         "loss_memory_growth": results["loss"]["growth"]["map-free"],
     }
@@ -208,14 +218,15 @@ def table(given: argparse.Namespace, results: dict) -> str:
         ),
         (
             f"{'':36} {'seconds':>8} {'least':>8} {'x':>6} {'(range)':>13} {'images/s':>9} {'peak MB':>8}"
-            f" {'x':>6} {'GFLOP':>7} {'x':>6} {'bound x':>8}"
+            f" {'x':>6} {'x+t':>6} {'GFLOP':>7} {'x':>6} {'bound x':>8}"
         ),
     ]
     for one in results["methods"].values():
         lines.append(
             f"{one['title']:36} {one['seconds']:8.3f} {one['seconds_min']:8.3f} {one['ratio']:6.3f}"
             f" ({one['ratio_low']:.2f} to {one['ratio_high']:.2f}) {one['images_per_second']:8.2f}"
-            f" {one['peak_memory_mb']:8.0f} {one['memory_ratio']:6.3f} {one['flops_per_image'] / 1e9:7.1f}"
+            f" {one['peak_memory_mb']:8.0f} {one['memory_ratio']:6.3f} {one['memory_ratio_with_teacher']:6.3f}"
+            f" {one['flops_per_image'] / 1e9:7.1f}"
             f" {one['flops_ratio']:6.3f} {one['least_flops_ratio']:8.3f}"
         )
     lines.append(
@@ -233,13 +244,11 @@ def table(given: argparse.Namespace, results: dict) -> str:
     return "\n".join(lines)
 
 
-def default_path(given: argparse.Namespace) -> Path:
-    """results/benchmarks/transfer_step-MODEL-TOKENS-DEVICE.json of this repository; other batch sizes or
-    precisions than the defaults are named too."""
-    name = f"transfer_step-{given.model}-{given.tokens}-{given.device}" + (
-        "-bf16" if given.dtype == "bf16" else ""
-    )
-    return Path(__file__).resolve().parents[1] / "results" / "benchmarks" / f"{name}.json"
+def name_of(given: argparse.Namespace) -> str:
+    """transfer_step-MODEL-TOKENS-DEVICE, which tells its record from those of other set-ups; another precision
+    than the default is named too."""
+    name = f"transfer_step-{given.model}-{given.tokens}-{given.device}"
+    return name + ("-bf16" if given.dtype == "bf16" else "")
 
 
 if __name__ == "__main__":

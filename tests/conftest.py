@@ -1,13 +1,14 @@
-"""What all tests share: fixed seeds, no network where a test asks for it, and small models to try things on."""
+"""What all tests share: fixed seeds, no network where a test asks for it, and small models to try things
+on."""
 
 import socket
 
 import pytest
 import torch
-from atlib.glyphs import generate
 
 from atlib import create_vit
 from atlib.data import glyph_images
+from atlib.data.glyphs import generate
 from tests.helpers import randomise
 
 

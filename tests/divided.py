@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
-import torch.distributed.tensor  # noqa: F401  (imported once, before the fork)
+import torch.distributed.tensor
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.tensor.debug import CommDebugMode

@@ -1,9 +1,13 @@
 """Small things that several test files need."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 import torch
+
+from atlib import create_vit
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,8 +28,19 @@ def randomise(model, seed=0):
     return model
 
 
+def tiny(seed=0, **options):
+    """A ViT for the built-in world that trains in no time, freshly initialised."""
+    torch.manual_seed(seed)
+    return create_vit("glyphs", **({"depth": 2, "embed_dim": 16, "num_heads": 2} | options))
+
+
 def random_images(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def random_maps(*shape, seed=0, dtype=torch.float64):
+    """Attention maps far from even, of any shape: rows over the last axis sum to 1."""
+    return (2 * random_images(*shape, seed=seed, dtype=torch.float64)).softmax(-1).to(dtype)
 
 
 def shared(*parts):
@@ -95,3 +110,9 @@ def mark(folder, name):
     if name == "bad":
         raise ValueError("a bad one")
     (folder / name).write_text(str(torch.get_num_threads()))
+
+
+def wait(folder, seconds):
+    """Something that takes long in another process: leaves a file with its number for a name."""
+    (folder / str(os.getpid())).touch()
+    time.sleep(seconds)

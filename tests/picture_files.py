@@ -7,9 +7,17 @@ import json
 import datasets
 import numpy as np
 import pyarrow
+import pytest
+import torch
 from PIL import Image
 
+from atlib.data.sampler import ShardSpec
+from atlib.data.transforms import Augmentation
+
 CLASSES = ["cat", "dog", "owl"]
+SCALE = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+SMALL = Augmentation(8, three_augment=True, color_jitter=0.3, random_erasing=0.5, **SCALE)
+PLAIN = Augmentation(8, crop_pct=1.0, **SCALE)  # evaluation keeps the colour, which says the index
 
 
 def picture(index, size=(16, 12)):
@@ -44,10 +52,11 @@ def rows(
     label_column="label",
     label=datasets.ClassLabel(names=CLASSES),
     labels=None,
+    files=None,
     **more,
 ):
-    """A `datasets.Dataset` of pictures; those in `corrupt` are half a JPEG file."""
-    files = [
+    """A `datasets.Dataset` of pictures, or of `files`; those in `corrupt` are half a JPEG file."""
+    files = files or [
         {"bytes": cut_jpeg(i) if i in corrupt else encoded(picture(i)), "path": f"picture{i}.png"}
         for i in indices
     ]
@@ -103,3 +112,30 @@ def annotate(folder, name, indices):
         ],
     }
     (folder / name).write_text(json.dumps(found))
+
+
+def all_batches(photos, workers=0, **part):
+    return list(photos.epoch(ShardSpec(**({"seed": 3, "epoch": 1, "batch_size": 5} | part)), workers))
+
+
+def pictures_in(batches):
+    """What is really in the batches that count, told by colour."""
+    return [index_of(image) for batch in batches if batch.weight > 0 for image in batch.images]
+
+
+def check_every_image_once(photos, world, count):
+    """Over all processes each picture comes once with its label, in equally many steps, whose weights make the
+    mean over processes the mean over the step's images."""
+    ranks = [all_batches(photos, world=world, rank=rank) for rank in range(world)]
+    assert len(photos) == count and {len(batches) for batches in ranks} == {-(-count // 5)}
+    assert sorted(picture for batches in ranks for picture in pictures_in(batches)) == list(range(count))
+    places = [place for batches in ranks for batch in batches if batch.weight > 0 for place in batch.indices]
+    assert len(set(places)) == count
+    for own in zip(*ranks):
+        means = [torch.tensor([float(index_of(image)) for image in batch.images]).mean() for batch in own]
+        whole = pictures_in(own)
+        mean = sum(batch.weight * mean.item() for batch, mean in zip(own, means)) / world
+        assert mean == pytest.approx(sum(whole) / len(whole))
+        for batch in own:
+            if batch.weight > 0:
+                assert batch.targets.tolist() == [index_of(image) % 3 for image in batch.images]

@@ -14,12 +14,8 @@ from pathlib import Path
 from atlib import __main__ as command
 from atlib.run import build, runner
 
-SMALL = {
-    "steps": 5,
-    "batch_size": 8,
-    "data_size": 20,
-    "save_every": 2,
-}  # three steps a pass, the last of four images
+# three steps a pass, the last of four images
+SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 2}
 HELD_OUT = {"validation": 30, "test": 40}
 
 

@@ -3,11 +3,11 @@ is the real thing."""
 
 from dataclasses import dataclass, replace
 
-from atlib.checkpoint import save_vit
+from atlib.checkpoint import save_vit, save_weights
 from atlib.data import glyph_images, glyphs
 from atlib.lab import study as experiment
 from atlib.lab.scales import METHODS, TUNING_SEED, GlyphScale, grid
-from atlib.lab.study import Place
+from atlib.lab.study import Place, fine_tuning
 from atlib.train import recipe
 from atlib.vit import Architecture
 from tests.helpers import randomise
@@ -42,21 +42,19 @@ def known(data=None):
 
 
 def place(folder):
-    return Place("toy", None, folder / "records", folder / "work")
+    return Place("toy", None, folder / "results", folder / "work")
 
 
 def untrained_models(place, schoolings=()):
     """Fresh weights wherever a study looks for a teacher of seed 0: what is built from them does not depend
     on how well they are trained."""
-    teachers = {f"teacher-seed{seed}": {"num_classes": 192} for seed in (0, TUNING_SEED)} | {
-        "fine-tune-seed0": {}
-    }
-    teachers |= {
-        f"teacher-{each.name}-seed0": {**each.model, "num_classes": each.outputs} for each in schoolings
-    }
-    for index, (name, model) in enumerate(teachers.items()):
+    teachers = {place.teacher(seed): {"num_classes": 192} for seed in (0, TUNING_SEED)}
+    teachers |= {place.teacher(0, each): {**each.model, "num_classes": each.outputs} for each in schoolings}
+    for index, (path, model) in enumerate(teachers.items()):
         architecture = Architecture("glyphs", model)
-        save_vit(place.work / f"{name}.safetensors", randomise(architecture.build(), index), architecture)
+        save_vit(path, randomise(architecture.build(), index), architecture)
+    fine_tuned = randomise(Architecture("glyphs").build(), len(teachers))
+    save_weights(fine_tuning(place, 0).weights, fine_tuned)
 
 
 def forbid_training(monkeypatch):
@@ -64,7 +62,6 @@ def forbid_training(monkeypatch):
         raise AssertionError("something was trained")
 
     monkeypatch.setattr(experiment, "train", refuse)
-    monkeypatch.setattr("atlib.lab.scales.train", refuse)
     monkeypatch.setattr("atlib.lab.scales.train", refuse)
 
 

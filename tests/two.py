@@ -22,13 +22,14 @@ import torch.distributed as dist
 from accelerate.utils import gather_object
 from safetensors.torch import save_file
 
-from atlib import AttentionTransfer, Plan, create_vit
+from atlib import AttentionTransfer, Plan
 from atlib.data import glyph_images
 from atlib.data.glyphs import generate
 from atlib.train import NonFiniteLoss, Preempted, distributed, student_loss, train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate_together
 from atlib.train.recipe import Recipe
+from tests.helpers import tiny
 
 # 71 images in steps of 16: the last step of a pass has 7, four for one process and three for the other.
 RECIPE = Recipe(steps=7, batch_size=16, lr=1e-3)
@@ -36,11 +37,6 @@ RECIPE = Recipe(steps=7, batch_size=16, lr=1e-3)
 
 def images():
     return glyph_images(generate("train", 71))
-
-
-def tiny(seed=0, **options):
-    torch.manual_seed(seed)
-    return create_vit("glyphs", **({"depth": 2, "embed_dim": 16, "num_heads": 2} | options))
 
 
 RUNS = {

@@ -1,10 +1,11 @@
-"""Three corrections to the built pages, as a Sphinx extension (named in _config.yml)."""
+"""Four corrections to the built pages, as a Sphinx extension (named in _config.yml)."""
 
 import re
 from itertools import zip_longest
 from pathlib import Path
 
 from docutils import nodes
+from sphinx.addnodes import desc_signature
 
 # A line of a tqdm bar: its name, and how far it was ("100%" when it was done).
 BAR = re.compile(r"^(?P<name>.*?)\s*(?P<done>\d+%\||\d+it \[)")
@@ -56,7 +57,15 @@ def skip_tuple_fields(app, what, name, obj, skip, options):
     return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
+def name_without_link(app, domain, node):
+    """A signature may name a class that is not on the API page; a link in the text has to lead somewhere."""
+    while node is not None and not isinstance(node, desc_signature):
+        node = node.parent
+    return True if node is not None else None
+
+
 def setup(app):
+    app.connect("warn-missing-reference", name_without_link)
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("doctree-read", shorten_bars)
     # 900: after the theme has put its buttons in.

@@ -2,78 +2,77 @@
 
 Two caches lie between a source and a page, and both can serve yesterday's result:
 
-- Jupyter Book keeps a notebook's outputs as long as its *cells* are the same. A change in the library, in a record
-  of results/, or in the installed versions does not count, so a broken library would still build "green". Here the
-  outputs are thrown away when the hash of all of these changes. (Each notebook's own text is not part of
-  the hash: the cache looks at that itself, and so runs only the notebook that was edited.)
-- Sphinx reads again only pages whose source changed, and repeats the warnings of no other page, so a second build
-  after a failed one can pass. Here every build reads every page; that takes seconds, running the notebooks minutes.
+- A notebook's outputs are kept as long as its *cells* are the same (tools/execute.py). A change in the
+  library, in a record of results/, or in the installed versions does not count there, so a broken library
+  would still build "green". Here the outputs are thrown away when the hash of all of these changes.
+- Sphinx reads again only pages whose source changed, and repeats the warnings of no other page, so a second
+  build after a failed one can pass. Here every build reads every page; that takes seconds, running the
+  notebooks minutes.
 
-A book is at _build/html only if its build passed. What a failed build left is moved to _build/failed-html.
+A book is at _build/html only if its build passed: it is written elsewhere and moved there at the end. What a
+failed build left is at _build/failed-html. A build that was stopped goes on with the notebooks that had not
+yet run.
 """
 
+import argparse
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import yaml
+
+from atlib.record import read_records
+from tools import execute
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "_build"
-OUTPUTS = BUILD / ".jupyter_cache"
+OUTPUTS = BUILD / ".jupyter_cache"  # as in _config.yml
+KEY = BUILD / "outputs.key"
+UNFINISHED = BUILD / "unfinished"
 
 
 def outputs_depend_on() -> str:
     """One hash over everything outside a notebook that its outputs depend on."""
-    files = [
-        ROOT / "requirements.lock",
-        *(ROOT / "atlib").rglob("*.py"),
-        *(ROOT / "configs").rglob("*"),
-        *(ROOT / "results").rglob("*"),
-    ]
-    total = hashlib.sha256(sys.version.encode())
-    for path in sorted(path for path in files if path.is_file()):
+    folders = [ROOT / "atlib", ROOT / "configs", ROOT / "results"]
+    files = [path for folder in folders for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    total = hashlib.sha256(f"{sys.version} {execute.FIXED}".encode())
+    for path in sorted(path for path in [ROOT / "requirements.lock", *files] if path.is_file()):
         total.update(f"{path.relative_to(ROOT).as_posix()} {path.stat().st_size}\n".encode())
         total.update(path.read_bytes())
     return total.hexdigest()
 
 
-def forget_stale_outputs() -> None:
-    key = BUILD / "outputs.key"
-    now = outputs_depend_on()
-    if not key.exists() or key.read_text() != now:
+def forget_stale_outputs(key: str) -> None:
+    if not KEY.exists() or KEY.read_text() != key:
+        # The old key first: with it, what is left of a removal that was stopped would pass for all of it.
+        KEY.unlink(missing_ok=True)
         shutil.rmtree(OUTPUTS, ignore_errors=True)
         BUILD.mkdir(exist_ok=True)
-        key.write_text(now)
+        KEY.write_text(key)
 
 
-def surroundings() -> dict[str, str]:
-    """The environment the notebooks run in: ours with the things fixed that would change what they print."""
-    # The notebooks need no network; with the hub off, one that comes to need it fails here, not at a
-    # reader's.
-    fixed = {
-        "PYTHONHASHSEED": "0",
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "COLUMNS": "100",
-    }
-    # Debugger checks that print a warning into the first cell when the standard library is frozen.
-    fixed |= {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    return environment | fixed
+def pages() -> list[Path]:
+    """The sources of all pages of the table of contents."""
+    contents = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    chapters = [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
+    return [ROOT / f"{name}.md" for name in [contents["root"], *chapters]]
 
 
-def seconds_per_notebook() -> list[tuple[str, float]]:
-    """What each notebook took when it last ran (cached notebooks too), in the order of their names."""
-    from jupyter_cache import get_cache
-
-    records = get_cache(OUTPUTS).list_cache_records()
-    newest = {}
-    for record in sorted(records, key=lambda record: record.created):
-        newest[Path(record.uri).stem] = record.data.get("execution_seconds", float("nan"))
-    return sorted(newest.items())
+def run_notebooks(jobs: int) -> None:
+    """Run what has not yet run; stops the build when a cell failed."""
+    key = outputs_depend_on()
+    forget_stale_outputs(key)
+    limit = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["execute"]["timeout"]
+    measured = {record.method: record.seconds for record in read_records(ROOT / "results" / "notebooks")}
+    failed = execute.execute(
+        execute.with_code(pages()), OUTPUTS, limit, jobs, measured, lambda: outputs_depend_on() == key
+    )
+    if failed:
+        names = ", ".join(sorted(source.name for source in failed))
+        sys.exit(f"The book did not build: {names} failed, see above. The others need not run again.")
 
 
 def size(folder: Path) -> float:
@@ -82,26 +81,32 @@ def size(folder: Path) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="notebooks that run at a time, each with one thread"
+    )
+    arguments = parser.parse_args()
     start = time.monotonic()
-    forget_stale_outputs()
-    for stale in ("html", "failed-html", ".doctrees"):
+    for stale in ("html", "failed-html", UNFINISHED.name):
         shutil.rmtree(BUILD / stale, ignore_errors=True)
+    run_notebooks(arguments.jobs)
     # -W: warnings are errors, all of them reported before giving up; -n: so are links to names that do not
     # exist.
     command = [Path(sys.executable).with_name("jupyter-book"), "build", ".", "-W", "--keep-going", "-n"]
-    code = subprocess.call(command, cwd=ROOT, env=surroundings())
-    html = BUILD / "html"
+    command += ["--path-output", UNFINISHED]
+    code = subprocess.call(command, cwd=ROOT, env=execute.surroundings())
+    built, html = UNFINISHED / "_build" / "html", BUILD / "html"
     if code != 0:
-        if html.exists():
-            html.rename(BUILD / "failed-html")
+        if built.exists():
+            built.rename(BUILD / "failed-html")
         sys.exit(
-            f"\nThe book did not build (exit status {code}); the reasons are above. A cell that failed is"
-            " there with its traceback.\nPages written so far, if any: _build/failed-html"
+            f"\nThe book did not build (exit status {code}); the reasons are above."
+            "\nPages written so far, if any: _build/failed-html"
         )
-    print(
-        "\nSeconds per notebook:",
-        ", ".join(f"{name} {seconds:.0f}" for name, seconds in seconds_per_notebook()),
-    )
+    built.rename(html)
+    shutil.rmtree(UNFINISHED)
+    seconds = execute.seconds_per_notebook(OUTPUTS).items()
+    print("\nSeconds per notebook:", ", ".join(f"{name} {took:.0f}" for name, took in seconds))
     print(f"The book is built ({time.monotonic() - start:.0f} s, {size(html):.1f} MB): {html / 'index.html'}")
     print(
         f"Open it: {'open' if sys.platform == 'darwin' else 'xdg-open'} _build/html/index.html"

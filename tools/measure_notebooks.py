@@ -1,4 +1,4 @@
-"""Measure what each notebook takes and write results/notebooks/NAME.json; called by `make measure`.
+"""Measure what each notebook takes and write results/notebooks.jsonl; called by `make measure`.
 
 Every notebook runs in a kernel of its own, one after the other, and reports its own peak memory at the end.
 The book prints these records on each notebook's first page and in the preface. Run it on a machine that does
@@ -13,7 +13,7 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
-from atlib.record import Record, about, write_record
+from atlib.record import Record, about, add_record, records_file
 
 ROOT = Path(__file__).resolve().parent.parent
 ASK = "from atlib.record import peak_memory_mb; print(peak_memory_mb())"
@@ -50,7 +50,7 @@ def main() -> None:
         if wanted and source.stem not in wanted:
             continue
         record = measure(source)
-        write_record(ROOT / "results" / "notebooks" / f"{source.stem}.json", record)
+        add_record(records_file("notebooks", None, ROOT / "results"), record)
         print(f"{source.stem:28} {record.seconds:6.1f} s  {record.peak_memory_mb:7.0f} MB", flush=True)
 
 

@@ -1,16 +1,7 @@
 """Analyses: what a student shares with its teacher, and what it does not. One file for each question."""
 
-from atlib.analysis.accounting import (
-    Memory,
-    MethodCost,
-    Numbers,
-    method_costs,
-    method_memory,
-    step_memory,
-    transferred_numbers,
-)
+from atlib.analysis.accounting import method_costs, method_memory, step_memory, transferred_numbers
 from atlib.analysis.attention_maps import (
-    LayerStatistics,
     attention_distance,
     attention_entropy,
     class_attention,
@@ -18,7 +9,6 @@ from atlib.analysis.attention_maps import (
     prefix_share,
     rollout,
 )
-from atlib.analysis.checks import check_maps
 from atlib.analysis.cka import (
     MinibatchCKA,
     StreamingCKA,
@@ -34,63 +24,45 @@ from atlib.analysis.divergence import (
     compare_layers,
     head_divergence,
     jensen_shannon,
-    layer_divergence,
     same_operation,
     three_models,
 )
-from atlib.analysis.fourier import FourierProfile, fourier_profile, layer_profiles
+from atlib.analysis.fourier import fourier_profile, layer_profiles
 from atlib.analysis.predictions import (
-    Gain,
-    Interval,
     disagreement,
-    disagreement_matrix,
     ensemble_accuracy,
     ensemble_gain,
     expected_calibration_error,
     paired_bootstrap,
 )
-from atlib.analysis.probes import ProbeResult, features, few_labels, knn_accuracy, linear_probe
-from atlib.analysis.robustness import AccuracyLine, EffectiveRobustness, effective_robustness, fit_line
-from atlib.analysis.streaming import vit_of, walks
+from atlib.analysis.probes import features, knn_accuracy, linear_probe
+from atlib.analysis.robustness import effective_robustness, fit_line
+from atlib.analysis.streaming import walks
 
 __all__ = [
-    "AccuracyLine",
-    "EffectiveRobustness",
-    "FourierProfile",
-    "Gain",
-    "Interval",
-    "LayerStatistics",
-    "Memory",
-    "MethodCost",
     "MinibatchCKA",
-    "Numbers",
     "PAIRINGS",
-    "ProbeResult",
     "StreamingCKA",
     "StreamingDivergence",
     "attention_distance",
     "attention_entropy",
-    "check_maps",
     "class_attention",
     "class_token",
     "compare_layers",
     "describe_layers",
     "disagreement",
-    "disagreement_matrix",
     "effective_robustness",
     "ensemble_accuracy",
     "ensemble_gain",
     "every_token",
     "expected_calibration_error",
     "features",
-    "few_labels",
     "fit_line",
     "fourier_profile",
     "head_divergence",
     "jensen_shannon",
     "knn_accuracy",
     "layer_cka",
-    "layer_divergence",
     "layer_profiles",
     "linear_cka",
     "linear_probe",
@@ -104,6 +76,5 @@ __all__ = [
     "step_memory",
     "three_models",
     "transferred_numbers",
-    "vit_of",
     "walks",
 ]

@@ -89,20 +89,17 @@ def method_costs(
     keeps teacher and student, the others the student. No weights are made. Raises `ValueError` for a batch
     below 1 or `layers` out of range, and for ViTs that `shape_of` refuses.
     """
-    with torch.device("meta"):
-        vit = create_vit(name_or_config, **({} if image_size is None else {"img_size": image_size}))
+    vit = _weightless(name_or_config, image_size)
     shape = shape_of(vit)
     layers = _checked(batch, layers, shape.depth)
     alone = sum(each.numel() for each in vit.parameters())
-    costs = [
-        MethodCost("scratch", fine_tuning(shape), plain(shape), alone),
-        MethodCost("fine-tune", fine_tuning(shape), plain(shape), alone),
-        MethodCost("copy", copy(shape, layers), copy_inference(shape, layers), 2 * alone),
-        MethodCost("distill", distill(shape, layers), plain(shape), alone),
-    ]
+    step, inference = batch * fine_tuning(shape), batch * plain(shape)
+    copying = batch * copy(shape, layers), batch * copy_inference(shape, layers)
     return [
-        cost._replace(step_flops=batch * cost.step_flops, inference_flops=batch * cost.inference_flops)
-        for cost in costs
+        MethodCost("scratch", step, inference, alone),
+        MethodCost("fine-tune", step, inference, alone),
+        MethodCost("copy", *copying, 2 * alone),
+        MethodCost("distill", batch * distill(shape, layers), inference, alone),
     ]
 
 
@@ -124,21 +121,14 @@ def step_memory(model: nn.Module, images: Tensor) -> Memory:
             " set_grad_checkpointing(False) on its ViT"
         )
     teacher = getattr(model, "teacher", None)
-    weights, frozen = (
-        _sizes([] if each is None else [*each.parameters(), *each.buffers()]) for each in (model, teacher)
-    )
+    weights = _sizes([*model.parameters(), *model.buffers()])
+    frozen = {} if teacher is None else _sizes([*teacher.parameters(), *teacher.buffers()])
     kept: list[Tensor] = []
-
-    def keep(
-        tensor: Tensor,
-    ) -> None:  # the graph gets None to keep: one that held its own tensors would never be let go
-        kept.append(tensor.detach())
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: None):
+    # `append` gives the graph None to keep: one that held its own tensors would never be let go.
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.detach()), lambda nothing: None):
         logits = outputs(model, images).logits
-        nn.functional.cross_entropy(
-            logits, logits.new_zeros(len(logits), dtype=torch.long)
-        )  # for what it keeps
+        labels = logits.new_zeros(len(logits), dtype=torch.long)
+        nn.functional.cross_entropy(logits, labels)  # for what it keeps
     saved = {key: size for key, size in _sizes(kept).items() if key not in weights and key not in frozen}
     gradients = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
     return Memory(sum(weights.values()), gradients, 2 * gradients, sum(saved.values()), sum(frozen.values()))
@@ -153,11 +143,7 @@ def method_memory(
     Nothing of that size is allocated: the forward passes are run on PyTorch's fake tensors, which have shapes
     and no numbers.
     """
-    with torch.device("meta"):
-        teacher, student = (
-            create_vit(name_or_config, **({} if image_size is None else {"img_size": image_size}))
-            for _ in range(2)
-        )
+    teacher, student = (_weightless(name_or_config, image_size) for _ in range(2))
     layers = _checked(batch, layers, len(student.blocks))
     with FakeTensorMode(allow_non_fake_inputs=True):
         teacher, student = (vit.to_empty(device="cpu").train() for vit in (teacher, student))
@@ -167,6 +153,11 @@ def method_memory(
         return {"scratch": plain, "fine-tune": plain} | {
             how: step_memory(AttentionTransfer(teacher, student, plan), images) for how, plan in plans.items()
         }
+
+
+def _weightless(name_or_config: str | Mapping, image_size: int | None) -> VisionTransformer | Eva:
+    with torch.device("meta"):
+        return create_vit(name_or_config, **({} if image_size is None else {"img_size": image_size}))
 
 
 def _sizes(tensors: list[Tensor]) -> dict[int, int]:
@@ -239,17 +230,10 @@ def shape_of(vit: VisionTransformer) -> Shape:
             f"{type(vit).__name__}: {' and '.join(name for name, other in others.items() if other)} is not"
             " that of a stock ViT; count its FLOPs with torch.utils.flop_counter"
         )
-    patches, weight = vit.patch_embed.num_patches, vit.patch_embed.proj.weight
+    patches, pixels = vit.patch_embed.num_patches, vit.patch_embed.proj.weight[0].numel()
+    tokens, hidden = vit.num_prefix_tokens + patches, vit.blocks[0].mlp.fc1.out_features
     classes = getattr(vit.head, "out_features", 0)  # an Identity when there is no head
-    return Shape(
-        vit.num_prefix_tokens + patches,
-        patches,
-        len(vit.blocks),
-        vit.embed_dim,
-        vit.blocks[0].mlp.fc1.out_features,
-        weight[0].numel(),
-        classes,
-    )
+    return Shape(tokens, patches, len(vit.blocks), vit.embed_dim, hidden, pixels, classes)
 
 
 def fine_tuning(shape: Shape) -> int:
@@ -296,8 +280,7 @@ def plain(shape: Shape) -> int:
     return shape.embed + shape.depth * shape.block + shape.head
 
 
-def copy_inference(shape: Shape, layers: int | None = None) -> int:
-    """Inference with Copy of the first `layers` layers (None: all): the teacher, and the student without q, k
-    and scores there."""
-    layers = shape.depth if layers is None else layers
+def copy_inference(shape: Shape, layers: int) -> int:
+    """Inference with Copy of the first `layers` layers: the teacher, and the student without q, k and scores
+    there."""
     return teacher(shape, layers) + plain(shape) - layers * (2 * shape.projection + shape.mixing)

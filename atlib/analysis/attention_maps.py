@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from atlib.analysis.checks import check_maps
 from atlib.analysis.streaming import vit_of, walks
 from atlib.data.images import Images
-from atlib.maps import Grid
+from atlib.maps import Grid, check_grid
 
 
 class LayerStatistics(NamedTuple):
@@ -49,7 +49,8 @@ def prefix_share(maps: Tensor, prefix_tokens: int) -> Tensor:
     no patch.
     """
     check_maps(maps)
-    _check_prefix(maps.shape[-1], prefix_tokens)
+    if not 0 <= prefix_tokens < maps.shape[-1]:
+        raise ValueError(f"prefix_tokens={prefix_tokens} leaves no patch of {maps.shape[-1]} tokens")
     return _exact(maps[:, :, prefix_tokens:, :prefix_tokens]).sum(-1).mean((0, 2))
 
 
@@ -72,11 +73,10 @@ def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
     unequal shapes, and for `residual` outside 0 to 1. Source: Abnar & Zuidema 2020, attention rollout (arXiv
     2005.00928), with residual = 1/2.
     """
-    if len(maps) == 0:
-        raise ValueError("there are no maps to roll out")
-    if not 0 <= residual <= 1:
+    if len(maps) == 0 or not 0 <= residual <= 1:
         raise ValueError(
-            f"residual={residual}: the share of the skip connection is from 0 to 1; the paper uses 0.5"
+            f"{len(maps)} maps, residual={residual}: give at least one map, and a share of the skip connection"
+            " from 0 to 1; the paper uses 0.5"
         )
     for layer, map in enumerate(maps):
         check_maps(map, layer)
@@ -99,13 +99,10 @@ def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
     not fit, or without a class token, which is the first of the prefix tokens.
     """
     check_maps(map)
-    check_grid(map.shape[-1], grid, prefix_tokens)
+    grid = check_grid(map.shape[-1], grid, prefix_tokens)
     if prefix_tokens == 0:
-        raise ValueError(
-            "prefix_tokens=0: without a class token there is no class attention; average over queries"
-            " instead, map.mean(2)"
-        )
-    return map[:, :, 0, prefix_tokens:].unflatten(-1, tuple(grid))
+        raise ValueError("prefix_tokens=0: no class token, no class attention; take map.mean(2) instead")
+    return map[:, :, 0, prefix_tokens:].unflatten(-1, grid)
 
 
 def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> list[LayerStatistics]:
@@ -116,16 +113,14 @@ def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> 
     maps in them where the plan copies. Raises as `attention_distance` does, naming the layer.
     """
     vit = vit_of(model)
-    grid, prefix_tokens = tuple(vit.patch_embed.grid_size), vit.num_prefix_tokens
+    grid, prefix_tokens = vit.patch_embed.grid_size, vit.num_prefix_tokens
     totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]  # each becomes (4, H)
     for (seen,) in walks([model], images, batch_size):
         for layer, one in enumerate(seen.layers):
             map = one.map
             check_maps(map, layer)
             distance, rows = _distances(map, grid, prefix_tokens)
-            entropy, share = (
-                len(map) * mean for mean in (attention_entropy(map), prefix_share(map, prefix_tokens))
-            )
+            entropy, share = len(map) * attention_entropy(map), len(map) * prefix_share(map, prefix_tokens)
             totals[layer] = totals[layer] + torch.stack([distance, rows, entropy, share]).cpu().double()
     return [
         LayerStatistics(
@@ -133,25 +128,6 @@ def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> 
         )
         for layer, (distance, rows, entropy, share) in enumerate(totals)
     ]
-
-
-def check_grid(tokens: int, grid: Grid, prefix_tokens: int) -> None:
-    """Raise `ValueError` unless `tokens` are `prefix_tokens` and the patches of `grid`."""
-    _check_prefix(tokens, prefix_tokens)
-    sides = (grid,) if isinstance(grid, int) else tuple(grid)
-    if len(sides) != 2 or min(sides) < 1 or sides[0] * sides[1] != tokens - prefix_tokens:
-        raise ValueError(
-            f"grid={grid} does not fit: {tokens} tokens less {prefix_tokens} prefix tokens are"
-            f" {tokens - prefix_tokens} patches; give (rows, columns), for a timm ViT patch_embed.grid_size"
-            " and num_prefix_tokens"
-        )
-
-
-def _check_prefix(tokens: int, prefix_tokens: int) -> None:
-    if not 0 <= prefix_tokens < tokens:
-        raise ValueError(
-            f"prefix_tokens={prefix_tokens}: of {tokens} tokens, 0 to {tokens - 1} can be prefix tokens"
-        )
 
 
 def _distances(maps: Tensor, grid: Grid, prefix_tokens: int) -> tuple[Tensor, Tensor]:

@@ -17,19 +17,15 @@ def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
     name where they are given.
     """
     where = "".join(f"{part}: " for part in (name, "" if layer is None else f"layer {layer}") if part)
-    if not isinstance(maps, Tensor) or maps.ndim != 4 or maps.shape[-1] != maps.shape[-2]:
+    square = maps.ndim == 4 and maps.shape[-1] == maps.shape[-2]
+    if not square or maps.numel() == 0 or not maps.is_floating_point():
         raise ValueError(
-            f"{where}maps are (B, H, N, N), got"
-            f" {tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__}"
+            f"{where}maps are (B, H, N, N) floating-point numbers, all sides at least 1, got"
+            f" {tuple(maps.shape)} of {maps.dtype}"
         )
-    if maps.numel() == 0:
-        raise ValueError(f"{where}maps of shape {tuple(maps.shape)} are empty: there is nothing to analyse")
-    if not maps.is_floating_point():
-        raise ValueError(f"{where}maps are floating-point numbers, got {maps.dtype}")
     half = torch.finfo(maps.dtype).bits < 32
-    sums = maps.sum(
-        -1, dtype=torch.float32 if half else maps.dtype
-    )  # a NaN or an infinity anywhere in a row shows in its sum
+    # A NaN or an infinity anywhere in a row shows in its sum.
+    sums = maps.sum(-1, dtype=torch.float32 if half else maps.dtype)
     least = maps.amin(-1)
     _refuse_rows(
         ~sums.isfinite(), sums, where, "sums to {:.6g}: the model's weights or its images are not finite"
@@ -70,6 +66,19 @@ def check_scores(scores: Tensor, name: str) -> None:
         raise ValueError(f"{name} is (images, classes), both at least 1, got {tuple(scores.shape)}")
     if scores.isnan().any():
         raise ValueError(f"{name} is NaN for image {scores.isnan().any(1).nonzero()[0].item()}")
+
+
+def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: str = "labels") -> None:
+    """Raise `ValueError`, naming the argument, unless it is (rows,) class indices, below `classes` where given."""
+    if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"{name} must be class indices ({rows},), one for each row, got {labels.dtype}"
+            f" {tuple(labels.shape)}"
+        )
+    wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
+    if wrong.any():
+        known = "from 0 on" if classes is None else f"0 to {classes - 1}, as the model has them"
+        raise ValueError(f"{name} holds {labels[wrong][0].item()}: class indices are {known}")
 
 
 def check_probabilities(p: Tensor, name: str) -> None:

@@ -31,10 +31,8 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
         if not _varies(each, each[0]):
             raise ValueError(_no_variance(name))
     x, y = (each.double() - each.double().mean(0) for each in (x, y))
-    x, y = (
-        x / x.abs().max(),
-        y / y.abs().max(),
-    )  # CKA does not see a scale, and its fourth power would leave float64
+    # CKA does not see a scale, and its fourth power would leave float64.
+    x, y = x / x.abs().max(), y / y.abs().max()
     n, p, q = len(x), x.shape[1], y.shape[1]
     if n * (p + q) < p * p + q * q + p * q:  # the same number from n x n similarities of rows
         x, y = x @ x.T, y @ y.T
@@ -50,11 +48,9 @@ class _LayerPairs:
 
     def __init__(self):
         self.rows = 0
-        self._first: tuple[list[Tensor], list[Tensor]] = (
-            [],
-            [],
-        )  # the first row of every layer, to see whether any other differs
-        self._varying: tuple[list[bool], list[bool]] = ([], [])
+        # The first row of every layer of x and y, and whether any other differs from it.
+        self._first: tuple[list[Tensor], ...] = ([], [])
+        self._varying: tuple[list[bool], ...] = ([], [])
 
     def update(self, x: Tensor, y: Tensor) -> None:
         """Add the same rows of x (n, p) and y (n, q). Raises `ValueError` as `linear_cka` does."""
@@ -69,11 +65,11 @@ class _LayerPairs:
             self._varying = tuple([False] * len(side) for side in sides)
             self._start(*([x.shape[1] for x in side] for side in sides), sides[0][0].device)
         for name, side, first, varying in zip("xy", sides, self._first, self._varying):
-            widths = [len(row) for row in first], [x.shape[1] for x in side]
-            if widths[0] != widths[1]:
+            before, now = [len(row) for row in first], [x.shape[1] for x in side]
+            if before != now:
                 raise ValueError(
-                    f"{name} had features {widths[0]} (one number a layer), this batch has {widths[1]}: every"
-                    " batch needs the same layers"
+                    f"{name} had features {before} (one number a layer), this batch has {now}: every batch"
+                    " needs the same layers"
                 )
             varying[:] = [known or _varies(x, row) for known, x, row in zip(varying, side, first)]
         self._add(*sides)
@@ -118,9 +114,8 @@ class StreamingCKA(_LayerPairs):
         self._widths = p, q
         kind = {"dtype": torch.float64, "device": device}
         self._means = [torch.zeros(sum(widths), **kind) for widths in (p, q)]
-        self._across = torch.zeros(
-            sum(p), sum(q), **kind
-        )  # all layers side by side: one product for all pairs
+        # All layers side by side: one product for all pairs.
+        self._across = torch.zeros(sum(p), sum(q), **kind)
         self._within = [[torch.zeros(width, width, **kind) for width in widths] for widths in (p, q)]
 
     def _add(self, xs: list[Tensor], ys: list[Tensor]) -> None:
@@ -140,9 +135,8 @@ class StreamingCKA(_LayerPairs):
 
     def _hsic(self) -> tuple[Tensor, Tensor, Tensor]:
         p, q = self._widths
-        across = torch.stack(
-            [torch.stack([block.norm() for block in rows.split(q, 1)]) for rows in self._across.split(p)]
-        )
+        blocks = [rows.split(q, 1) for rows in self._across.split(p)]
+        across = torch.stack([torch.stack([block.norm() for block in row]) for row in blocks])
         within = [torch.stack([moments.norm() for moments in side]) for side in self._within]
         return across**2, within[0] ** 2, within[1] ** 2
 
@@ -169,14 +163,12 @@ class MinibatchCKA(_LayerPairs):
     def _add(self, xs: list[Tensor], ys: list[Tensor]) -> None:
         x, y = (torch.stack([_similarities(x) for x in side]) for side in (xs, ys))  # (L, n, n)
         n = len(xs[0])
-        for total, estimate in zip(
-            self._sums, (_hsic_1(x, y), _hsic_1(x, x).diagonal(), _hsic_1(y, y).diagonal())
-        ):
+        estimates = _hsic_1(x, y), _hsic_1(x, x).diagonal(), _hsic_1(y, y).diagonal()
+        for total, estimate in zip(self._sums, estimates):
             total += n * estimate
 
     def _hsic(self) -> tuple[Tensor, Tensor, Tensor]:
-        xy, xx, yy = (total / self.rows for total in self._sums)
-        return xy, xx, yy
+        return tuple(total / self.rows for total in self._sums)
 
 
 def layer_cka(
@@ -203,20 +195,15 @@ def layer_cka(
     reads = read, read if read_b is None else read_b
     for name, model, reading in zip("ab", (a, b), reads):
         vit = vit_of(model)
-        if reading is class_token and getattr(vit, "cls_token", None) is None:
+        if reading is class_token and vit.cls_token is None:
             raise ValueError(
-                f"{name} has no class token: read patch_mean({getattr(vit, 'num_prefix_tokens', 0)}) or"
-                " every_token instead"
+                f"{name} has no class token: read patch_mean({vit.num_prefix_tokens}) or every_token instead"
             )
     # Rows are copies: a class token alone would keep all tokens in memory.
     waiting, left, batches = [], len(images), 0
     for walked in walks((a,) if a is b else (a, b), images, batch_size):
-        waiting.append(
-            [
-                [read(tokens).clone() for tokens in each.stream]
-                for read, each in zip(reads, (walked[0], walked[-1]))
-            ]
-        )
+        sides = zip(reads, (walked[0], walked[-1]))
+        waiting.append([[read(tokens).clone() for tokens in each.stream] for read, each in sides])
         left -= len(walked[0].tokens)
         if left == 0 or len(images) - left >= batch_size * (batches + 1) and left >= pairs.least:
             pairs.update_layers(*([torch.cat(parts) for parts in zip(*side)] for side in zip(*waiting)))
@@ -272,8 +259,6 @@ def _checked(xs: Sequence[Tensor], ys: Sequence[Tensor], rows: int) -> tuple[lis
     """Both sides checked, on one device that has float64; they are turned into it one by one, where they are
     used."""
     for name, side in (("x", xs), ("y", ys)):
-        if len(side) == 0:
-            raise ValueError(f"{name} has no layers")
         for layer, x in enumerate(side):
             check_features(x, _name(name, layer, len(side)), rows)
     counts = sorted({len(x) for x in [*xs, *ys]})

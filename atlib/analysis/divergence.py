@@ -48,7 +48,6 @@ def head_divergence(maps_a: Tensor, maps_b: Tensor, pairing: str) -> float:
     `ValueError` for another word, for what `checks.check_maps` refuses, for maps of other images or tokens,
     and for "direct" with different numbers of heads. Source: arXiv 2411.09702, appendix.
     """
-    require_known("pairing", pairing, PAIRINGS)
     divergence = StreamingDivergence()
     divergence.update(maps_a, maps_b)
     return divergence.value(pairing)
@@ -69,13 +68,12 @@ class StreamingDivergence:
         where = "" if layers is None else f"layers {layers[0]} of a and {layers[1]} of b: "
         for name, maps, layer in zip("ab", (maps_a, maps_b), layers or (None, None)):
             check_maps(maps, layer, name)
-        shapes = tuple(maps_a.shape), tuple(maps_b.shape)
-        if (shapes[0][0], shapes[0][2]) != (shapes[1][0], shapes[1][2]):
+        if maps_a[:, 0].shape != maps_b[:, 0].shape:
             raise ValueError(
-                f"{where}maps of a are {shapes[0]}, of b {shapes[1]} (B, H, N, N): both need the same images"
-                " and tokens; atlib.maps.resample and keep_tokens bring maps to other tokens"
+                f"{where}maps of a are {tuple(maps_a.shape)}, of b {tuple(maps_b.shape)} (B, H, N, N): both need"
+                " the same images and tokens; atlib.maps.resample and keep_tokens bring maps to other tokens"
             )
-        heads = shapes[0][1], shapes[1][1]
+        heads = maps_a.shape[1], maps_b.shape[1]
         if self._heads is None:
             self._heads = torch.zeros(heads, dtype=torch.float64)
         if self._heads.shape != heads:
@@ -87,13 +85,9 @@ class StreamingDivergence:
         for h, p in enumerate(maps_a.unbind(1)):
             p = as_double(p)
             entropy = _entropy(p)
-            for g, q in enumerate(maps_b.unbind(1)):
-                self._heads[h, g] += (
-                    _from_entropies(p, as_double(q).to(p.device), entropy, entropies_b[g].to(p.device))
-                    .mean(-1)
-                    .sum()
-                    .item()
-                )
+            for g, (q, entropy_b) in enumerate(zip(maps_b.unbind(1), entropies_b)):
+                found = _from_entropies(p, as_double(q).to(p.device), entropy, entropy_b.to(p.device))
+                self._heads[h, g] += found.mean(-1).sum().item()
         means = [sum(as_double(p) for p in maps.unbind(1)) / maps.shape[1] for maps in (maps_a, maps_b)]
         self._averaged += _divergence(means[0], means[1].to(means[0].device)).mean(-1).sum().item()
         self.images += len(maps_a)
@@ -141,20 +135,6 @@ def compare_layers(
     return divergences
 
 
-def layer_divergence(
-    a: nn.Module,
-    b: nn.Module,
-    images: Images,
-    pairing: str,
-    layers: Mapping[int, int] | None = None,
-    batch_size: int = 50,
-) -> list[float]:
-    """`head_divergence` of the maps of two models over all images, one number for each pair of layers;
-    arguments as in `compare_layers`."""
-    require_known("pairing", pairing, PAIRINGS)
-    return [divergence.value(pairing) for divergence in compare_layers(a, b, images, layers, batch_size)]
-
-
 class TinyLayer(NamedTuple):
     """One attention layer, written out. maps: (1, H, N, N); values: (1, H, N, d); projection: (H·d, D)."""
 
@@ -200,10 +180,10 @@ def three_models() -> dict[str, TinyLayer]:
 def same_operation() -> dict[str, dict[str, float]]:
     """How far B and C of `three_models` are from A for every pairing, {"B": {pairing: nats}, "C": ...},
     although their outputs are equal."""
-    layers = three_models()
+    a, *others = three_models().items()
     return {
-        name: {pairing: head_divergence(layers["A"].maps, layers[name].maps, pairing) for pairing in PAIRINGS}
-        for name in ("B", "C")
+        name: {pairing: head_divergence(a[1].maps, layer.maps, pairing) for pairing in PAIRINGS}
+        for name, layer in others
     }
 
 
@@ -223,22 +203,15 @@ def _divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _layer_pairs(depth_a: int, depth_b: int, layers: Mapping[int, int] | None) -> list[tuple[int, int]]:
-    if layers is None:
-        if depth_a != depth_b:
-            raise ValueError(
-                f"these are models whose layers cannot be paired index by index: a has {depth_a}, b"
-                f" {depth_b}; say which belong together with layers={{layer of a: layer of b}}"
-            )
-        return [(i, i) for i in range(depth_a)]
-    if not isinstance(layers, Mapping):
+    if layers is None and depth_a != depth_b:
         raise ValueError(
-            f"layers={layers!r}: say which belong together with layers={{layer of a: layer of b}}"
+            f"these are models whose layers cannot be paired index by index: a has {depth_a}, b {depth_b}; say"
+            " which belong together with layers={layer of a: layer of b}"
         )
-    pairs = list(layers.items())
-    wrong = [(i, j) for i, j in pairs if not (0 <= i < depth_a and 0 <= j < depth_b)]
-    if not pairs or wrong:
+    pairs = [(i, i) for i in range(depth_a)] if layers is None else list(layers.items())
+    if not pairs or any(not (0 <= i < depth_a and 0 <= j < depth_b) for i, j in pairs):
         raise ValueError(
-            f"layers={dict(layers)} does not pair layers of a, 0 to {depth_a - 1}, with layers of b, 0 to"
+            f"layers={layers} does not pair layers of a, 0 to {depth_a - 1}, with layers of b, 0 to"
             f" {depth_b - 1}"
         )
     return pairs

@@ -5,14 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlib.analysis.attention_maps import check_grid
 from atlib.analysis.streaming import vit_of, walks
 from atlib.data.images import Images
-from atlib.maps import Grid
+from atlib.maps import Grid, check_grid
 
-FLOOR = (
-    1e-6  # added to amplitudes before the logarithm, as in the published code; features are of the order of 1
-)
+FLOOR = 1e-6  # added to amplitudes before the logarithm, as in the published code; features are of order 1
 
 
 class FourierProfile(NamedTuple):
@@ -37,10 +34,9 @@ def fourier_profile(tokens: Tensor, grid: Grid, prefix_tokens: int) -> FourierPr
     """
     if tokens.ndim != 3 or 0 in tokens.shape:
         raise ValueError(f"tokens are (B, N, D), all at least 1, got {tuple(tokens.shape)}")
-    check_grid(tokens.shape[1], grid, prefix_tokens)
-    rows, columns = grid
+    rows, columns = grid = check_grid(tokens.shape[1], grid, prefix_tokens)
     if rows != columns:
-        raise ValueError(f"grid={tuple(grid)}: the diagonal profile needs a square patch grid")
+        raise ValueError(f"grid={grid}: the diagonal profile needs a square patch grid")
     if not tokens.isfinite().all():
         raise ValueError(
             f"image {(~tokens.isfinite()).nonzero()[0, 0].item()} has features that are not finite: repair"
@@ -62,10 +58,8 @@ def layer_profiles(model: nn.Module, images: Images, batch_size: int = 100) -> l
     vit = vit_of(model)
     totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]
     for (seen,) in walks([model], images, batch_size):
-        profiles = [
-            fourier_profile(tokens, tuple(vit.patch_embed.grid_size), vit.num_prefix_tokens)
-            for tokens in seen.stream
-        ]
+        grid, prefix_tokens = vit.patch_embed.grid_size, vit.num_prefix_tokens
+        profiles = [fourier_profile(tokens, grid, prefix_tokens) for tokens in seen.stream]
         totals = [
             total + len(seen.tokens) * profile.log_amplitude.cpu() for total, profile in zip(totals, profiles)
         ]

@@ -1,13 +1,12 @@
 """Do two models make the same mistakes? Disagreement, ensembles, calibration, and how sure a difference is."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atlib.analysis.checks import check_probabilities, check_scores
+from atlib.analysis.checks import check_labels, check_probabilities, check_scores
 
 
 class Gain(NamedTuple):
@@ -32,19 +31,10 @@ def disagreement(logits_a: Tensor, logits_b: Tensor) -> float:
 
     Raises `ValueError` for other shapes, no images, and NaN.
     """
-    return disagreement_matrix({"logits_a": logits_a, "logits_b": logits_b})[0, 1].item()
-
-
-def disagreement_matrix(predictions: Mapping[str, Tensor]) -> Tensor:
-    """`disagreement` of every model with every other, (m, m) float64 in the mapping's order, for {name: (n,
-    classes)}."""
-    if not predictions:
-        raise ValueError("there are no predictions to compare")
-    for name, scores in predictions.items():
-        check_scores(scores, name)
-    _check_same_shape(predictions)
-    classes = torch.stack([scores.argmax(1).cpu() for scores in predictions.values()])
-    return torch.stack([(classes != own).double().mean(1) for own in classes])
+    check_scores(logits_a, "logits_a")
+    check_scores(logits_b, "logits_b")
+    _check_same_shape(logits_a, logits_b)
+    return (logits_a.argmax(1).cpu() != logits_b.argmax(1).cpu()).double().mean().item()
 
 
 def ensemble_accuracy(p_a: Tensor, p_b: Tensor, labels: Tensor) -> float:
@@ -61,10 +51,10 @@ def ensemble_accuracy(p_a: Tensor, p_b: Tensor, labels: Tensor) -> float:
 def ensemble_gain(p_a: Tensor, p_b: Tensor, labels: Tensor) -> Gain:
     """What the ensemble of `ensemble_accuracy` gains over the better of the two models. Raises `ValueError`
     as that does."""
-    for name, p in (("p_a", p_a), ("p_b", p_b)):
-        check_probabilities(p, name)
-    _check_same_shape({"p_a": p_a, "p_b": p_b})
-    _check_labels(labels, p_a)
+    check_probabilities(p_a, "p_a")
+    check_probabilities(p_b, "p_b")
+    _check_same_shape(p_a, p_b)
+    check_labels(labels, *p_a.shape)
     if (labels == labels[0]).all():
         raise ValueError(
             f"all {len(labels)} labels are class {labels[0].item()}: a model that always says"
@@ -84,7 +74,7 @@ def expected_calibration_error(p: Tensor, labels: Tensor, bins: int = 15) -> flo
     of range, and fewer than one bin. Source: Guo et al. 2017 (arXiv 1706.04599), equation 3.
     """
     check_probabilities(p, "p")
-    _check_labels(labels, p)
+    check_labels(labels, *p.shape)
     if bins < 1:
         raise ValueError(f"bins={bins}: at least one is needed; Guo et al. use 15")
     confidence, guess = p.double().max(1)
@@ -148,19 +138,9 @@ def _truths(correct: Tensor, name: str) -> np.ndarray:
     return values.numpy()
 
 
-def _check_same_shape(predictions: Mapping[str, Tensor]) -> None:
-    shapes = {name: tuple(scores.shape) for name, scores in predictions.items()}
-    if len(set(shapes.values())) > 1:
-        raise ValueError(f"predictions are of the same images and classes, (n, classes), got {shapes}")
-
-
-def _check_labels(labels: Tensor, p: Tensor) -> None:
-    if labels.ndim != 1 or len(labels) != len(p) or labels.is_floating_point():
+def _check_same_shape(a: Tensor, b: Tensor) -> None:
+    if a.shape != b.shape:
         raise ValueError(
-            f"labels are ({len(p)},) integers, one for each row, got {labels.dtype} {tuple(labels.shape)}"
-        )
-    if labels.min() < 0 or labels.max() >= p.shape[1]:
-        wrong = labels[(labels < 0) | (labels >= p.shape[1])][0].item()
-        raise ValueError(
-            f"label {wrong} is out of range: the model knows {p.shape[1]} classes, 0 to {p.shape[1] - 1}"
+            f"predictions are of the same images and classes, (n, classes), got {tuple(a.shape)} and"
+            f" {tuple(b.shape)}"
         )

@@ -1,15 +1,13 @@
-"""How good features are without training the network further: nearest neighbours, a linear classifier, few
-labels."""
+"""How good features are without training the network further: nearest neighbours, a linear classifier."""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atlib.analysis.checks import check_features
+from atlib.analysis.checks import check_features, check_labels
 from atlib.analysis.streaming import vit_of, walks
 from atlib.data.images import Images
 
@@ -42,12 +40,8 @@ def features(model: nn.Module, images: Images, layer: int | None = None, batch_s
             f" {len(vit.blocks) - 1}"
         )
     with torch.no_grad():
-        return torch.cat(
-            [
-                vit.forward_head(vit.norm(seen.stream[layer]), pre_logits=True).float().cpu()
-                for (seen,) in walks([model], images, batch_size)
-            ]
-        )
+        last = (vit.norm(seen.stream[layer]) for (seen,) in walks([model], images, batch_size))
+        return torch.cat([vit.forward_head(tokens, pre_logits=True).float().cpu() for tokens in last])
 
 
 def knn_accuracy(
@@ -124,9 +118,8 @@ def linear_probe(
             order = torch.randperm(len(train_x), generator=generator)
         batch, order = order[:batch_size].to(train_x.device), order[batch_size:]
         optimizer.zero_grad()
-        sum(
-            nn.functional.cross_entropy(probe(train_x[batch]), train_y[batch]) for probe in probes
-        ).backward()  # each has its own gradient
+        # Each has its own gradient.
+        sum(nn.functional.cross_entropy(probe(train_x[batch]), train_y[batch]) for probe in probes).backward()
         optimizer.step()
         scheduler.step()
     accuracies = {lr: _accuracy(probe, validation_x, validation_y) for lr, probe in zip(lrs, probes)}
@@ -134,43 +127,9 @@ def linear_probe(
     return ProbeResult(_accuracy(probes[lrs.index(best)], test_x, test_y), best, accuracies)
 
 
-def few_labels(images: Images, fraction: float, seed: int) -> Images:
-    """A share of every class, drawn by `seed`: round(fraction · images of the class), at least one; in their
-    former order.
-
-    With one seed a smaller share is part of a larger one. Raises `ValueError` for a fraction outside (0, 1],
-    for targets that are no class labels, and for a named class without any image, which would vanish. Source:
-    the usual 1 % and 10 % of labels.
-    """
-    if not 0 < fraction <= 1:
-        raise ValueError(
-            f"fraction={fraction}: a share of the labels is above 0 and at most 1, such as 0.01 or 0.1"
-        )
-    labels = images.targets
-    if labels.ndim != 1 or labels.is_floating_point() or len(labels) == 0 or labels.min() < 0:
-        raise ValueError(
-            f"targets of shape {tuple(labels.shape)} and type {labels.dtype} are no class labels: whole"
-            " numbers from 0 on, one an image"
-        )
-    missing = sorted(set(range(len(images.classes))) - set(labels.tolist()))
-    if missing:
-        raise ValueError(
-            f"class {missing[0]} ({images.classes[missing[0]]!r}) has no image to keep: choose from a split"
-            " with all classes"
-        )
-    kept = []
-    for label in labels.unique().tolist():
-        members = (labels == label).nonzero().squeeze(1).numpy()
-        order = np.random.default_rng([seed, label]).permutation(members)
-        kept.extend(order[: max(1, round(fraction * len(members)))].tolist())
-    kept = sorted(kept)
-    return Images(images.pixels[kept], labels[kept], images.classes, images.mean, images.std, images.augment)
-
-
 def _zero_linear(x: Tensor, classes: int) -> nn.Linear:
-    linear = nn.utils.skip_init(
-        nn.Linear, x.shape[1], classes, device=x.device
-    )  # its usual weights would be drawn from the global generator
+    # Its usual weights would be drawn from the global generator.
+    linear = nn.utils.skip_init(nn.Linear, x.shape[1], classes, device=x.device)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
@@ -189,11 +148,7 @@ def _check_sets(**sets: tuple[Tensor, Tensor]) -> list[Tensor]:
     train_x, train_y = sets["train"]
     for name, (x, y) in sets.items():
         check_features(x, f"{name}_x", rows=1)
-        if y.shape != x.shape[:1] or y.is_floating_point() or y.min() < 0:
-            raise ValueError(
-                f"{name}_y are class labels, one for each of the {len(x)} rows of {name}_x; got {y.dtype}"
-                f" {tuple(y.shape)}"
-            )
+        check_labels(y, len(x), name=f"{name}_y")
         if x.shape[1] != train_x.shape[1]:
             raise ValueError(
                 f"{name}_x has {x.shape[1]} features, train_x {train_x.shape[1]}: read them from the same"

@@ -75,10 +75,8 @@ def effective_robustness(
     """
     check_sampling(samples, level)
     x, y = _pool(pool_in_distribution, pool_shifted, clip, 3)
-    own_x, shifted = (
-        _logits("in_distribution", [in_distribution], clip),
-        _accuracies("shifted", [shifted]).item(),
-    )
+    own_x = _logits("in_distribution", [in_distribution], clip)
+    shifted = _accuracies("shifted", [shifted]).item()
     line = AccuracyLine(*(each.item() for each in _least_squares(x, y)))
     drawn = np.random.default_rng(seed).integers(len(x), size=(samples, len(x)))
     drawn = drawn[np.ptp(x[drawn], axis=1) > 0]
@@ -102,10 +100,8 @@ def _least_squares(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def _pool(
     in_distribution: Sequence[float], shifted: Sequence[float], clip: float | None, least: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    x, y = (
-        _logits("the pool's in-distribution accuracy", in_distribution, clip),
-        _logits("the pool's shifted accuracy", shifted, clip),
-    )
+    x = _logits("the pool's in-distribution accuracy", in_distribution, clip)
+    y = _logits("the pool's shifted accuracy", shifted, clip)
     if len(x) != len(y) or len(x) < least:
         raise ValueError(
             f"the pool has {len(x)} in-distribution and {len(y)} shifted accuracies: one pair a model, and at"

@@ -6,13 +6,11 @@ import torch
 from torch import nn
 
 from atlib.data.images import Images
+from atlib.transfer import student_of
 from atlib.walking import Walk, check_walkable, walk
 
-AT_ONCE = (
-    2**28
-    # bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2
-    # GB
-)
+# Bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2 GB.
+AT_ONCE = 2**28
 
 
 @torch.no_grad()
@@ -37,7 +35,11 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
         for batch, _ in images.loader(at_once):
             for vit in vits:
                 _check_size(vit, batch)
-            yield tuple(_walk(model, batch.to(kind.device, kind.dtype)) for model, kind in zip(models, kinds))
+            placed = zip(models, (batch.to(kind.device, kind.dtype) for kind in kinds))
+            yield tuple(
+                model.walk(images) if hasattr(model, "walk") else walk(model, images, head=False)
+                for model, images in placed
+            )
     finally:
         for model, mode in zip(models, training):
             model.train(mode)
@@ -49,7 +51,7 @@ def vit_of(model: nn.Module) -> nn.Module:
 
     Raises `atlib.walking.Unwalkable` for anything else.
     """
-    vit = getattr(model, "student", model)
+    vit = student_of(model)
     check_walkable(vit)
     return vit
 
@@ -62,17 +64,9 @@ def _bytes_of_a_walk(vit: nn.Module) -> int:
 
 
 def _check_size(vit: nn.Module, batch: torch.Tensor) -> None:
-    wanted = getattr(vit.patch_embed, "img_size", None)
-    if (
-        wanted is not None
-        and getattr(vit.patch_embed, "strict_img_size", True)
-        and tuple(batch.shape[-2:]) != tuple(wanted)
-    ):
+    wanted, size = vit.patch_embed.img_size, tuple(batch.shape[-2:])
+    if wanted is not None and vit.patch_embed.strict_img_size and size != tuple(wanted):
         raise ValueError(
-            f"the images have {batch.shape[-2]} x {batch.shape[-1]} pixels, this {type(vit).__name__} takes"
+            f"the images have {size[0]} x {size[1]} pixels, this {type(vit).__name__} takes"
             f" {wanted[0]} x {wanted[1]}: resize them, or build the model with img_size="
         )
-
-
-def _walk(model: nn.Module, batch: torch.Tensor) -> Walk:
-    return model.walk(batch) if hasattr(model, "walk") else walk(model, batch, head=False)

@@ -1,14 +1,15 @@
-"""Which images of a data set: a long tail of classes, groups of classes, and the images that a reference
-model gets wrong."""
+"""Which images of a data set: a share of every class, a long tail of classes, groups of classes, and the images
+that a reference model gets wrong."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atlib.analysis.checks import check_scores
+from atlib.analysis.checks import check_labels, check_scores
 from atlib.data.images import Images
 from atlib.train.evaluate import Evaluation, evaluate, predict
 
@@ -23,10 +24,31 @@ class Filtered(NamedTuple):
 
 def class_counts(images: Images) -> list[int]:
     """The number of images of every class. Raises `ValueError` when the targets are not class indices (n,)."""
-    labels = images.targets
-    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"the targets must be class indices (n,), got {labels.dtype} {tuple(labels.shape)}")
-    return torch.bincount(labels, minlength=len(images.classes)).tolist()
+    check_labels(images.targets, len(images), name="targets")
+    return torch.bincount(images.targets, minlength=len(images.classes)).tolist()
+
+
+def few_labels(images: Images, fraction: float, seed: int) -> Images:
+    """A share of every class, drawn by `seed`: round(fraction · images of the class), at least one; in their
+    former order.
+
+    With one seed a smaller share is part of a larger one. Raises `ValueError` for a fraction outside (0, 1],
+    for targets that are no class labels, and for a named class without any image, which would vanish. Source:
+    the usual 1 % and 10 % of labels.
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction={fraction}: a share of the labels is above 0 and at most 1, such as 0.01")
+    kept = []
+    for label, count in enumerate(class_counts(images)):
+        if count == 0 and label < len(images.classes):
+            raise ValueError(
+                f"class {label} ({images.classes[label]!r}) has no image to keep: choose from a split with all"
+                " classes"
+            )
+        members = (images.targets == label).nonzero().squeeze(1).numpy()
+        order = np.random.default_rng([seed, label]).permutation(members)
+        kept.extend(order[: max(1, round(fraction * count))].tolist())
+    return images.select(sorted(kept))
 
 
 def long_tail(images: Images, factor: float, seed: int = 0) -> Images:
@@ -86,11 +108,7 @@ def group_accuracy(logits: Tensor, labels: Tensor, groups: Mapping[str, Sequence
     not one an image, and for an unknown class.
     """
     check_scores(logits, "logits")
-    if labels.shape != logits.shape[:1]:
-        raise ValueError(
-            f"labels are class indices, one for each of the {len(logits)} rows of logits, got"
-            f" {tuple(labels.shape)}"
-        )
+    check_labels(labels, *logits.shape)
     unknown = sorted(
         {label for classes in groups.values() for label in classes} - set(range(logits.shape[1]))
     )
@@ -121,9 +139,7 @@ def adversarially_filtered(images: Images, reference: nn.Module, batch_size: int
     check_scores(logits, "what the reference model predicts")
     wrong = logits.argmax(1) != images.targets
     if not wrong.any():
-        raise ValueError(
-            f"the reference model gets all {len(images)} images right: nothing is left after filtering"
-        )
+        raise ValueError(f"the reference model gets all {len(images)} images right: nothing is left")
     return Filtered(images.select(wrong.nonzero()[:, 0]), reference)
 
 
@@ -146,29 +162,12 @@ def _same_weights(left: nn.Module, right: nn.Module) -> bool:
     )
 
 
-def restrict(logits: Tensor, classes: Sequence[int]) -> Tensor:
-    """The logits of some classes only, (n, all classes) to (n, `classes`): what a set that lacks the others
-    is evaluated on.
-
-    Raises `ValueError` for fewer than two classes, among which nothing is left to decide, and for classes the
-    model does not have.
-    """
-    if len(set(classes)) < 2:
-        raise ValueError(f"a subset needs at least two classes to tell apart, got {list(classes)}")
-    outside = [label for label in classes if not 0 <= label < logits.shape[1]]
-    if outside:
-        raise ValueError(
-            f"class {outside[0]} is not one of the model's {logits.shape[1]} outputs: was it trained on other"
-            " classes?"
-        )
-    return logits[:, list(classes)]
-
-
 def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = None) -> float:
     """Share of images whose largest logit, among those of `classes` (None: all), is a right one.
 
     logits: (n, all classes). labels: class indices (n,), or the set of right classes, bool (n, all classes),
     as ReaL has them. Raises `ValueError` without images, for labels of another shape, for logits with a NaN,
+    for fewer than two classes, among which nothing is left to decide, for classes that the model does not have,
     and when an image has no right class among those compared.
     """
     wanted = logits.shape if labels.dtype == torch.bool else logits.shape[:1]
@@ -178,8 +177,16 @@ def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = 
             f" {tuple(logits.shape)}, got {labels.dtype} {tuple(labels.shape)}"
         )
     check_scores(logits, "logits")
-    compared = torch.arange(logits.shape[1]) if classes is None else torch.as_tensor(classes)
-    best = restrict(logits, compared.tolist()).argmax(1, keepdim=True)
+    classes = list(range(logits.shape[1]) if classes is None else classes)
+    if len(set(classes)) < 2:
+        raise ValueError(f"a subset needs at least two classes to tell apart, got {classes}")
+    for label in classes:
+        if not 0 <= label < logits.shape[1]:
+            raise ValueError(
+                f"class {label} is not one of the model's {logits.shape[1]} outputs: was it trained on others?"
+            )
+    compared = torch.tensor(classes)
+    best = logits[:, compared].argmax(1, keepdim=True)
     right = (
         labels[:, compared] if labels.dtype == torch.bool else labels[:, None] == compared
     )  # (n, compared)

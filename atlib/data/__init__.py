@@ -1,6 +1,20 @@
 """What goes in: the built-in world and its shifts, data sets of the hub and of files, photographs at any
 size."""
 
-from atlib.data.images import Images, crop_and_flip, decode, draw, glyph_images, load
+from atlib.data.images import Images, crop_and_flip, draw, glyph_images, load
+from atlib.data.photos import Photos, open_photos
+from atlib.data.stream import PhotoStream, open_stream
+from atlib.data.transforms import Augmentation
 
-__all__ = ["Images", "crop_and_flip", "decode", "draw", "glyph_images", "load"]
+__all__ = [
+    "Augmentation",
+    "Images",
+    "PhotoStream",
+    "Photos",
+    "crop_and_flip",
+    "draw",
+    "glyph_images",
+    "load",
+    "open_photos",
+    "open_stream",
+]

@@ -13,14 +13,15 @@ import numpy as np
 import torch
 
 from atlib._util import require_known
-from atlib.data.images import Images, decode, draw
+from atlib.data.decoding import DataError
+from atlib.data.images import HUB, VALIDATION_SHARE, Images, decode_rows, draw, fixed_order
 
 # --- PACS: the same seven classes as photographs, art paintings, cartoons and sketches ---
 
-HUB = "flwrlabs/pacs"
+PACS = "flwrlabs/pacs"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 SPLITS = ("train", "validation", "test", "all")
-VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2  # of every domain
+TEST_SHARE = 0.2  # of every domain, beside `VALIDATION_SHARE`
 
 
 def load_pacs(
@@ -44,20 +45,20 @@ def load_pacs(
     files and the network. Source: Li et al. 2017, "Deeper, Broader and Artier Domain Generalization" (arXiv
     1710.03077).
     """
-    from atlib.data.hub import class_names  # imported here: `datasets` takes seconds
+    from atlib.data.hub import class_names, columns_of  # imported here: `datasets` takes seconds
 
-    rows, image_column, label_column = pacs_rows(domains, path, split)
+    rows = pacs_rows(domains, path, split)
+    image_column, label_column = columns_of(rows)
     rows = rows.select(draw(len(rows), size, seed, f"PACS {', '.join(domains)} {split}"))
     return Images(
-        decode(rows, image_column, image_size),
+        decode_rows(rows, image_column, image_size),
         torch.tensor(rows[label_column][:]),
         class_names(rows, label_column),
     )
 
 
 def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
-    """The rows of a split of some domains, undecoded, as a `datasets.Dataset`, and its image and label
-    column; see `load_pacs`."""
+    """The rows of a split of some domains, undecoded, as a `datasets.Dataset`; see `load_pacs`."""
     if isinstance(domains, str) or len(domains) == 0:
         raise ValueError(f"domains must be a list with at least one of {', '.join(DOMAINS)}, got {domains!r}")
     for domain in domains:
@@ -65,12 +66,8 @@ def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
     require_known("split of PACS", split, SPLITS)
     from atlib.data.hub import find_column, open_rows
 
-    rows = open_rows(HUB, path, "train")
+    rows = open_rows(PACS, path, "train")
     domain_of = np.array(rows[find_column(rows, ("domain",), "domain")][:])
-    image_column, label_column = (
-        find_column(rows, ("image",), "image"),
-        find_column(rows, ("label",), "label"),
-    )
     missing = [domain for domain in domains if domain not in domain_of]
     if missing:
         raise ValueError(
@@ -80,16 +77,14 @@ def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
     wanted = np.sort(
         np.concatenate([_split(np.flatnonzero(domain_of == domain), split) for domain in set(domains)])
     )
-    return rows.select(wanted), image_column, label_column
+    return rows.select(wanted)
 
 
 def _split(positions: np.ndarray, split: str) -> np.ndarray:
     """The part of one domain's positions that a split is."""
     if split == "all":
         return positions
-    shuffled = np.random.default_rng(0).permutation(
-        positions
-    )  # fixed: the parts must never depend on a run's seed
+    shuffled = positions[fixed_order(len(positions))]
     validation, test = round(VALIDATION_SHARE * len(shuffled)), round(TEST_SHARE * len(shuffled))
     parts = dict(zip(("validation", "test", "train"), np.split(shuffled, [validation, validation + test])))
     return parts[split]
@@ -124,7 +119,7 @@ class Opened(NamedTuple):
     known: Known | None
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where data are. name: for messages, and the hub's id where `path` is None; "imagefolder" for one folder
     per class, whose columns are then called as usual, whatever they are called on the hub."""
 
@@ -132,8 +127,15 @@ class Place(NamedTuple):
     path: Path | None
     known: Known | None
 
+    def columns(self, image: str | None, label: str | None) -> tuple[str | None, str | None]:
+        """The image and the label column: those named, else those that the known set calls otherwise than
+        usual (None: as usual)."""
+        published = self.known is not None and self.name != "imagefolder"
+        usual = self.known.columns if published else (None, None)
+        return image or usual[0], label or usual[1]
 
-def find(name_or_path: str | Path, path: str | Path | None = None) -> Place:
+
+def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
     """Tell a name of `CATALOGUE` (its files in `path`, if given), a file or folder, and a hub id "owner/name"
     from each other.
 
@@ -143,32 +145,31 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> Place:
     name = str(name_or_path)
     if path is not None and not Path(path).exists():
         raise FileNotFoundError(
-            f"{path} does not exist: it is where the files of {name} are looked for (path=, on the command"
-            " line --set data_path=FOLDER)"
+            f"{path} does not exist: it is where the files of {name} are looked for (path=)"
         )
     if name in CATALOGUE:
         known = CATALOGUE[name]
         if path is None and known.hub is None:
-            raise ValueError(
+            raise DataError(
                 f"no complete copy of {name} was found on the hub: fetch the images and the annotations from"
-                f" {INATURALIST}, unpack them into one folder, and pass it as path= (on the command line"
-                " --set data_path=FOLDER)"
+                f" {INATURALIST}, unpack them into one folder, and pass it as path=",
+                "path",
             )
         if path is None:
-            return Place(known.hub, None, known)
-        return Place(
+            return Location(known.hub, None, known)
+        return Location(
             "imagefolder" if _has_class_folders(Path(path)) and not known.domains else name, Path(path), known
         )
     here = Path(path if path is not None else name_or_path).expanduser()
     if path is not None or here.exists():
         from atlib.data.hub import is_image_folder  # imported here: `datasets` takes seconds
 
-        return Place("imagefolder" if is_image_folder(here) else name, here, None)
+        return Location("imagefolder" if is_image_folder(here) else name, here, None)
     if isinstance(name_or_path, Path) or name[:1] in ("/", ".", "~") or here.suffix in (".parquet", ".arrow"):
         raise FileNotFoundError(f"{name} does not exist")
     if name.count("/") != 1:  # all that is left is a hub id, "owner/name"
         require_known("data set", name, CATALOGUE)
-    return Place(name, None, None)
+    return Location(name, None, None)
 
 
 def open_rows_of(
@@ -188,24 +189,18 @@ def open_rows_of(
     unless they are named. Raises what `find` raises, `ValueError` for unknown splits and columns, listing
     those there are, and for files and the network what `atlib.data.images.load` raises.
     """
-    place = find(name_or_path, path)
+    location = find(name_or_path, path)
+    known = location.known
     from atlib.data.hub import columns_of, open_labelled
 
-    if place.known is None:
-        return Opened(*open_labelled(place.name, place.path, split, image_column, label_column), None)
-    usual = (None, None) if place.name == "imagefolder" else place.known.columns
-    image_column, label_column = image_column or usual[0], label_column or usual[1]
-    if place.known.domains:
-        rows = pacs_rows(place.known.domains, place.path, split)[0]
-        return Opened(rows, *columns_of(rows, image_column, label_column), place.known)
-    if place.known.files:
-        require_known(f"split of {name_or_path}", split, place.known.images)
-    return Opened(
-        *open_labelled(
-            place.name, place.path, split, image_column, label_column, place.known.files.get(split)
-        ),
-        place.known,
-    )
+    columns = location.columns(image_column, label_column)
+    if known is not None and known.domains:
+        rows = pacs_rows(known.domains, location.path, split)
+        return Opened(rows, *columns_of(rows, *columns), known)
+    if known is not None and known.files:
+        require_known(f"split of {name_or_path}", split, known.images)
+    files = None if known is None else known.files.get(split)
+    return Opened(*open_labelled(location.name, location.path, split, *columns, files), known)
 
 
 def _has_class_folders(path: Path) -> bool:
@@ -237,7 +232,7 @@ def _pacs(*domains: str) -> Known:
         ):
             images[split] += share
     return Known(
-        "flwrlabs/pacs",
+        PACS,
         7,
         images,
         "test",
@@ -263,8 +258,8 @@ CATALOGUE: dict[str, Known] = {
         " Table 2",
         files={"train": "data/train-*.parquet", "validation": "data/validation-*.parquet"},
     ),
-    "cifar10": Known("uoft-cs/cifar10", 10, _CIFAR_IMAGES, "test", _CIFAR, ("img", "label")),
-    "cifar100": Known("uoft-cs/cifar100", 100, _CIFAR_IMAGES, "test", _CIFAR, ("img", "fine_label")),
+    "cifar10": Known(HUB["cifar10"], 10, _CIFAR_IMAGES, "test", _CIFAR, ("img", "label")),
+    "cifar100": Known(HUB["cifar100"], 100, _CIFAR_IMAGES, "test", _CIFAR, ("img", "fine_label")),
     # Of iNaturalist the hub was found to have parts only; the authors' archives hold images and annotations,
     # train2018.json and val2018.json.
     "inat2017": Known(

@@ -5,6 +5,7 @@ import torch
 
 from atlib._util import require_known
 from atlib.data.images import Images
+from atlib.data.rng import rng_put_back
 
 # The published groups, in the published order (Hendrycks & Dietterich 2019, section 4).
 GROUPS = {
@@ -51,8 +52,7 @@ def corrupt(images: Images, name: str, severity: int, seed: int = 0) -> Images:
         )
     library = _library()
     pixels = torch.empty_like(images.pixels)
-    before = np.random.get_state()
-    try:
+    with rng_put_back():
         for index, image in enumerate(images.pixels.permute(0, 2, 3, 1).numpy()):
             own = int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
             np.random.seed(own)
@@ -61,8 +61,6 @@ def corrupt(images: Images, name: str, severity: int, seed: int = 0) -> Images:
                 np.ascontiguousarray(image), severity=int(severity), corruption_name=name, **seeded
             )
             pixels[index] = torch.tensor(changed).permute(2, 0, 1)
-    finally:
-        np.random.set_state(before)
     return images.with_pixels(pixels)
 
 

@@ -14,17 +14,29 @@ from torch.utils.data import DataLoader
 
 from atlib.data.sampler import Batch
 
-Transform = Callable[
-    [Image.Image, int | None], Tensor
-]  # (image, seed of its augmentation) -> float (3, height, width)
-File = Mapping[
-    str, object
-]  # {"bytes": of the file, or None, "path": its name, or None}, as `datasets` stores an image
+# (image, seed of its augmentation) -> float (3, height, width)
+Transform = Callable[[Image.Image, int | None], Tensor]
+# {"bytes": of the file, or None, "path": its name, or None}, as `datasets` stores an image
+File = Mapping[str, object]
+ON_CORRUPT = ("raise", "skip")
 NAMED = 20  # corrupt images that are warned about one by one
 
 
 class CorruptImage(OSError):
     """An image that cannot be decoded; the message says its index, its file where that is known, and why."""
+
+
+class DataError(ValueError):
+    """Data that cannot be read as they were asked for. argument: of `open_photos` or `open_stream`, the one
+    that is wrong or missing, such as "label_column"."""
+
+    def __init__(self, message: str, argument: str | None = None):
+        super().__init__(message)
+        self.argument = argument
+
+
+class CannotStream(DataError):
+    """Data that `open_stream` cannot read as they come, and `open_photos` can read by index."""
 
 
 class Wanted(NamedTuple):
@@ -148,19 +160,7 @@ def deliver(
             planned.append(share)
             yield share.what
 
-    # A generator of its own: a DataLoader draws from one when it begins, and torch's global one belongs to
-    # the training run.
-    loader = DataLoader(
-        Called(make),
-        sampler=drawn(),
-        batch_size=None,
-        collate_fn=as_is,
-        num_workers=workers,
-        generator=torch.Generator(),
-        pin_memory=workers > 0 and torch.cuda.is_available(),
-        worker_init_fn=in_a_group_of_its_own,
-    )
-    for made in loader:
+    for made in loader_of(make, drawn(), workers, pin_memory=workers > 0 and torch.cuda.is_available()):
         share = planned.pop(0)
         if made.corrupt and on_corrupt == "raise":
             corrupt.update(made.corrupt)
@@ -173,10 +173,7 @@ def deliver(
 def corrupt_image(corrupt: Mapping[int, str]) -> CorruptImage:
     """The error that names the first of some corrupt images."""
     index, why = next(iter(corrupt.items()))
-    return CorruptImage(
-        f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves such images out (on the command"
-        " line --set on_corrupt=skip; a run goes on with `python -m atlib resume DIR --on-corrupt skip`)"
-    )
+    return CorruptImage(f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves such images out")
 
 
 def note_left_out(found: Mapping[int, str], corrupt: dict[int, str]) -> None:
@@ -194,22 +191,27 @@ def note_left_out(found: Mapping[int, str], corrupt: dict[int, str]) -> None:
         corrupt[index] = why
 
 
-def check_on_corrupt(on_corrupt: str) -> None:
-    """Raise `ValueError` unless `on_corrupt` is "raise" or "skip"."""
-    if on_corrupt not in ("raise", "skip"):
-        raise ValueError(f"on_corrupt must be 'raise' or 'skip', got {on_corrupt!r}")
-
-
-def seed_of(seed: int, epoch: int, index: int, repeat: int = 0) -> int:
-    """The seed of one image's augmentation: it hangs on the run, the epoch and the image, not on who makes it
-    or when."""
-    return int(np.random.SeedSequence([seed, epoch, index, repeat]).generate_state(1, np.uint64)[0])
-
-
 def as_stored(image: Image.Image, seed: int | None = None) -> Tensor:
     """A picture as it is, scaled as `atlib.data.images.Images` scales: float (3, height, width), (pixel / 255
     - 0.5) / 0.25."""
     return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255 - 0.5) / 0.25
+
+
+def loader_of(function: Callable, wanted: Iterable, workers: int, pin_memory: bool = False) -> DataLoader:
+    """A DataLoader of `function(each)` for each that is wanted, made by `workers` processes ahead of time (0:
+    by this one)."""
+    # A generator of its own: a DataLoader draws from one when it begins, and torch's global one belongs to
+    # the training run.
+    return DataLoader(
+        Called(function),
+        sampler=wanted,
+        batch_size=None,
+        collate_fn=as_is,
+        num_workers=workers,
+        generator=torch.Generator(),
+        pin_memory=pin_memory,
+        worker_init_fn=in_a_group_of_its_own,
+    )
 
 
 def in_a_group_of_its_own(worker: int) -> None:

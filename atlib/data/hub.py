@@ -5,22 +5,13 @@ import json
 from pathlib import Path
 
 import datasets
-import numpy as np
 
 from atlib._util import require_known
+from atlib.data.decoding import CannotStream, DataError
+from atlib.data.images import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
-VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
 SPLITS = ("train", "validation", "test")
-
-
-def open_split(
-    name: str, path: str | Path | None, split: str
-) -> tuple[datasets.Dataset, str, str, tuple[str, ...]]:
-    """The rows of a split, its image and label column, and the class names; see `atlib.data.images.load` for
-    the arguments."""
-    rows, image_column, label_column = open_labelled(name, path, split)
-    return rows, image_column, label_column, class_names(rows, label_column)
 
 
 def open_labelled(
@@ -63,10 +54,9 @@ def open_streamed(
         if found:
             several = found[_published(found, split, name)]
             return _read(" or ".join(several), builder, data_files=several, streaming=True)["train"], several
-    raise ValueError(
+    raise CannotStream(
         f"{path} holds no parquet or arrow files, which are what can be streamed: open_photos reads image"
-        " folders, annotated images and data sets saved by `datasets` by index (on the command line without"
-        " --set streaming=true)"
+        " folders, annotated images and data sets saved by `datasets` by index"
     )
 
 
@@ -83,12 +73,8 @@ def columns_of(
 def is_image_folder(path: Path) -> bool:
     """Whether a path is a folder with neither tables nor annotations: it is then read as one folder per
     class."""
-    tables = (
-        file
-        for suffix in ("parquet", "arrow")
-        for pattern in (f"*.{suffix}", f"data/*.{suffix}")
-        for file in path.glob(pattern)
-    )
+    patterns = ("*.parquet", "data/*.parquet", "*.arrow", "data/*.arrow")
+    tables = (file for pattern in patterns for file in path.glob(pattern))
     return path.is_dir() and not (any(tables) or _saved(path) or _annotated(path))
 
 
@@ -120,7 +106,7 @@ def _from_hub(name: str, **options) -> datasets.DatasetDict | datasets.IterableD
             f"the data set {name!r} could not be read from https://huggingface.co/datasets/{name} (cache:"
             f" {datasets.config.HF_DATASETS_CACHE}; cause: {type(error).__name__}: {error}). Without a"
             " network: fetch its parquet files on another machine, name them train.parquet, test.parquet,"
-            " and pass their folder as path= (on the command line --set data_path=FOLDER)."
+            " and pass their folder as path=."
         ) from error
 
 
@@ -147,17 +133,13 @@ def _from_files(name: str, path: Path) -> datasets.DatasetDict:
         files = _files_of(path, builder)
         if files:
             return datasets.DatasetDict(
-                {
-                    split: _read(" or ".join(several), builder, data_files=several)["train"]
-                    for split, several in files.items()
-                }
+                (split, _read(" or ".join(several), builder, data_files=several)["train"])
+                for split, several in files.items()
             )
     if _saved(path):
         return _read_saved(path)
-    if _annotated(path):
-        return datasets.DatasetDict(
-            {split: _read_annotated(file) for split, file in _annotated(path).items()}
-        )
+    if annotated := _annotated(path):
+        return datasets.DatasetDict((split, _read_annotated(file)) for split, file in annotated.items())
     raise FileNotFoundError(
         f"no train*.parquet, validation*.parquet or test*.parquet in {path}, no .arrow files either, no data"
         " set that `datasets` saved, and no annotations such as train2018.json"
@@ -185,21 +167,15 @@ def _saved(path: Path) -> bool:
 def _annotated(path: Path) -> dict[str, Path]:
     """Annotations in COCO's format by split, as iNaturalist's authors call them: train2018.json,
     val2018.json."""
-    found = (
-        {
-            split: sorted(path.glob(pattern))
-            for split, pattern in (("train", "train*.json"), ("validation", "val*.json"))
-        }
-        if path.is_dir()
-        else {}
-    )
-    several = [files for files in found.values() if len(files) > 1]
-    if several:
-        raise ValueError(
-            f"{path} holds {' and '.join(file.name for file in several[0])}: give each year a folder of"
-            " its own"
-        )
-    return {split: files[0] for split, files in found.items() if files}
+    found = {}
+    for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):
+        files = sorted(path.glob(pattern))
+        if len(files) > 1:
+            names = " and ".join(file.name for file in files)
+            raise ValueError(f"{path} holds {names}: give each year a folder of its own")
+        if files:
+            found[split] = files[0]
+    return found
 
 
 def _read_saved(path: Path) -> datasets.DatasetDict:
@@ -257,11 +233,10 @@ def _published(splits, split: str, name: str) -> str:
         require_known(f"split of {name}", split, splits)
         return split
     if split in ("train", "validation"):
-        raise ValueError(
+        raise CannotStream(
             f"{name} publishes no validation split, and a stream cannot hold out a tenth of the training"
-            " images: ask for 'train+validation', or read it by index with open_photos (on the command line"
-            " --set training_split=train+validation with another --set evaluation_split=NAME, since"
-            " 'validation' is then trained on; or no --set streaming=true)"
+            " images: ask for 'train+validation', or read it by index with open_photos",
+            "split",
         )
     require_known(
         f"split of {name}", split, ("train+validation", *(other for other in splits if other != "train"))
@@ -276,9 +251,7 @@ def _choose(splits: datasets.DatasetDict, split: str, name: str) -> datasets.Dat
     require_known(f"split of {name}", split, (*splits, "validation", "train+validation"))
     if split not in ("train", "validation"):
         return splits["train" if split == "train+validation" else split]
-    order = np.random.default_rng(0).permutation(
-        len(splits["train"])
-    )  # fixed: the tenth must never depend on a run's seed
+    order = fixed_order(len(splits["train"]))
     held_out = round(VALIDATION_SHARE * len(order))
     return splits["train"].select(order[:held_out] if split == "validation" else order[held_out:])
 
@@ -288,16 +261,16 @@ def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[
     for name in names:
         if name in rows.column_names:
             return name
-    if kind == "label" and rows.column_names == [
-        "image"
-    ]:  # so `datasets` reads images that lie in one folder
-        raise ValueError(
+    # so `datasets` reads images that lie in one folder
+    if kind == "label" and rows.column_names == ["image"]:
+        raise DataError(
             "no label column: the data set has images alone. In a folder of images each class needs a folder"
             " of its own, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg"
         )
-    raise ValueError(
-        f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)}; "
-        f"name it with {kind}_column= (on the command line --set {kind}_column=NAME)"
+    raise DataError(
+        f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)};"
+        f" name it with {kind}_column=",
+        f"{kind}_column",
     )
 
 
@@ -316,10 +289,7 @@ def which_columns(rows: datasets.Dataset | datasets.IterableDataset) -> str:
         for name, feature in rows.features.items()
         if isinstance(feature, (datasets.ClassLabel, datasets.Value)) and name not in images
     ]
-    return (
-        f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'} (on the"
-        " command line --set image_column=NAME, --set label_column=NAME)"
-    )
+    return f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'}"
 
 
 def class_names(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
@@ -331,17 +301,19 @@ def class_names(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
     if isinstance(feature, datasets.ClassLabel):
         return tuple(feature.names)
     if holds_images(feature) or not isinstance(feature, datasets.Value):
-        raise ValueError(
+        raise DataError(
             f"column {column!r} holds {'images' if holds_images(feature) else feature}, not labels:"
-            f" {which_columns(rows)}"
+            f" {which_columns(rows)}",
+            "label_column",
         )
     labels = set(rows[column])
     wrong = [label for label in labels if not isinstance(label, int) or label < 0]
     if wrong:
-        raise ValueError(
+        raise DataError(
             f"the labels in column {column!r} must be class indices from 0 on, got {wrong[0]!r}: cast the"
             f" column to datasets.ClassLabel. Once, in Python, rows.class_encode_column({column!r}) does it,"
             " and .to_parquet('FOLDER/train.parquet') keeps it; then name FOLDER as the data. Or name"
-            " another column with label_column= (on the command line --set label_column=NAME)"
+            " another column with label_column=",
+            "label_column",
         )
     return tuple(map(str, range(max(labels, default=-1) + 1)))

@@ -1,20 +1,28 @@
 """Images with labels, one interface: the built-in world, and anything the Hugging Face `datasets` library
 reads."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import ImageOps
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from atlib._util import require_known
 from atlib.data import glyphs
-from atlib.data.sampler import Batch, ShardSpec, map_style
+from atlib.data.decoding import as_is, in_eight_bits
+from atlib.data.rng import augmentation_seed
+from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 
 # Where short names live on the hub.
 HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
+VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
+
+
+# (one uint8 image (3, height, width), the seed of what is drawn) -> another such image
+Augment = Callable[[Tensor, int], Tensor]
 
 
 class Images(Dataset):
@@ -23,9 +31,10 @@ class Images(Dataset):
 
     pixels: uint8 (n, 3, height, width). targets: a tensor whose first axis is n (class indices, or what a
     pre-text task regresses). An image comes out as float32, centred and scaled: (pixel / 255 - mean) / std.
-    `augment` maps one uint8 image (3, height, width) to another and is applied anew each time; it draws from
-    torch's global generator.
+    `augment` changes the images that `epoch` hands out, by a seed of their own, and no others.
     """
+
+    corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
 
     def __init__(
         self,
@@ -34,7 +43,7 @@ class Images(Dataset):
         classes: Sequence[str] = (),
         mean: float = 0.5,
         std: float = 0.25,
-        augment: Callable[[Tensor], Tensor] | None = None,
+        augment: Augment | None = None,
     ):
         if len(pixels) != len(targets):
             raise ValueError(f"{len(pixels)} images, but {len(targets)} targets")
@@ -53,34 +62,39 @@ class Images(Dataset):
         return images[0], targets[0]
 
     def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The batch at `indices`: float32 (B, 3, height, width) and its targets."""
+        """The batch at `indices` as evaluation sees it: float32 (B, 3, height, width) and its targets."""
         index = torch.as_tensor(indices)
-        pixels = self.pixels[index]
-        if self.augment is not None:
-            pixels = torch.stack([self.augment(image) for image in pixels])
-        return (pixels.float() / 255 - self.mean) / self.std, self.targets[index]
+        return self._scaled(self.pixels[index]), self.targets[index]
 
     __getitems__ = (
         take  # a DataLoader then fetches a batch in one call, a hundred times faster than image by image
     )
 
     def loader(self, batch_size: int, *, seed: int | None = None) -> DataLoader:
-        """A DataLoader of (images, targets): in order without a seed, shuffled anew each epoch with one.
-        Every image once."""
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        # The generator goes to a sampler of its own: Accelerate replaces the one a DataLoader holds.
-        sampler = None if seed is None else torch.utils.data.RandomSampler(self, generator=generator)
-        # In order there is nothing to draw, but a DataLoader draws all the same: from a generator of its own,
-        # so that evaluating in the middle of a training run does not change the run.
-        own = torch.Generator() if seed is None else None
-        return DataLoader(self, batch_size=batch_size, sampler=sampler, collate_fn=_as_is, generator=own)
+        """A DataLoader of (images, targets) as evaluation sees them: in order without a seed, shuffled anew
+        each epoch with one. Every image once."""
+        # Both generators are its own: evaluating in the middle of a training run shall not change the run.
+        sampler = None
+        if seed is not None:
+            sampler = RandomSampler(self, generator=torch.Generator().manual_seed(seed))
+        return DataLoader(
+            self, batch_size=batch_size, sampler=sampler, collate_fn=as_is, generator=torch.Generator()
+        )
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
-        """One process's batches of one epoch, as `train` takes them. They are in memory: `workers` are not
-        needed, and not started."""
-        return map_style(self, part)
+        """One process's batches of one epoch, augmented. They are in memory: `workers` are not needed, and not
+        started."""
+        for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part)):
+            pixels = self.pixels[indices]
+            if self.augment is not None:
+                seeds = (augmentation_seed(part, *which) for which in zip(indices, repeats))
+                pixels = torch.stack([self.augment(image, seed) for image, seed in zip(pixels, seeds)])
+            yield Batch(self._scaled(pixels), self.targets[indices], indices, weight)
 
-    def with_augment(self, augment: Callable[[Tensor], Tensor] | None) -> "Images":
+    def _scaled(self, pixels: Tensor) -> Tensor:
+        return (pixels.float() / 255 - self.mean) / self.std
+
+    def with_augment(self, augment: Augment | None) -> "Images":
         """The same images with another augmentation."""
         return Images(self.pixels, self.targets, self.classes, self.mean, self.std, augment)
 
@@ -135,13 +149,13 @@ def load(
         require_known("data set", name, ("marked-glyphs", *HUB, "parquet", "imagefolder"))
     if name in ("parquet", "imagefolder") and path is None:
         raise ValueError(f"load({name!r}) needs a path: load({name!r}, '/where/the/files/are')")
-    from atlib.data.hub import (
-        open_split,  # imported here: `datasets` takes seconds, and the built-in world does not need it
-    )
+    # imported here: `datasets` takes seconds, and the built-in world does not need it
+    from atlib.data.hub import class_names, open_labelled
 
-    rows, image_column, label_column, classes = open_split(HUB.get(name, name), path, split)
+    rows, image_column, label_column = open_labelled(HUB.get(name, name), path, split)
+    classes = class_names(rows, label_column)
     rows = rows.select(draw(len(rows), size, seed, f"{name} {split}"))
-    return Images(decode(rows, image_column, image_size), torch.tensor(rows[label_column][:]), classes)
+    return Images(decode_rows(rows, image_column, image_size), torch.tensor(rows[label_column][:]), classes)
 
 
 def glyph_images(drawn: glyphs.Glyphs) -> Images:
@@ -149,25 +163,27 @@ def glyph_images(drawn: glyphs.Glyphs) -> Images:
     return Images(torch.from_numpy(drawn.images), torch.from_numpy(drawn.shape), glyphs.SHAPES)
 
 
-def crop_and_flip(padding: int = 4) -> Callable[[Tensor], Tensor]:
+def crop_and_flip(padding: int = 4) -> Augment:
     """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip; of one (3,
     height, width)."""
 
-    def augment(image: Tensor) -> Tensor:
+    def augment(image: Tensor, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
         height, width = image.shape[-2:]
         # float and back: reflection padding is not implemented for bytes
         padded = torch.nn.functional.pad(image[None].float(), [padding] * 4, mode="reflect")[0].to(
             image.dtype
         )
-        top, left = torch.randint(0, 2 * padding + 1, (2,)).tolist()
+        top, left = torch.randint(0, 2 * padding + 1, (2,), generator=generator).tolist()
         crop = padded[:, top : top + height, left : left + width]
-        return crop.flip(-1) if torch.rand(()) < 0.5 else crop
+        return crop.flip(-1) if torch.rand((), generator=generator) < 0.5 else crop
 
     return augment
 
 
-def _as_is(batch):
-    return batch
+def fixed_order(count: int) -> np.ndarray:
+    """The order in which images are held out: always the same, so that it never depends on a run's seed."""
+    return np.random.default_rng(0).permutation(count)
 
 
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
@@ -182,16 +198,12 @@ def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
     return np.random.default_rng([seed, 1]).permutation(count)[:size]
 
 
-def decode(rows, column: str, image_size: int | None) -> Tensor:
+def decode_rows(rows, column: str, image_size: int | None) -> Tensor:
     """Decode every row to uint8 (n, 3, height, width); the index of an image that cannot be read or does not
     fit is named.
 
     image_size: shorter side resized to it, then centre crop (None: as they are).
     """
-    from PIL import ImageOps
-
-    from atlib.data.decoding import in_eight_bits
-
     decoded = []
     for index in range(len(rows)):
         try:

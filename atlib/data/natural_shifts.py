@@ -19,7 +19,8 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from atlib._util import require_known
-from atlib.data.images import Images, decode, draw
+from atlib.data.catalogue import CATALOGUE
+from atlib.data.images import Images, decode_rows, draw
 
 # --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or
 # CIFAR-10 ---
@@ -44,20 +45,13 @@ class LabelSpace(NamedTuple):
         unknown = [label for label, index in found.items() if index is None]
         if unknown:
             first = _text(unknown[0], given)
-            number = first.isdigit() and self.classes is not None
-            raise ValueError(
-                (
-                    "no label is"
-                    if len(unknown) == len(found)
-                    else f"{len(unknown)} of {len(found)} different labels are not"
-                )
-                + f" among the {len(self.classes or self.names)} classes of the data set, such as {first!r}"
-                + (
-                    ": a number does not say whether it counts all classes or these; store WordNet ids"
-                    if number
-                    else ""
-                )
+            said = (
+                f"{len(unknown)} of {len(found)} different labels are not among the"
+                f" {len(self.classes or self.names)} classes of the data set, such as {first!r}"
             )
+            if first.isdigit() and self.classes is not None:
+                said += ": a number does not say whether it counts all classes or these; store WordNet ids"
+            raise ValueError(said)
         return [found[label] for label in labels]
 
     def _index(
@@ -166,7 +160,7 @@ def load_shifted(
     positions, targets = shifted.read(rows, image_column, shifted.space)
     chosen = torch.as_tensor(draw(len(positions), size, seed, name))
     return Images(
-        decode(rows.select(positions[chosen].tolist()), image_column, image_size),
+        decode_rows(rows.select(positions[chosen].tolist()), image_column, image_size),
         targets[chosen],
         shifted.space.names,
     )
@@ -187,9 +181,8 @@ def _reassessed(rows, image_column: str, space: LabelSpace) -> tuple[Tensor, Ten
     import pyarrow.compute as compute
 
     labels = json.loads(timm_file("imagenet_real_labels.json"))
-    paths = compute.struct_field(
-        rows.data.column(image_column), "path"
-    ).to_pylist()  # the names alone, not gigabytes of images
+    # the names alone, not gigabytes of images
+    paths = compute.struct_field(rows.data.column(image_column), "path").to_pylist()
     numbers = [_file_number(path, index, len(labels)) for index, path in enumerate(paths)]
     positions = [index for index, number in enumerate(numbers) if labels[number]]
     targets = torch.zeros(len(positions), len(space.names), dtype=torch.bool)
@@ -255,12 +248,12 @@ SHIFTED = {
         "1905.13549",
     ),
     "imagenet-real": ShiftedSet(
-        "ILSVRC/imagenet-1k",
+        CATALOGUE["imagenet-1k"].hub,
         "validation",
         IMAGENET,
         _reassessed,
         "Beyer et al. 2020, Are We Done with ImageNet?",
         "2006.07159",
-        "data/validation-*.parquet",
+        CATALOGUE["imagenet-1k"].files["validation"],
     ),
 }

@@ -1,13 +1,12 @@
 """Which image goes into which step of which process: one order for any number of processes, found again in
 the middle of an epoch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 
 class ShardSpec(NamedTuple):
@@ -38,6 +37,21 @@ class Batch(NamedTuple):
     targets: Tensor
     indices: list[int]
     weight: float
+
+
+class TrainingData(Protocol):
+    """What `atlib.train.train` takes: `Images`, `Photos` and `PhotoStream` are such, and anything else may be.
+
+    An epoch has `steps_per_epoch(len(data), part.batch_size)` batches, less those that `part` leaves out;
+    `workers`: processes that may make them ahead of time. corrupt: {index: why} of the images that could not
+    be decoded.
+    """
+
+    corrupt: Mapping[int, str]
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]: ...
 
 
 def steps_per_epoch(count: int, batch_size: int) -> int:
@@ -82,43 +96,6 @@ def my_repeats(count: int, part: ShardSpec) -> list[list[int]]:
     """Beside the indices of `my_batches`: how often each image came before in this epoch, 0 to `part.repeats`
     - 1."""
     return [[position % part.repeats for position in positions] for positions, _ in my_positions(count, part)]
-
-
-def map_style(data, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
-    """One process's batches of an epoch from `data`, which has a length and `take(indices) -> (images,
-    targets)`.
-
-    workers: processes that load ahead, as in a torch `DataLoader`.
-    """
-    shares = my_batches(len(data), part)
-    # A DataLoader draws a number from torch's global generator when an epoch begins, and runs have been
-    # recorded with that. In the middle of an epoch it was drawn already, so that a run that goes on there
-    # must not draw it again.
-    generator = torch.Generator() if part.start else None
-    loader = DataLoader(
-        _Taken(data.take, len(data)),
-        batch_sampler=[indices for indices, _ in shares],
-        collate_fn=_as_is,
-        generator=generator,
-        num_workers=workers,
-        pin_memory=workers > 0 and torch.cuda.is_available(),
-    )
-    for (images, targets), (indices, weight) in zip(loader, shares):
-        yield Batch(images, targets, indices, weight)
-
-
-class _Taken:
-    """Lets a DataLoader fetch a whole batch in one call."""
-
-    def __init__(self, take: Callable, count: int):
-        self.__getitems__, self.count = take, count
-
-    def __len__(self) -> int:
-        return self.count
-
-
-def _as_is(batch):
-    return batch
 
 
 def my_positions(count: int, part: ShardSpec) -> list[tuple[Sequence[int], float]]:

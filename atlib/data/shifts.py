@@ -61,9 +61,8 @@ def _harder(severity: float, split: str, size: int, seed: int) -> Glyphs:
     """
     share = 1 - 0.9 * severity / HARDEST
     drawn = generate("resample", round(size / share), seed)
-    contrast = np.abs(drawn.clean / 255 - World().background).mean(
-        (1, 2, 3)
-    )  # how much the glyph and its dots stand out, without noise
+    # how much the glyph and its dots stand out, without noise
+    contrast = np.abs(drawn.clean / 255 - World().background).mean((1, 2, 3))
     rank = np.empty(len(contrast))  # 0 for the faintest of its shape, up to 1 for the strongest
     for shape in np.unique(drawn.shape):
         same = np.flatnonzero(drawn.shape == shape)

@@ -7,23 +7,23 @@ from pathlib import Path
 
 from atlib._util import require_known
 from atlib.data.catalogue import find
-from atlib.data.decoding import Made, Share, Wanted, check_on_corrupt, deliver, make, seed_of
-from atlib.data.photos import Labelling, Stored, look_of, make_labelling, names_of, undecoded
+from atlib.data.decoding import ON_CORRUPT, CannotStream, DataError, Made, Share, Wanted, deliver, make
+from atlib.data.photos import checked_label, look_of, names_of, undecoded
+from atlib.data.rng import augmentation_seed
 from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
 from atlib.data.transforms import Augmentation
 
-Positions = tuple[
-    Sequence[int], float
-]  # of one step, in the rows that a process reads, and the weight of its batch
+# of one step, in the rows that a process reads, and the weight of its batch
+Positions = tuple[Sequence[int], float]
 
 
 class PhotoStream:
     """Images that can be read in their order only, for training. Evaluation, which needs an order and all
     labels, reads `Photos`.
 
-    rows: a `datasets.IterableDataset` whose image column is undecoded. count: the images in it that the
-    labelling keeps. sizes: how many each of its shards has, where that is known. augmentation, train,
-    on_corrupt: as in `atlib.data.photos.Photos`. buffer: images held in memory to draw the next one from;
+    rows: a `datasets.IterableDataset` whose image column is undecoded. count: the images in it. classes: the
+    names of the labels. sizes: how many images each of its shards has, where that is known. augmentation,
+    train, on_corrupt: as in `atlib.data.photos.Photos`. buffer: images held in memory to draw the next one from;
     shards, too, come in another order in each epoch. `corrupt`: {index: why} of the current epoch.
 
     An image's index is its place in the epoch. With one process that is the place in the shuffled stream, and
@@ -38,7 +38,7 @@ class PhotoStream:
         count: int,
         image_column: str,
         label_column: str,
-        labelling: Labelling,
+        classes: Sequence[str],
         *,
         augmentation: Augmentation,
         train: bool = True,
@@ -46,7 +46,7 @@ class PhotoStream:
         buffer: int = 4096,
         sizes: Sequence[int] | None = None,
     ):
-        check_on_corrupt(on_corrupt)
+        require_known("on_corrupt", on_corrupt, ON_CORRUPT)
         if augmentation is None:
             raise ValueError("a stream needs an augmentation: nothing else brings its images to one size")
         if count < 1 or buffer < 1:
@@ -54,29 +54,14 @@ class PhotoStream:
                 f"a stream has at least 1 image and a buffer for at least 1, got count={count} and"
                 f" buffer={buffer}"
             )
-        self.rows, self.count, self.image_column, self.label_column, self.labelling = (
-            rows,
-            count,
-            image_column,
-            label_column,
-            labelling,
-        )
-        self.augmentation, self.train, self.on_corrupt, self.buffer, self.sizes = (
-            augmentation,
-            train,
-            on_corrupt,
-            buffer,
-            sizes,
-        )
+        self.rows, self.count, self.classes, self.sizes = rows, count, tuple(classes), sizes
+        self.image_column, self.label_column = image_column, label_column
+        self.augmentation, self.train, self.on_corrupt = augmentation, train, on_corrupt
+        self.buffer = buffer
         self.corrupt: dict[int, str] = {}
 
     def __len__(self) -> int:
         return self.count
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the labels."""
-        return self.labelling.names
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch: as many as every other's, each image once over all processes.
@@ -95,9 +80,8 @@ class PhotoStream:
         """What this process decodes in every step of the epoch, as rows of the stream."""
         own_shards = _divide_evenly(self.sizes, part)
         rows = self.rows.shard(part.world, part.rank, contiguous=False) if own_shards else self.rows
-        stride, offset = (
-            (part.world, part.rank) if own_shards else (1, 0)
-        )  # so that no two processes give one index
+        # so that no two processes give one index
+        stride, offset = (part.world, part.rank) if own_shards else (1, 0)
         shuffled = rows.shuffle(seed=part.seed, buffer_size=self.buffer)
         shuffled.set_epoch(part.epoch)
         images, at, row = self._labelled(shuffled), -1, None
@@ -109,29 +93,28 @@ class PhotoStream:
                 while at < position // part.repeats:
                     at, row = at + 1, next(images, None)
                     if row is None:
-                        raise ValueError(
+                        raise DataError(
                             f"the stream ended after {at} images, {self.count} were announced: pass"
-                            f" count={at} (on the command line --set data_size={at})"
+                            f" count={at}",
+                            "count",
                         )
                 index = position * stride + offset
-                seed = seed_of(part.seed, part.epoch, index, position % part.repeats) if self.train else None
+                seed = augmentation_seed(part, index, position % part.repeats) if self.train else None
                 wanted.append(Wanted(index, row[0], row[1], seed))
             yield Share(wanted, weight)
-        expected = (
-            (sum(self.sizes[part.rank :: part.world]) if own_shards else self.count) - at - 1
-        )  # of other processes, after this one's last
+        # of other processes, after this one's last
+        expected = (sum(self.sizes[part.rank :: part.world]) if own_shards else self.count) - at - 1
         if part.repeats == 1 and at >= 0 and sum(1 for _ in islice(images, expected + 1)) > expected:
-            raise ValueError(
+            raise DataError(
                 f"the stream has more than the {self.count} images that were announced: pass their number as"
-                " count= (on the command line --set data_size=NUMBER)"
+                " count=",
+                "count",
             )
 
     def _labelled(self, rows: Iterable[Mapping]) -> Iterator[tuple[Mapping, int]]:
-        """Files and labels of the images that are wanted."""
+        """Files and labels of the images."""
         for index, row in enumerate(rows):
-            label = self.labelling.of(row[self.label_column], index)
-            if label is not None:
-                yield row[self.image_column], label
+            yield row[self.image_column], checked_label(row[self.label_column], self.classes, index)
 
     def _make(self, wanted: Sequence[Wanted]) -> Made:
         """Runs in a worker."""
@@ -148,8 +131,6 @@ def open_stream(
     image_column: str | None = None,
     label_column: str | None = None,
     on_corrupt: str = "raise",
-    class_map: Mapping[Stored, int] | None = None,
-    classes: Iterable[Stored] | None = None,
     buffer: int = 4096,
     count: int | None = None,
 ) -> PhotoStream:
@@ -157,59 +138,54 @@ def open_stream(
     is copied.
 
     Arguments are those of `atlib.data.photos.open_photos`; split: where no validation split is published,
-    "train+validation" is all training images. buffer: as in `PhotoStream`. count: the number of images that
-    are wanted; it may be left out where it is published, or local files say it and no class is left out.
-    Raises `ValueError` when it is not known or another than is known, and what `open_photos` raises.
+    "train+validation" is all training images. buffer: as in `PhotoStream`. count: the number of images; it
+    may be left out where it is published or local files say it. Raises `DataError` when it is not known or
+    another than is known, and what `open_photos` raises.
     """
-    place = find(name_or_path, path)
-    known = place.known
+    location = find(name_or_path, path)
+    known = location.known
     if known is not None and known.domains:
-        raise ValueError(f"{name_or_path} is small and has no published splits: read it with open_photos")
+        raise CannotStream(f"{name_or_path} is small and has no published splits: read it with open_photos")
     if known is not None:
         require_known(f"split of {name_or_path}", split, known.images)
-        usual = (None, None) if place.name == "imagefolder" else known.columns
-        image_column, label_column = image_column or usual[0], label_column or usual[1]
+    image_column, label_column = location.columns(image_column, label_column)
     from atlib.data.hub import columns_of, open_streamed  # imported here: `datasets` takes seconds
 
     rows, files = open_streamed(
-        place.name, place.path, split, None if known is None else known.files.get(split)
+        location.name, location.path, split, None if known is None else known.files.get(split)
     )
     image_column, label_column = columns_of(rows, image_column, label_column)
     pictures = undecoded(rows, image_column).select_columns([image_column, label_column])
-    labelling = make_labelling(names_of(rows, label_column, known, class_map is not None), class_map, classes)
-    sizes = None if files is None or classes is not None else [_rows_in(file) for file in files]
-    if classes is None:
-        published = {} if rows.info.splits is None else rows.info.splits
-        whole = (
-            sum(sizes)
-            if sizes
-            else (
-                published[rows.split].num_examples
-                if rows.split in published
-                else known and known.images.get(split)
-            )
+    classes = names_of(rows, label_column, known)
+    sizes = None if files is None else [_rows_in(file) for file in files]
+    published = {} if rows.info.splits is None else rows.info.splits
+    if sizes:
+        whole = sum(sizes)
+    elif rows.split in published:
+        whole = published[rows.split].num_examples
+    else:
+        whole = None if known is None else known.images.get(split)
+    if None not in (count, whole) and count != whole:
+        raise DataError(
+            f"{name_or_path} {split} has {whole:,} images, not {count:,}, and an epoch of a stream is all"
+            " of them: leave count= out, or read a part of them by index with open_photos",
+            "count",
         )
-        if None not in (count, whole) and count != whole:
-            raise ValueError(
-                f"{name_or_path} {split} has {whole:,} images, not {count:,}, and an epoch of a stream is all"
-                " of them: leave the number out (count=, in a run data_size=), or read a part of them by"
-                " index, without streaming"
-            )
-        count = count if whole is None else whole
+    count = count if whole is None else whole
     if count is None:
-        why = "some classes are left out" if classes is not None else "it was not published"
-        raise ValueError(
-            f"the number of images in {name_or_path} {split} is not known ({why}), and steps and schedule"
-            " hang on it: pass count= (on the command line --set data_size=NUMBER)"
+        raise DataError(
+            f"the number of images in {name_or_path} {split} is not known, and steps and schedule hang on it:"
+            " pass count=",
+            "count",
         )
     if count == 0:
-        raise ValueError(f"{name_or_path} {split} has no images")
+        raise DataError(f"{name_or_path} {split} has no images", "split")
     return PhotoStream(
         pictures,
         count,
         image_column,
         label_column,
-        labelling,
+        classes,
         augmentation=augmentation,
         train=train,
         on_corrupt=on_corrupt,

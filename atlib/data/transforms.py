@@ -2,8 +2,6 @@
 operations are timm's and torchvision's."""
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -16,10 +14,22 @@ from timm.data.transforms import str_to_interp_mode
 from torch import Tensor
 from torchvision import transforms
 
-from atlib._util import require_known
+from atlib._util import check_fields, require_known
+from atlib.data.rng import rng_put_back
 
 CROPS = ("random-resized", "padded", "centre")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+
+
+# The values that can be meant.
+RULES = (
+    (("mean",), lambda value: len(value) == 3, "has three values, one a channel"),
+    (("std",), lambda value: len(value) == 3 and min(value) > 0, "has three values, one a channel, above 0"),
+    (("image_size",), lambda value: value >= 1, "must be at least 1 pixel"),
+    (("padding", "color_jitter"), lambda value: value >= 0, "must not be negative"),
+    (("flip", "random_erasing"), lambda value: 0 <= value <= 1, "is a probability, from 0 to 1"),
+    (("crop_pct",), lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,32 +67,9 @@ class Augmentation:
     def __post_init__(self):
         require_known("crop", self.crop, CROPS)
         require_known("interpolation", self.interpolation, INTERPOLATIONS)
-        for name in ("mean", "std"):
-            value = getattr(self, name)
-            if len(value) != 3 or name == "std" and not min(value) > 0:
-                raise ValueError(
-                    f"Augmentation({name}={value!r}): {name} has three values, one a"
-                    f" channel{', above 0' if name == 'std' else ''}"
-                )
-            object.__setattr__(
-                self, name, tuple(float(each) for each in value)
-            )  # JSON reads tuples back as lists, which cannot be hashed
-        if self.image_size < 1:
-            raise ValueError(
-                f"Augmentation(image_size={self.image_size!r}): image_size must be at least 1 pixel"
-            )
-        for name in ("padding", "color_jitter"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"Augmentation({name}={getattr(self, name)!r}): {name} must not be negative")
-        for name in ("flip", "random_erasing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(
-                    f"Augmentation({name}={getattr(self, name)!r}): {name} is a probability, from 0 to 1"
-                )
-        if not 0 < self.crop_pct <= 1:
-            raise ValueError(
-                f"Augmentation(crop_pct={self.crop_pct!r}): crop_pct must be above 0 and at most 1"
-            )
+        check_fields(self, RULES)
+        for name in ("mean", "std"):  # JSON reads tuples back as lists, which cannot be hashed
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
         if self.rand_augment is not None:
             self._check_rand_augment()
 
@@ -115,7 +102,14 @@ class Augmentation:
         The global generators of Python, NumPy and torch, from which the operations draw, are as before
         afterwards.
         """
-        with _drawing_from(seed):
+        # Three words, so that the three do not start from one number; they are the same on every machine.
+        words = np.random.SeedSequence(seed).generate_state(3)
+        for_python, for_numpy, for_torch = (int(word) for word in words)
+        with rng_put_back():
+            random.seed(for_python)
+            np.random.seed(for_numpy)
+            # torch.manual_seed would reseed a GPU's generators
+            torch.default_generator.manual_seed(for_torch)
             return _training(self)(image.convert("RGB"))
 
     def evaluate(self, image: Image.Image) -> Tensor:
@@ -147,11 +141,9 @@ def _training(augmentation: Augmentation) -> transforms.Compose:
     )
     if a.crop != "random-resized":
         shorter = transforms.Resize(a.image_size, interpolation=str_to_interp_mode(a.interpolation))
-        centre, window = (
-            transforms.CenterCrop(a.image_size),
-            transforms.RandomCrop(a.image_size, padding=a.padding, padding_mode="reflect"),
-        )
-        square = centre if a.crop == "centre" else window
+        square = transforms.CenterCrop(a.image_size)
+        if a.crop == "padded":
+            square = transforms.RandomCrop(a.image_size, padding=a.padding, padding_mode="reflect")
         crop = transforms.Compose([shorter, square, transforms.RandomHorizontalFlip(a.flip)])
     for operation in [each for step in colours.transforms for each in getattr(step, "ops", ())]:
         if operation.name.startswith("Posterize"):
@@ -171,21 +163,3 @@ def _evaluation(augmentation: Augmentation) -> transforms.Compose:
     return create_transform(
         a.image_size, interpolation=a.interpolation, mean=a.mean, std=a.std, crop_pct=a.crop_pct
     )
-
-
-@contextmanager
-def _drawing_from(seed: int) -> Iterator[None]:
-    """Let Python, NumPy and torch (on the CPU) draw from generators of this seed, and put their own states
-    back."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    # Three words, so that the three do not start from one number; they are the same on every machine.
-    for_python, for_numpy, for_torch = (int(word) for word in np.random.SeedSequence(seed).generate_state(3))
-    random.seed(for_python)
-    np.random.seed(for_numpy)
-    torch.default_generator.manual_seed(for_torch)  # torch.manual_seed would reseed a GPU's generators too
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])

@@ -21,11 +21,11 @@ from atlib.lab.evidence import (
     higher,
     lower,
     made_of,
+    mean_shifted_accuracy,
     no_better,
     no_worse,
     of,
     other_domains,
-    shifted,
     together,
 )
 from atlib.lab.studies import COMPONENTS
@@ -110,7 +110,8 @@ _central, _family, _averages, _layers, _pairs = (
 _pretraining, _long_tail, _components, _sizes = (
     partial(of, study) for study in ("pretraining", "long-tail", "components", "sizes")
 )
-_BOTH = ("copy", "distill")
+_COPIED = {"copy": "copied", "distill": "distilled"}
+_BOTH = tuple(_COPIED)
 
 
 def _compared(method, metric, name=None, study="comparison"):
@@ -141,14 +142,17 @@ def _ensemble_gain(compared):
 
 
 def _on_shifted_images(compare, other):
-    return [compare(of("shifts", how, shifted), of("shifts", other, shifted)) for how in _BOTH]
+    return [
+        compare(of("shifts", how, mean_shifted_accuracy), of("shifts", other, mean_shifted_accuracy))
+        for how in _BOTH
+    ]
 
 
 def _on_shifted_real_images(compare, other):
     """PACS tests on domains that nothing was trained on; other real images are corrupted."""
     return [
         [compare(of(study, how, metric), of(study, other, metric)) for how in _BOTH]
-        for study, metric in (("transfer", other_domains), ("corruptions", shifted))
+        for study, metric in (("transfer", other_domains), ("corruptions", mean_shifted_accuracy))
     ]
 
 
@@ -158,26 +162,21 @@ def _scratch_beside_them():
     return _compared("scratch", accuracy)
 
 
-def _standard_students(how):
-    return [
-        lower(_components(f"{name}, {how} to standard"), _scratch_beside_them(), name=name)
-        for name in COMPONENTS
-    ]
+def _plainly(study, method):
+    return of(study or "comparison", method)
 
 
 def _under_shifts(study, method):
-    return of(f"shifts-{study}" if study else "shifts", method, shifted)
+    return of(f"shifts-{study}" if study else "shifts", method, mean_shifted_accuracy)
 
 
 def _faintest(method):
     return of("shifts-layers", method, lambda record: record.results["cue@5"])
 
 
-def _standard_students_under_shifts(how):
+def _standard_students(how, measured):
     return [
-        lower(
-            _under_shifts("components", f"{name}, {how} to standard"), _under_shifts("", "scratch"), name=name
-        )
+        lower(measured("components", f"{name}, {how} to standard"), measured("", "scratch"), name=name)
         for name in COMPONENTS
     ]
 
@@ -189,26 +188,13 @@ def _matched_students(how):
     ]
 
 
-def _gain_at_all_sizes(how):
-    return [
-        higher(_sizes(f"small, {how}"), _sizes("small, scratch"), name="small"),
-        higher(_pretraining(f"standard, {how}"), _scratch_beside_them(), name="standard"),
-        higher(_sizes(f"large, {how}"), _sizes("large, scratch"), name="large"),
-    ]
-
-
-def _gain_at_all_sizes_under_shifts(how):
-    return [
-        higher(
-            _under_shifts("sizes", f"small, {how}"), _under_shifts("sizes", "small, scratch"), name="small"
-        ),
-        higher(
-            _under_shifts("pretraining", f"standard, {how}"), _under_shifts("", "scratch"), name="standard"
-        ),
-        higher(
-            _under_shifts("sizes", f"large, {how}"), _under_shifts("sizes", "large, scratch"), name="large"
-        ),
-    ]
+def _gain_at_all_sizes(how, measured):
+    small, large = (
+        higher(measured("sizes", f"{size}, {how}"), measured("sizes", f"{size}, scratch"), name=size)
+        for size in ("small", "large")
+    )
+    standard = higher(measured("pretraining", f"standard, {how}"), measured("", "scratch"), name="standard")
+    return [small, standard, large]
 
 
 def _steps(which, word):
@@ -498,41 +484,32 @@ CLAIMS: tuple[Claim, ...] = (
         NOT_QUOTED,
         *(lower(_long_tail(how), _long_tail("fine-tune")) for how in _BOTH),
     ),
-    _claim(
-        "18",
-        "Maps of a teacher with a native component, copied, push a standard student below scratch",
-        "arXiv 2605.07191: four of 11 families, up to 5.1 points",
-        *_standard_students("copy"),
+    *(
+        _claim(
+            "18",
+            f"Maps of a teacher with a native component, {word}, push a standard student below scratch",
+            "arXiv 2605.07191: four of 11 families, up to 5.1 points",
+            *_standard_students(how, _plainly),
+        )
+        for how, word in _COPIED.items()
     ),
-    _claim(
-        "18",
-        "Maps of a teacher with a native component, distilled, push a standard student below scratch",
-        "arXiv 2605.07191: four of 11 families, up to 5.1 points",
-        *_standard_students("distill"),
+    *(
+        _claim(
+            "18",
+            f"Under shifted test images, {word} maps push such a student below scratch, too",
+            "arXiv 2605.07191: the failure stays out of distribution",
+            *_standard_students(how, _under_shifts),
+        )
+        for how, word in _COPIED.items()
     ),
-    _claim(
-        "18",
-        "Under shifted test images, copied maps push such a student below scratch, too",
-        "arXiv 2605.07191: the failure stays out of distribution",
-        *_standard_students_under_shifts("copy"),
-    ),
-    _claim(
-        "18",
-        "Under shifted test images, distilled maps push such a student below scratch, too",
-        "arXiv 2605.07191: the failure stays out of distribution",
-        *_standard_students_under_shifts("distill"),
-    ),
-    _claim(
-        "18",
-        "A student that has the component too, with random weights, gains from copied maps",
-        "arXiv 2605.07191: in all four families",
-        *_matched_students("copy"),
-    ),
-    _claim(
-        "18",
-        "A student that has the component too, with random weights, gains from distilled maps",
-        "arXiv 2605.07191: in all four families",
-        *_matched_students("distill"),
+    *(
+        _claim(
+            "18",
+            f"A student that has the component too, with random weights, gains from {word} maps",
+            "arXiv 2605.07191: in all four families",
+            *_matched_students(how),
+        )
+        for how, word in _COPIED.items()
     ),
     _claim(
         "18",
@@ -543,19 +520,23 @@ CLAIMS: tuple[Claim, ...] = (
             for name in COMPONENTS
         ),
     ),
-    _claim("19", "Copied maps beat scratch at every size", NOT_QUOTED, *_gain_at_all_sizes("copy")),
-    _claim("19", "Distilled maps beat scratch at every size", NOT_QUOTED, *_gain_at_all_sizes("distill")),
-    _claim(
-        "19",
-        "Do copied maps keep their gain at every size under shifted test images?",
-        NOT_QUOTED,
-        *_gain_at_all_sizes_under_shifts("copy"),
+    *(
+        _claim(
+            "19",
+            f"{word.capitalize()} maps beat scratch at every size",
+            NOT_QUOTED,
+            *_gain_at_all_sizes(how, _plainly),
+        )
+        for how, word in _COPIED.items()
     ),
-    _claim(
-        "19",
-        "Do distilled maps keep their gain at every size under shifted test images?",
-        NOT_QUOTED,
-        *_gain_at_all_sizes_under_shifts("distill"),
+    *(
+        _claim(
+            "19",
+            f"Do {word} maps keep their gain at every size under shifted test images?",
+            NOT_QUOTED,
+            *_gain_at_all_sizes(how, _under_shifts),
+        )
+        for how, word in _COPIED.items()
     ),
     _claim(
         "19",

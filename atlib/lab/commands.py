@@ -6,10 +6,10 @@ from pathlib import Path
 
 from atlib._util import require_known
 from atlib.lab.evals import EXAMINATIONS, Examination, run_examination
-from atlib.lab.scales import METHODS, scales
+from atlib.lab.scales import METHODS, SCALES, scales
 from atlib.lab.studies import CENTRAL, STUDIES
-from atlib.lab.study import Place, Study, run_experiment, run_study
-from atlib.record import read_record
+from atlib.lab.study import Place, Study, run_study
+from atlib.record import Record, read_records
 
 EXPERIMENTS: dict[str, Study | Examination] = {"transfer": CENTRAL, **STUDIES, **EXAMINATIONS}
 
@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument(
         "name", help="; ".join(f"{name}: {study.shows}" for name, study in EXPERIMENTS.items())
     )
-    parser.add_argument(
-        "--scale", default="built-in", help=f"one of {', '.join(scales())} (default: built-in)"
-    )
+    parser.add_argument("--scale", default="built-in", help=f"one of {', '.join(SCALES)} (default: built-in)")
     parser.add_argument(
         "--seeds",
         type=int,
@@ -48,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         ),
     )
     parser.add_argument(
-        "--out", type=Path, default=None, help="folder for records (default: results/NAME/SCALE)"
+        "--out",
+        type=Path,
+        default=Path("results"),
+        help="folder of the records, OUT/NAME/SCALE.jsonl; studies start from OUT/transfer/SCALE.jsonl (default: results)",
     )
     parser.add_argument(
         "--work", type=Path, default=None, help="folder for weights (default: runs/transfer/SCALE)"
@@ -70,9 +71,9 @@ def experiments_command(given: argparse.Namespace) -> int:
 
 def experiment_command(given: argparse.Namespace) -> int:
     """`experiment`: repeats one, prints its table."""
-    paths, records = _run(given)
-    _print_table([read_record(path) for path in paths])
-    print(f"records: {records}")
+    records, path = _run_experiment(given)
+    _print_table(records)
+    print(f"records: {path}")
     return 0
 
 
@@ -81,11 +82,10 @@ def overview(results: Path) -> str:
     cost, and records in `results`."""
     lines = []
     for name, study in EXPERIMENTS.items():
-        where = [study.only] if study.only else list(scales())
-        folders = {scale: len(list((results / name / scale).glob("*-seed*.json"))) for scale in where}
+        where = [study.only] if study.only else SCALES
+        runs = {scale: len(read_records(name, scale, results=results)) for scale in where}
         found = (
-            ", ".join(f"{number} runs at {scale}" for scale, number in folders.items() if number)
-            or "none here"
+            ", ".join(f"{number} runs at {scale}" for scale, number in runs.items() if number) or "none here"
         )
         lines += [
             f"{name}: {study.shows}",
@@ -99,28 +99,17 @@ def overview(results: Path) -> str:
     return "\n".join(lines)
 
 
-def _run(given: argparse.Namespace) -> tuple[list[Path], Path]:
-    """Repeat an experiment; the paths of its records, and their folder."""
+def _run_experiment(given: argparse.Namespace) -> tuple[list[Record], Path]:
+    """Repeat an experiment; its records, and their file."""
     require_known("experiment", given.name, EXPERIMENTS)
     require_known("scale", given.scale, scales())
     study = EXPERIMENTS[given.name]
     seeds = study.seeds if given.seeds is None else given.seeds
     if seeds < 1 or given.jobs < 1:
         raise ValueError(f"--seeds and --jobs must be at least 1, got {seeds} and {given.jobs}")
-    work = given.work or Path("runs", "transfer", given.scale)
-    records = given.out or Path("results", given.name, given.scale)
-    if study is CENTRAL:
-        methods = given.methods or list(scales()[given.scale].methods)
-        return (
-            run_experiment(Place(given.scale, given.data, records, work), seeds, methods, given.jobs),
-            records,
-        )
-    transfer = Place(
-        given.scale, given.data, Path("results", "transfer", given.scale), work
-    )  # studies start from what it chose
-    if isinstance(study, Examination):
-        return run_examination(study, transfer, records, seeds, given.methods, given.jobs), records
-    return run_study(study, transfer, records, seeds, given.methods, given.jobs), records
+    place = Place(given.scale, given.data, given.out, given.work or Path("runs", "transfer", given.scale))
+    run = run_examination if isinstance(study, Examination) else run_study
+    return run(study, place, seeds, given.methods, given.jobs), place.records(given.name)
 
 
 def _print_table(records) -> None:

@@ -2,9 +2,8 @@
 other, leaves records too."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -46,8 +45,22 @@ from atlib.lab.studies import (
     PRETRAINING,
     SIZES,
 )
-from atlib.lab.study import Place, Run, Sources, Study, make_models, run_each, scale_of, trained, write_run
+from atlib.lab.study import (
+    Place,
+    Run,
+    Sources,
+    Study,
+    check_tuned,
+    make_models,
+    make_run,
+    run_each,
+    scale_of,
+    trained,
+    write_run,
+)
+from atlib.record import Record, read_file, read_records
 from atlib.train.evaluate import evaluate, predict, shift_accuracies
+from atlib.transfer import Pair
 
 
 @dataclass(frozen=True)
@@ -72,83 +85,44 @@ class Examination:
 
 
 def run_examination(
-    examination: Examination,
-    transfer: Place,
-    records: Path,
-    seeds: int,
-    methods: list[str] | None = None,
-    jobs: int = 1,
-) -> list[Path]:
-    """Measure the models of seeds 0 to seeds - 1 (`methods`: only some) and return the paths of the records.
+    examination: Examination, place: Place, seeds: int, methods: list[str] | None = None, jobs: int = 1
+) -> list[Record]:
+    """Measure the models of seeds 0 to seeds - 1 (`methods`: only some) and return all of its records.
 
     Models whose weights are not kept are trained first. What has a record is not measured again: a model that
     is measured alone, else a seed. Raises `ValueError` for a scale that it is not made for and for an unknown
     method.
     """
     study, methods = examination.study, tuple(methods or examination.methods)
-    if examination.only not in (None, transfer.scale):
+    if examination.only not in (None, place.scale):
         raise ValueError(
-            f"{examination.name} is made for the scale {examination.only!r}, not for {transfer.scale!r}"
+            f"{examination.name} is made for the scale {examination.only!r}, not for {place.scale!r}"
         )
-    for method in methods:
-        study.variant(method)
-    missing = {
-        seed: [method for method in methods if not _record(records, method, seed).exists()]
-        for seed in range(seeds)
-    }
-    missing = {seed: some if examination.alone else list(methods) for seed, some in missing.items() if some}
-    if missing:
-        variants = [
-            study.variant(method) for method in methods if any(method in some for some in missing.values())
-        ]
-        make_models(study, variants, transfer, study_records(study, transfer), list(missing), jobs)
-        run_each(
-            _train,
-            [(_run(study, transfer, method, seed),) for seed, some in missing.items() for method in some],
-            jobs,
-            fresh=False,
-        )
-        run_each(
-            _measure,
-            [(examination, transfer, records, tuple(some), seed) for seed, some in missing.items()],
-            jobs,
-        )
-    return sorted(records.glob("*-seed*.json"))
+    variants = [study.variant(method) for method in methods]
+    known = {(r.method, r.seed) for r in read_file(place.records(examination.name))}
+    missing = {seed: [m for m in methods if (m, seed) not in known] for seed in range(seeds)}
+    missing = {seed: some if examination.alone else [*methods] for seed, some in missing.items() if some}
+    needed = [variant for variant in variants if any(variant.name in some for some in missing.values())]
+    check_tuned(needed, place)
+    make_models(study, needed, place, [*missing], jobs)
+    runs = [(Run(study, place, method, seed),) for seed, some in missing.items() for method in some]
+    run_each(make_run, runs, jobs, fresh=False)
+    run_each(_measure, [(examination, place, tuple(some), seed) for seed, some in missing.items()], jobs)
+    return read_records(examination.name, place.scale, results=place.results)
 
 
-def study_records(study: Study, transfer: Place) -> Path:
-    """The folder of a study's records, beside that of the central experiment's."""
-    return transfer.records.parent.parent / study.name / transfer.scale
-
-
-def model_of(study: Study, transfer: Place, method: str, seed: int) -> nn.Module:
+def model_of(study: Study, place: Place, method: str, seed: int) -> nn.Module:
     """A trained model of a study, from kept weights or trained now."""
-    return trained(_run(study, transfer, method, seed)).eval()
+    return trained(Run(study, place, method, seed)).eval()
 
 
-def _run(study: Study, transfer: Place, method: str, seed: int) -> Run:
-    return Run(study, transfer, study_records(study, transfer), method, seed)
-
-
-def _train(run: Run) -> None:
-    trained(run)
-
-
-def _measure(
-    examination: Examination, transfer: Place, records: Path, methods: tuple[str, ...], seed: int
-) -> None:
-    scale, start = scale_of(transfer), time.perf_counter()
-    models = {method: model_of(examination.study, transfer, method, seed) for method in methods}
-    found = examination.measure(models, Sources(transfer, scale, seed))
+def _measure(examination: Examination, place: Place, methods: tuple[str, ...], seed: int) -> None:
+    scale, start = scale_of(place), time.perf_counter()
+    models = {method: model_of(examination.study, place, method, seed) for method in methods}
+    found = examination.measure(models, Sources(place, scale, seed))
     seconds = time.perf_counter() - start
     for name, results in found.items():
-        write_run(
-            examination.name, scale, name, seed, {}, dict(results), [], seconds, _record(records, name, seed)
-        )
-
-
-def _record(records: Path, name: str, seed: int) -> Path:
-    return records / f"{name.replace(' ', '-')}-seed{seed}.json"
+        write_run(examination.name, place, scale, ("run", name, seed, None), {}, dict(results), [], seconds)
 
 
 # --- What is measured on trained models: accuracy under every shift, likeness to the teacher and to each
@@ -168,7 +142,6 @@ COMPARED = (
     "copy into another teacher's weights",
     "soft predictions",
 )
-EVERY_METHOD = (*COMPARED, "distill q", "distill k", "distill v", "hard predictions")
 TWICE = ("scratch again", "fine-tune again", "copy again", "distill again")
 # The model whose mistakes make the adversarially filtered set: of the tuning seed, so that it is in no
 # comparison and shares no labels with one.
@@ -180,7 +153,7 @@ LOOKED_AT = 1000  # test images on which models are compared from inside
 def bare(model: nn.Module) -> nn.Module:
     """What is run on an image after training: the student alone where the method says that no teacher is
     needed, otherwise the whole model."""
-    return model if getattr(model, "needs_teacher", True) else model.student
+    return model.student if isinstance(model, Pair) and not model.needs_teacher else model
 
 
 def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
@@ -296,26 +269,61 @@ def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[s
     return found
 
 
-SHIFTS_OF_METHODS = Examination(
-    "shifts",
-    "every method under every shift of the built-in world",
-    "ImageNet-A, -R, -Sketch, -V2",
-    FAMILY,
-    EVERY_METHOD,
-    under_shifts,
-    minutes=20,
-    alone=True,
-)
-SHIFTS_OF_POOL = Examination(
-    "shifts-pool",
-    "ordinary models under every shift: the line of effective robustness",
-    "the testbed of arXiv 2007.00644",
-    POOL,
-    tuple(variant.name for variant in POOL.variants if variant.name != FILTER),
-    under_shifts,
-    seeds=3,
-    minutes=8,
-    alone=True,
+def _shifts_of(
+    study: Study,
+    shows: str,
+    minutes: int,
+    paper: str = "not in the paper",
+    name: str | None = None,
+    left_out: Collection[str] = (),
+) -> Examination:
+    """All variants of a study under every shift."""
+    return Examination(
+        name or f"shifts-{study.name}",
+        shows,
+        paper,
+        study,
+        tuple(variant.name for variant in study.variants if variant.name not in left_out),
+        under_shifts,
+        study.seeds,
+        minutes,
+        alone=True,
+    )
+
+
+SHIFTS = (
+    _shifts_of(
+        FAMILY,
+        "every method under every shift of the built-in world",
+        20,
+        "ImageNet-A, -R, -Sketch, -V2",
+        "shifts",
+        TWICE,
+    ),
+    _shifts_of(
+        POOL,
+        "ordinary models under every shift: the line of effective robustness",
+        8,
+        "the testbed of arXiv 2007.00644",
+        left_out=[FILTER],
+    ),
+    _shifts_of(
+        PAIRS,
+        "students that differ from their teacher, under every shift",
+        10,
+        "not in the paper, which pairs equal architectures",
+    ),
+    _shifts_of(AVERAGES, "copies of averaged maps and students of few labels, under every shift", 7),
+    _shifts_of(LAYERS, "copies and distillations of some layers or heads, under every shift", 15),
+    _shifts_of(DISTILLATION, "other weights of Distill and other layers for it, under every shift", 7),
+    _shifts_of(
+        COMPONENT_STUDY,
+        "students of teachers with native components, under every shift",
+        13,
+        "arXiv 2605.07191: what fails on ImageNet fails on ImageNet-A, -R, -S and -V2 too",
+    ),
+    _shifts_of(SIZES, "smaller and larger students and teachers, under every shift", 9),
+    _shifts_of(PRETRAINING, "students of teachers with another pre-text or other data, under every shift", 9),
 )
 COMPARISON = Examination(
     "comparison",
@@ -361,49 +369,6 @@ CORRUPTED_IMAGES = Examination(
 )
 
 
-def _shifts_of(study: Study, shows: str, minutes: int, paper: str = "not in the paper") -> Examination:
-    """All variants of a study under every shift."""
-    return Examination(
-        f"shifts-{study.name}",
-        f"{shows}, under every shift",
-        paper,
-        study,
-        tuple(variant.name for variant in study.variants),
-        under_shifts,
-        minutes=minutes,
-        alone=True,
-    )
-
-
-SHIFTS_OF_STUDIES = (
-    _shifts_of(
-        PAIRS,
-        "students that differ from their teacher",
-        10,
-        "not in the paper, which pairs equal architectures",
-    ),
-    _shifts_of(AVERAGES, "copies of averaged maps and students of few labels", 7),
-    _shifts_of(LAYERS, "copies and distillations of some layers or heads", 15),
-    _shifts_of(DISTILLATION, "other weights of Distill and other layers for it", 7),
-    _shifts_of(
-        COMPONENT_STUDY,
-        "students of teachers with native components",
-        13,
-        "arXiv 2605.07191: what fails on ImageNet fails on ImageNet-A, -R, -S and -V2 too",
-    ),
-    _shifts_of(SIZES, "smaller and larger students and teachers", 9),
-    _shifts_of(PRETRAINING, "students of teachers with another pre-text or other data", 9),
-)
-
 EXAMINATIONS = {
-    each.name: each
-    for each in (
-        SHIFTS_OF_METHODS,
-        SHIFTS_OF_POOL,
-        *SHIFTS_OF_STUDIES,
-        COMPARISON,
-        CENTRAL_COMPARISON,
-        CLASS_GROUPS,
-        CORRUPTED_IMAGES,
-    )
+    each.name: each for each in (*SHIFTS, COMPARISON, CENTRAL_COMPARISON, CLASS_GROUPS, CORRUPTED_IMAGES)
 }

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from atlib.analysis.robustness import fit_line
 from atlib.data.catalogue import DOMAINS
 from atlib.data.glyphs import SHAPES
-from atlib.record import Record, read_record
+from atlib.record import Record, read_records
 
 VERDICTS = ("holds", "does not hold", "undecided", "not tested")
 HOLDS, DOES_NOT_HOLD, UNDECIDED, NOT_TESTED = VERDICTS
@@ -43,8 +43,7 @@ class Unit(NamedTuple):
 POINTS, NATS, CKA = Unit("points", 100, 1), Unit("nats"), Unit("CKA")
 
 
-# --- The rule
-# ---------------------------------------------------------------------------------------------------------------------------
+# --- The rule ---
 
 
 def verdict(differences: Sequence[float], sign: int, margin: float = 0.0) -> str:
@@ -69,8 +68,7 @@ def together(parts: Sequence[Evidence]) -> Evidence:
     return Evidence("; ".join(part.figures for part in parts), next(name for name in order if name in found))
 
 
-# --- What is compared
-# -------------------------------------------------------------------------------------------------------------------
+# --- What is compared ---
 
 
 class Side(NamedTuple):
@@ -134,8 +132,7 @@ def no_better(a: Side, b: Side, name: str | None = None) -> Comparison:
     return Comparison(a, b, -1, POINTS, name, ONE_POINT)
 
 
-# --- Where the numbers come from
-# ---------------------------------------------------------------------------------------------------------
+# --- Where the numbers come from ---
 
 
 def accuracy(record: Record) -> float:
@@ -143,7 +140,7 @@ def accuracy(record: Record) -> float:
     return record.results["test_accuracy"]
 
 
-def shifted(record: Record) -> float:
+def mean_shifted_accuracy(record: Record) -> float:
     """Mean accuracy over all shifted or corrupted sets, those named like "noise@3"."""
     return mean(value for name, value in record.results.items() if "@" in name)
 
@@ -180,9 +177,10 @@ def of(study: str, method: str, metric: Metric = accuracy, name: str | None = No
 
     def numbers(results: Path, scale: str) -> BySeed:
         found = {}
-        for record in _records(results / study / scale, method.replace(" ", "-")):
-            with suppress(KeyError):
-                found[record.seed] = metric(record)
+        for record in read_records(study, scale, results=results):
+            if record.method == method:
+                with suppress(KeyError):
+                    found[record.seed] = metric(record)
         return found
 
     return Side(name or method, numbers)
@@ -218,7 +216,7 @@ def beyond_expectation(method: str) -> Side:
     def numbers(results: Path, scale: str) -> BySeed:
         pool = [
             record.results
-            for record in _records(results / "shifts-pool" / scale, "*")
+            for record in read_records("shifts-pool", scale, results=results)
             if record.results["test_accuracy"] > _GUESSING
         ]
         ordinary = [each["test_accuracy"] for each in pool]
@@ -240,9 +238,3 @@ def beyond_expectation(method: str) -> Side:
         return of("shifts", method, beyond).numbers(results, scale)
 
     return Side(method, numbers)
-
-
-def _records(folder: Path, name: str) -> list[Record]:
-    """The reported runs of that file name: not those of the tuning and not teachers, which lie in folders of
-    their own."""
-    return [read_record(path) for path in sorted(folder.glob(f"{name}-seed*.json"))]

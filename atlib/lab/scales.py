@@ -20,8 +20,8 @@ from atlib.train.objectives import Loss
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
-# --- How teachers of the built-in world are made: a pre-text task, the world they see, and what they are
-# built of ---
+# A teacher, its architecture, and the history of its training.
+Made = tuple[VisionTransformer, Architecture, list[dict]]
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,8 @@ class Schooling:
     model: Mapping = field(default_factory=dict)
     changes: Mapping = field(default_factory=dict)
 
-    def make(
-        self, recipe: Recipe, unlabelled: int, seed: int, progress: str | None = None
-    ) -> tuple[VisionTransformer, Architecture, list[dict]]:
-        """Pre-train a teacher on `unlabelled` images: the ViT, its architecture, and the history of its
-        training. `seed` decides all."""
+    def make(self, recipe: Recipe, unlabelled: int, seed: int, progress: str | None = None) -> Made:
+        """Pre-train a teacher on `unlabelled` images. `seed` decides all."""
         torch.manual_seed(seed)
         architecture = Architecture("glyphs", {**self.model, "num_classes": self.outputs})
         model = architecture.build()
@@ -95,9 +92,6 @@ class Scale:
     # of the central experiment's steps, for the runs of a study: it has many, and all share one budget
     study_share: float = 0.4
 
-    def teacher_model(self) -> torch.nn.Module:
-        raise TypeError("a Scale is used through its kinds, GlyphScale and CifarScale")
-
     def elsewhere(self, split: str) -> dict[str, Images]:
         """Further sets that a run is evaluated on, by name: none unless a scale has them."""
         return {}
@@ -114,10 +108,8 @@ class GlyphScale(Scale):
 
     unlabelled: int = 40_000
 
-    def make_teacher(
-        self, seed: int, progress: str | None = None
-    ) -> tuple[VisionTransformer, Architecture, list[dict]]:
-        """Pre-train a teacher: the ViT, its architecture, and the history of its training."""
+    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
+        """Pre-train a teacher."""
         return RETRIEVAL.make(self.pretraining, self.unlabelled, seed, progress)
 
     def labelled(self, seed: int, number: int | None = None) -> Images:
@@ -143,10 +135,8 @@ class CifarScale(Scale):
     unlabelled: int | None = None
     test_size: int | None = None
 
-    def make_teacher(
-        self, seed: int, progress: str | None = None
-    ) -> tuple[VisionTransformer, Architecture, list[dict]]:
-        """Pre-train a teacher: the ViT, its architecture, and the history of its training."""
+    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
+        """Pre-train a teacher."""
         torch.manual_seed(seed)
         model = pretrain.MaskedAutoencoder(self.student.build(), decoder_width=96)
         images = load("cifar10", self.path, split="train", size=self.unlabelled, seed=seed).with_augment(
@@ -185,10 +175,8 @@ class PacsScale(Scale):
     unlabelled: int | None = None
     image_size: int = 32
 
-    def make_teacher(
-        self, seed: int, progress: str | None = None
-    ) -> tuple[VisionTransformer, Architecture, list[dict]]:
-        """Pre-train a teacher: the ViT, its architecture, and the history of its training."""
+    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
+        """Pre-train a teacher."""
         torch.manual_seed(seed)
         architecture = self.student._replace(overrides={**self.student.overrides, "num_classes": 10})
         model = architecture.build()
@@ -238,6 +226,7 @@ class PacsScale(Scale):
         return None if self.path is None else self.path / name
 
 
+SCALES = ("built-in", "cifar10-cpu", "pacs", "cifar10")  # the names, without what they stand for
 _LR = (1e-3, 2e-3, 4e-3)
 _DECAY = (0.05, 0.3)
 
@@ -248,20 +237,12 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
     `cifar10` and `pacs` (None: from the hub)."""
     free = grid(lr=_LR, weight_decay=_DECAY)
     tuning = {
-        "scratch": free,
-        "copy": free,
-        "copy-untrained": free,
-        "copy-fine-tuned": free,
+        **dict.fromkeys(("scratch", "copy", "copy-q", "copy-untrained", "copy-fine-tuned"), free),
         "fine-tune": grid(lr=(5e-4, 1e-3, 2e-3), layer_decay=(None, 0.75)),
         "distill": grid(lr=(1e-3, 2e-3), transfer_weight=(1.0, 3.0, 10.0)),
     }
-    tuning["copy-q"] = free
     # 16 patches + class token, at the resolution of CIFAR-10: what a CPU can train.
-    cifar, small, photographs = (
-        Architecture("cifar"),
-        Architecture("glyphs", {"num_classes": 10}),
-        Architecture("glyphs", {"num_classes": 7}),
-    )
+    small, photographs = (Architecture("glyphs", {"num_classes": classes}) for classes in (10, 7))
     # Its copy Q is in the study "family", with the other parts.
     built_in = tuple(method for method in METHODS if method != "copy-q")
     return {
@@ -304,7 +285,7 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         # For one GPU: about 360 passes of pre-training and 90 of training over 45,000 images.
         "cifar10": CifarScale(
             "cifar10",
-            cifar,
+            Architecture("cifar"),
             METHODS,
             replace(recipes.MAE, steps=32_000, batch_size=512, mixed_precision="bf16"),
             replace(recipes.STUDENT, steps=8000, batch_size=512, mixed_precision="bf16"),

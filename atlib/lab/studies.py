@@ -1,7 +1,6 @@
-"""The studies of the book, one after the other: what is compared in chapters 6 to 11, beside the central
-experiment. The later ones follow from `atlib.lab.studies`.
-"""
+"""The studies of the book, beside the central experiment that they start from."""
 
+from collections.abc import Mapping
 from functools import partial
 
 from torch import nn
@@ -9,16 +8,17 @@ from torch import nn
 from atlib.analysis.subsets import long_tail
 from atlib.data import glyphs
 from atlib.data.images import Images
-from atlib.lab.scales import METHODS, CifarScale, GlyphScale, Schooling, colour
+from atlib.lab.scales import CifarScale, GlyphScale, Schooling, colour
+from atlib.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atlib.lab.study import (
     Sources,
     Study,
     Variant,
     again,
-    build_student,
     by,
     fine_tune,
     pair,
+    scale_of,
     scratch,
     untrained_maps,
     with_new_head,
@@ -29,15 +29,13 @@ from atlib.methods.mean_maps import MeanMapCopy
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
 
-# --- The studies of chapters 16 to 19: other pre-training, other components, other sizes, other amounts and
-# kinds of labels ---
-
+_METHODS = {"scratch": scratch, "fine-tune": fine_tune, "copy": by(), "distill": by(how="distill")}
+_LR = tuple({"lr": lr} for lr in (1e-3, 2e-3, 4e-3))
 _SHORT = {"steps": 1000}
 STANDARD = Schooling("standard", changes=_SHORT)
 
 
-# --- Which pre-training, and which half of it: features or routing
-# ------------------------------------------------------
+# --- Which pre-training, and which half of it: features or routing ---
 
 COLOUR = colour("colour", changes=_SHORT)
 OTHER_DATA = Schooling("other-data", world=glyphs.World(rendering="inverted"), changes=_SHORT)
@@ -45,19 +43,20 @@ OTHER_DATA = Schooling("other-data", world=glyphs.World(rendering="inverted"), c
 
 def _mix(weights: Schooling, maps: Schooling | None, sources: Sources) -> nn.Module:
     """One teacher's weights, with another's maps copied (None: of an untrained one)."""
-    student = with_new_head(sources.schooled(weights), sources)
+    student = with_new_head(sources.teacher(weights), sources)
     return (
         untrained_maps(sources, student)
         if maps is None
-        else AttentionTransfer(sources.schooled(maps), student, Plan())
+        else AttentionTransfer(sources.teacher(maps), student, Plan())
     )
 
 
-def _methods(name: str, schooling: Schooling) -> tuple[Variant, ...]:
+def _with(name: str, schooling: Schooling, model: Mapping = {}) -> tuple[Variant, ...]:
+    """All that a teacher can give to a student of its own size."""
     return (
-        Variant(f"{name}, fine-tune", partial(fine_tune, schooling=schooling), "fine-tune"),
-        Variant(f"{name}, copy", by(schooling=schooling)),
-        Variant(f"{name}, distill", by(how="distill", schooling=schooling), "distill"),
+        Variant(f"{name}, fine-tune", partial(fine_tune, schooling=schooling), "fine-tune", student=model),
+        Variant(f"{name}, copy", by(schooling=schooling), student=model),
+        Variant(f"{name}, distill", by(how="distill", schooling=schooling), "distill", student=model),
     )
 
 
@@ -67,9 +66,9 @@ PRETRAINING = Study(
     " routing",
     "teachers pre-trained on ImageNet-22k and COCO; the other pre-text is ours",
     (
-        *_methods("standard", STANDARD),
-        *_methods("colour", COLOUR),
-        *_methods("other data", OTHER_DATA),
+        *_with("standard", STANDARD),
+        *_with("colour", COLOUR),
+        *_with("other data", OTHER_DATA),
         *(
             Variant(f"{features} features, {routing} routing", partial(_mix, weights, maps), "fine-tune")
             for features, weights in (("useful", STANDARD), ("useless", COLOUR))
@@ -82,8 +81,7 @@ PRETRAINING = Study(
 )
 
 
-# --- Imbalanced labels
-# --------------------------------------------------------------------------------------------------
+# --- Imbalanced labels ---
 
 IMBALANCE = 50.0  # the first class has 50 times as many images as the last
 
@@ -98,21 +96,12 @@ LONG_TAIL = Study(
     "long-tail",
     "imbalanced labels",
     "iNaturalist 2017 to 2019",
-    tuple(
-        Variant(method, build, method, images=_imbalanced)
-        for method, build in (
-            ("scratch", scratch),
-            ("fine-tune", fine_tune),
-            ("copy", by()),
-            ("distill", by(how="distill")),
-        )
-    ),
+    tuple(Variant(method, build, method, images=_imbalanced) for method, build in _METHODS.items()),
     minutes=5,
 )
 
 
-# --- A teacher's native components, in the student or not
-# ----------------------------------------------------------------
+# --- A teacher's native components, in the student or not ---
 
 # Constructor arguments of the component, and what a standard student's plan needs. Layer scale starts at 0.1,
 # CaiT's value for up to 18 layers.
@@ -157,8 +146,7 @@ COMPONENT_STUDY = Study(
 )
 
 
-# --- Model size
-# -----------------------------------------------------------------------------------------------------------
+# --- Model size ---
 
 _SMALL, _LARGE = {"embed_dim": 32}, {"embed_dim": 96}
 SMALL, LARGE = (
@@ -166,22 +154,15 @@ SMALL, LARGE = (
 )
 
 
-def _of_size(name: str, schooling: Schooling, model: dict) -> tuple[Variant, ...]:
-    return (
-        Variant(f"{name}, scratch", scratch, "scratch", student=model),
-        Variant(f"{name}, fine-tune", partial(fine_tune, schooling=schooling), "fine-tune", student=model),
-        Variant(f"{name}, copy", by(schooling=schooling), student=model),
-        Variant(f"{name}, distill", by(how="distill", schooling=schooling), "distill", student=model),
-    )
-
-
 SIZES = Study(
     "sizes",
     "three widths of teacher and student, and a teacher smaller or larger than its student",
     "ViT-B, ViT-L and ViT-H; a small teacher for a larger student is left open",
     (
-        *_of_size("small", SMALL, _SMALL),
-        *_of_size("large", LARGE, _LARGE),
+        Variant("small, scratch", scratch, "scratch", student=_SMALL),
+        *_with("small", SMALL, _SMALL),
+        Variant("large, scratch", scratch, "scratch", student=_LARGE),
+        *_with("large", LARGE, _LARGE),
         *(
             Variant(
                 f"{teacher.name} teacher, {name} student, {how}",
@@ -199,8 +180,7 @@ SIZES = Study(
 )
 
 
-# --- A pool of ordinary models, for the line that effective robustness is measured from
-# -------------------------------------
+# --- A pool of ordinary models, for the line that effective robustness is measured from ---
 
 POOL = Study(
     "pool",
@@ -235,47 +215,14 @@ POOL = Study(
 TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, SIZES, POOL)
 
 
-_LR = tuple({"lr": lr} for lr in (1e-3, 2e-3, 4e-3))
-
-
-# --- The central experiment, for examinations of its students; `atlib.lab.study` runs it
-# --------------------------------
-
-
-def _central(method: str, sources: Sources) -> nn.Module:
-    fine_tuned = sources.fine_tuned() if method == "copy-fine-tuned" else None
-    return build_student(method, sources.teacher(), fine_tuned, sources.scale.student, sources.seed)
-
-
-CENTRAL = Study(
-    "transfer",
-    "scratch, fine-tune, copy from three teachers, distill: the central table, tuned",
-    "ViT-L on ImageNet: scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7, copy from an untrained"
-    " teacher 72.7",
-    tuple(
-        Variant(
-            method,
-            partial(_central, method),
-            method,
-            needs=("fine-tuned",) if method == "copy-fine-tuned" else (),
-        )
-        for method in METHODS
-    ),
-    minutes=70,
-    central=True,
-)
-
-
-# --- Distill: its weight, its layers
-# ---------------------------------------------------------------------------------------
+# --- Distill: its weight, its layers ---
 
 
 def _pair_in_layers(how: str, end: str, number: int | None, sources: Sources) -> nn.Module:
-    depth = sources.depth
+    depth = len(scale_of(sources.place).student.build().blocks)
     number = depth // 2 if number is None else number
-    return pair(
-        Plan(how=how, layers=range(number) if end == "first" else range(depth - number, depth)), sources
-    )
+    layers = range(number) if end == "first" else range(depth - number, depth)
+    return pair(Plan(how=how, layers=layers), sources)
 
 
 def _in_layers(how: str, end: str, number: int | None = None) -> partial:
@@ -303,8 +250,7 @@ DISTILLATION = Study(
 )
 
 
-# --- Q, K, V, maps, features, predictions: everything that can go from a teacher to a student
-# -------------------------
+# --- Q, K, V, maps, features, predictions: everything that can go from a teacher to a student ---
 
 
 def _copy_into_another(sources: Sources) -> nn.Module:
@@ -319,6 +265,12 @@ def _predictions(hard: bool, sources: Sources) -> nn.Module:
     return LogitDistillation(sources.fine_tuned(), sources.student(), hard=hard)
 
 
+def _predicted(name: str, task: float, transfer: float) -> Variant:
+    weights = {"task_weight": task, "transfer_weight": transfer}
+    build = partial(_predictions, name == "hard")
+    return Variant(f"{name} predictions", build, "scratch", weights, _LR, needs=("fine-tuned",))
+
+
 def _copy_fine_tuned(sources: Sources) -> nn.Module:
     return AttentionTransfer(sources.fine_tuned(), sources.student(), Plan())
 
@@ -329,53 +281,27 @@ FAMILY = Study(
     "Q, K, V: copy Q only 85.6; baselines: features 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning"
     " 85.7 (ViT-L)",
     (
-        Variant("scratch", scratch, "scratch"),
-        Variant("fine-tune", fine_tune, "fine-tune"),
-        Variant("copy", by()),
-        Variant("distill", by(how="distill"), "distill"),
+        *(Variant(method, build, method) for method, build in _METHODS.items()),
         *(Variant(f"copy {part}", by(part), trials=_LR) for part in "qkv"),
         *(
             Variant(f"distill {part}", by(part, "distill"), "distill", trials=_weights(0.1, 1.0, 10.0))
             for part in "qkv"
         ),
         Variant("features", _features, "distill", trials=_weights(0.1, 1.0, 10.0)),
-        Variant(
-            "soft predictions",
-            partial(_predictions, False),
-            "scratch",
-            {"task_weight": 0.9, "transfer_weight": 0.1},
-            _LR,
-            needs=("fine-tuned",),
-        ),
-        Variant(
-            "hard predictions",
-            partial(_predictions, True),
-            "scratch",
-            {"task_weight": 0.5, "transfer_weight": 0.5},
-            _LR,
-            needs=("fine-tuned",),
-        ),
+        _predicted("soft", 0.9, 0.1),
+        _predicted("hard", 0.5, 0.5),
         Variant("copy fine-tuned", _copy_fine_tuned, "copy-fine-tuned", needs=("fine-tuned",)),
         Variant("copy untrained", untrained_maps, "copy-untrained"),
         Variant(
             "copy into another teacher's weights", _copy_into_another, "fine-tune", needs=("another teacher",)
         ),
-        *(
-            Variant(f"{method} again", partial(again, build), method)
-            for method, build in (
-                ("scratch", scratch),
-                ("fine-tune", fine_tune),
-                ("copy", by()),
-                ("distill", by(how="distill")),
-            )
-        ),
+        *(Variant(f"{method} again", partial(again, build), method) for method, build in _METHODS.items()),
     ),
     minutes=40,
 )
 
 
-# --- Which layers, which heads
-# -----------------------------------------------------------------------------------------
+# --- Which layers, which heads ---
 
 
 def _some_layers(how: str) -> list[Variant]:
@@ -402,8 +328,7 @@ LAYERS = Study(
 )
 
 
-# --- What in a map matters
-# -----------------------------------------------------------------------------------------------
+# --- What in a map matters ---
 
 
 def _mean_of_cell(sources: Sources) -> nn.Module:
@@ -438,8 +363,7 @@ AVERAGES = Study(
 )
 
 
-# --- Teacher and student that differ
-# ------------------------------------------------------------------------------------
+# --- Teacher and student that differ ---
 
 _TWO_HEADS, _WIDE, _SMALL_PATCHES = {"num_heads": 2}, {"embed_dim": 128}, {"patch_size": 4}
 _SHALLOW = {"depth": 2}
@@ -457,9 +381,9 @@ def _two_heads(how: str, remedy: str, **changes) -> Variant:
 
 PAIRS = Study(
     "pairs",
-    "a student with other heads, patches, depth or width than its teacher, with the published remedies",
-    "not in the paper, which pairs equal architectures; AttnDistill (arXiv 2210.00944) and lightweight MAE"
-    " distillation (arXiv 2205.14443)",
+    "a student with other heads, patches, depth or width than its teacher, with the remedies for each",
+    "not in the paper, which pairs equal architectures; aggregated heads are AttnDistill's (arXiv"
+    " 2210.00944), the learned matrix of heads is this project's own",
     (
         Variant("two heads, scratch", scratch, "scratch", student=_TWO_HEADS),
         _two_heads("copy", "aggregate"),

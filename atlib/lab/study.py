@@ -1,7 +1,10 @@
-"""Run a study: variants of the central experiment that change one thing at a time; every run leaves a record."""
+"""Studies: variants of the central experiment that change one thing at a time, tuned alike, over several seeds;
+every run leaves a record. The central experiment is one of them, the one that the others start from."""
 
 import copy
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -17,135 +20,32 @@ from torch import nn
 from atlib._util import require_known
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
 from atlib.data.images import Images
-from atlib.lab.scales import TUNING_SEED, Scale, Schooling, scales
+from atlib.lab.scales import METHODS, TUNING_SEED, Scale, Schooling, scales
 from atlib.plan import Plan
-from atlib.record import Record, about, peak_memory_mb, read_record, write_record
+from atlib.record import Record, about, add_record, peak_memory_mb, read_file, records_file
 from atlib.train.evaluate import evaluate
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
-from atlib.transfer import AttentionTransfer
+from atlib.transfer import AttentionTransfer, student_of
 from atlib.vit import Architecture
-
-# --- The central experiment: the same student taught in six ways, tuned alike, over several seeds; every run
-# leaves a record ---
-
-
-class Job(NamedTuple):
-    """One run: a trial of the tuning (`trial` is its index in the method's grid) or a reported run (`trial`
-    is None)."""
-
-    method: str
-    seed: int
-    trial: int | None
-
-    @property
-    def name(self) -> str:
-        return (
-            f"{self.method}-seed{self.seed}"
-            if self.trial is None
-            else f"tuning/{self.method}-trial{self.trial}"
-        )
 
 
 class Place(NamedTuple):
-    """Where an experiment reads and writes. records: kept and committed; work: teachers and other weights,
-    thrown away."""
+    """Where experiments read and write. data: a folder with the scale's images (None: from the hub); results:
+    the folder of all records, kept and committed; work: teachers and other weights, thrown away."""
 
     scale: str
     data: Path | None
-    records: Path
+    results: Path
     work: Path
 
+    def records(self, experiment: str) -> Path:
+        """The file of an experiment's records at this scale."""
+        return records_file(experiment, self.scale, self.results)
 
-def build_student(
-    method: str,
-    teacher: VisionTransformer,
-    fine_tuned: VisionTransformer | None,
-    architecture: Architecture,
-    seed: int,
-) -> nn.Module:
-    """The untrained student of a method: what `train` is given.
-
-    scratch: a new ViT. fine-tune: the teacher's weights, a new head. copy, distill: a new ViT with the
-    teacher's maps. copy-q: a new ViT with the teacher's queries. copy-untrained: maps of a teacher that is
-    only initialised. copy-fine-tuned: maps of the fine-tuned teacher.
-    """
-    torch.manual_seed(seed)
-    student = architecture.build()
-    match method:
-        case "scratch":
-            return student
-        case "fine-tune":
-            student = copy.deepcopy(teacher)
-            student.reset_classifier(architecture.build().num_classes)
-            return student.requires_grad_(True)
-        case "copy":
-            return AttentionTransfer(copy.deepcopy(teacher), student, Plan(how="copy"))
-        case "copy-q":
-            return AttentionTransfer(copy.deepcopy(teacher), student, Plan(what="q", how="copy"))
-        case "copy-untrained":
-            return AttentionTransfer(architecture.build(), student, Plan(how="copy"))
-        case "copy-fine-tuned":
-            if fine_tuned is None:
-                raise ValueError(
-                    "copy-fine-tuned needs the fine-tuned teacher: run the method 'fine-tune' first"
-                )
-            return AttentionTransfer(copy.deepcopy(fine_tuned), student, Plan(how="copy"))
-        case "distill":
-            return AttentionTransfer(copy.deepcopy(teacher), student, Plan(how="distill"))
-    raise ValueError(f"unknown method {method!r}")
-
-
-def run_experiment(place: Place, seeds: int, methods: list[str], jobs: int = 1) -> list[Path]:
-    """Tune and run `methods` for seeds 0 to seeds - 1 and return the paths of the reported records.
-
-    What already has a record is not run again, so an interrupted experiment goes on where it stopped. `jobs`
-    runs go side by side, one thread each. fine-tune goes first where copy-fine-tuned needs its weights.
-    """
-    scale = scale_of(place)
-    if seeds > TUNING_SEED:
-        raise ValueError(
-            f"at most {TUNING_SEED} seeds: seed {TUNING_SEED} is the one that recipes are tuned on, got"
-            f" {seeds}"
-        )
-    for method in methods:
-        require_known("method", method, scale.methods)
-    tuned = any(len(scale.tuning[m]) > 1 for m in methods)
-    all_seeds = [*range(seeds), *([TUNING_SEED] if tuned else [])]
-    run_each(make_teacher, [(place, seed) for seed in all_seeds], jobs)
-    first = [m for m in ("fine-tune",) if m in methods or "copy-fine-tuned" in methods]
-    reported = []
-    for group in (first, [m for m in methods if m not in first]):
-        trials = [
-            Job(m, TUNING_SEED, t)
-            for m in group
-            for t in range(len(scale.tuning[m]))
-            if len(scale.tuning[m]) > 1
-        ]
-        run_each(_student_job, [(place, job) for job in trials], jobs)
-        runs = [Job(m, seed, None) for m in group for seed in range(seeds)]
-        run_each(_student_job, [(place, job) for job in runs], jobs)
-        reported += [place.records / f"{job.name}.json" for job in runs]
-    return reported
-
-
-def chosen(place: Place, method: str) -> int:
-    """The index of the method's recipe with the best validation accuracy; ties go to the first.
-
-    Raises `FileNotFoundError` while a trial of the method has no record.
-    """
-    trials = len(scale_of(place).tuning[method])
-    if trials == 1:
-        return 0
-    paths = [place.records / f"{Job(method, TUNING_SEED, t).name}.json" for t in range(trials)]
-    missing = [path for path in paths if not path.exists()]
-    if missing:
-        raise FileNotFoundError(
-            f"{method} is not tuned yet, {missing[0]} does not exist: "
-            f"run `python -m atlib experiment transfer --scale {place.scale}` first"
-        )
-    scores = [read_record(path).results["validation_accuracy"] for path in paths]
-    return max(range(trials), key=lambda t: scores[t])
+    def teacher(self, seed: int, schooling: Schooling | None = None) -> Path:
+        """The weights of a seed's teacher: the central one, or one that was made in another way."""
+        return self.work / f"teacher-{f'{schooling.name}-' if schooling else ''}seed{seed}.safetensors"
 
 
 def scale_of(place: Place) -> Scale:
@@ -153,172 +53,6 @@ def scale_of(place: Place) -> Scale:
     known = scales(place.data)
     require_known("scale", place.scale, known)
     return known[place.scale]
-
-
-def make_teacher(place: Place, seed: int) -> None:
-    """Pre-train the teacher of a seed, keep its weights and write its record, unless both are there."""
-    record_path, weights = (
-        place.records / f"teacher-seed{seed}.json",
-        place.work / f"teacher-seed{seed}.safetensors",
-    )
-    if record_path.exists() and weights.exists():
-        return
-    scale, start = scale_of(place), time.perf_counter()
-    teacher, architecture, history = scale.make_teacher(seed, progress=f"teacher, seed {seed}")
-    seconds = time.perf_counter() - start
-    save_vit(weights, teacher.cpu(), architecture)
-    write_run(
-        "transfer",
-        scale,
-        "teacher",
-        seed,
-        scale.pretraining.describe(),
-        {"pretraining_loss": history[-1]["loss"]},
-        history,
-        seconds,
-        record_path,
-    )
-
-
-def _student_job(place: Place, job: Job) -> None:
-    path = place.records / f"{job.name}.json"
-    is_teacher = job.method == "fine-tune"  # of copy-fine-tuned
-    weights = place.work / f"{job.name.replace('/', '-')}.safetensors"
-    if path.exists() and (weights.exists() or not is_teacher):
-        return
-    scale = scale_of(place)
-    teacher = load_vit(place.work / f"teacher-seed{job.seed}.safetensors")
-    fine_tuned = load_vit(fine_tuned_weights(place, job.seed)) if job.method == "copy-fine-tuned" else None
-    student = build_student(job.method, teacher, fine_tuned, scale.student, job.seed)
-    recipe = scale.recipe(
-        scale.tuning[job.method][chosen(place, job.method) if job.trial is None else job.trial]
-    )
-
-    split = (
-        "test" if job.trial is None else "validation"
-    )  # tuning never sees a test image, and a reported run no other
-    results, history, seconds = teach(student, scale, recipe, job.seed, split, job.name)
-    if is_teacher:
-        vit = scale.student.build()
-        vit.load_state_dict(student.state_dict())
-        save_vit(weights, vit, scale.student)
-    if job.trial is None:  # for examinations of the trained models
-        save_weights(student_weights(place, job), getattr(student, "student", student))
-    write_run("transfer", scale, job.method, job.seed, recipe.describe(), results, history, seconds, path)
-
-
-def teach(
-    student: nn.Module,
-    scale: Scale,
-    recipe: Recipe,
-    seed: int,
-    split: str,
-    name: str,
-    images: Images | None = None,
-    stop_at: int | None = None,
-) -> tuple[dict, list[dict], float]:
-    """Train a student in place on its seed's labels (or on `images`) and evaluate it on `split`: results,
-    history, seconds of both.
-
-    stop_at: end after that many steps of the recipe, as a checkpoint along the run would be.
-    """
-    sets = {split: scale.held_out(split)} | {
-        f"{split}_{name}": images for name, images in scale.elsewhere(split).items()
-    }
-
-    def metrics(model: nn.Module) -> dict:
-        found = {name: evaluate(model, images) for name, images in sets.items()}
-        return {f"{name}_accuracy": each.accuracy for name, each in found.items()} | {
-            f"{name}_loss": each.loss for name, each in found.items()
-        }
-
-    start = time.perf_counter()
-    history = train(
-        student,
-        scale.labelled(seed) if images is None else images,
-        recipe,
-        seed=seed,
-        evaluate=metrics,
-        progress=name,
-        stop_at=stop_at,
-    )
-    seconds = time.perf_counter() - start
-    return {name: value for name, value in history[-1].items() if name.startswith(split)}, history, seconds
-
-
-def make_fine_tuned(place: Place, seed: int) -> None:
-    """Fine-tune the teacher of a seed with the chosen recipe and keep its weights, unless they are there."""
-    _student_job(place, Job("fine-tune", seed, None if seed != TUNING_SEED else chosen(place, "fine-tune")))
-
-
-def fine_tuned_weights(place: Place, seed: int) -> Path:
-    """Where the fine-tuned teacher of a seed is kept; for the tuning seed, that of the chosen trial."""
-    job = Job("fine-tune", seed, None if seed != TUNING_SEED else chosen(place, "fine-tune"))
-    return place.work / f"{job.name.replace('/', '-')}.safetensors"
-
-
-def student_weights(place: Place, job: Job) -> Path:
-    """Where a reported run keeps its student."""
-    return place.work / "transfer" / f"{job.name}.safetensors"
-
-
-def write_run(
-    experiment: str,
-    scale: Scale,
-    method: str,
-    seed: int,
-    recipe: dict,
-    results: dict,
-    history: list,
-    seconds: float,
-    path: Path,
-) -> None:
-    """Write the record of a finished run, with the memory of this process and what it ran on."""
-    config = {
-        "scale": scale.name,
-        "student": scale.student._asdict(),
-        "labels": scale.labels,
-        "unlabelled": scale.unlabelled,
-        "recipe": recipe,
-    }
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    write_record(
-        path,
-        Record(
-            experiment,
-            method,
-            seed,
-            config,
-            results,
-            history,
-            round(seconds, 2),
-            round(peak_memory_mb(), 1),
-            about(device),
-        ),
-    )
-
-
-def run_each(function, arguments: list[tuple], jobs: int, fresh: bool = True) -> None:
-    """Call `function` with each tuple of arguments, `jobs` at a time; the first failure ends it all.
-
-    `fresh`: every call in a process of its own, so that its peak memory is its own and nothing carries over;
-    short runs that would spend a seventh of their time on imports do without, and their peak memory is that
-    of a process that has run others.
-    """
-    if jobs == 1:
-        for each in arguments:
-            function(*each)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        jobs,
-        mp_context=context,
-        initializer=torch.set_num_threads,
-        initargs=(1,),
-        max_tasks_per_child=1 if fresh else None,
-    ) as pool:
-        for waiting in [pool.submit(function, *each) for each in arguments]:
-            waiting.result()
 
 
 AGAIN = 1000  # between the seeds of first weights of repeated runs: no other seed is as large
@@ -332,28 +66,19 @@ class Sources(NamedTuple):
     seed: int
     again: int = 0  # another number: other first weights from the same teacher and labels
 
-    @property
-    def depth(self) -> int:
-        """The central student's depth."""
-        return len(scale_of(self.place).student.build().blocks)
-
-    def teacher(self) -> VisionTransformer:
-        """The pre-trained teacher of this seed."""
-        return load_vit(self.place.work / f"teacher-seed{self.seed}.safetensors")
-
-    def schooled(self, schooling: Schooling) -> VisionTransformer:
-        """The teacher of this seed that was made in another way, one of the study's `teachers`."""
-        return load_vit(_schooled_weights(self.place, schooling, self.seed))
+    def teacher(self, schooling: Schooling | None = None) -> VisionTransformer:
+        """The pre-trained teacher of this seed: the central one, or one of the study's own `teachers`."""
+        return load_vit(self.place.teacher(self.seed, schooling))
 
     def another_teacher(self) -> VisionTransformer:
         """A teacher pre-trained from another seed, on other images."""
-        return load_vit(
-            self.place.work / f"teacher-seed{TUNING_SEED if self.seed != TUNING_SEED else 0}.safetensors"
-        )
+        return load_vit(self.place.teacher(TUNING_SEED if self.seed != TUNING_SEED else 0))
 
     def fine_tuned(self) -> VisionTransformer:
         """The teacher of this seed, fine-tuned on the labels."""
-        return load_vit(fine_tuned_weights(self.place, self.seed))
+        vit = scale_of(self.place).student.build()
+        load_weights(fine_tuning(self.place, self.seed).weights, vit)
+        return vit
 
     def student(self) -> VisionTransformer:
         """A student fresh from its initialisation, which the seed decides."""
@@ -370,16 +95,17 @@ class Variant:
     """One way to teach a student.
 
     build: makes what `train` is given. like: the method of the central experiment whose chosen recipe it
-    starts from; changes: to that recipe. trials: further changes to choose from on the validation split, with
-    the tuning seed. student: changes to the student's constructor arguments. labels: training images, None
-    for the scale's number. images: (scale, seed) -> the training images, where they are not the scale's own.
-    needs: models it is built from beside the teacher of its seed, "fine-tuned" or "another teacher". stop_at:
-    the step of its recipe's schedule at which it ends, as a checkpoint along the run; None for the whole.
+    starts from (None: it is one of these methods, and chooses from the scale's recipes for it); changes: to
+    that recipe. trials: further changes to choose from on the validation split, with the tuning seed. student:
+    changes to the student's constructor arguments. labels: training images, None for the scale's number.
+    images: (scale, seed) -> the training images, where they are not the scale's own. needs: models it is built
+    from beside the teacher of its seed, "fine-tuned" or "another teacher". stop_at: the step of its recipe's
+    schedule at which it ends, as a checkpoint along the run; None for the whole.
     """
 
     name: str
     build: Callable[[Sources], nn.Module]
-    like: str = "copy"
+    like: str | None = "copy"
     changes: Mapping = field(default_factory=dict)
     trials: tuple[Mapping, ...] = ()
     student: Mapping = field(default_factory=dict)
@@ -387,6 +113,21 @@ class Variant:
     images: Callable[[Scale, int], Images] | None = None
     needs: tuple[str, ...] = ()
     stop_at: int | None = None
+
+    def base(self, scale: Scale, place: Place) -> Recipe:
+        """The recipe that it starts from: the scale's, or the one chosen for `like`, for a study's steps."""
+        if self.like is None:
+            return scale.training
+        recipe = scale.recipe(scale.tuning[self.like][chosen(place, self.like)])
+        steps = max(1, round(scale.study_share * recipe.steps))
+        return replace(recipe, **({"steps": steps} | self.changes))
+
+    def choices(self, scale: Scale) -> tuple[Mapping, ...]:
+        """Changes to that recipe, of which the best on the validation split is taken. Where the scale has one
+        recipe for each method, so has every study."""
+        if self.like is None:
+            return tuple(scale.tuning[self.name])
+        return self.trials if self.trials and len(scale.tuning[self.like]) > 1 else ({},)
 
 
 @dataclass(frozen=True)
@@ -396,7 +137,7 @@ class Study:
     shows: what they are to show. paper: where the paper (arXiv 2411.09702) has the like, with its figures.
     seeds: as recorded. minutes: of all runs at the built-in scale on two cores, the central teachers not
     counted. only: the one scale that it is made for, None for any. teachers: made for this study, beside the
-    central ones. central: it is the central experiment itself, with that one's steps.
+    central ones.
     """
 
     name: str
@@ -407,7 +148,6 @@ class Study:
     minutes: int = 30
     only: str | None = None
     teachers: tuple[Schooling, ...] = ()
-    central: bool = False
 
     def variant(self, name: str) -> Variant:
         """The variant of that name. Raises `ValueError` for an unknown one."""
@@ -416,190 +156,7 @@ class Study:
         return by_name[name]
 
 
-class Run(NamedTuple):
-    """One run of a study: a trial of the tuning (its index), or a reported run (None)."""
-
-    study: Study
-    transfer: Place
-    records: Path
-    variant: str
-    seed: int
-    trial: int | None = None
-
-    @property
-    def path(self) -> Path:
-        name = self.variant.replace(" ", "-")
-        return self.records / (
-            f"{name}-seed{self.seed}.json" if self.trial is None else f"tuning/{name}-trial{self.trial}.json"
-        )
-
-    @property
-    def weights(self) -> Path:
-        """Where a reported run keeps its student."""
-        return self.transfer.work / self.study.name / self.path.with_suffix(".safetensors").name
-
-
-def run_study(
-    study: Study, transfer: Place, records: Path, seeds: int, methods: list[str] | None = None, jobs: int = 1
-) -> list[Path]:
-    """Tune and run the study's variants (`methods`: only some) for seeds 0 to seeds - 1 and return the
-    reported records' paths.
-
-    Teachers, fine-tuned teachers and chosen recipes come from the central experiment, `transfer`; models that
-    are missing are made. What already has a record is not run again. Where the scale has one recipe a method,
-    trials are left out too. Raises `FileNotFoundError` when the central experiment has not been tuned, and
-    `ValueError` for a scale that the study is not made for.
-    """
-    if study.only not in (None, transfer.scale):
-        raise ValueError(
-            f"{study.name} is made for the scale {study.only!r} (it uses what only that world has), not for"
-            f" {transfer.scale!r}"
-        )
-    variants = [study.variant(name) for name in methods or [variant.name for variant in study.variants]]
-    tuning = scale_of(transfer).tuning
-    for variant in variants:  # before hours are spent: the records to start from must be there
-        if variant.like not in tuning:
-            raise ValueError(
-                f"{variant.name!r} starts from the recipe of {variant.like!r}, which the scale"
-                f" {transfer.scale!r} does not run; choose others with --methods, or the scale 'built-in'"
-            )
-        chosen(transfer, variant.like)
-    trials = [
-        Run(study, transfer, records, v.name, TUNING_SEED, t)
-        for v in variants
-        for t in range(len(_trials(v, scale_of(transfer))))
-    ]
-    make_models(study, variants, transfer, records, [*range(seeds), *([TUNING_SEED] if trials else [])], jobs)
-    run_each(_run, [(run,) for run in trials], jobs, fresh=False)
-    runs = [
-        Run(study, transfer, records, variant.name, seed) for variant in variants for seed in range(seeds)
-    ]
-    run_each(_run, [(run,) for run in runs], jobs, fresh=False)
-    return [run.path for run in runs]
-
-
-def make_models(
-    study: Study, variants: list[Variant], transfer: Place, records: Path, seeds: list[int], jobs: int
-) -> None:
-    """Make the teachers that the variants are built from, for these seeds, where they are missing."""
-    others = (
-        [TUNING_SEED]
-        if any("another teacher" in variant.needs for variant in variants) and TUNING_SEED not in seeds
-        else []
-    )
-    run_each(make_teacher, [(transfer, seed) for seed in [*seeds, *others]], jobs)
-    if any("fine-tuned" in variant.needs for variant in variants):
-        chosen(transfer, "fine-tune")
-        run_each(make_fine_tuned, [(transfer, seed) for seed in seeds], jobs)
-    schooled = [
-        (study, transfer, records, schooling, seed)
-        for schooling in study.teachers
-        for seed in seeds
-        if seed != TUNING_SEED
-    ]
-    run_each(make_schooled, schooled, jobs)
-
-
-def _trials(variant: Variant, scale: Scale) -> tuple[Mapping, ...]:
-    """What to choose from: nothing at a scale that has one recipe for each method."""
-    return variant.trials if len(scale.tuning[variant.like]) > 1 else ()
-
-
-def _recipe(run: Run, scale: Scale) -> Recipe:
-    variant = run.study.variant(run.variant)
-    recipe = scale.recipe(scale.tuning[variant.like][chosen(run.transfer, variant.like)])
-    share = 1.0 if run.study.central else scale.study_share
-    recipe = replace(recipe, **({"steps": max(1, round(share * recipe.steps))} | variant.changes))
-    trials = _trials(variant, scale)
-    if not trials:
-        return recipe
-    trial = run.trial
-    if trial is None:
-        scores = [
-            read_record(run._replace(seed=TUNING_SEED, trial=t).path).results["validation_accuracy"]
-            for t in range(len(trials))
-        ]
-        trial = max(range(len(scores)), key=lambda t: scores[t])
-    return replace(recipe, **trials[trial])
-
-
-def make_schooled(study: Study, transfer: Place, records: Path, schooling: Schooling, seed: int) -> None:
-    """Make one of the study's teachers, keep its weights and write its record, unless both are there."""
-    path, weights = (
-        records / "teachers" / f"{schooling.name}-seed{seed}.json",
-        _schooled_weights(transfer, schooling, seed),
-    )
-    if path.exists() and weights.exists():
-        return
-    scale, start = scale_of(transfer), time.perf_counter()
-    teacher, architecture, history = schooling.make(
-        scale.pretraining, scale.unlabelled, seed, f"{schooling.name} teacher, seed {seed}"
-    )
-    seconds = time.perf_counter() - start
-    save_vit(weights, teacher.cpu(), architecture)
-    recipe = replace(scale.pretraining, **schooling.changes).describe()
-    write_run(
-        study.name,
-        scale,
-        f"teacher {schooling.name}",
-        seed,
-        recipe,
-        {"pretraining_loss": history[-1]["loss"]},
-        history,
-        seconds,
-        path,
-    )
-
-
-def trained(run: Run) -> nn.Module:
-    """The trained model of a reported run, on the CPU: from its kept weights, or trained now, which writes
-    its record too where it is missing."""
-    variant, central = run.study.variant(run.variant), scale_of(run.transfer)
-    scale = replace(
-        central,
-        labels=variant.labels or central.labels,
-        student=Architecture(central.student.name, {**central.student.overrides, **variant.student}),
-    )
-    model = variant.build(Sources(run.transfer, scale, run.seed))
-    student = getattr(model, "student", model)
-    if run.trial is None and run.path.exists() and run.weights.exists():
-        load_weights(run.weights, student)
-        return model
-    recipe = _recipe(run, scale)
-    images = scale.labelled(run.seed) if variant.images is None else variant.images(scale, run.seed)
-    split = "test" if run.trial is None else "validation"
-    results, history, seconds = teach(
-        model, scale, recipe, run.seed, split, f"{variant.name}, seed {run.seed}", images, variant.stop_at
-    )
-    if run.trial is None:
-        save_weights(run.weights, student)
-    if not run.path.exists():
-        described = (
-            recipe.describe()
-            | ({"stop_at": variant.stop_at} if variant.stop_at else {})
-            | ({"plan": model.plan.describe()} if hasattr(model, "plan") else {})
-        )
-        write_run(
-            run.study.name, scale, variant.name, run.seed, described, results, history, seconds, run.path
-        )
-    return model
-
-
-def _run(run: Run) -> None:
-    if not run.path.exists():
-        trained(run)
-
-
-def _schooled_weights(place: Place, schooling: Schooling, seed: int) -> Path:
-    return place.work / f"teacher-{schooling.name}-seed{seed}.safetensors"
-
-
 # --- What the studies are made of: functions from a seed's `Sources` to the model that is trained ---
-
-
-def teacher_of(sources: Sources, schooling: Schooling | None) -> nn.Module:
-    """The seed's central teacher, or the one that was made in another way."""
-    return sources.teacher() if schooling is None else sources.schooled(schooling)
 
 
 def with_new_head(vit: nn.Module, sources: Sources) -> nn.Module:
@@ -616,12 +173,12 @@ def scratch(sources: Sources) -> nn.Module:
 
 def fine_tune(sources: Sources, schooling: Schooling | None = None) -> nn.Module:
     """The teacher's weights, with a new head."""
-    return with_new_head(teacher_of(sources, schooling), sources)
+    return with_new_head(sources.teacher(schooling), sources)
 
 
 def pair(plan: Plan, sources: Sources, schooling: Schooling | None = None) -> nn.Module:
     """A new student beside its teacher."""
-    return AttentionTransfer(teacher_of(sources, schooling), sources.student(), plan)
+    return AttentionTransfer(sources.teacher(schooling), sources.student(), plan)
 
 
 def by(what: str = "map", how: str = "copy", schooling: Schooling | None = None, **options) -> partial:
@@ -632,11 +189,374 @@ def by(what: str = "map", how: str = "copy", schooling: Schooling | None = None,
 def untrained_maps(sources: Sources, student: nn.Module | None = None) -> nn.Module:
     """The student with copied maps of a teacher that is only initialised."""
     student = sources.student() if student is None else student
-    return AttentionTransfer(
-        sources.scale.student.build(), student, Plan()
-    )  # one stream of random numbers: not the student's weights again
+    # One stream of random numbers: not the student's weights again.
+    return AttentionTransfer(sources.scale.student.build(), student, Plan())
 
 
 def again(build: Callable[[Sources], nn.Module], sources: Sources) -> nn.Module:
     """The same once more with other first weights: what two runs of one method differ by."""
     return build(sources._replace(again=1))
+
+
+# --- The central experiment: the same student taught in six ways; other studies start from what it chose ---
+
+
+def build_student(
+    method: str,
+    teacher: VisionTransformer,
+    fine_tuned: VisionTransformer | None,
+    architecture: Architecture,
+    seed: int,
+) -> nn.Module:
+    """The untrained student of a method: what `train` is given.
+
+    scratch: a new ViT. fine-tune: the teacher's weights, a new head. copy, distill: a new ViT with the
+    teacher's maps. copy-q: a new ViT with the teacher's queries. copy-untrained: maps of a teacher that is
+    only initialised. copy-fine-tuned: maps of the fine-tuned teacher.
+    """
+    require_known("method", method, METHODS)
+    torch.manual_seed(seed)
+    student = architecture.build()
+    if method == "scratch":
+        return student
+    if method == "fine-tune":
+        student = copy.deepcopy(teacher)
+        student.reset_classifier(architecture.build().num_classes)
+        return student.requires_grad_(True)
+    if method == "copy-untrained":
+        return AttentionTransfer(architecture.build(), student, Plan())
+    source = fine_tuned if method == "copy-fine-tuned" else teacher
+    if source is None:
+        raise ValueError("copy-fine-tuned needs the fine-tuned teacher: run the method 'fine-tune' first")
+    plan = Plan("q" if method == "copy-q" else "map", "distill" if method == "distill" else "copy")
+    return AttentionTransfer(copy.deepcopy(source), student, plan)
+
+
+def _central(method: str, sources: Sources) -> nn.Module:
+    fine_tuned = sources.fine_tuned() if method == "copy-fine-tuned" else None
+    return build_student(method, sources.teacher(), fine_tuned, sources.scale.student, sources.seed)
+
+
+CENTRAL = Study(
+    "transfer",
+    "scratch, fine-tune, copy from three teachers, distill: the central table, tuned",
+    "ViT-L on ImageNet: scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7, copy from an untrained"
+    " teacher 72.7",
+    tuple(
+        Variant(
+            method,
+            partial(_central, method),
+            like=None,
+            needs=("fine-tuned",) if method == "copy-fine-tuned" else (),
+        )
+        for method in METHODS
+    ),
+    minutes=70,
+)
+
+
+# --- Runs: what a variant is at a seed or a trial, and its model ---
+
+
+class Run(NamedTuple):
+    """One run of a study: a trial of the tuning (its index), or a reported run (None)."""
+
+    study: Study
+    place: Place
+    method: str
+    seed: int
+    trial: int | None = None
+
+    @property
+    def key(self) -> tuple:
+        """That of its record."""
+        return "run" if self.trial is None else "trial", self.method, self.seed, self.trial
+
+    def record(self) -> Record | None:
+        """What is recorded of it; None while it has not been run."""
+        records = read_file(self.place.records(self.study.name))
+        return next((record for record in records if record.key == self.key), None)
+
+    @property
+    def weights(self) -> Path:
+        """Where it keeps its student."""
+        which = f"seed{self.seed}" if self.trial is None else f"trial{self.trial}"
+        name = f"{self.method.replace(' ', '-')}-{which}.safetensors"
+        return self.place.work / self.study.name / name
+
+
+def chosen(place: Place, method: str, study: Study = CENTRAL) -> int:
+    """The index of the recipe with the best validation accuracy among a method's choices; ties go to the
+    first.
+
+    Raises `FileNotFoundError` while one of them has no record.
+    """
+    trials = range(len(study.variant(method).choices(scale_of(place))))
+    if len(trials) == 1:
+        return 0
+    path = place.records(study.name)
+    scores = {each.key: each.results.get("validation_accuracy") for each in read_file(path)}
+    keys = [Run(study, place, method, TUNING_SEED, trial).key for trial in trials]
+    for trial, key in enumerate(keys):
+        if key not in scores:
+            raise FileNotFoundError(
+                f"{method} is not tuned yet, {path} has no trial {trial} of it: "
+                f"run `python -m atlib experiment {study.name} --scale {place.scale}` first"
+            )
+    return max(trials, key=lambda trial: scores[keys[trial]])
+
+
+def fine_tuning(place: Place, seed: int) -> Run:
+    """The run that fine-tunes the teacher of a seed; for the tuning seed, the chosen trial."""
+    trial = None
+    if seed == TUNING_SEED and len(CENTRAL.variant("fine-tune").choices(scale_of(place))) > 1:
+        trial = chosen(place, "fine-tune")
+    return Run(CENTRAL, place, "fine-tune", seed, trial)
+
+
+def trained(run: Run) -> nn.Module:
+    """The trained model of a run, on the CPU: from its kept weights, or trained now, which writes its record
+    too where it is missing."""
+    variant, central = run.study.variant(run.method), scale_of(run.place)
+    scale = replace(
+        central,
+        labels=variant.labels or central.labels,
+        student=Architecture(central.student.name, {**central.student.overrides, **variant.student}),
+    )
+    model = variant.build(Sources(run.place, scale, run.seed))
+    student = student_of(model)
+    known = run.record() is not None
+    if known and run.weights.exists():
+        load_weights(run.weights, student)
+        return model
+    choices = variant.choices(scale)
+    trial = chosen(run.place, run.method, run.study) if run.trial is None else run.trial
+    recipe = replace(variant.base(scale, run.place), **choices[trial])
+    images = scale.labelled(run.seed) if variant.images is None else variant.images(scale, run.seed)
+    # Tuning never sees a test image, and a reported run no other.
+    split = "test" if run.trial is None else "validation"
+    name = f"{run.method}, " + (f"seed {run.seed}" if run.trial is None else f"trial {run.trial}")
+    start = time.perf_counter()
+    results, history = teach(model, scale, recipe, run.seed, split, name, images, variant.stop_at)
+    seconds = time.perf_counter() - start
+    if run.trial is None or (variant.like is None and run.method == "fine-tune"):  # a teacher of others
+        save_weights(run.weights, student)
+    if not known:
+        described = recipe.describe() | ({"stop_at": variant.stop_at} if variant.stop_at else {})
+        if variant.like is not None and hasattr(model, "plan"):  # a central method says it by its name
+            described["plan"] = model.plan.describe()
+        write_run(run.study.name, run.place, scale, run.key, described, results, history, seconds)
+    return model
+
+
+def teach(
+    student: nn.Module,
+    scale: Scale,
+    recipe: Recipe,
+    seed: int,
+    split: str,
+    name: str,
+    images: Images,
+    stop_at: int | None = None,
+) -> tuple[dict, list[dict]]:
+    """Train a student in place on `images` and evaluate it on `split`: results and history.
+
+    stop_at: end after that many steps of the recipe, as a checkpoint along the run would be.
+    """
+    sets = {split: scale.held_out(split)} | {
+        f"{split}_{name}": images for name, images in scale.elsewhere(split).items()
+    }
+
+    def metrics(model: nn.Module) -> dict:
+        found = {name: evaluate(model, images) for name, images in sets.items()}
+        return {f"{name}_accuracy": each.accuracy for name, each in found.items()} | {
+            f"{name}_loss": each.loss for name, each in found.items()
+        }
+
+    history = train(student, images, recipe, seed=seed, evaluate=metrics, progress=name, stop_at=stop_at)
+    return {name: value for name, value in history[-1].items() if name.startswith(split)}, history
+
+
+def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Schooling | None = None) -> None:
+    """Pre-train a seed's teacher, the central one or one of the study's own, keep its weights and write its
+    record, unless both are there."""
+    weights = place.teacher(seed, schooling)
+    key = "teacher", f"teacher {schooling.name}" if schooling else "teacher", seed, None
+    known = key in _keys(place.records(study.name))
+    if known and weights.exists():
+        return
+    scale, start = scale_of(place), time.perf_counter()
+    name = f"{key[1]}, seed {seed}"
+    if schooling is None:
+        recipe = scale.pretraining
+        teacher, architecture, history = scale.make_teacher(seed, name)
+    else:
+        recipe = replace(scale.pretraining, **schooling.changes)
+        teacher, architecture, history = schooling.make(scale.pretraining, scale.unlabelled, seed, name)
+    seconds = time.perf_counter() - start
+    save_vit(weights, teacher.cpu(), architecture)
+    results = {"pretraining_loss": history[-1]["loss"]}
+    write_run(study.name, place, scale, key, recipe.describe(), results, history, seconds)
+
+
+def write_run(
+    experiment: str,
+    place: Place,
+    scale: Scale,
+    key: tuple,
+    recipe: dict,
+    results: dict,
+    history: list,
+    seconds: float,
+) -> None:
+    """Write the record of a finished run, with the memory of this process and what it ran on. key: kind,
+    method, seed and trial."""
+    kind, method, seed, trial = key
+    config = {
+        "scale": scale.name,
+        "student": scale.student._asdict(),
+        "labels": scale.labels,
+        "unlabelled": scale.unlabelled,
+        "recipe": recipe,
+    }
+    record = Record(
+        experiment,
+        method,
+        seed,
+        config,
+        results,
+        history,
+        round(seconds, 2),
+        round(peak_memory_mb(), 1),
+        about("cuda" if torch.cuda.is_available() else "cpu"),
+        kind,
+        trial,
+    )
+    add_record(place.records(experiment), record)
+
+
+# --- Running a study ---
+
+
+def run_study(
+    study: Study, place: Place, seeds: int, methods: list[str] | None = None, jobs: int = 1
+) -> list[Record]:
+    """Tune and run the study's variants (`methods`: only some) for seeds 0 to seeds - 1 and return the
+    records of these runs.
+
+    What already has a record is not run again, so an interrupted study goes on where it stopped; models that
+    are missing are made. `jobs` runs go side by side, one thread each. Raises `FileNotFoundError` when the
+    central experiment, which other studies start from, has not been tuned, and `ValueError` for a scale that
+    the study is not made for.
+    """
+    scale = scale_of(place)
+    if study.only not in (None, place.scale):
+        raise ValueError(
+            f"{study.name} is made for the scale {study.only!r} (it uses what only that world has), not for"
+            f" {place.scale!r}"
+        )
+    if seeds > TUNING_SEED:
+        raise ValueError(
+            f"at most {TUNING_SEED} seeds: seed {TUNING_SEED} is the one that recipes are tuned on, got"
+            f" {seeds}"
+        )
+    known = [v.name for v in study.variants if v.like is not None or v.name in scale.methods]
+    for method in methods or ():
+        require_known("method", method, known)
+    variants = [study.variant(name) for name in methods or known]
+    check_tuned(variants, place)
+    if study is CENTRAL and any("fine-tuned" in variant.needs for variant in variants):
+        _run_variants(study, [study.variant("fine-tune")], place, seeds, jobs)
+    _run_variants(study, variants, place, seeds, jobs)
+    wanted = [Run(study, place, variant.name, seed).key for variant in variants for seed in range(seeds)]
+    found = {record.key: record for record in read_file(place.records(study.name))}
+    return [found[key] for key in wanted]
+
+
+def check_tuned(variants: list[Variant], place: Place) -> None:
+    """Before hours are spent: the recipes that the variants start from must have been chosen. Raises as
+    `run_study` does."""
+    for like in {variant.like for variant in variants} - {None}:
+        if like not in scale_of(place).tuning:
+            raise ValueError(
+                f"a variant starts from the recipe of {like!r}, which the scale {place.scale!r} does not run;"
+                " choose others with --methods, or the scale 'built-in'"
+            )
+        chosen(place, like)
+
+
+def _run_variants(study: Study, variants: list[Variant], place: Place, seeds: int, jobs: int) -> None:
+    scale = scale_of(place)
+    trials = [
+        Run(study, place, variant.name, TUNING_SEED, trial)
+        for variant in variants
+        if len(choices := variant.choices(scale)) > 1
+        for trial in range(len(choices))
+    ]
+    runs = [Run(study, place, variant.name, seed) for variant in variants for seed in range(seeds)]
+    make_models(study, variants, place, [*range(seeds), *([TUNING_SEED] if trials else [])], jobs)
+    for group in (trials, runs):
+        known = _keys(place.records(study.name))
+        # Whole runs of the central table have a process each; the shorter ones of studies would spend a
+        # seventh of their time on imports.
+        run_each(make_run, [(run,) for run in group if run.key not in known], jobs, fresh=study is CENTRAL)
+
+
+def make_models(study: Study, variants: list[Variant], place: Place, seeds: list[int], jobs: int) -> None:
+    """Make the teachers that the variants are built from, for these seeds, where they are missing."""
+    needs = {need for variant in variants for need in variant.needs}
+    others = {TUNING_SEED} - {*seeds} if "another teacher" in needs else ()
+    run_each(make_teacher, [(place, seed) for seed in [*seeds, *others]], jobs)
+    if "fine-tuned" in needs:
+        runs = [fine_tuning(place, seed) for seed in seeds]
+        known = _keys(place.records(CENTRAL.name))
+        missing = [(run,) for run in runs if run.key not in known or not run.weights.exists()]
+        run_each(make_run, missing, jobs)
+    own = [seed for seed in seeds if seed != TUNING_SEED]
+    schooled = [(place, seed, study, schooling) for schooling in study.teachers for seed in own]
+    run_each(make_teacher, schooled, jobs)
+
+
+def make_run(run: Run) -> None:
+    """Train a run for its record and weights: no model is handed from process to process."""
+    trained(run)
+
+
+def _keys(path: Path) -> set[tuple]:
+    return {record.key for record in read_file(path)}
+
+
+def run_each(function, arguments: list[tuple], jobs: int, fresh: bool = True) -> None:
+    """Call `function` with each tuple of arguments, `jobs` at a time; the first failure ends it all.
+
+    `fresh`: every call in a process of its own, so that its peak memory is its own and nothing carries over;
+    without it, the peak memory of a run is that of a process that has run others.
+    """
+    if jobs == 1:
+        for each in arguments:
+            function(*each)
+        return
+    with ProcessPoolExecutor(
+        jobs,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_prepare_worker,
+        max_tasks_per_child=1 if fresh else None,
+    ) as pool:
+        try:
+            for waiting in [pool.submit(function, *each) for each in arguments]:
+                waiting.result()
+        except BaseException:  # an interruption too: what has not begun is not begun
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _prepare_worker() -> None:
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was ended, by SIGTERM for one, has nobody to work for: records are written whole
+    or not at all, so it may end at any moment."""
+    multiprocessing.parent_process().join()
+    os._exit(1)

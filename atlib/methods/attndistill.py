@@ -107,7 +107,7 @@ class AttnDistill(Distillation):
         """Logits and both losses for images (B, 3, height, width), in training and in eval mode. Runs the
         teacher."""
         token_t, p_t = self.teacher_targets(images)
-        seen = walk(self.student, images)
+        seen = walk(self.student, images, checked=True)
         projected = self.projector(self.student.norm(seen.tokens[:, 0]))  # (B, the teacher's width)
         scores = self._class_scores(self.student, seen.layers[-1])
         log_p_s = (scores.sum((1, 2)) / self.temperature).log_softmax(
@@ -126,7 +126,7 @@ class AttnDistill(Distillation):
         tokens), as constants."""
         self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
         with torch.inference_mode():
-            seen = walk(self.teacher, images, head=False)
+            seen = walk(self.teacher, images, head=False, checked=True)
             token = self.teacher.norm(seen.tokens[:, 0])
             scores = self._class_scores(self.teacher, seen.layers[-1])
             grids = [tuple(vit.patch_embed.grid_size) for vit in (self.teacher, self.student)]

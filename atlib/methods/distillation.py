@@ -92,10 +92,10 @@ class FeatureDistillation(Distillation):
         last = max(self.layers)
         with without_history():
             if last + 1 < len(self.teacher.blocks):
-                theirs = walk(self.teacher, images, stop_after=last + 1).stream
+                theirs = walk(self.teacher, images, stop_after=last + 1, checked=True).stream
             else:
-                theirs = walk(self.teacher, images, head=False).stream
-        own = walk(self.student, images)
+                theirs = walk(self.teacher, images, head=False, checked=True).stream
+        own = walk(self.student, images, checked=True)
         return Transferred(
             own.logits,
             feature_mse([own.stream[i] for i in self.layers], [theirs[i].clone() for i in self.layers]),

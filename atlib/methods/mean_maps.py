@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.transfer import Transferred
-from atlib.walking import Instead, Walk, walk
+from atlib.walking import Instead, Walk, check_walkable, walk
 
 Groups = Callable[
     [Tensor], Tensor
@@ -37,10 +37,16 @@ class MeanMapCopy(nn.Module):
         number: int,
     ):
         super().__init__()
+        check_walkable(student)
         self.student = student
         self._group_of = group_of
         for layer, maps in enumerate(mean_maps(teacher, reference, group_of, number)):
             self.register_buffer(f"maps_{layer}", maps)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """True: the student works only with the maps that came from the teacher."""
+        return True
 
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) for images (B, 3, height, width); no transfer loss."""
@@ -58,6 +64,7 @@ class MeanMapCopy(nn.Module):
                 layer: Instead(map=getattr(self, f"maps_{layer}")[groups])
                 for layer in range(len(self.student.blocks))
             },
+            checked=True,
         )
 
 

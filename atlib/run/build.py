@@ -1,5 +1,6 @@
 """What a run is put together from, made from its config: images, teacher, the model to train, and its loss."""
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -260,11 +261,9 @@ def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Ev
 
 def with_student(model: nn.Module, student: nn.Module) -> nn.Module:
     """A trained model with another student in it, such as the averaged one."""
-    return (
-        AttentionTransfer(model.teacher, student, model.plan)
-        if isinstance(model, AttentionTransfer)
-        else student
-    )
+    if not isinstance(model, AttentionTransfer):
+        return student
+    return copy.deepcopy(model, {id(model.teacher): model.teacher, id(model.student): student})
 
 
 def result_of(config: RunConfig, model: nn.Module) -> nn.Module:

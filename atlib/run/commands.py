@@ -31,6 +31,7 @@ from atlib.run.runner import (
 )
 from atlib.train.evaluate import evaluate
 from atlib.train.trainer import NonFiniteLoss, Preempted
+from atlib.transfer import student_of
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: it was stopped, and the same run can go on
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
@@ -276,10 +277,7 @@ def evaluate_command(given: argparse.Namespace) -> int:
 def _require_size(model: torch.nn.Module, images, name: str) -> None:
     """Raise `ValueError` for images of another size than the model takes, which those taken as they are may
     have."""
-    taken, found = (
-        tuple(getattr(model, "student", model).patch_embed.img_size),
-        tuple(images.take([0])[0].shape[-2:]),
-    )
+    taken, found = (tuple(student_of(model).patch_embed.img_size), tuple(images.take([0])[0].shape[-2:]))
     if taken != found:
         raise ValueError(
             f"the images of {name} come as {found[0]} x {found[1]} pixels, and the model takes {taken[0]} x"
@@ -297,7 +295,7 @@ def _preparation(
         return augmentation, ""
     if config is not None:
         return config.augmentation, ""
-    guess = Augmentation(getattr(model, "student", model).patch_embed.img_size[0])
+    guess = Augmentation(student_of(model).patch_embed.img_size[0])
     return (
         guess,
         (

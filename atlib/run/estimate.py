@@ -63,6 +63,7 @@ class RandomImages:
         self.shape, self.target_of, self.batch, self.steps = shape, targets, batch, steps
         self.targets = targets(1)
         self.classes: tuple[str, ...] = ()
+        self.corrupt: dict[int, str] = {}
         self.times: list[float] = []
 
     def __len__(self) -> int:

@@ -494,8 +494,8 @@ _CROPPED = replace(_PLAIN, crop="padded", padding=4, flip=0.5)
 def _built_in(method: str, trial: int, lr: float, **chosen) -> Published:
     return Published(
         f"built-in-{method}",
-        "this project, the best of 6 on the validation split: results/transfer/built-in/tuning,"
-        f" {method}-trial{trial}",
+        "this project, the best of 6 on the validation split: "
+        f"results/transfer/built-in.jsonl, {method}, trial {trial}",
         model="glyphs",
         method=method,
         epochs=125,

@@ -30,6 +30,7 @@ from atlib.teachers.load import is_file
 from atlib.train.checkpoint_manager import CheckpointManager, digest
 from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
+from atlib.transfer import student_of
 
 try:
     import fcntl
@@ -225,9 +226,7 @@ def _make_ready(config: RunConfig, images) -> Ready:
 def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     """Train, keep the result, write the record. The record of the first process; the others have none."""
     images, tested_on, built = ready
-    averaged = (
-        copy.deepcopy(getattr(built.model, "student", built.model)) if config.recipe.ema is not None else None
-    )
+    averaged = copy.deepcopy(student_of(built.model)) if config.recipe.ema is not None else None
     same = config.fingerprint() | (
         {"teacher's sha256": digest(Path(config.teacher))}
         if config.teacher is not None and is_file(config.teacher)

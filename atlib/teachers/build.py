@@ -1,15 +1,17 @@
 """From the weights of a teacher's file to the ViT that they are of: its architecture, its positions, and what
 fits where."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from timm.layers import resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
 from atlib.maps import Grid
 from atlib.teachers.files import Weights
-from atlib.teachers.layouts import Encoder, prefix_and_grid, resize_positions
+from atlib.teachers.layouts import Encoder, prefix_and_grid
 from atlib.vit import Architecture
 
 AFTER_THE_BLOCKS = ("norm.", "fc_norm.", "attn_pool.")  # no attention map depends on these
@@ -17,23 +19,21 @@ AFTER_THE_BLOCKS = ("norm.", "fc_norm.", "attn_pool.")  # no attention map depen
 
 class Teacher(NamedTuple):
     """A ViT that can teach, and how it was read. vit: in eval mode, without a class head; name: the timm name
-    or path; source: what kind of file; used: how many of the file's tensors are in `vit`; unused: the names
-    of the others; missing: weights of `vit` that the file lacks and no map needs, left as initialised;
-    resized: how positions were fitted to the image size, None where they were not; assumed: what weights do
-    not show and was taken for granted; not_finite: weights with NaN or infinity in them; architecture: what
-    builds `vit`.
+    or path; architecture: what builds `vit`; source: what kind of file; used: how many of the file's tensors
+    are in `vit`; unused: the names of the others; resized: how positions were fitted to the image size, None
+    where they were not; missing: weights of `vit` that the file lacks and no map needs, left as initialised;
+    assumed: what weights do not show and was taken for granted.
     """
 
     vit: VisionTransformer | Eva
     name: str
+    architecture: Architecture
     source: str
     used: int
-    unused: list[str]
-    missing: list[str]
-    resized: str | None
-    assumed: list[str]
-    not_finite: list[str]
-    architecture: Architecture
+    unused: Sequence[str]
+    resized: str | None = None
+    missing: Sequence[str] = ()
+    assumed: Sequence[str] = ()
 
 
 def architecture_said(weights: Weights, architecture: str | None, heads: int | None) -> Architecture | None:
@@ -73,16 +73,20 @@ def fill(
     if "pos_embed" in state and "pos_embed" in own:
         prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
         grid_from, grid_to = grid_of(native), tuple(vit.patch_embed.grid_size)
-        if (
-            state["pos_embed"].shape[1] != prefix + grid_from[0] * grid_from[1]
-        ):  # a named architecture at another size
+        # A named architecture may be of another size than the file.
+        if state["pos_embed"].shape[1] != prefix + grid_from[0] * grid_from[1]:
             prefix_there, grid_from = prefix_and_grid(state)
             if prefix_there != prefix:
                 raise ValueError(
                     f"the weights have positions for {prefix_there} prefix tokens, and this architecture for"
                     f" {prefix}"
                 )
-        state["pos_embed"] = resize_positions(state["pos_embed"], prefix, grid_from, grid_to)
+        # Timm's own resizing, with its antialiasing, so that a file and a timm name give the same teacher at every
+        # image size. (MAE's published code does not antialias.) Bicubic as in DeiT (arXiv 2012.12877, section 3),
+        # because bilinear interpolation shrinks the embeddings' norm.
+        state["pos_embed"] = resample_abs_pos_embed(
+            state["pos_embed"], list(grid_to), old_size=list(grid_from), num_prefix_tokens=prefix
+        )
         resized = told(grid_from, grid_to)
     wrong = [
         f"{name} is {tuple(state[name].shape)}, not {tuple(value.shape)}"

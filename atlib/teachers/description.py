@@ -58,18 +58,12 @@ def picture(vit: VisionTransformer | Eva, images: Sequence[str | Path] | Tensor)
     seen = torch.stack(
         [_looked_at(vit, layers[layer].map) for layer in chosen], 1
     )  # (B, layers, rows, columns)
-    coloured = (
-        torch.from_numpy(colormaps["magma"]((seen / seen.amax((2, 3), keepdim=True)).numpy())[..., :3])
-        .movedim(-1, 2)
-        .float()
-    )
-    panels = torch.nn.functional.interpolate(coloured.flatten(0, 1), batch.shape[2:]).unflatten(
-        0, seen.shape[:2]
-    )
+    coloured = colormaps["magma"]((seen / seen.amax((2, 3), keepdim=True)).numpy())[..., :3]
+    coloured = torch.from_numpy(coloured).movedim(-1, 2).float().flatten(0, 1)
+    panels = torch.nn.functional.interpolate(coloured, batch.shape[2:]).unflatten(0, seen.shape[:2])
     rows = torch.cat([(batch * std + mean).clamp(0, 1).unsqueeze(1), panels], 1)  # the image, then its layers
-    return plot.image_grid(
-        rows.flatten(0, 1), ["image", *(f"layer {layer}" for layer in chosen)], columns=1 + len(chosen)
-    )
+    titles = ["image", *(f"layer {layer}" for layer in chosen)]
+    return plot.image_grid(rows.flatten(0, 1), titles, columns=len(titles))
 
 
 def picture_file(out: str | Path) -> Path:
@@ -79,30 +73,22 @@ def picture_file(out: str | Path) -> Path:
     write.
     """
     path, kinds = Path(out), sorted(FigureCanvasBase.get_supported_filetypes())
+    files = [each for each in path.parents if each.exists() and not each.is_dir()]
     if path.is_dir():
-        raise ValueError(
-            f"the picture cannot be written to {path}, which is a folder: name a file, such as"
-            f" {path / 'maps.png'}"
-        )
-    if path.suffix and path.suffix[1:].lower() not in kinds:
-        raise ValueError(
-            f"the picture cannot be written to {path}: its name must end with one of"
-            f" {', '.join(f'.{kind}' for kind in kinds)}"
-        )
-    if (
-        barrier := next((each for each in path.parents if each.exists() and not each.is_dir()), None)
-    ) is not None:
-        raise ValueError(f"the picture cannot be written to {path}: {barrier} is a file, not a folder")
-    return path if path.suffix else picture_file(path.with_name(f"{path.name}.png"))
+        why = f"it is a folder: name a file, such as {path / 'maps.png'}"
+    elif files:
+        why = f"{files[0]} is a file, not a folder"
+    elif path.suffix and path.suffix[1:].lower() not in kinds:
+        why = f"its name must end with one of {', '.join(f'.{kind}' for kind in kinds)}"
+    else:
+        return path if path.suffix else picture_file(path.with_name(f"{path.name}.png"))
+    raise ValueError(f"the picture cannot be written to {path}: {why}")
 
 
 def _facts(teacher: Teacher) -> dict[str, str]:
     vit = teacher.vit
-    (down, across), patch, pixels = (
-        vit.patch_embed.grid_size,
-        vit.patch_embed.patch_size,
-        vit.patch_embed.img_size,
-    )
+    embed = vit.patch_embed
+    (down, across), patch, pixels = embed.grid_size, embed.patch_size, embed.img_size
     prefix = {
         "class token": int(vit.cls_token is not None),
         "distillation token": int(hasattr(vit, "dist_token")),
@@ -154,29 +140,29 @@ def _transfer(vit: VisionTransformer | Eva) -> dict[str, str]:
 
 
 def _leftovers(teacher: Teacher) -> dict[str, str]:
-    bad = (
-        f"{_names(teacher.not_finite)}. NaN or infinity in its weights: this checkpoint cannot teach"
-        if teacher.not_finite
-        else ""
-    )
     lines = {
-        "assumed": f"{', '.join(teacher.assumed)}: weights do not show it" if teacher.assumed else "",
-        "unused": _names(teacher.unused),
-        "missing": f"{_names(teacher.missing)}; no map depends on it" if teacher.missing else "",
-        "not finite": bad,
+        "assumed": (", ".join(teacher.assumed), ": weights do not show it"),
+        "unused": (_names(teacher.unused), ""),
+        "missing": (_names(teacher.missing), "; no map depends on it"),
+        "not finite": (
+            _names(not_finite(teacher.vit)),
+            ". NaN or infinity in its weights: this checkpoint cannot teach",
+        ),
     }
-    return {name: text for name, text in lines.items() if text}
+    return {name: found + said for name, (found, said) in lines.items() if found}
+
+
+def not_finite(vit: VisionTransformer | Eva) -> list[str]:
+    """The names of weights with NaN or infinity in them."""
+    weights = vit.state_dict().items()
+    return [name for name, value in weights if value.is_floating_point() and not value.isfinite().all()]
 
 
 def _names(names: Sequence[str]) -> str:
     """Names of weights, those of many blocks drawn together: "decoder_blocks.*.attn.proj.bias (8)"."""
     kinds = Counter(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names)
-    return (
-        f"{len(names)}: "
-        + ", ".join(name + (f" ({number})" if number > 1 else "") for name, number in kinds.items())
-        if names
-        else ""
-    )
+    counted = (name + (f" ({number})" if number > 1 else "") for name, number in kinds.items())
+    return f"{len(names)}: {', '.join(counted)}" if names else ""
 
 
 def _count(number: int, name: str, several: str | None = None) -> str:

@@ -55,9 +55,7 @@ def read_weights(path: str | Path) -> Weights:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     if path.is_dir():
-        if is_t5x(path):
-            return Weights(read_t5x(path))
-        raise OSError(f"{path} is a folder: give the file with the weights in it")
+        return Weights(_read_t5x(path))
     with open(path, "rb") as file:
         start = file.read(9)
     if start[:4] == b"PK\x03\x04":
@@ -95,15 +93,10 @@ def _read_zip(path: Path) -> Weights:
         return _read_pickled(path)
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return Weights(
-                {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
-            )
-    except (
-        ValueError,
-        TypeError,
-        OSError,
-        zipfile.BadZipFile,
-    ) as error:  # pickled objects, odd number types, damage
+            read = {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
+            return Weights(read)
+    # pickled objects, odd number types, damage
+    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
         raise OSError(f"{path} cannot be read as arrays ({error}); it was left as it is") from error
 
 
@@ -151,9 +144,8 @@ def _unwrapped(content: Any, path: Path) -> Weights:
             f"{path} holds no tensors where they are looked for ({', '.join(CONTAINERS)}, or at the top); "
             f"it has {', '.join(map(str, list(content)[:8])) or 'nothing'}"
         )
-    return Weights(
-        tensors, container, tuple(str(name) for name in content if name != container) if container else ()
-    )
+    beside = tuple(str(name) for name in content if name != container) if container else ()
+    return Weights(tensors, container, beside)
 
 
 # --- T5X checkpoints, as FLIP publishes them: a folder with one zarr array for each parameter, read with
@@ -162,18 +154,12 @@ def _unwrapped(content: Any, path: Path) -> Weights:
 TARGET = "target."  # the parameters; "state." are the optimiser's
 
 
-def is_t5x(folder: Path) -> bool:
-    """Whether a folder, or one inside it, is a T5X checkpoint."""
-    return next(folder.rglob(f"{TARGET}*/.zarray"), None) is not None
-
-
-def read_t5x(folder: Path) -> dict[str, Tensor]:
-    """The parameters of a T5X checkpoint by their names with dots, such as "img_encoder.embedding.kernel";
-    the optimiser's state is left.
-
-    Raises `OSError`, naming the array, for one that is damaged, incomplete or kept in another way.
-    """
+def _read_t5x(folder: Path) -> dict[str, Tensor]:
+    """The parameters of the T5X checkpoint in a folder, or in one inside it, by their names with dots, such as
+    "img_encoder.embedding.kernel"; the optimiser's state is left."""
     steps = {found.parent.parent for found in folder.rglob(f"{TARGET}*/.zarray")}
+    if not steps:
+        raise OSError(f"{folder} is a folder: give the file with the weights in it")
     if len(steps) > 1:
         raise OSError(
             f"{folder} holds several checkpoints, {', '.join(sorted(step.name for step in steps))}: give the"
@@ -190,29 +176,21 @@ def _read_zarr(folder: Path) -> np.ndarray:
         about = json.loads((folder / ".zarray").read_text())
         shape, chunks, kind = about["shape"], about["chunks"], np.dtype(about["dtype"])
         compressor, separator = (about["compressor"] or {}).get("id"), about.get("dimension_separator", ".")
-        if (
-            about["zarr_format"] != 2
-            or about["order"] != "C"
-            or about["filters"]
-            or compressor not in (None, "gzip")
-            or kind.kind != "f"
-        ):
+        format = about["zarr_format"], about["order"], about["filters"] or None, kind.kind
+        if format != (2, "C", None, "f") or compressor not in (None, "gzip"):
             raise ValueError(
                 f"arrays of floats in zarr format 2, compressed with gzip, are read, and this is {about}"
             )
         whole = np.full(shape, about["fill_value"] or 0, kind)
         for at in itertools.product(*(range(math.ceil(side / step)) for side, step in zip(shape, chunks))):
             file = folder / (separator.join(map(str, at)) or "0")
+            # zarr leaves out chunks of nothing but the fill value; of trained weights only biases can be that.
             if not file.exists() and len(shape) == 1:
-                # zarr leaves out chunks of nothing but the fill value; of trained weights only biases can be
-                # that
                 continue
             content = file.read_bytes() if compressor is None else gzip.decompress(file.read_bytes())
             chunk = np.frombuffer(content, kind).reshape(chunks)  # chunks at the edge are stored whole
-            place = tuple(
-                slice(i * step, min((i + 1) * step, side)) for i, step, side in zip(at, chunks, shape)
-            )
-            whole[place] = chunk[tuple(slice(0, part.stop - part.start) for part in place)]
+            place = tuple(slice(i * step, (i + 1) * step) for i, step in zip(at, chunks))
+            whole[place] = chunk[tuple(slice(0, side) for side in whole[place].shape)]
         return np.ascontiguousarray(whole, dtype=np.float32)
     except (KeyError, TypeError, ValueError, OSError, EOFError, zlib.error) as error:
         raise OSError(

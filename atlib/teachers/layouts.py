@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 from atlib.maps import Grid
@@ -134,12 +133,9 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
                 " shall teach in a file of its own"
             )
         if not prefixes:
-            has_stem = any("patch_embed.proj." in name for name in tensors)
-            stem = (
-                ": its patches go through a convolutional stem, which timm's ViT does not have"
-                if has_stem
-                else ""
-            )
+            stem = ""
+            if any("patch_embed.proj." in name for name in tensors):
+                stem = ": its patches go through a convolutional stem, which timm's ViT does not have"
             raise ValueError(
                 f"no ViT was found among these weights{stem}. Looked for {PATCHES}, with or without a prefix,"
                 " FLIP's and CLIP's names; the file has"
@@ -155,14 +151,10 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
         else:
             unused.append(name)
     if layout.prefix == "visual.":
-        state |= {
-            name: value.reshape(1, -1, value.shape[-1])
-            for name, value in state.items()
-            if name in ("cls_token", "pos_embed")
-        }
-    if (
-        "register_tokens" in tensors
-    ):  # DINOv2 gives registers no position; timm then keeps the class token's in the token
+        for name in {"cls_token", "pos_embed"} & state.keys():
+            state[name] = state[name].reshape(1, -1, state[name].shape[-1])
+    if "register_tokens" in tensors:
+        # DINOv2 gives registers no position; timm then keeps the class token's in the token.
         state["cls_token"] = state["cls_token"] + state["pos_embed"][:, :1]
         state["pos_embed"] = state["pos_embed"][:, 1:]
     return Encoder(layout, state, names, unused)
@@ -176,22 +168,16 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     known of the layout.
     """
     layout, state = encoder.layout, encoder.state
-    unclear = [
-        what
-        for name, what in {
-            "norm_pre.weight": (
-                "a norm before the blocks, as in CLIP, whose activation and ε differ between publishers"
-            ),
-            "attn_pool.latent": "attention pooling, as in SigLIP",
-        }.items()
-        if name in state
-    ]
-    unclear += (
-        ["a gated MLP"]
-        if _sides(state, "blocks.0.mlp.fc1.weight")[0] != _sides(state, "blocks.0.mlp.fc2.weight")[1]
-        else []
-    )
-    unclear += [] if "pos_embed" in state else ["no positional embeddings of its own, as in DINOv3"]
+    hidden = _sides(state, "blocks.0.mlp.fc1.weight")[0]
+    signs = {
+        "a norm before the blocks, as in CLIP, whose activation and ε differ between publishers": (
+            "norm_pre.weight" in state
+        ),
+        "attention pooling, as in SigLIP": "attn_pool.latent" in state,
+        "a gated MLP": hidden != _sides(state, "blocks.0.mlp.fc2.weight")[1],
+        "no positional embeddings of its own, as in DINOv3": "pos_embed" not in state,
+    }
+    unclear = [what for what, there in signs.items() if there]
     if unclear:
         raise ValueError(
             f"these weights have {' and '.join(unclear)}, so the architecture cannot be told from them: name"
@@ -212,7 +198,7 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
         "embed_dim": width,
         "depth": _depth(state),
         "num_heads": chosen,
-        "mlp_ratio": mlp_ratio_of(_sides(state, "blocks.0.mlp.fc1.weight")[0], width),
+        "mlp_ratio": mlp_ratio_of(hidden, width),
         "qkv_bias": "blocks.0.attn.qkv.bias" in state,
         "qk_norm": "blocks.0.attn.q_norm.weight" in state,
         "init_values": 1e-5 if "blocks.0.ls1.gamma" in state else None,
@@ -233,18 +219,19 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     return Architecture(config), taken
 
 
-def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, tuple[int, int]]:
+def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, Grid]:
     """How many prefix tokens have a positional embedding, all or none, and the square patch grid of the
     others. Raises `ValueError`."""
     tokens = _sides(state, "pos_embed", 3)[1]
     prefix = sum(state[name].shape[1] for name in ("cls_token", "dist_token", "reg_token") if name in state)
-    fits = [
-        (count, square_grid(tokens - count))
-        for count in {prefix, 0}
-        if math.isqrt(max(tokens - count, 0)) ** 2 == tokens - count > 0
-    ]
+    sides = {count: math.isqrt(max(tokens - count, 0)) for count in (prefix, 0)}
+    fits = [(count, (side, side)) for count, side in sides.items() if side**2 == tokens - count > 0]
     if not fits:
-        square_grid(tokens - prefix)  # raises: it is none
+        raise ValueError(
+            f"positions for {tokens - prefix} patches are no square grid, and the weights do not say which other:"
+            " name the model with architecture=, or write the file with atlib.checkpoint.save_vit, which keeps"
+            " img_size"
+        )
     if len(fits) > 1:
         raise ValueError(
             f"{tokens} positional embeddings are a square grid both with and without {prefix} for the prefix"
@@ -260,12 +247,8 @@ def _heads(encoder: Encoder, width: int, prefix: int) -> int:
             f"the number of heads is not in the weights, and a ViT of width {width} is not in the table "
             f"({', '.join(map(str, HEADS))}): give heads="
         )
-    if (
-        width == 384
-        and not encoder.layout.heads
-        and prefix == 1
-        and not encoder.state["pos_embed"][:, 0].any()
-    ):
+    own = encoder.layout.heads or prefix != 1 or encoder.state["pos_embed"][:, 0].any()
+    if width == 384 and not own:
         raise ValueError(
             "the number of heads is not in the weights. This ViT of width 384 has fixed sine positions:"
             " MoCo-v3's ViT-S has 12 heads, and those of MAE's family have 6. Give heads="
@@ -339,44 +322,3 @@ def _sides(state: Mapping[str, Tensor], name: str, number: int = 2) -> tuple[int
     if state[name].ndim != number:
         raise ValueError(f"{name} has the shape {tuple(state[name].shape)}, and a ViT's has {number} sides")
     return tuple(state[name].shape)
-
-
-# --- Positional embeddings on another patch grid: an image of another size has other patches, and learned
-# positions must follow ---
-
-
-def square_grid(patches: int) -> Grid:
-    """The grid of `patches` patches that a file says no more about: a square. Raises `ValueError` where there
-    is none."""
-    side = math.isqrt(max(patches, 0))
-    if side < 1 or side * side != patches:
-        raise ValueError(
-            f"positions for {patches} patches are no square grid, and the weights do not say which other:"
-            " name the model with architecture=, or write the file with atlib.checkpoint.save_vit, which"
-            " keeps img_size"
-        )
-    return side, side
-
-
-def resize_positions(positions: Tensor, prefix_tokens: int, grid_from: Grid, grid_to: Grid) -> Tensor:
-    """Positional embeddings (1, prefix tokens + patches, D) bicubically on another patch grid; those of
-    prefix tokens stay as they are.
-
-    It is timm's own resizing, with its antialiasing, so that a file and a timm name give the same teacher at
-    every image size. (MAE's published code does not antialias.) With equal grids they come back unchanged.
-    Raises `ValueError` when the positions are not those of `grid_from`. Source: bicubic, as in DeiT (arXiv
-    2012.12877, section 3), because bilinear interpolation shrinks the embeddings' norm.
-    """
-    if (
-        positions.ndim != 3
-        or len(positions) != 1
-        or positions.shape[1] != prefix_tokens + grid_from[0] * grid_from[1]
-    ):
-        raise ValueError(
-            f"positional embeddings are (1, tokens, D), and {prefix_tokens} prefix tokens and a grid of"
-            f" {grid_from[0]} x {grid_from[1]} patches are {prefix_tokens + grid_from[0] * grid_from[1]}"
-            f" tokens; got {tuple(positions.shape)}"
-        )
-    return resample_abs_pos_embed(
-        positions, new_size=list(grid_to), old_size=list(grid_from), num_prefix_tokens=prefix_tokens
-    )

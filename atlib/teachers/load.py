@@ -2,10 +2,10 @@
 of it before it teaches."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from atlib.teachers.build import (
@@ -18,7 +18,7 @@ from atlib.teachers.build import (
     on_meta,
     told,
 )
-from atlib.teachers.description import described, picture, picture_file
+from atlib.teachers.description import described, not_finite, picture, picture_file
 from atlib.teachers.files import Weights, read_weights
 from atlib.teachers.layouts import Encoder, find_encoder, infer_architecture
 from atlib.vit import Architecture, create_vit
@@ -49,11 +49,10 @@ def load_teacher(
     refuses, and `WeightsUnavailable` without a network.
     """
     teacher = _read(name_or_path, image_size, heads, architecture)
-    if teacher.not_finite:
+    if bad := not_finite(teacher.vit):
         raise ValueError(
-            f"{teacher.name}: {len(teacher.not_finite)} of its weights are not finite numbers (NaN or"
-            f" infinity), first {teacher.not_finite[0]}; its maps would not be either. Take another"
-            " checkpoint"
+            f"{teacher.name}: {len(bad)} of its weights are not finite numbers (NaN or infinity), first {bad[0]};"
+            " its maps would not be either. Take another checkpoint"
         )
     check_walkable(teacher.vit)
     return teacher
@@ -86,9 +85,8 @@ def report(
     out = None if out is None else picture_file(out)
     teacher = _read(name_or_path, image_size, heads, architecture)
     lines = described(teacher)
-    if (
-        images is not None and "components" in lines and not teacher.not_finite
-    ):  # what cannot be walked or computed has no maps
+    # What cannot be walked or computed has no maps.
+    if images is not None and "components" in lines and "not finite" not in lines:
         out.parent.mkdir(parents=True, exist_ok=True)
         picture(teacher.vit, images).savefig(out)
         lines["picture"] = str(out)
@@ -125,24 +123,19 @@ def _from_timm(name: str, image_size: int | None) -> Teacher:
     own = grid_of(named)
     check_image_size(named, image_size)
     overrides = {} if image_size is None else {"img_size": image_size}
-    vit = create_vit(
-        name, pretrained=True, **overrides
-    )  # with its head: without one, timm would not notice that weights are missing
+    # With its head: without one, timm would not notice that weights are missing.
+    vit = create_vit(name, pretrained=True, **overrides)
     before = set(vit.state_dict())
     vit.reset_classifier(0)
     state = vit.state_dict()
-    resized = told(own, vit.patch_embed.grid_size) if vit.pos_embed is not None else None
     return Teacher(
         vit.eval(),
         name,
-        "timm's published weights",
-        len(state),
-        sorted(before - set(state)),
-        [],
-        resized,
-        [],
-        _not_finite(vit),
         headless(named, image_size),
+        "timm's published weights",
+        used=len(state),
+        unused=sorted(before - set(state)),
+        resized=told(own, vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
     )
 
 
@@ -162,21 +155,18 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         vit, missing, resized = fill(native, encoder, image_size)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    taken = [name for name in encoder.state if name in vit.state_dict()]
-    unused = encoder.unused + [
-        each for name in encoder.state if name not in taken for each in encoder.names[name]
-    ]
+    taken = encoder.names.keys() & vit.state_dict().keys()
+    left = [each for name, each in encoder.names.items() if name not in taken]
     return Teacher(
         vit.eval(),
         str(path),
-        _source(weights, encoder),
-        sum(len(encoder.names[name]) for name in taken),
-        unused,
-        missing,
-        resized,
-        assumed,
-        _not_finite(vit),
         headless(native, image_size),
+        _source(weights, encoder),
+        used=sum(len(encoder.names[name]) for name in taken),
+        unused=[*encoder.unused, *chain.from_iterable(left)],
+        resized=resized,
+        missing=missing,
+        assumed=assumed,
     )
 
 
@@ -186,11 +176,3 @@ def _source(weights: Weights, encoder: Encoder) -> str:
     inside = f", in its entry {weights.container!r}" if weights.container else ""
     beside = f" (beside {', '.join(weights.beside)})" if weights.beside else ""
     return encoder.layout.name + inside + beside
-
-
-def _not_finite(vit: VisionTransformer | Eva) -> list[str]:
-    return [
-        name
-        for name, value in vit.state_dict().items()
-        if value.is_floating_point() and not value.isfinite().all()
-    ]

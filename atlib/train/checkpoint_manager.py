@@ -3,17 +3,13 @@
 import errno
 import hashlib
 import json
-import math
 import os
-import random
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
@@ -63,14 +59,9 @@ class CheckpointManager:
     ):
         if every < 1 or last < 1:
             raise ValueError(f"every and last must be at least 1, got every={every} and last={last}")
-        self.folder, self.every, self.last, self.config, self.best_by = (
-            Path(folder),
-            every,
-            last,
-            dict(config or {}),
-            best_by,
-        )
-        self.free, self.reported = tuple(free), set()
+        self.folder, self.every, self.last, self.best_by = Path(folder), every, last, best_by
+        self.config, self.free = dict(config or {}), tuple(free)
+        self.reported: set[Path] = set()  # damaged ones that were warned about
 
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole; a damaged one is reported by a warning, once, and left where
@@ -177,12 +168,9 @@ class CheckpointManager:
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = {**self.config, **config, "processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
-        changed = changes(
-            *(
-                {name: value for name, value in each.items() if name not in self.free}
-                for each in (then, json.loads(json.dumps(now)))
-            )
-        )
+        for name in self.free:
+            then.pop(name, None), now.pop(name, None)
+        changed = changes(then, json.loads(json.dumps(now)))
         if changed:
             raise ValueError(
                 f"the run in {self.folder} was started otherwise: {'; '.join(changed)}. "
@@ -198,10 +186,8 @@ class CheckpointManager:
         return sorted(self.folder.glob("step-*"))
 
     def _scores(self) -> dict[Path, float]:
-        scored = {
-            path: (_manifest(path) or {}).get("metrics", {}).get(self.best_by) for path in self._checkpoints()
-        }
-        return {path: score for path, score in scored.items() if score is not None}
+        metrics = {path: (_manifest(path) or {}).get("metrics", {}) for path in self._checkpoints()}
+        return {path: found[self.best_by] for path, found in metrics.items() if self.best_by in found}
 
     def _clear(self) -> None:
         """Remove what a run that was killed while it wrote has left behind."""
@@ -211,8 +197,7 @@ class CheckpointManager:
     def _try(self) -> None:
         """Find out before hours are spent that the folder cannot be written to."""
         try:
-            write_atomically(self.folder / ".written", b"")
-            (self.folder / ".written").unlink()
+            write_atomically(self.folder / ".written", b"").unlink()
             self._clear()
         except OSError as error:
             raise CheckpointError(
@@ -246,9 +231,8 @@ class CheckpointManager:
         keep = {*whole[-self.last :], *([max(scores, key=scores.get)] if scores else [])}
         for path in whole:
             if path not in keep:
-                os.replace(
-                    path, path.with_name(f".{path.name}.tmp")
-                )  # a half-deleted one must not look like a checkpoint
+                # a half-deleted one must not look like a checkpoint
+                os.replace(path, path.with_name(f".{path.name}.tmp"))
                 shutil.rmtree(path.with_name(f".{path.name}.tmp"))
 
 
@@ -319,36 +303,3 @@ def _force(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# --- The state of every global random generator, as tensors: kept in a checkpoint, and put back without
-# unpickling anything ---
-
-
-def rng_state() -> dict[str, Tensor]:
-    """The present state of the generators of Python, NumPy, torch and, where there is a GPU, of the current
-    one."""
-    version, words, gauss = random.getstate()
-    kind, keys, place, has_gauss, cached = np.random.get_state()
-    state = {
-        "python": torch.tensor([version, *words]),
-        "python_gauss": torch.tensor(math.nan if gauss is None else gauss, dtype=torch.float64),
-        "numpy": torch.tensor([*keys.tolist(), place, has_gauss]),
-        "numpy_gauss": torch.tensor(cached, dtype=torch.float64),
-        "torch": torch.get_rng_state(),
-    }
-    return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
-
-
-def restore_rng_state(state: Mapping[str, Tensor]) -> None:
-    """Put every generator back into a state that `rng_state` returned."""
-    version, *words = state["python"].tolist()
-    gauss = state["python_gauss"].item()
-    random.setstate((version, tuple(words), None if math.isnan(gauss) else gauss))
-    *keys, place, has_gauss = state["numpy"].tolist()
-    np.random.set_state(
-        ("MT19937", np.array(keys, dtype=np.uint32), place, has_gauss, state["numpy_gauss"].item())
-    )
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])

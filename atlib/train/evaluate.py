@@ -107,8 +107,7 @@ def _check_labels(labels: Tensor, logits: Tensor) -> None:
     if labels.max() >= logits.shape[1]:
         raise ValueError(
             f"the data have label {labels.max().item()}, the model has only {logits.shape[1]} outputs: pass"
-            " num_classes= when it is built (on the command line train with --set model.num_classes=NUMBER),"
-            " or evaluate on data with the classes that it was trained for"
+            " num_classes= when it is built, or evaluate on data with the classes that it was trained for"
         )
 
 

@@ -10,18 +10,18 @@ from torch import nn
 from tqdm import tqdm
 
 from atlib.checkpoint import save_weights
-from atlib.data.images import Images
+from atlib.data.sampler import TrainingData, steps_per_epoch
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.distributed import agree, sigterm_noticed
 from atlib.train.objectives import Loss, student_loss
-from atlib.train.optim import make_optimizer, schedule
 from atlib.train.recipe import Recipe
-from atlib.train.trainer import Preempted, Training, ahead
+from atlib.train.trainer import Preempted, Training
+from atlib.transfer import student_of
 
 
 def train(
     model: nn.Module,
-    data: Images,
+    data: TrainingData,
     recipe: Recipe,
     *,
     loss: Loss = student_loss,
@@ -47,7 +47,7 @@ def train(
     average, begin with ``average_``. With `out`, the last good weights are kept in `out/last.safetensors`
     once per pass.
 
-    data: anything with a length and `epoch(part, workers)`, as `Images` has. With a `keeper` the run is kept
+    With a `keeper` the run is kept
     along the way and goes on where it was kept last, with the same bits as if it had not been interrupted (on
     one CPU). `log` gets a dict after each step and each pass, {"event": "step" or "epoch", ...}. `stop_at`
     ends after that many steps of the recipe's schedule: the metrics of that moment are returned, but are no
@@ -65,10 +65,11 @@ def train(
     `atlib.train.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
     """
     _check(model, recipe, loss, average_into)
-    run = Training(model, recipe, loss, seed, cpu, len(data), make_optimizer, schedule)
+    run = Training(model, data, recipe, loss, seed, cpu)
     if keeper is not None:
         run.resume(keeper)
     position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
+    steps = steps_per_epoch(len(data), recipe.batch_size)
     bar = tqdm(
         total=recipe.steps,
         desc=progress,
@@ -80,7 +81,10 @@ def train(
     began = time.perf_counter()  # of the step: it includes waiting for images
     with sigterm_noticed(keeper is not None) as noticed, bar:
         while position.step < end:
-            for batch, last, run.before_next in ahead(data.epoch(run.part(), workers), run.before_next):
+            part = run.part()
+            for batch in data.epoch(part, workers):
+                if position.epoch > part.epoch:
+                    raise ValueError(f"the data gave more than {steps} batches, which {len(data)} images are")
                 value, norm = run.backward(batch), run.clip()
                 value, stop = agree(run.accelerator, value, bool(noticed))
                 # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then
@@ -101,27 +105,32 @@ def train(
                             "images_per_second": run.images_of(batch) / (time.perf_counter() - began),
                         }
                     )
-                over, metrics = last or position.step == recipe.steps, {}  # the pass is
-                if over:
+                last, metrics = position.done == steps, {}  # of the pass
+                if last or position.step == recipe.steps:
                     due = (
                         position.step == recipe.steps
                         or evaluate_every
                         and (position.epoch + 1) % evaluate_every == 0
                     )
                     metrics = run.measure(evaluate if due else None)
-                    run.close(metrics, data)
+                    run.close(metrics)
                     if log is not None and run.main:
                         log({"event": "epoch"} | position.history[-1])
                     if out is not None:
                         whole = run.whole()
                         run.kept = save_weights(Path(out) / "last.safetensors", whole) if run.main else None
                 if keeper is not None and (stop or position.step == end or run.due(keeper, metrics)):
-                    run.keep(keeper, metrics, data)
+                    run.keep(keeper, metrics)
                 if stop and position.step < end:
                     raise Preempted(run.kept)
-                if position.step == end:
+                if position.step == end and not last:
                     break
                 began = time.perf_counter()
+            else:
+                if position.epoch == part.epoch:
+                    raise ValueError(
+                        f"the data gave {position.done} of the {steps} batches that {len(data)} images are"
+                    )
     history = position.history if position.step == recipe.steps else run.so_far(evaluate)
     run.finish(average_into)
     return history
@@ -129,7 +138,7 @@ def train(
 
 def _check(model: nn.Module, recipe: Recipe, loss: Loss, average_into: nn.Module | None) -> None:
     """Find out before anything is trained that there is nothing to train, or nowhere to put the average."""
-    student = getattr(model, "student", model)
+    student = student_of(model)
     if loss is student_loss and recipe.task_weight > 0 and getattr(student, "num_classes", None) == 0:
         raise ValueError(
             "the model has no classifier (num_classes=0), so there are no logits to train: build it with"

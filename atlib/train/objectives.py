@@ -1,5 +1,5 @@
-"""What a training run holds: model, optimiser and the rest on Accelerate, where it is, and how it is kept and
-gone on with."""
+"""What a step makes small: the task's loss and the transfer loss, on images that are mixed where the recipe
+says so."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,12 +8,12 @@ import torch
 from timm.data import Mixup
 from torch import Tensor, nn
 
+from atlib.data.rng import rng_put_back
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
 
-Loss = Callable[
-    [nn.Module, Tensor, Tensor, Recipe], Tensor
-]  # (model, images, targets, recipe) -> scalar, the mean over the images
+# (model, images, targets, recipe) -> scalar, the mean over the images
+Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]
 
 
 def outputs(model: nn.Module, images: Tensor) -> Transferred:
@@ -70,15 +70,13 @@ def mixed(
             f" targets {targets.dtype} {tuple(targets.shape)} and num_classes={classes}; set mixup and cutmix"
             " to 0"
         )
+    # the loss smooths
     mix = Mixup(
         recipe.mixup, recipe.cutmix, prob=1.0, switch_prob=0.5, label_smoothing=0.0, num_classes=classes
-    )  # the loss smooths
+    )
     even = len(images) - len(images) % 2
-    state = np.random.get_state()  # timm draws from NumPy's global generator
-    np.random.seed(list(draw))
-    try:
+    with rng_put_back():  # timm draws from NumPy's global generator
+        np.random.seed(list(draw))
         head, shares = mix(images[:even], targets[:even])
-    finally:
-        np.random.set_state(state)
     rest = torch.nn.functional.one_hot(targets[even:], classes).to(shares.dtype)
     return torch.cat([head, images[even:]]), torch.cat([shares, rest])

@@ -1,5 +1,5 @@
-"""The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it, on one
-process or many."""
+"""What changes the weights in a step, and how fast: the optimiser, the schedule of its rate, and the running
+average."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from atlib.train.distributed import divide
 from atlib.train.recipe import Recipe
+from atlib.transfer import student_of
 
 
 def schedule(step: int, recipe: Recipe) -> float:
@@ -30,7 +31,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     A departure from MAE's published code (arXiv 2111.06377): with layer decay timm counts the final norm to
     the last block, MAE's code to the head.
     """
-    trained = getattr(model, "student", model)
+    trained = student_of(model)
     betas = {"betas": recipe.betas} if get_optimizer_info(recipe.optimizer).has_betas else {}
     optimizer = create_optimizer_v2(
         trained,
@@ -42,9 +43,8 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     )
     in_student = {id(parameter) for parameter in trained.parameters()}
     beside = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
-    if (
-        beside
-    ):  # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
+    # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
+    if beside:
         optimizer.add_param_group({"params": beside, "weight_decay": recipe.weight_decay})
     for group in optimizer.param_groups:  # timm leaves the factor of layer-wise decay to its own schedulers
         group["lr"] = recipe.lr * group.get("lr_scale", 1.0)

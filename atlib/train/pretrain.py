@@ -106,13 +106,11 @@ class MaskedAutoencoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """The reconstruction loss, a scalar, for images (B, 3, height, width)."""
-        tokens = self.vit._pos_embed(
-            self.vit.patch_embed(images)
-        )  # positions are added before patches are hidden
+        # positions are added before patches are hidden
+        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
         prefix, patches = tokens.tensor_split([self.vit.num_prefix_tokens], dim=1)
-        order = torch.rand(patches.shape[:2], device=patches.device).argsort(
-            1
-        )  # (B, P): a random permutation per image
+        # (B, P): a random permutation per image
+        order = torch.rand(patches.shape[:2], device=patches.device).argsort(1)
         shown = _gather(patches, order[:, : self.visible])
         x = self.vit.norm_pre(torch.cat([prefix, shown], dim=1))
         x = self.vit.norm(self.vit.blocks(x))

@@ -5,17 +5,47 @@ import warnings
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
-from atlib._util import require_known
+from atlib._util import check_fields, require_known
 
 PLAIN = (
     "adamw",
     "lamb",
     # optimisers that are known to need nothing but a gradient, so that no recipe of the book has to try its own
 )
-NEED_CUDA = (
-    "bnb",
-    "fused",
-)  # what the names of those begin with that timm takes from bitsandbytes and from APEX
+# what the names of those begin with that timm takes from bitsandbytes and from APEX
+NEED_CUDA = ("bnb", "fused")
+
+
+_NOT_NEGATIVE = ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mixup", "cutmix")
+# The values that can be meant; NaN fails every comparison.
+RULES = (
+    (("lr", "clip", *_NOT_NEGATIVE), lambda value: value != math.inf, "must be a finite number"),
+    (("steps", "batch_size", "lr"), lambda value: value > 0, "must be above 0"),
+    (("clip",), lambda value: value is None or value > 0, "must be above 0, or None for no clipping"),
+    (
+        ("accumulate", "repeats"),
+        lambda value: isinstance(value, int) and value >= 1,
+        "must be a whole number, at least 1",
+    ),
+    (("warmup", "label_smoothing"), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
+    (_NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
+    (
+        ("betas",),
+        lambda value: len(value) == 2 and all(0 <= beta < 1 for beta in value),
+        "are two numbers: both must be at least 0 and below 1, such as (0.9, 0.999)",
+    ),
+    (
+        ("layer_decay",),
+        lambda value: value is None or 0 < value <= 1,
+        "must be above 0 and at most 1, or None",
+    ),
+    (
+        ("ema",),
+        lambda value: value is None or 0 < value < 1,
+        "must be above 0 and below 1, or None for no average",
+    ),
+    (("mixed_precision",), lambda value: value in ("no", "bf16", "fp16"), "must be 'no', 'bf16' or 'fp16'"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,59 +95,7 @@ class Recipe:
     compile: bool = False
 
     def __post_init__(self):
-        for name in (
-            "steps",
-            "batch_size",
-            "lr",
-            "min_lr",
-            "weight_decay",
-            "task_weight",
-            "transfer_weight",
-            "clip",
-            "mixup",
-            "cutmix",
-        ):
-            if isinstance(value := getattr(self, name), float) and math.isinf(
-                value
-            ):  # NaN fails the comparisons that follow
-                raise ValueError(f"Recipe({name}={value!r}): {name} must be a finite number")
-        for name in ("steps", "batch_size", "lr", "clip"):
-            if not (name == "clip" and self.clip is None) and not getattr(self, name) > 0:
-                raise ValueError(
-                    f"Recipe({name}={getattr(self, name)!r}): {name} must be above 0"
-                    + (", or None for no clipping" if name == "clip" else "")
-                )
-        for name in ("accumulate", "repeats"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(
-                    f"Recipe({name}={getattr(self, name)!r}): {name} must be a whole number, at least 1"
-                )
-        for name in ("warmup", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"Recipe({name}={getattr(self, name)!r}): {name} must be at least 0 and below 1"
-                )
-        for name in ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mixup", "cutmix"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must not be negative")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(
-                f"Recipe(betas={self.betas!r}): both must be at least 0 and below 1, such as (0.9, 0.999)"
-            )
-        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
-            raise ValueError(
-                f"Recipe(layer_decay={self.layer_decay!r}): layer_decay must be above 0 and at most 1, or"
-                " None"
-            )
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(
-                f"Recipe(ema={self.ema!r}): the decay of the average must be above 0 and below 1, or None for"
-                " no average"
-            )
-        if self.mixed_precision not in ("no", "bf16", "fp16"):
-            raise ValueError(
-                f"Recipe(mixed_precision={self.mixed_precision!r}): choose 'no', 'bf16' or 'fp16'"
-            )
+        check_fields(self, RULES)
         if self.accumulate > self.batch_size:
             raise ValueError(
                 f"Recipe(accumulate={self.accumulate!r}): a step of {self.batch_size} images has no more"
@@ -152,10 +130,8 @@ def try_optimizer(name: str, betas: tuple[float, float], width: int = 8):
     import torch
     from timm.optim import create_optimizer_v2, get_optimizer_info
 
-    info, device = (
-        get_optimizer_info(name),
-        ("cuda" if name.startswith(NEED_CUDA) and torch.cuda.is_available() else "cpu"),
-    )
+    info = get_optimizer_info(name)
+    device = "cuda" if name.startswith(NEED_CUDA) and torch.cuda.is_available() else "cpu"
     instead = "take another of timm.optim.list_optimizers(), such as 'adamw', 'lamb' or 'sgd'"
     if info.second_order:
         raise ValueError(

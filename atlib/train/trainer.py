@@ -2,21 +2,21 @@
 gone on with."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
 from torch import Tensor, nn
 
-from atlib.data.sampler import Batch, ShardSpec
-from atlib.train.checkpoint_manager import CheckpointManager, restore_rng_state, rng_state
+from atlib.data.sampler import Batch, ShardSpec, TrainingData
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.distributed import start_processes, to_train, whole_weights
 from atlib.train.objectives import Loss, mixed
-from atlib.train.optim import EMA
+from atlib.train.optim import EMA, make_optimizer, schedule
 from atlib.train.recipe import Recipe
+from atlib.transfer import student_of
 
 
 class NonFiniteLoss(RuntimeError):
@@ -42,31 +42,21 @@ class Preempted(RuntimeError):
 
 
 class Training:
-    """One run of `train`: its parts, prepared by Accelerate, and its position.
-
-    kept: where the last good weights are; before_next: the state of chance in which the batch that waits was
-    made, None at the start of a pass.
-    """
+    """One run of `train`: its parts, prepared by Accelerate, and its position. kept: where the last good
+    weights are."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        recipe: Recipe,
-        loss: Loss,
-        seed: int,
-        cpu: bool,
-        count: int,
-        make_optimizer: Callable[[nn.Module, Recipe], torch.optim.Optimizer],
-        schedule: Callable[[int, Recipe], float],
+        self, model: nn.Module, data: TrainingData, recipe: Recipe, loss: Loss, seed: int, cpu: bool
     ):
         set_seed(seed)
-        self.recipe, self.loss, self.seed, self.home = recipe, loss, seed, next(model.parameters()).device
-        self.config = {"recipe": recipe.describe(), "seed": seed, "images": count}
+        self.data, self.recipe, self.loss, self.seed = data, recipe, loss, seed
+        self.home = next(model.parameters()).device
+        self.config = {"recipe": recipe.describe(), "seed": seed, "images": len(data)}
         self.accelerator = start_processes(recipe, cpu)
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
         self.given, model = model.train(), to_train(model.train(), self.accelerator)
-        self.student = getattr(model, "student", model)
+        self.student = student_of(model)
         if recipe.checkpoint_activations:
             self.student.set_grad_checkpointing(True)
         optimizer = make_optimizer(model, recipe)
@@ -75,7 +65,6 @@ class Training:
         self.average = None if recipe.ema is None else EMA(self.model, recipe.ema)
         self.position = Position(torch.zeros((), device=self.accelerator.device))
         self.kept: Path | None = None
-        self.before_next: dict[str, Tensor] | None = None
 
     @property
     def main(self) -> bool:
@@ -108,22 +97,17 @@ class Training:
         """Add up the gradient of the step's mean loss, part by part where the recipe accumulates, and return
         the loss: a scalar without a graph."""
         device, parts = self.accelerator.device, self.recipe.accumulate
-        images, targets = (
-            batch.images.to(device, non_blocking=True),
-            batch.targets.to(device, non_blocking=True),
-        )
+        images, targets = (part.to(device, non_blocking=True) for part in (batch.images, batch.targets))
         draw = (self.seed, self.position.step, self.accelerator.process_index)
-        images, targets = mixed(
-            images, targets, self.recipe, getattr(self.student, "num_classes", None), draw
-        )
+        classes = getattr(self.student, "num_classes", None)
+        images, targets = mixed(images, targets, self.recipe, classes, draw)
         total = torch.zeros((), device=device)
         for some, their in zip(images.tensor_split(parts), targets.tensor_split(parts)):
             weight = batch.weight * len(some) / len(images)
             if len(some) == 0:  # fewer images than parts: every process must do as many parts as the others
                 some, their = images[:1], targets[:1]
-            with self.accelerator.accumulate(
-                self.model
-            ):  # gradients are averaged over the processes in the last part only
+            # gradients are averaged over the processes in the last part only
+            with self.accelerator.accumulate(self.model):
                 with self.accelerator.autocast():
                     value = weight * self.loss(self.model, some, their, self.recipe)
                 self.accelerator.backward(value * parts)  # Accelerate divides by their number
@@ -135,9 +119,8 @@ class Training:
         norm = self.accelerator.clip_grad_norm_(
             self.model.parameters(), math.inf if self.recipe.clip is None else self.recipe.clip
         )
-        return torch.as_tensor(
-            0.0 if norm is None else norm
-        )  # DeepSpeed, which clips by itself, does not always know
+        # DeepSpeed, which clips by itself, does not always know
+        return torch.as_tensor(0.0 if norm is None else norm)
 
     def step(self, value: Tensor) -> None:
         """Change the weights, and count a step with that loss."""
@@ -160,15 +143,12 @@ class Training:
                 metrics |= {f"average_{name}": value for name, value in evaluate(self.plain).items()}
         return self._of_main(metrics)
 
-    def close(self, metrics: dict, data) -> None:
-        """The pass is over: its entry, with `metrics` and, where the data say it, how many images were
-        corrupt, and which, goes into the history."""
-        indices = self.corrupt_in(data)
-        corrupt = ({"corrupt": len(indices)} if hasattr(data, "corrupt") else {}) | (
-            {"corrupt_indices": indices} if indices else {}
-        )
+    def close(self, metrics: dict) -> None:
+        """The pass is over: its entry, with `metrics` and, where images were corrupt, how many and which, goes
+        into the history."""
+        indices = self.corrupt()
+        corrupt = {"corrupt": len(indices), "corrupt_indices": indices} if indices else {}
         self.position.close(self.position.entry() | metrics | corrupt)
-        self.before_next = None
 
     def so_far(self, evaluate: Callable[[nn.Module], dict] | None) -> list[dict]:
         """The history of a run that is stopped along the way, with an entry for the pass in progress and the
@@ -183,48 +163,31 @@ class Training:
             return keeper.due(self.position.step, metrics)
         return self._of_main(keeper.due(self.position.step, metrics))
 
-    def keep(self, keeper: CheckpointManager, metrics: dict, data) -> None:
+    def keep(self, keeper: CheckpointManager, metrics: dict) -> None:
         """Write a checkpoint from which `resume` goes on."""
-        facts = self.position.facts() | {
-            "corrupt": self.corrupt_in(data) if self.position.done else []
-        }  # a new pass begins with none
-        own = {f"now.{name}": value for name, value in rng_state().items()} | {"total": self.position.total}
-        if self.before_next is not None:
-            own |= {f"before_next.{name}": value for name, value in self.before_next.items()}
-        averaged = {} if self.average is None else self.average.tensors()
-        sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        self.kept = keeper.save(
-            self.accelerator,
-            facts,
-            self.config,
-            own | (averaged if sharded else {}),
-            {} if sharded else averaged,
-            metrics,
-        )
+        facts = self.position.facts() | {"corrupt": self.corrupt()}
+        own, shared = {"total": self.position.total}, {}
+        if self.average is not None:  # each process has its shards of it, or all have the same
+            sharded = self.accelerator.distributed_type == DistributedType.FSDP
+            (own if sharded else shared).update(self.average.tensors())
+        self.kept = keeper.save(self.accelerator, facts, self.config, own, shared, metrics)
 
     def resume(self, keeper: CheckpointManager) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         found = keeper.restore(self.accelerator, self.config)
         if found is None:
             return
-        self.kept, self.position = (
-            found.path,
-            Position(found.tensors["total"].to(self.accelerator.device), **found.facts),
-        )
-        self.before_next = _under("before_next.", found.tensors) or None
+        total = found.tensors["total"].to(self.accelerator.device)
+        self.kept, self.position = found.path, Position(total, **found.facts)
         if self.average is not None:
             self.average.load(found.tensors)
-        restore_rng_state(_under("now.", found.tensors))
 
-    def corrupt_in(self, data) -> list[int]:
-        """The indices of the images of `data` that could not be decoded in this pass, on all processes
-        together, also before the run was last taken up; none where the data do not say. Every process must
-        call it."""
-        return (
-            sorted({*self.position.corrupt, *gather_object(list(data.corrupt))})
-            if hasattr(data, "corrupt")
-            else []
-        )
+    def corrupt(self) -> list[int]:
+        """The indices of the images that could not be decoded in the pass in progress, on all processes
+        together, also before the run was last taken up. Every process must call it."""
+        if self.position.done == 0:
+            return []  # a new pass begins with none
+        return sorted({*self.position.corrupt, *gather_object(list(self.data.corrupt))})
 
     def images_of(self, batch: Batch) -> float:
         """How many images the step had over all processes."""
@@ -233,10 +196,7 @@ class Training:
     def not_finite(self, value: Tensor, norm: Tensor, batch: Batch) -> NonFiniteLoss:
         """The error that says what is not finite, where, and what to do."""
         what, number = ("gradient", norm) if torch.isfinite(value) else ("loss", value)
-        step, kept = (
-            self.position.step,
-            ("none was kept: pass out= or keeper=" if self.kept is None else self.kept),
-        )
+        step, kept = self.position.step, self.kept or "none was kept: pass out= or keeper="
         return NonFiniteLoss(
             f"the {what} is {number.item()} at step {step} (lr {self.lr:.3g}); last good checkpoint: {kept}. "
             "Lower lr, clip harder, or use mixed_precision='no'. Or one of the step's images is to blame: "
@@ -255,18 +215,17 @@ class Training:
         came from."""
         if average_into is not None:
             with self.average.in_place_of(self.model):
-                state = whole_weights(self.plain)
-                average_into.load_state_dict(
-                    _under("student.", state) if self.student is not self.plain else state
-                )
+                prefix = "" if self.student is self.plain else "student."
+                weights = whole_weights(self.plain)
+                own = {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)}
+                average_into.load_state_dict(own)
         trained = self.whole()
         if trained is self.plain:
             trained = self.accelerator.unwrap_model(
                 self.model, keep_fp32_wrapper=False, keep_torch_compile=False
             )
-            vars(trained).pop(
-                "forward", None
-            )  # Accelerate's autocast around the class's own forward, of no use after training
+            # Accelerate's autocast around the class's own forward, of no use after training
+            vars(trained).pop("forward", None)
         trained.to(self.home)
         if self.recipe.checkpoint_activations:
             self.student.set_grad_checkpointing(False)
@@ -279,12 +238,7 @@ class Training:
         return self.given
 
 
-def _under(prefix: str, named: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
-
-
-# --- Where a training run is: its steps, its history, and the batch that waits; everything a resumed run
-# needs besides the weights ---
+# --- Where a training run is: its steps and its history ---
 
 
 @dataclass
@@ -317,51 +271,9 @@ class Position:
     def close(self, entry: dict) -> None:
         """The pass is over."""
         self.history.append(entry)
-        self.total, self.epoch, self.done, self.corrupt = (
-            torch.zeros((), device=self.total.device),
-            self.epoch + 1,
-            0,
-            [],
-        )
+        self.total = torch.zeros((), device=self.total.device)
+        self.epoch, self.done, self.corrupt = self.epoch + 1, 0, []
 
     def facts(self) -> dict:
         """The position as JSON values; `total` is not among them, being a tensor."""
-        return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "done": self.done,
-            "lr": self.lr,
-            "corrupt": self.corrupt,
-            "history": self.history,
-        }
-
-
-class Ahead(NamedTuple):
-    """A batch, whether it is the last of its pass, and the state of chance in which the one after it, which
-    waits already, was made."""
-
-    batch: Batch
-    last: bool
-    before_next: dict[str, Tensor]
-
-
-def ahead(batches: Iterator[Batch], before: Mapping[str, Tensor] | None = None) -> Iterator[Ahead]:
-    """The batches of a pass, each made one step ahead of its use, as Accelerate's loader does and as runs
-    were recorded.
-
-    A run that goes on in the middle of a pass gives `before`: what chance was when the first of `batches` was
-    made the first time. Raises `ValueError` when there is no batch at all.
-    """
-    now = rng_state()
-    if before is not None:
-        restore_rng_state(before)
-    batch = next(batches, None)
-    if batch is None:
-        raise ValueError("the data gave no batch: there is nothing to train on")
-    if before is not None:
-        restore_rng_state(now)
-    while batch is not None:
-        before_next = rng_state()
-        following = next(batches, None)
-        yield Ahead(batch, following is None, before_next)
-        batch = following
+        return {name: value for name, value in vars(self).items() if name != "total"}

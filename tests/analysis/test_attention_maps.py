@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib import AttentionTransfer, Plan, walk
 from atlib.analysis.attention_maps import (
     attention_distance,
     attention_entropy,
@@ -14,18 +14,9 @@ from atlib.analysis.attention_maps import (
     prefix_share,
     rollout,
 )
-from atlib.data import Images
-from tests.helpers import randomise
+from tests.helpers import random_maps
 
 CLOSE = dict(rtol=1e-12, atol=1e-12)
-
-
-def random_maps(*shape, seed=0, dtype=torch.float64):
-    return (
-        (2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
-        .softmax(-1)
-        .to(dtype)
-    )
 
 
 def longhand_distance(maps, grid, prefix):
@@ -36,13 +27,10 @@ def longhand_distance(maps, grid, prefix):
         rows = []
         for b in range(B):
             for i in range(prefix, N):
-                weights = maps[b, h, i, prefix:].tolist()
-                total = sum(weights)
-                if total > 0:
-                    here = divmod(i - prefix, grid[1])
-                    rows.append(
-                        sum(w / total * math.dist(here, divmod(j, grid[1])) for j, w in enumerate(weights))
-                    )
+                weights, here = maps[b, h, i, prefix:].tolist(), divmod(i - prefix, grid[1])
+                if total := sum(weights):
+                    apart = (math.dist(here, divmod(j, grid[1])) for j in range(len(weights)))
+                    rows.append(sum(w / total * far for w, far in zip(weights, apart)))
         found.append(sum(rows) / len(rows))
     return torch.tensor(found, dtype=torch.float64)
 
@@ -52,14 +40,9 @@ def longhand_distance(maps, grid, prefix):
 )
 def test_distance_against_loops(grid, prefix):
     N = prefix + grid[0] * grid[1]
-    maps = random_maps(2, 3, N, N)
-    torch.testing.assert_close(
-        attention_distance(maps, grid, prefix), longhand_distance(maps, grid, prefix), **CLOSE
-    )
-    uniform = torch.full((1, 2, N, N), 1 / N, dtype=torch.float64)
-    torch.testing.assert_close(
-        attention_distance(uniform, grid, prefix), longhand_distance(uniform, grid, prefix), **CLOSE
-    )
+    for maps in (random_maps(2, 3, N, N), torch.full((1, 2, N, N), 1 / N, dtype=torch.float64)):
+        found = attention_distance(maps, grid, prefix)
+        torch.testing.assert_close(found, longhand_distance(maps, grid, prefix), **CLOSE)
 
 
 def test_distance_of_uniform_attention_on_a_line_of_patches():
@@ -94,29 +77,25 @@ def test_the_share_of_prefix_tokens_is_taken_out():
     leaning = maps.clone()
     leaning[:, 1, 2:] *= 0.3
     leaning[:, 1, 2:, 0] += 0.7  # 70 % to the class token, the rest as it was
-    torch.testing.assert_close(
-        attention_distance(leaning, (3, 3), 2), attention_distance(maps, (3, 3), 2), **CLOSE
-    )
-    expected = [
-        sum(maps[b, h, i, j].item() for b in range(2) for i in range(2, 11) for j in range(2)) / 18
-        for h in range(3)
-    ]
-    torch.testing.assert_close(prefix_share(maps, 2), torch.tensor(expected, dtype=torch.float64), **CLOSE)
-    torch.testing.assert_close(prefix_share(leaning, 2)[1], 0.7 + 0.3 * prefix_share(maps, 2)[1], **CLOSE)
+    distance, share = attention_distance(maps, (3, 3), 2), prefix_share(maps, 2)
+    torch.testing.assert_close(attention_distance(leaning, (3, 3), 2), distance, **CLOSE)
+    for h in range(3):
+        given = sum(maps[b, h, i, j].item() for b in range(2) for i in range(2, 11) for j in range(2))
+        assert share[h].item() == pytest.approx(given / 18, rel=1e-12)
+    torch.testing.assert_close(prefix_share(leaning, 2)[1], 0.7 + 0.3 * share[1], **CLOSE)
     changed = maps.clone()
     changed[:, :, :2] = random_maps(2, 3, 2, 11, seed=5)  # what prefix tokens look at does not count
-    assert torch.equal(attention_distance(changed, (3, 3), 2), attention_distance(maps, (3, 3), 2))
-    assert torch.equal(prefix_share(changed, 2), prefix_share(maps, 2))
+    assert torch.equal(attention_distance(changed, (3, 3), 2), distance)
+    assert torch.equal(prefix_share(changed, 2), share)
 
 
 def test_rows_that_give_the_patches_nothing_have_no_distance():
     maps = random_maps(2, 3, 10, 10)
     maps[:, 1, 4] = torch.eye(10, dtype=torch.float64)[0]
-    torch.testing.assert_close(
-        attention_distance(maps, (3, 3), 1), longhand_distance(maps, (3, 3), 1), **CLOSE
-    )
+    found = attention_distance(maps, (3, 3), 1)
+    torch.testing.assert_close(found, longhand_distance(maps, (3, 3), 1), **CLOSE)
     maps[:, 1] = torch.eye(10, dtype=torch.float64)[0]
-    with pytest.raises(ValueError, match="head 1: every patch gives all its attention to prefix tokens"):
+    with pytest.raises(ValueError, match="head 1.*prefix tokens"):
         attention_distance(maps, (3, 3), 1)
     assert prefix_share(maps, 1)[1] == 1
 
@@ -128,9 +107,7 @@ def test_entropy_of_known_maps():
     torch.testing.assert_close(attention_entropy(maps), torch.tensor([math.log(N), math.log(2)]))
     random = random_maps(2, 2, 5, 5)
     expected = [-sum(p * math.log(p) for p in random[:, h].flatten().tolist()) / 10 for h in range(2)]
-    torch.testing.assert_close(
-        attention_entropy(random), torch.tensor(expected, dtype=torch.float64), **CLOSE
-    )
+    assert attention_entropy(random).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_half_precision_is_summed_in_single():
@@ -138,12 +115,8 @@ def test_half_precision_is_summed_in_single():
     exact = maps.double()
     exact = exact / exact.sum(-1, keepdim=True)
     torch.testing.assert_close(attention_entropy(maps).double(), attention_entropy(exact), rtol=2e-3, atol=0)
-    torch.testing.assert_close(
-        attention_distance(maps, (14, 14), 1).double(),
-        attention_distance(exact, (14, 14), 1),
-        rtol=1e-5,
-        atol=0,
-    )
+    distances = (attention_distance(each, (14, 14), 1).double() for each in (maps, exact))
+    torch.testing.assert_close(*distances, rtol=1e-5, atol=0)
 
 
 def test_rollout_multiplies_layers_last_first():
@@ -151,16 +124,9 @@ def test_rollout_multiplies_layers_last_first():
     for b in range(2):
         expected = torch.eye(5, dtype=torch.float64)
         for map in maps:
-            mixed = [
-                [0.7 * (i == j) + 0.3 * sum(map[b, h, i, j].item() for h in range(3)) / 3 for j in range(5)]
-                for i in range(5)
-            ]
-            expected = torch.tensor(mixed, dtype=torch.float64) @ expected
+            expected = (0.7 * torch.eye(5, dtype=torch.float64) + 0.3 * sum(map[b]) / 3) @ expected
         torch.testing.assert_close(rollout(maps, residual=0.7)[b], expected, **CLOSE)
     torch.testing.assert_close(rollout(maps).sum(-1), torch.ones(2, 5, dtype=torch.float64), **CLOSE)
-    torch.testing.assert_close(
-        rollout(maps, residual=1.0), torch.eye(5, dtype=torch.float64).expand(2, 5, 5), **CLOSE
-    )
     # one layer copies token 3 to token 0, the next token 0 to token 4: what token 4 holds then comes from
     # token 3
     first, second = (torch.eye(5)[list(order)][None, None] for order in ([3, 1, 2, 3, 4], [0, 1, 2, 3, 0]))
@@ -177,33 +143,22 @@ def test_class_attention_is_laid_out_row_by_row():
 
 
 @pytest.fixture
-def images():
-    pixels = torch.randint(
-        0, 256, (7, 3, 16, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    return Images(pixels, torch.zeros(7, dtype=torch.long))
+def images(glyphs64):
+    """Seven of 16 x 24 pixels: a grid that is not square."""
+    seven = glyphs64.select(range(7))
+    return seven.with_pixels(seven.pixels[:, :, :16, :24])
 
 
-def vit(seed):
-    made = create_vit(
-        {
-            "img_size": (16, 24),
-            "patch_size": 8,
-            "embed_dim": 12,
-            "depth": 2,
-            "num_heads": 3,
-            "num_classes": 5,
-            "reg_tokens": 1,
-        }
-    )
-    return randomise(made, seed)
+@pytest.fixture
+def vit(small_vit):
+    return lambda seed: small_vit(seed, img_size=(16, 24), reg_tokens=1)
 
 
 @pytest.mark.parametrize("batch_size", [3, 7, 100])
-def test_layers_are_described_over_any_batches(images, batch_size):
+def test_layers_are_described_over_any_batches(vit, images, batch_size):
     model = vit(0).train()
     described = describe_layers(model, images, batch_size)
-    assert model.training and len(described) == 2
+    assert model.training and len(described) == 3
     with torch.no_grad():
         seen = walk(model.eval(), images.take(range(7))[0]).layers
     for one, layer in zip(described, seen):
@@ -213,7 +168,7 @@ def test_layers_are_described_over_any_batches(images, batch_size):
         torch.testing.assert_close(one.prefix_share, prefix_share(map, 2), rtol=1e-5, atol=0)
 
 
-def test_a_copying_student_is_described_with_the_maps_it_uses(images):
+def test_a_copying_student_is_described_with_the_maps_it_uses(vit, images):
     teacher, student = vit(1), vit(2)
     expected, own = describe_layers(teacher, images), describe_layers(student, images)
     copied = describe_layers(AttentionTransfer(teacher, student, Plan(how="copy", layers=[0])), images)
@@ -222,33 +177,35 @@ def test_a_copying_student_is_described_with_the_maps_it_uses(images):
     assert not torch.allclose(copied[1].entropy, expected[1].entropy, rtol=1e-2)
 
 
-def test_bad_input_is_refused_by_name(images):
-    maps = random_maps(1, 2, 10, 10)
-    for grid, prefix in (((3, 3), 2), ((2, 5), 1), ((-3, -3), 1), ((9,), 1)):
-        with pytest.raises(ValueError, match=r"grid=.* does not fit"):
-            attention_distance(maps, grid, prefix)
-    with pytest.raises(ValueError, match="prefix_tokens=10"):
-        prefix_share(maps, 10)
-    with pytest.raises(ValueError, match="no class attention"):
-        class_attention(random_maps(1, 2, 9, 9), (3, 3), 0)
-    with pytest.raises(ValueError, match="no maps"):
-        rollout([])
-    with pytest.raises(ValueError, match=r"residual=1\.5"):
-        rollout([maps], residual=1.5)
-    with pytest.raises(ValueError, match="layer 1"):
-        rollout([maps, random_maps(1, 2, 9, 9)])
-    bad = maps.clone()
-    bad[0, 1, 3] *= 2
-    for read in (
-        lambda m: attention_distance(m, (3, 3), 1),
-        attention_entropy,
-        lambda m: prefix_share(m, 1),
-        lambda m: class_attention(m, (3, 3), 1),
-    ):
-        with pytest.raises(ValueError, match="head 1"):
-            read(bad)
-    with pytest.raises(ValueError, match="layer 1: head 1"):
-        rollout([maps, bad])
+MAPS, BAD = random_maps(1, 2, 10, 10), random_maps(1, 2, 10, 10)
+BAD[0, 1, 3] *= 2
+
+
+@pytest.mark.parametrize(
+    "call, named",
+    [
+        (lambda: attention_distance(MAPS, (3, 3), 2), r"grid=\(3, 3\)"),
+        (lambda: attention_distance(MAPS, (2, 5), 1), r"grid=\(2, 5\)"),
+        (lambda: attention_distance(MAPS, (-3, -3), 1), r"grid=\(-3, -3\)"),
+        (lambda: attention_distance(MAPS, (9,), 1), r"grid=\(9,\)"),
+        (lambda: prefix_share(MAPS, 10), "prefix_tokens=10"),
+        (lambda: class_attention(random_maps(1, 2, 9, 9), (3, 3), 0), "prefix_tokens=0"),
+        (lambda: rollout([]), "0 maps"),
+        (lambda: rollout([MAPS], residual=1.5), r"residual=1\.5"),
+        (lambda: rollout([MAPS, random_maps(1, 2, 9, 9)]), "layer 1"),
+        (lambda: rollout([MAPS, BAD]), "layer 1: head 1"),
+        (lambda: attention_distance(BAD, (3, 3), 1), "head 1"),
+        (lambda: attention_entropy(BAD), "head 1"),
+        (lambda: prefix_share(BAD, 1), "head 1"),
+        (lambda: class_attention(BAD, (3, 3), 1), "head 1"),
+    ],
+)
+def test_bad_input_is_refused_by_name(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()
+
+
+def test_a_broken_model_is_refused_with_its_layer(vit, images):
     broken = vit(0)
     with torch.no_grad():
         broken.blocks[1].attn.qkv.weight.fill_(float("nan"))

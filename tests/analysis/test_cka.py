@@ -2,7 +2,7 @@
 sees; layers of models."""
 
 import copy
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -20,10 +20,7 @@ from atlib.analysis import (
     streaming,
     walks,
 )
-from atlib.data import Images
 from atlib.walking import Unwalkable
-
-BATCHES = [[40], [1] * 40, [7, 30, 3]]
 
 
 def longhand(x, y):
@@ -39,19 +36,10 @@ def hsic_1(x, y):
     """HSIC₁ as sums over distinct indices, the definition that it is unbiased by (Song et al. 2012, equation
     4)."""
     K, L, n = x @ x.T, y @ y.T, len(x)
-    two = sum(K[i, j] * L[i, j] for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
-    three = sum(
-        K[i, j] * L[i, k] for i in range(n) for j in range(n) for k in range(n) if len({i, j, k}) == 3
-    ) / (n * (n - 1) * (n - 2))
-    four = sum(
-        K[i, j] * L[k, m]
-        for i in range(n)
-        for j in range(n)
-        for k in range(n)
-        for m in range(n)
-        if len({i, j, k, m}) == 4
-    )
-    return two - 2 * three + four / (n * (n - 1) * (n - 2) * (n - 3))
+    two = np.mean([K[i, j] * L[i, j] for i, j in permutations(range(n), 2)])
+    three = np.mean([K[i, j] * L[i, k] for i, j, k in permutations(range(n), 3)])
+    four = np.mean([K[i, j] * L[k, m] for i, j, k, m in permutations(range(n), 4)])
+    return two - 2 * three + four
 
 
 def related(n=40, p=6, q=4, mean=3.0):
@@ -83,23 +71,19 @@ def test_by_hand():
     )
 
 
-@pytest.mark.parametrize("sizes", BATCHES, ids=str)
-def test_streaming_is_exact_for_any_batches(sizes):
+@pytest.mark.parametrize("sizes", [[40], [1] * 40, [7, 30, 3]], ids=str)
+def test_streaming_is_exact_for_any_batches_and_keeps_its_digits_with_a_large_mean(sizes):
     x, y = related()
     assert streamed(x, y, sizes, StreamingCKA()) == pytest.approx(longhand(x, y), rel=1e-12)
-
-
-def test_streaming_keeps_its_digits_with_a_large_mean():
     x, y = related(mean=0)
     assert streamed(x + 1e6, y - 1e6, [7, 30, 3], StreamingCKA()) == pytest.approx(longhand(x, y), rel=1e-8)
 
 
 def test_a_minibatch_has_the_unbiased_hsic():
     x, y = related(n=7)
-    expected = hsic_1(x.numpy(), y.numpy()) / np.sqrt(
-        hsic_1(x.numpy(), x.numpy()) * hsic_1(y.numpy(), y.numpy())
-    )
-    assert streamed(x, y, [7], MinibatchCKA()) == pytest.approx(expected, rel=1e-10)
+    found = streamed(x, y, [7], MinibatchCKA())
+    x, y = x.numpy(), y.numpy()
+    assert found == pytest.approx(hsic_1(x, y) / np.sqrt(hsic_1(x, x) * hsic_1(y, y)), rel=1e-10)
 
 
 def test_all_minibatches_together_are_the_whole():
@@ -112,37 +96,25 @@ def test_all_minibatches_together_are_the_whole():
     assert several.value() == pytest.approx(streamed(x, y, [8], MinibatchCKA()), rel=1e-10)
 
 
-def test_minibatches_agree_with_the_exact_one_for_many_rows():
+def test_minibatches_agree_with_the_exact_one_for_many_rows_and_have_no_upward_bias():
     x, y = related(n=4000)
     exact, estimate = linear_cka(x, y), streamed(x, y, 100, MinibatchCKA())
     assert 0.1 < exact < 0.9 and estimate == pytest.approx(exact, abs=0.01)
-
-
-def test_minibatches_have_no_upward_bias():
     x, y = torch.randn(2000, 50), torch.randn(2000, 50)
     assert linear_cka(x[:20], y[:20]) > 0.5, "few rows of unrelated features look alike to the biased one"
     assert abs(streamed(x, y, 20, MinibatchCKA())) < 0.05
 
 
 def of_everything(x, y):
-    return np.array(
-        [
-            linear_cka(x, y),
-            streamed(x, y, [7, 30, 3], StreamingCKA()),
-            streamed(x, y, [20, 20], MinibatchCKA()),
-        ]
-    )
+    streaming = ((StreamingCKA(), [7, 30, 3]), (MinibatchCKA(), [20, 20]))
+    return np.array([linear_cka(x, y), *(streamed(x, y, sizes, kind) for kind, sizes in streaming)])
 
 
 def test_what_it_does_not_see():
     x, y = related()
     orthogonal = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64)).Q
-    for changed in (
-        x @ orthogonal,
-        0.01 * x,
-        x + torch.randn(6, dtype=torch.float64),
-        -7 * x @ orthogonal + 2,
-    ):
+    moved = x + torch.randn(6, dtype=torch.float64)
+    for changed in (x @ orthogonal, 0.01 * x, moved, -7 * x @ orthogonal + 2):
         np.testing.assert_allclose(of_everything(changed, y), of_everything(x, y), rtol=1e-9)
 
 
@@ -156,13 +128,13 @@ def test_it_sees_an_invertible_linear_map():
 
 def test_many_layers_are_their_pairs():
     xs, ys = [torch.randn(40, width) for width in (3, 5)], [torch.randn(40, width) for width in (4, 2, 6)]
-    for kind, sizes in ((StreamingCKA, [11, 29]), (MinibatchCKA, [11, 29])):
+    for kind in (StreamingCKA, MinibatchCKA):
         together = kind()
-        for rows in torch.arange(40).split(sizes):
+        for rows in torch.arange(40).split([11, 29]):
             together.update_layers([x[rows] for x in xs], [y[rows] for y in ys])
-        expected = [[streamed(x, y, sizes, kind()) for y in ys] for x in xs]
+        expected = [[streamed(x, y, [11, 29], kind()) for y in ys] for x in xs]
         np.testing.assert_allclose(together.matrix(), expected, rtol=1e-10)
-        with pytest.raises(ValueError, match=r"\(2, 3\) layers: ask for matrix"):
+        with pytest.raises(ValueError, match=r"\(2, 3\) layers"):
             together.value()
 
 
@@ -177,10 +149,8 @@ def test_layers_of_two_models(small_vit, glyphs64):
         found = layer_cka(a, b, glyphs64, read, batch_size=23)
         with torch.no_grad():
             streams = [[longhand_read(tokens) for tokens in walk(model, images).stream] for model in (a, b)]
-        assert found.shape == (3, 2)
-        np.testing.assert_allclose(
-            found, [[longhand(x, y) for y in streams[1]] for x in streams[0]], rtol=1e-4
-        )  # the walks are float32
+        expected = [[longhand(x, y) for y in streams[1]] for x in streams[0]]
+        np.testing.assert_allclose(found, expected, rtol=1e-4)  # the walks are float32
     assert found.std() > 0.01, "pairs this alike could be in any order"
 
 
@@ -214,28 +184,26 @@ def test_a_rest_that_is_too_small_goes_with_the_batch_before(small_vit, glyphs64
 
 
 def test_walks_hold_no_more_than_fits(small_vit, glyphs64, monkeypatch):
-    model = (
-        small_vit().double()
-    )  # in float32 a model's own sums hang on the size of a batch, by more than is asked for below
-    held = (
-        4 * 5 * len(model.blocks) * (model.patch_embed.num_patches + 1) * model.embed_dim
-        + 32 * model.blocks[0].attn.num_heads * (model.patch_embed.num_patches + 1) ** 2
-    )
+    # In float32 a model's own sums hang on the size of a batch, by more than is asked for below.
+    model = small_vit().double()
+    held = 4 * 5 * 3 * 17 * 24 + 32 * 3 * 17**2  # depth 3, 17 tokens, width 24, 3 heads
+
+    def at_once(limit, models, images):
+        monkeypatch.setattr(streaming, "AT_ONCE", limit)
+        return {len(each[0].tokens) for each in walks(models, glyphs64.select(range(images)), 50)}
+
     whole = layer_cka(model, model, glyphs64, class_token)
-    monkeypatch.setattr(streaming, "AT_ONCE", 7 * held)
-    assert {len(seen.tokens) for (seen,) in walks([model], glyphs64.select(range(14)), 50)} == {7}
-    assert {len(seen.tokens) for seen, _ in walks([model, model], glyphs64.select(range(6)), 50)} == {3}
+    assert at_once(1, [model], 3) == {1}
+    assert at_once(7 * held, [model, model], 6) == {3}
+    assert at_once(7 * held, [model], 14) == {7}
     assert torch.allclose(layer_cka(model, model, glyphs64, class_token), whole, rtol=1e-9)
-    monkeypatch.setattr(streaming, "AT_ONCE", 1)
-    assert {len(seen.tokens) for (seen,) in walks([model], glyphs64.select(range(3)), 50)} == {1}
 
 
 @pytest.mark.parametrize("scale", [1e-90, 1e80, 1e150])
 def test_a_scale_does_not_leave_float64(scale):
     x, y = related()
-    assert linear_cka(scale * x, y) == pytest.approx(linear_cka(x, y), rel=1e-9) and linear_cka(
-        scale * x, scale * x
-    ) == pytest.approx(1)
+    assert linear_cka(scale * x, y) == pytest.approx(linear_cka(x, y), rel=1e-9)
+    assert linear_cka(scale * x, scale * x) == pytest.approx(1)
 
 
 def test_a_model_in_half_precision_is_walked_in_it(small_vit, glyphs64):
@@ -245,12 +213,10 @@ def test_a_model_in_half_precision_is_walked_in_it(small_vit, glyphs64):
 
 
 def test_what_is_no_vit_and_images_of_another_size_are_refused(small_vit, glyphs64):
-    with pytest.raises(Unwalkable, match="cannot walk a Sequential"):
+    with pytest.raises(Unwalkable, match="Sequential"):
         layer_cka(torch.nn.Sequential(torch.nn.Linear(1, 1)), small_vit(), glyphs64, class_token)
     larger = glyphs64.with_pixels(glyphs64.pixels.repeat_interleave(2, 2))
-    with pytest.raises(
-        ValueError, match="the images have 64 x 32 pixels, this VisionTransformer takes 32 x 32"
-    ):
+    with pytest.raises(ValueError, match="64 x 32.* 32 x 32"):
         layer_cka(small_vit(), small_vit(), larger, class_token)
 
 
@@ -267,20 +233,15 @@ def test_a_copied_student_is_walked_with_its_teacher(small_vit, glyphs64):
     other = small_vit(seed=3)
     found = layer_cka(pair, other, glyphs64, class_token)
     assert not torch.allclose(found, layer_cka(pair.student, other, glyphs64, class_token), atol=0.01)
-    distilled = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(how="distill"))
-    assert torch.equal(
-        layer_cka(distilled, other, glyphs64, class_token),
-        layer_cka(distilled.student, other, glyphs64, class_token),
-    )
+    pair = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(how="distill"))
+    pairs = (layer_cka(model, other, glyphs64, class_token) for model in (pair, pair.student))
+    assert torch.equal(*pairs)
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_the_walk_of_a_pair_is_what_forward_computes(small_vit, how):
-    pair = AttentionTransfer(
-        small_vit(seed=1, drop_path_rate=0.4),
-        small_vit(seed=2, drop_path_rate=0.4),
-        Plan(how=how, layers=[0, 2]),
-    )
+    vits = (small_vit(seed=seed, drop_path_rate=0.4) for seed in (1, 2))
+    pair = AttentionTransfer(*vits, Plan(how=how, layers=[0, 2]))
     images = torch.randn(4, 3, 32, 32)
     for mode in (False, True):
         pair.train(mode)
@@ -290,10 +251,9 @@ def test_the_walk_of_a_pair_is_what_forward_computes(small_vit, how):
         found = pair.walk(images)
         assert torch.equal(found.logits, expected) and len(found.stream) == 3
     pair.eval()
-    found, target = pair.walk(images), walk(pair.teacher, images)
-    assert [
-        torch.allclose(own.map, theirs.map, atol=1e-6) for own, theirs in zip(found.layers, target.layers)
-    ] == [how == "copy", False, how == "copy"]
+    layers = zip(pair.walk(images).layers, walk(pair.teacher, images).layers)
+    same = [torch.allclose(own.map, theirs.map, atol=1e-6) for own, theirs in layers]
+    assert same == [how == "copy", False, how == "copy"]
 
 
 def test_walks_leave_the_models_as_they_were(small_vit, glyphs64):
@@ -305,76 +265,77 @@ def test_walks_leave_the_models_as_they_were(small_vit, glyphs64):
     for _ in walks([a], glyphs64, 30):
         assert torch.is_grad_enabled(), "what the caller does with a walk is the caller's affair"
         break
-    assert torch.equal(
-        torch.cat(first), torch.cat([walked[0].stream[0] for walked in walks([small_vit()], glyphs64, 30)])
-    )
+    in_eval = [walked[0].stream[0] for walked in walks([small_vit()], glyphs64, 30)]
+    assert torch.equal(torch.cat(first), torch.cat(in_eval))
 
 
-def test_bad_input():
-    x, y = related()
-    spoilt = x.clone()
-    spoilt[3, 2] = torch.nan
-    for compare in (linear_cka, StreamingCKA().update, MinibatchCKA().update):
-        with pytest.raises(ValueError, match="y is nan in row 3, feature 2"):
-            compare(y, spoilt)
-        with pytest.raises(ValueError, match="x is inf in row 3, feature 2"):
-            compare(spoilt.nan_to_num(torch.inf), y)
-        with pytest.raises(ValueError, match=r"x and y have \[39, 40\] rows"):
-            compare(x[1:], y)
-        with pytest.raises(ValueError, match=r"x is \(40, 2, 3\)|got \(40, 2, 3\)"):
-            compare(x.reshape(40, 2, 3), y)
-        with pytest.raises(ValueError, match=r"x is \(0, 6\)"):
-            compare(x[:0], y[:0])
-    with pytest.raises(ValueError, match="at least 2 rows"):
-        linear_cka(x[:1], y[:1])
-    with pytest.raises(ValueError, match="at least 4 rows"):
-        MinibatchCKA().update(x[:3], y[:3])
-    with pytest.raises(ValueError, match="at least 2 rows, 1 were given"):
-        streamed(x[:1], y[:1], [1], StreamingCKA())
-    with pytest.raises(ValueError, match="call update first"):
-        MinibatchCKA().value()
-    with pytest.raises(ValueError, match=r"features \[6\].*this batch has \[5\]"):
-        accumulator = StreamingCKA()
-        accumulator.update(x, y)
-        accumulator.update(x[:, 1:], y)
+def spoilt(value):
+    x, _ = related()
+    x[3, 2] = value
+    return x
+
+
+X, Y = related()
+CONSTANT = torch.full((40, 3), 0.1)
+
+
+@pytest.mark.parametrize("compare", [linear_cka, StreamingCKA().update, MinibatchCKA().update])
+@pytest.mark.parametrize(
+    "x, y, named",
+    [
+        (Y, spoilt(torch.nan), "y is nan in row 3, feature 2"),
+        (spoilt(torch.inf), Y, "x is inf in row 3, feature 2"),
+        (X[1:], Y, r"\[39, 40\] rows"),
+        (X.reshape(40, 2, 3), Y, r"\(40, 2, 3\)"),
+        (X[:0], Y[:0], r"x is \(0, 6\)"),
+    ],
+)
+def test_bad_features(compare, x, y, named):
+    with pytest.raises(ValueError, match=named):
+        compare(x, y)
+
+
+def test_too_few_rows_and_batches_that_differ():
+    streaming = StreamingCKA()
+    streaming.update(X, Y)
+    for call, named in (
+        (lambda: linear_cka(X[:1], Y[:1]), "at least 2 rows"),
+        (lambda: MinibatchCKA().update(X[:3], Y[:3]), "at least 4 rows"),
+        (lambda: streamed(X[:1], Y[:1], [1], StreamingCKA()), "1 were given"),
+        (lambda: MinibatchCKA().value(), "0 were given"),
+        (lambda: streaming.update(X[:, 1:], Y), r"x had features \[6\].*\[5\]"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            call()
 
 
 def test_features_without_variance():
-    x, y = related()
-    constant = torch.full((40, 3), 0.1)
-    with pytest.raises(ValueError, match="y is the same in every row"):
-        linear_cka(x, constant)
-    for kind in (StreamingCKA, MinibatchCKA):
-        with pytest.raises(ValueError, match="x is the same in every row"):
-            streamed(constant, y, [20, 20], kind())
     layers = StreamingCKA()
-    layers.update_layers([x, constant], [y])
-    with pytest.raises(ValueError, match="layer 1 of x is the same"):
-        layers.matrix()
+    layers.update_layers([X, CONSTANT], [Y])
     steps = torch.arange(2.0).repeat_interleave(20)[
         :, None
     ]  # constant in every batch, but not in all of them
-    assert streamed(steps, y, [20, 20], StreamingCKA()) == pytest.approx(longhand(steps, y), rel=1e-12)
-    with pytest.raises(ValueError, match="too few rows for this estimate"):
-        streamed(steps, y, [20, 20], MinibatchCKA())
+    for call, named in (
+        (lambda: linear_cka(X, CONSTANT), "^y is the same in every row"),
+        (lambda: streamed(CONSTANT, Y, [20, 20], StreamingCKA()), "^x is the same in every row"),
+        (lambda: streamed(CONSTANT, Y, [20, 20], MinibatchCKA()), "^x is the same in every row"),
+        (layers.matrix, "^layer 1 of x is the same"),
+        (lambda: streamed(steps, Y, [20, 20], MinibatchCKA()), "HSIC of x"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            call()
+    assert streamed(steps, Y, [20, 20], StreamingCKA()) == pytest.approx(longhand(steps, Y), rel=1e-12)
 
 
 def test_models_that_cannot_be_read(small_vit, glyphs64):
-    without = small_vit(global_pool="avg", class_token=False)
-    with pytest.raises(ValueError, match=r"b has no class token: read patch_mean\(0\)"):
-        layer_cka(small_vit(), without, glyphs64, class_token)
-    with pytest.raises(ValueError, match="prefix_tokens=17 leaves no patch of 17 tokens"):
-        layer_cka(small_vit(), without, glyphs64, patch_mean(17))
-    with pytest.raises(ValueError, match=r"rows: CKA compares"):
-        layer_cka(small_vit(), without, glyphs64, every_token)
-    broken = small_vit()
+    without, broken = small_vit(global_pool="avg", class_token=False), small_vit()
     broken.blocks[1].mlp.fc2.bias.data[0] = torch.nan
-    with pytest.raises(ValueError, match="layer 1 of y is nan"):
-        layer_cka(small_vit(), broken, glyphs64, class_token)
-    with pytest.raises(ValueError, match="0 images in batches of 50"):
-        layer_cka(
-            small_vit(),
-            small_vit(),
-            Images(torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0)),
-            class_token,
-        )
+    for model, images, read, named in (
+        (without, glyphs64, class_token, r"b has no class token.*patch_mean\(0\)"),
+        (without, glyphs64, patch_mean(17), "prefix_tokens=17"),
+        (without, glyphs64, every_token, "rows"),
+        (broken, glyphs64, class_token, "layer 1 of y is nan"),
+        (small_vit(), glyphs64.select([]), class_token, "0 images"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            layer_cka(small_vit(), model, images, read)

@@ -6,11 +6,10 @@ import math
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib import AttentionTransfer, Plan, walk
 from atlib.analysis.fourier import fourier_profile, layer_profiles
-from atlib.data import Images
 from atlib.walking import Instead
-from tests.helpers import randomise
+from tests.helpers import random_images
 
 
 def tokens_of(maps, prefix=0):
@@ -21,28 +20,17 @@ def tokens_of(maps, prefix=0):
 
 @pytest.mark.parametrize("n", [4, 5])
 def test_against_the_sum_written_out(n):
-    maps = torch.randn(2, 3, n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    maps = random_images(2, 3, n, n, dtype=torch.float64)
     found = fourier_profile(tokens_of(maps, prefix=2), (n, n), 2)
     logs = []
     for k in range(n // 2 + 1):
-        amplitudes = [
-            abs(
-                sum(
-                    maps[b, c, y, x].item() * cmath.exp(-2j * math.pi * k * (x + y) / n)
-                    for y in range(n)
-                    for x in range(n)
-                )
-            )
-            for b in range(2)
-            for c in range(3)
+        waves = [[cmath.exp(-2j * math.pi * k * (x + y) / n) for x in range(n)] for y in range(n)]
+        sums = [
+            sum(map[y][x] * waves[y][x] for y in range(n) for x in range(n))
+            for map in maps.flatten(0, 1).tolist()
         ]
-        logs.append(sum(math.log(amplitude + 1e-6) for amplitude in amplitudes) / 6)
-    torch.testing.assert_close(
-        found.log_amplitude,
-        torch.tensor([log - logs[0] for log in logs], dtype=torch.float64),
-        rtol=1e-9,
-        atol=1e-9,
-    )
+        logs.append(sum(math.log(abs(one) + 1e-6) for one in sums) / 6)
+    assert found.log_amplitude.tolist() == pytest.approx([log - logs[0] for log in logs], rel=1e-9, abs=1e-9)
     assert found.frequency.tolist() == pytest.approx([2 * k / n for k in range(n // 2 + 1)])
     assert found.frequency[-1] == (1 if n == 4 else 0.8)
 
@@ -67,7 +55,7 @@ def test_a_cosine_shows_at_its_frequency():
 
 
 def test_white_noise_is_flat_up_to_what_real_coefficients_lack():
-    noise = torch.randn(400, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+    noise = random_images(400, 8, 8, 8)
     found = fourier_profile(tokens_of(noise), (8, 8), 0).log_amplitude
     # of 3200 logarithms with standard deviation π/√8 at most, the mean is known to 0.02; two of them are
     # compared
@@ -75,11 +63,10 @@ def test_white_noise_is_flat_up_to_what_real_coefficients_lack():
 
 
 def test_scale_changes_nothing_and_smoothing_lowers_high_frequencies():
-    maps = torch.randn(5, 4, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    maps = random_images(5, 4, 8, 8, dtype=torch.float64)
     found = fourier_profile(tokens_of(maps), (8, 8), 0).log_amplitude
-    torch.testing.assert_close(
-        fourier_profile(tokens_of(7 * maps), (8, 8), 0).log_amplitude, found, rtol=0, atol=1e-4
-    )
+    scaled = fourier_profile(tokens_of(7 * maps), (8, 8), 0).log_amplitude
+    torch.testing.assert_close(scaled, found, rtol=0, atol=1e-4)
     smooth = (maps + maps.roll(1, -1)) / 2  # multiplies frequency w across by |cos(w / 2)|
     drop = fourier_profile(tokens_of(smooth), (8, 8), 0).log_amplitude - found
     assert drop[:4].tolist() == pytest.approx(
@@ -87,47 +74,31 @@ def test_scale_changes_nothing_and_smoothing_lowers_high_frequencies():
     )
 
 
-def vit(seed):
-    return randomise(
-        create_vit(
-            {"img_size": 24, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
-        ),
-        seed,
-    )
-
-
 @pytest.mark.parametrize("batch_size", [3, 100])
-def test_every_layer_over_any_batches(batch_size):
-    pixels = torch.randint(
-        0, 256, (7, 3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    images, teacher, student = Images(pixels, torch.zeros(7, dtype=torch.long)), vit(1), vit(2)
+def test_every_layer_over_any_batches(small_vit, glyphs64, batch_size):
+    images, teacher, student = glyphs64.select(range(7)), small_vit(1), small_vit(2)
     with torch.no_grad():
         batch = images.take(range(7))[0]
-        maps = {i: layer.map for i, layer in enumerate(walk(teacher.eval(), batch).layers)}
-        streams = [
-            walk(teacher, batch).stream,
-            walk(student.eval(), batch, replace={i: Instead(map=p) for i, p in maps.items()}).stream,
-        ]
+        walked = walk(teacher, batch)
+        copied = {i: Instead(map=layer.map) for i, layer in enumerate(walked.layers)}
+        streams = [walked.stream, walk(student, batch, replace=copied).stream]
     for model, stream in zip((teacher, AttentionTransfer(teacher, student, Plan(how="copy"))), streams):
         found = layer_profiles(model, images, batch_size)
-        assert len(found) == 2
-        for one, tokens in zip(found, stream):
-            expected = torch.stack(
-                [fourier_profile(tokens[[i]], (3, 3), 1).log_amplitude for i in range(7)]
-            ).mean(0)
-            torch.testing.assert_close(one.log_amplitude, expected, rtol=1e-4, atol=1e-4)
-            assert one.frequency.tolist() == pytest.approx([0, 2 / 3])
+        for one, tokens in zip(found, stream, strict=True):
+            each = [fourier_profile(tokens[[i]], (4, 4), 1).log_amplitude for i in range(7)]
+            torch.testing.assert_close(one.log_amplitude, sum(each) / 7, rtol=1e-4, atol=1e-4)
+            assert one.frequency.tolist() == pytest.approx([0, 1 / 2, 1])
 
 
 def test_bad_input_is_refused():
     tokens = torch.ones(2, 7, 3)
-    with pytest.raises(ValueError, match="square"):
-        fourier_profile(tokens, (2, 3), 1)
-    with pytest.raises(ValueError, match="does not fit"):
-        fourier_profile(tokens, (3, 3), 1)
-    with pytest.raises(ValueError, match=r"\(B, N, D\)"):
-        fourier_profile(tokens[0], (2, 2), 3)
-    tokens[1, 6, 2] = float("inf")
-    with pytest.raises(ValueError, match="image 1"):
-        fourier_profile(tokens, (2, 2), 3)
+    spoilt = tokens.clone()
+    spoilt[1, 6, 2] = float("inf")
+    for wrong, grid, prefix, named in (
+        (tokens, (2, 3), 1, r"\(2, 3\).*square"),
+        (tokens, (3, 3), 1, r"grid=\(3, 3\)"),
+        (tokens[0], (2, 2), 3, r"\(7, 3\)"),
+        (spoilt, (2, 2), 3, "image 1"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            fourier_profile(wrong, grid, prefix)

@@ -7,7 +7,6 @@ from scipy.stats import bootstrap
 
 from atlib.analysis import (
     disagreement,
-    disagreement_matrix,
     ensemble_accuracy,
     ensemble_gain,
     expected_calibration_error,
@@ -26,21 +25,6 @@ def test_disagreement_is_the_share_of_other_classes():
     assert disagreement(a.softmax(1), b) == 0.5, "probabilities are as good as logits"
 
 
-def test_disagreement_matrix_is_every_pair():
-    models = {name: probabilities() for name in ("copy", "distill", "scratch")}
-    found = disagreement_matrix(models)
-    for i, a in enumerate(models.values()):
-        for j, b in enumerate(models.values()):
-            assert found[i, j].item() == pytest.approx(
-                sum(
-                    max(range(4), key=list(p).__getitem__) != max(range(4), key=list(q).__getitem__)
-                    for p, q in zip(a.tolist(), b.tolist())
-                )
-                / 60
-            )
-    assert torch.equal(found, found.T) and found[0, 1] > 0.3
-
-
 def test_the_ensemble_adds_probabilities_not_votes():
     # image 0: a is surely right, b barely wrong; image 1: the other way round; image 2: both wrong; image 3:
     # both right
@@ -50,10 +34,8 @@ def test_the_ensemble_adds_probabilities_not_votes():
     assert ensemble_accuracy(p_a, p_b, labels) == 0.75
     assert ensemble_gain(p_a, p_b, labels) == (0.75, 0.5, 0.25)
     assert ensemble_gain(p_a, p_a, labels) == (0.5, 0.5, 0)
-    worse = 1 - p_a
-    assert ensemble_gain(p_a, worse, torch.tensor([0, 1, 1, 1])).gain < 0, (
-        "the better one may be better alone"
-    )
+    gain = ensemble_gain(p_a, 1 - p_a, torch.tensor([0, 1, 1, 1])).gain
+    assert gain < 0, "the better one may be better alone"
 
 
 def test_calibration_equals_the_longhand():
@@ -71,21 +53,14 @@ def test_calibration_equals_the_longhand():
 
 def test_calibration_in_closed_form():
     p = torch.tensor([[0.8, 0.2]]).repeat(10, 1)
-    labels = torch.tensor([0] * 8 + [1] * 2)
+    labels, zeros = torch.tensor([0] * 8 + [1] * 2), torch.zeros(10, dtype=torch.long)
     assert expected_calibration_error(p, labels) == pytest.approx(0, abs=1e-7)
-    assert expected_calibration_error(p, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.2, rel=1e-6), (
-        "one class is enough here"
-    )
+    assert expected_calibration_error(p, zeros) == pytest.approx(0.2, rel=1e-6), "one class is enough here"
     assert expected_calibration_error(torch.eye(2)[labels], 1 - labels) == 1
-    mixed = (
-        torch.cat([p, 1 - p]),
-        torch.cat([torch.zeros(10, dtype=torch.long)] * 2),
-    )  # right at 0.8 and wrong at 0.8: 0.5 on average
+    mixed = torch.cat([p, 1 - p]), torch.cat([zeros, zeros])  # right at 0.8 and wrong at 0.8: 0.5 on average
     assert expected_calibration_error(*mixed) == pytest.approx(0.3, rel=1e-6)
-    sharper = (
-        torch.tensor([[0.8, 0.2], [0.6, 0.4]]),
-        torch.tensor([0, 1]),
-    )  # + 0.2 and - 0.6: they cancel only within a bin
+    # + 0.2 and - 0.6: they cancel only within a bin
+    sharper = torch.tensor([[0.8, 0.2], [0.6, 0.4]]), torch.tensor([0, 1])
     assert expected_calibration_error(*sharper, bins=2) == pytest.approx(0.2, rel=1e-6)
     assert expected_calibration_error(*sharper, bins=15) == pytest.approx(0.4, rel=1e-6)
 
@@ -114,70 +89,51 @@ def test_the_paired_bootstrap_in_closed_form():
     other = correct.clone()
     other[:1000] = ~other[:1000]  # 500 gained, 500 lost: variance of a difference 0.1
     found = paired_bootstrap(correct, other, samples=20_000)
-    assert found.mean == 0
-    assert (found.low, found.high) == pytest.approx(
-        (-1.96 * (0.1 / 10_000) ** 0.5, 1.96 * (0.1 / 10_000) ** 0.5), rel=0.05
-    )
-    assert paired_bootstrap(correct, correct) == (0, 0, 0), (
-        "what both get right or wrong is no uncertainty of the difference"
-    )
-    assert (
-        paired_bootstrap(correct, other)
-        == paired_bootstrap(correct, other)
-        != paired_bootstrap(correct, other, seed=1)
-    )
+    half = 1.96 * (0.1 / 10_000) ** 0.5
+    assert found == pytest.approx((0, -half, half), rel=0.05)
+    assert paired_bootstrap(correct, correct) == (0, 0, 0), "what both get right or wrong is no uncertainty"
+    again = paired_bootstrap(correct, other, samples=20_000)
+    assert found == again != paired_bootstrap(correct, other, samples=20_000, seed=1)
     wide, narrow = paired_bootstrap(correct, other, level=0.99), paired_bootstrap(correct, other, level=0.5)
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
-def test_bad_input():
-    p, labels = probabilities(6), torch.tensor([0, 1, 2, 3, 0, 1])
-    spoilt = p.clone()
-    spoilt[4, 1] = torch.nan
-    with pytest.raises(ValueError, match="logits_b is NaN for image 4"):
-        disagreement(p, spoilt)
-    with pytest.raises(ValueError, match="p_a is NaN for image 4"):
-        ensemble_accuracy(spoilt, p, labels)
-    with pytest.raises(ValueError, match="same images and classes.*'logits_b': \\(5, 4\\)"):
-        disagreement(p, p[:5])
-    with pytest.raises(ValueError, match="both at least 1, got \\(0, 4\\)"):
-        disagreement(p[:0], p[:0])
-    with pytest.raises(ValueError, match="no predictions"):
-        disagreement_matrix({})
-    for compute in (lambda: ensemble_gain(p, p.log(), labels), lambda: ensemble_accuracy(p, 2 * p, labels)):
-        with pytest.raises(ValueError, match=r"p_b holds no probabilities: row 0.*\.softmax\(-1\)"):
-            compute()
-    with pytest.raises(ValueError, match=r"p holds no probabilities.*\.softmax\(-1\)"):
-        expected_calibration_error(p + torch.tensor([1.0, -1, 0, 0]), labels)
-    with pytest.raises(ValueError, match="label 4 is out of range: the model knows 4 classes"):
-        ensemble_accuracy(p, p, labels + 1)
-    with pytest.raises(ValueError, match=r"labels are \(6,\) integers.*torch.float32"):
-        expected_calibration_error(p, labels.float())
-    with pytest.raises(ValueError, match="all 6 labels are class 2"):
-        ensemble_gain(p, p, torch.full((6,), 2))
-    with pytest.raises(ValueError, match="bins=0"):
-        expected_calibration_error(p, labels, bins=0)
+P, LABELS = probabilities(6), torch.tensor([0, 1, 2, 3, 0, 1])
+NOT_A_NUMBER = P.clone().index_put((torch.tensor(4), torch.tensor(1)), torch.tensor(torch.nan))
+RIGHT = torch.tensor([True, False, True])
 
 
-def test_bad_input_of_the_bootstrap():
-    correct = torch.tensor([True, False, True])
-    with pytest.raises(ValueError, match="correct_a has 3 images, correct_b 2"):
-        paired_bootstrap(correct, correct[:2])
-    with pytest.raises(ValueError, match="1 images cannot be resampled"):
-        paired_bootstrap(correct[:1], correct[:1])
-    for wrong in (torch.tensor([0.3, 1, 0]), torch.tensor([torch.nan, 1, 0]), torch.ones(3, 2)):
-        with pytest.raises(ValueError, match="correct_b says for each image whether it was right"):
-            paired_bootstrap(correct, wrong)
-    with pytest.raises(ValueError, match="level=95"):
-        paired_bootstrap(correct, correct, level=95)
-    with pytest.raises(ValueError, match="samples=0"):
-        paired_bootstrap(correct, correct, samples=0)
+@pytest.mark.parametrize(
+    "compute, arguments, named",
+    [
+        (disagreement, (P, NOT_A_NUMBER), "logits_b is NaN for image 4"),
+        (disagreement, (P, P[:5]), r"\(6, 4\) and \(5, 4\)"),
+        (disagreement, (P[:0], P[:0]), r"logits_a .*\(0, 4\)"),
+        (ensemble_accuracy, (NOT_A_NUMBER, P, LABELS), "p_a is NaN for image 4"),
+        (ensemble_accuracy, (P, 2 * P, LABELS), r"p_b .*row 0.*softmax"),
+        (ensemble_accuracy, (P, P, LABELS + 1), "4.*0 to 3"),
+        (ensemble_gain, (P, P.log(), LABELS), r"p_b .*row 0.*softmax"),
+        (ensemble_gain, (P, P, torch.full((6,), 2)), "all 6 labels are class 2"),
+        (expected_calibration_error, (P + torch.tensor([1.0, -1, 0, 0]), LABELS), "^p .*softmax"),
+        (expected_calibration_error, (P, LABELS.float()), r"\(6,\).*torch.float32"),
+        (expected_calibration_error, (P, LABELS, 0), "bins=0"),
+        (paired_bootstrap, (RIGHT, RIGHT[:2]), "correct_a has 3 images, correct_b 2"),
+        (paired_bootstrap, (RIGHT[:1], RIGHT[:1]), "^1 images"),
+        (paired_bootstrap, (RIGHT, torch.tensor([0.3, 1, 0])), "correct_b"),
+        (paired_bootstrap, (RIGHT, torch.tensor([torch.nan, 1, 0])), "correct_b"),
+        (paired_bootstrap, (RIGHT, torch.ones(3, 2)), "correct_b"),
+        (paired_bootstrap, (RIGHT, RIGHT, 0, 2000, 95), "level=95"),
+        (paired_bootstrap, (RIGHT, RIGHT, 0, 0), "samples=0"),
+    ],
+)
+def test_bad_input(compute, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        compute(*arguments)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_probabilities_of_a_model_in_half_precision(kind):
     logits, labels = torch.randn(50, 10), torch.arange(50) % 10
     p = [(factor * logits).softmax(-1) for factor in (1, 2)]
-    assert ensemble_accuracy(*(each.to(kind) for each in p), labels) == pytest.approx(
-        ensemble_accuracy(*p, labels), abs=0.05
-    )
+    in_half = ensemble_accuracy(*(each.to(kind) for each in p), labels)
+    assert in_half == pytest.approx(ensemble_accuracy(*p, labels), abs=0.05)

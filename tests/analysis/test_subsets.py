@@ -1,4 +1,4 @@
-"""Long tails, groups of classes and adversarial filtering, counted by hand."""
+"""Few labels, long tails, groups of classes and adversarial filtering, counted by hand."""
 
 import copy
 import math
@@ -12,6 +12,7 @@ from atlib.analysis.subsets import (
     class_counts,
     class_groups,
     evaluate_filtered,
+    few_labels,
     group_accuracy,
     long_tail,
 )
@@ -55,6 +56,8 @@ def test_long_tail_has_the_exponential_profile(classes, factor, wanted):
     labels = torch.arange(classes).repeat(100)
     images = Images(torch.zeros(len(labels), 3, 2, 2, dtype=torch.uint8), labels)
     assert class_counts(long_tail(images, factor)) == wanted
+    few = of_classes([0] * 40 + [1] * 7 + [2] * 40)
+    assert class_counts(long_tail(few, 4)) == [40, 7, 10], "a class with fewer than its share keeps all"
 
 
 def test_long_tail_keeps_images_with_their_labels_in_order_and_their_treatment():
@@ -73,51 +76,73 @@ def test_long_tail_keeps_images_with_their_labels_in_order_and_their_treatment()
 def test_long_tail_is_chosen_by_seed_and_nested_in_the_factor():
     images = of_classes([0, 1, 2] * 40)
     state = torch.get_rng_state()
-    assert (
-        positions(long_tail(images, 8, seed=1))
-        == positions(long_tail(images, 8, seed=1))
-        != positions(long_tail(images, 8, seed=2))
+    found, again, other, more = (
+        positions(long_tail(images, factor, seed)) for factor, seed in ((8, 1), (8, 1), (8, 2), (2, 1))
     )
-    assert set(positions(long_tail(images, 8, seed=1))) < set(positions(long_tail(images, 2, seed=1)))
+    assert found == again != other and set(found) < set(more)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_class_with_fewer_than_its_share_keeps_all():
-    images = of_classes([0] * 40 + [1] * 7 + [2] * 40)
-    assert class_counts(long_tail(images, 4)) == [40, 7, 10]
-
-
 @pytest.mark.parametrize(
-    "labels, classes, factor, message",
+    "labels, classes, factor, named",
     [
-        ([0, 1] * 9, (), 0.5, "factor must be at least 1 .* got 0.5"),
-        ([0, 1] * 9, (), float("nan"), "got nan"),
-        ([0, 1] * 9, (), float("inf"), "got inf"),
-        (
-            [0, 1] * 9,
-            (),
-            10,
-            (
-                "class 1 would have no image .9 are there, 9 of class 0, factor 10.: take a smaller factor or"
-                " more images"
-            ),
-        ),
-        ([0, 2] * 9, (), 2, "class 1 would have no image .0 are there"),
-        ([0, 1] * 9, ("a", "b", "c"), 2, "class 2 would have no image .0 are there"),
-        ([0] * 9, (), 2, "at least two classes, the images have 1"),
-        ([0.5] * 9, (), 2, r"must be class indices \(n,\), got torch.float32 \(9,\)"),
+        ([0, 1] * 9, (), 0.5, "got 0.5"),
+        ([0, 1] * 9, (), math.nan, "got nan"),
+        ([0, 1] * 9, (), math.inf, "got inf"),
+        ([0, 1] * 9, (), 10, "class 1 .*9 are there, 9 of class 0, factor 10"),
+        ([0, 2] * 9, (), 2, "class 1 .*0 are there"),
+        ([0, 1] * 9, ("a", "b", "c"), 2, "class 2 .*0 are there"),
+        ([0] * 9, (), 2, "the images have 1"),
+        ([0.5] * 9, (), 2, r"torch.float32 \(9,\)"),
     ],
 )
-def test_long_tails_that_cannot_be(labels, classes, factor, message):
-    with pytest.raises(ValueError, match=message):
+def test_long_tails_that_cannot_be(labels, classes, factor, named):
+    with pytest.raises(ValueError, match=named):
         long_tail(of_classes(labels, classes), factor)
 
 
-def test_groups_at_the_published_limits():
+SHUFFLED = torch.tensor([0] * 50 + [1] * 20 + [2] * 3)[
+    torch.randperm(73, generator=torch.Generator().manual_seed(0))
+]
+
+
+@pytest.mark.parametrize(
+    "fraction, kept", [(0.1, [5, 2, 1]), (0.01, [1, 1, 1]), (0.5, [25, 10, 2]), (1, [50, 20, 3])]
+)
+def test_few_labels_keep_a_share_of_every_class(fraction, kept):
+    chosen = few_labels(of_classes(SHUFFLED, "abc", mean=0.1, std=0.7), fraction, seed=0)
+    assert chosen.targets.bincount().tolist() == kept
+    which = positions(chosen)
+    assert torch.equal(chosen.targets, SHUFFLED[which]), "every image keeps its label"
+    assert which == sorted(set(which)), "none twice, in their former order"
+    assert (chosen.classes, chosen.mean, chosen.std) == (("a", "b", "c"), 0.1, 0.7)
+
+
+def test_few_labels_repeat_by_seed_and_are_nested():
+    found, again, more, other, more_other = (
+        set(positions(few_labels(of_classes(SHUFFLED), fraction, seed)))
+        for fraction, seed in ((0.1, 0), (0.1, 0), (0.3, 0), (0.1, 1), (0.3, 1))
+    )
+    assert found == again != other and found < more and other < more_other
+
+
+@pytest.mark.parametrize(
+    "targets, fraction, named",
+    [
+        *([[0, 1], fraction, f"fraction={fraction}"] for fraction in (0, -0.1, 1.01, math.nan)),
+        ([0, 0, 2], 0.5, r"class 1 \('b'\)"),
+        ([0.0] * 4, 0.5, "targets .*torch.float32"),
+        ([[0, 0]] * 4, 0.5, r"targets .*\(4, 2\)"),
+        ([0, 1, -1, 0], 0.5, "targets holds -1"),
+    ],
+)
+def test_few_labels_refuse_what_would_vanish(targets, fraction, named):
+    with pytest.raises(ValueError, match=named):
+        few_labels(of_classes(targets, "abc"), fraction, 0)
+
+
+def test_groups_at_the_published_limits_and_at_others_leave_out_the_empty():
     assert class_groups([101, 100, 20, 19, 1000, 0]) == {"many": [0, 4], "medium": [1, 2], "few": [3, 5]}
-
-
-def test_groups_with_other_limits_leave_out_the_empty():
     assert class_groups([9, 3, 1], many=5, few=2) == {"many": [0], "medium": [1], "few": [2]}
     assert class_groups([9, 8], many=5, few=2) == {"many": [0, 1]}
     with pytest.raises(ValueError, match="few=7 and many=5"):
@@ -126,9 +151,8 @@ def test_groups_with_other_limits_leave_out_the_empty():
 
 def test_group_accuracy_is_a_mean_over_classes_by_hand():
     labels = torch.tensor([0, 0, 0, 0, 1, 2, 2, 3])
-    answers = torch.tensor(
-        [0, 0, 0, 3, 0, 2, 0, 3]
-    )  # class 0: 3 of 4, class 1: 0 of 1, class 2: 1 of 2, class 3: 1 of 1
+    # Right: class 0 3 of 4, class 1 0 of 1, class 2 1 of 2, class 3 1 of 1.
+    answers = torch.tensor([0, 0, 0, 3, 0, 2, 0, 3])
     logits = nn.functional.one_hot(answers, 6).float()
     groups = {"many": [0, 1], "medium": [2, 4], "few": [3], "unseen": [4, 5]}
     assert group_accuracy(logits, labels, groups) == {"many": (3 / 4 + 0) / 2, "medium": 1 / 2, "few": 1.0}
@@ -145,18 +169,14 @@ def test_filtering_keeps_exactly_what_the_reference_gets_wrong():
 
 
 def test_the_reference_and_its_copies_are_kept_out_of_the_comparison():
-    images = of_classes(
-        torch.tensor([0, 1, 2, 3, 1, 0, 1, 2])
-    )  # said by a reader shifted by one: 1 2 3 0 1 2 3 0
+    images = of_classes([0, 1, 2, 3, 1, 0, 1, 2])  # a reader shifted by one says 1 2 3 0 1 2 3 0
     reference = Reader(shift=1)
     filtered = adversarially_filtered(images, reference)
     assert positions(filtered.images) == [0, 1, 2, 3, 5, 6, 7]
     for model in (reference, copy.deepcopy(reference)):
-        with pytest.raises(ValueError, match="the reference model .* leave it out of the comparison"):
+        with pytest.raises(ValueError, match="leave it out of the comparison"):
             evaluate_filtered(model, filtered)
-    judged = evaluate_filtered(
-        Reader(shift=0), filtered
-    )  # says 0 1 2 3 . 1 2 3: right on the first four of seven
+    judged = evaluate_filtered(Reader(shift=0), filtered)  # 0 1 2 3 . 1 2 3: right on the first four of seven
     assert judged.accuracy == pytest.approx(4 / 7) and judged.count == 7
 
 
@@ -171,18 +191,14 @@ def test_a_model_of_another_shape_or_other_buffers_is_no_copy():
     assert evaluate_filtered(other, filtered).accuracy == 1
 
 
-def test_nothing_left_after_filtering():
-    with pytest.raises(ValueError, match="gets all 4 images right"):
-        adversarially_filtered(of_classes(torch.tensor([0, 1, 2, 3])), Reader())
-    with pytest.raises(ValueError, match="class indices"):
-        adversarially_filtered(of_classes(torch.rand(4)), Reader())
-
-
-def test_scores_that_are_not_numbers_are_no_accuracy():
-    nothing = torch.full((4, 3), math.nan)
-    with pytest.raises(ValueError, match="logits is NaN for image 0"):
-        group_accuracy(nothing, torch.zeros(4, dtype=torch.long), {"many": [0]})
-    with pytest.raises(ValueError, match="logits have the classes 0 to 2"):
-        group_accuracy(torch.randn(4, 3), torch.zeros(4, dtype=torch.long), {"many": [3]})
-    with pytest.raises(ValueError, match="one for each of the 4 rows"):
-        group_accuracy(torch.randn(4, 3), torch.zeros(5, dtype=torch.long), {"many": [0]})
+def test_what_cannot_be_filtered_or_grouped():
+    logits, labels = torch.randn(4, 3), torch.zeros(4, dtype=torch.long)
+    for call, named in (
+        (lambda: adversarially_filtered(of_classes([0, 1, 2, 3]), Reader()), "all 4 images right"),
+        (lambda: adversarially_filtered(of_classes(torch.rand(4)), Reader()), "targets .*torch.float32"),
+        (lambda: group_accuracy(logits * math.nan, labels, {"many": [0]}), "logits is NaN for image 0"),
+        (lambda: group_accuracy(logits, labels, {"many": [3]}), "class 3"),
+        (lambda: group_accuracy(logits, labels[:3], {"many": [0]}), r"\(4,\).* \(3,\)"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            call()

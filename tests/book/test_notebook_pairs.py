@@ -83,7 +83,7 @@ def sample(tmp_path, monkeypatch):
 def test_conversion_is_deterministic_and_keeps_metadata(sample):
     text = notebooks.converted(sample / "01-a.md")
     assert text == notebooks.converted(sample / "01-a.md")
-    badge, set_up, title, figure, *same = json.loads(text)["cells"]
+    badge, set_up, _, figure, *same = json.loads(text)["cells"]
     assert "https://colab.research.google.com/github/o/n/blob/main/notebooks/01-a.ipynb" in "".join(
         badge["source"]
     )

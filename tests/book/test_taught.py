@@ -24,11 +24,7 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 def taught_cells(source: Path) -> list[str]:
     """The code of a notebook's cells tagged `taught`, in order."""
     cells = jupytext.read(source, fmt="md:myst").cells
-    return [
-        cell.source
-        for cell in cells
-        if cell.cell_type == "code" and "taught" in cell.metadata.get("tags", [])
-    ]
+    return [cell.source for cell in cells if "taught" in cell.metadata.get("tags", [])]
 
 
 @cache
@@ -40,6 +36,13 @@ def taught(name: str) -> SimpleNamespace:
     for code in cells:
         exec(compile(code, f"{name}.md", "exec"), namespace)
     return SimpleNamespace(**{key: value for key, value in namespace.items() if not key.startswith("__")})
+
+
+def small_vit(seed: int, **changes):
+    """A small ViT with timm's own first weights, in eval mode."""
+    torch.manual_seed(seed)
+    size = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 5}
+    return create_vit(size | changes).eval()
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(NOTEBOOKS.glob("*.md")) if taught_cells(path)])
@@ -80,9 +83,7 @@ def test_multi_head_attention_is_timms(width, heads):
 
 
 def test_multi_head_attention_gives_the_maps_of_walk():
-    torch.manual_seed(3)
-    vit = create_vit("glyphs", num_heads=2, depth=3).eval()
-    images = torch.randn(2, 3, 32, 32)
+    vit, images = small_vit(3, num_heads=2), torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         walked = walk(vit, images, stop_after=2)
         block = vit.blocks[2]
@@ -104,10 +105,8 @@ def test_multi_head_attention_gives_the_maps_of_walk():
     [Recipe(steps=37), Recipe(steps=20, warmup=0.0), Recipe(steps=50, warmup=0.3, lr=3e-3, min_lr=1e-3)],
 )
 def test_lr_factor_is_the_schedule(recipe):
-    lr_factor = taught("02-routing-world").lr_factor
-    assert [lr_factor(step, recipe) for step in range(recipe.steps)] == pytest.approx(
-        [schedule(step, recipe) for step in range(recipe.steps)]
-    )
+    found = [taught("02-routing-world").lr_factor(step, recipe) for step in range(recipe.steps)]
+    assert found == pytest.approx([schedule(step, recipe) for step in range(recipe.steps)])
 
 
 @pytest.mark.parametrize(
@@ -117,14 +116,11 @@ def test_train_by_hand_is_train(changes):
     """50 images in batches of 16: the last batch of a pass is short, and nine steps cross two passes."""
     recipe = replace(Recipe(steps=9, batch_size=16), **changes)
     images = glyph_images(glyphs.generate("train", 50, seed=5))
-    models = []
-    for _ in range(2):
-        torch.manual_seed(11)
-        models.append(create_vit("glyphs", depth=2, reg_tokens=1))
-    taught("02-routing-world").train_by_hand(models[0], images, recipe, seed=7)
-    train(models[1], images, recipe, seed=7, progress=None, cpu=True)
-    for (name, by_hand), (_, by_atlib) in zip(models[0].named_parameters(), models[1].named_parameters()):
-        assert torch.allclose(by_hand, by_atlib, atol=1e-5), name
+    by_hand, by_atlib = (small_vit(11, depth=2, reg_tokens=1, num_classes=8) for _ in range(2))
+    taught("02-routing-world").train_by_hand(by_hand, images, recipe, seed=7)
+    train(by_atlib, images, recipe, seed=7, progress=None, cpu=True)
+    for (name, ours), theirs in zip(by_hand.named_parameters(), by_atlib.parameters()):
+        assert torch.allclose(ours, theirs, atol=1e-5), name
 
 
 # 03-making-a-teacher

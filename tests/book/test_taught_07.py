@@ -1,33 +1,19 @@
 """What notebook 07 writes out by hand is what atlib computes, on other inputs than its own."""
 
-import math
 import random
-from itertools import product
 
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib import AttentionTransfer, Plan, walk
+from atlib.analysis import StreamingDivergence, jensen_shannon
 from atlib.losses import projection_mse
 from atlib.walking import Instead
+from tests.book.test_taught import small_vit as vit
 from tests.book.test_taught import taught
+from tests.helpers import random_maps
 
 NOTEBOOK = "07-q-transfer"
-
-
-def vit(seed: int, **overrides):
-    torch.manual_seed(seed)
-    return create_vit(
-        {
-            "img_size": 32,
-            "patch_size": 8,
-            "embed_dim": 48,
-            "depth": 3,
-            "num_heads": 3,
-            "num_classes": 5,
-            **overrides,
-        }
-    ).eval()
 
 
 def test_a_layer_with_given_queries_is_walks():
@@ -46,17 +32,13 @@ def test_a_layer_with_given_queries_is_walks():
 def test_all_layers_with_given_queries_are_the_plan_that_copies_q():
     teacher, student, images = vit(3, num_classes=2), vit(4), torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        queries, x = (
-            [seen.q for seen in walk(teacher, images).layers],
-            student._pos_embed(student.patch_embed(images)),
-        )
-        for block, q_t in zip(student.blocks, queries):
-            x = x + taught(NOTEBOOK).attention_with_given_q(block.attn, block.norm1(x), q_t)[0]
+        x = student._pos_embed(student.patch_embed(images))
+        for block, seen in zip(student.blocks, walk(teacher, images).layers):
+            x = x + taught(NOTEBOOK).attention_with_given_q(block.attn, block.norm1(x), seen.q)[0]
             x = x + block.mlp(block.norm2(x))
         logits = student.forward_head(student.norm(x))
-        assert (
-            logits - AttentionTransfer(teacher, student, Plan("q")).eval()(images).logits
-        ).abs().max() < 1e-5
+        expected = AttentionTransfer(teacher, student, Plan("q")).eval()(images).logits
+        assert (logits - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("what", ["q", "k", "v"])
@@ -64,44 +46,21 @@ def test_mean_squared_error_is_the_loss(what):
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         student, teacher = walk(vit(5), images).layers, walk(vit(6), images).layers
-    found = taught(NOTEBOOK).mean_squared_error_by_hand(
-        [getattr(s, what) for s in student], [getattr(t, what) for t in teacher]
-    )
+    pairs = ([getattr(seen, what) for seen in layers] for layers in (student, teacher))
+    found = taught(NOTEBOOK).mean_squared_error_by_hand(*pairs)
     assert found == pytest.approx(projection_mse(student, teacher, what).item(), rel=1e-5)
 
 
-def js_in_loops(p: list[float], r: list[float]) -> float:
-    total = 0.0
-    for a, b in zip(p, r):
-        m = (a + b) / 2
-        total += sum(x / 2 * math.log(x / m) for x in (a, b) if x > 0)
-    return total
-
-
-def test_jensen_shannon_and_its_bounds():
-    torch.manual_seed(7)
-    p, r = torch.randn(2, 6, 9, dtype=torch.float64).mul(3).softmax(-1)
-    found = taught(NOTEBOOK).jensen_shannon(p, r)
-    assert found.tolist() == pytest.approx(
-        [js_in_loops(*rows) for rows in zip(p.tolist(), r.tolist())], abs=1e-12
-    )
-    assert torch.allclose(found, taught(NOTEBOOK).jensen_shannon(r, p))
-    one, other = torch.eye(2)
-    assert taught(NOTEBOOK).jensen_shannon(one, other).item() == pytest.approx(math.log(2))
-    assert taught(NOTEBOOK).jensen_shannon(one, one).item() == 0
-
-
-def test_head_divergences_are_means_over_images_and_rows():
-    torch.manual_seed(8)
-    student, teacher = torch.randn(2, 3, 4, 5, 6, dtype=torch.float64).softmax(-1)  # B 3, H 4, 5 rows, N 6
-    table = taught(NOTEBOOK).head_divergences(student, teacher)
-    for own, other in product(range(4), range(4)):
-        rows = [
-            js_in_loops(student[b, own, i].tolist(), teacher[b, other, i].tolist())
-            for b in range(3)
-            for i in range(5)
-        ]
-        assert table[own, other].item() == pytest.approx(sum(rows) / len(rows), abs=1e-12)
+def test_divergences_are_atlibs():
+    student, teacher = random_maps(3, 4, 6, 6), random_maps(3, 4, 6, 6, seed=1)
+    expected, by_heads = jensen_shannon(student, teacher), StreamingDivergence()
+    by_heads.update(student, teacher)
+    by_hand = taught(NOTEBOOK)
+    assert torch.allclose(by_hand.jensen_shannon(student, teacher), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(by_hand.head_divergences(student, teacher), by_heads.matrix(), rtol=0, atol=1e-12)
+    for other in torch.eye(2):  # zeros add nothing
+        found = by_hand.jensen_shannon(torch.eye(2)[0], other).item()
+        assert found == pytest.approx(jensen_shannon(torch.eye(2)[0], other).item())
 
 
 def test_matched_finds_the_order_that_was_hidden_and_nothing_smaller_exists():

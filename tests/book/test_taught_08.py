@@ -3,26 +3,15 @@
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib import AttentionTransfer, Plan, walk
 from atlib.walking import Instead
-from tests.book.test_taught import taught
+from tests.book.test_taught import small_vit, taught
 
 NOTEBOOK = "08-which-layers-which-heads"
 
 
-def vit(seed: int, **overrides):
-    torch.manual_seed(seed)
-    return create_vit(
-        {
-            "img_size": 32,
-            "patch_size": 8,
-            "embed_dim": 48,
-            "depth": 2,
-            "num_heads": 6,
-            "num_classes": 5,
-            **overrides,
-        }
-    ).eval()
+def vit(seed: int, **changes):
+    return small_vit(seed, **({"depth": 2, "num_heads": 6} | changes))
 
 
 @pytest.mark.parametrize("heads", [[0], [5, 1], [2, 3, 4], list(range(6))])
@@ -30,11 +19,8 @@ def test_a_layer_with_some_given_heads_is_walks(heads):
     teacher, student, images = vit(1), vit(2), torch.randn(3, 3, 32, 32)
     with torch.no_grad():
         seen = walk(teacher, images).layers[0]
-        q_t, k_t, scale_t = (
-            20 * seen.q[:, heads],
-            seen.k[:, heads],
-            1.7 * seen.scale,
-        )  # far from even maps, and another scale than the student's
+        # Far from even maps, and another scale than the student's.
+        q_t, k_t, scale_t = 20 * seen.q[:, heads], seen.k[:, heads], 1.7 * seen.scale
         walked = walk(student, images, replace={0: Instead(q=q_t, k=k_t, scale=scale_t, heads=heads)})
         block, x = student.blocks[0], student._pos_embed(student.patch_embed(images))
         output, maps = taught(NOTEBOOK).attention_with_some_heads(
@@ -52,13 +38,8 @@ def test_other_heads_in_each_layer_are_the_plan_that_says_so():
     with torch.no_grad():
         layers, x = walk(teacher, images).layers, student._pos_embed(student.patch_embed(images))
         for block, seen, heads in zip(student.blocks, layers, chosen.values()):
-            own = block.norm1(x)
-            x = (
-                x
-                + taught(NOTEBOOK).attention_with_some_heads(
-                    block.attn, own, seen.q[:, heads], seen.k[:, heads], seen.scale, heads
-                )[0]
-            )
+            given = seen.q[:, heads], seen.k[:, heads], seen.scale, heads
+            x = x + taught(NOTEBOOK).attention_with_some_heads(block.attn, block.norm1(x), *given)[0]
             x = x + block.mlp(block.norm2(x))
         logits = student.forward_head(student.norm(x))
         pair = AttentionTransfer(teacher, student, Plan(heads=chosen)).eval()

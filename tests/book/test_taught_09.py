@@ -4,28 +4,25 @@ on other inputs."""
 import pytest
 import torch
 
-from atlib import create_vit, walk
+from atlib import walk
 from atlib.data import glyphs
 from atlib.maps import AVERAGES, average_over
 from atlib.methods.mean_maps import mean_maps
-from tests.book.test_taught import taught
+from tests.book.test_taught import small_vit, taught
+from tests.helpers import random_maps
 
 NAME = "09-what-in-a-map-matters"
 
 
 @pytest.mark.parametrize("what", AVERAGES)
 def test_average_by_hand(what):
-    torch.manual_seed(0)
-    maps = [torch.randn(3, 2, 5, 5, dtype=torch.float64).softmax(-1) for _ in range(4)]
+    maps = [random_maps(3, 2, 5, 5, seed=seed) for seed in range(4)]
     for ours, theirs in zip(taught(NAME).average_by_hand(maps, what), average_over(maps, what), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-12)
 
 
 def test_mean_map_of_each_cell():
-    torch.manual_seed(0)
-    vit = create_vit(
-        {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
-    ).eval()
+    vit = small_vit(0, depth=2)
     images = torch.from_numpy(glyphs.generate("train", 300, seed=1).images).float() / 255
     cells = glyphs.marked_cell(images)
     with torch.no_grad():

@@ -5,48 +5,38 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from atlib import create_vit, walk
+from atlib import walk
 from atlib.losses import feature_mse, hard_distillation, soft_distillation
 from atlib.methods.distillation import LogitDistillation
 from atlib.train import student_loss
 from atlib.train.recipe import Recipe
+from tests.book.test_taught import small_vit as vit
 from tests.book.test_taught import taught
 
 NAME = "10-is-it-just-distillation"
 
 
-def vit(seed: int):
-    torch.manual_seed(seed)
-    return create_vit(
-        {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 5}
-    ).eval()
-
-
 @pytest.mark.parametrize("tau", [0.5, 1.0, 4.0])
 def test_soft_and_hard(tau):
-    torch.manual_seed(0)
     z_s, z_t = 5 * torch.randn(2, 7, 11, dtype=torch.float64)
-    assert taught(NAME).soft_by_hand(z_s, z_t, tau) == pytest.approx(
-        soft_distillation(z_s, z_t, tau).item(), rel=1e-10
-    )
+    soft = soft_distillation(z_s, z_t, tau).item()
+    assert taught(NAME).soft_by_hand(z_s, z_t, tau) == pytest.approx(soft, rel=1e-10)
     assert taught(NAME).hard_by_hand(z_s, z_t) == pytest.approx(hard_distillation(z_s, z_t).item(), rel=1e-10)
 
 
 def test_cross_entropy_survives_large_logits():
     z = torch.tensor([[1000.0, 999.0, 0.0], [-1000.0, -999.0, -998.0]])
     labels = torch.tensor([1, 2])
-    assert taught(NAME).cross_entropy_by_hand(z, labels) == pytest.approx(
-        F.cross_entropy(z, labels).item(), rel=1e-5
-    )
+    expected = F.cross_entropy(z, labels).item()
+    assert taught(NAME).cross_entropy_by_hand(z, labels) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("hard, task, transfer", [(False, 0.9, 0.1), (True, 0.5, 0.5)])
 def test_deits_formulas_are_the_training_loss(hard, task, transfer):
     teacher, student, images, labels = vit(1), vit(2), torch.randn(6, 3, 32, 32), torch.arange(6) % 5
     pair = LogitDistillation(teacher, student, hard=hard).train()
-    found = student_loss(
-        pair, images, labels, Recipe(label_smoothing=0.0, task_weight=task, transfer_weight=transfer)
-    )
+    recipe = Recipe(label_smoothing=0.0, task_weight=task, transfer_weight=transfer)
+    found = student_loss(pair, images, labels, recipe)
     formula = taught(NAME).deit_hard if hard else taught(NAME).deit_soft
     assert formula(student(images), teacher(images), labels).item() == pytest.approx(found.item(), rel=1e-5)
 

@@ -27,18 +27,15 @@ def gradients(loss, q, k):
 
 
 def close(found, expected):
-    return all(
-        torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(found, expected, strict=True)
-    )
+    pairs = zip(found, expected, strict=True)
+    return all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in pairs)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dense_loss_is_the_definition(shape):
     q, k, q_t, k_t = inputs(*shape)
-    ours, theirs = (
-        taught("12-never-store-a-map").dense_loss(q, k, q_t, k_t, 0.7),
-        definition(q, k, q_t, k_t, 0.7),
-    )
+    ours = taught("12-never-store-a-map").dense_loss(q, k, q_t, k_t, 0.7)
+    theirs = definition(q, k, q_t, k_t, 0.7)
     assert close([ours, *gradients(ours, q, k)], [theirs, *gradients(theirs, q, k)])
 
 

@@ -23,9 +23,7 @@ SMALL = {"img_size": 24, "patch_size": 8, "embed_dim": 36, "depth": 3, "num_head
 def test_vit_by_hand_is_timms(names):
     torch.manual_seed(len(names))
     arguments = {key: value for name in names for key, value in COMPONENTS[name][0].items()}
-    vit = randomise(
-        create_vit(SMALL, **arguments)
-    ).eval()  # norms, scales and biases are then no longer one and zero
+    vit = randomise(create_vit(SMALL, **arguments)).eval()  # norms, scales and biases no longer one and zero
     images = torch.randn(3, 3, 24, 24)
     with torch.no_grad():
         assert torch.allclose(taught(NAME).vit_by_hand(vit, images), vit(images), atol=1e-4)
@@ -58,7 +56,5 @@ def test_an_average_pools_patches_and_nothing_else():
     images = torch.randn(2, 3, 24, 24)
     with torch.no_grad():
         tokens = vit.blocks(vit.norm_pre(vit._pos_embed(vit.patch_embed(images))))
-        expected = sum(tokens[:, i] for i in range(3, 12)) / 9
-        assert torch.allclose(
-            taught(NAME).vit_by_hand(vit, images), vit.head(vit.fc_norm(expected)), atol=1e-4
-        )
+        expected = vit.head(vit.fc_norm(sum(tokens[:, i] for i in range(3, 12)) / 9))
+        assert torch.allclose(taught(NAME).vit_by_hand(vit, images), expected, atol=1e-4)

@@ -4,11 +4,9 @@ refusal."""
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, create_vit
+from atlib import AttentionTransfer, Plan, create_student
 from atlib.compatibility import pair_up
-from atlib.student import create_student
-from atlib.walking import Unwalkable
-from tests.helpers import random_images, state_of
+from tests.helpers import random_images
 
 HOW = ["copy", "distill"]
 
@@ -29,39 +27,12 @@ def refusal(small_vit, plan, teacher=None, **options):
 # --- what differs, the remedy that is named, and that the remedy works
 
 
+# the teacher's other size, what is said of it, and the option that lifts the refusal
 REMEDIES = {
-    "depth": (
-        {"depth": 4},
-        (
-            "depth: teacher 4, student 3 (build the student with depth= as the teacher's, or pair layers:"
-            " layers={student's: teacher's})"
-        ),
-        {"layers": {0: 3}},
-    ),
-    "heads": (
-        {"num_heads": 4},
-        (
-            "heads: teacher 4, student 3 (num_heads= as the teacher's, or unequal_heads='aggregate',"
-            " 'average' or, to distill, 'learn')"
-        ),
-        {"unequal_heads": "aggregate"},
-    ),
-    "grid": (
-        {"patch_size": 4},
-        (
-            "patch grid: teacher (8, 8), student (4, 4) (same img_size= and patch_size=, or"
-            " unequal_grid='resample')"
-        ),
-        {"unequal_grid": "resample"},
-    ),
-    "registers": (
-        {"reg_tokens": 2},
-        (
-            "prefix tokens: teacher 3, student 1 (same class_token=, reg_tokens=, distillation token, or"
-            " unequal_prefix='drop')"
-        ),
-        {"unequal_prefix": "drop"},
-    ),
+    "depth": ({"depth": 4}, "depth: teacher 4, student 3", {"layers": {0: 3}}),
+    "heads": ({"num_heads": 4}, "heads: teacher 4, student 3", {"unequal_heads": "aggregate"}),
+    "grid": ({"patch_size": 4}, "patch grid: teacher (8, 8), student (4, 4)", {"unequal_grid": "resample"}),
+    "registers": ({"reg_tokens": 2}, "prefix tokens: teacher 3, student 1", {"unequal_prefix": "drop"}),
 }
 
 
@@ -69,7 +40,9 @@ REMEDIES = {
 @pytest.mark.parametrize("kind", REMEDIES)
 def test_every_difference_has_its_remedy(small_vit, kind, how):
     teacher, message, remedy = REMEDIES[kind]
-    assert message in refusal(small_vit, Plan(how=how), teacher)
+    said = refusal(small_vit, Plan(how=how), teacher)
+    assert message in said and next(iter(remedy)) in said
+    assert [other for other, (_, name, _) in REMEDIES.items() if name in said] == [kind]
     output = pair_of(small_vit, Plan(how=how, **remedy), teacher)(random_images(2, 3, 32, 32))
     assert output.logits.isfinite().all() and output.transfer_loss.isfinite()
 
@@ -90,37 +63,17 @@ def test_a_remedy_for_something_else_does_not_help(small_vit, kind):
 @pytest.mark.parametrize(
     "teacher, message",
     [
-        (
-            {"num_heads": 4},
-            (
-                "heads: teacher 4, student 3 (num_heads= as the teacher's, only maps can be transferred"
-                " between them: what='map')"
-            ),
-        ),
-        (
-            {"embed_dim": 36},
-            "head width: teacher 12, student 8 ({what} needs equal widths, maps do not: what='map')",
-        ),
-        (
-            {"patch_size": 4},
-            (
-                "patch grid: teacher (8, 8), student (4, 4) (same img_size= and patch_size=, only maps can be"
-                " resampled: what='map')"
-            ),
-        ),
-        (
-            {"reg_tokens": 2},
-            (
-                "prefix tokens: teacher 3, student 1 (same class_token=, reg_tokens=, distillation token,"
-                " only maps can be transferred"
-            ),
-        ),
+        ({"num_heads": 4}, "heads: teacher 4, student 3"),
+        ({"embed_dim": 36}, "head width: teacher 12, student 8"),
+        ({"patch_size": 4}, "patch grid: teacher (8, 8), student (4, 4)"),
+        ({"reg_tokens": 2}, "prefix tokens: teacher 3, student 1"),
     ],
-    ids=["heads", "width", "grid", "prefix"],
+    ids=str,
 )
 def test_q_k_and_v_need_more_in_common_than_maps(small_vit, what, teacher, message):
     for how in HOW:
-        assert message.replace("{what}", what) in refusal(small_vit, Plan(what=what, how=how), teacher)
+        said = refusal(small_vit, Plan(what=what, how=how), teacher)
+        assert message in said and "what='map'" in said
 
 
 def test_maps_do_not_mind_the_width(small_vit):
@@ -131,30 +84,20 @@ def test_maps_do_not_mind_the_width(small_vit):
 
 @pytest.mark.parametrize("plan", [Plan(), Plan(unequal_grid="resample")], ids=str)
 def test_both_see_the_same_images(small_vit, plan):
-    message = refusal(small_vit, plan, {"img_size": 64})
-    assert (
-        "image size: teacher (64, 64), student (32, 32) (both see the same images: build one with img_size="
-        " as the other's)" in message
-    )
+    assert "image size: teacher (64, 64), student (32, 32)" in refusal(small_vit, plan, {"img_size": 64})
 
 
 @pytest.mark.parametrize("teacher, student", [(16, 32), (32, 16), (32, 8)])
 def test_a_grid_of_one_patch_cannot_be_resampled(small_vit, teacher, student):
     sides = 32 // teacher, 32 // student
     message = refusal(small_vit, Plan(unequal_grid="resample"), {"patch_size": teacher}, patch_size=student)
-    assert (
-        f"patch grid: teacher ({sides[0]}, {sides[0]}), student ({sides[1]}, {sides[1]}) "
-        "(a grid with a side of one patch cannot be resampled: use smaller patches)" in message
-    )
+    assert f"patch grid: teacher ({sides[0]}, {sides[0]}), student ({sides[1]}, {sides[1]})" in message
+    assert "smaller patches" in message
 
 
 def test_a_copying_student_has_no_tokens_that_its_teacher_lacks(small_vit):
     message = refusal(small_vit, Plan(unequal_prefix="drop"), {"reg_tokens": 0}, reg_tokens=2)
-    assert (
-        "prefix tokens: teacher 1, student 3 (a copied map must say where each of the student's tokens looks"
-        in message
-    )
-    assert "build the student without them, or how='distill'" in message
+    assert "prefix tokens: teacher 1, student 3" in message and "how='distill'" in message
     pair_of(small_vit, Plan(how="distill", unequal_prefix="drop"), {"reg_tokens": 0}, reg_tokens=2)
 
 
@@ -179,7 +122,6 @@ def test_everything_is_named_at_once(small_vit):
         {name: value for teacher, _, _ in REMEDIES.values() for name, value in teacher.items()}
         | {"init_values": 0.1},
     )
-    assert message.startswith("the student cannot be taught by this teacher as planned. They differ in ")
     for _, part, _ in REMEDIES.values():
         assert part in message
     assert "layer_scale: teacher attention and MLP, student none" in message
@@ -192,25 +134,13 @@ def test_everything_is_named_at_once(small_vit):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"layers": [1, 3]}, "the plan transfers layer 3, but the depth is 3: layers 0 to 2 exist"),
-        ({"layers": {0: 3}}, "the plan transfers teacher's layer 3, but the depth is 3: layers 0 to 2 exist"),
-        ({"heads": [1, 3]}, "the plan transfers head 3 of layer 0, but it has 3 heads: 0 to 2 exist"),
-        (
-            {"heads": {1: [0], 2: [5]}},
-            "the plan transfers head 5 of layer 2, but it has 3 heads: 0 to 2 exist",
-        ),
-        (
-            {"layers": [0, 1], "heads": {2: [0]}},
-            (
-                "heads= names layers [2], which the plan does not transfer: add them to layers= or leave"
-                " them out"
-            ),
-        ),
-        ({"layers": {1: 2}, "heads": {2: [0]}}, "heads= names layers [2], which the plan does not transfer"),
-        (
-            {"layers": [1], "average": "layers"},
-            "average='layers' needs at least two transferred layers, this plan has one",
-        ),
+        ({"layers": [1, 3]}, "layer 3, but the depth is 3"),
+        ({"layers": {0: 3}}, "teacher's layer 3, but the depth is 3"),
+        ({"heads": [1, 3]}, "head 3 of layer 0, but it has 3 heads"),
+        ({"heads": {1: [0], 2: [5]}}, "head 5 of layer 2, but it has 3 heads"),
+        ({"layers": [0, 1], "heads": {2: [0]}}, "heads= names layers [2]"),
+        ({"layers": {1: 2}, "heads": {2: [0]}}, "heads= names layers [2]"),
+        ({"layers": [1], "average": "layers"}, "average='layers'"),
     ],
     ids=str,
 )
@@ -222,37 +152,9 @@ def test_layers_and_heads_that_do_not_exist(small_vit, how, options, message):
 def test_an_average_over_one_example(small_vit, how):
     """Known only when the images come: in training or evaluation, a batch of one has no average."""
     pair = pair_of(small_vit, Plan(how=how, average="examples"))
-    with pytest.raises(
-        ValueError,
-        match=(
-            'an average over "examples" needs at least two examples, the batch size of layer 0 is 1.* Use a'
-            " larger batch"
-        ),
-    ):
+    with pytest.raises(ValueError, match='"examples".* batch size of layer 0 is 1'):
         pair(random_images(1, 3, 32, 32))
     assert pair(random_images(2, 3, 32, 32)).logits.shape == (2, 5)
-
-
-# --- weights of the wrong shape
-
-
-@pytest.mark.parametrize("missing", [False, True])
-def test_weights_of_another_shape(small_vit, missing):
-    """A pair takes a state only if it fits, naming the tensor and both shapes, and stays as it was."""
-    pair = pair_of(small_vit, Plan())
-    state = pair_of(small_vit, Plan(), embed_dim=36).state_dict()
-    if missing:
-        state = {
-            name: value
-            for name, value in pair.state_dict().items()
-            if name != "student.blocks.1.attn.qkv.weight"
-        }
-    before = state_of(pair)
-    with pytest.raises(RuntimeError, match="student.blocks.1.attn.qkv.weight") as caught:
-        pair.load_state_dict(state)
-    assert missing or "[108, 36]" in str(caught.value) and "[72, 24]" in str(caught.value)
-    if missing:
-        assert all(torch.equal(value, before[name]) for name, value in pair.state_dict().items())
 
 
 # --- native components
@@ -272,7 +174,7 @@ def test_mismatched_components_are_asked_for(small_vit, name):
     options, message = COMPONENTS[name]
     said = refusal(small_vit, Plan(), options)
     assert f"native components ({message}" in said and "arXiv 2605.07191" in said
-    assert "atlib.student.create_student(teacher, num_classes)" in said and "Plan(mismatched=True)" in said
+    assert "atlib.create_student(teacher, num_classes)" in said and "Plan(mismatched=True)" in said
     pair = pair_of(small_vit, Plan(mismatched=True), options)
     assert list(pair.mismatched) == [name] and len(pair.mismatched[name]) == 2
 
@@ -329,15 +231,6 @@ def test_what_a_pairing_says(small_vit):
     assert found.teacher_tokens == (0, *range(3, 67)) and found.student_tokens is None
 
 
-@pytest.mark.parametrize("swap", [False, True])
-def test_models_that_cannot_be_walked_are_refused_first(small_vit, swap):
-    other = create_vit({"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3})
-    other.blocks[0].attn.forward = lambda x: x
-    pair = (small_vit(depth=1), other) if swap else (other, small_vit(depth=1))
-    with pytest.raises(Unwalkable, match="forward was replaced"):
-        AttentionTransfer(*pair, Plan())
-
-
 def test_a_distillation_token_is_no_register(small_vit):
     """Both ViTs have two prefix tokens, of different roles."""
     from timm.models.deit import VisionTransformerDistilled
@@ -347,13 +240,7 @@ def test_a_distillation_token_is_no_register(small_vit):
         img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, num_classes=5, weight_init=""
     )
     student = small_vit(seed=2, reg_tokens=1)
-    with pytest.raises(
-        ValueError,
-        match=(
-            r"prefix tokens: teacher 2 \(class, distillation, registers: \(1, 1, 0\)\), student 2 .*\(1,"
-            r" 0, 1\)"
-        ),
-    ):
+    with pytest.raises(ValueError, match=r"teacher 2 .*\(1, 1, 0\)\), student 2 .*\(1, 0, 1\)"):
         AttentionTransfer(teacher, student, Plan(mismatched=True))
     pair = AttentionTransfer(teacher, student, Plan(how="distill", unequal_prefix="drop", mismatched=True))
     assert (

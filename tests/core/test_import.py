@@ -1,8 +1,13 @@
 """`import atlib` is light: what takes seconds to import is imported where it is used."""
 
+import importlib
 import json
+import pkgutil
 import subprocess
 import sys
+from types import ModuleType
+
+import pytest
 
 import atlib
 from tests.helpers import ROOT
@@ -34,6 +39,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_heavy_libraries_wait_until_they_are_used():
     done = subprocess.run([sys.executable, "-c", STEPS], cwd=ROOT, capture_output=True, text=True, check=True)
     found = {name: set(modules) for name, modules in json.loads(done.stdout).items()}
@@ -49,5 +55,22 @@ def test_heavy_libraries_wait_until_they_are_used():
 
 
 def test_the_names_at_the_top():
-    assert set(atlib.__all__) == {"AttentionTransfer", "Plan", "create_vit", "walk"}
+    assert set(atlib.__all__) == {"AttentionTransfer", "Plan", "create_student", "create_vit", "walk"}
     assert all(callable(getattr(atlib, name)) for name in atlib.__all__)
+
+
+def test_no_package_exports_anything_else_under_the_name_of_its_own_module():
+    """`import atlib.x as x` binds what the package has under that name: it must be the module."""
+    packages = [atlib] + [
+        importlib.import_module(found.name)
+        for found in pkgutil.walk_packages(atlib.__path__, "atlib.")
+        if found.ispkg
+    ]
+    assert len(packages) > 3, "the rooms"
+    hidden = [
+        f"{package.__name__}.{module.name}"
+        for package in packages
+        for module in pkgutil.iter_modules(package.__path__)
+        if not isinstance(getattr(package, module.name, package), ModuleType)
+    ]
+    assert hidden == []

@@ -415,6 +415,7 @@ def half_a_batch(rank, folder):
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_gradients_of_one_with_the_whole_batch(tmp_path):
     multiprocessing.spawn(half_a_batch, (tmp_path,), nprocs=2)
     for index, plan in enumerate(PLANS):

@@ -315,8 +315,11 @@ def test_the_teacher_stops_at_what_is_needed(small_vit, what, how):
         (teacher.blocks[1].attn, "proj"),
         (teacher.blocks[1], "norm2"),
         (teacher.blocks[1], "mlp"),
-        (teacher.blocks[2], "norm1"),
-        (teacher.blocks[2].attn, "qkv"),
+        *(
+            (part, name)
+            for block in teacher.blocks[2:]
+            for part, name in ((block, "norm1"), (block.attn, "qkv"))
+        ),
         (teacher, "norm"),
         (teacher, "fc_norm"),
         (teacher, "head"),

@@ -26,21 +26,8 @@ PLANS = [
 
 def test_what_there_is_to_choose_from():
     assert (WHAT, HOW) == (("map", "q", "k", "v"), ("copy", "distill"))
-    assert AVERAGES == ("examples", "layers", "heads", "queries") and UNEQUAL_HEADS == (
-        "aggregate",
-        "average",
-        "learn",
-    )
-    assert all(Plan(what=what, how=how).needs_maps is False for what in WHAT for how in HOW)
-    assert all(
-        Plan(**{option: "average" if option == "unequal_heads" else value}).needs_maps
-        for option, value in {
-            "average": "heads",
-            "unequal_heads": "average",
-            "unequal_grid": "resample",
-            "unequal_prefix": "drop",
-        }.items()
-    )
+    assert AVERAGES == ("examples", "layers", "heads", "queries")
+    assert UNEQUAL_HEADS == ("aggregate", "average", "learn")
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -81,99 +68,68 @@ def test_which_layers_and_heads_take_part():
     assert [Plan(heads=range(2)).heads_of(layer, 3) for layer in range(2)] == [(0, 1), (0, 1)]
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"what": "query"}, "unknown what 'query'.* Known: 'map', 'q', 'k', 'v'"),
-        ({"how": "copies"}, "unknown how 'copies'. Did you mean 'copy'"),
-        (
-            {"average": "example"},
-            (
-                "unknown average 'example'. Did you mean 'examples'.* Known: 'examples', 'layers', 'heads',"
-                " 'queries'"
-            ),
-        ),
-        ({"average": False}, "unknown average False"),
-        ({"unequal_heads": "mean"}, "unknown unequal_heads 'mean'.* Known: 'aggregate', 'average', 'learn'"),
-        ({"unequal_grid": True}, "unknown unequal_grid True.* Known: 'resample'"),
-        ({"unequal_prefix": "remove"}, "unknown unequal_prefix 'remove'.* Known: 'drop'"),
-        ({"layers": {}}, "layers must be distinct and at least one"),
-        (
-            {"layers": {-1: 0}},
-            (
-                r"layers are integers from 0 on, got \[-1\]; the last n of a depth-12 ViT are range\(12 - n,"
-                r" 12\)"
-            ),
-        ),
-        ({"layers": {0: -2}}, r"layers are integers from 0 on, got \[-2\]"),
-        ({"layers": {0: 1.0}}, r"layers are integers from 0 on, got \[1.0\]"),
-        ({"layers": {0: None}}, r"layers are integers from 0 on, got \[None\]"),
-        ({"heads": []}, "heads must be distinct and at least one, got .* leave heads out to transfer all"),
-        ({"heads": [0, 0]}, r"heads must be distinct and at least one, got \[0, 0\]"),
-        ({"heads": 3}, r"heads=3: give several, such as range\(9\), or a list of one, \[3\]"),
-        ({"heads": [-1]}, r"heads are integers from 0 on, got \[-1\]; the first n are range\(n\)"),
-        ({"heads": {0: []}}, "heads of layer 0 must be distinct and at least one"),
-        ({"heads": {0: 1}}, r"heads of layer 0=1: give several"),
-        ({"heads": {0: [True]}}, r"heads of layer 0 are integers from 0 on, got \[True\]"),
-        (
-            {"heads": {-1: [0]}},
-            r"heads' layers are integers from 0 on, got \[-1\]; heads=\{0: range\(2\)\} means",
-        ),
-        *[
-            (
-                {"what": what, option: value},
-                f"{option}='{value}' works on maps, and this plan transfers '{what}': use what='map'",
-            )
-            for what, option, value in [
-                ("q", "average", "heads"),
-                ("k", "unequal_heads", "average"),
-                ("v", "unequal_grid", "resample"),
-                ("q", "unequal_prefix", "drop"),
-            ]
-        ],
-        (
-            {"heads": [0], "unequal_heads": "aggregate"},
-            "heads= names heads that correspond one to one; with unequal_heads= .* use one of them",
-        ),
-        (
-            {"how": "copy", "unequal_heads": "learn"},
-            "can only distill: use how='distill', or 'aggregate' or 'average' to copy",
-        ),
-    ],
-    ids=str,
-)
-def test_every_wrong_plan_has_its_own_message(arguments, message):
-    with pytest.raises(ValueError, match=message):
+WRONG = [
+    ({"what": "query"}, "what 'query'.* Known: 'map', 'q', 'k', 'v'"),
+    ({"what": "maps"}, "what 'maps'. Did you mean 'map'"),
+    ({"how": "distil"}, "how 'distil'. Did you mean 'distill'"),
+    ({"how": None}, "how None"),
+    ({"average": "example"}, "average 'example'. Did you mean 'examples'"),
+    ({"average": False}, "average False"),
+    ({"unequal_heads": "mean"}, "unequal_heads 'mean'"),
+    ({"unequal_grid": True}, "unequal_grid True.* Known: 'resample'"),
+    ({"unequal_prefix": "remove"}, "unequal_prefix 'remove'.* Known: 'drop'"),
+    ({"layers": {}}, "layers must be distinct and at least one"),
+    ({"layers": []}, "layers must be distinct and at least one"),
+    ({"layers": [1, 1]}, r"layers must be distinct .* \[1, 1\]"),
+    ({"layers": [0, -1]}, r"layers .* \[-1\]; the last n"),
+    ({"layers": [0.0]}, r"layers .* \[0.0\]"),
+    ({"layers": [True]}, r"layers .* \[True\]"),
+    ({"layers": "01"}, "layers are integers"),
+    ({"layers": 3}, r"layers=3.*\[3\]"),
+    ({"layers": {-1: 0}}, r"layers .* \[-1\]"),
+    ({"layers": {0: -2}}, r"layers .* \[-2\]"),
+    ({"layers": {0: 1.0}}, r"layers .* \[1.0\]"),
+    ({"layers": {0: None}}, r"layers .* \[None\]"),
+    ({"heads": []}, "heads must be distinct and at least one"),
+    ({"heads": [0, 0]}, r"heads must be distinct .* \[0, 0\]"),
+    ({"heads": 3}, r"heads=3.*\[3\]"),
+    ({"heads": [-1]}, r"heads .* \[-1\]; the first n"),
+    ({"heads": {0: []}}, "heads of layer 0"),
+    ({"heads": {0: 1}}, "heads of layer 0=1"),
+    ({"heads": {0: [True]}}, r"heads of layer 0 .* \[True\]"),
+    ({"heads": {-1: [0]}}, r"heads' layers .* \[-1\]"),
+    ({"what": "q", "average": "heads"}, "average='heads' .* 'q'"),
+    ({"what": "k", "unequal_heads": "average"}, "unequal_heads='average' .* 'k'"),
+    ({"what": "v", "unequal_grid": "resample"}, "unequal_grid='resample' .* 'v'"),
+    ({"what": "q", "unequal_prefix": "drop"}, "unequal_prefix='drop' .* 'q'"),
+    ({"heads": [0], "unequal_heads": "aggregate"}, "unequal_heads"),
+    ({"how": "copy", "unequal_heads": "learn"}, "how='distill'"),
+]
+
+
+@pytest.mark.parametrize("arguments, named", WRONG, ids=str)
+def test_wrong_plans_are_refused(arguments, named):
+    with pytest.raises(ValueError, match=named):
         Plan(**arguments)
 
 
 @pytest.mark.parametrize(
-    "plan, depths, message",
+    "plan, depths, named",
     [
-        (
-            Plan(layers=[0, 12]),
-            (12, 12),
-            "the plan transfers layer 12, but the depth is 12: layers 0 to 11 exist",
-        ),
-        (Plan(layers={4: 0}), (4, 12), "the plan transfers layer 4, but the depth is 4: layers 0 to 3 exist"),
-        (
-            Plan(layers={0: 12}),
-            (4, 12),
-            "the plan transfers teacher's layer 12, but the depth is 12: layers 0 to 11 exist",
-        ),
+        (Plan(layers=[0, 12]), (12, 12), "layer 12, but the depth is 12"),
+        (Plan(layers={4: 0}), (4, 12), "layer 4, but the depth is 4"),
+        (Plan(layers={0: 12}), (4, 12), "teacher's layer 12, but the depth is 12"),
     ],
     ids=str,
 )
-def test_layers_that_do_not_exist(plan, depths, message):
-    with pytest.raises(ValueError, match=message):
+def test_layers_that_do_not_exist(plan, depths, named):
+    with pytest.raises(ValueError, match=named):
         plan.pairs_of(*depths)
 
 
 @pytest.mark.parametrize("plan", [Plan(heads=[0, 3]), Plan(heads={2: [3]})], ids=str)
 def test_heads_that_do_not_exist(plan):
-    with pytest.raises(
-        ValueError, match="the plan transfers head 3 of layer 2, but it has 3 heads: 0 to 2 exist"
-    ):
+    with pytest.raises(ValueError, match="head 3 of layer 2, but it has 3 heads"):
         plan.heads_of(2, 3)
 
 

@@ -2,6 +2,7 @@
 cannot be read."""
 
 import json
+import os
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,18 @@ from atlib.record import (
     ABOUT,
     Record,
     about,
+    add_record,
     by_method,
     cost,
+    find_record,
+    markdown_table,
     peak_memory_mb,
+    read_file,
     read_record,
     read_records,
+    records_file,
     results_folder,
+    spread,
     write_record,
 )
 
@@ -31,7 +38,7 @@ def good():
         "copy",
         3,
         {"recipe": {"lr": 1e-3, "betas": [0.9, 0.999]}, "labels": None},
-        {"test_accuracy": 0.5, "note": "é"},
+        {"test_accuracy": 0.5, "note": "é\u2028"},
         [{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.5}],
         12.5,
         300,
@@ -39,100 +46,136 @@ def good():
     )
 
 
-def test_round_trip(tmp_path, good):
-    path = write_record(tmp_path / "a" / "b.json", good)
-    assert read_record(path) == good
-    assert json.loads(path.read_text())["results"]["test_accuracy"] == 0.5
+@pytest.fixture(params=["alone", "in a file of records"])
+def kept(request, tmp_path):
+    """Both ways of keeping a record: what writes one, what reads it, and where."""
+    if request.param == "alone":
+        return write_record, read_record, tmp_path / "a" / "b.json"
+    return add_record, lambda path: read_file(path)[-1], tmp_path / "a" / "b.jsonl"
 
 
-def test_writing_again_replaces_the_file(tmp_path, good):
-    path = write_record(tmp_path / "r.json", good)
-    write_record(path, replace(good, seed=4))
-    assert read_record(path).seed == 4 and list(tmp_path.iterdir()) == [path]
+def test_round_trip(kept, good):
+    write, read, path = kept
+    for changed in (good, replace(good, kind="trial", trial=2), replace(good, kind="teacher")):
+        write(path, changed)
+        assert read(path) == changed and os.listdir(path.parent) == [path.name]
+    values = json.loads(path.read_text().splitlines()[-1] if path.suffix == ".jsonl" else path.read_text())
+    assert values["schema"] == 1 and values["results"]["test_accuracy"] == 0.5
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change, says",
     [
-        ({"results": {"accuracy": float("nan")}}, r"results\['accuracy'\] is nan, not a finite number"),
+        ({"results": {"accuracy": float("nan")}}, r"results\['accuracy'\] is nan"),
         ({"results": {"accuracy": float("inf")}}, r"results\['accuracy'\] is inf"),
-        ({"history": [{"loss": float("nan")}]}, "not JSON compliant|[Oo]ut of range"),
-        ({"config": {"lr": float("inf")}}, "not JSON compliant|[Oo]ut of range"),
-        ({"seconds": float("nan")}, "not JSON compliant|[Oo]ut of range|seconds is nan"),
-        ({"seed": 1.5}, "seed is 1.5, which has the wrong type"),
-        ({"seed": True}, "seed is True, which has the wrong type"),
-        ({"method": None}, "method is None, which has the wrong type"),
-        ({"history": {}}, "history is {}, which has the wrong type"),
-        ({"seconds": "12"}, "seconds is '12', which has the wrong type"),
+        ({"history": [{"loss": float("nan")}]}, "nan|JSON"),
+        ({"config": {"lr": float("inf")}}, "inf|JSON"),
+        ({"seconds": float("nan")}, "nan|JSON"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"seed": True}, "seed is True"),
+        ({"method": None}, "method is None"),
+        ({"history": {}}, "history is {}"),
+        ({"kind": "rum"}, "kind is 'rum'"),
+        ({"trial": 0.5}, "trial is 0.5"),
         ({"about": {"python": "3"}}, "about lacks .*'commit'"),
     ],
     ids=str,
 )
-def test_what_breaks_the_schema_is_refused_before_anything_is_written(tmp_path, good, change, message):
-    with pytest.raises(ValueError, match=message):
-        write_record(tmp_path / "new" / "r.json", replace(good, **change))
-    assert list(tmp_path.iterdir()) == []
-    kept = write_record(tmp_path / "r.json", good).read_bytes()
-    with pytest.raises(ValueError, match=message):
-        write_record(tmp_path / "r.json", replace(good, **change))
-    assert (tmp_path / "r.json").read_bytes() == kept
-
-
-def damage(path, kind):
-    text = path.read_text()
-    values = json.loads(text)
-    content = {
-        "cut off": text[:-20],
-        "empty": "",
-        "no text": "\udcff",
-        "a list": "[]",
-        "a number": "3",
-        "no JSON": "<html></html>",
-        "a field missing": json.dumps({name: value for name, value in values.items() if name != "seed"}),
-        "a field too many": json.dumps(values | {"extra": 1}),
-        "a wrong type": json.dumps(values | {"seed": "3"}),
-        "not a number": text.replace('"test_accuracy": 0.5', '"test_accuracy": NaN'),
-    }[kind].encode(errors="surrogateescape")
-    path.write_bytes(content)
-    return content
+def test_what_breaks_the_schema_is_refused_before_anything_is_written(kept, good, change, says):
+    write, read, path = kept
+    with pytest.raises(ValueError, match=says):
+        write(path, replace(good, **change))
+    assert not path.parent.exists()
+    write(path, good)
+    with pytest.raises(ValueError, match=says):
+        write(path, replace(good, **change))
+    assert read(path) == good
 
 
 @pytest.mark.parametrize(
-    "kind, says",
+    "damage, says",
     [
-        ("cut off", ""),
-        ("empty", ""),
-        ("no text", ""),
-        ("no JSON", ""),
-        ("a list", "JSON list"),
-        ("a number", "JSON int"),
-        ("a field missing", r"missing: \['seed'\]"),
-        ("a field too many", r"unknown: \['extra'\]"),
-        ("a wrong type", "seed is '3'"),
-        ("not a number", "test_accuracy.*nan"),
+        (lambda text: text[:-20], ""),
+        (lambda text: "", ""),
+        (lambda text: "\udcff", ""),
+        (lambda text: "<html></html>", ""),
+        (lambda text: "[]", "list"),
+        (lambda text: text.replace('"schema": 1', '"schema": 2'), "schema is 2"),
+        (lambda text: text.replace('"schema": 1, ', ""), "schema is None"),
+        (lambda text: text.replace('"seed": 3, ', ""), "missing: .'seed'"),
+        (lambda text: text.replace('"seed": 3', '"seed": 3, "extra": 1'), "unknown: .'extra'"),
+        (lambda text: text.replace('"seed": 3', '"seed": "3"'), "seed is '3'"),
+        (lambda text: text.replace('"test_accuracy": 0.5', '"test_accuracy": NaN'), "test_accuracy.*nan"),
     ],
 )
-def test_damaged_records_are_named_and_left_alone(tmp_path, good, kind, says):
-    path = write_record(tmp_path / "r.json", good)
-    content = damage(path, kind)
-    for read in (lambda: read_record(path), lambda: read_records(tmp_path)):
-        with pytest.raises(OSError, match=f"r.json is no valid record.*{says}.*left as it is"):
-            read()
-    assert path.read_bytes() == content
+def test_damaged_records_are_named_and_left_alone(tmp_path, good, damage, says):
+    path = records_file("transfer", "s", tmp_path)
+    for seed in (1, 2, 3):
+        add_record(path, replace(good, seed=seed))
+    *whole, last = path.read_text().splitlines(keepends=True)
+    damaged = damage(last).encode(errors="surrogateescape")
+    path.write_bytes("".join(whole).encode() + damaged + b"\n")
+    before = path.read_bytes()
+    for touch in (lambda: read_records("transfer", "s", results=tmp_path), lambda: add_record(path, good)):
+        with pytest.raises(OSError, match=f"s.jsonl, line 3, .*{says}"):
+            touch()
+    assert path.read_bytes() == before
+    alone = tmp_path / "r.json"
+    alone.write_bytes(damaged)
+    with pytest.raises(OSError, match=f"r.json .*{says}"):
+        read_record(alone)
 
 
-def test_missing_records_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere.json does not exist"):
+def test_a_record_takes_the_place_of_the_one_of_the_same_run(tmp_path, good):
+    path = tmp_path / "records.jsonl"
+    others = [
+        good,
+        replace(good, kind="trial", trial=0),
+        replace(good, method="distill"),
+        replace(good, seed=4),
+    ]
+    for each in others:
+        add_record(path, each)
+    before = path.read_bytes().splitlines()
+    again = replace(good, seconds=1.0)
+    add_record(path, again)
+    assert read_file(path) == [again, *others[1:]] and path.read_bytes().splitlines()[1:] == before[1:]
+    path.write_bytes(path.read_bytes() + before[3] + b"\n")  # as a merge may leave it
+    with pytest.raises(OSError, match="line 5, .* line 4"):
+        read_file(path)
+
+
+def test_a_file_that_is_not_written_to_its_end_is_the_old_one(tmp_path, good, monkeypatch):
+    path = add_record(tmp_path / "records.jsonl", good)
+
+    def full(descriptor):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        add_record(path, replace(good, seed=4))
+    assert read_file(path) == [good] and list(tmp_path.iterdir()) == [path]
+
+
+def test_records_of_one_kind_by_method_seed_and_trial(tmp_path, good):
+    path = records_file("transfer", "s", tmp_path)
+    assert path == tmp_path / "transfer" / "s.jsonl"
+    assert records_file("notebooks", None, tmp_path) == tmp_path / "notebooks.jsonl"
+    runs = [replace(good, method=method, seed=seed) for method in ("a", "b c") for seed in (2, 10)]
+    trials = [replace(good, seed=100, kind="trial", trial=trial) for trial in (0, 2, 10)]
+    teacher = replace(good, method="teacher", kind="teacher")
+    for each in [*reversed(runs), teacher, *reversed(trials)]:
+        add_record(path, each)
+    assert read_records("transfer", "s", results=tmp_path) == runs
+    assert read_records("transfer", "s", "trial", tmp_path) == trials
+    assert read_records("transfer", "s", "teacher", tmp_path) == [teacher]
+    assert read_records("transfer", "elsewhere", results=tmp_path) == []
+    assert find_record("transfer", "b c", 10, "s", tmp_path) == runs[3]
+    for missing in (("b c", 3), ("teacher", 3)):  # no run
+        with pytest.raises(FileNotFoundError, match=f"s.jsonl has no run of '{missing[0]}' with seed 3"):
+            find_record("transfer", *missing, "s", tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere.json"):
         read_record(tmp_path / "nowhere.json")
-    with pytest.raises(FileNotFoundError, match=f"no records .* below {tmp_path}"):
-        read_records(tmp_path)
-
-
-def test_all_records_of_a_folder_in_the_order_of_their_paths(tmp_path, good):
-    for name, seed in (("b", 2), ("a", 1), ("deep/c", 3)):
-        write_record(tmp_path / f"{name}.json", replace(good, seed=seed))
-    (tmp_path / "notes.txt").write_text("no record")
-    assert [found.seed for found in read_records(tmp_path)] == [1, 2, 3]
 
 
 def test_a_metric_by_method_in_the_order_of_seeds(good):
@@ -192,16 +235,39 @@ def clone(tmp_path, monkeypatch):
 
 def test_results_are_found_from_any_folder_of_the_clone(clone):
     assert results_folder() == results_folder(clone) == results_folder(clone / "results") == clone / "results"
-    with pytest.raises(
-        FileNotFoundError, match=f"no results/ folder in or above {clone.parent}: run this from a clone"
-    ):
+    assert records_file("a") == clone / "results" / "a" / "built-in.jsonl"
+    with pytest.raises(FileNotFoundError, match=f"{clone.parent}: run this from a clone"):
         results_folder(clone.parent)
 
 
 def test_cost_reads_the_measurement(clone, good):
     assert cost("05-attention-copy") == "The cost of 05-attention-copy is not measured yet."
-    measured = replace(
-        good, seconds=150.0, peak_memory_mb=1240.0, about=good.about | {"device": "A CPU", "threads": 2}
-    )
-    write_record(clone / "results" / "notebooks" / "05-attention-copy.json", measured)
+    machine = good.about | {"device": "A CPU", "threads": 2}
+    measured = replace(good, method="05-attention-copy", seconds=150.0, peak_memory_mb=1240.0, about=machine)
+    add_record(clone / "results" / "notebooks.jsonl", measured)
     assert cost("05-attention-copy") == "Measured on A CPU, 2 threads: 2.5 minutes, 1.2 GB of memory."
+
+
+# --- Tables of the book's pages
+
+
+def test_a_table_is_markdown():
+    assert (
+        markdown_table(["method", "seeds"], ["copy", 3], ["distill", "–"])
+        == "| method | seeds |\n| --- | --- |\n| copy | 3 |\n| distill | – |"
+    )
+    with pytest.raises(ValueError, match="2 cells.* 1"):
+        markdown_table(["a", "b"], ["c"])
+
+
+@pytest.mark.parametrize(
+    ("values", "sign", "text"),
+    [
+        ([1.0, 2.0, 3.0], "", "2.0 ± 1.0"),
+        ([5.25], "", "5.2"),
+        ([-1.0, -3.0], "+", "−2.0 ± 1.4"),
+        ([0.5, 0.5], "+", "+0.5 ± 0.0"),
+    ],
+)
+def test_spread_is_mean_and_sample_standard_deviation(values, sign, text):
+    assert spread(values, sign) == text

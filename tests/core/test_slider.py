@@ -81,6 +81,7 @@ def test_live_widget_draws_anew_with_the_same_function():
     assert drawn[-1] == 3 and picture.value != before and 'alt="x to the 3"' in picture.value
 
 
+@pytest.mark.slow
 def test_in_a_kernel_both_forms(tmp_path):
     code = """
 from tests.core.test_slider import make

@@ -9,8 +9,8 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import nn
 
-from atlib import create_vit, walk
-from atlib.student import COMPONENTS, STANDARD, create_student, describe, differences
+from atlib import create_student, create_vit, walk
+from atlib.student import COMPONENTS, STANDARD, describe, differences
 from atlib.walking import Instead, Unwalkable
 from tests.helpers import random_images, randomise
 

@@ -1,8 +1,13 @@
 """ViTs by preset, by timm name and by configuration; and what is said when there is none, or no weights."""
 
+import socket
+import time
+from pathlib import Path
+
 import pytest
 import timm
 import torch
+from huggingface_hub import constants
 from safetensors.torch import save_file
 from timm.models import VisionTransformer
 
@@ -109,6 +114,44 @@ def test_no_network_says_what_and_where_to_put_it(weights_folder):
     )
     assert str(weights_folder.parent / "hub") in message, "the cache"
     assert str(weights_folder / f"{TINY}.safetensors") in message, "where a file goes"
+
+
+@pytest.fixture
+def connections(weights_folder, monkeypatch):
+    """The connections that were tried on a machine whose every connection is refused, though nobody said
+    that it is offline; nothing may wait."""
+    tried = []
+
+    def refuse(self, address):
+        tried.append(address)
+        raise ConnectionRefusedError("no network in this test")
+
+    def no_sleep(seconds):
+        raise AssertionError(f"waited for {seconds} s")
+
+    address = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 443))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *of, **options: [address])
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(time, "sleep", no_sleep)
+    return tried
+
+
+def test_no_network_is_said_at_once(connections, caplog, capfd, recwarn):
+    with pytest.raises(WeightsUnavailable, match="could not be downloaded"):
+        create_vit(TINY, pretrained=True)
+    assert len(connections) == 1
+    assert (caplog.records, [*capfd.readouterr()], len(recwarn)) == ([], ["", ""], 0)
+
+
+def test_weights_in_the_hubs_cache_need_no_network(connections):
+    donor = randomise(timm.create_model(TINY))
+    of_timm = Path(constants.HF_HUB_CACHE) / f"models--timm--{TINY}.augreg_in21k_ft_in1k"
+    (of_timm / "snapshots" / "0").mkdir(parents=True)
+    (of_timm / "refs").mkdir()
+    (of_timm / "refs" / "main").write_text("0")
+    save_file(state_of(donor), of_timm / "snapshots" / "0" / "model.safetensors")
+    assert same(create_vit(TINY, pretrained=True).state_dict(), donor.state_dict())
 
 
 def test_weights_outside_the_hub_are_named_by_their_address(weights_folder):

@@ -151,6 +151,26 @@ def test_a_pair_refuses_what_walk_refuses():
             AttentionTransfer(teacher, student, Plan())
 
 
+def test_a_pair_checks_each_model_once(monkeypatch):
+    teacher, student = create_vit(SMALL), create_vit(SMALL)
+    pair = AttentionTransfer(teacher, student, Plan(how="distill"))
+    looked_at = []
+    monkeypatch.setattr("atlib.walking._check_part", lambda part, *where: looked_at.append(part))
+    pair(random_images(1, 3, 32, 32))
+    assert looked_at == []
+    walk(student, random_images(1, 3, 32, 32))
+    assert looked_at == [part for block in student.blocks for part in (block, block.attn)]
+
+
+def test_the_mode_of_a_student_is_looked_at_in_every_walk():
+    distilled = {"depth": 2, "img_size": 32}
+    student = create_vit("deit_tiny_distilled_patch16_224", **distilled)
+    pair = AttentionTransfer(create_vit("deit_tiny_distilled_patch16_224", **distilled), student, Plan())
+    student.set_distilled_training()
+    with pytest.raises(Unwalkable, match="distilled_training"):
+        pair.train()(random_images(1, 3, 32, 32))
+
+
 def eva(**options):
     return Eva(**SMALL | {"use_rot_pos_emb": True} | options)
 

@@ -12,6 +12,7 @@ import pytest
 
 from atlib.data import catalogue
 from atlib.data.catalogue import CATALOGUE, find, load_pacs, open_rows_of
+from atlib.data.decoding import CannotStream, DataError
 from atlib.data.photos import open_photos
 from atlib.data.stream import open_stream
 from atlib.data.transforms import Augmentation
@@ -19,12 +20,6 @@ from tests.helpers import shared
 from tests.picture_files import annotate, index_of, picture, rows, write_folders, write_parquet
 
 SMALL = Augmentation(image_size=8)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    datasets.disable_progress_bars()
 
 
 @pytest.fixture
@@ -145,26 +140,17 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
         "what is on this machine comes before the hub"
     )
     assert find(classes).name == "imagefolder" and find(folder).name == str(folder)
-    for missing in (
-        tmp_path / "nowhere",
-        "./nowhere",
-        "/nowhere/at/all",
-        "~/nowhere",
-        "nowhere/some.parquet",
-    ):
-        with pytest.raises(FileNotFoundError, match="nowhere.* does not exist"):
-            find(missing)
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
-        find("cifar10", tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="--set data_path=FOLDER"):
-        find("imagenet-1k", tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="unknown data set 'imagenet1k'. Did you mean 'imagenet-1k'"):
+    missing = tmp_path / "nowhere"
+    for wrong in (missing, "./nowhere", "/nowhere/at/all", "~/nowhere", "nowhere/some.parquet"):
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            find(wrong)
+    with pytest.raises(FileNotFoundError, match=f"{missing} does not exist.*path="):
+        find("cifar10", missing)
+    with pytest.raises(ValueError, match="'imagenet1k'.*'imagenet-1k'"):
         find("imagenet1k")
-    with pytest.raises(
-        ValueError,
-        match="no complete copy of inat2018 was found on the hub: fetch .*visipedia/inat_comp.*path=",
-    ):
+    with pytest.raises(DataError, match="inat2018 .*visipedia/inat_comp") as caught:
         find("inat2018")
+    assert caught.value.argument == "path"
 
 
 @pytest.mark.parametrize(
@@ -193,25 +179,18 @@ def test_training_images_with_a_published_validation_split_are_all_used(hub):
     with pytest.warns(UserWarning, match="imagenet-1k train has 4 images here, 1,281,167 were published"):
         photos = open_photos("imagenet-1k", train=True)
     assert len(photos) == 4 and len(photos.classes) == 1000
-    with pytest.raises(ValueError, match="unknown split of imagenet-1k 'test'. Known: 'train', 'validation'"):
+    with pytest.raises(ValueError, match="'test'.*'train', 'validation'"):
         open_photos("imagenet-1k", split="test", train=False)
-    with pytest.raises(ValueError, match="a stream cannot hold out a tenth"):
+    with pytest.raises(CannotStream):
         open_stream("cifar10", split="train", augmentation=SMALL)
 
 
 def test_another_set_under_a_known_name_is_refused(tmp_path):
-    path = write_parquet(tmp_path, "test", range(6))
-    with pytest.raises(
-        ValueError,
-        match=(
-            "the data have 3 classes, 100 were published: they are another set; open them by their path alone"
-        ),
-    ):
-        open_photos(
-            "cifar100", path=path, split="test", train=False, image_column="image", label_column="label"
-        )
-    with pytest.raises(ValueError, match="no image column: looked for img, the data set has image, label"):
-        open_photos("cifar100", path=path, split="test", train=False)
+    path, options = write_parquet(tmp_path, "test", range(6)), {"split": "test", "train": False}
+    with pytest.raises(DataError, match="3 classes, 100 were published"):
+        open_photos("cifar100", path=path, image_column="image", label_column="label", **options)
+    with pytest.raises(DataError, match="looked for img, the data set has image, label"):
+        open_photos("cifar100", path=path, **options)
 
 
 @pytest.mark.parametrize("validation", ["validation", "val"])
@@ -229,7 +208,7 @@ def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch, validation
             )
             file.parent.mkdir(parents=True, exist_ok=True)
             picture(index).save(file)
-    with pytest.raises(ValueError, match="the data have 3 classes, 1000 were published"):
+    with pytest.raises(DataError, match="3 classes, 1000 were published"):
         open_photos("imagenet-1k", path=tmp_path, train=True)
     for name in ("imagenet-1k", "cifar100"):  # the columns of the second have other names on the hub
         images = {"train": 9, "validation": 3}
@@ -245,14 +224,14 @@ def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch, validation
                 assert photos.classes == tuple(sorted(ids)) and photos.targets.tolist() == [
                     sorted(ids).index(ids[index % 3]) for index in shown
                 ]
-    with pytest.raises(ValueError, match="holds no parquet or arrow files.*without --set streaming=true"):
+    with pytest.raises(CannotStream, match="no parquet or arrow files"):
         open_stream("imagenet-1k", path=tmp_path, augmentation=SMALL)
 
 
 def test_inaturalist_from_the_authors_archives(tmp_path, monkeypatch):
     annotate(tmp_path, "train2018.json", range(7))
     annotate(tmp_path, "val2018.json", range(7, 12))
-    with pytest.raises(ValueError, match="the data have 3 classes, 8142 were published"):
+    with pytest.raises(DataError, match="3 classes, 8142 were published"):
         open_photos("inat2018", path=tmp_path, train=False)
     monkeypatch.setitem(
         CATALOGUE, "inat2018", CATALOGUE["inat2018"]._replace(classes=3, images={"train": 7, "validation": 5})
@@ -268,7 +247,7 @@ def test_inaturalist_from_the_authors_archives(tmp_path, monkeypatch):
     ) and train.targets.tolist() == [i % 3 for i in range(7)]
     assert [index_of(image) for image in validation.take(range(5))[0]] == list(range(7, 12))
     annotate(tmp_path, "val2017.json", range(3))
-    with pytest.raises(ValueError, match="val2017.json and val2018.json: give each year a folder of its own"):
+    with pytest.raises(ValueError, match="val2017.json and val2018.json"):
         open_photos("inat2018", path=tmp_path, train=False)
 
 
@@ -278,9 +257,7 @@ def test_inaturalist_from_the_authors_archives(tmp_path, monkeypatch):
 )
 def test_annotations_that_are_none_are_named(tmp_path, content, reason):
     (tmp_path / "train2018.json").write_text(content)
-    with pytest.raises(
-        OSError, match=f"train2018.json cannot be read as annotations in COCO's format \\({reason}"
-    ):
+    with pytest.raises(OSError, match=f"train2018.json .*{reason}"):
         open_photos(tmp_path, train=False)
 
 

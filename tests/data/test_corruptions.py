@@ -144,9 +144,10 @@ def test_contrast_is_a_step_towards_the_mean_colour(severity):
         for channel in range(3):
             mean = picture[channel].sum() / picture[channel].numel()
             wanted = mean + CONTRAST[severity - 1] * (picture[channel] - mean)
+            # rounded down
             assert ((wanted - result[channel]) >= -1e-6).all() and (
                 (wanted - result[channel]) < 1 + 1e-6
-            ).all()  # rounded down
+            ).all()
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)

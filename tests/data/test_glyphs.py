@@ -129,9 +129,8 @@ def test_the_label_is_the_glyph_in_the_marked_cell():
         assert shapes_in(inked(marked)) == {SHAPES[shape]}
         row, column = np.argwhere(inked(marked))[0]
         turns = colorsys.rgb_to_hsv(*(marked[:, row, column] / 255))[0]
-        assert (
-            abs((turns - hue / 6 + 0.5) % 1 - 0.5) < 0.08
-        )  # the background level shows through and pulls a little
+        # the background level shows through and pulls a little
+        assert abs((turns - hue / 6 + 0.5) % 1 - 0.5) < 0.08
         assert np.abs(marked.astype(int) - clean).max() <= 1  # the background, 0.1, lies between two bytes
 
 
@@ -139,12 +138,12 @@ def test_distractors_are_glyphs_without_a_mark():
     for image, cell in zip(*(getattr(generate("train", 100, 0, CLEAN), name) for name in ("images", "cell"))):
         for index, pixels in enumerate(cells_of(image)):
             assert len(shapes_in(inked(pixels))) == 1
-            assert (
-                index == cell or len(np.unique(corners(pixels), axis=1).T) <= 2
-            )  # background, or ink where the glyph reaches a corner
+            # background, or ink where the glyph reaches a corner
+            assert index == cell or len(np.unique(corners(pixels), axis=1).T) <= 2
 
 
 CHANGES = dict(
+    task="match",
     noise=0.5,
     background=0.4,
     contrast=0.3,
@@ -175,12 +174,8 @@ def test_a_factor_changes_the_picture_and_no_choice(factor):
     assert not np.array_equal(plain.images, changed.images)
     for name in CHOICES:
         assert np.array_equal(getattr(plain, name), getattr(changed, name))
-    if factor in (
-        "noise",
-        "contrast",
-        "blur",
-        "decoy",
-    ):  # these come after the cells have been drawn, or lie elsewhere
+    # these come after the cells have been drawn, or lie elsewhere
+    if factor in ("noise", "contrast", "blur", "decoy"):
         assert np.array_equal(plain.clean, changed.clean)
 
 
@@ -379,29 +374,23 @@ def test_texture_cuts_stripes_into_the_glyph():
         {"decoy": -0.1},
         {"texture": 1.5},
         {"texture": -1},
+        {"jitter": 0.5},
+        {"clutter": 2.0},
     ],
     ids=str,
 )
 def test_values_out_of_range_are_refused(change):
     ((name, value),) = change.items()
-    with pytest.raises(
-        ValueError, match=rf"World\({name}={value}\) is out of range: {name} goes from .* to "
-    ):
-        World(**change)
-
-
-@pytest.mark.parametrize("change", [{"jitter": 0.5}, {"clutter": 2.0}], ids=str)
-def test_counts_are_whole_numbers(change):
-    with pytest.raises(ValueError, match="is a whole number"):
+    with pytest.raises(ValueError, match=rf"World\({name}={value}\)"):
         World(**change)
 
 
 def test_unknown_names_and_sizes_are_refused():
-    with pytest.raises(ValueError, match="unknown rendering 'doted'. Did you mean 'dotted'"):
+    with pytest.raises(ValueError, match="'doted'.*'dotted'"):
         World(rendering="doted")
-    with pytest.raises(ValueError, match="unknown split 'valid'.*Did you mean 'validation'.*'unlabelled'"):
+    with pytest.raises(ValueError, match="'valid'.*'validation'"):
         generate("valid", 1)
-    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="got 0"):
         generate("train", 0)
     with pytest.raises(FrozenInstanceError):
         World().noise = 0.0

@@ -1,8 +1,6 @@
 """What is read through the `datasets` library: files in the hub's layout made here, damaged ones, and the
 real CIFAR-10 where present."""
 
-import io
-
 import datasets
 import numpy as np
 import pytest
@@ -10,35 +8,9 @@ import torch
 from PIL import Image
 
 from atlib.data import load
+from atlib.data.decoding import DataError
 from tests.helpers import shared
-
-CLASSES = ["cat", "dog", "owl"]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """Nothing is left in the user's cache, and nothing found there."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    datasets.disable_progress_bars()
-
-
-def pixels_of(index, size=(6, 4)):
-    """An image (height, width, 3) that no other index has; its first pixel says the index."""
-    image = np.random.default_rng(index).integers(0, 255, (*size, 3), dtype=np.uint8)
-    image[0, 0] = index % 256, index // 256, 7
-    return image
-
-
-def rows(
-    indices, image_column="img", label_column="label", labels=datasets.ClassLabel(names=CLASSES), **changes
-):
-    columns = {
-        image_column: [Image.fromarray(pixels_of(i)) for i in indices],
-        label_column: [i % 3 for i in indices],
-    } | changes
-    return datasets.Dataset.from_dict(
-        columns, datasets.Features({image_column: datasets.Image(), label_column: labels})
-    )
+from tests.picture_files import CLASSES, encoded, index_of, rows, write_folders
 
 
 def write(folder, split, indices, name=None, **options):
@@ -49,26 +21,30 @@ def write(folder, split, indices, name=None, **options):
 
 
 def indices_in(images):
-    return [int(image[0, 0, 0]) + 256 * int(image[1, 0, 0]) for image in images.pixels]
+    return [index_of(image) for image, _ in images]
 
 
 @pytest.fixture
 def folder(tmp_path):
     """100 training and 12 test images, as the hub's parquet files are named."""
-    write(tmp_path / "set" / "data", "train", range(0, 60), "train-00000-of-00002.parquet")
+    write(tmp_path / "set" / "data", "train", range(60), "train-00000-of-00002.parquet")
     write(tmp_path / "set" / "data", "train", range(60, 100), "train-00001-of-00002.parquet")
     write(tmp_path / "set" / "data", "test", range(300, 312), "test-00000-of-00001.parquet")
     return tmp_path / "set"
 
 
 @pytest.mark.parametrize("name", ["parquet", "cifar10", "somebody/something"])
-def test_parquet_in_the_hubs_layout(folder, name):
-    images = load(name, folder, split="test")
-    assert len(images) == 12 and images.classes == tuple(CLASSES)
-    for row, index in enumerate(range(300, 312)):
-        assert np.array_equal(images.pixels[row].permute(1, 2, 0).numpy(), pixels_of(index))
-        assert images.targets[row] == index % 3
-    assert images.pixels.shape == (12, 3, 6, 4) and images.targets.dtype == torch.int64
+def test_parquet_in_the_hubs_layout(tmp_path, name):
+    noise = np.random.default_rng(0).integers(0, 255, (12, 6, 4, 3), dtype=np.uint8)
+    files = [{"bytes": encoded(Image.fromarray(pixels)), "path": None} for pixels in noise]
+    write(tmp_path / "data", "train", range(3), "train-00000-of-00001.parquet")
+    write(tmp_path / "data", "test", range(12), "test-00000-of-00001.parquet", files=files)
+    images = load(name, tmp_path, split="test")
+    assert np.array_equal(images.pixels.permute(0, 2, 3, 1).numpy(), noise)
+    assert (
+        images.targets.tolist() == [index % 3 for index in range(12)] and images.targets.dtype == torch.int64
+    )
+    assert images.classes == tuple(CLASSES)
 
 
 def test_a_tenth_of_train_is_held_out_as_validation(folder):
@@ -105,74 +81,55 @@ def test_a_published_validation_split_is_used_as_it_is(folder):
 
 
 def test_one_file_is_a_training_split(tmp_path):
-    path = write(tmp_path, "train", range(30), "some.parquet", image_column="image", label_column="labels")
+    path = write(tmp_path, "train", range(30), "some.parquet", label_column="labels")
     assert len(load("parquet", path)) == 27
-    with pytest.raises(
-        ValueError, match="unknown split of parquet 'test'.*'train', 'validation', 'train.validation'"
-    ):
+    with pytest.raises(ValueError, match="'test'.*'train', 'validation', 'train.validation'"):
         load("parquet", path, split="test")
 
 
 def test_image_folder(tmp_path):
-    for split, indices in (("train", range(20)), ("test", range(300, 306))):
-        for index in indices:
-            path = tmp_path / split / CLASSES[index % 3]
-            path.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels_of(index)).save(path / f"{index}.png")
+    write_folders(tmp_path, "train", range(20))
+    write_folders(tmp_path, "test", range(300, 306))
     images = load("imagefolder", tmp_path, split="test")
     assert images.classes == tuple(CLASSES) and sorted(indices_in(images)) == list(range(300, 306))
     assert images.targets.tolist() == [index % 3 for index in indices_in(images)]
-    assert (
-        len(load("imagefolder", tmp_path)) == 18
-        and len(load("imagefolder", tmp_path, split="validation")) == 2
-    )
+    found = {split: len(load("imagefolder", tmp_path, split=split)) for split in ("train", "validation")}
+    assert found == {"train": 18, "validation": 2}
 
 
 def test_numbers_without_names_name_themselves(tmp_path):
     """Also where the largest class is the only one that is there."""
-    write(tmp_path, "test", [2, 5], labels=datasets.Value("int64"))
+    write(tmp_path, "test", [2, 5], label=datasets.Value("int64"))
     images = load("parquet", tmp_path, split="test")
     assert images.classes == ("0", "1", "2") and images.targets.tolist() == [2, 2]
 
 
 def test_grey_and_palette_images_become_rgb_and_sizes_are_made_equal(tmp_path):
     wide, tall = Image.new("L", (12, 6), 200), Image.new("RGB", (6, 18), (9, 8, 7))
-    write(tmp_path, "test", range(2), img=[wide, tall])
+    files = [{"bytes": encoded(image), "path": None} for image in (wide, tall)]
+    write(tmp_path, "test", range(2), files=files)
     images = load("parquet", tmp_path, split="test", image_size=6)
     assert images.pixels.shape == (2, 3, 6, 6)
     assert images.pixels[0].unique().tolist() == [200] and images.pixels[1, :, 0, 0].tolist() == [9, 8, 7]
-    with pytest.raises(
-        ValueError, match=r"image 1 is \(3, 18, 6\), the first is \(3, 6, 12\): pass image_size="
-    ):
+    with pytest.raises(ValueError, match=r"image 1 is \(3, 18, 6\), the first is \(3, 6, 12\)"):
         load("parquet", tmp_path, split="test")
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, argument, named",
     [
-        (
-            {"image_column": "picture"},
-            "no image column: looked for image, img, the data set has picture, label",
-        ),
-        (
-            {"label_column": "kind"},
-            "no label column: looked for label, labels, fine_label, the data set has img, kind",
-        ),
-        (
-            {"labels": datasets.Value("string"), "label": ["cat", "dog"]},
-            "column 'label' must be class indices.*got '(cat|dog)'.*ClassLabel",
-        ),
-        (
-            {"labels": datasets.Value("int64"), "label": [0, -1]},
-            "column 'label' must be class indices.*got -1",
-        ),
+        ({"image_column": "picture"}, "image_column", "looked for image, img, .* picture, label"),
+        ({"label_column": "kind"}, "label_column", "looked for label, labels, fine_label, .* image, kind"),
+        ({"label": datasets.Value("string"), "labels": ["cat", "cat"]}, "label_column", "'cat'.*ClassLabel"),
+        ({"label": datasets.Value("int64"), "labels": [0, -1]}, "label_column", "-1"),
     ],
     ids=str,
 )
-def test_columns_that_are_missing_or_of_another_kind(tmp_path, options, message):
+def test_columns_that_are_missing_or_of_another_kind(tmp_path, options, argument, named):
     write(tmp_path, "test", range(2), **options)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(DataError, match=named) as caught:
         load("parquet", tmp_path, split="test")
+    assert caught.value.argument == argument
 
 
 def test_a_split_without_images(tmp_path):
@@ -182,9 +139,7 @@ def test_a_split_without_images(tmp_path):
 
 
 def test_unknown_splits_list_the_close_ones(folder):
-    with pytest.raises(
-        ValueError, match="unknown split of parquet 'tst'. Did you mean 'test'.*'train', 'test', 'validation'"
-    ):
+    with pytest.raises(ValueError, match="'tst'.*'test'"):
         load("parquet", folder, split="tst")
 
 
@@ -207,11 +162,8 @@ def test_damaged_files_are_named_and_left_alone(folder, file, damage):
 
 
 def test_an_image_that_cannot_be_decoded_is_named_by_index(tmp_path):
-    buffer = io.BytesIO()
-    Image.fromarray(pixels_of(1)).save(buffer, "PNG")
-    good, bad = {"bytes": buffer.getvalue(), "path": None}, {"bytes": buffer.getvalue()[:40], "path": None}
-    write(tmp_path, "test", range(3), img=[good, good, bad])
-    with pytest.raises(OSError, match="image 2 of the split cannot be decoded"):
+    write(tmp_path, "test", range(3), corrupt=[2])
+    with pytest.raises(OSError, match="image 2 "):
         load("parquet", tmp_path, split="test")
 
 
@@ -222,9 +174,7 @@ def test_paths_that_are_not_there(tmp_path, name):
 
 
 def test_folders_without_the_files(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=f"no train.*parquet, validation.*parquet or test.*parquet in {tmp_path}"
-    ):
+    with pytest.raises(FileNotFoundError, match=f"test.*parquet in {tmp_path}"):
         load("parquet", tmp_path)
     with pytest.raises(OSError, match=str(tmp_path)):
         load("imagefolder", tmp_path)
@@ -232,11 +182,7 @@ def test_folders_without_the_files(tmp_path):
 
 @pytest.mark.parametrize(
     "name, where",
-    [
-        ("cifar10", "uoft-cs/cifar10"),
-        ("cifar100", "uoft-cs/cifar100"),
-        ("somebody/something", "somebody/something"),
-    ],
+    [("cifar10", "uoft-cs/cifar10"), ("cifar100", "uoft-cs/cifar100"), ("some/thing", "some/thing")],
 )
 def test_no_network_says_what_would_have_been_downloaded_and_what_to_do(name, where, monkeypatch, no_network):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from timm.data import RealLabelsImagenet
 
-from atlib.analysis.subsets import accuracy_on, restrict
+from atlib.analysis.subsets import accuracy_on
 from atlib.data.natural_shifts import (
     CIFAR10,
     IMAGENET,
@@ -30,12 +30,6 @@ SHA256 = {
     "imagenet-a": "f6aa4b23244554d9b864fd715ae20048f6a9686388911b2dfbf1ada01bf0f520",
     "imagenet-r": "e19a59d84e3746fafd34d2ccf6ae604a44e9a0500a596f343c878a89e30ce624",
 }
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    datasets.disable_progress_bars()
 
 
 def picture(value):
@@ -131,35 +125,20 @@ def test_labels_become_classes(labels, given, wanted):
 
 
 @pytest.mark.parametrize(
-    "space, labels, message",
+    "space, labels, named",
     [
-        (IMAGENET, ["crane"], "the label 'crane' can be class 134 or 517: store WordNet ids"),
-        (IMAGENET, ["maillot"], "can be class 638 or 639"),
-        (IMAGENET, ["n00000000"], "no label is among the 1000 classes of the data set, such as 'n00000000'$"),
-        (
-            IMAGENET,
-            [1000, 3],
-            "1 of 2 different labels are not among the 1000 classes of the data set, such as '1000'$",
-        ),
-        (IMAGENET, [-1], "such as '-1'"),
-        (
-            IMAGENET_A,
-            [3, 4],
-            (
-                "no label is among the 200 classes .* '[34]': a number does not say whether it counts all"
-                " classes or these"
-            ),
-        ),
-        (
-            IMAGENET_A,
-            ["n01498041", "n01440764"],
-            "1 of 2 different labels are not among the 200 classes of the data set, such as 'n01440764'",
-        ),
-        (CIFAR10, ["plane"], "no label is among the 10 classes of the data set, such as 'plane'"),
+        (IMAGENET, ["crane"], "'crane' can be class 134 or 517"),
+        (IMAGENET, ["maillot"], "638 or 639"),
+        (IMAGENET, ["n00000000"], "1 of 1 .* 1000 classes .* 'n00000000'$"),
+        (IMAGENET, [1000, 3], "1 of 2 .* 1000 classes .* '1000'$"),
+        (IMAGENET, [-1], "'-1'"),
+        (IMAGENET_A, [3, 4], "2 of 2 .* 200 classes .* '[34]': a number does not say"),
+        (IMAGENET_A, ["n01498041", "n01440764"], "1 of 2 .* 200 classes .* 'n01440764'"),
+        (CIFAR10, ["plane"], "1 of 1 .* 10 classes .* 'plane'"),
     ],
 )
-def test_labels_that_are_no_class_or_two(space, labels, message):
-    with pytest.raises(ValueError, match=message):
+def test_labels_that_are_no_class_or_two(space, labels, named):
+    with pytest.raises(ValueError, match=named):
         space.indices(labels)
 
 
@@ -252,9 +231,7 @@ def test_of_several_splits_the_right_one_is_taken(tmp_path):
     write(tmp_path / "train.parquet", label=([1], NUMBER))
     write(tmp_path / "test.parquet", label=([2], NUMBER))
     assert load_shifted("cifar10.1", tmp_path).targets.tolist() == [2]
-    with pytest.raises(
-        ValueError, match="unknown split of ILSVRC/imagenet-1k 'validation'.* Known: 'train', 'test'"
-    ):
+    with pytest.raises(ValueError, match="'validation'.*'train', 'test'"):
         load_shifted("imagenet-real", tmp_path)
 
 
@@ -304,42 +281,31 @@ def test_accuracy_on_reassessed_labels_is_timms():
 
 
 @pytest.mark.parametrize(
-    "names, number, message",
+    "names, number, named",
     [
-        (
-            None,
-            1,
-            (
-                "image 0 has the file name None: the reassessed labels go by names like"
-                " ILSVRC2012_val_00000001.JPEG"
-            ),
-        ),
-        ("picture{}.png", 7, "image 0 has the file name 'picture7.png'"),
-        ("ILSVRC2012_val_{:08d}.JPEG", 50_001, "image 0 has the file name 'ILSVRC2012_val_00050001.JPEG'"),
+        (None, 1, "file name None.*ILSVRC2012_val_00000001.JPEG"),
+        ("picture{}.png", 7, "'picture7.png'"),
+        ("ILSVRC2012_val_{:08d}.JPEG", 50_001, "'ILSVRC2012_val_00050001.JPEG'"),
     ],
 )
-def test_reassessed_labels_need_the_file_names(tmp_path, names, number, message):
-    with pytest.raises(ValueError, match=message):
+def test_reassessed_labels_need_the_file_names(tmp_path, names, number, named):
+    with pytest.raises(ValueError, match=f"image 0 .*{named}"):
         load_shifted("imagenet-real", validation_file(tmp_path / "validation.parquet", [number], names))
 
 
 def test_wrong_requests_and_files(tmp_path):
-    with pytest.raises(ValueError, match="unknown shifted set 'imagenet-b'. Did you mean 'imagenet-"):
+    with pytest.raises(ValueError, match="'imagenet-b'.*'imagenet-"):
         load_shifted("imagenet-b")
-    with pytest.raises(
-        ValueError,
-        match=(
-            "no label column: looked for wnid, label, labels, cls, class_name, the data set has image, kind"
-        ),
-    ):
-        load_shifted("imagenet-a", write(tmp_path / "a.parquet", kind=(["x"], TEXT)))
-    with pytest.raises(ValueError, match="no image column: looked for image, img, webp"):
-        load_shifted(
-            "imagenet-a", write(tmp_path / "b.parquet", image_column="photo", wnid=(["n01498041"], TEXT))
+    for number, (columns, named) in enumerate(
+        (
+            ({"kind": (["x"], TEXT)}, "looked for wnid, label, labels, cls, class_name, .* image, kind"),
+            ({"image_column": "photo", "wnid": (["n01498041"], TEXT)}, "looked for image, img, webp"),
+            ({"label": (["cat", "dog"], TEXT)}, "200 classes"),
         )
-    with pytest.raises(ValueError, match="no label is among the 200 classes"):
-        load_shifted("imagenet-a", write(tmp_path / "c.parquet", label=(["cat", "dog"], TEXT)))
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+    ):
+        with pytest.raises(ValueError, match=named):
+            load_shifted("imagenet-a", write(tmp_path / f"{number}.parquet", **columns))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         load_shifted("imagenet-a", tmp_path / "nowhere")
 
 
@@ -384,8 +350,6 @@ def test_no_network_says_what_would_have_been_downloaded(monkeypatch, no_network
 
 def test_a_subset_compares_only_its_own_logits():
     logits = torch.tensor([[9.0, 1.0, 2.0, 0.0], [9.0, 3.0, 2.0, 8.0], [0.0, 0.0, 5.0, 9.0]])
-    assert restrict(logits, [1, 2]).tolist() == [[1.0, 2.0], [3.0, 2.0], [0.0, 5.0]]
-    assert restrict(logits, [2, 1]).tolist() == [[2.0, 1.0], [2.0, 3.0], [5.0, 0.0]]
     labels = torch.tensor([2, 2, 2])
     assert accuracy_on(logits, labels) == 0
     assert accuracy_on(logits, labels, [1, 2]) == accuracy_on(logits, labels, [2, 1]) == pytest.approx(2 / 3)
@@ -410,34 +374,27 @@ def test_any_of_several_right_classes_counts_once():
 
 
 @pytest.mark.parametrize(
-    "labels, classes, message",
+    "labels, classes, named",
     [
-        (torch.tensor([0, 0]), [0], r"at least two classes to tell apart, got \[0\]"),
-        (torch.tensor([0, 0]), [1, 1], r"at least two classes to tell apart, got \[1, 1\]"),
-        (torch.tensor([0, 0]), [0, 4], "class 4 is not one of the model's 4 outputs"),
-        (torch.tensor([0, 0]), [-1, 0], "class -1 is not one"),
-        (torch.tensor([0, 3]), [1, 2], "the data and the 2 classes compared have no label in common"),
-        (torch.tensor([7, 9]), None, "the data and the 4 classes compared have no label in common"),
-        (
-            torch.tensor([1, 3]),
-            [1, 2],
-            "1 of 2 images have no right class among the 2 compared, first image 1",
-        ),
-        (torch.tensor([0]), None, r"for logits \(2, 4\), got torch.int64 \(1,\)"),
-        (torch.zeros(2, 3, dtype=torch.bool), None, r"got torch.bool \(2, 3\)"),
+        (torch.tensor([0, 0]), [0], r"\[0\]"),
+        (torch.tensor([0, 0]), [1, 1], r"\[1, 1\]"),
+        (torch.tensor([0, 0]), [0, 4], "class 4 .* 4 outputs"),
+        (torch.tensor([0, 0]), [-1, 0], "class -1 "),
+        (torch.tensor([0, 3]), [1, 2], "2 classes compared have no label in common"),
+        (torch.tensor([7, 9]), None, "4 classes compared have no label in common"),
+        (torch.tensor([1, 3]), [1, 2], "1 of 2 images .* first image 1"),
+        (torch.tensor([0]), None, r"logits \(2, 4\), got torch.int64 \(1,\)"),
+        (torch.zeros(2, 3, dtype=torch.bool), None, r"torch.bool \(2, 3\)"),
         (torch.zeros(2, 4, dtype=torch.bool), None, "no label in common"),
     ],
 )
-def test_comparisons_that_mean_nothing(labels, classes, message):
-    with pytest.raises(ValueError, match=message):
+def test_comparisons_that_mean_nothing(labels, classes, named):
+    with pytest.raises(ValueError, match=named):
         accuracy_on(torch.zeros(2, 4), labels, classes)
 
 
-def test_no_images():
-    with pytest.raises(ValueError, match="with n >= 1"):
+def test_no_images_and_no_numbers():
+    with pytest.raises(ValueError, match="n >= 1"):
         accuracy_on(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long))
-
-
-def test_scores_that_are_not_numbers_are_no_accuracy():
-    with pytest.raises(ValueError, match="logits is NaN for image 0"):
+    with pytest.raises(ValueError, match="NaN for image 0"):
         accuracy_on(torch.full((4, 3), float("nan")), torch.zeros(4, dtype=torch.long))

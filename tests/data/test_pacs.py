@@ -13,12 +13,6 @@ CLASSES = ["dog", "elephant", "giraffe"]
 COUNTS = {"photo": 20, "art_painting": 30, "cartoon": 40, "sketch": 10}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    datasets.disable_progress_bars()
-
-
 def write(path, domains, **columns):
     """A file in the hub's format; the first pixel of every image says its row."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,22 +107,18 @@ def test_image_size(mixed):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "domains, split, named",
     [
-        ((["photos"],), "unknown domain of PACS 'photos'. Did you mean 'photo'"),
-        (("photo",), "domains must be a list .* got 'photo'"),
-        (
-            ([],),
-            r"domains must be a list with at least one of photo, art_painting, cartoon, sketch, got \[\]",
-        ),
-        ((["photo"], None, "val"), "unknown split of PACS 'val'"),
+        (["photos"], "all", "'photos'.*'photo'"),
+        ("photo", "all", "'photo'"),
+        ([], "all", r"\[\]"),
+        (["photo"], "val", "'val'"),
     ],
     ids=str,
 )
-def test_wrong_requests_are_refused_before_anything_is_read(arguments, message, no_network):
-    domains, *_ = arguments
-    with pytest.raises(ValueError, match=message):
-        load_pacs(domains, split=arguments[2] if len(arguments) > 2 else "all")
+def test_wrong_requests_are_refused_before_anything_is_read(domains, split, named, no_network):
+    with pytest.raises(ValueError, match=named):
+        load_pacs(domains, split=split)
 
 
 def test_files_that_lack_something(tmp_path):
@@ -139,9 +129,7 @@ def test_files_that_lack_something(tmp_path):
     datasets.load_dataset("parquet", data_files=str(path))["train"].remove_columns("domain").to_parquet(
         tmp_path / "c.parquet"
     )
-    with pytest.raises(
-        ValueError, match="no domain column: looked for domain, the data set has image, label"
-    ):
+    with pytest.raises(ValueError, match="looked for domain, the data set has image, label"):
         load_pacs(["photo"], tmp_path / "c.parquet")
     with pytest.raises(ValueError, match="PACS photo validation has no images"):
         load_pacs(["photo"], path, split="validation")
@@ -183,13 +171,5 @@ def test_real_pacs():
             and sizes["test"] == round(count / 5)
         )
     images = load_pacs(["photo"], folder, split="test", size=20, image_size=48)
-    assert images.pixels.shape == (20, 3, 48, 48) and images.classes == (
-        "dog",
-        "elephant",
-        "giraffe",
-        "guitar",
-        "horse",
-        "house",
-        "person",
-    )
-    assert images.pixels.float().std() > 40
+    assert images.pixels.shape == (20, 3, 48, 48) and images.pixels.float().std() > 40
+    assert images.classes == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")

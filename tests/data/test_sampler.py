@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 from atlib.data import Images
-from atlib.data.sampler import ShardSpec, epoch_order, map_style, my_batches, my_repeats, steps_per_epoch
+from atlib.data.sampler import ShardSpec, epoch_order, my_batches, my_repeats, steps_per_epoch
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 33])
@@ -82,53 +82,22 @@ def test_repeated_augmentation():
 
 
 @pytest.mark.parametrize(
-    "part, message",
+    "part, named",
     [
-        (ShardSpec(0, 0, 0), "batch_size and repeats must be at least 1, got 0 and 1"),
+        (ShardSpec(0, 0, 0), "got 0 and 1"),
         (ShardSpec(0, 0, 4, repeats=0), "got 4 and 0"),
-        (ShardSpec(0, 0, 4, rank=2, world=2), "rank 2 does not exist: there are 2 processes, ranks 0 to 1"),
+        (ShardSpec(0, 0, 4, rank=2, world=2), "rank 2 .* 2 processes"),
     ],
     ids=str,
 )
-def test_what_cannot_be_meant(part, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_meant(part, named):
+    with pytest.raises(ValueError, match=named):
         my_batches(10, part)
 
 
-def numbered(count=10, augment=None):
-    return Images(
-        torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).contiguous(),
-        torch.arange(count) + 100,
-        augment=augment,
-    )
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_hold_the_images_at_their_indices(workers):
-    part = ShardSpec(2, 1, 4, rank=1, world=2)
-    batches = list(map_style(numbered(), part, workers))
-    assert [(batch.indices, batch.weight) for batch in batches] == my_batches(10, part)
-    for batch in batches:
-        assert batch.targets.tolist() == [index + 100 for index in batch.indices]
-        pixels = (batch.images * 0.25 + 0.5) * 255
-        assert pixels[:, 0, 0, 0].round().int().tolist() == batch.indices
-
-
 def test_images_hand_out_their_epochs_in_the_order_of_their_loader():
-    data = numbered()
+    data = Images(torch.zeros(10, 3, 2, 2, dtype=torch.uint8), torch.arange(10))
     loader = data.loader(4, seed=9)
     for epoch in range(3):
         batches = list(data.epoch(ShardSpec(9, epoch, 4), workers=3))
         assert [batch.targets.tolist() for batch in batches] == [targets.tolist() for _, targets in loader]
-
-
-def test_an_epoch_draws_one_number_when_it_begins_and_none_in_its_middle():
-    """What torch's DataLoader always drew; without it recorded runs would not repeat."""
-    torch.manual_seed(4)
-    torch.empty((), dtype=torch.int64).random_()
-    expected = torch.get_rng_state()
-    torch.manual_seed(4)
-    list(map_style(numbered(), ShardSpec(0, 0, 4)))
-    assert torch.equal(torch.get_rng_state(), expected)
-    list(map_style(numbered(), ShardSpec(0, 0, 4, start=1)))
-    assert torch.equal(torch.get_rng_state(), expected)

@@ -131,16 +131,14 @@ def test_the_harder_resample_is_the_faintest_tenth_of_every_shape_of_a_new_draw(
         for index, image in enumerate(drawn.images)
         if any(np.array_equal(image, other) for other in found.images)
     ]
-    assert len(kept) == size and same_glyphs(
-        found, Glyphs(*(part[kept] for part in drawn))
-    )  # the draw's own order
+    # the draw's own order
+    assert len(kept) == size and same_glyphs(found, Glyphs(*(part[kept] for part in drawn)))
     faint = [stands_out(clean) for clean in drawn.clean]
     for shape in range(8):
         same = [index for index in range(10 * size) if drawn.shape[index] == shape]
         chosen = [index for index in same if index in kept]
-        assert (
-            abs(len(chosen) - len(same) / 10) <= 1
-        )  # a tenth of this shape, so that the classes stay as they were
+        # a tenth of this shape, so that the classes stay as they were
+        assert abs(len(chosen) - len(same) / 10) <= 1
         assert (
             max(faint[index] for index in chosen)
             <= min(faint[index] for index in same if index not in kept) + 1e-9
@@ -168,21 +166,20 @@ def test_images_have_the_marked_shape_as_label():
 
 
 @pytest.mark.parametrize(
-    "name, severity, message",
+    "name, severity, named",
     [
-        ("nois", 1, "unknown shift 'nois'. Did you mean 'noise'"),
-        ("Blur", 1, "unknown shift 'Blur'. Did you mean 'blur'"),
-        ("noise", -0.1, "severity=-0.1 is out of range: it goes from 0, the distribution of training, to 5"),
-        ("noise", 5.5, "severity=5.5 is out of range"),
-        ("harder resample", 6, "severity=6 is out of range"),
-        ("rendering", float("nan"), "severity=nan is out of range"),
+        ("nois", 1, "'nois'.*'noise'"),
+        ("Blur", 1, "'Blur'.*'blur'"),
+        ("noise", -0.1, "severity=-0.1"),
+        ("noise", 5.5, "severity=5.5"),
+        ("harder resample", 6, "severity=6"),
+        ("rendering", float("nan"), "severity=nan"),
     ],
 )
-def test_what_there_is_no_dial_for(name, severity, message):
-    with pytest.raises(ValueError, match=message):
-        shifted(name, severity, size=1)
-    with pytest.raises(ValueError, match=message):
-        shifted_images(name, severity, size=1)
+def test_what_there_is_no_dial_for(name, severity, named):
+    for function in (shifted, shifted_images):
+        with pytest.raises(ValueError, match=named):
+            function(name, severity, size=1)
 
 
 def test_all_shifts_at_once():

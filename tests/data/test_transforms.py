@@ -15,9 +15,8 @@ from atlib.data.transforms import Augmentation
 FULL = Augmentation(32, rand_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
 THREE = Augmentation(32, three_augment=True, color_jitter=0.3)
 PADDED = Augmentation(32, crop="padded", flip=0.0)
-STILL = Augmentation(
-    32, crop="centre", flip=0.0
-)  # of an image of 32 x 32: nothing is changed but the numbers' scale
+# of an image of 32 x 32: nothing is changed but the numbers' scale
+STILL = Augmentation(32, crop="centre", flip=0.0)
 
 
 def picture(height=32, width=32, seed=0) -> Image.Image:
@@ -126,9 +125,8 @@ def test_random_resized_crops_have_the_published_area_and_aspect():
     plain, widths, heights = Augmentation(32, flip=0.0, interpolation="bilinear"), [], []
     for seed in range(150):
         found = pixels_of(plain.train(Image.fromarray(ramp), seed), plain)
-        widths.append(
-            (found[:, 24, 0] - found[:, 8, 0]).mean() * 2 / 256
-        )  # between two columns half the square apart
+        # between two columns half the square apart
+        widths.append((found[:, 24, 0] - found[:, 8, 0]).mean() * 2 / 256)
         heights.append((found[24, :, 1] - found[8, :, 1]).mean() * 2 / 256)
     area, aspect = np.multiply(widths, heights), np.divide(widths, heights)
     # A step of the ramp is 1 / 256, which the tolerances allow for.
@@ -149,11 +147,8 @@ def test_a_padded_crop_is_a_window_of_the_reflected_image():
         for seed in range(60)
     ]
     assert {top for top, _ in found} == {left for _, left in found} == set(range(9))
-    assert Augmentation(32, crop="padded").train(picture(64, 48), 0).shape == (
-        3,
-        32,
-        32,
-    )  # the shorter side is brought to size first
+    # the shorter side is brought to size first
+    assert Augmentation(32, crop="padded").train(picture(64, 48), 0).shape == (3, 32, 32)
 
 
 def test_three_augment_is_grey_solarised_or_blurred():
@@ -217,9 +212,8 @@ def test_posterising_keeps_so_many_bits(string, bits):
 
 def test_the_published_rand_augment_survives_many_draws():
     image = picture(8, 8)
-    often = Augmentation(
-        8, crop="centre", rand_augment="rand-m9-n2-p1-mstd2-inc1"
-    )  # more spread: many more draws at the ends of all ranges
+    # more spread: many more draws at the ends of all ranges
+    often = Augmentation(8, crop="centre", rand_augment="rand-m9-n2-p1-mstd2-inc1")
     assert all(often.train(image, seed).isfinite().all() for seed in range(150))
 
 
@@ -262,30 +256,24 @@ def test_it_goes_through_json_and_can_be_a_key():
 
 
 @pytest.mark.parametrize(
-    "values, message",
+    "values, named",
     [
-        ({"crop": "center"}, "unknown crop 'center'. Did you mean 'centre'"),
-        ({"interpolation": "cubic"}, "unknown interpolation 'cubic'"),
-        ({"image_size": 0}, "image_size=0.*at least 1 pixel"),
-        ({"flip": 1.5}, "flip=1.5.*probability"),
-        ({"random_erasing": -0.1}, "random_erasing=-0.1.*probability"),
-        ({"padding": -1}, "padding=-1.*negative"),
-        ({"color_jitter": -1}, "color_jitter=-1.*negative"),
-        ({"crop_pct": 0.0}, "crop_pct=0.0.*above 0 and at most 1"),
-        ({"std": (1.0, 0.0, 1.0)}, "std=.*three values, one a channel, above 0"),
-        ({"mean": (0.5,)}, "mean=.*three values"),
-        ({"rand_augment": "rnd-m9"}, "'rnd-m9'.*must start with 'rand'"),
-        ({"rand_augment": "rand-q9"}, "'rand-q9'.*no RandAugment string"),
-        (
-            {"rand_augment": "rand-m9", "three_augment": True},
-            "rand_augment='rand-m9' excludes three_augment=True",
-        ),
-        (
-            {"rand_augment": "rand-m9", "color_jitter": 0.4},
-            "rand_augment='rand-m9' excludes color_jitter=0.4",
-        ),
+        ({"crop": "center"}, "'center'.*'centre'"),
+        ({"interpolation": "cubic"}, "'cubic'"),
+        ({"image_size": 0}, "image_size=0"),
+        ({"flip": 1.5}, "flip=1.5"),
+        ({"random_erasing": -0.1}, "random_erasing=-0.1"),
+        ({"padding": -1}, "padding=-1"),
+        ({"color_jitter": -1}, "color_jitter=-1"),
+        ({"crop_pct": 0.0}, "crop_pct=0.0"),
+        ({"std": (1.0, 0.0, 1.0)}, "std=.*above 0"),
+        ({"mean": (0.5,)}, "mean=.*three"),
+        ({"rand_augment": "rnd-m9"}, "'rnd-m9'"),
+        ({"rand_augment": "rand-q9"}, "'rand-q9'"),
+        ({"rand_augment": "rand-m9", "three_augment": True}, "'rand-m9' excludes three_augment=True"),
+        ({"rand_augment": "rand-m9", "color_jitter": 0.4}, "'rand-m9' excludes color_jitter=0.4"),
     ],
 )
-def test_values_that_cannot_be_meant(values, message):
-    with pytest.raises(ValueError, match=message):
+def test_values_that_cannot_be_meant(values, named):
+    with pytest.raises(ValueError, match=named):
         Augmentation(**values)

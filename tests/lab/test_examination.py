@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from atlib import AttentionTransfer, Plan
 from atlib.checkpoint import load_vit
 from atlib.lab import evals, study
-from atlib.lab.evals import Examination, model_of, run_examination, study_records
+from atlib.lab.evals import Examination, model_of, run_examination
 from atlib.lab.scales import Schooling
-from atlib.lab.study import Place, Study, Variant, by, run_experiment, run_study, scratch
-from atlib.record import read_record
+from atlib.lab.study import CENTRAL, Run, Study, Variant, by, run_study, scratch
+from atlib.record import read_file
 from atlib.train.evaluate import evaluate
 from tests import toy
 from tests.helpers import same
@@ -52,17 +52,13 @@ def toy_scales(monkeypatch):
     MEASURED.clear()
 
 
-def place_in(folder):
-    return Place("toy", None, folder / "results" / "transfer" / "toy", folder / "work")
-
-
 @pytest.fixture(scope="module")
 def central(tmp_path_factory):
     """A central experiment with fine-tuned teachers of seeds 0 and 1."""
     folder = tmp_path_factory.mktemp("central")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "scales", toy.known)
-        run_experiment(place_in(folder), 2, ["fine-tune"])
+        run_study(CENTRAL, toy.place(folder), 2, ["fine-tune"])
     return folder
 
 
@@ -70,120 +66,90 @@ def central(tmp_path_factory):
 def place(central, tmp_path):
     """A copy of it to work with, in `tmp_path`."""
     shutil.copytree(central, tmp_path, dirs_exist_ok=True)
-    return place_in(tmp_path)
+    return toy.place(tmp_path)
 
 
-@pytest.fixture
-def records(tmp_path):
-    return tmp_path / "results" / "toy examination" / "toy"
+def found(place, name="toy examination"):
+    return {(record.method, record.seed): record for record in read_file(place.records(name))}
 
 
-def test_models_are_trained_first_and_measured_one_seed_at_a_time(place, records, tmp_path):
-    paths = run_examination(EXAMINATION, place, records, 2)
-    assert [path.name for path in paths] == [
-        f"{name}-seed{seed}.json" for name in ("all-together", "copy-other", "scratch") for seed in (0, 1)
+def test_models_are_trained_first_and_measured_one_seed_at_a_time(place):
+    records = run_examination(EXAMINATION, place, 2)
+    assert [(r.method, r.seed) for r in records] == [
+        (name, seed) for name in ("all together", "copy other", "scratch") for seed in (0, 1)
     ]
     assert [(seed, list(models)) for seed, models, _ in MEASURED] == [
         (0, ["scratch", "copy other"]),
         (1, ["scratch", "copy other"]),
     ]
-    of_study = study_records(STUDY, place)
-    assert of_study == tmp_path / "results" / "toy study" / "toy"
     for seed, models, sources in MEASURED:
         assert (sources.seed, sources.place) == (seed, place) and sources.scale is toy.TOY
         for name, model in models.items():
             assert not model.training
-            file = f"{name.replace(' ', '-')}-seed{seed}"
-            measured, trained = read_record(records / f"{file}.json"), read_record(of_study / f"{file}.json")
-            assert (measured.experiment, measured.method, measured.seed) == ("toy examination", name, seed)
-            assert (
-                measured.results == {"test_loss": pytest.approx(trained.results["test_loss"], rel=1e-6)}
-                and measured.history == []
-            )
-            assert same(
-                load_file(tmp_path / "work" / "toy study" / f"{file}.safetensors"),
-                dict(getattr(model, "student", model).state_dict()),
-            )
-    assert read_record(records / "all-together-seed0.json").results == {"models": 2}
-    assert not list(of_study.glob("copy-seed*")), "the third variant was not asked for"
+            measured, run = found(place)[name, seed], Run(STUDY, place, name, seed)
+            loss = pytest.approx(run.record().results["test_loss"], rel=1e-6)
+            assert (measured.experiment, measured.results) == ("toy examination", {"test_loss": loss})
+            assert same(load_file(run.weights), dict(getattr(model, "student", model).state_dict()))
+    assert found(place)["all together", 0].results == {"models": 2}
+    assert ("copy", 0) not in found(place, "toy study"), "the third variant was not asked for"
 
 
-def test_a_seed_with_a_record_is_not_measured_again(place, records, monkeypatch):
-    run_examination(EXAMINATION, place, records, 1)
-    before = toy.files(records)
-    run_examination(EXAMINATION, place, records, 2)
-    assert [seed for seed, *_ in MEASURED] == [0, 1]
-    assert {name: content for name, content in toy.files(records).items() if "seed0" in name} == before
+def test_a_seed_with_a_record_is_not_measured_again(place, monkeypatch):
+    first = run_examination(EXAMINATION, place, 1)
+    second = run_examination(EXAMINATION, place, 2)
+    assert [seed for seed, *_ in MEASURED] == [0, 1] and [r for r in second if r.seed == 0] == first
     toy.forbid_training(monkeypatch)
     monkeypatch.setattr(evals, "trained", None)  # not even a model is loaded
-    assert len(run_examination(EXAMINATION, place, records, 2)) == 6 and len(MEASURED) == 2
+    assert run_examination(EXAMINATION, place, 2) == second and len(MEASURED) == 2
 
 
-def test_kept_models_are_measured_without_training(place, records, monkeypatch):
-    run_study(STUDY, place, study_records(STUDY, place), 1)
+def test_kept_models_are_measured_without_training(place, monkeypatch):
+    run_study(STUDY, place, 1)
     toy.forbid_training(monkeypatch)
-    run_examination(EXAMINATION, place, records, 1)
+    run_examination(EXAMINATION, place, 1)
     ((_, models, _),) = MEASURED
     assert isinstance(models["copy other"], AttentionTransfer) and models["copy other"].plan == Plan()
-    assert same(
-        models["copy other"].teacher.state_dict(),
-        load_vit(place.work / "teacher-other-seed0.safetensors").state_dict(),
-    )
+    teacher = load_vit(place.teacher(0, OTHER))
+    assert same(models["copy other"].teacher.state_dict(), teacher.state_dict())
+    first, again = model_of(STUDY, place, "scratch", 0), model_of(STUDY, place, "scratch", 0)
+    assert not first.training and same(first.state_dict(), again.state_dict())
 
 
-def test_only_some_methods(place, records):
-    paths = run_examination(EXAMINATION, place, records, 1, ["copy"])
-    assert [path.name for path in paths] == ["all-together-seed0.json", "copy-seed0.json"]
+def test_only_some_methods(place):
+    records = run_examination(EXAMINATION, place, 1, ["copy"])
+    assert [record.method for record in records] == ["all together", "copy"]
     assert [list(models) for _, models, _ in MEASURED] == [["copy"]]
 
 
-def test_a_trained_model_comes_back_ready_to_be_used(place, monkeypatch):
-    first = model_of(STUDY, place, "scratch", 1)
-    toy.forbid_training(monkeypatch)
-    again = model_of(STUDY, place, "scratch", 1)
-    assert not first.training and not again.training and same(first.state_dict(), again.state_dict())
-    with pytest.raises(ValueError, match="unknown method 'scrach'. Did you mean 'scratch'"):
-        model_of(STUDY, place, "scrach", 1)
-
-
 @pytest.mark.parametrize(
-    "scale, methods, message",
+    "scale, methods, error, says",
     [
-        ("built-in", None, "toy examination is made for the scale 'toy', not for 'built-in'"),
-        ("toy", ["scratch", "copi"], "unknown method 'copi'. Did you mean 'copy'"),
+        ("built-in", None, ValueError, "'toy'.*'built-in'"),
+        ("toy", ["scratch", "copi"], ValueError, "'copi'.*'copy'"),
+        ("toy", None, FileNotFoundError, "fine-tune.*python -m atlib experiment transfer --scale toy"),
     ],
 )
-def test_what_it_cannot_do_is_said_before_anything_is_run(tmp_path, scale, methods, message):
-    place = place_in(tmp_path)._replace(scale=scale)
-    with pytest.raises(ValueError, match=message):
-        run_examination(EXAMINATION, place, tmp_path / "out", 1, methods)
-    assert list(tmp_path.iterdir()) == []
+def test_what_it_cannot_do_is_said(tmp_path, scale, methods, error, says):
+    with pytest.raises(error, match=says):
+        run_examination(EXAMINATION, toy.place(tmp_path)._replace(scale=scale), 1, methods)
+    assert not (tmp_path / "results").exists()
 
 
-def test_without_the_central_experiment_it_says_what_to_run(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match="fine-tune is not tuned yet.*python -m atlib experiment transfer --scale toy"
-    ):
-        run_examination(EXAMINATION, place_in(tmp_path), tmp_path / "out", 1)
-
-
-def test_a_failed_measurement_leaves_no_record(place, records):
+def test_a_failed_measurement_leaves_no_record(place):
     def fails(models, sources):
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError, match="in the middle"):
-        run_examination(replace(EXAMINATION, measure=fails), place, records, 1)
-    assert not list(records.glob("*")) and model_of(STUDY, place, "scratch", 0) is not None
-    assert len(run_examination(EXAMINATION, place, records, 1)) == 3
+        run_examination(replace(EXAMINATION, measure=fails), place, 1)
+    assert found(place) == {} and Run(STUDY, place, "scratch", 0).record() is not None
+    assert len(run_examination(EXAMINATION, place, 1)) == 3
 
 
-def test_a_model_that_is_measured_alone_can_be_added_later(place, records):
+def test_a_model_that_is_measured_alone_can_be_added_later(place):
     alone = replace(EXAMINATION, alone=True)
-    run_examination(alone, place, records, 1, ["scratch"])
-    before = (records / "scratch-seed0.json").stat().st_mtime_ns
+    run_examination(alone, place, 1, ["scratch"])
+    before = found(place)["scratch", 0]
     MEASURED.clear()
-    run_examination(alone, place, records, 1)
+    run_examination(alone, place, 1)
     assert [list(models) for _, models, _ in MEASURED] == [["copy other"]]
-    assert (records / "scratch-seed0.json").stat().st_mtime_ns == before and (
-        records / "copy-other-seed0.json"
-    ).exists()
+    assert found(place)["scratch", 0] == before and ("copy other", 0) in found(place)

@@ -1,7 +1,13 @@
-"""Studies: variants that change one thing at a time, from the recipes the central experiment chose."""
+"""Studies: tuned on validation images, reported on test images, repeatable, resumed where they stopped; the
+central experiment first, then one that starts from it."""
 
+import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -13,40 +19,37 @@ from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit
 from atlib.data import glyphs
 from atlib.lab import scales as schooling
-from atlib.lab import study as experiment
-from atlib.lab.scales import TUNING_SEED, Schooling, scales
-from atlib.lab.studies import AVERAGES, DISTILLATION, FAMILY, LAYERS, PAIRS, STUDIES
-from atlib.lab.study import Run, Sources, Study, Variant, by, run_experiment, run_study, scratch, trained
+from atlib.lab import study as runner
+from atlib.lab.scales import METHODS, TUNING_SEED, Schooling
+from atlib.lab.studies import AVERAGES, FAMILY
+from atlib.lab.study import (
+    CENTRAL,
+    Run,
+    Sources,
+    Study,
+    Variant,
+    build_student,
+    by,
+    chosen,
+    fine_tuning,
+    make_models,
+    make_teacher,
+    run_each,
+    run_study,
+    scratch,
+    trained,
+)
 from atlib.plan import Plan
-from atlib.record import read_record, write_record
-from atlib.student import describe
+from atlib.record import add_record, read_file
 from atlib.train.evaluate import evaluate
+from atlib.train.pretrain import retrieval_model
 from atlib.vit import Architecture
 from tests import toy
-from tests.helpers import same
-
-EVERY = [(study, variant) for study in STUDIES.values() for variant in study.variants]
+from tests.helpers import ROOT, mark, randomise, same, state_of
 
 
-def distilled(weight, sources):
+def distilled(sources):
     return AttentionTransfer(sources.teacher(), sources.student(), Plan(how="distill"))
-
-
-LR = tuple({"lr": lr} for lr in (1e-4, 1e-2, 1e-3))
-STUDY = Study(
-    "toy study",
-    "",
-    "",
-    (
-        Variant("weight 7", partial(distilled, 7), "distill", {"transfer_weight": 7.0}),
-        Variant(
-            "two heads, tuned", Sources.student, "distill", trials=LR, student={"num_heads": 2}, labels=8
-        ),
-    ),
-)
-
-
-INVERTED = Schooling("inverted", world=glyphs.World(rendering="inverted"), changes={"steps": 1})
 
 
 def two_classes(scale, seed):
@@ -54,6 +57,17 @@ def two_classes(scale, seed):
     return images.select((images.targets < 2).nonzero().flatten())
 
 
+LR = tuple({"lr": lr} for lr in (1e-4, 1e-2, 1e-3))
+INVERTED = Schooling("inverted", world=glyphs.World(rendering="inverted"), changes={"steps": 1})
+STUDY = Study(
+    "toy study",
+    "",
+    "",
+    (
+        Variant("weight 7", distilled, "distill", {"transfer_weight": 7.0}),
+        Variant("tuned", Sources.student, "distill", trials=LR, student={"num_heads": 2}, labels=8),
+    ),
+)
 TAUGHT = Study(
     "toy teachers",
     "",
@@ -68,391 +82,444 @@ TAUGHT = Study(
 
 @pytest.fixture(autouse=True)
 def toy_scales(monkeypatch):
-    monkeypatch.setattr(experiment, "scales", toy.known)
+    monkeypatch.setattr(runner, "scales", toy.known)
 
 
 @pytest.fixture(scope="module")
-def central(tmp_path_factory):
-    """A central experiment in which distill and fine-tune have been tuned; the second trial was the better
-    one. Seeds 0 and 1 have their models."""
-    folder = tmp_path_factory.mktemp("central")
+def finished(tmp_path_factory):
+    """The whole central experiment, one seed: its place, the records it returned, and the splits it asked for,
+    in order."""
+    place = toy.place(tmp_path_factory.mktemp("experiment"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "scales", toy.known)
-        run_experiment(toy.place(folder), 0, ["distill"])
-        run_experiment(toy.place(folder), 2, ["fine-tune"])
-    for trial in range(2):
-        path = folder / "records" / "tuning" / f"distill-trial{trial}.json"
-        write_record(
-            path,
-            replace(
-                read_record(path), results={"validation_accuracy": 0.1 + 0.1 * trial, "validation_loss": 1.0}
-            ),
-        )
-    return folder
+        patch.setattr(runner, "scales", toy.known)
+        toy.SPLITS.clear()
+        records = run_study(CENTRAL, place, 1)
+    return place, records, list(toy.SPLITS)
 
 
 @pytest.fixture
-def tuned(central, tmp_path):
-    """A copy of it to work with, in `tmp_path`."""
-    shutil.copytree(central, tmp_path, dirs_exist_ok=True)
-    return toy.place(tmp_path)
+def place(finished, tmp_path):
+    """A copy of it to work with, in `tmp_path`; of distill the second trial was the better one."""
+    shutil.copytree(finished[0].work.parent, tmp_path, dirs_exist_ok=True)
+    place = toy.place(tmp_path)
+    score(place, CENTRAL, "distill", 0.1, 0.2)
+    return place
 
 
-def test_a_study_starts_from_the_chosen_recipe(tuned, tmp_path):
-    paths = run_study(STUDY, tuned, tmp_path / "study", seeds=2)
-    assert [path.name for path in paths] == [
-        f"{name}-seed{seed}.json" for name in ("weight-7", "two-heads,-tuned") for seed in (0, 1)
+def found(place, study=CENTRAL):
+    return {record.key: record for record in read_file(place.records(study.name))}
+
+
+def score(place, study, method, *values):
+    """Give the trials of a method other validation accuracies. The loss says the opposite: it must not
+    decide."""
+    for trial, value in enumerate(values):
+        record = Run(study, place, method, TUNING_SEED, trial).record()
+        results = {"validation_accuracy": value, "validation_loss": value}
+        add_record(place.records(study.name), replace(record, results=results))
+
+
+def forget(place, study, *keys):
+    """Take the records with these keys out of their file."""
+    path = place.records(study.name)
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line, record in zip(lines, read_file(path), strict=True) if record.key not in keys]
+    assert len(kept) == len(lines) - len(keys)
+    path.write_bytes(b"".join(kept))
+
+
+# --- The central experiment
+
+
+def test_every_method_leaves_a_record(finished):
+    place, records, _ = finished
+    assert [(r.kind, r.method, r.seed) for r in records] == [("run", method, 0) for method in METHODS]
+    for record in records:
+        assert record.experiment == "transfer" and record.seconds > 0
+        assert set(record.results) == {"test_accuracy", "test_loss"}
+        assert 0 <= record.results["test_accuracy"] <= 1
+        assert record.config["labels"] == 16
+        assert record.config["student"] == {"name": "glyphs", "overrides": {}}
+        assert record.config["recipe"]["steps"] == 2 == record.history[-1]["step"]
+    teachers = {("teacher", "teacher", seed, None) for seed in (0, TUNING_SEED)}
+    trials = {("trial", method, TUNING_SEED, trial) for method in METHODS for trial in range(2)}
+    assert set(found(place)) == {record.key for record in records} | teachers | trials
+    assert found(place)["teacher", "teacher", 0, None].results["pretraining_loss"] > 0
+
+
+def test_recipes_are_chosen_on_validation(finished):
+    place, records, _ = finished
+    for record in records:
+        trials = [found(place)["trial", record.method, TUNING_SEED, trial] for trial in range(2)]
+        for trial, expected in zip(trials, toy.TRIALS, strict=True):
+            assert set(trial.results) == {"validation_accuracy", "validation_loss"}
+            assert trial.config["recipe"]["lr"] == expected["lr"]
+        scores = [trial.results["validation_accuracy"] for trial in trials]
+        assert record.config["recipe"]["lr"] == toy.TRIALS[scores.index(max(scores))]["lr"]
+
+
+def test_only_reported_runs_meet_test_images(finished):
+    """Fine-tuning goes first, for a method is built on it: its trials, its run; then the trials of all others,
+    then their runs."""
+    others = len(METHODS) - 1
+    assert finished[2] == ["validation"] * 2 + ["test"] + ["validation"] * 2 * others + ["test"] * others
+
+
+def test_tuning_alone_asks_for_no_test_image(tmp_path):
+    toy.SPLITS.clear()
+    assert run_study(CENTRAL, toy.place(tmp_path), 0, ["copy"]) == []
+    assert toy.SPLITS == ["validation"] * 2
+    assert ("teacher", "teacher", 0, None) not in found(toy.place(tmp_path))
+
+
+def test_the_best_trial_is_chosen_and_the_first_of_equals(place):
+    for values, best in (((0.2, 0.3), 1), ((0.3, 0.2), 0), ((0.3, 0.3), 0)):
+        score(place, CENTRAL, "copy", *values)
+        assert chosen(place, "copy") == best
+    forget(place, CENTRAL, ("trial", "copy", TUNING_SEED, 1))
+    with pytest.raises(
+        FileNotFoundError, match="copy is not tuned yet, .*toy.jsonl has no trial 1.*`python -m"
+    ):
+        chosen(place, "copy")
+
+
+def test_running_again_does_nothing(place, tmp_path, monkeypatch):
+    first = run_study(STUDY, place, 1)
+    toy.forbid_training(monkeypatch)
+    before = toy.files(tmp_path)
+    assert len(run_study(CENTRAL, place, 1)) == len(METHODS) and run_study(STUDY, place, 1) == first
+    assert toy.files(tmp_path) == before
+
+
+@pytest.mark.parametrize("gone", [("run", "copy", 0, None), ("trial", "distill", TUNING_SEED, 1), None])
+def test_what_is_missing_is_made_again_the_same_and_nothing_else(finished, tmp_path, gone):
+    shutil.copytree(finished[0].work.parent, tmp_path, dirs_exist_ok=True)
+    place = toy.place(tmp_path)
+    before, weights = found(place), toy.files(place.work)
+    if gone:
+        forget(place, CENTRAL, gone)
+    else:
+        fine_tuning(place, 0).weights.unlink()
+        forget(place, CENTRAL, ("run", "copy-fine-tuned", 0, None))
+    run_study(CENTRAL, place, 1)
+    after = found(place)
+    assert set(after) == set(before)
+    for key, record in after.items():
+        old = before[key]
+        assert (record.results, record.history, record.config) == (old.results, old.history, old.config)
+        assert record == old or key == gone or key[1] == "copy-fine-tuned"
+    assert {name: content for name, (_, content) in toy.files(place.work).items()} == {
+        name: content for name, (_, content) in weights.items()
+    }
+
+
+def test_an_interrupted_study_goes_on(finished, tmp_path, monkeypatch):
+    train, left = runner.train, [2]
+
+    def interrupted(*arguments, **options):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return train(*arguments, **options)
+
+    place = toy.place(tmp_path)
+    monkeypatch.setattr(runner, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(CENTRAL, place, 1, ["scratch", "copy"])
+    half = found(place)
+    assert sum(kind == "trial" for kind, *_ in half) == 2
+    monkeypatch.setattr(runner, "train", train)
+    for record in run_study(CENTRAL, place, 1, ["scratch", "copy"]):
+        assert record.results == found(finished[0])[record.key].results, "as if it had not been interrupted"
+    assert half.items() <= found(place).items()
+    assert not [name for name in toy.files(tmp_path) if "tmp" in name]
+
+
+def test_a_damaged_record_is_named_before_anything_is_run(place, tmp_path, monkeypatch):
+    path = place.records("transfer")
+    path.write_bytes(path.read_bytes()[:-30])
+    before = toy.files(tmp_path)
+    toy.forbid_training(monkeypatch)
+    with pytest.raises(OSError, match=f"toy.jsonl, line {len(before and path.read_bytes().splitlines())},"):
+        run_study(CENTRAL, place, 2)
+    assert toy.files(tmp_path) == before
+
+
+def test_copy_fine_tuned_takes_its_own_seeds_fine_tuned_teacher(place, monkeypatch):
+    """In tuning: the chosen trial's; in a reported run: the reported run's."""
+    taken, build = {}, runner.build_student
+
+    def spy(method, teacher, fine_tuned, architecture, seed):
+        taken[seed] = (state_of(teacher), state_of(fine_tuned))
+        return build(method, teacher, fine_tuned, architecture, seed)
+
+    monkeypatch.setattr(runner, "build_student", spy)
+    forget(place, CENTRAL, *(key for key in found(place) if key[1] == "copy-fine-tuned"))
+    run_study(CENTRAL, place, 1, ["copy-fine-tuned"])
+    best = chosen(place, "fine-tune")
+    for seed, name in ((0, "fine-tune-seed0"), (TUNING_SEED, f"fine-tune-trial{best}")):
+        assert same(taken[seed][0], load_vit(place.teacher(seed)).state_dict())
+        assert same(taken[seed][1], load_file(place.work / "transfer" / f"{name}.safetensors"))
+
+
+def test_copy_fine_tuned_alone_fine_tunes_first(tmp_path):
+    place = toy.place(tmp_path)
+    (record,) = run_study(CENTRAL, place, 1, ["copy-fine-tuned"])
+    assert record.method == "copy-fine-tuned"
+    assert {key[1] for key in found(place)} == {"teacher", "fine-tune", "copy-fine-tuned"}
+
+
+def test_students_start_from_what_their_method_says():
+    teacher, fine_tuned = randomise(retrieval_model(), 1), randomise(Architecture("glyphs").build(), 2)
+    before = state_of(teacher)
+    built = {m: build_student(m, teacher, fine_tuned, Architecture("glyphs"), 7) for m in METHODS}
+    pairs = {method: student for method, student in built.items() if method not in ("scratch", "fine-tune")}
+    for method, pair in pairs.items():  # one seed, one initialisation, whatever the method
+        assert isinstance(pair, AttentionTransfer) and pair.layers == (0, 1, 2, 3)
+        assert same(pair.student.state_dict(), built["scratch"].state_dict())
+        assert pair.plan.how == ("distill" if method == "distill" else "copy")
+        assert pair.plan.what == ("q" if method == "copy-q" else "map")
+    for method in ("copy", "copy-q", "distill"):
+        assert same(pairs[method].teacher.state_dict(), before)
+    assert same(pairs["copy-fine-tuned"].teacher.state_dict(), fine_tuned.state_dict())
+    untrained = pairs["copy-untrained"].teacher.state_dict()
+    for other in (before, built["scratch"].state_dict()):
+        assert not torch.equal(untrained["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
+    tuned = built["fine-tune"]
+    body = {name: value for name, value in tuned.state_dict().items() if not name.startswith("head")}
+    assert same(body, {name: before[name] for name in body})
+    assert tuned.head.out_features == 8 and all(p.requires_grad for p in tuned.parameters())
+    assert same(teacher.state_dict(), before) and all(p.requires_grad for p in teacher.parameters()), (
+        "the teacher is copied, not taken"
+    )
+    other = build_student("scratch", teacher, None, Architecture("glyphs"), 8)
+    assert not same(other.state_dict(), built["scratch"].state_dict())
+    with pytest.raises(ValueError, match="fine-tune"):
+        build_student("copy-fine-tuned", teacher, None, Architecture("glyphs"), 7)
+    with pytest.raises(ValueError, match="copi"):
+        build_student("copi", teacher, None, Architecture("glyphs"), 7)
+
+
+def test_a_teacher_is_kept_with_its_weights(tmp_path):
+    make_teacher(toy.place(tmp_path), 3)
+    teacher = load_vit(tmp_path / "work" / "teacher-seed3.safetensors")
+    assert teacher.head.out_features == 192
+    assert same(teacher.state_dict(), toy.TOY.make_teacher(3)[0].state_dict())
+    assert not same(teacher.state_dict(), toy.TOY.make_teacher(4)[0].state_dict())
+
+
+# --- A study that starts from it
+
+
+def test_a_study_starts_from_the_chosen_recipe(place):
+    records = run_study(STUDY, place, 2)
+    assert [(r.method, r.seed) for r in records] == [
+        (v.name, seed) for v in STUDY.variants for seed in (0, 1)
     ]
-    for path in paths[:2]:
-        record = read_record(path)
+    for record in records[:2]:
         recipe = record.config["recipe"]
-        assert (record.experiment, record.method) == ("toy study", "weight 7")
+        assert record.experiment == "toy study" and set(record.results) == {"test_accuracy", "test_loss"}
         assert (recipe["lr"], recipe["transfer_weight"]) == (toy.TRIALS[1]["lr"], 7.0)
         assert recipe["steps"] == max(1, round(0.4 * 2)) and recipe["plan"]["how"] == "distill"
-        assert set(record.results) == {"test_accuracy", "test_loss"}
 
 
-def test_trials_are_chosen_on_the_validation_split_and_changes_are_recorded(tuned, tmp_path):
+def test_trials_of_a_study_are_chosen_on_the_validation_split(place):
     toy.SPLITS.clear()
-    run_study(STUDY, tuned, tmp_path / "study", seeds=1, methods=["two heads, tuned"])
-    assert toy.SPLITS[:3] == ["validation"] * 3 and toy.SPLITS[3:] == ["test"]
-    found = [read_record(tmp_path / "study" / "tuning" / f"two-heads,-tuned-trial{t}.json") for t in range(3)]
-    assert all(record.seed == TUNING_SEED and "test_accuracy" not in record.results for record in found)
-    for trial, record in enumerate(found):  # now the last one is the best
-        path = tmp_path / "study" / "tuning" / f"two-heads,-tuned-trial{trial}.json"
-        write_record(
-            path, replace(record, results={"validation_accuracy": 0.1 * trial, "validation_loss": 1.0})
-        )
-    report = tmp_path / "study" / "two-heads,-tuned-seed0.json"
-    report.unlink()
-    run_study(STUDY, tuned, tmp_path / "study", seeds=1, methods=["two heads, tuned"])
-    record = read_record(report)
+    run_study(STUDY, place, 1, ["tuned"])
+    assert toy.SPLITS == ["validation"] * 3 + ["test"]
+    score(place, STUDY, "tuned", 0.0, 0.1, 0.2)  # now the last one is the best
+    forget(place, STUDY, ("run", "tuned", 0, None))
+    (record,) = run_study(STUDY, place, 1, ["tuned"])
     assert record.config["recipe"]["lr"] == LR[2]["lr"] and record.config["labels"] == 8
     assert record.config["student"]["overrides"] == {"num_heads": 2}
 
 
-def test_running_again_does_nothing(tuned, tmp_path, monkeypatch):
-    run_study(STUDY, tuned, tmp_path / "study", seeds=1)
-    toy.forbid_training(monkeypatch)
-    before = toy.files(tmp_path)
-    run_study(STUDY, tuned, tmp_path / "study", seeds=1)
-    assert toy.files(tmp_path) == before
-
-
-def test_variants_can_travel_to_other_processes():
-    assert [variant.name for _, variant in pickle.loads(pickle.dumps(EVERY))] == [
-        variant.name for _, variant in EVERY
-    ]
-
-
-def test_without_the_central_experiment_it_says_what_to_run(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match="distill is not tuned yet.*python -m atlib experiment transfer --scale toy"
-    ):
-        run_study(STUDY, toy.place(tmp_path), tmp_path / "study", seeds=1)
+@pytest.mark.parametrize(
+    "study, scale, seeds, methods, error, says",
+    [
+        (
+            STUDY,
+            "toy",
+            1,
+            None,
+            FileNotFoundError,
+            "distill.*python -m atlib experiment transfer --scale toy",
+        ),
+        (AVERAGES, "toy", 1, None, ValueError, "'built-in'.*'toy'"),
+        (FAMILY, "toy", 1, ["copy Q"], ValueError, "'copy Q'.*'copy q'"),
+        (CENTRAL, "toy", 1, ["scratch", "copi"], ValueError, "'copi'.*'copy'"),
+        (CENTRAL, "toi", 1, None, ValueError, "'toi'.*'toy'"),
+        (CENTRAL, "toy", 101, None, ValueError, "101"),
+        (
+            Study("s", "", "", (Variant("one", scratch, "copy-x"),)),
+            "toy",
+            1,
+            None,
+            ValueError,
+            "'copy-x'.*'toy'",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_run(
+    tmp_path, study, scale, seeds, methods, error, says
+):
+    with pytest.raises(error, match=says):
+        run_study(study, toy.place(tmp_path)._replace(scale=scale), seeds, methods)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_study_cannot_do_is_said_before_anything_is_run(tmp_path, monkeypatch):
-    place = toy.place(tmp_path)
-    with pytest.raises(ValueError, match="made for the scale 'built-in' .* not for 'toy'"):
-        run_study(AVERAGES, place, tmp_path, seeds=1)
-    with pytest.raises(ValueError, match="unknown method 'copy Q'.*Did you mean .*'copy q'"):
-        run_study(FAMILY, place, tmp_path, seeds=1, methods=["copy Q"])
-    unknown = Study("strange", "", "", (Variant("one", scratch, "copy-x"),))
-    with pytest.raises(
-        ValueError, match="starts from the recipe of 'copy-x', which the scale 'toy' does not run"
-    ):
-        run_study(unknown, place, tmp_path, seeds=1)
-    assert list(tmp_path.iterdir()) == []
+def test_a_scale_with_one_recipe_a_method_tunes_nothing(tmp_path, monkeypatch):
+    one = replace(toy.TOY, tuning={method: ({"lr": 3e-3},) for method in toy.TOY.tuning}, study_share=1.0)
+    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": one})
+    for study, method in ((CENTRAL, "copy"), (STUDY, "tuned")):
+        (record,) = run_study(study, toy.place(tmp_path), 1, [method])
+        assert (record.config["recipe"]["lr"], record.config["recipe"]["steps"]) == (3e-3, 2)
+        assert not any(kind == "trial" for kind, *_ in found(toy.place(tmp_path), study))
 
 
-def test_names_are_distinct_and_recipes_valid():
-    for study in STUDIES.values():
-        names = [variant.name for variant in study.variants]
-        assert len(set(names)) == len(names) and study.seeds >= 3
-    for _, variant in EVERY:
-        scale = scales()["built-in"]
-        for trial in variant.trials or ({},):
-            scale.recipe(variant.changes | trial)  # raises where a value cannot be meant
-        assert variant.like in scale.tuning
+# --- Weights that are kept, teachers and images of the study's own
 
 
-def test_the_sweep_over_weights_has_every_weight_that_can_be_chosen():
-    weights = {
-        variant.changes["transfer_weight"]
-        for variant in DISTILLATION.variants
-        if variant.name.startswith("weight")
-    }
-    for scale in scales().values():
-        assert {
-            trial.get("transfer_weight", scale.training.transfer_weight) for trial in scale.tuning["distill"]
-        } <= weights
-
-
-# --- weights that are kept, and teachers of the study's own
-
-
-def test_kept_weights_give_the_recorded_figures(tuned, tmp_path, monkeypatch):
-    run_study(STUDY, tuned, tmp_path / "study", seeds=1)
-    kept = tmp_path / "work" / "toy study"
-    assert {path.name for path in kept.iterdir()} == {
-        "weight-7-seed0.safetensors",
-        "two-heads,-tuned-seed0.safetensors",
-    }, "none of the trials"
+def test_kept_weights_give_the_recorded_figures(place, tmp_path, monkeypatch):
+    run_study(STUDY, place, 1)
+    kept = {path.name for path in (place.work / "toy study").iterdir()}
+    assert kept == {"weight-7-seed0.safetensors", "tuned-seed0.safetensors"}, "none of the trials"
     toy.forbid_training(monkeypatch)
     before = toy.files(tmp_path)
-    for variant in STUDY.variants:
-        run = Run(STUDY, tuned, tmp_path / "study", variant.name, 0)
-        model, results = trained(run), read_record(run.path).results
-        found = evaluate(model, toy.TOY.held_out("test"))
-        assert found.accuracy == results["test_accuracy"] and found.loss == pytest.approx(
-            results["test_loss"], rel=1e-6
-        )
-        assert same(load_file(run.weights), dict(getattr(model, "student", model).state_dict())), (
-            "the student alone"
-        )
+    for study, method in ((STUDY, "weight 7"), (STUDY, "tuned"), (CENTRAL, "fine-tune"), (CENTRAL, "copy")):
+        run = Run(study, place, method, 0)
+        model, results = trained(run), run.record().results
+        again = evaluate(model, toy.TOY.held_out("test"))
+        assert again.accuracy == results["test_accuracy"]
+        assert again.loss == pytest.approx(results["test_loss"], rel=1e-6)
+        student = getattr(model, "student", model)
+        assert same(load_file(run.weights), dict(student.state_dict())), "the student alone"
     assert toy.files(tmp_path) == before
 
 
-def test_a_record_without_weights_is_left_as_it_is(tuned, tmp_path, monkeypatch):
-    run = Run(STUDY, tuned, tmp_path / "study", "weight 7", 0)
+def test_records_and_weights_are_made_again_when_either_is_asked_for(place, monkeypatch):
+    run = Run(STUDY, place, "weight 7", 0)
     trained(run)
-    weights, record = load_file(run.weights), toy.files(tmp_path / "study")
+    weights, record = load_file(run.weights), run.record()
     run.weights.unlink()
     trained(run)
-    assert toy.files(tmp_path / "study") == record and same(load_file(run.weights), weights)
+    assert run.record() == record and same(load_file(run.weights), weights)
+    forget(place, STUDY, run.key)
+    trained(run)
+    again = run.record()
+    assert (again.results, again.history, again.config) == (record.results, record.history, record.config)
     run.weights.unlink()
     toy.forbid_training(monkeypatch)
-    run_study(
-        STUDY, tuned, tmp_path / "study", seeds=1, methods=["weight 7"]
-    )  # a study wants records, and they are there
+    assert run_study(STUDY, place, 1, ["weight 7"]) == [again], "a study wants records, and they are there"
     assert not run.weights.exists()
 
 
-def test_weights_without_a_record_are_trained_again(tuned, tmp_path):
-    run = Run(STUDY, tuned, tmp_path / "study", "weight 7", 0)
-    trained(run)
-    old, weights = read_record(run.path), load_file(run.weights)
-    run.path.unlink()
-    trained(run)
-    new = read_record(run.path)
-    assert (new.results, new.history, new.config) == (old.results, old.history, old.config) and same(
-        load_file(run.weights), weights
-    )
-
-
-def test_a_teacher_of_the_study_is_made_once(tuned, tmp_path, monkeypatch):
+def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
     made, train = [], schooling.train
     monkeypatch.setattr(
         schooling,
         "train",
         lambda model, *arguments, **options: made.append(model) or train(model, *arguments, **options),
     )
-    paths = run_study(TAUGHT, tuned, tmp_path / "study", seeds=1)
-    weights = tmp_path / "work" / "teacher-inverted-seed0.safetensors"
-    record = read_record(tmp_path / "study" / "teachers" / "inverted-seed0.json")
-    assert (record.experiment, record.method, record.seed, record.config["recipe"]["steps"]) == (
-        "toy teachers",
-        "teacher inverted",
-        0,
-        1,
-    )
-    assert (
-        set(record.results) == {"pretraining_loss"}
-        and record.results["pretraining_loss"] == record.history[-1]["loss"]
-    )
+    run_study(TAUGHT, place, 1)
+    record = found(place, TAUGHT)["teacher", "teacher inverted", 0, None]
+    assert record.experiment == "toy teachers" and record.config["recipe"]["steps"] == 1
+    assert record.results == {"pretraining_loss": record.history[-1]["loss"]}
     expected = INVERTED.make(toy.TOY.pretraining, toy.TOY.unlabelled, 0)[0].state_dict()
+    weights = place.teacher(0, INVERTED)
     assert same(load_vit(weights).state_dict(), expected) and len(made) == 2
-    model = trained(Run(TAUGHT, tuned, tmp_path / "study", "copy", 0))
+    model = trained(Run(TAUGHT, place, "copy", 0))
     assert same(model.teacher.state_dict(), expected), "the study's teacher, not the central one"
-
-    paths[0].unlink()
-    run_study(TAUGHT, tuned, tmp_path / "study", seeds=1)
-    assert paths[0].exists() and len(made) == 2, "it is there already"
+    forget(place, TAUGHT, ("run", "copy", 0, None))
+    assert len(run_study(TAUGHT, place, 1)) == 2 == len(made), "it is there already"
     weights.unlink()
-    run_study(TAUGHT, tuned, tmp_path / "study", seeds=1)
+    run_study(TAUGHT, place, 1)
     assert len(made) == 3 and same(load_vit(weights).state_dict(), expected)
 
 
-def test_images_of_its_own(tuned, tmp_path, monkeypatch):
-    given, train = [], experiment.train
+def test_images_of_its_own(place, monkeypatch):
+    given, train = [], runner.train
     monkeypatch.setattr(
-        experiment,
+        runner,
         "train",
         lambda model, images, *rest, **options: (
             given.append(images) or train(model, images, *rest, **options)
         ),
     )
-    trained(Run(TAUGHT, tuned, tmp_path / "study", "two classes", 0))
+    trained(Run(TAUGHT, place, "two classes", 0))
     drawn = glyphs.generate("train", 16, 0)
     assert given[0].targets.tolist() == [label for label in drawn.shape.tolist() if label < 2]
-    trained(Run(STUDY, tuned, tmp_path / "study", "two heads, tuned", TUNING_SEED, trial=0))
-    assert given[1].targets.tolist() == glyphs.generate("train", 8, TUNING_SEED).shape.tolist(), (
-        "as many labels as the variant says"
-    )
-
-
-# --- the book's studies
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Untrained models for every source of every study."""
-    place = toy.place(tmp_path_factory.mktemp("models"))
-    toy.untrained_models(
-        place, {each.name: each for study in STUDIES.values() for each in study.teachers}.values()
-    )
-    return place
-
-
-@pytest.fixture
-def sources(models):
-    """What a variant is built from, at the toy scale."""
-    return lambda variant: Sources(models, replace(toy.TOY, student=replace_student(variant)), 0)
-
-
-def replace_student(variant):
-    return toy.TOY.student._replace(overrides={**toy.TOY.student.overrides, **variant.student})
-
-
-def built(student):
-    """What a student is built of, by the names of timm's constructor."""
-    layer_scale = getattr(student.blocks[0].ls1, "gamma", None)
-    return {
-        "num_heads": student.blocks[0].attn.num_heads,
-        "depth": len(student.blocks),
-        "embed_dim": student.embed_dim,
-        "patch_size": student.patch_embed.patch_size[0],
-        "init_values": None if layer_scale is None else pytest.approx(layer_scale[0].item()),
-        "reg_tokens": describe(student)["registers"],
-        "pre_norm": describe(student)["pre_norm"],
-        "global_pool": student.global_pool,
-    }
-
-
-@pytest.mark.parametrize(
-    "study, variant", EVERY, ids=[f"{study.name} {variant.name}" for study, variant in EVERY]
-)
-def test_every_variant_is_built_and_trains_one_step(sources, study, variant, monkeypatch):
-    if "cell" in variant.name:  # the toy's 16 unlabelled images do not mark every cell
-        monkeypatch.setattr(
-            Sources, "unlabelled", lambda self: toy.glyph_images(toy.glyphs.generate("unlabelled", 200))
-        )
-    schooled, asked = Sources.schooled, []
-    monkeypatch.setattr(
-        Sources, "schooled", lambda self, schooling: asked.append(schooling) or schooled(self, schooling)
-    )
-    model = variant.build(sources(variant)).train()
-    assert {each.name for each in asked} <= {each.name for each in study.teachers}, (
-        "the study makes the teachers that it needs"
-    )
-    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    output = model(images)
-    logits = output if isinstance(output, torch.Tensor) else output.logits
-    assert logits.shape == (4, 8) and logits.isfinite().all()
-    logits.sum().backward()
-    student = getattr(model, "student", model)
-    for name, value in variant.student.items():
-        assert built(student)[name] == value
-
-
-def test_plans_are_what_their_names_say(sources):
-    def plan(study, name):
-        variant = study.variant(name)
-        return variant.build(sources(variant)).plan
-
-    assert plan(DISTILLATION, "first half").layers == (0, 1) and plan(DISTILLATION, "last layer").layers == (
-        3,
-    )
-    assert plan(LAYERS, "copy first 3").layers == (0, 1, 2) and plan(LAYERS, "distill last 3").layers == (
-        1,
-        2,
-        3,
-    )
-    assert (
-        plan(LAYERS, "distill heads 2").heads == (0, 1) and plan(LAYERS, "distill heads 2").how == "distill"
-    )
-    assert (plan(FAMILY, "copy k").what, plan(FAMILY, "distill v").what, plan(FAMILY, "distill v").how) == (
-        "k",
-        "v",
-        "distill",
-    )
-    assert plan(AVERAGES, "copy mean of queries").average == "queries"
-    assert plan(PAIRS, "two heads, distill learn").unequal_heads == "learn"
-    assert plan(PAIRS, "shallow, copy last layers").layers == ((0, 2), (1, 3))
-
-
-def test_mix_and_match_starts_from_the_other_teachers_weights(sources):
-    variant = FAMILY.variant("copy into another teacher's weights")
-    model = variant.build(sources(variant))
-    weights = [
-        vit.blocks[0].mlp.fc1.weight
-        for vit in (model.student, sources(variant).another_teacher(), sources(variant).teacher())
-    ]
-    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
-    assert (
-        all(parameter.requires_grad for parameter in model.student.parameters())
-        and model.student.head.out_features == 8
-    )
+    trained(Run(STUDY, place, "tuned", TUNING_SEED, trial=0))
+    assert given[1].targets.tolist() == glyphs.generate("train", 8, TUNING_SEED).shape.tolist()
 
 
 def test_only_the_models_that_variants_need_are_made(monkeypatch, tmp_path):
     made = []
-    monkeypatch.setattr("atlib.lab.study.make_teacher", lambda place, seed: made.append(("teacher", seed)))
-    monkeypatch.setattr(
-        "atlib.lab.study.make_fine_tuned", lambda place, seed: made.append(("fine-tuned", seed))
-    )
-    monkeypatch.setattr("atlib.lab.study.chosen", lambda place, method: 0)
-    from atlib.lab.study import make_models
+    monkeypatch.setattr(runner, "make_teacher", lambda place, seed: made.append(("teacher", seed)))
+    monkeypatch.setattr(runner, "make_run", lambda run: made.append((run.method, run.seed)))
 
-    def wanted(*names):
+    def wanted(name):
         made.clear()
-        make_models(
-            FAMILY, [FAMILY.variant(name) for name in names], toy.place(tmp_path), tmp_path, [0, 1], 1
-        )
+        make_models(FAMILY, [FAMILY.variant(name)], toy.place(tmp_path), [0, 1], 1)
         return made
 
-    assert wanted("copy") == [("teacher", 0), ("teacher", 1)]
-    assert wanted("copy into another teacher's weights") == [
-        ("teacher", 0),
-        ("teacher", 1),
-        ("teacher", TUNING_SEED),
-    ]
-    assert wanted("soft predictions") == [
-        ("teacher", 0),
-        ("teacher", 1),
-        ("fine-tuned", 0),
-        ("fine-tuned", 1),
-    ]
+    teachers = [("teacher", 0), ("teacher", 1)]
+    assert wanted("copy") == teachers
+    assert wanted("copy into another teacher's weights") == [*teachers, ("teacher", TUNING_SEED)]
+    assert wanted("soft predictions") == [*teachers, ("fine-tune", 0), ("fine-tune", 1)]
 
 
-def test_variants_name_the_models_that_they_are_built_from(tmp_path):
-    place = toy.place(tmp_path)
-    toy.untrained_models(place, [schooling for study in STUDIES.values() for schooling in study.teachers])
-    for study, variant in EVERY:
-        asked = set()
-
-        class TrainRequest(Sources):
-            def fine_tuned(self):
-                asked.add("fine-tuned")
-                return super().fine_tuned()
-
-            def another_teacher(self):
-                asked.add("another teacher")
-                return super().another_teacher()
-
-        student = Architecture("glyphs", variant.student)
-        variant.build(TrainRequest(place, replace(toy.TOY, student=student, unlabelled=400), 0))
-        assert asked == set(variant.needs), (study.name, variant.name)
+# --- Side by side
 
 
-def test_a_scale_with_one_recipe_a_method_tunes_no_study(tmp_path):
-    one = replace(toy.TOY, tuning={method: ({"lr": 3e-3},) for method in toy.TOY.tuning}, study_share=1.0)
-    toy.untrained_models(toy.place(tmp_path))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "scales", lambda data=None: {"toy": one})
-        run_study(STUDY, toy.place(tmp_path), tmp_path / "study", seeds=1, methods=["two heads, tuned"])
-    assert not (tmp_path / "study" / "tuning").exists()
-    recipe = read_record(tmp_path / "study" / "two-heads,-tuned-seed0.json").config["recipe"]
-    assert (recipe["lr"], recipe["steps"]) == (3e-3, one.training.steps)
+def test_runs_side_by_side_leave_all_their_records(finished, tmp_path):
+    """Two processes write into one file, one thread each."""
+    run_each(mark, [(tmp_path, name) for name in "ab"], jobs=2)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "1", "b": "1"}
+    record, path = finished[1][0], tmp_path / "records.jsonl"
+    run_each(add_record, [(path, replace(record, seed=seed)) for seed in range(40)], jobs=2, fresh=False)
+    assert sorted(read_file(path), key=lambda r: r.seed) == [replace(record, seed=seed) for seed in range(40)]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_first_failure_ends_it_all(tmp_path, jobs):
+    names = ["a", "bad", *(f"later {n}" for n in range(20))]
+    with pytest.raises(ValueError, match="a bad one"):
+        run_each(mark, [(tmp_path, name) for name in names], jobs)
+    assert len(list(tmp_path.iterdir())) < 10
+
+
+def test_workers_end_with_their_parent(tmp_path):
+    """SIGTERM ends the command alone: its workers must not wait for ever."""
+    code = (
+        "from atlib.lab.study import run_each; from tests.helpers import wait; import pathlib;"
+        f"run_each(wait, [(pathlib.Path({str(tmp_path)!r}), 60)] * 2, jobs=2)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__':\n {code}"], env=environment)
+    until(lambda: len(list(tmp_path.iterdir())) == 2)
+    workers = [int(path.name) for path in tmp_path.iterdir()]
+    parent.send_signal(signal.SIGTERM)
+    parent.wait(timeout=60)
+    until(lambda: not any(alive(worker) for worker in workers))
+
+
+def until(done):
+    end = time.monotonic() + 100
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def alive(process):
+    """Runs still: one that has ended but that nobody has asked after is a zombie."""
+    try:
+        return "State:\tZ" not in open(f"/proc/{process}/status").read()
+    except OSError:
+        return False
+
+
+def test_runs_travel_to_other_processes(tmp_path):
+    run = Run(CENTRAL, toy.place(tmp_path), "copy", 3)
+    assert pickle.loads(pickle.dumps(run)).key == ("run", "copy", 3, None)
+    assert pickle.loads(pickle.dumps(partial(distilled))).func is distilled

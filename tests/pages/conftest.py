@@ -29,7 +29,7 @@ ARGUMENTS = [
 
 
 def names() -> list[str]:
-    """Every page that a reader can reach, known from the table of contents whether the book is built or not."""
+    """Every page that a reader can reach, from the table of contents, whether the book is built or not."""
     contents = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
     chapters = [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
     return [contents["root"], *chapters, "genindex", "search"]

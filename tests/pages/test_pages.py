@@ -43,9 +43,10 @@ def test_no_sideways_scroll_on_a_desktop_and_on_a_phone(page):
             # Names what reaches beyond the right edge, outermost first, except inside boxes that scroll
             # themselves.
             wide = page.tab.evaluate("""() => {
-                const edge = document.documentElement.clientWidth, total = document.documentElement.scrollWidth;
+                const {clientWidth: edge, scrollWidth: total} = document.documentElement;
                 if (total <= edge) return [];
-                const scrolls = e => e && (getComputedStyle(e).overflowX != 'visible' || scrolls(e.parentElement));
+                const visible = e => getComputedStyle(e).overflowX == 'visible';
+                const scrolls = e => e && (!visible(e) || scrolls(e.parentElement));
                 return [...document.querySelectorAll('body *')]
                     .filter(e => e.getBoundingClientRect().right > edge + 1 && !scrolls(e.parentElement))
                     .slice(0, 3).map(e => e.outerHTML.slice(0, 120)).concat(`${total} px in all`);

@@ -38,18 +38,12 @@ def test_every_file_is_checked_here():
 def test_accelerate_reads_every_file(name):
     config = load_config_from_file(str(FOLDER / f"{name}.yaml"))  # refuses unknown keys
     processes, machines, kind = FILES[name]
-    assert (config.num_processes, config.num_machines, config.distributed_type) == (
-        processes,
-        machines,
-        DistributedType(kind),
-    )
+    found = config.num_processes, config.num_machines, config.distributed_type
+    assert found == (processes, machines, DistributedType(kind))
     assert config.use_cpu == (name == "one_cpu")
     given = read(name)
-    assert (given.multi_gpu, given.use_fsdp, given.use_deepspeed) == (
-        kind == "MULTI_GPU",
-        kind == "FSDP",
-        kind == "DEEPSPEED",
-    )
+    found = given.multi_gpu, given.use_fsdp, given.use_deepspeed
+    assert found == tuple(kind == each for each in ("MULTI_GPU", "FSDP", "DEEPSPEED"))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -68,28 +62,18 @@ def test_comments_name_files_and_recipes_that_exist(name):
     assert set(re.findall(r"--recipe (\S+)", text)) <= set(names())
 
 
+@pytest.mark.slow
 def test_two_processes_on_the_cpu_really_are_two(tmp_path):
-    """The command of the file's comment; some launches that look like it start one process and say nothing."""
+    """The command of the file's comment; some launches that look like it start one process and say
+    nothing."""
     (tmp_path / "program.py").write_text(
         "from accelerate import Accelerator\na = Accelerator()\nassert a.num_processes == 2, a.state\n"
         "open(f'{a.process_index}.txt', 'w').write(a.device.type)\na.end_training()\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(FOLDER / "two_processes_cpu.yaml"),
-        "--main_process_port",
-        "0",
-    ]
-    subprocess.run(
-        [*command, "program.py"],
-        cwd=tmp_path,
-        check=True,
-        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
+    command = [*launch, "--config_file", FOLDER / "two_processes_cpu.yaml", "program.py"]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=tmp_path, check=True, env=environment, timeout=300)
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["cpu", "cpu"]
 
 
@@ -114,11 +98,8 @@ def test_fsdp_divides_what_the_student_has(name, launched):
     plugin.set_auto_wrap_policy(vit)
     (divided,) = plugin.auto_wrap_policy.keywords["transformer_layer_cls"]
     assert divided is type(vit.blocks[0].mlp) and divided.__name__ == "Mlp"
-    assert (plugin.fsdp_version, plugin.reshard_after_forward, plugin.activation_checkpointing) == (
-        2,
-        True,
-        False,
-    )
+    found = plugin.fsdp_version, plugin.reshard_after_forward, plugin.activation_checkpointing
+    assert found == (2, True, False)
     policy = plugin.mixed_precision_policy
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (None, None, None), (
         "weights and gradients travel as float32"
@@ -133,22 +114,10 @@ def test_fsdp_divides_what_the_student_has(name, launched):
 @pytest.mark.parametrize(
     "variable, value, said",
     [
-        ("FSDP_VERSION", "1", "fsdp_version is 1: set it to 2"),
-        (
-            "FSDP_STATE_DICT_TYPE",
-            "SHARDED_STATE_DICT",
-            "fsdp_state_dict_type is SHARDED_STATE_DICT: set it to FULL_STATE_DICT",
-        ),
-        (
-            "FSDP_CPU_RAM_EFFICIENT_LOADING",
-            "true",
-            "fsdp_cpu_ram_efficient_loading is true: set it to false, or the teacher",
-        ),
-        (
-            "FSDP_ACTIVATION_CHECKPOINTING",
-            "true",
-            "fsdp_activation_checkpointing is true.*checkpoint_activations of the recipe",
-        ),
+        ("FSDP_VERSION", "1", "fsdp_version is 1.* 2"),
+        ("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT", "fsdp_state_dict_type is SHARDED.*FULL_STATE_DICT"),
+        ("FSDP_CPU_RAM_EFFICIENT_LOADING", "true", "fsdp_cpu_ram_efficient_loading is true.*false"),
+        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "fsdp_activation_checkpointing is true.*checkpoint_act"),
     ],
 )
 def test_what_fsdp_could_not_do_here_is_refused_by_its_line(variable, value, said, launched):
@@ -163,22 +132,14 @@ def test_without_fsdp_or_deepspeed_nothing_is_divided(launched):
 
 
 def test_deepspeed_gets_the_recipes_batch_and_clipping(launched):
-    launched(
-        "one_machine_8_gpus",
-        ACCELERATE_USE_DEEPSPEED="true",
-        WORLD_SIZE="8",
-        ACCELERATE_DEEPSPEED_ZERO_STAGE=str(
-            yaml.safe_load((FOLDER / "deepspeed_zero2.yaml").read_text())["deepspeed_config"]["zero_stage"]
-        ),
-    )
-    config = distributed.deepspeed_plugin(
-        Recipe(batch_size=2050, accumulate=4, clip=None, mixed_precision="fp16")
-    ).deepspeed_config
+    in_file = yaml.safe_load((FOLDER / "deepspeed_zero2.yaml").read_text())["deepspeed_config"]
+    variables = {"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "8"}
+    launched("one_machine_8_gpus", **variables, ACCELERATE_DEEPSPEED_ZERO_STAGE=str(in_file["zero_stage"]))
+    recipe = Recipe(batch_size=2050, accumulate=4, clip=None, mixed_precision="fp16")
+    config = distributed.deepspeed_plugin(recipe).deepspeed_config
     assert config["zero_optimization"]["stage"] == 2
-    assert (config["train_micro_batch_size_per_gpu"], config["gradient_clipping"]) == (
-        65,
-        0.0,
-    )  # 2050 / 8 / 4 = 64.06: the largest share
+    # 2050 / 8 / 4 = 64.06: the largest share
+    assert (config["train_micro_batch_size_per_gpu"], config["gradient_clipping"]) == (65, 0.0)
     assert distributed.deepspeed_plugin(Recipe(clip=3.0)).deepspeed_config["gradient_clipping"] == 3.0
 
 

@@ -3,20 +3,16 @@
 import subprocess
 import sys
 
+import processes
 import pytest
 
-from atlib.record import read_record
+from atlib.record import read_file
 from tests.helpers import ROOT
-
-sys.path.insert(
-    0, str(ROOT / "benchmarks")
-)  # its files are scripts, which find each other in their own folder
-
-import processes  # noqa: E402
 
 
 def ring(pieces, rounds):
-    """Bytes that every process sends when in each round each passes one of its `pieces` on to its neighbour."""
+    """Bytes that every process sends when in each round each passes one of its `pieces` on to its
+    neighbour."""
     sent = [0] * len(pieces)
     for turn in range(rounds):
         for rank in range(len(pieces)):
@@ -38,11 +34,8 @@ def test_bytes_of_divided_weights(gpus):
     """The root's weights are gathered once, the others twice; every gradient is scattered once:
     tests/train/test_divided_weights.py counts that."""
     root, others = 3 * 2 * 5 * 8, [2 * 2 * 5 * 8] * 4
-    units = [
-        root,
-        root,
-        *(size for size in others for _ in range(3)),
-    ]  # gathered and scattered; gathered, gathered again and scattered
+    # Gathered and scattered; gathered, gathered again and scattered.
+    units = [root, root, *(size for size in others for _ in range(3))]
     sent = sum(ring([4 * size // gpus] * gpus, gpus - 1)[0] for size in units)
     assert sent == processes.divided(root + sum(others), sum(others), gpus)
 
@@ -60,37 +53,20 @@ def test_what_is_computed_for_vit_large():
     assert row["all_reduce_seconds"] == pytest.approx(2 * 63 / 64 * 304_326_632 * 4 / 50e9)
 
 
+@pytest.mark.slow
 def test_a_small_run_writes_its_record(tmp_path):
-    path = tmp_path / "processes.json"
-    subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "benchmarks" / "processes.py"),
-            "--batch",
-            "16",
-            "--steps",
-            "2",
-            "--repetitions",
-            "1",
-            "--out",
-            str(path),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-    )
-    results = read_record(path).results
+    path = tmp_path / "processes.jsonl"
+    command = [sys.executable, ROOT / "benchmarks" / "processes.py", "--out", path]
+    command += "--batch 16 --steps 2 --repetitions 1".split()
+    subprocess.run(command, check=True, capture_output=True, timeout=300, cwd=tmp_path)
+    (record,) = read_file(path)
+    results = record.results
     assert results["speed_up"]["ratio"] == pytest.approx(
         results["measured"]["1"]["seconds"] / results["measured"]["2"]["seconds"]
     )
-    assert results["measured"]["2"]["steps_per_second"] > 0 and set(results["large"]["gpus"]) == {
-        "8",
-        "16",
-        "32",
-        "64",
-    }
+    assert results["measured"]["2"]["steps_per_second"] > 0 and set(results["large"]["gpus"]) == set(
+        "8 16 32 64".split()
+    )
 
 
 def test_nonsense_on_the_command_line_is_refused(capsys):

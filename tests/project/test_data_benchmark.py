@@ -1,19 +1,11 @@
 """The benchmark of the loader: what it calls a ratio, and one small run."""
 
-import sys
-
+import data as benchmark
 import datasets
 import pytest
 
-from atlib.record import read_record
-from tests.helpers import ROOT
+from atlib.record import read_file
 from tests.picture_files import write_parquet
-
-sys.path.insert(
-    0, str(ROOT / "benchmarks")
-)  # its files are scripts, which find each other in their own folder
-
-import data as benchmark  # noqa: E402
 
 
 def test_ratios_are_taken_within_a_turn():
@@ -25,32 +17,10 @@ def test_one_small_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(benchmark, "GLYPHS", 128)
     images = write_parquet(tmp_path / "set", "train", range(6))
-    out = tmp_path / "data.json"
-    benchmark.main(
-        [
-            "--images",
-            str(images),
-            "--label-column",
-            "label",
-            "--count",
-            "4",
-            "--batch",
-            "2",
-            "--step-batch",
-            "1",
-            "--model",
-            "glyphs",
-            "--workers",
-            "0",
-            "--repetitions",
-            "2",
-            "--threads",
-            "1",
-            "--out",
-            str(out),
-        ]
-    )
-    record = read_record(out)
+    out = tmp_path / "data.jsonl"
+    small = "--count 4 --batch 2 --step-batch 1 --model glyphs --workers 0 --repetitions 2 --threads 1"
+    benchmark.main(["--images", str(images), "--label-column", "label", "--out", str(out), *small.split()])
+    (record,) = read_file(out)
     assert (
         record.config["images"] == 4
         and record.results["file"]["pixels"] == 16 * 12

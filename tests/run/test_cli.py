@@ -29,13 +29,9 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
     asked = ["experiment", "transfer", "--scale", "toy", "--seeds", "2", "--methods", "scratch", "copy"]
     assert command.main(asked) == 0
     lines = capsys.readouterr().out.splitlines()
-    records = read_records(here / "results" / "transfer" / "toy")
+    records = read_records("transfer", "toy", results=here / "results")
     for line, method in zip(lines, ("scratch", "copy"), strict=False):
-        scores = [
-            100 * record.results["test_accuracy"]
-            for record in records
-            if record.method == method and "test_accuracy" in record.results
-        ]
+        scores = [100 * record.results["test_accuracy"] for record in records if record.method == method]
         assert line.split() == [
             method,
             f"{statistics.mean(scores):.1f}",
@@ -44,7 +40,7 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
             "(2",
             "seeds)",
         ]
-    assert lines[-1] == "records: results/transfer/toy"
+    assert lines[-1] == "records: results/transfer/toy.jsonl"
     assert {path.name for path in (here / "runs" / "transfer" / "toy").iterdir()} == {
         "transfer",
         *(f"teacher-seed{seed}.safetensors" for seed in (0, 1, 100)),
@@ -59,14 +55,26 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
 def test_records_and_weights_go_where_they_are_sent(here, capsys):
     assert (
         command.main(
-            "experiment transfer --scale toy --seeds 1 --methods copy --out there --work elsewhere".split()
+            [
+                "experiment",
+                "transfer",
+                "--scale",
+                "toy",
+                "--seeds",
+                "1",
+                "--methods",
+                "copy",
+                "--out",
+                "there",
+                "--work",
+                "elsewhere",
+            ]
         )
         == 0
     )
     assert {path.name for path in here.iterdir()} == {"there", "elsewhere"}
-    assert (here / "there" / "copy-seed0.json").exists() and (
-        here / "elsewhere" / "teacher-seed0.safetensors"
-    ).exists()
+    assert [record.method for record in read_records("transfer", "toy", results=here / "there")] == ["copy"]
+    assert (here / "elsewhere" / "teacher-seed0.safetensors").exists()
     line, _ = capsys.readouterr().out.splitlines()
     assert line.startswith("copy ") and line.endswith("(1 seed)") and "±" not in line
 
@@ -133,6 +141,7 @@ def test_help_names_experiments_scales_and_methods(capsys):
     )
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_the_code(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "atlib", "experiment", "transfre"],

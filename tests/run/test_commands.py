@@ -167,6 +167,7 @@ def logged(folder):
     return [entry["step"] for entry in read_log(folder) if entry["event"] == "step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", [1, 2, 3, 4, 5]
 )  # before the first checkpoint, at one, at the end of a pass, at one again, after the last step
@@ -181,6 +182,7 @@ def test_killed_at_a_step_it_goes_on_to_the_same_bits(stopped, step):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_ends_with_75_and_a_finished_run_says_so(stopped):
     folder, ended = stopped
     out = folder / "terminated"
@@ -195,6 +197,7 @@ def test_sigterm_saves_and_ends_with_75_and_a_finished_run_says_so(stopped):
     )
 
 
+@pytest.mark.slow
 def test_a_changed_config_is_refused_and_the_checkpoint_stays(stopped):
     folder, ended = stopped
     assert ended["changed"] == [-signal.SIGKILL, 2, 0]
@@ -202,6 +205,7 @@ def test_a_changed_config_is_refused_and_the_checkpoint_stays(stopped):
     assert same(weights(folder / "changed"), weights(folder / "whole"))
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_train_in_one_folder(stopped):
     folder, ended = stopped
     assert ended["twice"] == [0] and (folder / "second").read_text() == "[2]"
@@ -527,6 +531,7 @@ def test_a_loss_that_is_not_finite_names_step_and_checkpoint(tmp_path, capsys):
     assert re.search(r"at step \d+ .*last good checkpoint: ", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_two_processes_under_torchrun_write_one_run(tmp_path):
     out = tmp_path / "run"
     environment = {
@@ -672,6 +677,7 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
     assert read_config(out).on_corrupt == "skip", "a finished run is not touched"
 
 
+@pytest.mark.slow
 def test_generated_images_are_never_corrupt(stopped, capsys):
     assert command.main(["resume", str(stopped[0] / "whole"), "--on-corrupt", "skip"]) == 0, "it is finished"
     out = stopped[0] / "unfinished"

@@ -283,9 +283,10 @@ def test_a_fine_tuning_of_deit3_does_not_anneal():
 
 def recorded(method):
     """What the committed records hold of a method at the built-in scale: its trials in order, and a run."""
-    folder = RECORDS / "built-in"
-    trials = sorted((folder / "tuning").glob(f"{method}-trial?.json"))
-    return [json.loads(path.read_text()) for path in (*trials, folder / f"{method}-seed0.json")]
+    lines = (RECORDS / "built-in.jsonl").read_text().splitlines()
+    records = [each for each in map(json.loads, lines) if each["method"] == method]
+    trials = sorted((each for each in records if each["kind"] == "trial"), key=lambda each: each["trial"])
+    return *trials, next(each for each in records if each["kind"] == "run")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -294,10 +295,7 @@ def test_ours_are_what_the_tuning_chose_and_what_was_run(method):
     *trials, run = recorded(method)
     scores = [trial["results"]["validation_accuracy"] for trial in trials]
     best = scores.index(max(scores))
-    assert each.source.endswith(
-        f"the best of {len(trials)} on the validation split: "
-        f"results/transfer/built-in/tuning, {method}-trial{best}"
-    )
+    assert each.source.endswith(f"results/transfer/built-in.jsonl, {method}, trial {best}")
     found = json.loads(json.dumps(each.recipe(run["config"]["labels"]).describe()))
     # What these records are too old to say is off.
     off = Recipe().describe()

@@ -21,9 +21,8 @@ STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=t
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pth_files_with_and_without_a_container(tmp_path, name, zipped):
     beside = {"epoch": 3, "args": argparse.Namespace(lr=0.1, betas=(0.9, 0.95)), "optimizer": {"state": {}}}
-    torch.save(
-        {name: STATE, **beside} if name else STATE, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped
-    )
+    content = {name: STATE, **beside} if name else STATE
+    torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
     found = read_weights(tmp_path / "w.pth")
     assert same(found.tensors, STATE) and found.container == name and found.header == {}
     assert found.beside == (("epoch", "args", "optimizer") if name else ())
@@ -38,9 +37,8 @@ def test_dinos_teacher_is_taken_before_its_student(tmp_path):
 def test_safetensors_and_npz_under_any_name(tmp_path):
     save_file(STATE, tmp_path / "w.bin")
     assert same(read_weights(tmp_path / "w.bin").tensors, STATE)
-    with open(tmp_path / "w.weights", "wb") as file:
-        np.savez(file, **{name: value.numpy() for name, value in STATE.items()})
-    assert same(read_weights(tmp_path / "w.weights").tensors, STATE)
+    np.savez(tmp_path / "w.npz", **{name: value.numpy() for name, value in STATE.items()})
+    assert same(read_weights((tmp_path / "w.npz").rename(tmp_path / "w.weights")).tensors, STATE)
 
 
 class Bad:
@@ -68,7 +66,7 @@ def test_code_in_a_pickle_is_not_run(tmp_path, write):
     write(path, Bad(mark))
     pickle.loads(pickle.dumps(Bad(tmp_path / "control")))
     assert (tmp_path / "control").exists(), "this command does run when the pickle is trusted"
-    with pytest.raises(OSError, match=r"w.pth holds a \w*\.?system, which is not weights.*safetensors"):
+    with pytest.raises(OSError, match=r"w.pth holds a \w*\.?system.*safetensors"):
         read_weights(path)
     assert not mark.exists()
 
@@ -91,27 +89,19 @@ def test_code_in_an_npz_is_not_run(tmp_path):
     assert not mark.exists()
 
 
-def test_other_classes_are_named(tmp_path):
-    torch.save({"model": STATE, "best": np.float64(3)}, tmp_path / "w.pth")
-    with pytest.raises(OSError, match=r"w.pth holds a numpy\S*scalar, which is not weights"):
-        read_weights(tmp_path / "w.pth")
-
-
 @pytest.mark.parametrize("kind", ["zipped", "old", "safetensors", "npz"])
 @pytest.mark.parametrize("left", [0.02, 0.5, 0.98])
 def test_files_cut_off_are_named_and_left_alone(tmp_path, kind, left):
-    path = tmp_path / "w.file"
-    state = {"weight": torch.randn(40, 40)}
+    path, state = tmp_path / "w.npz", {"weight": torch.randn(40, 40)}
     if kind == "safetensors":
         save_file(state, path)
     elif kind == "npz":
-        with open(path, "wb") as file:
-            np.savez(file, weight=state["weight"].numpy())
+        np.savez(path, weight=state["weight"].numpy())
     else:
         torch.save(state, path, _use_new_zipfile_serialization=kind == "zipped")
     content = path.read_bytes()[: int(left * path.stat().st_size)]
     path.write_bytes(content)
-    with pytest.raises(OSError, match="w.file.*left as it is"):
+    with pytest.raises(OSError, match="w.npz.*left as it is"):
         read_weights(path)
     assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
 
@@ -133,32 +123,33 @@ def test_other_files_are_refused(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, named",
     [
-        (torch.zeros(3), "holds a Tensor and not a state dict"),
-        ({"epoch": 3}, "holds no tensors .* it has epoch"),
-        ({"model": {}}, "holds no tensors"),
-        ({}, "holds no tensors .* it has nothing"),
+        (torch.zeros(3), "Tensor"),
+        ({"epoch": 3}, "it has epoch"),
+        ({"model": {}}, "it has model"),
+        ({}, "it has nothing"),
+        ({"model": STATE, "best": np.float64(3)}, r"numpy\S*scalar"),
     ],
 )
-def test_pth_files_without_a_state(tmp_path, content, message):
+def test_pth_files_without_a_state_or_with_other_classes(tmp_path, content, named):
     torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(OSError, match=message):
+    with pytest.raises(OSError, match=f"w.pth holds .*{named}"):
         read_weights(tmp_path / "w.pth")
 
 
 def test_missing_files_folders_and_programs(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere.pth does not exist"):
+    with pytest.raises(FileNotFoundError, match="nowhere.pth"):
         read_weights(tmp_path / "nowhere.pth")
-    with pytest.raises(OSError, match="is a folder: give the file"):
+    with pytest.raises(OSError, match="is a folder"):
         read_weights(tmp_path)
-    for inside, message in (
-        ("clip/constants.pkl", "TorchScript program"),
-        ("flip/target.img_encoder.cls/.zarray", "unpack it and give the folder"),
+    for inside, named in (
+        ("clip/constants.pkl", "TorchScript"),
+        ("flip/target.img_encoder.cls/.zarray", "T5X"),
     ):
         with zipfile.ZipFile(tmp_path / "w.pt", "w") as archive:
             archive.writestr(inside, "")
-        with pytest.raises(OSError, match=message):
+        with pytest.raises(OSError, match=f"w.pt .*{named}"):
             read_weights(tmp_path / "w.pt")
 
 
@@ -174,31 +165,33 @@ def test_t5x_folders(tmp_path):
     (tmp_path / "flip" / "checkpoint_100" / "state.step").mkdir()
     found = read_weights(tmp_path / "flip").tensors
     assert same(found, {name.replace("/", "."): torch.from_numpy(array) for name, array in ARRAYS.items()})
+    write_t5x(tmp_path / "flip" / "checkpoint_200", ARRAYS)
+    with pytest.raises(OSError, match="checkpoint_100, checkpoint_200"):
+        read_weights(tmp_path / "flip")
 
 
 @pytest.mark.parametrize(
-    "damage",
-    ["a chunk is missing", "a chunk is cut off", "another compressor", "no JSON", "chunks of another size"],
+    "file, damage",
+    [
+        ("0.0.0.1", lambda chunk: None),
+        ("0.0.0.1", lambda chunk: chunk[:-12]),
+        (".zarray", lambda about: about.replace(b"gzip", b"blosc")),
+        (".zarray", lambda about: about[:-1]),
+        (".zarray", lambda about: about.replace(b"4]", b"3]", 1)),
+    ],
+    ids=[
+        "a chunk is missing",
+        "a chunk is cut off",
+        "another compressor",
+        "no JSON",
+        "chunks of another size",
+    ],
 )
-def test_damaged_t5x_folders_name_the_array(tmp_path, damage):
-    array = write_t5x(tmp_path, ARRAYS) / "target.img_encoder.embedding.kernel"
-    chunk, about = array / "0.0.0.1", array / ".zarray"
-    if damage == "a chunk is missing":
-        chunk.unlink()
-    elif damage == "a chunk is cut off":
-        chunk.write_bytes(chunk.read_bytes()[:-12])
-    else:
-        text = about.read_text()
-        about.write_text(
-            {
-                "another compressor": text.replace("gzip", "blosc"),
-                "no JSON": text[:-1],
-                "chunks of another size": text.replace("4]", "3]", 1),
-            }[damage]
-        )
-    with pytest.raises(
-        OSError, match="target.img_encoder.embedding.kernel cannot be read as an array of a T5X checkpoint"
-    ):
+def test_damaged_t5x_folders_name_the_array(tmp_path, file, damage):
+    path = write_t5x(tmp_path, ARRAYS) / "target.img_encoder.embedding.kernel" / file
+    damaged = damage(path.read_bytes())
+    path.unlink() if damaged is None else path.write_bytes(damaged)
+    with pytest.raises(OSError, match="target.img_encoder.embedding.kernel"):
         read_weights(tmp_path)
 
 
@@ -207,12 +200,3 @@ def test_a_bias_that_stayed_zero_is_not_on_disk(tmp_path):
     for chunk in (tmp_path / "target.img_encoder.embedding.bias").glob("[01]"):
         chunk.unlink()
     assert read_weights(tmp_path).tensors["img_encoder.embedding.bias"].tolist() == [0, 0, 0, 0]
-
-
-def test_several_steps_in_a_t5x_folder(tmp_path):
-    for step in (1, 2):
-        write_t5x(tmp_path / f"checkpoint_{step}", ARRAYS)
-    with pytest.raises(
-        OSError, match="several checkpoints, checkpoint_1, checkpoint_2: give the folder of one"
-    ):
-        read_weights(tmp_path)

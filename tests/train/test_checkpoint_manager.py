@@ -15,29 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, create_vit
+from atlib import AttentionTransfer, Plan
 from atlib.data import crop_and_flip
-from atlib.train import NonFiniteLoss, Preempted, checkpoint_manager, student_loss, train
-from atlib.train.checkpoint_manager import (
-    CheckpointError,
-    CheckpointManager,
-    changes,
-    damage_of,
-    restore_rng_state,
-    rng_state,
-)
+from atlib.train import NonFiniteLoss, Preempted, student_loss, train
+from atlib.train.checkpoint_manager import CheckpointError, CheckpointManager, changes, damage_of, digest
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
-from tests.helpers import same, state_of
+from tests.helpers import same, state_of, tiny
 
 # 64 images in steps of 20: passes of four steps, the last of four images only.
 SHORT = Recipe(steps=10, batch_size=20)
 EVERYTHING = replace(SHORT, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0, layer_decay=0.8)
-
-
-def tiny(seed=0, **options):
-    torch.manual_seed(seed)
-    return create_vit("glyphs", **({"depth": 2, "embed_dim": 16, "num_heads": 2} | options))
 
 
 def pair(how):
@@ -52,6 +40,12 @@ def run(build, data, recipe, folder=None, every=100, **options):
     kept = None if folder is None else CheckpointManager(folder, every)
     history = train(model, data, recipe, seed=7, progress=None, keeper=kept, average_into=average, **options)
     return state_of(model), history, state_of(average) if average is not None else {}
+
+
+def kept_run(data, folder, recipe=SHORT, every=100, config=None, free=(), **options):
+    """A fresh "tiny" trained (further), with its checkpoints in `folder`."""
+    keeper = CheckpointManager(folder, every, config=config, free=free)
+    return train(tiny(), data, recipe, progress=None, keeper=keeper, **options)
 
 
 def steps(folder):
@@ -78,10 +72,11 @@ def steps(folder):
 def test_a_run_in_pieces_ends_with_the_same_bits(build, recipe, glyphs64, tmp_path):
     """Stopped in the middle of a pass (3), at the end of one (4), and when it is finished."""
     moving = glyphs64.with_augment(crop_and_flip())
+    # whoever draws from a global generator on the way finds each as it was left
     measured = {
         "evaluate": lambda model: {
             "accuracy": evaluate(model, glyphs64).accuracy,
-            "drawn": torch.rand(()).item(),
+            "drawn": [torch.rand(()).item(), random.gauss(0, 1), float(np.random.randn())],
         },
         "evaluate_every": 1,
     }
@@ -94,68 +89,34 @@ def test_a_run_in_pieces_ends_with_the_same_bits(build, recipe, glyphs64, tmp_pa
     )
 
 
-def test_chance_comes_back_for_every_generator():
-    random.gauss(0, 1), np.random.randn()  # both then hold the second half of a pair
-    state = rng_state()
-    drawn = [
-        (random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist())
-    ]
-    restore_rng_state({name: value.clone() for name, value in state.items()})
-    assert [
-        (random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist())
-    ] == drawn
-    random.seed(0), restore_rng_state(rng_state())
-    assert random.getstate()[2] is None
-
-
 # --- what is kept
 
 
 def test_the_last_and_the_best_are_kept(glyphs64, tmp_path):
     scores = iter([0.2, 0.9, 0.3, 0.4, 0.5])
-    kept = CheckpointManager(tmp_path, every=3, last=2)
-    train(
-        tiny(),
-        glyphs64,
-        Recipe(steps=20, batch_size=16),
-        progress=None,
-        keeper=kept,
-        evaluate=lambda model: {"accuracy": next(scores)},
-        evaluate_every=1,
-    )
+    measured = {"evaluate": lambda model: {"accuracy": next(scores)}, "evaluate_every": 1}
+    kept_run(glyphs64, tmp_path, Recipe(steps=20, batch_size=16), every=3, **measured)
     # passes of 4 steps; the best, 8, is no multiple of 3 and was written because it was the best
-    assert (
-        steps(tmp_path) == [8, 18, 20]
-        and kept.best.name == "step-00000008"
-        and kept.latest().name == "step-00000020"
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-00000008",
-        "step-00000018",
-        "step-00000020",
-    ], "nothing else is left"
+    names = ["step-00000008", "step-00000018", "step-00000020"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names, "nothing else is left"
+    kept = CheckpointManager(tmp_path, every=3)
+    assert (kept.best.name, kept.latest().name) == (names[0], names[2])
 
 
 def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch):
-    train(tiny(), glyphs64, EVERYTHING, progress=None, keeper=CheckpointManager(tmp_path, 100), stop_at=2)
+    kept_run(glyphs64, tmp_path, EVERYTHING, stop_at=2)
     files = {path.name for path in (tmp_path / "step-00000002").iterdir()}
-    assert {
-        "model.safetensors",
-        "manifest.json",
-        "facts.json",
-        "process-00000.safetensors",
-        "shared.safetensors",
-    } <= files
+    tensors = {"model.safetensors", "process-00000.safetensors", "shared.safetensors"}
+    assert tensors | {"manifest.json", "facts.json"} <= files
     loads, load = [], torch.load
-    monkeypatch.setattr(
-        torch,
-        "load",
-        lambda *arguments, **options: (
-            loads.append(options.get("weights_only")) or load(*arguments, **options)
-        ),
-    )
+
+    def noted(*arguments, **options):
+        loads.append(options.get("weights_only"))
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(torch, "load", noted)
     monkeypatch.setattr("pickle.load", lambda *arguments, **options: pytest.fail("pickle.load"))
-    train(tiny(), glyphs64, EVERYTHING, progress=None, keeper=CheckpointManager(tmp_path, 100), stop_at=3)
+    kept_run(glyphs64, tmp_path, EVERYTHING, stop_at=3)
     assert loads and all(loads), "torch.load reads weights_only"
 
 
@@ -163,24 +124,11 @@ def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch)
 
 
 def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
-    train(
-        tiny(),
-        glyphs64,
-        SHORT,
-        progress=None,
-        keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "copy"}}),
-        stop_at=2,
-    )
+    kept_run(glyphs64, tmp_path, config={"data": "glyphs", "plan": {"how": "copy"}}, stop_at=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    other, config = replace(SHORT, lr=2e-3, betas=(0.9, 0.95)), {"data": "glyphs", "plan": {"how": "distill"}}
     with pytest.raises(ValueError) as caught:
-        train(
-            tiny(),
-            glyphs64,
-            replace(SHORT, lr=2e-3, betas=(0.9, 0.95)),
-            progress=None,
-            seed=1,
-            keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs", "plan": {"how": "distill"}}),
-        )
+        kept_run(glyphs64, tmp_path, other, config=config, seed=1)
     message = str(caught.value)
     for part in (
         "recipe.lr was 0.001 and is 0.002",
@@ -195,39 +143,24 @@ def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
 
 def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_path):
     """Runs that were started before `on_corrupt` was free have it in their checkpoints."""
-    train(
-        tiny(),
-        glyphs64,
-        SHORT,
-        progress=None,
-        keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs", "on_corrupt": "raise"}),
-        stop_at=2,
-    )
-    with pytest.raises(ValueError, match="on_corrupt was 'raise' and is None"):
-        train(
-            tiny(),
-            glyphs64,
-            SHORT,
-            progress=None,
-            keeper=CheckpointManager(tmp_path, 100, config={"data": "glyphs"}),
-        )
-    free = CheckpointManager(tmp_path, 100, config={"data": "glyphs"}, free=("on_corrupt",))
-    assert train(tiny(), glyphs64, SHORT, progress=None, keeper=free)[-1]["step"] == 10
+    kept_run(glyphs64, tmp_path, config={"data": "glyphs", "on_corrupt": "raise"}, stop_at=2)
+    with pytest.raises(ValueError, match="on_corrupt"):
+        kept_run(glyphs64, tmp_path, config={"data": "glyphs"})
+    history = kept_run(glyphs64, tmp_path, config={"data": "glyphs"}, free=("on_corrupt",))
+    assert history[-1]["step"] == 10
 
 
 def test_another_number_of_processes_is_refused(glyphs64, tmp_path):
-    train(tiny(), glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path, 100), stop_at=1)
+    kept_run(glyphs64, tmp_path, stop_at=1)
     folder = tmp_path / "step-00000001"
     facts = json.loads((folder / "facts.json").read_text())
     (folder / "facts.json").write_text(json.dumps(facts | {"processes": 4}))
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["facts.json"] = {
-        "sha256": checkpoint_manager._digest(folder / "facts.json"),
-        "bytes": (folder / "facts.json").stat().st_size,
-    }
+    size = (folder / "facts.json").stat().st_size
+    manifest["files"]["facts.json"] = {"sha256": digest(folder / "facts.json"), "bytes": size}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="processes was 4 and is 1"):
-        train(tiny(), glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path, 100))
+        kept_run(glyphs64, tmp_path)
 
 
 def test_changes_by_hand():
@@ -241,22 +174,19 @@ def test_changes_by_hand():
 # --- damage
 
 
+def flip(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
 @pytest.mark.parametrize(
     "file, harm, what",
     [
-        (
-            "model.safetensors",
-            lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
-            "model.safetensors is not the file",
-        ),
-        (
-            "optimizer.bin",
-            lambda path: path.write_bytes(path.read_bytes()[:100]),
-            "optimizer.bin is not the file",
-        ),
+        ("model.safetensors", flip, "model.safetensors is not"),
+        ("optimizer.bin", lambda path: path.write_bytes(path.read_bytes()[:100]), "optimizer.bin is not"),
         ("process-00000.safetensors", Path.unlink, "process-00000.safetensors is missing"),
-        ("manifest.json", lambda path: path.write_text("{"), "no readable manifest.json"),
-        ("manifest.json", Path.unlink, "no readable manifest.json"),
+        ("manifest.json", lambda path: path.write_text("{"), "manifest.json"),
+        ("manifest.json", Path.unlink, "manifest.json"),
     ],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm, what, glyphs64, tmp_path):
@@ -289,13 +219,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(where, glyphs64, tmp_path, 
             if entry["step"] == 5:
                 broken.setattr(where, no_space)
 
-        with pytest.raises(
-            CheckpointError,
-            match=(
-                r"the checkpoint of step 6 could not be written .*No space left.*The last one is"
-                r" .*step-00000004, as it was.*resume"
-            ),
-        ):
+        with pytest.raises(CheckpointError, match="step 6 .*No space left.*step-00000004"):
             run(tiny, glyphs64, SHORT, tmp_path, every=2, log=fill)
     assert damage_of(tmp_path / "step-00000004") is None and sorted(
         path.name for path in tmp_path.iterdir()
@@ -318,7 +242,7 @@ def test_writes_that_really_fail(limit, glyphs64, tmp_path):
     assert limit < largest, "the limit must have something to refuse"
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with pytest.raises(CheckpointError, match="step 4 could not be written.*step-00000002, as it was"):
+        with pytest.raises(CheckpointError, match="step 4 .*step-00000002"):
             run(tiny, glyphs64, SHORT, tmp_path, every=2, log=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -332,9 +256,7 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_training(glyphs64, t
     (tmp_path / "file").write_text("")
     model = tiny()
     before = state_of(model)
-    with pytest.raises(
-        CheckpointError, match="checkpoints cannot be written to .*file.*: choose another folder"
-    ):
+    with pytest.raises(CheckpointError, match="file"):
         train(model, glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path / "file", 2))
     assert same(state_of(model), before)
 
@@ -353,7 +275,7 @@ def test_a_read_only_folder(glyphs64, tmp_path):
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": 5, "last": 0}])
 def test_numbers_that_cannot_be_meant(options, tmp_path):
-    with pytest.raises(ValueError, match="every and last must be at least 1"):
+    with pytest.raises(ValueError, match="at least 1"):
         CheckpointManager(tmp_path, **options)
 
 
@@ -369,7 +291,9 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64,
     loss.calls = 0
     fed = []
     watched = glyphs64.with_augment(None)
-    watched.take = lambda indices: fed.append(list(indices)) or glyphs64.take(indices)
+    watched.epoch = lambda part, workers: (
+        fed.append(batch.indices) or batch for batch in glyphs64.epoch(part)
+    )
     with pytest.raises(NonFiniteLoss) as caught:
         train(tiny(), watched, SHORT, loss=loss, progress=None, keeper=CheckpointManager(tmp_path, 2))
     error = caught.value
@@ -384,7 +308,7 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64,
 def test_sigterm_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path):
     whole, *_ = run(tiny, glyphs64, SHORT)
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="SIGTERM.*step-00000007") as caught:
+    with pytest.raises(Preempted, match="step-00000007") as caught:
         run(
             tiny,
             glyphs64,

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from tests.helpers import ROOT
 
+pytestmark = pytest.mark.slow
 STOPPED = 75  # EX_TEMPFAIL
 
 
@@ -41,6 +42,10 @@ def found(folder, name, rank=0):
 
 def difference(left, right):
     return max((left[name] - right[name]).abs().max().item() for name in left)
+
+
+def of_student(weights):
+    return {name.removeprefix("student."): value for name, value in weights.items()}
 
 
 def test_the_processes_ended_as_they_should(done):
@@ -94,38 +99,26 @@ def test_the_callers_models_stay_plain_and_whole(done):
         said = found(folder, "divided", rank)
         assert said["plain"] == "VisionTransformer" and said["teacher kept"]
     written = load_file(folder / "divided" / "out" / "last.safetensors")
-    assert (
-        difference(
-            {name.removeprefix("student."): value for name, value in written.items()},
-            load_file(folder / "divided" / "student-0.safetensors"),
-        )
-        == 0
-    )
+    assert difference(of_student(written), load_file(folder / "divided" / "student-0.safetensors")) == 0
 
 
 def test_checkpoints_of_divided_weights_are_whole(done):
     """One file of weights, which torch reads without unpickling anything but tensors."""
     newest = sorted((done[0] / "divided" / "kept").glob("step-*"))[-1]
     weights = torch.load(newest / "pytorch_model_fsdp.bin", weights_only=True)
-    assert (
-        difference(
-            load_file(done[0] / "divided" / "student-0.safetensors"),
-            {name.removeprefix("student."): value for name, value in weights.items()},
-        )
-        == 0
-    )
+    student = load_file(done[0] / "divided" / "student-0.safetensors")
+    assert difference(student, of_student(weights)) == 0
     assert not list(newest.rglob("*.metadata")) and not list(newest.rglob("*.distcp"))
 
 
 def test_what_is_sent_in_a_step(done):
     """Two blocks: the root is gathered once and each Mlp twice, and the gradients of the three are scattered;
-    in two steps twice that."""
+    in two steps twice that. At the end of the pass each hears of the other's corrupt images: how long that list
+    is, and the list."""
     for rank in range(2):
         counts = json.loads((done[0] / "divided" / f"counts-{rank}.json").read_text())
-        assert (counts["c10d._allgather_base_"], counts["c10d._reduce_scatter_base_"]) == (
-            2 * (1 + 2 * 2),
-            2 * (1 + 2),
-        )
+        assert counts["c10d._allgather_base_"] == 2 * (1 + 2 * 2) + 2
+        assert counts["c10d._reduce_scatter_base_"] == 2 * (1 + 2)
 
 
 def test_divided_blocks_are_refused_by_the_walk(done):

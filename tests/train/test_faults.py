@@ -9,11 +9,14 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.helpers import ROOT
 
 KILLS = int(os.environ.get("ATLIB_KILLS", "3"))
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_a_run_ends_with_the_same_bits(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "tests.kills", str(tmp_path / "runs"), str(KILLS)],

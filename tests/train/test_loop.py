@@ -4,6 +4,7 @@ and that it learns."""
 import copy
 import math
 from dataclasses import replace
+from itertools import cycle, islice
 
 import pytest
 import torch
@@ -18,14 +19,9 @@ from atlib.train import NonFiniteLoss, make_optimizer, outputs, schedule, studen
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
-from tests.helpers import random_images, same, state_of
+from tests.helpers import random_images, same, state_of, tiny
 
 SHORT = Recipe(steps=10, batch_size=16)
-
-
-def tiny(seed=0, **options):
-    torch.manual_seed(seed)
-    return create_vit("glyphs", **({"depth": 2, "embed_dim": 16, "num_heads": 2} | options))
 
 
 def trained(data, recipe=SHORT, model=None, **options):
@@ -78,17 +74,20 @@ def groups_of(model, **recipe):
     return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
 
 
-def test_no_decay_on_biases_norms_positions_and_tokens():
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+def test_no_decay_on_biases_norms_positions_and_tokens(name):
     model = create_vit("glyphs", depth=2, reg_tokens=2, init_values=0.1)
-    found = groups_of(model, lr=0.01, weight_decay=0.3)
+    found = groups_of(model, optimizer=name, lr=0.01, weight_decay=0.3)
     assert set(found) == {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters():
         free = parameter.ndim == 1 or name in ("cls_token", "reg_token", "pos_embed")
         assert found[name] == (0.01, 0.0 if free else 0.3), name
 
 
-def test_layer_decay_lowers_the_rate_per_layer_below_the_head():
-    found = groups_of(create_vit("glyphs", depth=3), lr=1.0, weight_decay=0.3, layer_decay=0.5)
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_layer_decay_lowers_the_rate_per_layer_below_the_head(name):
+    model = create_vit("glyphs", depth=3)
+    found = groups_of(model, optimizer=name, lr=1.0, weight_decay=0.3, layer_decay=0.5)
     for name, (rate, _) in found.items():
         below = {
             "head": 0,
@@ -103,13 +102,6 @@ def test_the_optimiser_holds_the_students_weights_only():
     pair = AttentionTransfer(tiny(), tiny(1), Plan())
     held = {id(p) for group in make_optimizer(pair, Recipe()).param_groups for p in group["params"]}
     assert held == {id(p) for p in pair.student.parameters()}
-
-
-def test_betas_reach_the_optimiser():
-    assert all(
-        group["betas"] == (0.7, 0.95)
-        for group in make_optimizer(tiny(), Recipe(betas=(0.7, 0.95))).param_groups
-    )
 
 
 class Line(nn.Module):
@@ -190,7 +182,7 @@ def test_the_loss_of_a_student_by_hand():
 @pytest.fixture
 def moving(glyphs64):
     """Augmented images."""
-    return glyphs64.with_augment(lambda image: image.roll(int(torch.randint(0, 4, ())), -1))
+    return glyphs64.with_augment(lambda image, seed: image.roll(seed % 4, -1))
 
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(moving):
@@ -291,30 +283,27 @@ def test_a_loss_that_is_not_finite_names_step_and_last_good_checkpoint(glyphs64,
     model, loss, kept = tiny(), failing(6, kind), tmp_path / "last.safetensors"
     with pytest.raises(NonFiniteLoss) as caught:
         train(model, glyphs64, SHORT, loss=loss, out=tmp_path, progress=None)
-    message = str(caught.value)
+    assert caught.value.step == 6 and caught.value.checkpoint == kept and str(kept) in str(caught.value)
     assert (
-        f"the {'gradient' if kind == 'gradient' else 'loss'} is {'inf' if kind == 'inf' else 'nan'} at step 6"
-        " (lr 0.00" in message
+        f"the {'gradient' if kind == 'gradient' else 'loss'} is {'inf' if kind == 'inf' else 'nan'}"
+        in str(caught.value)
     )
-    assert str(kept) in message and "Lower lr" in message
     assert same(state_of(model), loss.before), "the model holds the last finite step's weights"
     tiny().load_state_dict(load_file(kept), strict=True)
     assert all(value.isfinite().all() for value in load_file(kept).values())
 
 
 def test_without_a_folder_it_says_how_to_keep_one(glyphs64):
-    with pytest.raises(NonFiniteLoss, match="at step 0 .*last good checkpoint: none was kept: pass out="):
+    with pytest.raises(NonFiniteLoss, match="out=") as caught:
         train(tiny(), glyphs64, SHORT, loss=failing(0, "nan"), progress=None)
+    assert caught.value.checkpoint is None
 
 
 def test_a_model_without_a_classifier_is_refused_before_anything_is_trained(glyphs64):
     """timm's head is then an identity, and cross-entropy would take the features for logits."""
     for model in (tiny(num_classes=0), AttentionTransfer(tiny(1), tiny(num_classes=0), Plan(how="distill"))):
         before = state_of(model)
-        with pytest.raises(
-            ValueError,
-            match="no classifier .num_classes=0.* build it with num_classes=, or call reset_classifier",
-        ):
+        with pytest.raises(ValueError, match="num_classes=0"):
             train(model, glyphs64, SHORT, progress=None)
         assert same(state_of(model), before)
 
@@ -387,33 +376,24 @@ def close(left, right, atol):
         )
 
 
+# One step of it moves the weights by lr · gradient.
+DESCENT = Recipe(
+    steps=1, batch_size=16, lr=1.0, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0
+)
+
+
 @pytest.mark.parametrize("parts", [2, 3, 16])
 def test_the_gradient_in_parts_is_that_of_the_whole(parts, glyphs64):
-    """One step of plain descent moves the weights by lr · gradient: unequal parts (16 in 3) weigh by their
-    images."""
-    step = Recipe(
-        steps=1,
-        batch_size=16,
-        lr=1.0,
-        warmup=0.0,
-        clip=None,
-        optimizer="momentum",
-        weight_decay=0.0,
-        label_smoothing=0.0,
-    )
+    """Unequal parts (16 in 3) weigh by their images."""
+    step = replace(DESCENT, label_smoothing=0.0)
     for build in (tiny, lambda: AttentionTransfer(tiny(1), tiny(2), Plan(how="distill"))):
-        close(
-            weights_after(replace(step, accumulate=parts), glyphs64, build),
-            weights_after(step, glyphs64, build),
-            atol=2e-6,
-        )
+        parted = weights_after(replace(step, accumulate=parts), glyphs64, build)
+        close(parted, weights_after(step, glyphs64, build), atol=2e-6)
 
 
 def test_more_parts_than_the_last_step_has_images(glyphs64):
     """Steps of 60: the second has four images, in five parts."""
-    step = Recipe(
-        steps=2, batch_size=60, lr=0.1, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0
-    )
+    step = replace(DESCENT, steps=2, batch_size=60, lr=0.1)
     close(weights_after(replace(step, accumulate=5), glyphs64), weights_after(step, glyphs64), atol=2e-6)
 
 
@@ -446,9 +426,9 @@ def test_the_average_by_hand(glyphs64):
 
 def test_an_average_needs_a_place_that_fits(glyphs64):
     before = tiny()
-    with pytest.raises(ValueError, match="the recipe has no average: set its ema"):
+    with pytest.raises(ValueError, match="ema"):
         train(before, glyphs64, SHORT, progress=None, average_into=tiny())
-    with pytest.raises(ValueError, match="average_into is not built like the student"):
+    with pytest.raises(ValueError, match="average_into"):
         train(before, glyphs64, replace(SHORT, ema=0.9), progress=None, average_into=tiny(depth=1))
     assert same(state_of(before), state_of(tiny()))
 
@@ -470,9 +450,7 @@ def test_binary_cross_entropy_by_hand():
 
 def test_no_clipping(glyphs64):
     """A step of plain descent is lr · gradient, whatever its norm; clipped to 1e-3 it is a thousandth long."""
-    step = Recipe(
-        steps=1, batch_size=64, lr=1.0, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0
-    )
+    step = replace(DESCENT, batch_size=64)
     norms = []
     start = state_of(tiny())
     for clip in (None, 1e-3):
@@ -524,16 +502,8 @@ def test_the_log_has_every_step_and_every_pass(glyphs64):
     _, history = trained(
         glyphs64, Recipe(steps=6, batch_size=20), log=entries.append, evaluate=lambda model: {"score": 3}
     )
-    assert [(entry["event"], entry["step"]) for entry in entries] == [
-        ("step", 1),
-        ("step", 2),
-        ("step", 3),
-        ("step", 4),
-        ("epoch", 4),
-        ("step", 5),
-        ("step", 6),
-        ("epoch", 6),
-    ]
+    order = [f"{entry['event']} {entry['step']}" for entry in entries]
+    assert order == ["step 1", "step 2", "step 3", "step 4", "epoch 4", "step 5", "step 6", "epoch 6"]
     steps = [entry for entry in entries if entry["event"] == "step"]
     assert [entry["epoch"] for entry in steps] == [1, 1, 1, 1, 2, 2] and all(
         entry["images_per_second"] > 0 for entry in steps
@@ -565,23 +535,14 @@ def test_stopping_along_the_schedule(glyphs64):
 
 def test_images_that_could_not_be_read_are_counted_in_the_history(glyphs64):
     glyphs = glyphs64.with_augment(None)
-    glyphs.corrupt = [3, 9]
-    assert [entry["corrupt"] for entry in trained(glyphs)[1]] == [2, 2, 2]
+    glyphs.corrupt = {3: "torn", 9: "torn"}
+    assert [(entry["corrupt"], entry["corrupt_indices"]) for entry in trained(glyphs)[1]] == [(2, [3, 9])] * 3
+    assert not any("corrupt" in entry for entry in trained(glyphs64)[1])
 
 
-def test_data_without_a_batch_is_an_error_and_no_endless_loop(glyphs64):
-    empty = glyphs64.with_augment(None)
-    empty.epoch = lambda part, workers: iter(())
-    with pytest.raises(ValueError, match="the data gave no batch"):
-        train(tiny(), empty, SHORT, progress=None)
-
-
-@pytest.mark.parametrize("name", ["lamb", "sgd", "adamw"])
-def test_other_optimisers_are_grouped_alike(name):
-    model = tiny()
-    optimizer = make_optimizer(model, Recipe(optimizer=name, lr=0.5, layer_decay=0.5, weight_decay=0.3))
-    free = {id(p) for group in optimizer.param_groups if group["weight_decay"] == 0 for p in group["params"]}
-    assert {key for key, p in model.named_parameters() if id(p) in free} == {
-        key for key, p in model.named_parameters() if p.ndim == 1 or key in ("cls_token", "pos_embed")
-    }
-    assert {group["lr"] for group in optimizer.param_groups} == {0.5, 0.25, 0.125, 0.0625}
+@pytest.mark.parametrize("given, named", [(0, "gave 0 of the 4"), (3, "gave 3 of the 4"), (5, "more than 4")])
+def test_data_with_another_number_of_batches_are_an_error_and_no_endless_loop(glyphs64, given, named):
+    wrong = glyphs64.with_augment(None)
+    wrong.epoch = lambda part, workers: islice(cycle(glyphs64.epoch(part)), given)
+    with pytest.raises(ValueError, match=named):
+        train(tiny(), wrong, SHORT, progress=None)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,23 +22,16 @@ from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate, evaluate_together
 from tests import two
-from tests.helpers import ROOT
+from tests.helpers import ROOT, tiny
 
+pytestmark = pytest.mark.slow
 PROGRAM = str(ROOT / "tests" / "two.py")
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
 
 def torchrun(*arguments):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        PROGRAM,
-        *arguments,
-    ]
+    launch = "torch.distributed.run --standalone --nproc_per_node 2".split()
+    command = [sys.executable, "-m", *launch, PROGRAM, *arguments]
     return subprocess.run(command, cwd=ROOT, env=SURROUNDINGS, capture_output=True, text=True, timeout=400)
 
 
@@ -76,7 +70,7 @@ def test_two_processes_end_where_one_with_twice_the_batch_does(name, pair_of_pro
         torch.set_num_threads(threads)
     build, recipe = two.RUNS[name]
     first = build().state_dict()
-    first = {key: first[key] for key in weights} if not recipe.ema else two.tiny().state_dict()
+    first = {key: first[key] for key in weights} if not recipe.ema else tiny().state_dict()
     moved = difference(weights, first)
     assert moved > 1e-3 if not recipe.ema else moved > 5e-4, "the run must have gone somewhere"
     together = load_file(folder / f"{name}.safetensors")
@@ -95,10 +89,10 @@ def test_the_teacher_is_neither_broadcast_nor_averaged(pair_of_processes):
 
 def test_metrics_count_every_image_once(pair_of_processes):
     """Batches of 15 of 71 images: three for one process, two for the other, the last of eleven images."""
-    alone = evaluate(two.tiny(3), two.images(), 15)
+    alone = evaluate(tiny(3), two.images(), 15)
     for accuracy, loss, count in pair_of_processes[1]["evaluation"]:
         assert (accuracy, count) == (alone.accuracy, 71) and loss == pytest.approx(alone.loss, rel=1e-6)
-    assert evaluate_together(two.tiny(3), two.images(), 15) == alone, "on one process it is evaluate"
+    assert evaluate_together(tiny(3), two.images(), 15) == alone, "on one process it is evaluate"
 
 
 def test_one_process_writes_and_all_evaluate(pair_of_processes):
@@ -118,16 +112,12 @@ def test_a_run_of_two_goes_on_with_the_same_bits(pair_of_processes):
 
 
 def test_a_run_of_two_does_not_go_on_as_one(pair_of_processes):
-    from dataclasses import replace
-
-    with pytest.raises(ValueError, match="processes was 2 and is 1.*Go on with what it was started with"):
-        train(
-            two.tiny(drop_path_rate=0.3),
-            two.images(),
-            replace(two.RECIPE, mixup=0.8, ema=0.9),
-            progress=None,
-            keeper=CheckpointManager(pair_of_processes[0] / "kept", every=3),
-        )
+    recipe, keeper = (
+        replace(two.RECIPE, mixup=0.8, ema=0.9),
+        CheckpointManager(pair_of_processes[0] / "kept", 3),
+    )
+    with pytest.raises(ValueError, match="processes was 2 and is 1"):
+        train(tiny(drop_path_rate=0.3), two.images(), recipe, progress=None, keeper=keeper)
 
 
 def test_what_one_process_meets_ends_the_run_of_both(pair_of_processes):
@@ -139,9 +129,8 @@ def test_what_one_process_meets_ends_the_run_of_both(pair_of_processes):
 def test_a_dead_process_ends_the_run_in_bounded_time(tmp_path):
     began = time.perf_counter()
     done = torchrun("dead", str(tmp_path))
-    assert (
-        done.returncode != 0 and time.perf_counter() - began < 120
-    )  # 60 s is how long the survivor waits, the rest is the start
+    # 60 s is how long the survivor waits, the rest is the start
+    assert done.returncode != 0 and time.perf_counter() - began < 120
     assert "exitcode  : 1" in done.stderr and "rank      : 1" in done.stderr
 
 
@@ -150,29 +139,12 @@ def test_two_machines_on_loopback(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--multi_gpu",
-        "--num_machines",
-        "2",
-        "--num_processes",
-        "2",
-        "--main_process_ip",
-        "127.0.0.1",
-        "--main_process_port",
-        str(port),
-    ]
+    launch = "accelerate.commands.launch --multi_gpu --num_machines 2 --num_processes 2".split()
+    launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
+    command = [sys.executable, "-m", *launch, "--machine_rank"]
+    options = {"cwd": ROOT, "env": SURROUNDINGS, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     machines = [
-        subprocess.Popen(
-            [*launch, "--machine_rank", str(rank), PROGRAM, "machines", str(tmp_path)],
-            cwd=ROOT,
-            env=SURROUNDINGS,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        subprocess.Popen([*command, str(rank), PROGRAM, "machines", str(tmp_path)], text=True, **options)
         for rank in range(2)
     ]
     try:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import time
 
+import pytest
 import torch
 
 from atlib.data.decoding import Made, Share, deliver
@@ -15,6 +16,7 @@ def made_slowly(what):
     return Made(torch.zeros(len(what), 3, 4, 4), torch.zeros(len(what), dtype=torch.long), list(what), {})
 
 
+@pytest.mark.slow
 def test_workers_are_in_groups_of_their_own():
     batches = deliver(
         made_slowly, [Share([index], 1.0) for index in range(12)], workers=2, on_corrupt="raise", corrupt={}

@@ -1,0 +1,294 @@
+"""Scales: labels follow from the seed, held-out images do not, all methods are tuned alike; and teachers: the
+pre-text, the world, the model and the recipe are those that were asked for."""
+
+import pickle
+from dataclasses import replace
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from atlib import create_vit
+from atlib.checkpoint import load_vit, save_vit
+from atlib.data import Images, glyphs
+from atlib.lab import study
+from atlib.lab.scales import (
+    METHODS,
+    RETRIEVAL,
+    SCALES,
+    TUNING_SEED,
+    CifarScale,
+    Schooling,
+    colour,
+    grid,
+    scales,
+)
+from atlib.lab.study import CENTRAL, Place, chosen, run_study, scale_of
+from atlib.record import read_file, read_records
+from atlib.train import pretrain, recipe, train
+from atlib.vit import Architecture
+from tests import toy
+from tests.data.test_pacs import write
+from tests.helpers import random_images, same
+
+RECIPE = replace(recipe.RETRIEVAL, steps=3, batch_size=8)
+
+
+def test_a_run_takes_its_labels_from_its_seed():
+    of = {seed: toy.TOY.labelled(seed).pixels for seed in (0, 1, TUNING_SEED)}
+    assert not torch.equal(of[0], of[1]) and not torch.equal(of[0], of[TUNING_SEED])
+    assert torch.equal(of[0], toy.TOY.labelled(0).pixels)
+    held_out = scales()["built-in"].held_out
+    assert (len(held_out("validation")), len(held_out("test"))) == (2000, 4000)
+    assert torch.equal(held_out("test").pixels[:40], toy.TOY.held_out("test").pixels), "whatever the seed"
+
+
+def test_published_scales_tune_all_methods_alike():
+    for name, scale in scales().items():
+        assert scale.name == name and set(scale.methods) <= set(METHODS)
+        (number,) = {len(scale.tuning[method]) for method in scale.methods}
+        for method in scale.methods:  # as many recipes to choose from, and the same number of steps
+            trials = [scale.recipe(trial) for trial in scale.tuning[method]]
+            assert len({str(trial) for trial in trials}) == number
+            assert {trial.steps for trial in trials} == {scale.training.steps}
+    assert tuple(scales()) == SCALES
+    assert grid(lr=[1, 2], clip=[3]) == ({"lr": 1, "clip": 3}, {"lr": 2, "clip": 3})
+
+
+def write_cifar(path, size):
+    draw = np.random.default_rng
+    pictures = [Image.fromarray(draw(i).integers(0, 256, (32, 32, 3), dtype=np.uint8)) for i in range(size)]
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+    columns = {"img": pictures, "label": [i % 10 for i in range(size)]}
+    path.parent.mkdir(exist_ok=True)
+    datasets.Dataset.from_dict(columns, features).to_parquet(path)
+
+
+@pytest.fixture
+def cifar(tmp_path, monkeypatch):
+    """A CIFAR-10 of 60 images, and a scale without tuning on it."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write_cifar(tmp_path / "train.parquet", 50)
+    write_cifar(tmp_path / "test.parquet", 10)
+    methods = ("scratch", "copy")
+    scale = CifarScale(
+        "toy",
+        Architecture("cifar-small", {"depth": 1}),
+        methods,
+        replace(recipe.MAE, **toy.SMALL),
+        replace(recipe.STUDENT, **toy.SMALL),
+        {method: ({},) for method in methods},
+        labels=20,
+        path=tmp_path,
+        unlabelled=20,
+        test_size=8,
+    )
+    monkeypatch.setattr(study, "scales", lambda data: {"toy": scale})
+    return scale
+
+
+def test_a_scale_without_choices_is_not_tuned(cifar, tmp_path):
+    place = toy.place(tmp_path / "out")
+    first, _ = run_study(CENTRAL, place, 1)
+    written = {record.key for record in read_file(place.records("transfer"))}
+    runs = {("run", method, 0, None) for method in ("copy", "scratch")}
+    assert written == runs | {("teacher", "teacher", 0, None)}
+    assert chosen(place, "copy") == 0 and scale_of(place) is cifar
+    accuracy = first.results["test_accuracy"]
+    assert accuracy * 8 == int(accuracy * 8), "eight test images"
+    assert (
+        len(cifar.held_out("validation")) == 5
+        and cifar.labelled(0).augment is not None
+        and cifar.held_out("test").augment is None
+    )
+
+
+# --- PACS: students see photographs only, every other domain is for reporting alone
+
+
+@pytest.fixture
+def pacs(tmp_path, monkeypatch):
+    """A small PACS and a small CIFAR-10 in a folder, and the scale that reads them."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    domains = ["photo"] * 20 + ["art_painting"] * 10 + ["cartoon"] * 10 + ["sketch"] * 10
+    write(tmp_path / "data" / "pacs" / "train.parquet", domains)
+    write_cifar(tmp_path / "data" / "cifar10" / "train.parquet", 20)
+    made = scales(tmp_path / "data")["pacs"]
+    made = replace(
+        made,
+        methods=("scratch", "copy"),
+        pretraining=replace(recipe.STUDENT, **toy.SMALL),
+        training=replace(recipe.STUDENT, **toy.SMALL),
+        tuning={method: toy.TRIALS for method in ("scratch", "copy")},
+    )
+    monkeypatch.setattr(study, "scales", lambda data=None: {"pacs": made})
+    return made
+
+
+def test_students_see_photographs_only(pacs):
+    photographs = [pacs.labelled(0), pacs.held_out("validation"), pacs.held_out("test")]
+    # `write` puts the row's number into the pixels.
+    rows = [images.pixels[:, 0, 0, 0].tolist() for images in photographs]
+    assert sorted(sum(rows, [])) == list(range(20)) and [len(part) for part in rows] == [14, 2, 4]
+    assert photographs[0].augment is not None and photographs[1].augment is None
+    assert pacs.labelled(0).pixels.equal(pacs.labelled(3).pixels)
+    assert photographs[0].pixels.shape[1:] == (3, 32, 32)
+
+
+def test_the_other_domains_are_for_reporting_alone(pacs):
+    assert pacs.elsewhere("validation") == {}
+    elsewhere = pacs.elsewhere("test")
+    assert {name: images.pixels[:, 0, 0, 0].tolist() for name, images in elsewhere.items()} == {
+        "art_painting": list(range(20, 30)),
+        "cartoon": list(range(30, 40)),
+        "sketch": list(range(40, 50)),
+    }
+
+
+def test_a_run_reports_every_domain_and_a_trial_only_validation_photographs(pacs, tmp_path):
+    place = Place("pacs", tmp_path / "data", tmp_path / "results", tmp_path / "work")
+    for record in run_study(CENTRAL, place, 1):
+        accuracies = {name for name in record.results if name.endswith("accuracy")}
+        elsewhere = {f"test_{domain}_accuracy" for domain in ("art_painting", "cartoon", "sketch")}
+        assert accuracies == {"test_accuracy"} | elsewhere
+    trials = read_records("transfer", "pacs", "trial", place.results)
+    assert len(trials) == 4
+    for record in trials:
+        assert set(record.results) == {"validation_accuracy", "validation_loss"}
+
+
+def test_the_teacher_is_the_students_architecture_with_ten_classes(pacs):
+    teacher, architecture, history = pacs.make_teacher(0)
+    student = pacs.student.build()
+    assert teacher.head.out_features == 10 and student.head.out_features == 7 and history[-1]["step"] == 2
+    assert [p.shape for p in teacher.blocks.parameters()] == [p.shape for p in student.blocks.parameters()]
+    assert architecture.build().pos_embed.shape == student.pos_embed.shape == (1, 17, 64)
+
+
+# --- Teachers: the seed decides the rest
+
+
+def longhand(seed, images, outputs, loss, recipe=RECIPE, **model):
+    """A teacher made step by step, from nothing of `schooling`."""
+    torch.manual_seed(seed)
+    vit = create_vit("glyphs", num_classes=outputs, **model)
+    history = train(vit, images, recipe, loss=loss, seed=seed, progress=None)
+    return vit, history
+
+
+def test_the_central_teacher_is_what_it_always_was():
+    """Bit for bit: the committed records and weights come from this way of making one."""
+    drawn = glyphs.generate("unlabelled", 16, 5)
+    clean = torch.tensor(drawn.clean.reshape(16, 192).astype(np.float32)) / 255
+    expected, past = longhand(
+        5,
+        Images(torch.tensor(drawn.images), clean),
+        192,
+        lambda model, images, targets, recipe: torch.nn.functional.mse_loss(model(images), targets),
+    )
+    found, architecture, history = replace(toy.TOY, pretraining=RECIPE).make_teacher(5)
+    assert same(found.state_dict(), expected.state_dict()) and history == past
+    assert architecture == Architecture("glyphs", {"num_classes": 192})
+    again, other = (RETRIEVAL.make(RECIPE, 16, seed)[0].state_dict() for seed in (5, 6))
+    assert same(again, expected.state_dict()) and not torch.equal(other["head.weight"], again["head.weight"])
+
+
+def test_the_colour_teacher_learns_the_hue_and_nothing_about_shapes():
+    drawn = glyphs.generate("unlabelled", 30, 2)
+    images = pretrain.colour_images(drawn)
+    assert images.targets.tolist() == drawn.hue.tolist() and images.classes == glyphs.HUES
+    assert torch.equal(images.pixels, torch.from_numpy(drawn.images))
+    expected, past = longhand(
+        2,
+        Images(torch.tensor(drawn.images[:16]), torch.tensor(drawn.hue[:16])),
+        6,
+        lambda model, images, hues, recipe: -model(images).log_softmax(1)[range(len(hues)), hues].mean(),
+    )
+    found, architecture, history = colour("colour").make(RECIPE, 16, 2)
+    assert architecture.overrides == {"num_classes": 6}
+    for left, right in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)  # another formula of the same loss
+    assert history[-1]["loss"] == pytest.approx(past[-1]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_colour_loss_by_hand(smoothing):
+    model, images, hues = (
+        create_vit("glyphs", depth=1, num_classes=6),
+        random_images(5, 3, 32, 32),
+        torch.tensor([0, 5, 2, 2, 4]),
+    )
+    log_p = model(images).log_softmax(1)
+    expected = (
+        -sum((1 - smoothing) * row[hue] + smoothing / 6 * row.sum() for row, hue in zip(log_p, hues)) / 5
+    )
+    smoothed = replace(recipe.RETRIEVAL, label_smoothing=smoothing)
+    assert pretrain.colour_loss(model, images, hues, smoothed).item() == pytest.approx(
+        expected.item(), rel=1e-5
+    )
+
+
+def test_the_world_is_the_one_that_was_asked_for():
+    seen = []
+
+    def images(drawn):
+        seen.append(drawn)
+        return pretrain.retrieval_images(drawn)
+
+    Schooling("other", images=images, world=glyphs.World(rendering="inverted")).make(RECIPE, 12, 3)
+    (drawn,) = seen
+    for found, expected in zip(
+        drawn, glyphs.generate("unlabelled", 12, 3, glyphs.World(rendering="inverted")), strict=True
+    ):
+        assert np.array_equal(found, expected)
+    assert not np.array_equal(drawn.images, glyphs.generate("unlabelled", 12, 3).images)
+    assert RETRIEVAL.world == glyphs.World()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"reg_tokens": 2}, {"init_values": 0.1}, {"embed_dim": 32}, {"pre_norm": True}, {"global_pool": "avg"}],
+    ids=str,
+)
+def test_the_architecture_builds_the_model(tmp_path, model):
+    vit, architecture, _ = Schooling("other", model=model).make(replace(RECIPE, steps=1), 8, 0)
+    assert architecture == Architecture("glyphs", {**model, "num_classes": 192})
+    found = load_vit(save_vit(tmp_path / "teacher.safetensors", vit, architecture))
+    assert same(found.state_dict(), vit.state_dict())
+
+
+def test_changes_go_to_the_recipe_and_leave_it_alone():
+    _, _, history = Schooling("short", changes={"steps": 2, "lr": 1e-4}).make(RECIPE, 24, 0)
+    assert history[-1]["step"] == 2 and len(history) == 1 and RECIPE.steps == 3
+    expected, _ = longhand(
+        0,
+        pretrain.retrieval_images(glyphs.generate("unlabelled", 24, 0)),
+        192,
+        pretrain.retrieval_loss,
+        replace(RECIPE, steps=2, lr=1e-4),
+    )
+    assert same(
+        Schooling("short", changes={"steps": 2, "lr": 1e-4}).make(RECIPE, 24, 0)[0].state_dict(),
+        expected.state_dict(),
+    )
+
+
+def test_values_that_cannot_be_meant_are_refused_before_training(monkeypatch):
+    toy.forbid_training(monkeypatch)
+    with pytest.raises(ValueError, match="steps must be above 0"):
+        Schooling("none", changes={"steps": 0}).make(RECIPE, 8, 0)
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
+        RETRIEVAL.make(RECIPE, 0, 0)
+
+
+def test_a_schooling_travels_to_other_processes():
+    other = pickle.loads(pickle.dumps(colour("colour", changes={"steps": 7})))
+    assert (other.name, other.outputs, other.loss, dict(other.changes)) == (
+        "colour",
+        6,
+        pretrain.colour_loss,
+        {"steps": 7},
+    )

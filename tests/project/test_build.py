@@ -1,0 +1,166 @@
+"""The build of the book: notebooks side by side, errors that end it, and going on after it was stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from jupyter_cache import get_cache
+
+from tests.helpers import ROOT
+from tools import build_book, execute
+
+TOP = "---\nfile_format: mystnb\nkernelspec: {name: python3, display_name: Python 3}\n---\n"
+WAIT = "from pathlib import Path\nimport time\nwhile not Path('{}').exists():\n    time.sleep(0.05)\n"
+
+
+def notebook(folder, name, *cells):
+    text = TOP + "".join(f"\n```{{code-cell}} ipython3\n{cell}\n```\n" for cell in cells)
+    (folder / f"{name}.md").write_text(text)
+    return folder / f"{name}.md"
+
+
+def outputs(folder, source):
+    """What the cells of a notebook printed, from the cache."""
+    cache = get_cache(folder / "cache")
+    record = cache.match_cache_notebook(execute.myst_nb_reader_plugin(str(source)))
+    cells = cache.get_cache_bundle(record.pk).nb.cells
+    return "".join(output.text for cell in cells for output in cell.get("outputs", []))
+
+
+@pytest.mark.slow
+def test_notebooks_run_side_by_side_and_a_failing_one_is_named(tmp_path, capsys):
+    """Two that wait for each other end only when they run at the same time."""
+    one = notebook(
+        tmp_path,
+        "one",
+        "open('1', 'w')\n" + WAIT.format("2"),
+        "import os\nprint(os.environ['OMP_NUM_THREADS'])",
+    )
+    two = notebook(
+        tmp_path, "two", "open('2', 'w')\n" + WAIT.format("1"), "print('page')\n1 / 0", "open('3', 'w')"
+    )
+    assert execute.execute([one, two], tmp_path / "cache", 60) == [two]
+    said = capsys.readouterr()
+    assert "two.md FAILED" in said.err and "ZeroDivisionError" in said.err and "1 / 0" in said.err
+    assert outputs(tmp_path, one) == "1\n" and not (tmp_path / "3").exists()
+    with pytest.raises(KeyError):
+        outputs(tmp_path, two)
+
+
+@pytest.mark.slow
+def test_a_cell_that_takes_too_long_fails(tmp_path, capsys):
+    slow = notebook(tmp_path, "slow", "import time\ntime.sleep(60)")
+    assert execute.execute([slow], tmp_path / "cache", 1) == [slow]
+    assert "timed out" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
+)
+def test_a_stopped_build_goes_on_and_leaves_no_kernel(tmp_path, number):
+    notebook(tmp_path, "first", "open('runs', 'a').write('x')")
+    notebook(
+        tmp_path,
+        "second",
+        "import os\nopen('pid.new', 'w').write(str(os.getpid()))\nos.rename('pid.new', 'pid')\n"
+        + WAIT.format("go"),
+    )
+    program = (
+        "from tools.execute import *\n"
+        "print(execute([Path('first.md'), Path('second.md')], Path('cache'), 600))"
+    )
+    command = [sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    build = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
+    assert build.stdout.readline().startswith("first: ")
+    while not (tmp_path / "pid").exists():
+        assert build.poll() is None
+        time.sleep(0.05)
+    build.send_signal(number)
+    assert build.wait(60) != 0
+    build.stdout.close()
+    kernel = int((tmp_path / "pid").read_text())
+    for _ in range(600):
+        if not is_running(kernel):
+            break
+        time.sleep(0.1)
+    assert not is_running(kernel)
+
+    (tmp_path / "go").touch()
+    again = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300, check=True
+    )
+    assert again.stdout.startswith("1 of 2 ") and again.stdout.endswith("[]\n")
+    assert (tmp_path / "runs").read_text() == "x", "the first had run, and did not run again"
+
+
+def is_running(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    # Nobody may be there to ask for its exit status: then it stays listed as a zombie.
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True).stdout
+    return bool(state.strip()) and not state.startswith("Z")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [None, "", '{"cells": ['], ids=["no file", "empty file", "half a file"])
+def test_half_written_outputs_are_no_outputs(tmp_path, left):
+    source = notebook(tmp_path, "one", "print(1)")
+    execute.execute([source], tmp_path / "cache", 60)
+    (file,) = (tmp_path / "cache" / "executed").rglob("base.ipynb")
+    file.unlink() if left is None else file.write_text(left)
+    assert execute.execute([source], tmp_path / "cache", 60) == []
+    assert outputs(tmp_path, source) == "1\n"
+
+
+@pytest.mark.slow
+def test_what_was_changed_meanwhile_keeps_no_outputs(tmp_path):
+    source = notebook(tmp_path, "one", "print(1)")
+    with pytest.raises(SystemExit, match="one.md"):
+        execute.execute([source], tmp_path / "cache", 60, still_valid=lambda: False)
+    with pytest.raises(KeyError):
+        outputs(tmp_path, source)
+
+
+def test_outputs_last_as_long_as_library_and_records(tmp_path, monkeypatch):
+    for name, path in {"ROOT": "", "BUILD": "_build", "OUTPUTS": "_build/cache", "KEY": "_build/key"}.items():
+        monkeypatch.setattr(build_book, name, tmp_path / path)
+    (tmp_path / "atlib").mkdir()
+    files = [tmp_path / "requirements.lock", tmp_path / "atlib" / "vit.py"]
+    for path in files:
+        path.write_text("one")
+
+    def outputs_stay():
+        build_book.OUTPUTS.mkdir(parents=True, exist_ok=True)
+        build_book.forget_stale_outputs(build_book.outputs_depend_on())
+        return build_book.OUTPUTS.exists()
+
+    assert not outputs_stay() and outputs_stay()
+    for path in files:
+        path.write_text("two")
+        assert not outputs_stay() and outputs_stay()
+    # A removal that is stopped half-way, and then the change is taken back: what is left is not all.
+    monkeypatch.setattr(build_book.shutil, "rmtree", lambda *arguments, **options: 1 / 0)
+    files[0].write_text("three")
+    with pytest.raises(ZeroDivisionError):
+        outputs_stay()
+    monkeypatch.undo()
+    assert not (tmp_path / "_build" / "key").exists()
+
+
+def test_longest_first(monkeypatch, tmp_path):
+    sources = [notebook(tmp_path, name, "1") for name in "abc"]
+    order = []
+    monkeypatch.setattr(
+        execute,
+        "run",
+        lambda source, limit: (order.append(source.stem), (source, None, 0.0, ValueError()))[1],
+    )
+    execute.execute(sources, tmp_path / "cache", 60, jobs=1, seconds={"b": 3.0, "c": 2.0})
+    assert order == ["b", "c", "a"]

@@ -1,0 +1,129 @@
+"""Run the notebooks of the book into the cache that Jupyter Book reads; called by tools/build_book.py.
+
+Jupyter Book would run them one after the other, and knows the result of none before all have passed. Here two
+run side by side, each with one thread, and each is in the cache as soon as it is done: a build that is
+stopped goes on with the notebooks that are left. On two idle cores one thread twice is as fast as two threads
+once; on a machine that does other things too it is several times as fast, because threads that wait for each
+other there wait for whole turns of the scheduler.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+
+from jupyter_cache import get_cache
+from jupyter_cache.base import CacheBundleIn, JupyterCacheAbstract
+from myst_nb.core.read import is_myst_markdown_notebook, myst_nb_reader_plugin
+from nbclient import NotebookClient
+from nbclient.exceptions import CellControlSignal
+from nbformat import NotebookNode
+
+# The environment the notebooks run in: ours, with what would change their output or their speed fixed.
+FIXED = {
+    # One thread a notebook, and threads that sleep while they wait instead of spinning.
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONHASHSEED": "0",
+    # The notebooks need no network; one that comes to need it fails here, not at a reader's.
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "COLUMNS": "100",
+    # Debugger checks that print a warning into the first cell when the standard library is frozen.
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+}
+# Seconds for a kernel to start and for the last of a cell's output to arrive. nbclient's own 60 and 4 are for
+# a machine that has time; after the 4 it would go on without the output, and say so only in a log.
+PATIENCE = 600
+
+
+def surroundings() -> dict[str, str]:
+    """The environment of the notebooks."""
+    return {name: value for name, value in os.environ.items() if name != "MPLBACKEND"} | FIXED
+
+
+def with_code(sources: list[Path]) -> list[Path]:
+    """Those of `sources` that have cells to run."""
+    return [source for source in sources if is_myst_markdown_notebook(source.read_text(encoding="utf-8"))]
+
+
+def is_done(cache: JupyterCacheAbstract, notebook: NotebookNode) -> bool:
+    """Whether the outputs of these cells are in the cache; what a killed build left half-written goes."""
+    try:
+        record = cache.match_cache_notebook(notebook)
+    except KeyError:
+        return False
+    try:
+        cache.get_cache_bundle(record.pk)
+    except (KeyError, ValueError):  # the record without its file, or with half of it
+        shutil.rmtree(Path(cache.path) / "executed" / record.hashkey, ignore_errors=True)
+        return False
+    return True
+
+
+def run(source: Path, limit: int) -> tuple[Path, NotebookNode, float, Exception | None]:
+    """Run one notebook in a kernel of its own and its own folder; a cell may take `limit` seconds.
+
+    Returns the source, the notebook with its outputs, the seconds, and the error that ended it if one did.
+    """
+    notebook = myst_nb_reader_plugin(str(source))
+    client = NotebookClient(
+        notebook,
+        timeout=limit,
+        startup_timeout=PATIENCE,
+        iopub_timeout=PATIENCE,
+        record_timing=False,  # it would be written into the cells, by which the cache finds them
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str(source.parent)}},
+    )
+    start, error = time.monotonic(), None
+    try:
+        client.execute(env=surroundings())
+    except (CellControlSignal, RuntimeError) as failure:  # a cell raised or took too long; the kernel died
+        error = failure
+    return source, notebook, time.monotonic() - start, error
+
+
+def execute(
+    sources: list[Path], folder: Path, limit: int, jobs: int = 2, seconds=None, still_valid=lambda: True
+) -> list[Path]:
+    """Run those of `sources` that are not in the cache at `folder`, `jobs` at a time; the ones that failed.
+
+    The longest go first, so that all processes end together: `seconds` maps names to what they are expected
+    to take. A failed notebook does not stop the others: all errors are reported by one build. `still_valid`
+    is asked before a result is kept.
+    """
+    cache, seconds = get_cache(folder), seconds or {}
+    todo = [source for source in sources if not is_done(cache, myst_nb_reader_plugin(str(source)))]
+    todo.sort(key=lambda source: -seconds.get(source.stem, 0.0))
+    if len(todo) < len(sources):
+        print(
+            f"{len(sources) - len(todo)} of {len(sources)} notebooks and pages have run already", flush=True
+        )
+    # SIGTERM ends the build as Ctrl-C does, with its kernels. (After kill -9 they notice by themselves.)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    failed = []
+    # Threads, because a thread here only waits for its kernel, which is a process.
+    with ThreadPool(jobs) as pool:
+        results = pool.imap_unordered(lambda source: run(source, limit), todo)
+        for count, (source, notebook, took, error) in enumerate(results, start=1):
+            if error is not None:
+                failed.append(source)
+                print(f"\n{source.name} FAILED after {took:.0f} s:\n{error}\n", file=sys.stderr, flush=True)
+                continue
+            if not still_valid():
+                sys.exit(f"What {source.name} depends on was changed while it ran: build again.")
+            bundle = CacheBundleIn(notebook, str(source), data={"execution_seconds": took})
+            cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+            print(f"{source.stem}: {took:.0f} s ({count} of {len(todo)})", flush=True)
+    return failed
+
+
+def seconds_per_notebook(folder: Path) -> dict[str, float]:
+    """What each notebook took when it last ran, in the order of their names."""
+    records = sorted(get_cache(folder).list_cache_records(), key=lambda record: record.created)
+    return dict(sorted((Path(record.uri).stem, record.data["execution_seconds"]) for record in records))
