@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
             warnings.showwarning = _as_sentence(warnings.showwarning)
             return given.run(given)
     except (ValueError, OSError, WeightsUnavailable, Unwalkable) as error:
-        print(f"python -m atlib: {error}", file=sys.stderr)
+        print(f"python -m atlib: {error}{_hint(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("python -m atlib: interrupted", file=sys.stderr)
@@ -60,6 +60,26 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"python -m atlib: {memory_message(error)}", file=sys.stderr)
         return 1
+
+
+def _hint(error: Exception) -> str:
+    """How an argument that a `DataError` names is set on the command line; nothing for other errors."""
+    argument = getattr(error, "argument", None)
+    if isinstance(error, OSError) and "on_corrupt='skip'" in str(error):
+        return (
+            " (on the command line --set on_corrupt=skip; a run goes on with"
+            " `python -m atlib resume DIR --on-corrupt skip`)"
+        )
+    if isinstance(error, OSError) and "(path=)" in str(error):
+        argument = "path"
+    settings = {
+        "path": "data_path=FOLDER",
+        "count": "data_size=NUMBER",
+        "split": "evaluation_split=NAME",
+        "image_column": "image_column=NAME",
+        "label_column": "label_column=NAME",
+    }
+    return f" (on the command line --set {settings[argument]})" if argument in settings else ""
 
 
 def _as_sentence(plain):
