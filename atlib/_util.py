@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 def require_known(kind: str, name: object, known: Iterable[str]) -> None:
     """Raise `ValueError` unless `name` is one of `known`: it names `name`, the close ones, and all that there
@@ -40,3 +42,16 @@ def write_atomically(path: Path, content: bytes) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory has run out, on a GPU or (torch says so in a plain RuntimeError) on the CPU."""
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(
+        error
+    )
+
+
+def memory_message(error: Exception) -> str:
+    """That memory has run out, with the first sentence of what was said about it."""
+    said = str(error).strip().splitlines()
+    return "out of memory" + (f" ({said[0].rstrip('.')[:200]})" if said else "")

@@ -200,7 +200,7 @@ def about(device: torch.device | str = "cpu") -> dict:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "timm": version("timm"),
-        "atlib": version("atlib"),
+        "atlib": version("attention-transfer"),
         "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from atlib._util import require_known
+from atlib._util import memory_message, out_of_memory, require_known
 from atlib.data.transforms import Augmentation
 from atlib.record import Record
 from atlib.run.build import Reading, held_out_images, known_size, outputs_for, preparation_of, training_images
@@ -43,62 +43,63 @@ SETTINGS = (
 )
 
 
-def add_commands(commands) -> None:
-    """Add the commands of a run to a parser's sub-commands."""
-    train = commands.add_parser(
-        "train",
-        help="train a student by a recipe, in a folder of its own; also under accelerate launch and torchrun",
-    )
-    train.add_argument(
-        "--recipe",
-        required=True,
-        help="a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, built-in-copy",
-    )
-    train.add_argument(
-        "--teacher", default=None, help="a timm name or a file of weights (default: the recipe's)"
-    )
-    pretrain = commands.add_parser(
-        "pretrain", help="make a teacher: retrieval on the built-in world, masked auto-encoding on any images"
-    )
-    pretrain.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(PRETRAINING)}")
-    pretrain.set_defaults(teacher=None)
-    for each in (train, pretrain):
-        each.add_argument(
-            "--data",
-            default=BUILT_IN if each is pretrain else None,
-            required=each is train,
-            metavar="NAME|PATH",
-            help=(
-                f"{BUILT_IN}, a name of the catalogue (imagenet-1k, cifar10 ...), a hub id, or parquet files"
-                " or folders of images"
-            ),
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of one of the commands, and what it calls, `run`."""
+    add = {"resume": _add_resume, "evaluate": _add_evaluate, "teacher": _add_teacher}.get(command, _add_train)
+    add(parser)
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    """Of `train` and `pretrain`."""
+    pretraining = parser.prog.endswith(" pretrain")
+    if pretraining:
+        parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(PRETRAINING)}")
+        parser.set_defaults(teacher=None)
+    else:
+        parser.add_argument(
+            "--recipe",
+            required=True,
+            help="a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, built-in-copy",
         )
-        each.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SETTINGS)
-        each.add_argument(
-            "--seed", type=int, default=0, help="decides first weights, order and augmentation (default: 0)"
+        parser.add_argument(
+            "--teacher", default=None, help="a timm name or a file of weights (default: the recipe's)"
         )
-        each.add_argument(
-            "--out",
-            type=Path,
-            default=None,
-            metavar="DIR",
-            help="the run's folder: config, checkpoints, log, weights, record",
-        )
-        each.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
-        each.add_argument(
-            "--dry-run",
-            action="store_true",
-            help=(
-                "print model, schedule, memory, time and cost; train nothing, read no weights, decode "
-                "no image (data that are in no catalogue are opened, to count images and classes)"
-            ),
-        )
-        each.set_defaults(run=train_command)
-    again = commands.add_parser(
-        "resume", help="go on with a run that was stopped, from its newest good checkpoint"
+    parser.add_argument(
+        "--data",
+        default=BUILT_IN if pretraining else None,
+        required=not pretraining,
+        metavar="NAME|PATH",
+        help=(
+            f"{BUILT_IN}, a name of the catalogue (imagenet-1k, cifar10 ...), a hub id, or parquet files"
+            " or folders of images"
+        ),
     )
-    again.add_argument("folder", type=Path, metavar="DIR")
-    again.add_argument(
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SETTINGS)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="decides first weights, order and augmentation (default: 0)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="the run's folder: config, checkpoints, log, weights, record",
+    )
+    parser.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help=(
+            "print model, schedule, memory, time and cost; train nothing, read no weights, decode "
+            "no image (data that are in no catalogue are opened, to count images and classes)"
+        ),
+    )
+    parser.set_defaults(run=train_command)
+
+
+def _add_resume(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument(
         "--on-corrupt",
         choices=("raise", "skip"),
         default=None,
@@ -107,16 +108,18 @@ def add_commands(commands) -> None:
             "of training and of evaluation (default: as the run was started)"
         ),
     )
-    again.set_defaults(run=resume_command)
-    evaluating = commands.add_parser("evaluate", help="accuracy of what a run has made, on any data")
-    evaluating.add_argument(
+    parser.set_defaults(run=resume_command)
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "path", type=Path, metavar="DIR|FILE", help="a finished run, or a file of weights that one has left"
     )
-    evaluating.add_argument(
+    parser.add_argument(
         "--data", default=None, metavar="NAME|PATH", help="default: what the run was trained on"
     )
-    evaluating.add_argument("--split", default=None, help="default: the one that the run evaluates on")
-    evaluating.add_argument(
+    parser.add_argument("--split", default=None, help="default: the one that the run evaluates on")
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -126,13 +129,15 @@ def add_commands(commands) -> None:
             " workers=8; may be given several times (default: as the run reads its own)"
         ),
     )
-    evaluating.add_argument(
+    parser.add_argument(
         "--averaged", action="store_true", help="the averaged weights, where the recipe has them"
     )
-    evaluating.set_defaults(run=evaluate_command)
-    teacher = commands.add_parser("teacher", help="what a teacher is, and what of it can be transferred")
-    teacher.add_argument("name", metavar="NAME|PATH")
-    teacher.add_argument(
+    parser.set_defaults(run=evaluate_command)
+
+
+def _add_teacher(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME|PATH")
+    parser.add_argument(
         "--images",
         type=Path,
         nargs="+",
@@ -140,20 +145,20 @@ def add_commands(commands) -> None:
         metavar="PATH",
         help="image files whose maps are drawn",
     )
-    teacher.add_argument(
+    parser.add_argument(
         "--out", type=Path, default=None, metavar="FILE", help="where the picture of its maps goes, a .png"
     )
-    teacher.add_argument(
+    parser.add_argument(
         "--image-size", type=int, default=None, help="pixels a side that it shall take (default: its own)"
     )
-    teacher.add_argument("--heads", type=int, default=None, help="of a file whose weights do not tell")
-    teacher.add_argument(
+    parser.add_argument("--heads", type=int, default=None, help="of a file whose weights do not tell")
+    parser.add_argument(
         "--architecture",
         default=None,
         metavar="NAME",
         help="of a file whose weights do not tell: a timm name",
     )
-    teacher.set_defaults(run=teacher_command)
+    parser.set_defaults(run=teacher_command)
 
 
 def train_command(given: argparse.Namespace) -> int:
@@ -365,19 +370,6 @@ def _until_stopped(folder: Path, run) -> int:
         )
         return 1
     return 0 if record is None else _say(summary(folder, record))
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether memory has run out, on a GPU or (torch says so in a plain RuntimeError) on the CPU."""
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(
-        error
-    )
-
-
-def memory_message(error: Exception) -> str:
-    """That memory has run out, with the first sentence of what was said about it."""
-    said = str(error).strip().splitlines()
-    return "out of memory" + (f" ({said[0].rstrip('.')[:200]})" if said else "")
 
 
 def summary(folder: Path, record: Record) -> str:

@@ -223,10 +223,6 @@ class RunConfig:
         """What must be the same when a run goes on."""
         return {name: value for name, value in self.describe().items() if name not in FREE}
 
-    def with_changes(self, changes: Mapping[str, str]) -> "RunConfig":
-        """The run with `--set` values, as `with_settings` makes it."""
-        return with_settings({field.name: getattr(self, field.name) for field in fields(self)}, changes)
-
     def require_use(self, names: Iterable[str]) -> None:
         """Raise `ValueError` for a setting that this run has no use for: it was meant for something, and
         nothing would come of it."""

@@ -1,17 +1,13 @@
 """The recipes that papers have published, as frozen values: attention transfer, MAE, DeiT and DeiT III, each
-with its source and its oddities."""
+with its source and its oddities; and those that this project chose for its own data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 
 from atlib._util import require_known
 from atlib.data.sampler import steps_per_epoch
 from atlib.data.transforms import Augmentation
-from atlib.lab.scales import Scale, scales
-from atlib.lab.study import Place, chosen
 from atlib.plan import Plan
-from atlib.record import read_records, results_folder
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
@@ -488,84 +484,65 @@ PUBLISHED: dict[str, Published] = {
 }
 
 
-# --- This project's own recipes, read from the records of its tuning; and every recipe by its name ---
+# --- This project's own recipes, as its tuning chose them; and every recipe by its name ---
 
 # As `Images` normalises both; the built-in world is not augmented, CIFAR-10 as `crop_and_flip` does it.
 _PLAIN = Augmentation(32, crop="centre", flip=0.0, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
 _CROPPED = replace(_PLAIN, crop="padded", padding=4, flip=0.5)
-_SCALES = {"built-in": _PLAIN, "cifar10-cpu": _CROPPED, "cifar10": _CROPPED}
-_OWN = {f"{scale}-{method}": (scale, method) for scale in _SCALES for method in METHODS}
+
+
+def _built_in(method: str, trial: int, lr: float, **chosen) -> Published:
+    return Published(
+        f"built-in-{method}",
+        "this project, the best of 6 on the validation split: "
+        f"results/transfer/built-in.jsonl, {method}, trial {trial}",
+        model="glyphs",
+        method=method,
+        epochs=125,
+        warmup_epochs=12.5,
+        batch_size=128,
+        base_lr=lr * 256 / 128,
+        clip=1.0,
+        augmentation=_PLAIN,
+        **chosen,
+    )
+
+
+def _cifar10_cpu(method: str) -> Published:
+    return Published(
+        f"cifar10-cpu-{method}",
+        "this project, atlib.lab.scales, 'cifar10-cpu': fixed in advance",
+        model="glyphs",
+        options={"num_classes": 10},
+        method=method,
+        epochs=15,
+        warmup_epochs=1.5,
+        batch_size=128,
+        base_lr=2e-3,
+        clip=1.0,
+        augmentation=_CROPPED,
+    )
+
+
+OWN: dict[str, Published] = {
+    each.name: each
+    for each in (
+        _built_in("scratch", 5, lr=4e-3, weight_decay=0.3),
+        _built_in("fine-tune", 3, lr=1e-3, layer_decay=0.75),
+        _built_in("copy", 0, lr=1e-3),
+        _built_in("distill", 5, lr=2e-3, transfer_weight=10.0),
+        *(_cifar10_cpu(method) for method in METHODS),
+    )
+}
 
 
 def published(name: str) -> Published:
     """A recipe by name: a paper's from `PUBLISHED`, or "SCALE-METHOD" as this project chose it, such as
-    "built-in-copy".
-
-    Raises `ValueError` for an unknown name, with the close ones, and `FileNotFoundError` for a recipe of ours
-    whose tuning has no records here.
-    """
-    if name in PUBLISHED:
-        return PUBLISHED[name]
-    require_known("recipe", name, [*PUBLISHED, *_OWN])
-    return _own(*_OWN[name])
+    "built-in-copy". Raises `ValueError` for an unknown name, with the close ones."""
+    require_known("recipe", name, names())
+    return {**PUBLISHED, **OWN}[name]
 
 
 def names() -> tuple[str, ...]:
-    """The names of all recipes that `published` can give here: the papers', and ours that have been tuned."""
-    return *PUBLISHED, *(name for name in _OWN if _is_there(name))
-
-
-def _own(scale_name: str, method: str) -> Published:
-    """A recipe of the central experiment in epochs and rates per 256 images; its `recipe` for the scale's own
-    images is the very one that was run."""
-    place = Place(scale_name, None, results_folder(), Path())
-    scale = scales()[scale_name]
-    trial, trials = chosen(place, method), len(scale.tuning[method])
-    if trials == 1:
-        used, source = (
-            scale.recipe(scale.tuning[method][0]).describe(),
-            f"this project, atlib.lab.scales, {scale_name!r}: fixed in advance",
-        )
-    else:
-        tuned = read_records("transfer", scale_name, "trial", place.results)
-        used = next(r for r in tuned if (r.method, r.trial) == (method, trial)).config["recipe"]
-        source = (
-            f"this project, the best of {trials} on the validation split: "
-            f"results/transfer/{scale_name}.jsonl, {method}, trial {trial}"
-        )
-    batch_size = used.pop("batch_size")
-    epochs = used.pop("steps") / steps_per_epoch(_images(scale), batch_size)
-    shared = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in used.items()
-        if name not in ("lr", "warmup") and name in Published.__dataclass_fields__
-    }
-    return Published(
-        f"{scale_name}-{method}",
-        source,
-        model=scale.student.name,
-        options=scale.student.overrides,
-        method=method,
-        epochs=epochs,
-        warmup_epochs=used["warmup"] * epochs,
-        batch_size=batch_size,
-        base_lr=used["lr"] * 256 / batch_size,
-        augmentation=_SCALES[scale_name],
-        **shared,
-    )
-
-
-def _images(scale: Scale) -> int:
-    if scale.labels is not None:
-        return scale.labels
-    from atlib.data.catalogue import CATALOGUE
-
-    return CATALOGUE[scale.name].images["train"]
-
-
-def _is_there(name: str) -> bool:
-    try:
-        published(name)
-    except FileNotFoundError:
-        return False
-    return True
+    """The names of all recipes that `published` can give: the papers', and ours."""
+    return *PUBLISHED, *OWN

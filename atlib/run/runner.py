@@ -1,7 +1,6 @@
 """Carry out a run in its folder: start it, go on after it was stopped, evaluate what it made."""
 
 import copy
-import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
+from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
 from atlib.record import Record, about, peak_memory_mb, read_record, write_record
 from atlib.run.build import (
     Built,
@@ -206,12 +204,7 @@ def load_result(path: Path) -> nn.Module:
             f"{path} does not exist: `python -m atlib resume {Path(path).parent}` goes on with the run, or"
             " writes its weights again where it is finished"
         )
-    try:
-        with safe_open(path, framework="pt") as file:
-            bundle = "needs_teacher" in json.loads((file.metadata() or {}).get("atlib", "{}"))
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        raise OSError(f"{path} is no readable safetensors file ({error}); it was left as it is") from error
-    return (load_bundle(path) if bundle else load_vit(path)).eval()
+    return (load_bundle(path) if "needs_teacher" in read_header(path) else load_vit(path)).eval()
 
 
 def _make_ready(config: RunConfig, images) -> Ready:

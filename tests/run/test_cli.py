@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from atlib import __main__ as command
-from atlib.lab import study
+from atlib.lab import commands, study
 from atlib.record import read_records
 from tests import toy
 from tests.helpers import ROOT
@@ -19,8 +19,8 @@ from tests.helpers import ROOT
 def here(tmp_path, monkeypatch):
     """An empty working folder, and the toy scale beside the real ones."""
     monkeypatch.chdir(tmp_path)
-    real = command.scales
-    for module in (command, study):
+    real = commands.scales
+    for module in (commands, study):
         monkeypatch.setattr(module, "scales", lambda data=None: real(data) | toy.known())
     return tmp_path
 

@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from atlib import create_vit
 from atlib.data.transforms import Augmentation
 from atlib.lab.scales import scales
-from atlib.run import recipes as published_own
-from atlib.run.recipes import PUBLISHED, Published, names, published
+from atlib.run.recipes import METHODS, PUBLISHED, Published, names, published
 from atlib.train import make_optimizer, schedule
 from atlib.train.recipe import Recipe
 
@@ -282,44 +281,40 @@ def test_a_fine_tuning_of_deit3_does_not_anneal():
 # --- our own
 
 
-@pytest.mark.parametrize("method", ["scratch", "fine-tune", "copy", "distill"])
+def recorded(method):
+    """What the committed records hold of a method at the built-in scale: its trials in order, and a run."""
+    lines = (RECORDS / "built-in.jsonl").read_text().splitlines()
+    records = [each for each in map(json.loads, lines) if each["method"] == method]
+    trials = sorted((each for each in records if each["kind"] == "trial"), key=lambda each: each["trial"])
+    return *trials, next(each for each in records if each["kind"] == "run")
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_ours_are_what_the_tuning_chose_and_what_was_run(method):
     each = published(f"built-in-{method}")
-    records = [json.loads(line) for line in (RECORDS / "built-in.jsonl").read_text().splitlines()]
-    trials = [each for each in records if (each["kind"], each["method"]) == ("trial", method)]
-    best = max(trial["results"]["validation_accuracy"] for trial in trials)
-    chosen = next(trial for trial in trials if trial["results"]["validation_accuracy"] == best)
-    run = next(each for each in records if (each["kind"], each["method"]) == ("run", method))
+    *trials, run = recorded(method)
+    scores = [trial["results"]["validation_accuracy"] for trial in trials]
+    best = scores.index(max(scores))
+    assert each.source.endswith(f"results/transfer/built-in.jsonl, {method}, trial {best}")
     found = json.loads(json.dumps(each.recipe(run["config"]["labels"]).describe()))
-    assert found == found | chosen["config"]["recipe"] | run["config"]["recipe"]
     # What these records are too old to say is off.
-    assert found == found | {
-        key: value for key, value in Recipe().describe().items() if key not in run["config"]["recipe"]
-    }
-    assert (
-        each.student()._asdict() == run["config"]["student"]
-        and each.method == method
-        and "results/transfer/built-in.jsonl" in each.source
-    )
+    off = Recipe().describe()
+    assert found == json.loads(json.dumps(off)) | trials[best]["config"]["recipe"] | run["config"]["recipe"]
+    assert each.student()._asdict() == run["config"]["student"] and each.method == method
 
 
-def test_ours_of_a_scale_that_is_not_tuned():
-    each, scale = published("cifar10-cpu-distill"), scales()["cifar10-cpu"]
-    assert (
-        each.recipe(scale.labels) == scale.recipe(scale.tuning["distill"][0])
-        and each.student() == scale.student
-    )
+@pytest.mark.parametrize("method", METHODS)
+def test_ours_of_a_scale_that_is_not_tuned(method):
+    each, scale = published(f"cifar10-cpu-{method}"), scales()["cifar10-cpu"]
+    assert each.recipe(scale.labels) == scale.recipe(scale.tuning[method][0])
+    assert len(scale.tuning[method]) == 1 and each.student() == scale.student
     assert each.augmentation == Augmentation(
         32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
     )
 
 
-def test_without_records_a_tuned_recipe_is_not_offered(monkeypatch, tmp_path):
-    assert set(PUBLISHED) < set(names()) and "built-in-copy" in names()
-    monkeypatch.setattr(published_own, "results_folder", lambda: tmp_path)
-    with pytest.raises(FileNotFoundError, match="copy is not tuned yet"):
-        published("built-in-copy")
-    assert "built-in-copy" not in names() and "cifar10-cpu-copy" in names() and set(PUBLISHED) < set(names())
+def test_names_are_those_of_all_recipes():
+    assert all(published(name).name == name for name in names()) and set(names()) > set(PUBLISHED)
 
 
 def test_an_unknown_name_names_the_close_ones():

@@ -1,0 +1,127 @@
+"""The commands of the book's experiments: `experiments` lists them, `experiment NAME` repeats one."""
+
+import argparse
+import statistics
+from pathlib import Path
+
+from atlib._util import require_known
+from atlib.lab.evals import EXAMINATIONS, Examination, run_examination
+from atlib.lab.scales import METHODS, SCALES, scales
+from atlib.lab.studies import CENTRAL, STUDIES
+from atlib.lab.study import Place, Study, run_study
+from atlib.record import Record, read_records
+
+EXPERIMENTS: dict[str, Study | Examination] = {"transfer": CENTRAL, **STUDIES, **EXAMINATIONS}
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of one of the two commands, and what it calls, `run`."""
+    if command == "experiments":
+        parser.set_defaults(run=experiments_command)
+        return
+    parser.add_argument(
+        "name", help="; ".join(f"{name}: {study.shows}" for name, study in EXPERIMENTS.items())
+    )
+    parser.add_argument("--scale", default="built-in", help=f"one of {', '.join(SCALES)} (default: built-in)")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=None,
+        help="number of seeds, from 0 on (default: as many as are recorded)",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=None,
+        metavar="METHOD",
+        help=f"only some; of transfer: {', '.join(METHODS)} (default: all of the experiment at this scale)",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=None,
+        help=(
+            "folder with CIFAR-10's parquet files, for the scale pacs one that holds cifar10/ and pacs/"
+            " (default: from the hub)"
+        ),
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results"),
+        help="folder of the records, OUT/NAME/SCALE.jsonl; studies start from OUT/transfer/SCALE.jsonl (default: results)",
+    )
+    parser.add_argument(
+        "--work", type=Path, default=None, help="folder for weights (default: runs/transfer/SCALE)"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="runs side by side, one thread each (default: 1, with all threads)",
+    )
+    parser.set_defaults(run=experiment_command)
+
+
+def experiments_command(given: argparse.Namespace) -> int:
+    """`experiments`."""
+    print(overview(Path("results")))
+    return 0
+
+
+def experiment_command(given: argparse.Namespace) -> int:
+    """`experiment`: repeats one, prints its table."""
+    records, path = _run_experiment(given)
+    _print_table(records)
+    print(f"records: {path}")
+    return 0
+
+
+def overview(results: Path) -> str:
+    """What `python -m atlib experiments` prints: every experiment, what it shows, the paper's counterpart,
+    cost, and records in `results`."""
+    lines = []
+    for name, study in EXPERIMENTS.items():
+        where = [study.only] if study.only else SCALES
+        runs = {scale: len(read_records(name, scale, results=results)) for scale in where}
+        found = (
+            ", ".join(f"{number} runs at {scale}" for scale, number in runs.items() if number) or "none here"
+        )
+        lines += [
+            f"{name}: {study.shows}",
+            f"    paper:   {study.paper}",
+            (
+                f"    cost:    about {study.minutes} minutes at the built-in scale ({study.seeds} seeds, two"
+                f" cores); scales: {', '.join(where)}"
+            ),
+            f"    records: {found}",
+        ]
+    return "\n".join(lines)
+
+
+def _run_experiment(given: argparse.Namespace) -> tuple[list[Record], Path]:
+    """Repeat an experiment; its records, and their file."""
+    require_known("experiment", given.name, EXPERIMENTS)
+    require_known("scale", given.scale, scales())
+    study = EXPERIMENTS[given.name]
+    seeds = study.seeds if given.seeds is None else given.seeds
+    if seeds < 1 or given.jobs < 1:
+        raise ValueError(f"--seeds and --jobs must be at least 1, got {seeds} and {given.jobs}")
+    place = Place(given.scale, given.data, given.out, given.work or Path("runs", "transfer", given.scale))
+    run = run_examination if isinstance(study, Examination) else run_study
+    return run(study, place, seeds, given.methods, given.jobs), place.records(given.name)
+
+
+def _print_table(records) -> None:
+    records = [
+        record for record in records if "test_accuracy" in record.results
+    ]  # what is measured on a teacher has none
+    methods = list(dict.fromkeys(record.method for record in records))
+    width = max((len(method) for method in methods), default=0)
+    for method in methods:
+        scores = [100 * record.results["test_accuracy"] for record in records if record.method == method]
+        spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+        print(
+            f"{method:{width}} {statistics.mean(scores):5.1f}{spread}  ({len(scores)}"
+            f" seed{'s' if len(scores) > 1 else ''})"
+        )
