@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from atlib._util import memory_message, out_of_memory
+from atlib.data.decoding import CorruptImage
 from atlib.vit import WeightsUnavailable
 from atlib.walking import Unwalkable
 
@@ -41,10 +42,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m atlib", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, says) in COMMANDS.items():
-        command = commands.add_parser(name, help=says)
+        command = commands.add_parser(
+            name, help=says, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         if arguments[:1] == [name]:
             import_module(module).add_arguments(command, name)
-    given = parser.parse_args(arguments)
+    given, given_too = parser.parse_known_args(arguments)
+    if given_too and not getattr(given, "takes_settings", False):
+        parser.error(f"unrecognized arguments: {' '.join(given_too)}")
+    given.settings = given_too
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _as_sentence(warnings.showwarning)
@@ -63,23 +69,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _hint(error: Exception) -> str:
-    """How an argument that a `DataError` names is set on the command line; nothing for other errors."""
-    argument = getattr(error, "argument", None)
-    if isinstance(error, OSError) and "on_corrupt='skip'" in str(error):
-        return (
-            " (on the command line --set on_corrupt=skip; a run goes on with"
-            " `python -m atlib resume DIR --on-corrupt skip`)"
-        )
-    if isinstance(error, OSError) and "(path=)" in str(error):
-        argument = "path"
-    settings = {
-        "path": "data_path=FOLDER",
-        "count": "data_size=NUMBER",
-        "split": "evaluation_split=NAME",
-        "image_column": "image_column=NAME",
-        "label_column": "label_column=NAME",
+    """How what an error names is set on the command line; nothing where it names no argument."""
+    if isinstance(error, CorruptImage):
+        return " (--on_corrupt skip leaves such images out; `python -m atlib resume DIR --on-corrupt skip`)"
+    options = {
+        "path": "--data_path FOLDER",
+        "count": "--data_size NUMBER",
+        "split": "--training_split NAME and --evaluation_split NAME",
+        "image_column": "--image_column NAME",
+        "label_column": "--label_column NAME",
     }
-    return f" (on the command line --set {settings[argument]})" if argument in settings else ""
+    option = options.get(getattr(error, "argument", ""))
+    return f" ({option})" if option else ""
 
 
 def _as_sentence(plain):

@@ -199,7 +199,7 @@ def main(folder: Path) -> dict[str, list[int]]:
             wrapped_as_blocks, folder / "blocks", extra=large | {"FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"}
         ),
     }
-    small = [text for name, value in SMALL.items() for text in ("--set", f"{name}={value}")]
+    small = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
     for out, step in ((folder / "left-alone", 0), (folder / "terminated", 3)):
         train_it = [
             "train",

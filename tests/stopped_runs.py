@@ -20,7 +20,7 @@ HELD_OUT = {"validation": 30, "test": 40}
 
 
 def sets(**values) -> list[str]:
-    return [text for name, value in (SMALL | values).items() for text in ("--set", f"{name}={value}")]
+    return [text for name, value in (SMALL | values).items() for text in (f"--{name}", str(value))]
 
 
 def asked(recipe: str, out: Path, *more: str, **values) -> list[str]:

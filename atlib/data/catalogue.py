@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from atlib._util import require_known
-from atlib.data.decoding import DataError
+from atlib.data.decoding import DataError, MissingData
 from atlib.data.images import HUB, VALIDATION_SHARE, Images, decode_rows, draw, fixed_order
 
 # --- PACS: the same seven classes as photographs, art paintings, cartoons and sketches ---
@@ -144,9 +144,7 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
     """
     name = str(name_or_path)
     if path is not None and not Path(path).exists():
-        raise FileNotFoundError(
-            f"{path} does not exist: it is where the files of {name} are looked for (path=)"
-        )
+        raise MissingData(f"{path} does not exist: it is where the files of {name} are looked for", "path")
     if name in CATALOGUE:
         known = CATALOGUE[name]
         if path is None and known.hub is None:

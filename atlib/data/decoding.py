@@ -35,6 +35,10 @@ class DataError(ValueError):
         self.argument = argument
 
 
+class MissingData(DataError, FileNotFoundError):
+    """Files of a data set that are not where they are looked for."""
+
+
 class CannotStream(DataError):
     """Data that `open_stream` cannot read as they come, and `open_photos` can read by index."""
 

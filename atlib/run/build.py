@@ -1,7 +1,7 @@
 """What a run is put together from, made from its config: images, teacher, the model to train, and its loss."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,23 +41,6 @@ class Built(NamedTuple):
     teacher: Architecture | None
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How a split is read for an evaluation, which `evaluate --set` can say: fields as in `RunConfig`. Raises
-    `ValueError` for what cannot be meant."""
-
-    data_path: str | None = None
-    image_column: str | None = None
-    label_column: str | None = None
-    on_corrupt: str = "raise"
-    workers: int = 0
-
-    def __post_init__(self):
-        require_known("on_corrupt", self.on_corrupt, ("raise", "skip"))
-        if self.workers < 0:
-            raise ValueError(f"workers must be at least 0, got {self.workers}")
-
-
 def loss_of(method: str) -> Loss:
     """What a method trains on: labels (with what is distilled), or a pre-text."""
     return LOSSES.get(method, student_loss)
@@ -89,12 +72,12 @@ def held_out_images(
     workers: int = 0,
 ):
     """A split of a data set, treated as in evaluation. on_corrupt="skip" leaves out what cannot be decoded,
-    and decodes everything once to know."""
+    and decodes everything once to know. Raises `ValueError` for another word than "raise" or "skip"."""
+    require_known("on_corrupt", on_corrupt, ("raise", "skip"))
     if data == BUILT_IN:
         return load(BUILT_IN, split=split, size=HELD_OUT.get(split))
-    from atlib.data.photos import (
-        open_photos,  # imported here: `datasets` takes seconds, and the built-in world does not need it
-    )
+    # Imported here: `datasets` takes seconds, and the built-in world does not need it.
+    from atlib.data.photos import open_photos
 
     photos = open_photos(
         data,
@@ -217,7 +200,7 @@ def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: Visio
 
     The published code pairs a student that averages its patches with MAE's weights, which timm reads with a
     class token. Pooling comes after the last map, so what is transferred does not depend on it. Any other
-    difference must be asked for, with `--set plan.mismatched=true` (arXiv 2605.07191).
+    difference must be asked for, with `plan.mismatched` (arXiv 2605.07191).
     """
     return (
         replace(config.plan, mismatched=True)
@@ -245,7 +228,7 @@ def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Ev
         raise ValueError(
             f"the student cannot start from this teacher: {'; '.join(unfit[:3])}"
             + (f"; and {len(unfit) - 3} more" if len(unfit) > 3 else "")
-            + ". Choose the teacher's model with --set model=, or its size, such as --set"
+            + ". Choose the teacher's model with the setting model, or its size, such as"
             f" model.embed_dim={teacher.embed_dim}"
         )
     missing, unused = student.load_state_dict(weights, strict=False)
@@ -254,7 +237,7 @@ def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Ev
         raise ValueError(
             f"the student cannot start from this teacher, it is built otherwise: {', '.join(wrong[:5])}"
             + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-            + "; choose the teacher's model with --set model="
+            + "; choose the teacher's model with the setting model"
         )
     return student
 

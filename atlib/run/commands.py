@@ -3,7 +3,7 @@ prints and returns an exit code."""
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -11,12 +11,12 @@ import torch
 from atlib._util import memory_message, out_of_memory, require_known
 from atlib.data.transforms import Augmentation
 from atlib.record import Record
-from atlib.run.build import Reading, held_out_images, known_size, outputs_for, preparation_of, training_images
-from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig, config_path, read_config
+from atlib.run.build import held_out_images, known_size, outputs_for, preparation_of, training_images
+from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig, config_path, read_config, settings
 from atlib.run.configure import TrainRequest, config_diff, configure, data_name, evaluated_split, oddities
 from atlib.run.estimate import estimate
 from atlib.run.estimate_text import as_text
-from atlib.run.overrides import parse_changes, read_changes
+from atlib.run.overrides import help_text, pairs, read
 from atlib.run.runner import (
     check_folder,
     held_out,
@@ -30,23 +30,37 @@ from atlib.run.runner import (
     start,
 )
 from atlib.train.evaluate import evaluate
+from atlib.train.recipe import Recipe
 from atlib.train.trainer import NonFiniteLoss, Preempted
 from atlib.transfer import student_of
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: it was stopped, and the same run can go on
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 SETTINGS = (
-    "a field of the published recipe, before epochs become steps and the rate is scaled (published.epochs=50,"
-    " published.batch_size=256: rate and steps follow), of the run or of its recipe as it stands (lr=1e-3,"
-    " steps=500, workers=8: nothing follows), or of its parts (plan.what=q, augmentation.flip=0,"
-    " model.depth=6); may be given several times"
+    "Settings are further options, `--NAME VALUE` after the others: a field of the run or of its recipe as it"
+    " stands (--lr 1e-3 --steps 500 --workers 8: nothing follows), of its parts (--plan.what q,"
+    " --augmentation.flip 0), any argument of the model's constructor (--model.depth 6), or a field of the"
+    " published recipe, before epochs become steps and the rate is scaled (--published.epochs 50,"
+    " --published.batch_size 256: rate and steps follow). Lists are JSON, [0, 1]; null is none."
 )
+READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of one of the commands, and what it calls, `run`."""
+    """Add the options of one of the commands, and what it calls, `run`; `takes_settings` where `pairs` of
+    further options are for it."""
     add = {"resume": _add_resume, "evaluate": _add_evaluate, "teacher": _add_teacher}.get(command, _add_train)
     add(parser)
+    if command in ("train", "pretrain"):
+        parser.set_defaults(takes_settings=True)
+        defaults = {field.name: field.default for kind in (RunConfig, Recipe) for field in fields(kind)}
+        parser.epilog = f"{SETTINGS}\n\n{help_text(settings(), defaults)}"
+    if command == "evaluate":
+        parser.set_defaults(takes_settings=True)
+        parser.epilog = (
+            f"How the data are read, as further options (default: as the run reads its own):\n"
+            f"{help_text({name: settings()[name] for name in READING}, {})}"
+        )
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +88,6 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
             " or folders of images"
         ),
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument(
         "--seed", type=int, default=0, help="decides first weights, order and augmentation (default: 0)"
     )
@@ -120,16 +133,6 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--split", default=None, help="default: the one that the run evaluates on")
     parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help=(
-            "how the data are read: data_path=FOLDER, image_column=NAME, label_column=NAME, on_corrupt=skip,"
-            " workers=8; may be given several times (default: as the run reads its own)"
-        ),
-    )
-    parser.add_argument(
         "--averaged", action="store_true", help="the averaged weights, where the recipe has them"
     )
     parser.set_defaults(run=evaluate_command)
@@ -167,7 +170,7 @@ def train_command(given: argparse.Namespace) -> int:
     if pretraining:
         require_known("task of pre-training", given.recipe, PRETRAINING)
     asked = TrainRequest(
-        given.recipe, given.data, given.teacher, parse_changes(given.set), given.seed, given.tensorboard
+        given.recipe, given.data, given.teacher, pairs(given.settings), given.seed, given.tensorboard
     )
     config = configure(asked)
     if given.dry_run:
@@ -222,7 +225,7 @@ def evaluate_command(given: argparse.Namespace) -> int:
             f"{folder} holds a teacher without a class head: `python -m atlib teacher"
             f" {result_path(folder, config.method)}` says what it is"
         )
-    reading = read_changes(Reading, parse_changes(given.set), "an evaluation")
+    reading = read(pairs(given.settings), {name: settings()[name] for name in READING})
     if config is None and given.data is None:
         raise ValueError(
             f"{given.path} lies in no run's folder, which would say what data it was trained on: name them"
@@ -244,10 +247,10 @@ def evaluate_command(given: argparse.Namespace) -> int:
         config.require_use(reading)
         split, images = config.evaluation_split, held_out(config)
     else:
-        data, how = data_name(given.data, reading.get("data_path")), Reading(**reading)
+        data = data_name(given.data, reading.get("data_path"))
         if data == BUILT_IN and reading:
             raise ValueError(
-                f"--set {next(iter(reading))} would change nothing: it belongs to data that are read, and"
+                f"--{next(iter(reading))} would change nothing: it belongs to data that are read, and"
                 f" {BUILT_IN} is generated; leave it out"
             )
         split = given.split or evaluated_split(data)
@@ -256,11 +259,11 @@ def evaluate_command(given: argparse.Namespace) -> int:
             data,
             split,
             augmentation,
-            how.data_path,
-            how.image_column,
-            how.label_column,
-            how.on_corrupt,
-            how.workers,
+            reading.get("data_path"),
+            reading.get("image_column"),
+            reading.get("label_column"),
+            reading.get("on_corrupt", "raise"),
+            reading.get("workers", 0),
         )
     _require_size(model, images, f"{given.data or config.data} {split}")
     found, left_out = (
@@ -363,9 +366,9 @@ def _until_stopped(folder: Path, run) -> int:
         if not out_of_memory(error):
             raise
         print(
-            f"python -m atlib: {memory_message(error)}. Start it in another folder with --set accumulate=4 (a"
-            " step is computed in so many parts, and is the same), --set checkpoint_activations=true or a"
-            " smaller --set published.batch_size=; --dry-run says what a step needs",
+            f"python -m atlib: {memory_message(error)}. Start it in another folder with --accumulate 4 (a"
+            " step is computed in so many parts, and is the same), --checkpoint_activations true or a"
+            " smaller --published.batch_size; --dry-run says what a step needs",
             file=sys.stderr,
         )
         return 1

@@ -3,17 +3,17 @@ checkpoints."""
 
 import json
 import math
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import torch
 
 from atlib._util import require_known, write_atomically
 from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
-from atlib.run.overrides import read_changes, read_value
+from atlib.run.overrides import read
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
@@ -41,14 +41,8 @@ USED_BY: tuple[tuple[tuple[str, ...], str, Callable[["RunConfig"], bool]], ...] 
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) it is all that lets
 # the run go on.
 FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt")
-# What has an option of its own, which looks at the value and makes it whole: `--set` would go past that.
-HAVE_OPTIONS = {
-    "recipe_name": "--recipe",
-    "data": "--data",
-    "teacher": "--teacher",
-    "seed": "--seed",
-    "tensorboard": "--tensorboard",
-}
+# What the command line has other options for, which look at the value and make it whole.
+NO_SETTINGS = ("recipe_name", "data", "teacher", "seed", "tensorboard")
 
 
 @dataclass(frozen=True)
@@ -103,12 +97,11 @@ class RunConfig:
         require_known("on_corrupt", self.on_corrupt, ("raise", "skip"))
         if self.method in NEED_TEACHER and self.teacher is None:
             raise ValueError(
-                f"{self.method} needs a teacher: pass --teacher with a timm name or a file "
-                "(`python -m atlib pretrain` makes one; `python -m atlib teacher NAME` says what it is)"
+                f"{self.method} needs a teacher: a timm name or a file of weights, such as pre-training makes"
             )
         if self.method not in NEED_TEACHER and self.teacher is not None:
             raise ValueError(
-                f"{self.method} has no teacher, got --teacher {self.teacher}: leave it out, or choose a"
+                f"{self.method} has no teacher, got {self.teacher!r}: leave it out, or choose a"
                 " recipe of copy, distill or fine-tune"
             )
         if (
@@ -170,8 +163,8 @@ class RunConfig:
         ):
             raise ValueError(
                 f"the model {self.model.name!r} takes images of {model.patch_embed.img_size} pixels, the"
-                f" augmentation makes them of {self.augmentation.image_size}: change --set model.img_size or"
-                " --set augmentation.image_size"
+                f" augmentation makes them of {self.augmentation.image_size}: change model.img_size or"
+                " augmentation.image_size"
             )
 
     def _check_auto_encoder(self, model: torch.nn.Module) -> None:
@@ -228,69 +221,63 @@ class RunConfig:
         nothing would come of it."""
         for asked in names:
             for settings, use, has in USED_BY:
-                if asked.removeprefix("recipe.") in settings and not has(self):
+                if asked in settings and not has(self):
                     raise ValueError(
-                        f"--set {asked} would change nothing: it belongs to {use}, not to a run of method"
+                        f"{asked} would change nothing: it belongs to {use}, not to a run of method"
                         f" {self.method!r} on {self.data!r}; leave it out"
                     )
 
 
-def with_settings(values: Mapping[str, object], changes: Mapping[str, str]) -> RunConfig:
-    """The run of these fields with `--set` values: fields of the run or of its recipe by name, parts by
-    `plan.what`, `augmentation.flip`, `model.depth`.
+def settings(model: Iterable[str] = ()) -> dict[str, Any]:
+    """Every setting of a run by its name on the command line, with its type: the fields of the run and of its
+    recipe by their names, those of its parts as `plan.what` and `augmentation.flip`; `model` chooses another
+    model, and `model.NAME` is any of its constructor's arguments (those to be listed are given)."""
+    own = {
+        name: kind for name, kind in get_type_hints(RunConfig).items() if name not in (*PARTS, *NO_SETTINGS)
+    }
+    parts = {"plan": Plan, "augmentation": Augmentation}
+    inner = {
+        f"{part}.{name}": kind for part, of in parts.items() for name, kind in get_type_hints(of).items()
+    }
+    return own | get_type_hints(Recipe) | inner | {"model": str} | dict.fromkeys(model, Any)
+
+
+def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
+    """The run of these fields with some `settings`, as texts, in place of theirs.
 
     Nothing is checked before all are applied: a model and an image size may be wrong one by one and right
-    together. Raises `ValueError` for unknown names (with the known ones), values of another type, values that
-    cannot be meant, settings that such a run has no use for, and those that have an option of their own.
+    together. Raises `ValueError` for unknown names (with the close ones), values of another type, values that
+    cannot be meant, and settings that such a run has no use for.
     """
-    own: dict[str, str] = {}
-    inner: dict[str, dict[str, str]] = {}
-    names = {field.name for field in fields(RunConfig)}
-    of_recipe = [field.name for field in fields(Recipe)]
-    for key, text in changes.items():
-        part, dot, name = key.partition(".")
-        if key in HAVE_OPTIONS:
-            raise ValueError(f"--set {key}={text}: {key} has an option of its own, {HAVE_OPTIONS[key]}")
+    found = read(changes, settings(name for name in changes if name.startswith("model.")))
+    if (name := _not_finite(found)) is not None:
+        raise ValueError(f"{name}: it must be a finite number")
+    parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    for name, value in found.items():
+        part, dot, inner = name.partition(".")
         if dot:
-            require_known("part of a run", part, PARTS)
-            inner.setdefault(part, {})[name] = text
-        elif key in of_recipe:
-            inner.setdefault("recipe", {})[key] = text
-        elif key == "model":
-            inner.setdefault("model", {})["name"] = text
-        else:
-            require_known(
-                "setting",
-                key,
-                [
-                    *sorted(names - {"model", *PARTS, *HAVE_OPTIONS}),
-                    *of_recipe,
-                    *(f"{part}.…" for part in PARTS),
-                ],
+            parts[part][inner] = value
+        elif name in Recipe.__dataclass_fields__:
+            parts["recipe"][name] = value
+    for part in ("plan", "augmentation"):
+        if parts[part] and values.get(part) is None:
+            raise ValueError(
+                f"{part}.{next(iter(parts[part]))}: this run has no {part} (method {values['method']!r}, recipe"
+                f" {values['recipe_name']!r})"
             )
-            own[key] = text
-    parts = {part: _changed_part(values, part, of_part) for part, of_part in inner.items()}
-    changed = RunConfig(**{**values, **read_changes(RunConfig, own, "the run"), **parts})
-    changed.require_use(changes)
-    return changed
-
-
-def _changed_part(values: Mapping[str, object], part: str, changes: dict[str, str]) -> object:
-    now = values.get(part)
-    if part == "model":
-        overrides = {key: read_value(text) for key, text in changes.items() if key != "name"}
-        return Architecture(changes.get("name", now.name), {**now.overrides, **overrides})
-    if now is None:
-        raise ValueError(
-            f"--set {part}.{next(iter(changes))}: this run has no {part} (method {values['method']!r}, recipe"
-            f" {values['recipe_name']!r})"
-        )
-    read = read_changes(type(now), changes, part)
-    if (
-        part != "recipe" and (name := _not_finite(read, part)) is not None
-    ):  # a recipe says so itself; others hand it on first, to timm for example
-        raise ValueError(f"--set {name}: it must be a finite number")
-    return replace(now, **read)
+    model = values["model"]
+    changed = {
+        part: replace(values[part], **parts[part]) for part in PARTS if part != "model" and parts[part]
+    }
+    changed["model"] = Architecture(found.get("model", model.name), {**model.overrides, **parts["model"]})
+    changed |= {
+        name: value
+        for name, value in found.items()
+        if name in RunConfig.__dataclass_fields__ and name != "model"
+    }
+    run = RunConfig(**{**values, **changed})
+    run.require_use(changes)
+    return run
 
 
 def write_config(folder: Path, config: RunConfig) -> Path:
@@ -311,8 +298,9 @@ def read_config(folder: Path) -> RunConfig:
         )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        kinds = typing.get_type_hints(RunConfig)
-        return RunConfig(**{name: _rebuilt(name, value, kinds.get(name)) for name, value in values.items()})
+        kinds = {"recipe": Recipe, "plan": Plan, "augmentation": Augmentation, "model": Architecture}
+        parts = {name: kind(**_tuples(values[name])) for name, kind in kinds.items() if values.get(name)}
+        return RunConfig(**{**values, **parts})
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
         raise OSError(
             f"{path} does not describe a run ({type(error).__name__}: {error}); it was left as it is"
@@ -352,11 +340,6 @@ def _not_finite(value: object, name: str = "") -> str | None:
     return next((each for each in found if each is not None), None)
 
 
-def _rebuilt(name: str, value: object, kind: object) -> object:
-    """What `_plain` made plain."""
-    if value is None or name not in PARTS:
-        return value
-    if name == "model":
-        return Architecture(**value)
-    kind = next(each for each in (kind, *typing.get_args(kind)) if is_dataclass(each))
-    return kind(**{field: tuple(each) if isinstance(each, list) else each for field, each in value.items()})
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON's lists as the tuples that they were."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

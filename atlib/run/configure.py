@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import torch
 
@@ -12,22 +12,24 @@ from atlib.data.catalogue import CATALOGUE, find
 from atlib.data.transforms import Augmentation
 from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig, with_settings
 from atlib.run.log import require_tensorboard
-from atlib.run.overrides import read_changes
+from atlib.run.overrides import read
 from atlib.run.recipes import Published, published
 from atlib.teachers.load import is_file
 from atlib.train import recipe as recipes
 from atlib.vit import Architecture, create_vit
 
 GUESSED_COUNT = 10_000  # images, to check what was asked for while their number is not known
-# What no run is made from: `--set` would change nothing but what the record says about it.
+# What no run is made from: another one would change nothing but what the record says about it.
 WORDS = ("name", "source", "oddities")
+# Fields of a published recipe that can be set, with their types.
+PUBLISHED_KINDS = {name: kind for name, kind in get_type_hints(Published).items() if kind is not Augmentation}
 # As the scale "cifar10" pre-trains (`atlib.lab.scales`).
 SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
 
 
 class TrainRequest(NamedTuple):
     """A run as it was asked for. recipe: a published recipe's name, or a pre-training task; data: a name or a
-    path; changes: `--set`."""
+    path; changes: some of `settings()`, and fields of the published recipe as `published.NAME`, as texts."""
 
     recipe: str
     data: str
@@ -41,7 +43,7 @@ def configure(asked: TrainRequest, count: int | None = None) -> RunConfig:
     """The run on `count` training images, into which epochs are converted (None: not known yet, a guess
     stands in).
 
-    `--set published.epochs=50` changes the published recipe before it is converted, all other names the run
+    `published.epochs` changes the published recipe before it is converted, all other names the run
     that comes of it. Raises `ValueError` or `FileNotFoundError`, with the way out, for everything that can be
     found wrong without reading data or weights.
     """
@@ -66,7 +68,7 @@ def configure(asked: TrainRequest, count: int | None = None) -> RunConfig:
     if asked.recipe in PRETRAINING:
         if of_published:
             raise ValueError(
-                f"--set published.{next(iter(of_published))}: {asked.recipe} is no published recipe; set"
+                f"published.{next(iter(of_published))}: {asked.recipe} is no published recipe; set"
                 " steps, lr, ... themselves"
             )
         given = {
@@ -104,7 +106,7 @@ def config_diff(asked: TrainRequest, config: RunConfig, count: int) -> list[str]
     if asked.recipe in PRETRAINING:
         return []
     then, now = published(asked.recipe).recipe(count).describe(), config.recipe.describe()
-    own = {key.removeprefix("recipe.") for key in asked.changes}
+    own = set(asked.changes)
     lines = []
     for name in then:
         if then[name] == now[name]:
@@ -112,8 +114,8 @@ def config_diff(asked: TrainRequest, config: RunConfig, count: int) -> list[str]
         line = f"{name} {_short(now[name])} instead of {_short(then[name])}"
         if name == "batch_size" and name in own and not {"lr", "published.batch_size"} & own:
             line += (
-                f": the published rate was scaled for {then[name]} and stays; `--set"
-                f" published.batch_size={now[name]}` scales rate and steps"
+                f": the published rate was scaled for {then[name]} and stays;"
+                f" published.batch_size={now[name]} scales rate and steps"
             )
         lines.append(line)
     return lines
@@ -124,15 +126,14 @@ def _short(value: object) -> str:
 
 
 def _source(name: str, changes: Mapping[str, str]) -> Published:
-    """A published recipe with `--set published.…` values."""
+    """A published recipe with some of its fields changed."""
     for each in changes:
         if each in WORDS:
             raise ValueError(
-                f"--set published.{each} would change nothing: it is what the recipe is called, not what is"
-                " run; --recipe chooses another one"
+                f"published.{each} would change nothing: it is what the recipe is called, not what is"
+                " run; choose another recipe instead"
             )
-    source = published(name)
-    return replace(source, **read_changes(Published, changes, "the published recipe")) if changes else source
+    return replace(published(name), **read(changes, PUBLISHED_KINDS))
 
 
 def data_name(name_or_path: str, path: str | None = None) -> str:
@@ -159,8 +160,8 @@ def _teacher(name_or_path: str) -> str:
     if is_file(name_or_path):
         if not Path(name_or_path).exists():
             raise FileNotFoundError(
-                f"the teacher {name_or_path} does not exist: `python -m atlib pretrain` makes one, "
-                "and timm.list_pretrained('vit_*') lists names"
+                f"the teacher {name_or_path} does not exist: pre-training makes one, and"
+                " timm.list_pretrained('vit_*') lists names"
             )
         return str(Path(name_or_path).resolve())
     with torch.device("meta"):

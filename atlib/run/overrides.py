@@ -1,101 +1,77 @@
-"""Values for the fields of a dataclass from `key=value` texts, each checked against the field's declared
-type."""
+"""Settings on the command line: `--lr 1e-3 --plan.what q`, read against the declared types of dataclasses.
 
-import json
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+The reading is jsonargparse's, which knows every type that the fields of a run have (a list or a mapping of
+layers, an optional text, a pair of betas) and prints them in a help text. tyro, tried beside it, has the finer
+errors, and refuses a field that may be either a list or a mapping, as `Plan.layers` is.
+"""
 
-from atlib._util import require_known
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
-PLAIN = (bool, int, float, str, type(None))
-
-
-def parse_changes(texts: Sequence[str]) -> dict[str, str]:
-    """["lr=1e-3", "plan.what=q"] as {"lr": "1e-3", "plan.what": "q"}. Raises `ValueError` for a text without
-    "=" and for a key given twice."""
-    changes: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        key = key.strip()
-        if not equals or not key:
-            raise ValueError(f"--set {text!r}: write key=value, such as --set lr=1e-3")
-        if key in changes:
-            raise ValueError(f"--set {key} is given twice, as {changes[key]!r} and as {value!r}")
-        changes[key] = value.strip()
-    return changes
+from jsonargparse import ArgumentParser
 
 
-def read_changes(kind: type, changes: Mapping[str, str], what: str) -> dict[str, object]:
-    """{field: value} for {field: text}, for the dataclass `kind`, which the messages call `what`.
+def pairs(arguments: Sequence[str]) -> dict[str, str]:
+    """["--lr", "1e-3", "--plan.what=q"] as {"lr": "1e-3", "plan.what": "q"}.
 
-    Text is read as JSON where it is JSON (1e-3, true, null, [0, 1]; `none` is null too) and taken as it
-    stands otherwise. Raises `ValueError` for an unknown field (with the known ones) and for a value of
-    another type.
+    Raises `ValueError` for a name without a value, a value without a name, and a name given twice.
     """
-    hints = typing.get_type_hints(kind)
-    known = [field.name for field in fields(kind)]
-    for name in changes:
-        require_known(f"setting of {what}", name, known)
-    return {name: of_type(name, read_value(text, hints[name]), hints[name]) for name, text in changes.items()}
+    found: dict[str, str] = {}
+    waiting = list(arguments)
+    while waiting:
+        name, equals, value = waiting.pop(0).partition("=")
+        if not name.startswith("--"):
+            raise ValueError(f"{name!r} belongs to no option: write --name value, such as --lr 1e-3")
+        if not equals:
+            if not waiting or waiting[0].startswith("--"):
+                raise ValueError(f"{name} has no value: write {name} VALUE")
+            value = waiting.pop(0)
+        name = name[2:]
+        if name in found:
+            raise ValueError(f"--{name} is given twice, as {found[name]!r} and as {value!r}")
+        found[name] = value
+    return found
 
 
-def read_value(text: str, hint: object = None) -> object:
-    """A text as a value: JSON, or the text itself. Where only text is meant, nothing but `none` and `null` is
-    read as anything else."""
-    if text.lower() in ("none", "null"):
-        return None
-    if set(_alternatives(hint)) <= {str, type(None)}:
-        return text
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return {"True": True, "False": False}.get(text, text)  # as Python writes them
+def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of some settings, {name: value} for {name: text}; `kinds` has the type of every one there is.
 
-
-def of_type(name: str, value: object, hint: object) -> object:
-    """`value` in the form that the type asks for (a list as a tuple, a whole number as a float). Raises
-    `ValueError` where it does not fit.
-
-    What is in a collection other than a tuple is left to the dataclass's own checks.
+    Raises `ValueError` for an unknown name, with the close ones, and for a text that is no value of its type.
     """
-    for each in _alternatives(hint):
-        if each is float and type(value) is int:
-            return float(value)
-        if each in PLAIN and type(value) is each:
-            return value
-        if typing.get_origin(each) is tuple and isinstance(value, (list, tuple)):
-            return _as_tuple(name, value, typing.get_args(each))
-        if each not in PLAIN and isinstance(value, typing.get_origin(each) or each):
-            return value
-    raise ValueError(f"{name}={value!r} is of the wrong type: {name} is {_in_words(hint)}")
+    values = {}
+    for name, text in texts.items():
+        if name not in kinds:
+            close = difflib.get_close_matches(name, kinds)
+            meant = f" Did you mean {' or '.join(f'--{each}' for each in close)}?" if close else ""
+            raise ValueError(f"unknown setting --{name}.{meant} --help lists them all")
+        if text.lower() == "none" and (kinds[name] is Any or type(None) in get_args(kinds[name])):
+            text = "null"  # as YAML, in which values are read, writes it
+        # A parser for each: one that knows `model` takes `model.depth` for a part of its value.
+        parser = _parser({name: kinds[name]})
+        try:
+            values[name] = parser.parse_args([f"--{name}={text}"])[name]
+        except argparse.ArgumentError as error:
+            raise ValueError(f"--{name} {text}: the value is {_in_words(kinds[name])}") from error
+    return values
 
 
-def _as_tuple(name: str, value: Sequence, kinds: tuple) -> tuple:
-    if len(kinds) == 2 and kinds[1] is ...:
-        kinds = (kinds[0],) * len(value)
-    if len(kinds) != len(value):
-        raise ValueError(f"{name}={list(value)!r} has {len(value)} values: {name} has {len(kinds)}")
-    return tuple(of_type(name, each, kind) for each, kind in zip(value, kinds))
+def help_text(kinds: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """A line for each setting: its name, its type, and its value where it is not given."""
+    parser = _parser(kinds)
+    parser.set_defaults({name: value for name, value in defaults.items() if name in kinds})
+    return parser.format_help().partition("exit.\n")[2]
 
 
-def _alternatives(hint: object) -> tuple:
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+def _parser(kinds: Mapping[str, Any]) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    for name, kind in kinds.items():
+        parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS)
+    return parser
 
 
-def _in_words(hint: object) -> str:
-    words = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        type(None): "none",
-        tuple: "a list such as [0.9, 0.999]",
-        Iterable: "a list such as [0, 1]",
-        Mapping: "a mapping",
-    }
-    kinds = [typing.get_origin(each) or each for each in _alternatives(hint)]
-    return " or ".join(
-        words.get(kind, f"an {kind.__name__}, whose fields are set one by one") for kind in kinds
-    )
+def _in_words(kind: Any) -> str:
+    """A type as the help text writes it: float, str | null, tuple[float, float]."""
+    said = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+    return said.replace("collections.abc.", "").replace("None", "null")

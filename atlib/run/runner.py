@@ -120,7 +120,7 @@ def start(config: RunConfig, folder: Path, images=None) -> Record:
             warnings.warn(
                 "the run is evaluated on images that it trains on: its training split"
                 f" {config.training_split!r} holds its evaluation split {config.evaluation_split!r}; name"
-                " another with --set evaluation_split=, or take that accuracy for what it is",
+                " another evaluation_split, or take that accuracy for what it is",
                 stacklevel=2,
             )
         write_config(folder, config)

@@ -144,7 +144,7 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
     for wrong in (missing, "./nowhere", "/nowhere/at/all", "~/nowhere", "nowhere/some.parquet"):
         with pytest.raises(FileNotFoundError, match="nowhere"):
             find(wrong)
-    with pytest.raises(FileNotFoundError, match=f"{missing} does not exist.*path="):
+    with pytest.raises(FileNotFoundError, match=f"{missing} does not exist"):
         find("cifar10", missing)
     with pytest.raises(ValueError, match="'imagenet1k'.*'imagenet-1k'"):
         find("imagenet1k")

@@ -62,11 +62,11 @@ def test_a_teacher_of_another_size_is_named_in_two_lines_with_the_way_out():
     text = str(caught.value)
     assert (
         "cls_token is (1, 1, 48) in the teacher, (1, 1, 24) in the student" in text
-        and "--set model.embed_dim=48" in text
+        and "model.embed_dim=48" in text
     )
     assert (
         text.count(" in the student") == 3
-        and "more. Choose the teacher's model with --set model=" in text
+        and "more. Choose the teacher's model with the setting model" in text
         and len(text) < 400
     )
 

@@ -110,7 +110,7 @@ def test_changes_that_mend_the_published_run_only_together():
     """A ViT-L of 224 pixels cannot be trained on the built-in world; with another model it is another run,
     and the published one need not fit."""
     config = configure(
-        asked("copy-vit-large", "model=glyphs", "model.global_pool=token", "recipe.steps=3", teacher=__file__)
+        asked("copy-vit-large", "model=glyphs", "model.global_pool=token", "steps=3", teacher=__file__)
     )
     assert (
         config.skeleton(8).patch_embed.img_size == (32, 32)
@@ -135,9 +135,9 @@ def test_what_a_run_changed_against_its_published_recipe():
     )
     assert changed("batch_size=256") == [
         "batch_size 256 instead of 2048: the published rate was scaled for 2048 and stays; "
-        "`--set published.batch_size=256` scales rate and steps"
+        "published.batch_size=256 scales rate and steps"
     ]
-    assert changed("recipe.batch_size=256", "recipe.lr=1e-4") == [
+    assert changed("batch_size=256", "lr=1e-4") == [
         "batch_size 256 instead of 2048",
         "lr 0.0001 instead of 0.0008",
     ]
@@ -193,56 +193,35 @@ def test_changes_of_the_published_recipe_come_before_epochs_become_steps():
     "given, says",
     [
         (asked("built-in-scrach"), "unknown recipe 'built-in-scrach'. Did you mean 'built-in-scratch'"),
-        (
-            asked("built-in-scratch", "stepz=3"),
-            "unknown setting 'stepz'. Did you mean 'steps'.*'weight_decay'",
-        ),
-        (asked("built-in-scratch", "recipe.stepz=3"), "unknown setting of recipe 'stepz'"),
-        (asked("built-in-scratch", "plans.what=q"), "unknown part of a run 'plans'. Did you mean 'plan'"),
+        (asked("built-in-scratch", "stepz=3"), "unknown setting --stepz. Did you mean --steps"),
+        (asked("built-in-scratch", "recipe.stepz=3"), "unknown setting --recipe.stepz"),
+        (asked("built-in-scratch", "plans.what=q"), "unknown setting --plans.what. Did you mean --plan.what"),
         (asked("built-in-scratch", "plan.what=q"), "this run has no plan .method 'scratch'"),
-        (
-            asked("built-in-scratch", "published.epoch=3"),
-            "unknown setting of the published recipe 'epoch'. Did you mean 'epochs'",
-        ),
-        (asked("built-in-scratch", "steps=1.5"), "steps=1.5 is of the wrong type"),
+        (asked("built-in-scratch", "published.epoch=3"), "unknown setting --epoch. Did you mean --epochs"),
+        (asked("built-in-scratch", "steps=1.5"), "--steps 1.5: the value is int"),
         (asked("built-in-scratch", "steps=0"), "steps must be above 0"),
         (asked("built-in-scratch", "betas=[2,3]"), "betas=.2.0, 3.0.*: both must be at least 0 and below 1"),
-        (asked("built-in-scratch", "lr=Infinity"), "lr must be a finite number"),
+        (asked("built-in-scratch", "lr=Infinity"), "--lr Infinity: the value is float"),
         (
             asked("built-in-scratch", "optimizer=adahessian"),
             "optimizer='adahessian' needs second derivatives",
         ),
-        (
-            asked("built-in-scratch", "recipe_name=copy-vit-large"),
-            "recipe_name has an option of its own, --recipe",
-        ),
-        (asked("built-in-scratch", "data=/tmp"), "data has an option of its own, --data"),
-        (
-            asked("built-in-copy", "teacher=here", teacher=__file__),
-            "teacher has an option of its own, --teacher",
-        ),
-        (asked("built-in-scratch", "seed=3"), "seed has an option of its own, --seed"),
-        (
-            asked("built-in-scratch", "tensorboard=true"),
-            "tensorboard has an option of its own, --tensorboard",
-        ),
+        (asked("built-in-scratch", "recipe_name=copy-vit-large"), "unknown setting --recipe_name"),
+        (asked("built-in-scratch", "data=/tmp"), "unknown setting --data"),
+        (asked("built-in-copy", "teacher=here", teacher=__file__), "unknown setting --teacher"),
+        (asked("built-in-scratch", "seed=3"), "unknown setting --seed"),
+        (asked("built-in-scratch", "tensorboard=true"), "unknown setting --tensorboard"),
         *(
-            (
-                asked("built-in-scratch", f"published.{name}=x"),
-                f"published.{name} would change nothing: .*--recipe",
-            )
+            (asked("built-in-scratch", f"published.{name}=x"), f"published.{name} would change nothing")
             for name in ("name", "source", "oddities")
         ),
         (asked("built-in-scratch", seed=2**32), "seed must be below 2..32 = 4294967296"),
         (asked("built-in-scratch", seed=10**23), "seed must be below 2..32"),
         (asked("built-in-scratch", "model.depth=0"), "the model 'glyphs' has no blocks"),
-        (
-            asked("built-in-scratch", "model.init_values=NaN"),
-            "model.overrides.init_values=nan must be a finite number",
-        ),
+        (asked("built-in-scratch", "model.init_values=NaN"), "init_values': 'NaN'"),
         (
             asked("mae-scratch-vit-base", "augmentation.mean=[0, 0, Infinity]", data="imagenet-1k"),
-            "augmentation.mean.2=inf: it must be a finite number",
+            "--augmentation.mean .*Infinity.*: the value is tuple",
         ),
         (asked("mae", "mask_ratio=2"), "mask_ratio=2.0 leaves -16 of 16 patches visible"),
         (asked("mae", "mask_ratio=0.99"), "mask_ratio=0.99 leaves 0 of 16 patches visible"),
@@ -252,30 +231,24 @@ def test_changes_of_the_published_recipe_come_before_epochs_become_steps():
         (asked("built-in-scratch", "drop_path=1"), "drop_path must be at least 0 and below 1"),
         (asked("built-in-scratch", "on_corrupt=ignore"), "unknown on_corrupt 'ignore'"),
         (asked("built-in-scratch", "method=copying"), "unknown method 'copying'"),
-        (asked("built-in-scratch", "method=copy"), "copy needs a teacher: pass --teacher"),
+        (asked("built-in-scratch", "method=copy"), "copy needs a teacher"),
         (asked("built-in-scratch", "model.deepth=3"), "cannot be built with .*deepth"),
         (
             asked("built-in-scratch", "model=vit_tiny_patch16_224"),
             "images of .224, 224. pixels, those of marked-glyphs have 32 x 32",
         ),
         (asked("built-in-scratch", "model.depth=-1"), "cannot be built with .*depth"),
-        (
-            asked("built-in-scratch", "published.options=[1]"),
-            r"options=\[1\] is of the wrong type: options is a mapping",
-        ),
-        (
-            asked("built-in-scratch", "published.augmentation=foo"),
-            "augmentation is an Augmentation, whose fields are set one by one",
-        ),
+        (asked("built-in-scratch", "published.options=[1]"), "--options .*: the value is Mapping"),
+        (asked("built-in-scratch", "published.augmentation=foo"), "unknown setting --augmentation"),
         (
             asked("built-in-copy", "plan.layers=[[0,[1]]]", teacher=__file__),
-            r"layers are integers from 0 on, got \[\[1\]\]",
+            "--plan.layers .*: the value is Iterable",
         ),
         (
             asked("built-in-copy", "plan.layers=[[[0],1]]", teacher=__file__),
-            r"layers are integers from 0 on, got \[\[\[0\], 1\]\]",
+            "--plan.layers .*: the value is Iterable",
         ),
-        (asked("built-in-copy"), "copy needs a teacher: pass --teacher"),
+        (asked("built-in-copy"), "copy needs a teacher"),
         (
             asked("built-in-copy", teacher="vit_tinny_patch16_224"),
             "no ViT is called 'vit_tinny_patch16_224'. Close names: vit_tiny_patch16_224",
@@ -307,7 +280,7 @@ def test_what_is_wrong_is_said_before_data_or_weights_are_touched(given, says, n
         (asked("built-in-scratch", "data_path=/somewhere"), "data that are read"),
         (asked("built-in-copy", "transfer_weight=1", teacher=__file__), "Distill"),
         (asked("built-in-copy", "published.transfer_weight=1", teacher=__file__), "Distill"),
-        (asked("built-in-scratch", "recipe.transfer_weight=1"), "Distill"),
+        (asked("built-in-scratch", "transfer_weight=1"), "Distill"),
         (asked("built-in-scratch", "teacher_heads=2"), "a teacher"),
         (asked("mae", "evaluate_every=1"), "training with labels"),
     ],

@@ -41,7 +41,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def sets(*changes):
-    return [word for each in changes for word in ("--set", each)]
+    return [f"--{each}" for each in changes]
 
 
 def trained(data, out, *changes):
@@ -137,11 +137,11 @@ def test_data_are_read_as_asked(tmp_path, capsys):
     )
     columns = sets("image_column=pix", "label_column=y")
     code, *_, text = said(capsys, weights, "--data", data)
-    assert code == 2 and "--set image_column=NAME" in text
+    assert code == 2 and "--image_column NAME" in text
     code, *_, text = said(capsys, weights, "--data", data, *sets("image_column=y", "label_column=pix"))
     assert code == 2 and "images are in pix, labels may be in y" in text
     code, *_, text = said(capsys, weights, "--data", data, *columns)
-    assert code == 2 and "image 2 cannot be decoded" in text and "--set on_corrupt=skip" in text
+    assert code == 2 and "image 2 cannot be decoded" in text and "--on_corrupt skip" in text
     code, accuracy, count, loss, text = said(
         capsys, weights, "--data", data, *columns, *sets("on_corrupt=skip", "workers=1")
     )
@@ -172,7 +172,7 @@ def test_a_run_is_evaluated_on_its_data_at_another_place(tmp_path, capsys, monke
     assert here[0] == 0 and here[2] == "6"
     data.rename(tmp_path / "moved")
     code, *_, text = said(capsys, run)
-    assert code == 2 and f"{data} does not exist" in text and "--set data_path=FOLDER" in text
+    assert code == 2 and f"{data} does not exist" in text and "--data_path FOLDER" in text
     assert said(capsys, run, *sets(f"data_path={tmp_path / 'moved'}"))[1:4] == here[1:4]
     assert (
         said(
@@ -189,11 +189,9 @@ def test_a_run_is_evaluated_on_its_data_at_another_place(tmp_path, capsys, monke
 @pytest.mark.parametrize(
     "changes, says",
     [
-        (["lr=1"], "unknown setting of an evaluation 'lr'"),
-        (["on_corrupt=ignore"], "unknown on_corrupt 'ignore'"),
-        (["workers=-1"], "workers must be at least 0, got -1"),
-        (["workers=many"], "workers='many' is of the wrong type"),
-        (["image_column"], "write key=value"),
+        (["lr=1"], "unknown setting --lr"),
+        (["workers=many"], "--workers many: the value is int"),
+        (["image_column"], "--image_column has no value"),
         (
             ["image_column=x"],
             "would change nothing: it belongs to data that are read, and marked-glyphs is generated",
@@ -263,9 +261,6 @@ def test_an_unreadable_validation_image_ends_a_run_with_the_way_out(tmp_path, ca
         )
         == 2
     )
-    assert (
-        "--set on_corrupt=skip; a run goes on with `python -m atlib resume DIR --on-corrupt skip`"
-        in capsys.readouterr().err
-    )
+    assert "`python -m atlib resume DIR --on-corrupt skip`" in capsys.readouterr().err
     assert command.main(["resume", str(tmp_path / "run"), "--on-corrupt", "skip"]) == 0
     assert read_record(runner.record_path(tmp_path / "run")).results["validation_images"] == 7
