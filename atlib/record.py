@@ -273,7 +273,7 @@ def _commit() -> str:
         ).stdout.strip()
 
     try:
-        # An installed atlib may lie in the .venv of somebody else's checkout, whose commit says nothing of it.
+        # An installed atlib may lie in the .venv of another project's checkout, whose commit is not its own.
         git("ls-files", "--error-unmatch", here.name)
         head, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--", ".")
     except (OSError, subprocess.CalledProcessError):
