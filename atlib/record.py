@@ -264,17 +264,21 @@ def _processor() -> str:
 def _commit() -> str:
     """The commit of the checkout that holds atlib, with "+" when files differ from it; "unknown" outside a
     checkout."""
-    here = Path(__file__).parent
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(
+            command, cwd=here.parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
     try:
-        head = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        )
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain", "--", "."], cwd=here, capture_output=True, text=True, check=True
-        )
+        # An installed atlib may lie in the .venv of another project's checkout, whose commit is not its own.
+        git("ls-files", "--error-unmatch", here.name)
+        head, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--", ".")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+    return head + ("+" if changed else "")
 
 
 # --- Markdown tables for the book's pages, and how a page writes a mean over seeds ---

@@ -141,6 +141,8 @@ def main(venv):
         )
     if before and before[2:] == wanted[2:]:
         os.remove(stamp)
+        # The library's name until it was attention-transfer; both would hold the import `atlib`.
+        subprocess.call([python, "-m", "pip", "uninstall", "--yes", "--quiet", "--quiet", "atlib"])
         lock_changed = before[0] != wanted[0]
     else:
         create(venv, python)

@@ -4,6 +4,7 @@ cannot be read."""
 import json
 import os
 import platform
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,7 +198,7 @@ def test_about_says_what_it_ran_on():
 
 
 def test_commit_marks_changes_and_does_without_git(monkeypatch):
-    answers = {"rev-parse": "0123456789ab\n", "status": ""}
+    answers = {"ls-files": "record.py\n", "rev-parse": "0123456789ab\n", "status": ""}
 
     def git(command, **options):
         assert options["check"] and command[0] == "git"
@@ -212,6 +213,19 @@ def test_commit_marks_changes_and_does_without_git(monkeypatch):
         raise FileNotFoundError("git")
 
     monkeypatch.setattr(record.subprocess, "run", no_git)
+    assert about()["commit"] == "unknown"
+
+
+def test_the_commit_of_a_checkout_that_atlib_is_only_installed_in_is_not_taken(monkeypatch, tmp_path):
+    installed = tmp_path / ".venv" / "atlib" / "record.py"
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    who = ["-c", "user.name=A", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["git", *who, "commit", "--quiet", "--allow-empty", "-m", "theirs"], cwd=tmp_path, check=True
+    )
+    monkeypatch.setattr(record, "__file__", str(installed))
     assert about()["commit"] == "unknown"
 
 

@@ -67,6 +67,7 @@ def test_new_lock_updates_in_place_and_new_project_file_only_atlib(venv, calls):
     (venv.parent / "pyproject.toml").write_text("changed")
     bootstrap.main(str(venv))
     assert not any("--requirement" in command for command in calls)
+    assert ["uninstall" in command for command in calls] == [True, False], "the old name, then the new one"
     assert any("--editable" in command for command in calls)
     calls.clear()
     (venv.parent / "requirements.lock").write_text("changed")

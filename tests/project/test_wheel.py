@@ -1,0 +1,158 @@
+"""The library as `pip install` leaves it: a wheel in an environment of its own, used far from any clone."""
+
+import json
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from atlib.record import read_record
+from tests.helpers import ROOT, same
+
+pytestmark = pytest.mark.slow
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Of the clone: what belongs into the wheel, and what must stay out of it although setuptools could find it.
+COPIED = ("atlib", "tests", "tools", "benchmarks", "notebooks", "configs")
+COPIED_FILES = ("pyproject.toml", "README.md", "LICENSE", "LICENSE-TEXT")
+# README's example with a teacher that is here and images that take no time: (what it says, what runs).
+README_CHANGES = (
+    ('"vit_small_patch16_224.dino", pretrained=True', '"vit_tiny_patch16_224", img_size=32'),
+    ("torch.randn(8, 3, 224, 224)", "torch.randn(8, 3, 32, 32)"),
+)
+README_CHECKS = """
+import timm
+assert all(parameter.grad is None for parameter in teacher.parameters())
+assert any(parameter.grad is not None for parameter in student.parameters())
+vit = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=100)
+vit.load_state_dict(torch.load("student.pt"))
+"""
+
+
+def sets(**values) -> list[str]:
+    """The options that make a run small."""
+    return [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
+
+
+SMALL = sets(steps=3, batch_size=8, data_size=20, save_every=1)
+
+
+def run(*command, cwd) -> str:
+    """What a command prints on stdout, without a network and without anything of this process's Python; it
+    must end well."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy, since setuptools writes beside what it reads."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in COPIED:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in COPIED_FILES:
+        shutil.copy(ROOT / name, folder / name)
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", "built", "."]
+    run(sys.executable, "-m", "pip", *build, cwd=folder)
+    (built,) = (folder / "built").iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The `bin` folder of an environment that holds the wheel, and finds all other packages where this
+    process does."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    # Only now, or pip would take this process's own installation for an older one and remove it. Python does
+    # not follow .pth files in folders that are named in one, so an editable atlib there is out of reach.
+    others = [path for path in [*site.getsitepackages(), site.getusersitepackages()] if path in sys.path]
+    (own,) = (folder / "lib").glob("python*/site-packages")
+    (own / "others.pth").write_text("\n".join(others))
+    return folder / "bin"
+
+
+def test_the_wheel_holds_the_library_and_its_licence_and_nothing_else(wheel):
+    files = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "atlib").rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+    about = f"{PROJECT['name'].replace('-', '_')}-{PROJECT['version']}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = HeaderParser().parsestr(archive.read(f"{about}/METADATA").decode())
+    assert {name for name in names if not name.startswith(f"{about}/")} == files
+    assert {name for name in names if "/licenses/" in name} == {f"{about}/licenses/LICENSE"}
+    assert (metadata["Name"], metadata["Version"]) == (PROJECT["name"], PROJECT["version"])
+    assert metadata["License-Expression"] == PROJECT["license"]
+
+
+def test_the_commands_make_a_teacher_and_train_resume_and_evaluate_a_student(installed, tmp_path):
+    def command(*arguments):
+        return run(installed / "attention-transfer", *arguments, cwd=tmp_path)
+
+    where = """if True:
+        import json
+        from importlib import metadata, util
+        found = metadata.distribution("attention-transfer")
+        print(json.dumps([util.find_spec("atlib").origin, str(found.locate_file("")), found.version]))"""
+    origin, folder, version = json.loads(run(installed / "python", "-c", where, cwd=tmp_path))
+    assert Path(origin) == Path(folder, "atlib", "__init__.py") and version == PROJECT["version"]
+    assert Path(folder).resolve().is_relative_to(installed.parent.resolve())
+
+    command("pretrain", "retrieval", "--out", "teacher", *SMALL)
+    teacher = Path("teacher", "teacher.safetensors")
+    assert (tmp_path / teacher).exists()
+
+    request = ["train", "--recipe", "built-in-distill", "--data", "marked-glyphs", "--teacher", teacher]
+    assert "test_accuracy" in command(*request, "--out", "student", *SMALL)
+    student = tmp_path / "student"
+    record, weights = read_record(student / "record.json"), load_file(student / "student.safetensors")
+    assert 0 <= record.results["test_accuracy"] <= 1
+    assert (record.about["atlib"], record.about["commit"]) == (PROJECT["version"], "unknown")
+
+    assert "is finished" in command("resume", "student")
+    for name in ("record.json", "student.safetensors"):
+        (student / name).unlink()
+    shutil.rmtree(max((student / "checkpoints").glob("step-*")))
+    command("resume", "student")
+    assert same(load_file(student / "student.safetensors"), weights)
+    assert read_record(student / "record.json").results == record.results
+
+    assert f"accuracy {100 * record.results['test_accuracy']:.2f} %" in command("evaluate", "student")
+
+
+def test_the_experiments_are_listed_where_there_are_no_records(installed, tmp_path):
+    printed = run(installed / "python", "-m", "atlib", "experiments", cwd=tmp_path)
+    records = re.findall(r"records: (.*)", printed)
+    assert "transfer: " in printed and records and set(records) == {"none here"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_of_the_readme_runs(installed, tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    for said, small in README_CHANGES:
+        assert code.count(said) == 1, f"README's example has no {said} any more: adapt README_CHANGES"
+        code = code.replace(said, small)
+    (tmp_path / "example.py").write_text(code + README_CHECKS)
+    run(installed / "python", "example.py", cwd=tmp_path)
