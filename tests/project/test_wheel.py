@@ -41,7 +41,7 @@ vit.load_state_dict(torch.load("student.pt"))
 
 def sets(**values) -> list[str]:
     """The options that make a run small."""
-    return [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
+    return [text for name, value in values.items() for text in (f"--{name}", str(value))]
 
 
 SMALL = sets(steps=3, batch_size=8, data_size=20, save_every=1)
