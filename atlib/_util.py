@@ -21,8 +21,8 @@ def require_known(kind: str, name: object, known: Iterable[str]) -> None:
 
 
 def check_fields(value: object, rules: Iterable[tuple[Iterable[str], Callable[[Any], bool], str]]) -> None:
-    """Raise `ValueError` naming the first field of `value` that is not as it must be; rules: (names of fields,
-    whether a value fits, what is said of one that does not)."""
+    """Raise `ValueError` naming the first field of `value` that is not as it must be; rules: (names of
+    fields, whether a value fits, what is said of one that does not)."""
     for names, fits, says in rules:
         for name in names:
             if not fits(found := getattr(value, name)):

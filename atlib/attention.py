@@ -27,7 +27,8 @@ class Seen(NamedTuple):
 
     @property
     def scores(self) -> Tensor:
-        """Attention logits z = scale · q kᵀ: (B, H, N, N). Raises ValueError where a map was given instead."""
+        """Attention logits z = scale · q kᵀ: (B, H, N, N). Raises ValueError where a map was given
+        instead."""
         if self.given is not None:
             raise ValueError("this layer was given a map: it has no q and k, hence no attention logits")
         return self.scale * self.q @ self.k.mT
@@ -76,9 +77,8 @@ def see(
     width = head_width(attn)
     _check_instead(instead, len(x), attn.num_heads, x.shape[1], width, layer)
     whole = instead.heads is None
-    known = (
-        instead if whole else Instead()
-    )  # with some heads replaced the layer's own are needed for the others
+    # with some heads replaced the layer's own are needed for the others
+    known = instead if whole else Instead()
     used = ("" if known.map is not None else "qk") + ("v" if values else "")
     own = _project(attn, x, "".join(name for name in used if getattr(known, name) is None), width)
     parts = {
@@ -156,10 +156,8 @@ def _finish(attn: nn.Module, name: str, projected: Tensor, rope: Tensor | None) 
     heads that share it."""
     part = projected if name == "v" else (attn.q_norm if name == "q" else attn.k_norm)(projected)
     if rope is not None and name != "v":
-        prefix, rest = (
-            part[:, :, : attn.num_prefix_tokens],
-            part[:, :, attn.num_prefix_tokens :],
-        )  # a class token has no place to turn to
+        # a class token has no place to turn to
+        prefix, rest = (part[:, :, : attn.num_prefix_tokens], part[:, :, attn.num_prefix_tokens :])
         rotated = apply_rot_embed_cat(rest, rope, half=getattr(attn, "rotate_half", False))
         part = torch.cat([prefix, rotated], 2).to(projected.dtype)
     shared = attn.num_heads // part.shape[1]

@@ -37,9 +37,8 @@ def map_free_cross_entropy(
     but no fast memory close by. Source: the loss is that of arXiv 2411.09702, section on Attention
     Distillation; the identity is this project's.
     """
-    how = (
-        by_fused_attention if q.is_cuda and q.dtype != torch.float64 else by_blocks
-    )  # no fused kernel knows float64
+    # no fused kernel knows float64
+    how = by_fused_attention if q.is_cuda and q.dtype != torch.float64 else by_blocks
     return how(q, k, q_t, k_t, scale, scale_t, value)
 
 
@@ -48,9 +47,8 @@ def by_blocks(
 ) -> Tensor:
     """`map_free_cross_entropy` for `BLOCK` queries at a time: (B, H, BLOCK, N) is the largest tensor that
     comes and goes."""
-    wanted = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad
-    )  # inside the Function gradients are always off
+    # inside the Function gradients are always off
+    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     return _ByBlocks.apply(q, k, q_t, k_t, scale, scale_t, value, wanted)
 
 
@@ -81,9 +79,8 @@ class _ByBlocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, q_t, k_t, scale, scale_t, value, wanted):
         B, H, N, _ = q.shape
-        exact = torch.promote_types(
-            q.dtype, torch.float32
-        )  # bf16 products would cost the softmax three digits
+        # bf16 products would cost the softmax three digits
+        exact = torch.promote_types(q.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
             q_s, k_s, q_t, k_t = (each.to(exact).reshape(B * H, N, -1) for each in (q, k, q_t, k_t))
             found = q_s.new_zeros(())
@@ -99,9 +96,8 @@ class _ByBlocks(torch.autograd.Function):
                     grad_q[:, block] = torch.bmm(difference, k_s)
                     grad_k.baddbmm_(difference.mT, q_s[:, block])
             if wanted:
-                ctx.factor = scale / (
-                    B * H * N
-                )  # applied last: this small number would leave few digits of an fp16 gradient
+                # applied last: this small number would leave few digits of an fp16 gradient
+                ctx.factor = scale / (B * H * N)
                 ctx.save_for_backward(
                     *(each.view_as(like).to(like.dtype) for each, like in ((grad_q, q), (grad_k, k)))
                 )
@@ -110,9 +106,8 @@ class _ByBlocks(torch.autograd.Function):
     @staticmethod
     def backward(ctx, above):
         _refuse_second_derivative()
-        factor = (
-            above * ctx.factor
-        )  # in float32 at least: an fp16 run scales its loss by more than fp16 can hold
+        # in float32 at least: an fp16 run scales its loss by more than fp16 can hold
+        factor = above * ctx.factor
         return (
             *((each.to(factor.dtype) * factor).to(each.dtype) for each in ctx.saved_tensors),
             None,

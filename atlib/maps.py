@@ -202,7 +202,8 @@ def _interpolate(x: Tensor, grid_from: Grid, grid_to: Grid) -> Tensor:
 
 
 def _rescale(x: Tensor, total: Tensor) -> Tensor:
-    """x, clamped at 0, with the sum `total` over its last axis; all zero where there is nothing to rescale."""
+    """x, clamped at 0, with the sum `total` over its last axis; all zero where there is nothing to
+    rescale."""
     x = x.clamp(min=0)
     return x * (total / x.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny))
 
@@ -213,13 +214,14 @@ def _check_map(map: Tensor, name: str = "a map") -> None:
 
 
 def check_grid(tokens: int, grid: Grid, prefix_tokens: int, name: str = "grid") -> Grid:
-    """`grid` as a tuple. Raises `ValueError` unless `tokens` are `prefix_tokens` and its patches, at least one."""
+    """`grid` as a tuple. Raises `ValueError` unless `tokens` are `prefix_tokens` and its patches, at least
+    one."""
     down, across = grid = _sides(grid, name)
     if prefix_tokens < 0 or down * across != tokens - prefix_tokens:
         raise ValueError(
             f"{name}={grid} has {down} x {across} = {down * across} patches, but {tokens} tokens less"
-            f" {prefix_tokens} prefix tokens are {tokens - prefix_tokens}; a timm ViT has patch_embed.grid_size"
-            " and num_prefix_tokens"
+            f" {prefix_tokens} prefix tokens are {tokens - prefix_tokens}; a timm ViT has"
+            " patch_embed.grid_size and num_prefix_tokens"
         )
     return grid
 

@@ -70,9 +70,8 @@ class Plan:
         ):
             if getattr(self, name) is not None:
                 require_known(name, getattr(self, name), known)
-        object.__setattr__(
-            self, "layers", _normal_layers(self.layers)
-        )  # frozen: the normal forms are set once, here
+        # frozen: the normal forms are set once, here
+        object.__setattr__(self, "layers", _normal_layers(self.layers))
         object.__setattr__(self, "heads", _normal_heads(self.heads))
         self._check_combinations()
 
@@ -152,9 +151,8 @@ def _pairs_as_mapping(given):
 def _indices(name: str, given: Iterable[int], more: str) -> tuple[int, ...]:
     if not isinstance(given, Iterable):
         raise ValueError(f"{name}={given!r}: give several, such as range(9), or a list of one, [{given!r}]")
-    indices = tuple(
-        int(i) if isinstance(i, Integral) and not isinstance(i, bool) else i for i in given
-    )  # NumPy's integers are welcome
+    # NumPy's integers are welcome
+    indices = tuple(int(i) if isinstance(i, Integral) and not isinstance(i, bool) else i for i in given)
     wrong = [i for i in indices if type(i) is not int or i < 0]
     if wrong:
         raise ValueError(f"{name} are integers from 0 on, got {wrong}; {more}")

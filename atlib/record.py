@@ -1,4 +1,5 @@
-"""What was run, on what, and what came out: a record a run, one a line in the file of its experiment and scale."""
+"""What was run, on what, and what came out: a record a run, one a line in the file of its experiment and
+scale."""
 
 import fcntl
 import json
@@ -72,7 +73,8 @@ ABOUT = ("python", "torch", "timm", "atlib", "device", "threads", "commit", "dat
 
 
 def write_record(path: str | Path, record: Record) -> Path:
-    """Write a record atomically. Raises `ValueError`, before anything is written, when it breaks the schema."""
+    """Write a record atomically. Raises `ValueError`, before anything is written, when it breaks the
+    schema."""
     return write_atomically(Path(path), (_json(record, indent=1) + "\n").encode())
 
 
@@ -128,8 +130,8 @@ def read_records(
 def find_record(
     experiment: str, method: str, seed: int = 0, scale: str | None = "built-in", results: Path | None = None
 ) -> Record:
-    """One reported run. Raises `FileNotFoundError` where it is not recorded, and `ValueError` for a method that
-    the others of its file do not have."""
+    """One reported run. Raises `FileNotFoundError` where it is not recorded, and `ValueError` for a method
+    that the others of its file do not have."""
     runs = read_records(experiment, scale, results=results)
     for record in runs:
         if (record.method, record.seed) == (method, seed):

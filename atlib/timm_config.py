@@ -124,9 +124,8 @@ def _vit_arguments(settings: Settings) -> dict[str, Any]:
     s = dict(settings)
     pooled = s["global_pool"] == "map" and (s.pop("attn_pool_num_heads"), s.pop("attn_pool_mlp_ratio"))
     hidden, kind = s.pop("hidden"), s.pop("mlp")
-    ratio = mlp_ratio_of(
-        hidden * (2 if kind != "plain" and kind.func is GluMlp else 1), s["embed_dim"]
-    )  # it is told the width before halving
+    # it is told the width before halving
+    ratio = mlp_ratio_of(hidden * (2 if kind != "plain" and kind.func is GluMlp else 1), s["embed_dim"])
     impossible = {
         "positions": s["rope"] is not None,
         "grouped_queries": s["num_kv_heads"] is not None,

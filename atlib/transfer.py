@@ -247,9 +247,8 @@ class AttentionTransfer(nn.Module):
         return sum(map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
 
     def _apply(self, fn, recurse=True):
-        self.teacher._apply(
-            fn, recurse
-        )  # .to(device), .double(), .cuda() reach the teacher although it is not registered
+        # .to(device), .double(), .cuda() reach the teacher although it is not registered
+        self.teacher._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
 
@@ -278,7 +277,8 @@ def _one_by_one(layers: list[Seen]) -> Iterator[Seen]:
 
 
 def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
-    """What a layer saw among some tokens only; softmax over fewer keys is the map with its rows renormalised."""
+    """What a layer saw among some tokens only; softmax over fewer keys is the map with its rows
+    renormalised."""
     if tokens is None:
         return seen
     return seen._replace(

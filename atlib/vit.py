@@ -120,9 +120,8 @@ def _reach_hub(name: str) -> None:
     files |= {file.removesuffix(".bin") + ".safetensors" for file in files if file.endswith(".bin")}
     cached = (try_to_load_from_cache(repository, file, revision=revision or None) for file in files)
     if not any(isinstance(path, str) for path in cached):
-        get_session().head(
-            constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT
-        )  # proxies and mirrors count
+        # proxies and mirrors count
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
 
 
 def _how_to_get_weights(name: str, by_hand: Path, error: Exception) -> str:

@@ -143,7 +143,8 @@ def _step(
 
 
 def _layer_scale(block: nn.Module, branch: int, x: Tensor) -> Tensor:
-    """Layer scale of branch 1 (attention) or 2 (MLP): a module in `Block`, a parameter or None in `EvaBlock`."""
+    """Layer scale of branch 1 (attention) or 2 (MLP): a module in `Block`, a parameter or None in
+    `EvaBlock`."""
     if hasattr(block, "ls1"):
         return getattr(block, f"ls{branch}")(x)
     gamma = getattr(block, f"gamma_{branch}")

@@ -19,9 +19,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-os.environ.setdefault(
-    "KINETO_LOG_LEVEL", "5"
-)  # read when profiling starts: no messages about GPUs that are not there
+# read when profiling starts: no messages about GPUs that are not there
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 
 
 def peak_allocated(action: Callable[[], object], device: torch.device) -> int:
@@ -41,8 +40,9 @@ def peak_allocated(action: Callable[[], object], device: torch.device) -> int:
         path = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
+    # 0: CPU
     changes = [
         event for event in events if event.get("name") == "[memory]" and event["args"]["Device Type"] == 0
-    ]  # 0: CPU
+    ]
     changes.sort(key=lambda event: event["args"]["Ev Idx"])  # the order they happened in; times can be equal
     return max(accumulate((event["args"]["Bytes"] for event in changes), initial=0))

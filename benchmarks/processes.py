@@ -67,9 +67,8 @@ def main(arguments: list[str] | None = None) -> dict:
         peak_memory_mb(),
         about("cpu"),
     )
-    print(
-        f"\nwrote {add_record(given.out or records_file('benchmarks', None, results_folder(Path(__file__).parent)), record)}"
-    )
+    out = given.out or records_file("benchmarks", None, results_folder(Path(__file__).parent))
+    print(f"\nwrote {add_record(out, record)}")
     return results
 
 

@@ -7,8 +7,8 @@ dropping the gradients, each as a ratio to fine-tuning, next to the fewest FLOPs
 turn; ratios are taken within a repetition, the table shows their median and range. One student, one teacher
 (both freshly initialised) and one optimiser serve all methods; peak memory is measured before, with models
 and optimiser built anew for each method: it counts everything that the method holds, optimiser and what it
-keeps of the teacher included. It is compared with fine-tuning's peak (x), and with that and the weights of the
-teacher's blocks that run (x+t). Prints the table and writes it to results/benchmarks.jsonl.
+keeps of the teacher included. It is compared with fine-tuning's peak (x), and with that and the weights of
+the teacher's blocks that run (x+t). Prints the table and writes it to results/benchmarks.jsonl.
 """
 
 import argparse
@@ -71,9 +71,8 @@ def main(arguments: list[str] | None = None) -> dict:
         peak_memory_mb(),
         about(device),
     )
-    print(
-        f"\nwrote {add_record(given.out or records_file('benchmarks', None, results_folder(Path(__file__).parent)), record)}"
-    )
+    out = given.out or records_file("benchmarks", None, results_folder(Path(__file__).parent))
+    print(f"\nwrote {add_record(out, record)}")
     return results
 
 
@@ -225,8 +224,8 @@ def table(given: argparse.Namespace, results: dict) -> str:
         lines.append(
             f"{one['title']:36} {one['seconds']:8.3f} {one['seconds_min']:8.3f} {one['ratio']:6.3f}"
             f" ({one['ratio_low']:.2f} to {one['ratio_high']:.2f}) {one['images_per_second']:8.2f}"
-            f" {one['peak_memory_mb']:8.0f} {one['memory_ratio']:6.3f} {one['memory_ratio_with_teacher']:6.3f}"
-            f" {one['flops_per_image'] / 1e9:7.1f}"
+            f" {one['peak_memory_mb']:8.0f} {one['memory_ratio']:6.3f}"
+            f" {one['memory_ratio_with_teacher']:6.3f} {one['flops_per_image'] / 1e9:7.1f}"
             f" {one['flops_ratio']:6.3f} {one['least_flops_ratio']:8.3f}"
         )
     lines.append(
@@ -245,8 +244,8 @@ def table(given: argparse.Namespace, results: dict) -> str:
 
 
 def name_of(given: argparse.Namespace) -> str:
-    """transfer_step-MODEL-TOKENS-DEVICE, which tells its record from those of other set-ups; another precision
-    than the default is named too."""
+    """transfer_step-MODEL-TOKENS-DEVICE, which tells its record from those of other set-ups; another
+    precision than the default is named too."""
     name = f"transfer_step-{given.model}-{given.tokens}-{given.device}"
     return name + ("-bf16" if given.dtype == "bf16" else "")
 

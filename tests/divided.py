@@ -93,7 +93,8 @@ def small_pair() -> AttentionTransfer:
 
 
 def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
-    """A pair is trained; when its weights are divided, it is stopped on the way and goes on with new models."""
+    """A pair is trained; when its weights are divided, it is stopped on the way and goes on with new
+    models."""
     images, tested_on = glyph_images(generate("train", 32)), glyph_images(generate("test", 30))
     mine: list[float] = []
 

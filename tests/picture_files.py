@@ -124,8 +124,8 @@ def pictures_in(batches):
 
 
 def check_every_image_once(photos, world, count):
-    """Over all processes each picture comes once with its label, in equally many steps, whose weights make the
-    mean over processes the mean over the step's images."""
+    """Over all processes each picture comes once with its label, in equally many steps, whose weights make
+    the mean over processes the mean over the step's images."""
     ranks = [all_batches(photos, world=world, rank=rank) for rank in range(world)]
     assert len(photos) == count and {len(batches) for batches in ranks} == {-(-count // 5)}
     assert sorted(picture for batches in ranks for picture in pictures_in(batches)) == list(range(count))

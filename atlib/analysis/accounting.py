@@ -30,7 +30,8 @@ from atlib.vit import create_vit
 
 
 class Numbers(NamedTuple):
-    """How many numbers a teacher hands over for one image, all layers together, for each kind of activation."""
+    """How many numbers a teacher hands over for one image, all layers together, for each kind of
+    activation."""
 
     q: int
     k: int
@@ -161,7 +162,8 @@ def _weightless(name_or_config: str | Mapping, image_size: int | None) -> Vision
 
 
 def _sizes(tensors: list[Tensor]) -> dict[int, int]:
-    """The storages behind some tensors, {key: bytes}; a key is a storage's own only as long as it is alive."""
+    """The storages behind some tensors, {key: bytes}; a key is a storage's own only as long as it is
+    alive."""
     return {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
 
 
@@ -219,7 +221,8 @@ def product(rows: int, inner: int, columns: int) -> int:
 
 
 def shape_of(vit: VisionTransformer) -> Shape:
-    """Read a Shape off a stock timm ViT. Raises `ValueError` for an architecture whose products are others."""
+    """Read a Shape off a stock timm ViT. Raises `ValueError` for an architecture whose products are
+    others."""
     others = {
         "its class": not isinstance(vit, VisionTransformer),
         "attention pooling": getattr(vit, "attn_pool", None) is not None,
@@ -265,7 +268,8 @@ def distill(shape: Shape, layers: int | None = None) -> int:
 
 
 def feature_distillation(shape: Shape) -> int:
-    """Distillation of the residual stream after every block: the teacher runs all blocks, without its head."""
+    """Distillation of the residual stream after every block: the teacher runs all blocks, without its
+    head."""
     return shape.embed + shape.depth * shape.block + fine_tuning(shape)
 
 

@@ -75,8 +75,8 @@ def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
     """
     if len(maps) == 0 or not 0 <= residual <= 1:
         raise ValueError(
-            f"{len(maps)} maps, residual={residual}: give at least one map, and a share of the skip connection"
-            " from 0 to 1; the paper uses 0.5"
+            f"{len(maps)} maps, residual={residual}: give at least one map, and a share of the skip"
+            " connection from 0 to 1; the paper uses 0.5"
         )
     for layer, map in enumerate(maps):
         check_maps(map, layer)
@@ -131,7 +131,8 @@ def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> 
 
 
 def _distances(maps: Tensor, grid: Grid, prefix_tokens: int) -> tuple[Tensor, Tensor]:
-    """Per head the sum over images and patches of their distances, and how many rows have one: (H,) and (H,)."""
+    """Per head the sum over images and patches of their distances, and how many rows have one: (H,) and
+    (H,)."""
     check_grid(maps.shape[-1], grid, prefix_tokens)
     patches = _exact(maps[:, :, prefix_tokens:, prefix_tokens:])
     down, across = torch.meshgrid(

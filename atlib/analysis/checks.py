@@ -69,7 +69,8 @@ def check_scores(scores: Tensor, name: str) -> None:
 
 
 def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: str = "labels") -> None:
-    """Raise `ValueError`, naming the argument, unless it is (rows,) class indices, below `classes` where given."""
+    """Raise `ValueError`, naming the argument, unless it is (rows,) class indices, below `classes` where
+    given."""
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(
             f"{name} must be class indices ({rows},), one for each row, got {labels.dtype}"

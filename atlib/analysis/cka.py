@@ -94,7 +94,8 @@ class _LayerPairs:
         return (xy / (xx.sqrt()[:, None] * yy.sqrt())).cpu()
 
     def value(self) -> float:
-        """CKA of the one pair of layers. Raises `ValueError` where there are several, and as `matrix` does."""
+        """CKA of the one pair of layers. Raises `ValueError` where there are several, and as `matrix`
+        does."""
         matrix = self.matrix()
         if matrix.numel() != 1:
             raise ValueError(f"there are {tuple(matrix.shape)} layers: ask for matrix()")

@@ -70,8 +70,9 @@ class StreamingDivergence:
             check_maps(maps, layer, name)
         if maps_a[:, 0].shape != maps_b[:, 0].shape:
             raise ValueError(
-                f"{where}maps of a are {tuple(maps_a.shape)}, of b {tuple(maps_b.shape)} (B, H, N, N): both need"
-                " the same images and tokens; atlib.maps.resample and keep_tokens bring maps to other tokens"
+                f"{where}maps of a are {tuple(maps_a.shape)}, of b {tuple(maps_b.shape)} (B, H, N, N): both"
+                " need the same images and tokens; atlib.maps.resample and keep_tokens bring maps to other"
+                " tokens"
             )
         heads = maps_a.shape[1], maps_b.shape[1]
         if self._heads is None:
@@ -205,8 +206,8 @@ def _divergence(p: Tensor, q: Tensor) -> Tensor:
 def _layer_pairs(depth_a: int, depth_b: int, layers: Mapping[int, int] | None) -> list[tuple[int, int]]:
     if layers is None and depth_a != depth_b:
         raise ValueError(
-            f"these are models whose layers cannot be paired index by index: a has {depth_a}, b {depth_b}; say"
-            " which belong together with layers={layer of a: layer of b}"
+            f"these are models whose layers cannot be paired index by index: a has {depth_a}, b {depth_b};"
+            " say which belong together with layers={layer of a: layer of b}"
         )
     pairs = [(i, i) for i in range(depth_a)] if layers is None else list(layers.items())
     if not pairs or any(not (0 <= i < depth_a and 0 <= j < depth_b) for i, j in pairs):

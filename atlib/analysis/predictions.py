@@ -1,4 +1,5 @@
-"""Do two models make the same mistakes? Disagreement, ensembles, calibration, and how sure a difference is."""
+"""Do two models make the same mistakes? Disagreement, ensembles, calibration, and how sure a difference
+is."""
 
 from typing import NamedTuple
 

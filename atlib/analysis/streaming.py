@@ -9,7 +9,8 @@ from atlib.data.images import Images
 from atlib.transfer import student_of
 from atlib.walking import Walk, check_walkable, walk
 
-# Bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2 GB.
+# Bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2
+# GB.
 AT_ONCE = 2**28
 
 

@@ -1,5 +1,5 @@
-"""Which images of a data set: a share of every class, a long tail of classes, groups of classes, and the images
-that a reference model gets wrong."""
+"""Which images of a data set: a share of every class, a long tail of classes, groups of classes, and the
+images that a reference model gets wrong."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,8 @@ class Filtered(NamedTuple):
 
 
 def class_counts(images: Images) -> list[int]:
-    """The number of images of every class. Raises `ValueError` when the targets are not class indices (n,)."""
+    """The number of images of every class. Raises `ValueError` when the targets are not class indices
+    (n,)."""
     check_labels(images.targets, len(images), name="targets")
     return torch.bincount(images.targets, minlength=len(images.classes)).tolist()
 
@@ -42,8 +43,8 @@ def few_labels(images: Images, fraction: float, seed: int) -> Images:
     for label, count in enumerate(class_counts(images)):
         if count == 0 and label < len(images.classes):
             raise ValueError(
-                f"class {label} ({images.classes[label]!r}) has no image to keep: choose from a split with all"
-                " classes"
+                f"class {label} ({images.classes[label]!r}) has no image to keep: choose from a split with"
+                " all classes"
             )
         members = (images.targets == label).nonzero().squeeze(1).numpy()
         order = np.random.default_rng([seed, label]).permutation(members)
@@ -167,8 +168,8 @@ def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = 
 
     logits: (n, all classes). labels: class indices (n,), or the set of right classes, bool (n, all classes),
     as ReaL has them. Raises `ValueError` without images, for labels of another shape, for logits with a NaN,
-    for fewer than two classes, among which nothing is left to decide, for classes that the model does not have,
-    and when an image has no right class among those compared.
+    for fewer than two classes, among which nothing is left to decide, for classes that the model does not
+    have, and when an image has no right class among those compared.
     """
     wanted = logits.shape if labels.dtype == torch.bool else logits.shape[:1]
     if labels.shape != wanted or len(labels) == 0:
@@ -183,13 +184,13 @@ def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = 
     for label in classes:
         if not 0 <= label < logits.shape[1]:
             raise ValueError(
-                f"class {label} is not one of the model's {logits.shape[1]} outputs: was it trained on others?"
+                f"class {label} is not one of the model's {logits.shape[1]} outputs: was it trained on"
+                " others?"
             )
     compared = torch.tensor(classes)
     best = logits[:, compared].argmax(1, keepdim=True)
-    right = (
-        labels[:, compared] if labels.dtype == torch.bool else labels[:, None] == compared
-    )  # (n, compared)
+    # (n, compared)
+    right = labels[:, compared] if labels.dtype == torch.bool else labels[:, None] == compared
     missing = ~right.any(1)
     if missing.all():
         raise ValueError(f"the data and the {len(compared)} classes compared have no label in common")

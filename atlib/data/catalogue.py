@@ -7,7 +7,7 @@ workshop's shared/.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -113,7 +113,7 @@ class Opened(NamedTuple):
     """Rows, image column and label column of a split; `known`: what is published about it, None for data
     without a name."""
 
-    rows: object  # a datasets.Dataset
+    rows: Any  # a datasets.Dataset
     image_column: str
     label_column: str
     known: Known | None

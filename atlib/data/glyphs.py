@@ -58,14 +58,15 @@ HUES = ("red", "yellow", "green", "cyan", "blue", "magenta")
 class World:
     """The factors of variation; the defaults are the distribution that models are trained on.
 
-    task: "find" or "match". noise: s.d. of the pixel noise. background: grey level behind the glyphs. contrast: factor around
-    mid-grey. blur: s.d. of a Gaussian blur in pixels. saturation: 1 full colour, 0 grey. hue_shift: turns of
-    the colour circle. clutter: number of distractor glyphs, 0 to 15 (in Match one cell is the key's, so that
-    15 is 14). cue: brightness of the mark's dots, or of the key's frame, above the background. jitter: largest displacement of a glyph in its cell, in pixels. scale: size of the glyphs,
-    1 is 6 x 6 pixels. rendering: "filled", "inverted" (dark glyph in a coloured cell) or "dotted" (every
-    other pixel of the glyph). decoy: brightness of a false mark on another cell, which lacks the lower right
-    dot. texture: how deep glyphs are cut by stripes, of one of four directions drawn for each glyph. Levels
-    are in [0, 1], where 1 is white. Raises `ValueError` for a value outside its range.
+    task: "find" or "match". noise: s.d. of the pixel noise. background: grey level behind the glyphs.
+    contrast: factor around mid-grey. blur: s.d. of a Gaussian blur in pixels. saturation: 1 full colour, 0
+    grey. hue_shift: turns of the colour circle. clutter: number of distractor glyphs, 0 to 15 (in Match one
+    cell is the key's, so that 15 is 14). cue: brightness of the mark's dots, or of the key's frame, above the
+    background. jitter: largest displacement of a glyph in its cell, in pixels. scale: size of the glyphs, 1
+    is 6 x 6 pixels. rendering: "filled", "inverted" (dark glyph in a coloured cell) or "dotted" (every other
+    pixel of the glyph). decoy: brightness of a false mark on another cell, which lacks the lower right dot.
+    texture: how deep glyphs are cut by stripes, of one of four directions drawn for each glyph. Levels are in
+    [0, 1], where 1 is white. Raises `ValueError` for a value outside its range.
     """
 
     task: str = "find"

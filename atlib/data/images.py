@@ -82,8 +82,8 @@ class Images(Dataset):
         )
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
-        """One process's batches of one epoch, augmented. They are in memory: `workers` are not needed, and not
-        started."""
+        """One process's batches of one epoch, augmented. They are in memory: `workers` are not needed, and
+        not started."""
         for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part)):
             pixels = self.pixels[indices]
             if self.augment is not None:

@@ -40,7 +40,8 @@ class Batch(NamedTuple):
 
 
 class TrainingData(Protocol):
-    """What `atlib.train.train` takes: `Images`, `Photos` and `PhotoStream` are such, and anything else may be.
+    """What `atlib.train.train` takes: `Images`, `Photos` and `PhotoStream` are such, and anything else may
+    be.
 
     An epoch has `steps_per_epoch(len(data), part.batch_size)` batches, less those that `part` leaves out;
     `workers`: processes that may make them ahead of time. corrupt: {index: why} of the images that could not
@@ -55,8 +56,8 @@ class TrainingData(Protocol):
 
 
 class EvaluationData(Protocol):
-    """What `atlib.train.evaluate` takes, such as `Images` and `Photos`: labelled images in an order of their own,
-    as evaluation sees them."""
+    """What `atlib.train.evaluate` takes, such as `Images` and `Photos`: labelled images in an order of their
+    own, as evaluation sees them."""
 
     targets: Tensor
 

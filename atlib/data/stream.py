@@ -23,8 +23,8 @@ class PhotoStream:
 
     rows: a `datasets.IterableDataset` whose image column is undecoded. count: the images in it. classes: the
     names of the labels. sizes: how many images each of its shards has, where that is known. augmentation,
-    train, on_corrupt: as in `atlib.data.photos.Photos`. buffer: images held in memory to draw the next one from;
-    shards, too, come in another order in each epoch. `corrupt`: {index: why} of the current epoch.
+    train, on_corrupt: as in `atlib.data.photos.Photos`. buffer: images held in memory to draw the next one
+    from; shards, too, come in another order in each epoch. `corrupt`: {index: why} of the current epoch.
 
     An image's index is its place in the epoch. With one process that is the place in the shuffled stream, and
     any number of processes takes the same steps: each reads all rows and decodes its own. Where shards divide

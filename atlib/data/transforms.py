@@ -113,7 +113,8 @@ class Augmentation:
             return _training(self)(image.convert("RGB"))
 
     def evaluate(self, image: Image.Image) -> Tensor:
-        """The image resized, its middle, normalised, float32 (3, image_size, image_size). Nothing is random."""
+        """The image resized, its middle, normalised, float32 (3, image_size, image_size). Nothing is
+        random."""
         return _evaluation(self)(image.convert("RGB"))
 
     def describe(self) -> dict:

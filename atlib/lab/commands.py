@@ -49,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         "--out",
         type=Path,
         default=Path("results"),
-        help="folder of the records, OUT/NAME/SCALE.jsonl; studies start from OUT/transfer/SCALE.jsonl (default: results)",
+        help=(
+            "folder of the records, OUT/NAME/SCALE.jsonl; studies start from OUT/transfer/SCALE.jsonl"
+            " (default: results)"
+        ),
     )
     parser.add_argument(
         "--work", type=Path, default=None, help="folder for weights (default: runs/transfer/SCALE)"
@@ -113,9 +116,8 @@ def _run_experiment(given: argparse.Namespace) -> tuple[list[Record], Path]:
 
 
 def _print_table(records) -> None:
-    records = [
-        record for record in records if "test_accuracy" in record.results
-    ]  # what is measured on a teacher has none
+    # what is measured on a teacher has none
+    records = [record for record in records if "test_accuracy" in record.results]
     methods = list(dict.fromkeys(record.method for record in records))
     width = max((len(method) for method in methods), default=0)
     for method in methods:

@@ -185,9 +185,8 @@ def under_corruptions(models: Mapping[str, nn.Module], sources: Sources) -> dict
     }
     for corruption in CORRUPTIONS:
         for severity in SEVERITIES:
-            images = corrupt(
-                test, corruption, severity
-            )  # one set at a time: 75 of them need not be in memory
+            # one set at a time: 75 of them need not be in memory
+            images = corrupt(test, corruption, severity)
             for name, model in models.items():
                 found[name][f"{corruption}@{severity}"] = evaluate(bare(model), images).accuracy
     return found

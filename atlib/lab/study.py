@@ -1,5 +1,6 @@
-"""Studies: variants of the central experiment that change one thing at a time, tuned alike, over several seeds;
-every run leaves a record. The central experiment is one of them, the one that the others start from."""
+"""Studies: variants of the central experiment that change one thing at a time, tuned alike, over several
+seeds; every run leaves a record. The central experiment is one of them, the one that the others start
+from."""
 
 import copy
 import multiprocessing
@@ -59,7 +60,8 @@ AGAIN = 1000  # between the seeds of first weights of repeated runs: no other se
 
 
 class Sources(NamedTuple):
-    """What a variant can be built from: the models of one seed of the central experiment, and a new student."""
+    """What a variant can be built from: the models of one seed of the central experiment, and a new
+    student."""
 
     place: Place
     scale: Scale  # its `student` is the variant's
@@ -96,11 +98,11 @@ class Variant:
 
     build: makes what `train` is given. like: the method of the central experiment whose chosen recipe it
     starts from (None: it is one of these methods, and chooses from the scale's recipes for it); changes: to
-    that recipe. trials: further changes to choose from on the validation split, with the tuning seed. student:
-    changes to the student's constructor arguments. labels: training images, None for the scale's number.
-    images: (scale, seed) -> the training images, where they are not the scale's own. needs: models it is built
-    from beside the teacher of its seed, "fine-tuned" or "another teacher". stop_at: the step of its recipe's
-    schedule at which it ends, as a checkpoint along the run; None for the whole.
+    that recipe. trials: further changes to choose from on the validation split, with the tuning seed.
+    student: changes to the student's constructor arguments. labels: training images, None for the scale's
+    number. images: (scale, seed) -> the training images, where they are not the scale's own. needs: models it
+    is built from beside the teacher of its seed, "fine-tuned" or "another teacher". stop_at: the step of its
+    recipe's schedule at which it ends, as a checkpoint along the run; None for the whole.
     """
 
     name: str

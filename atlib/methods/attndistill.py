@@ -110,9 +110,8 @@ class AttnDistill(Distillation):
         seen = walk(self.student, images, checked=True)
         projected = self.projector(self.student.norm(seen.tokens[:, 0]))  # (B, the teacher's width)
         scores = self._class_scores(self.student, seen.layers[-1])
-        log_p_s = (scores.sum((1, 2)) / self.temperature).log_softmax(
-            -1
-        )  # what aggregate_heads makes, as a logarithm
+        # what aggregate_heads makes, as a logarithm
+        log_p_s = (scores.sum((1, 2)) / self.temperature).log_softmax(-1)
         if log_p_s.shape != p_t.shape:
             raise ValueError(
                 f"the student has {log_p_s.shape[1]} tokens on these images, the teacher's attention goes to"
@@ -131,15 +130,12 @@ class AttnDistill(Distillation):
             scores = self._class_scores(self.teacher, seen.layers[-1])
             grids = [tuple(vit.patch_embed.grid_size) for vit in (self.teacher, self.student)]
             if grids[0] != grids[1]:
-                p = resample_class_attention(
-                    scores.squeeze(2).softmax(-1), *grids, self.prefix_tokens
-                )  # (B, H, the student's tokens)
+                # (B, H, the student's tokens)
+                p = resample_class_attention(scores.squeeze(2).softmax(-1), *grids, self.prefix_tokens)
                 scores = p.clamp(min=FLOOR).log().unsqueeze(2)
             p = aggregate_heads(scores=scores, temperature=self.temperature)
-        return (
-            token.to(p.dtype).clone(),
-            p[:, 0, 0].clone(),
-        )  # clones outlive inference mode, which autograd needs
+        # clones outlive inference mode, which autograd needs
+        return (token.to(p.dtype).clone(), p[:, 0, 0].clone())
 
     def _class_scores(self, vit: VisionTransformer | Eva, seen: Seen) -> Tensor:
         """Attention logits of the class token for the tokens that both models have: (B, H, 1, N)."""
@@ -148,9 +144,8 @@ class AttnDistill(Distillation):
             k = torch.cat([k[:, :, : self.prefix_tokens], k[:, :, vit.num_prefix_tokens :]], 2)
         exact = torch.promote_types(k.dtype, torch.float32)  # bf16 would cost what the sum over heads adds up
         with torch.autocast(k.device.type, enabled=False):
-            return (
-                seen.scale * seen.q[:, :, :1].to(exact) @ k.to(exact).mT
-            )  # token 0 is the class token; no other row is made
+            # token 0 is the class token; no other row is made
+            return seen.scale * seen.q[:, :, :1].to(exact) @ k.to(exact).mT
 
 
 def projector(width: int, hidden_width: int, teacher_width: int) -> nn.Sequential:

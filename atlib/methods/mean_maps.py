@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from atlib.transfer import Transferred
 from atlib.walking import Instead, Walk, check_walkable, walk
 
-Groups = Callable[
-    [Tensor], Tensor
-]  # images (B, 3, height, width) -> the index of each one's group, int64 (B,)
+# images (B, 3, height, width) -> the index of each one's group, int64 (B,)
+Groups = Callable[[Tensor], Tensor]
 
 
 class MeanMapCopy(nn.Module):

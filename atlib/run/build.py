@@ -1,4 +1,5 @@
-"""What a run is put together from, made from its config: images, teacher, the model to train, and its loss."""
+"""What a run is put together from, made from its config: images, teacher, the model to train, and its
+loss."""
 
 import copy
 from dataclasses import replace
@@ -25,10 +26,8 @@ from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 
 LOSSES: dict[str, Loss] = {"retrieval": pretrain.retrieval_loss, "mae": pretrain.mae_loss}
-LABELLED, UNLABELLED = (
-    1000,
-    40_000,
-)  # images of the built-in world, for students and for pre-training: the central experiment's numbers
+# images of the built-in world, for students and for pre-training: the central experiment's numbers
+LABELLED, UNLABELLED = (1000, 40_000)
 HELD_OUT = {"validation": 2000, "test": 4000}  # likewise
 
 

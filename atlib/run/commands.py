@@ -190,7 +190,8 @@ def train_command(given: argparse.Namespace) -> int:
 
 
 def resume_command(given: argparse.Namespace) -> int:
-    """`resume`: a finished run says so; one without its weights says that they are made again, and from what."""
+    """`resume`: a finished run says so; one without its weights says that they are made again, and from
+    what."""
     config = read_config(given.folder)
     if is_finished(given.folder, config):
         return _say(
@@ -211,7 +212,8 @@ def resume_command(given: argparse.Namespace) -> int:
 
 
 def evaluate_command(given: argparse.Namespace) -> int:
-    """`evaluate`: a finished run on its own data or on others; or a file of weights, on data that are named."""
+    """`evaluate`: a finished run on its own data or on others; or a file of weights, on data that are
+    named."""
     if not given.path.exists():
         raise FileNotFoundError(f"{given.path} does not exist: name a run's folder or a file of weights")
     if given.averaged and given.path.is_file():
@@ -327,9 +329,8 @@ def teacher_command(given: argparse.Namespace) -> int:
 
 def _dry_run(asked: TrainRequest, config: RunConfig) -> int:
     size = known_size(config)
-    if (
-        size is None
-    ):  # of data that nobody has published, the number of images and classes; no image is decoded
+    # of data that nobody has published, the number of images and classes; no image is decoded
+    if size is None:
         images = training_images(config)
         size = len(images), outputs_for(config, images)
     count, outputs = size

@@ -262,8 +262,8 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
     for part in ("plan", "augmentation"):
         if parts[part] and values.get(part) is None:
             raise ValueError(
-                f"{part}.{next(iter(parts[part]))}: this run has no {part} (method {values['method']!r}, recipe"
-                f" {values['recipe_name']!r})"
+                f"{part}.{next(iter(parts[part]))}: this run has no {part} (method {values['method']!r},"
+                f" recipe {values['recipe_name']!r})"
             )
     model = values["model"]
     changed = {

@@ -50,9 +50,8 @@ class Timing(NamedTuple):
         (small, large), (first, second) = self.batches, self.measured
         if self.whole:
             return second * batch / large
-        each = max(
-            (second - first) / (large - small), 0.5 * second / large
-        )  # noise must not make images free
+        # noise must not make images free
+        each = max((second - first) / (large - small), 0.5 * second / large)
         return second + each * (batch - large)
 
 
@@ -71,7 +70,7 @@ class RandomImages:
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         images, targets = torch.randn(self.batch, *self.shape), self.target_of(self.batch)
-        for step in range(part.start, self.steps):
+        for _ in range(part.start, self.steps):
             self._note()
             yield Batch(images, targets, list(range(self.batch)), 1.0)
         self._note()

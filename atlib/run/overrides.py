@@ -1,8 +1,8 @@
 """Settings on the command line: `--lr 1e-3 --plan.what q`, read against the declared types of dataclasses.
 
 The reading is jsonargparse's, which knows every type that the fields of a run have (a list or a mapping of
-layers, an optional text, a pair of betas) and prints them in a help text. tyro, tried beside it, has the finer
-errors, and refuses a field that may be either a list or a mapping, as `Plan.layers` is.
+layers, an optional text, a pair of betas) and prints them in a help text. tyro, tried beside it, has the
+finer errors, and refuses a field that may be either a list or a mapping, as `Plan.layers` is.
 """
 
 import argparse
@@ -36,7 +36,8 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of some settings, {name: value} for {name: text}; `kinds` has the type of every one there is.
+    """The values of some settings, {name: value} for {name: text}; `kinds` has the type of every one there
+    is.
 
     Raises `ValueError` for an unknown name, with the close ones, and for a text that is no value of its type.
     """

@@ -121,9 +121,8 @@ _PAPER = "arXiv 2411.09702, table of recipes"
 _CODE = "github.com/alexlioralexli/attention-transfer at 26963e8"
 _RAND_AUGMENT = Augmentation(rand_augment="rand-m9-mstd0.5-inc1")
 _ERASED = replace(_RAND_AUGMENT, random_erasing=0.25)
-_POOLED = {
-    "global_pool": "avg"
-}  # the mean of the patches, then a norm: what MAE's and attention transfer's PyTorch code build
+# the mean of the patches, then a norm: what MAE's and attention transfer's PyTorch code build
+_POOLED = {"global_pool": "avg"}
 _MIXED = {"label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0}
 
 _LAST_BATCH = (

@@ -243,9 +243,8 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
 
     def metrics(model: nn.Module) -> dict:
         found, split = evaluate_together(model, tested_on), config.evaluation_split
-        fewer = (
-            {f"{split}_images": found.count} if getattr(tested_on, "left_out", 0) else {}
-        )  # the accuracy is not that of the whole split
+        # the accuracy is not that of the whole split
+        fewer = {f"{split}_images": found.count} if getattr(tested_on, "left_out", 0) else {}
         return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss, **fewer}
 
     with _log_of(config, folder, keeper) as log:
@@ -312,9 +311,8 @@ def _log_of(config: RunConfig, folder: Path, keeper: CheckpointManager) -> Itera
     with open(Path(folder) / ".lock", "w") as lock:
         try:
             if fcntl is not None:
-                fcntl.flock(
-                    lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # the system lets it go when the process ends, however it ends
+                # the system lets it go when the process ends, however it ends
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
                 f"another process is training in {folder}: wait for it, or end it, before you go on"
@@ -332,7 +330,8 @@ def _log_of(config: RunConfig, folder: Path, keeper: CheckpointManager) -> Itera
 
 
 def _save(path: Path, config: RunConfig, built: Built) -> None:
-    """Keep a model, and with it how its images are prepared, so that an evaluation elsewhere sees the same."""
+    """Keep a model, and with it how its images are prepared, so that an evaluation elsewhere sees the
+    same."""
     result, prepared = result_of(config, built.model), {"augmentation": config.describe()["augmentation"]}
     if config.method == "copy":
         save_bundle(path, result, built.student, built.teacher, prepared)

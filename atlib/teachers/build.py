@@ -51,7 +51,8 @@ def architecture_said(weights: Weights, architecture: str | None, heads: int | N
 
 
 def headless(native: Architecture, image_size: int | None) -> Architecture:
-    """The architecture without a class head, for images of `image_size` pixels a side (None: its own size)."""
+    """The architecture without a class head, for images of `image_size` pixels a side (None: its own
+    size)."""
     return Architecture(
         native.name,
         {**native.overrides, "num_classes": 0} | ({} if image_size is None else {"img_size": image_size}),
@@ -81,9 +82,9 @@ def fill(
                     f"the weights have positions for {prefix_there} prefix tokens, and this architecture for"
                     f" {prefix}"
                 )
-        # Timm's own resizing, with its antialiasing, so that a file and a timm name give the same teacher at every
-        # image size. (MAE's published code does not antialias.) Bicubic as in DeiT (arXiv 2012.12877, section 3),
-        # because bilinear interpolation shrinks the embeddings' norm.
+        # Timm's own resizing, with its antialiasing, so that a file and a timm name give the same teacher at
+        # every image size. (MAE's published code does not antialias.) Bicubic as in DeiT (arXiv 2012.12877,
+        # section 3), because bilinear interpolation shrinks the embeddings' norm.
         state["pos_embed"] = resample_abs_pos_embed(
             state["pos_embed"], list(grid_to), old_size=list(grid_from), num_prefix_tokens=prefix
         )

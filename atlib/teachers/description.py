@@ -55,9 +55,8 @@ def picture(vit: VisionTransformer | Eva, images: Sequence[str | Path] | Tensor)
     chosen = sorted({0, (len(vit.blocks) - 1) // 2, len(vit.blocks) - 1})
     with torch.no_grad():
         layers = walk(vit, batch, head=False).layers
-    seen = torch.stack(
-        [_looked_at(vit, layers[layer].map) for layer in chosen], 1
-    )  # (B, layers, rows, columns)
+    # (B, layers, rows, columns)
+    seen = torch.stack([_looked_at(vit, layers[layer].map) for layer in chosen], 1)
     coloured = colormaps["magma"]((seen / seen.amax((2, 3), keepdim=True)).numpy())[..., :3]
     coloured = torch.from_numpy(coloured).movedim(-1, 2).float().flatten(0, 1)
     panels = torch.nn.functional.interpolate(coloured, batch.shape[2:]).unflatten(0, seen.shape[:2])

@@ -155,8 +155,8 @@ TARGET = "target."  # the parameters; "state." are the optimiser's
 
 
 def _read_t5x(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the T5X checkpoint in a folder, or in one inside it, by their names with dots, such as
-    "img_encoder.embedding.kernel"; the optimiser's state is left."""
+    """The parameters of the T5X checkpoint in a folder, or in one inside it, by their names with dots, such
+    as "img_encoder.embedding.kernel"; the optimiser's state is left."""
     steps = {found.parent.parent for found in folder.rglob(f"{TARGET}*/.zarray")}
     if not steps:
         raise OSError(f"{folder} is a folder: give the file with the weights in it")
@@ -184,7 +184,8 @@ def _read_zarr(folder: Path) -> np.ndarray:
         whole = np.full(shape, about["fill_value"] or 0, kind)
         for at in itertools.product(*(range(math.ceil(side / step)) for side, step in zip(shape, chunks))):
             file = folder / (separator.join(map(str, at)) or "0")
-            # zarr leaves out chunks of nothing but the fill value; of trained weights only biases can be that.
+            # zarr leaves out chunks of nothing but the fill value; of trained weights only biases can be
+            # that.
             if not file.exists() and len(shape) == 1:
                 continue
             content = file.read_bytes() if compressor is None else gzip.decompress(file.read_bytes())

@@ -228,9 +228,9 @@ def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, Grid]:
     fits = [(count, (side, side)) for count, side in sides.items() if side**2 == tokens - count > 0]
     if not fits:
         raise ValueError(
-            f"positions for {tokens - prefix} patches are no square grid, and the weights do not say which other:"
-            " name the model with architecture=, or write the file with atlib.checkpoint.save_vit, which keeps"
-            " img_size"
+            f"positions for {tokens - prefix} patches are no square grid, and the weights do not say which"
+            " other: name the model with architecture=, or write the file with atlib.checkpoint.save_vit,"
+            " which keeps img_size"
         )
     if len(fits) > 1:
         raise ValueError(

@@ -51,8 +51,8 @@ def load_teacher(
     teacher = _read(name_or_path, image_size, heads, architecture)
     if bad := not_finite(teacher.vit):
         raise ValueError(
-            f"{teacher.name}: {len(bad)} of its weights are not finite numbers (NaN or infinity), first {bad[0]};"
-            " its maps would not be either. Take another checkpoint"
+            f"{teacher.name}: {len(bad)} of its weights are not finite numbers (NaN or infinity), first"
+            f" {bad[0]}; its maps would not be either. Take another checkpoint"
         )
     check_walkable(teacher.vit)
     return teacher

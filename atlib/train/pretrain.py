@@ -132,7 +132,8 @@ def mae_loss(model: MaskedAutoencoder, images: Tensor, targets: Tensor, recipe: 
 
 
 def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """Cut images (B, C, height, width) into patches in reading order: (B, P, C · patch height · patch width)."""
+    """Cut images (B, C, height, width) into patches in reading order: (B, P, C · patch height · patch
+    width)."""
     B, C, height, width = images.shape
     h, w = patch_size
     return (

@@ -10,7 +10,8 @@ from atlib._util import check_fields, require_known
 PLAIN = (
     "adamw",
     "lamb",
-    # optimisers that are known to need nothing but a gradient, so that no recipe of the book has to try its own
+    # optimisers that are known to need nothing but a gradient, so that no recipe of the book has to try its
+    # own
 )
 # what the names of those begin with that timm takes from bitsandbytes and from APEX
 NEED_CUDA = ("bnb", "fused")
@@ -111,7 +112,8 @@ class Recipe:
             try_optimizer(self.optimizer, self.betas)
 
     def require_optimizer(self) -> None:
-        """Raise `ValueError` with the way out where the optimizer needs CUDA, or a package, that is not here."""
+        """Raise `ValueError` with the way out where the optimizer needs CUDA, or a package, that is not
+        here."""
         if self.optimizer.startswith(NEED_CUDA):
             try_optimizer(self.optimizer, self.betas)
 

@@ -144,8 +144,8 @@ class Training:
         return self._of_main(metrics)
 
     def close(self, metrics: dict) -> None:
-        """The pass is over: its entry, with `metrics` and, where images were corrupt, how many and which, goes
-        into the history."""
+        """The pass is over: its entry, with `metrics` and, where images were corrupt, how many and which,
+        goes into the history."""
         indices = self.corrupt()
         corrupt = {"corrupt": len(indices), "corrupt_indices": indices} if indices else {}
         self.position.close(self.position.entry() | metrics | corrupt)

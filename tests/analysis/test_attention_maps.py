@@ -1,4 +1,5 @@
-"""Distance, entropy, prefix share, rollout and class attention: closed forms, loops written out, bad input."""
+"""Distance, entropy, prefix share, rollout and class attention: closed forms, loops written out, bad
+input."""
 
 import math
 

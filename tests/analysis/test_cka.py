@@ -312,9 +312,8 @@ def test_too_few_rows_and_batches_that_differ():
 def test_features_without_variance():
     layers = StreamingCKA()
     layers.update_layers([X, CONSTANT], [Y])
-    steps = torch.arange(2.0).repeat_interleave(20)[
-        :, None
-    ]  # constant in every batch, but not in all of them
+    # constant in every batch, but not in all of them
+    steps = torch.arange(2.0).repeat_interleave(20)[:, None]
     for call, named in (
         (lambda: linear_cka(X, CONSTANT), "^y is the same in every row"),
         (lambda: streamed(CONSTANT, Y, [20, 20], StreamingCKA()), "^x is the same in every row"),

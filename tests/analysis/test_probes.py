@@ -1,4 +1,5 @@
-"""Features, neighbours and linear probes: against loops, separable data, NumPy's own solver of the same problem."""
+"""Features, neighbours and linear probes: against loops, separable data, NumPy's own solver of the same
+problem."""
 
 import math
 import re
@@ -133,10 +134,11 @@ def test_features_are_standardised_by_the_training_set():
     train, (x, y), test = clusters(100, 0), clusters(60, 1), clusters(60, 2)
     plain = probe(train, (x, y), test)
     scale, shift = torch.tensor([1e-3, 1, 1e3, 5, 1, 1]), torch.tensor([0, 100.0, 0, 0, 7, 0])
+    # and a constant feature
     moved = [
         (torch.cat([each * scale + shift, torch.full((len(each), 1), 3.0)], 1), labels)
         for each, labels in (train, (x, y), test)
-    ]  # and a constant feature
+    ]
     assert probe(*moved).test_accuracy == pytest.approx(plain.test_accuracy, abs=1 / 60 + 1e-9)
     assert plain.test_accuracy > 0.6
     # A shifted validation set is measured as it is.

@@ -89,9 +89,8 @@ def test_a_real_vit_is_read(present, monkeypatch, capsys, tmp_path):
 
     def create(name, pretrained=False):
         assert name == "vit_small_patch16_224.dino"
-        vit = atlib.create_vit(
-            name, depth=4, embed_dim=96
-        )  # a real one's tokens and heads, at a fraction of its cost
+        # a real one's tokens and heads, at a fraction of its cost
+        vit = atlib.create_vit(name, depth=4, embed_dim=96)
         return randomise(vit, seed=1) if pretrained else vit
 
     file = NOTEBOOKS / f"{NAME}.md" if present else tmp_path / "none"

@@ -12,9 +12,8 @@ NAME = "17-when-are-features-needed"
 
 
 GLYPHS = glyph_images(glyphs.generate("train", 1500, seed=9))
-FEW = [
-    i for i, label in enumerate(GLYPHS.targets.tolist()) if label != 1 or i < 50
-]  # class 1 has less than its share
+# class 1 has less than its share
+FEW = [i for i, label in enumerate(GLYPHS.targets.tolist()) if label != 1 or i < 50]
 
 
 @pytest.mark.parametrize("factor, seed", [(1.0, 0), (7.5, 3), (50.0, 1)])

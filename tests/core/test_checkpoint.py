@@ -223,7 +223,8 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, mon
 
 
 def test_writing_never_shows_half_a_file(tmp_path, monkeypatch):
-    """Up to the moment of the rename the old content is there, and it is the whole new file that is renamed."""
+    """Up to the moment of the rename the old content is there, and it is the whole new file that is
+    renamed."""
     path, seen = tmp_path / "file", []
     path.write_bytes(b"old")
     rename = os.replace

@@ -261,9 +261,8 @@ def test_logits_of_equal_patches_depend_on_their_distance_only(option):
     vit = eva(**OPTIONS[option] | {"use_abs_pos_emb": False, "no_embed_class": False}).double()
     seen = walk(vit, torch.ones(1, 3, 32, 32, dtype=torch.float64)).layers[0]
     prefix = vit.num_prefix_tokens
-    z = (
-        seen.scores[0, :, prefix:, prefix:].unflatten(2, (4, 4)).unflatten(1, (4, 4))
-    )  # heads, row, column, row, column
+    # heads, row, column, row, column
+    z = seen.scores[0, :, prefix:, prefix:].unflatten(2, (4, 4)).unflatten(1, (4, 4))
     # Moving both patches by one row, one column, or both leaves z as it is.
     torch.testing.assert_close(z[:, 1:, :, 1:, :], z[:, :-1, :, :-1, :], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(z[:, :, 1:, :, 1:], z[:, :, :-1, :, :-1], rtol=1e-5, atol=1e-5)

@@ -102,9 +102,8 @@ def test_inputs_in_any_layout(how):
     """q and k come from a joint projection: strided views, with gradients in their own order."""
     expected = stepped(dense, random_qk())
     q, k, q_t, k_t = random_qk()
-    joint = (
-        torch.stack([q, k]).permute(1, 3, 0, 2, 4).contiguous().requires_grad_()
-    )  # (B, N, 2, H, d), as timm's linear layer gives it
+    # (B, N, 2, H, d), as timm's linear layer gives it
+    joint = torch.stack([q, k]).permute(1, 3, 0, 2, 4).contiguous().requires_grad_()
     of_teacher = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q_t, k_t)]
     own = joint.permute(2, 0, 3, 1, 4)
     assert not own[0].is_contiguous() and not of_teacher[0].is_contiguous()

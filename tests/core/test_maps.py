@@ -219,9 +219,8 @@ def test_underflow_leaves_values_and_gradients_finite():
     exact, safe = aggregate_heads(scores=scores), aggregate_heads(p)
     expected = (scores.detach().double().log_softmax(-1).sum(1, keepdim=True) / 10).softmax(-1)
     torch.testing.assert_close(exact.double(), expected, rtol=1e-5, atol=1e-30)
-    torch.testing.assert_close(
-        safe.double(), expected, rtol=1e-5, atol=1e-7
-    )  # off only where e^-17 was e^-40
+    # off only where e^-17 was e^-40
+    torch.testing.assert_close(safe.double(), expected, rtol=1e-5, atol=1e-7)
     for result, source in ((exact, scores), (safe, p)):
         (result[..., 0].sum() - result.log().mean()).backward()
         assert source.grad.isfinite().all() and (source.grad != 0).any()
@@ -302,7 +301,8 @@ def test_equal_grids_change_nothing():
     share=st.floats(0, 1),
 )
 def test_constant_maps_stay_constant(before, after, n, share):
-    """Every query gives `share` to the prefix tokens and spreads the rest evenly; so it does on every grid."""
+    """Every query gives `share` to the prefix tokens and spreads the rest evenly; so it does on every
+    grid."""
     share = share if n else 0.0
 
     def constant(grid):
@@ -340,7 +340,8 @@ def test_every_pixel_counts_in_every_resize():
 
 
 def test_round_trip_of_a_smooth_map():
-    """Up to a finer grid and back: a map of broad bumps returns, and the share of the class token exactly so."""
+    """Up to a finer grid and back: a map of broad bumps returns, and the share of the class token exactly
+    so."""
     y, x = np.meshgrid(np.arange(8), np.arange(8), indexing="ij")
     near = np.exp(
         -((y.reshape(-1, 1) - y.reshape(1, -1)) ** 2 + (x.reshape(-1, 1) - x.reshape(1, -1)) ** 2) / 18

@@ -32,7 +32,8 @@ def images_of(dtype=torch.float64):
 
 
 def measured(pair, images):
-    """Logits, transfer loss, and the gradients of task loss + λ · transfer loss; zero where there are none."""
+    """Logits, transfer loss, and the gradients of task loss + λ · transfer loss; zero where there are
+    none."""
     pair.zero_grad()
     output = pair(images)
     (cross_entropy(output.logits, LABELS) + LAMBDA * output.transfer_loss).backward()

@@ -43,7 +43,7 @@ def test_image_grid_takes_floats():
 
 def test_maps_share_one_colour_scale():
     figure = drawn(plot.maps(MAP.requires_grad_(), title="all heads", names=["first"]))
-    *panels, colours = figure.axes
+    *panels, _ = figure.axes
     assert [panel.get_title() for panel in panels] == [
         "first",
         "head 1",

@@ -227,7 +227,7 @@ def test_a_given_map_has_no_scores(small_vit):
     p = torch.rand(2, 3, 17, 17)
     seen = walk(small_vit(), random_images(2, 3, 32, 32), replace={0: Instead(map=p)}).layers[0]
     with pytest.raises(ValueError, match="given a map.*no q and k"):
-        seen.scores
+        _ = seen.scores
 
 
 WIDE = {"q": (2, 3, 17, 6), "k": (2, 3, 17, 6)}

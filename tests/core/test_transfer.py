@@ -190,7 +190,8 @@ def test_teacher_and_student_drop_the_same_paths_in_training(small_vit, how, sha
 
 
 def test_equal_weights_reach_the_entropy_only_with_shared_paths(small_vit):
-    """With the teacher's own weights the student's maps are the teacher's exactly where both drop the same."""
+    """With the teacher's own weights the student's maps are the teacher's exactly where both drop the
+    same."""
     images = random_images(8, 3, 32, 32)
     losses = {}
     for share in (True, False):

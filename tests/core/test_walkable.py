@@ -1,4 +1,5 @@
-"""What cannot be walked faithfully is refused by name and with the reason, instead of being walked wrongly."""
+"""What cannot be walked faithfully is refused by name and with the reason, instead of being walked
+wrongly."""
 
 from functools import partial
 

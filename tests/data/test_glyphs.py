@@ -291,7 +291,8 @@ def test_renderings():
 
 @pytest.mark.parametrize("level", [0.3, 0.9])
 def test_a_decoy_is_three_dots_on_another_cell(level):
-    """Never on the marked cell, never with the lower right dot, and nothing else in the picture is touched."""
+    """Never on the marked cell, never with the lower right dot, and nothing else in the picture is
+    touched."""
     plain, changed = drawn_with(300), drawn_with(300, decoy=level)
     away = []
     for before, after, cell in zip(plain.images, changed.images, plain.cell):

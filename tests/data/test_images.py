@@ -1,4 +1,5 @@
-"""Images in memory, their batches, and loading by name; what the `datasets` library reads is in test_hub.py."""
+"""Images in memory, their batches, and loading by name; what the `datasets` library reads is in
+test_hub.py."""
 
 import pytest
 import torch
@@ -88,8 +89,8 @@ def noisy(image, seed):
 
 
 def test_augmentation_hangs_on_run_epoch_image_and_repeat_alone():
-    """Not on processes, where an epoch is taken up again or what was drawn elsewhere; and no generator of others
-    moves."""
+    """Not on processes, where an epoch is taken up again or what was drawn elsewhere; and no generator of
+    others moves."""
 
     def augmented(world=1, **part):
         """{(index, how often it came before): what it looks like}"""

@@ -1,4 +1,5 @@
-"""The world Match, and the twins of both worlds: what is in the picture, what is drawn evenly, what a twin shares."""
+"""The world Match, and the twins of both worlds: what is in the picture, what is drawn evenly, what a twin
+shares."""
 
 import colorsys
 

@@ -118,11 +118,8 @@ def test_parts_are_taken_together(tmp_path):
 
 
 def test_ensemble_is_compared_with_the_better_of_the_two_in_each_seed(tmp_path):
-    scores = [
-        (0.80, 0.90, 0.91),
-        (0.95, 0.90, 0.94),
-        (0.70, 0.80, 0.82),
-    ]  # the student's, the fine-tuned model's, their ensemble's
+    # the student's, the fine-tuned model's, their ensemble's
+    scores = [(0.80, 0.90, 0.91), (0.95, 0.90, 0.94), (0.70, 0.80, 0.82)]
     for method in ("copy", "distill"):
         write(
             tmp_path,
@@ -218,7 +215,7 @@ def test_shifts_of_real_images_are_other_domains_or_corruptions(tmp_path):
             tmp_path,
             "corruptions",
             method,
-            dict.fromkeys(range(3), {"test_accuracy": 0.9, "fog@1": value, "fog@5": value}),
+            {seed: {"test_accuracy": 0.9, "fog@1": value, "fog@5": value} for seed in range(3)},
             "cifar10",
         )
     assert claim.real(tmp_path).verdict == "does not hold"

@@ -87,8 +87,8 @@ def toy_scales(monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The whole central experiment, one seed: its place, the records it returned, and the splits it asked for,
-    in order."""
+    """The whole central experiment, one seed: its place, the records it returned, and the splits it asked
+    for, in order."""
     place = toy.place(tmp_path_factory.mktemp("experiment"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "scales", toy.known)
@@ -159,8 +159,8 @@ def test_recipes_are_chosen_on_validation(finished):
 
 
 def test_only_reported_runs_meet_test_images(finished):
-    """Fine-tuning goes first, for a method is built on it: its trials, its run; then the trials of all others,
-    then their runs."""
+    """Fine-tuning goes first, for a method is built on it: its trials, its run; then the trials of all
+    others, then their runs."""
     others = len(METHODS) - 1
     assert finished[2] == ["validation"] * 2 + ["test"] + ["validation"] * 2 * others + ["test"] * others
 

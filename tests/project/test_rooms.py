@@ -16,7 +16,7 @@ MAY = {
     "analysis": CORE | {"methods", "train", "analysis"},
     "teachers": CORE | {"methods", "train", "analysis", "teachers"},
     "lab": CORE | {"methods", "train", "analysis", "teachers", "lab"},
-    "run": CORE | {"methods", "train", "analysis", "teachers", "lab", "run"},
+    "run": CORE | {"methods", "train", "analysis", "teachers", "run"},
 }
 FILES = sorted(
     path.relative_to(ROOT) for path in (ROOT / "atlib").rglob("*.py") if path.name != "__main__.py"

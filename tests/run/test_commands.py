@@ -684,9 +684,8 @@ def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monke
     """From parquet files by the command line: stopped in the middle of the second epoch, it ends with the
     bits of the run that was not."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(
-        datasets.iterable_dataset.time, "sleep", lambda seconds: None
-    )  # it sleeps for 5 seconds after parquet files
+    # it sleeps for 5 seconds after parquet files
+    monkeypatch.setattr(datasets.iterable_dataset.time, "sleep", lambda seconds: None)
     for split, indices, parts in (("train", range(21), 3), ("validation", range(21, 30), 1)):
         write_parquet(tmp_path / "pictures", split, indices, parts=parts)
     small = [

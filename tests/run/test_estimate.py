@@ -41,9 +41,8 @@ def test_parameter_groups_are_those_that_decay_and_those_that_do_not():
     block = 4 * WIDTH * WIDTH + 2 * 4 * WIDTH * WIDTH
     matrices = PATCH * WIDTH + DEPTH * block + WIDTH * CLASSES
     in_block = 4 * WIDTH + 4 * WIDTH + WIDTH + 4 * WIDTH  # biases of q, k, v, output; of the MLP; two norms
-    rest = (
-        WIDTH + DEPTH * in_block + 2 * WIDTH + CLASSES + WIDTH + TOKENS * WIDTH
-    )  # patches, blocks, last norm, head, token, positions
+    # patches, blocks, last norm, head, token, positions
+    rest = WIDTH + DEPTH * in_block + 2 * WIDTH + CLASSES + WIDTH + TOKENS * WIDTH
     vit = GLYPHS.skeleton(8)
     decayed, plain = parameter_groups(vit, GLYPHS)
     assert (decayed.weight_decay, decayed.numbers, decayed.tensors) == (0.3, matrices, 1 + DEPTH * 4 + 1)
@@ -211,9 +210,8 @@ def test_a_small_run_is_timed_at_its_own_size():
 
 
 def test_the_papers_recipe_without_data_weights_or_a_model_of_that_size(capsys, monkeypatch, no_network):
-    monkeypatch.setattr(
-        measure_steps, "speed", lambda: 1e11
-    )  # ViT-L is then not built: one image takes longer than the limit allows
+    # ViT-L is then not built: one image takes longer than the limit allows
+    monkeypatch.setattr(measure_steps, "speed", lambda: 1e11)
     assert command.main(["train", "--recipe", "distill-vit-large", "--data", "imagenet-1k", "--dry-run"]) == 0
     text = capsys.readouterr().out
     for part in (

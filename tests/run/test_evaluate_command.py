@@ -63,12 +63,12 @@ def trained(data, out, *changes):
     return out
 
 
-def vit_file(path, more={}, num_classes=3):
+def vit_file(path, more=None, num_classes=3):
     architecture = Architecture(
         "vit_tiny_patch16_224",
         {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_classes": num_classes},
     )
-    return save_vit(path, randomise(architecture.build()), architecture, more)
+    return save_vit(path, randomise(architecture.build()), architecture, more or {})
 
 
 def said(capsys, *words):
@@ -101,10 +101,8 @@ def test_moved_weights_see_the_images_as_their_run_did(tmp_path, capsys):
     assert there[:4] == here[:4] and "does not say" not in there[4]
     assert said(capsys, run / "student.safetensors", "--data", data)[:4] == here[:4]
 
-    vit, silent = (
-        load_vit(moved),
-        tmp_path / "elsewhere" / "silent.safetensors",
-    )  # as files were before they said it
+    # as files were before they said it
+    vit, silent = (load_vit(moved), tmp_path / "elsewhere" / "silent.safetensors")
     save_vit(silent, vit, Architecture(**read_header(moved)["architecture"]))
     guessed = said(capsys, silent, "--data", data)
     assert guessed[0] == 0 and guessed[3] != here[3]

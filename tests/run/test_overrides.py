@@ -57,9 +57,20 @@ def test_text_becomes_what_the_field_declares(name, text, value):
 
 @pytest.mark.parametrize(
     "name, text",
-    [("steps", "1e-3"), ("steps", "many"), ("steps", "true"), ("steps", "none"), ("clip", "hard"), ("lr", "nan"),
-     ("compile", "7"), ("betas", "[0.9]"), ("betas", '["a", 1]'), ("betas", "0.9"), ("layers", "3")],
-)  # fmt: skip
+    [
+        ("steps", "1e-3"),
+        ("steps", "many"),
+        ("steps", "true"),
+        ("steps", "none"),
+        ("clip", "hard"),
+        ("lr", "nan"),
+        ("compile", "7"),
+        ("betas", "[0.9]"),
+        ("betas", '["a", 1]'),
+        ("betas", "0.9"),
+        ("layers", "3"),
+    ],
+)
 def test_what_does_not_fit_is_refused_by_name_value_and_type(name, text):
     with pytest.raises(ValueError) as refused:
         read({name: text}, KINDS)
@@ -82,9 +93,13 @@ def test_options_in_both_spellings():
 
 @pytest.mark.parametrize(
     "arguments, named",
-    [(["--lr"], "--lr"), (["--lr", "--steps", "3"], "--lr"), (["lr=3"], "'lr'"),
-     (["--lr", "1", "--lr", "2"], "as '1' and as '2'")],
-)  # fmt: skip
+    [
+        (["--lr"], "--lr"),
+        (["--lr", "--steps", "3"], "--lr"),
+        (["lr=3"], "'lr'"),
+        (["--lr", "1", "--lr", "2"], "as '1' and as '2'"),
+    ],
+)
 def test_what_is_no_pair_is_refused(arguments, named):
     with pytest.raises(ValueError, match=named):
         pairs(arguments)

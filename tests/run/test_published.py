@@ -203,7 +203,7 @@ def test_parameter_groups(name):
             assert of[id(parameter)] not in found, "in two groups"
             found[of[id(parameter)]] = group["lr"], group["weight_decay"]
     assert set(found) == set(of.values())
-    for parameter_name, parameter in model.named_parameters():
+    for parameter_name, _ in model.named_parameters():
         kind = parameter_name.rsplit(".", 1)[-1]
         free = kind in ("bias", "gamma", "cls_token", "pos_embed") or "norm" in parameter_name
         factor = 1.0 if each.layer_decay is None else factor_by_mae(parameter_name, 3, each.layer_decay)

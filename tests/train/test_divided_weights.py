@@ -113,8 +113,8 @@ def test_checkpoints_of_divided_weights_are_whole(done):
 
 def test_what_is_sent_in_a_step(done):
     """Two blocks: the root is gathered once and each Mlp twice, and the gradients of the three are scattered;
-    in two steps twice that. At the end of the pass each hears of the other's corrupt images: how long that list
-    is, and the list."""
+    in two steps twice that. At the end of the pass each hears of the other's corrupt images: how long that
+    list is, and the list."""
     for rank in range(2):
         counts = json.loads((done[0] / "divided" / f"counts-{rank}.json").read_text())
         assert counts["c10d._allgather_base_"] == 2 * (1 + 2 * 2) + 2

@@ -120,7 +120,8 @@ def squared(model, images, targets, recipe):
 
 
 def test_five_steps_by_hand():
-    """Gradient, clipping to a total norm, AdamW with decoupled decay on the matrix only, warm-up and cosine."""
+    """Gradient, clipping to a total norm, AdamW with decoupled decay on the matrix only, warm-up and
+    cosine."""
     data = Images(torch.randint(0, 255, (4, 3, 2, 2), dtype=torch.uint8), torch.zeros(4))
     recipe = Recipe(
         steps=5, batch_size=4, lr=0.1, min_lr=0.01, warmup=0.4, weight_decay=0.2, betas=(0.8, 0.9), clip=0.5
@@ -211,7 +212,7 @@ def test_only_the_students_weights_change(glyphs64):
     for how in ("copy", "distill"):
         pair = AttentionTransfer(tiny(1), tiny(2), Plan(how=how))
         teacher, student = state_of(pair.teacher), state_of(pair.student)
-        history = train(pair, glyphs64, SHORT, progress=None)
+        train(pair, glyphs64, SHORT, progress=None)
         assert same(state_of(pair.teacher), teacher)
         changed = {
             name for name, value in pair.student.state_dict().items() if not torch.equal(value, student[name])
@@ -323,7 +324,8 @@ def test_without_labels_no_classifier_is_needed(glyphs64):
 
 
 def test_another_precision_in_the_same_process(glyphs64):
-    """bf16 changes the sums, leaves float32 weights, and nothing of it stays on the model or in the next run."""
+    """bf16 changes the sums, leaves float32 weights, and nothing of it stays on the model or in the next
+    run."""
     plain, _ = trained(glyphs64)
     model = tiny()
     half, history = trained(glyphs64, Recipe(steps=10, batch_size=16, mixed_precision="bf16"), model)
@@ -449,7 +451,8 @@ def test_binary_cross_entropy_by_hand():
 
 
 def test_no_clipping(glyphs64):
-    """A step of plain descent is lr · gradient, whatever its norm; clipped to 1e-3 it is a thousandth long."""
+    """A step of plain descent is lr · gradient, whatever its norm; clipped to 1e-3 it is a thousandth
+    long."""
     step = replace(DESCENT, batch_size=64)
     norms = []
     start = state_of(tiny())
