@@ -13,7 +13,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import (
-    DeepSpeedPlugin,
     DistributedDataParallelKwargs,
     DistributedType,
     FullyShardedDataParallelPlugin,
@@ -31,8 +30,14 @@ WAIT = timedelta(minutes=10)
 def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
     """Accelerate for one run, on one process or on as many as the launcher started.
 
-    torch.compile uses the backend that `accelerate launch --dynamo_backend` names, otherwise inductor.
+    torch.compile uses the backend that `accelerate launch --dynamo_backend` names, otherwise inductor. Raises
+    `ValueError` for a launcher's configuration that asks for DeepSpeed.
     """
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise ValueError(
+            "distributed_type is DEEPSPEED, which reads its checkpoints by unpickling and was never run here:"
+            " use FSDP2, which divides as much (configs/accelerate/fsdp2_vit_large.yaml)"
+        )
     # Accelerate keeps a precision for the whole process; this run may want another
     AcceleratorState._reset_state()
     # Copied attention leaves some weights without a gradient, a norm of q and k for one.
@@ -49,7 +54,6 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
         gradient_accumulation_steps=recipe.accumulate,
         dynamo_backend=backend,
         fsdp_plugin=fsdp_plugin(),
-        deepspeed_plugin=deepspeed_plugin(recipe),
     )
 
 
@@ -82,10 +86,8 @@ def sigterm_noticed(active: bool) -> Iterator[list]:
         signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
 
-# --- Weights that are divided among processes (FSDP2, DeepSpeed): what is trained then, and how the whole
-# weights come back ---
-
-DIVIDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+# --- Weights that are divided among processes (FSDP2): what is trained then, and how the whole weights come
+# back ---
 
 
 def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
@@ -126,36 +128,6 @@ def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
     return plugin
 
 
-def deepspeed_plugin(recipe: Recipe) -> DeepSpeedPlugin | None:
-    """DeepSpeed as the launcher's configuration asks for it, with the recipe's batch and clipping, which it
-    does itself; None where it does not.
-
-    Raises `ValueError` for what would not work here. No test runs DeepSpeed, which is not installed with this
-    project: prefer FSDP2.
-    """
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true":
-        return None
-    plugin = DeepSpeedPlugin()
-    if plugin.zero_stage == 3:
-        raise ValueError(
-            "zero_stage is 3: it gathers a module's weights when the module is called, but a student's blocks"
-            " are walked; use FSDP2, which divides as much (configs/accelerate/fsdp2_vit_large.yaml), or"
-            " zero_stage 2"
-        )
-    if recipe.mixed_precision == "bf16" or recipe.ema is not None:
-        raise ValueError(
-            "DeepSpeed casts the weights but in bf16 not the images, and an average (ema) of half-precision"
-            " weights would stand still: use FSDP2 (configs/accelerate/fsdp2_vit_large.yaml), or fp16 and"
-            " no ema"
-        )
-    share = int(os.environ.get("WORLD_SIZE", "1")) * recipe.accumulate
-    plugin.deepspeed_config |= {
-        "train_micro_batch_size_per_gpu": -(-recipe.batch_size // share),
-        "gradient_clipping": recipe.clip or 0.0,
-    }
-    return plugin
-
-
 def to_train(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     """What is to be trained: `model` itself, or, where its weights will be divided, a copy of it on this
     process's device.
@@ -164,7 +136,7 @@ def to_train(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     teacher is shared, not copied, and every process has the whole of it: its weights are no parameters of the
     pair, so nothing divides or sends them.
     """
-    if accelerator.distributed_type not in DIVIDED:
+    if accelerator.distributed_type != DistributedType.FSDP:
         return model
     shared = {id(model.teacher): model.teacher} if hasattr(model, "teacher") else {}
     return copy.deepcopy(model, shared).to(accelerator.device)

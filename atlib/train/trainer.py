@@ -116,11 +116,8 @@ class Training:
 
     def clip(self) -> Tensor:
         """Clip the gradient to the recipe's norm, and return the norm that it had."""
-        norm = self.accelerator.clip_grad_norm_(
-            self.model.parameters(), math.inf if self.recipe.clip is None else self.recipe.clip
-        )
-        # DeepSpeed, which clips by itself, does not always know
-        return torch.as_tensor(0.0 if norm is None else norm)
+        limit = math.inf if self.recipe.clip is None else self.recipe.clip
+        return torch.as_tensor(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
 
     def step(self, value: Tensor) -> None:
         """Change the weights, and count a step with that loss."""

@@ -25,7 +25,6 @@ FILES = {
     "several_machines": (64, 8, "MULTI_GPU"),
     "fsdp2_vit_large": (8, 1, "FSDP"),
     "fsdp2_vit_huge": (16, 2, "FSDP"),
-    "deepspeed_zero2": (8, 1, "DEEPSPEED"),
 }
 FSDP = ("fsdp2_vit_large", "fsdp2_vit_huge")
 
@@ -42,8 +41,7 @@ def test_accelerate_reads_every_file(name):
     assert found == (processes, machines, DistributedType(kind))
     assert config.use_cpu == (name == "one_cpu")
     given = read(name)
-    found = given.multi_gpu, given.use_fsdp, given.use_deepspeed
-    assert found == tuple(kind == each for each in ("MULTI_GPU", "FSDP", "DEEPSPEED"))
+    assert (given.multi_gpu, given.use_fsdp) == (kind == "MULTI_GPU", kind == "FSDP")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -126,35 +124,15 @@ def test_what_fsdp_could_not_do_here_is_refused_by_its_line(variable, value, sai
         distributed.fsdp_plugin()
 
 
-def test_without_fsdp_or_deepspeed_nothing_is_divided(launched):
+def test_without_fsdp_nothing_is_divided(launched):
     launched("one_machine_8_gpus")
-    assert distributed.fsdp_plugin() is None and distributed.deepspeed_plugin(Recipe()) is None
+    assert distributed.fsdp_plugin() is None
 
 
-def test_deepspeed_gets_the_recipes_batch_and_clipping(launched):
-    in_file = yaml.safe_load((FOLDER / "deepspeed_zero2.yaml").read_text())["deepspeed_config"]
-    variables = {"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "8"}
-    launched("one_machine_8_gpus", **variables, ACCELERATE_DEEPSPEED_ZERO_STAGE=str(in_file["zero_stage"]))
-    recipe = Recipe(batch_size=2050, accumulate=4, clip=None, mixed_precision="fp16")
-    config = distributed.deepspeed_plugin(recipe).deepspeed_config
-    assert config["zero_optimization"]["stage"] == 2
-    # 2050 / 8 / 4 = 64.06: the largest share
-    assert (config["train_micro_batch_size_per_gpu"], config["gradient_clipping"]) == (65, 0.0)
-    assert distributed.deepspeed_plugin(Recipe(clip=3.0)).deepspeed_config["gradient_clipping"] == 3.0
-
-
-@pytest.mark.parametrize(
-    "stage, recipe, said",
-    [
-        ("3", Recipe(), "zero_stage is 3.*use FSDP2"),
-        ("2", Recipe(mixed_precision="bf16"), "in bf16 not the images"),
-        ("2", Recipe(ema=0.9), "would stand still"),
-    ],
-)
-def test_what_deepspeed_could_not_do_here_is_refused(stage, recipe, said, launched):
-    launched("one_machine_8_gpus", ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE=stage)
-    with pytest.raises(ValueError, match=said):
-        distributed.deepspeed_plugin(recipe)
+def test_deepspeed_is_refused(launched):
+    launched("one_machine_8_gpus", ACCELERATE_USE_DEEPSPEED="true")
+    with pytest.raises(ValueError, match="DEEPSPEED"):
+        distributed.start_processes(Recipe())
 
 
 def test_the_memory_that_the_comments_name():
