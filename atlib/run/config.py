@@ -49,7 +49,8 @@ NO_SETTINGS = ("recipe_name", "data", "teacher", "seed", "tensorboard")
 class RunConfig:
     """A run; checked when it is built, without data and without weights.
 
-    recipe_name: the published recipe it started from, for the record. method: one of `METHODS`; "retrieval"
+    recipe_name: the published recipe it started from, for the record. recipe: in epochs, until the number of
+    images is known (`on`). method: one of `METHODS`; "retrieval"
     and "mae" make a teacher. model: the student (of the last two, the teacher to be); without num_classes it
     gets the data's. teacher: a timm name or a file; teacher_heads, teacher_architecture: of a file whose
     weights do not tell (`atlib.teachers.load.load_teacher`). data, data_path, image_column, label_column,
@@ -179,6 +180,10 @@ class RunConfig:
                 " as 64"
             ) from error
 
+    def on(self, images: int) -> "RunConfig":
+        """The run on so many training images: its recipe in steps."""
+        return replace(self, recipe=self.recipe.on(images))
+
     def architecture(self, num_classes: int) -> Architecture:
         """The model for data with so many classes; its own `num_classes` comes first. For a teacher to be
         made by masking: no head."""
@@ -266,9 +271,8 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
                 f" recipe {values['recipe_name']!r})"
             )
     model = values["model"]
-    changed = {
-        part: replace(values[part], **parts[part]) for part in PARTS if part != "model" and parts[part]
-    }
+    changed = {part: replace(values[part], **parts[part]) for part in ("plan", "augmentation") if parts[part]}
+    changed["recipe"] = values["recipe"].changed(parts["recipe"])
     changed["model"] = Architecture(found.get("model", model.name), {**model.overrides, **parts["model"]})
     changed |= {
         name: value
