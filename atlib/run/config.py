@@ -50,17 +50,17 @@ class RunConfig:
     """A run; checked when it is built, without data and without weights.
 
     recipe_name: the published recipe it started from, for the record. recipe: in epochs, until the number of
-    images is known (`on`). method: one of `METHODS`; "retrieval"
-    and "mae" make a teacher. model: the student (of the last two, the teacher to be); without num_classes it
-    gets the data's. teacher: a timm name or a file; teacher_heads, teacher_architecture: of a file whose
-    weights do not tell (`atlib.teachers.load.load_teacher`). data, data_path, image_column, label_column,
-    training_split: as in `atlib.data.photos.open_photos`; data_size: so many images, chosen by the seed
-    (None: all); of a stream, their number, where nothing else says it. streaming: read rows as they come
-    instead of by index. augmentation: None for the built-in world, whose images are taken as they are. plan:
-    what is transferred (copy and distill). drop_path: the student's. mask_ratio, decoder_width: of the masked
-    auto-encoder. evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at
-    the end). on_corrupt: "raise" or "skip" (images that cannot be decoded; the evaluation then leaves them
-    out). workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay. Raises
+    images is known (`on`). method: one of `METHODS`; "retrieval" and "mae" make a teacher. model: the student
+    (of the last two, the teacher to be); without num_classes it gets the data's. teacher: a timm name or a
+    file; teacher_heads, teacher_architecture: of a file whose weights do not tell
+    (`atlib.teachers.load.load_teacher`). data, data_path, image_column, label_column, training_split: as in
+    `atlib.data.photos.open_photos`; data_size: so many images, chosen by the seed (None: all); of a stream,
+    their number, where nothing else says it. streaming: read rows as they come instead of by index.
+    augmentation: None for the built-in world, whose images are taken as they are. plan: what is transferred
+    (copy and distill). drop_path: the student's. mask_ratio, decoder_width: of the masked auto-encoder.
+    evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at the end).
+    on_corrupt: "raise" or "skip" (images that cannot be decoded; the evaluation then leaves them out).
+    workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay. Raises
     `ValueError` for a method without its teacher, a plan that does not fit the model, and values that cannot
     be meant.
     """

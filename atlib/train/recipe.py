@@ -66,12 +66,11 @@ class Recipe:
     steps: optimiser steps. batch_size: images per step, over all processes. lr: peak learning rate. min_lr:
     at the end. warmup: share of the steps in which lr rises linearly from 0. epochs, warmup_epochs, base_lr
     (lr per 256 images): where they are given they stand for steps, warmup and lr, which `on` computes from
-    them for data of a known size. weight_decay, betas: AdamW's (no
-    decay on biases, norms, positions and tokens). layer_decay: factor on lr per layer below the head, None
-    for one lr everywhere. label_smoothing: of the task's cross-entropy. task_weight: the factor on that
-    cross-entropy (1 but for DeiT's distillations, and 0 where no label is used). transfer_weight: λ, the
-    factor on the transfer loss. clip: largest gradient norm, None for no clipping. mixed_precision: "no",
-    "bf16" or "fp16".
+    them for data of a known size. weight_decay, betas: AdamW's (no decay on biases, norms, positions and
+    tokens). layer_decay: factor on lr per layer below the head, None for one lr everywhere. label_smoothing:
+    of the task's cross-entropy. task_weight: the factor on that cross-entropy (1 but for DeiT's
+    distillations, and 0 where no label is used). transfer_weight: λ, the factor on the transfer loss. clip:
+    largest gradient norm, None for no clipping. mixed_precision: "no", "bf16" or "fp16".
 
     optimizer: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out).
     accumulate: parts in which a step's images are computed one after the other, for less memory; the step is
