@@ -12,7 +12,7 @@ from pathlib import Path
 
 from atlib.data import load
 from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
-from atlib.run.configure import TrainRequest, configure
+from atlib.run.configure import configure
 from atlib.run.estimate import assembled, estimate
 from atlib.train import train
 
@@ -23,7 +23,7 @@ IMAGES, CLASSES = 1000, 8
 def ratio(recipe: str) -> float:
     """Estimated over measured seconds of the second epoch, the first to warm up."""
     teacher = None if recipe.endswith("scratch") else __file__  # a dry run only looks whether there is a file
-    config = configure(TrainRequest(recipe, "marked-glyphs", teacher), IMAGES)
+    config = configure(recipe, "marked-glyphs", teacher).on(IMAGES)
     found, ends = estimate(config, IMAGES, CLASSES), []
     train(
         assembled(config, CLASSES),

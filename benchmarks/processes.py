@@ -159,16 +159,20 @@ def divided(weights: int, twice: int, gpus: int) -> float:
 def large(link: float) -> dict:
     """ViT-L with the paper's batch: what every GPU sends per step, and how long it computes, from the paper's
     own GPU-hours."""
-    recipe, images = PUBLISHED["distill-vit-large"], CATALOGUE["imagenet-1k"].images["train"]
+    published, images = PUBLISHED["distill-vit-large"], CATALOGUE["imagenet-1k"].images["train"]
     with torch.device("meta"):
-        vit = create_vit(recipe.model, num_classes=CATALOGUE["imagenet-1k"].classes)
-    weights, in_mlps = weights_of(vit), sum(weights_of(block.mlp) for block in vit.blocks)
-    gpu_seconds = PAPER_GPU_HOURS * 3600 / (PAPER_EPOCHS * steps_per_epoch(images, recipe.batch_size))
+        vit = create_vit(published.model, num_classes=CATALOGUE["imagenet-1k"].classes)
+    batch_size, weights, in_mlps = (
+        published.recipe.batch_size,
+        weights_of(vit),
+        sum(weights_of(block.mlp) for block in vit.blocks),
+    )
+    gpu_seconds = PAPER_GPU_HOURS * 3600 / (PAPER_EPOCHS * steps_per_epoch(images, batch_size))
     rows = {}
     for gpus in GPUS:
         sent = {"all_reduce": all_reduced(weights, gpus), "fsdp2": divided(weights, in_mlps, gpus)}
         rows[str(gpus)] = {
-            "images_per_gpu": recipe.batch_size / gpus,
+            "images_per_gpu": batch_size / gpus,
             "compute_seconds": gpu_seconds / gpus,
             **{f"{name}_bytes": count for name, count in sent.items()},
             **{f"{name}_seconds": count / (1e9 * link) for name, count in sent.items()},

@@ -13,7 +13,7 @@ from atlib.data.transforms import Augmentation
 from atlib.record import Record
 from atlib.run.build import held_out_images, known_size, outputs_for, preparation_of, training_images
 from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig, config_path, read_config, settings
-from atlib.run.configure import TrainRequest, config_diff, configure, data_name, evaluated_split, oddities
+from atlib.run.configure import config_diff, configure, data_name, evaluated_split, oddities
 from atlib.run.estimate import estimate
 from atlib.run.estimate_text import as_text
 from atlib.run.overrides import help_text, pairs, read
@@ -38,10 +38,11 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: it was stopped, and the same run can 
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 SETTINGS = (
     "Settings are further options, `--NAME VALUE` after the others: a field of the run or of its recipe as it"
-    " stands (--lr 1e-3 --steps 500 --workers 8: nothing follows), of its parts (--plan.what q,"
-    " --augmentation.flip 0), any argument of the model's constructor (--model.depth 6), or a field of the"
-    " published recipe, before epochs become steps and the rate is scaled (--published.epochs 50,"
-    " --published.batch_size 256: rate and steps follow). Lists are JSON, [0, 1]; null is none."
+    " stands (--lr 1e-3 --steps 500 --workers 8), of its parts (--plan.what q,"
+    " --augmentation.flip 0), or any argument of the model's constructor (--model.depth 6). Published recipes"
+    " are in epochs (--epochs 50 --warmup_epochs 5) and rates per 256 images (--base_lr 1e-3): steps and rate"
+    " follow from the data and --batch_size, unless --steps and --lr say them. Lists are JSON, [0, 1]; null"
+    " is none."
 )
 READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
@@ -169,12 +170,11 @@ def train_command(given: argparse.Namespace) -> int:
     pretraining = given.command == "pretrain"
     if pretraining:
         require_known("task of pre-training", given.recipe, PRETRAINING)
-    asked = TrainRequest(
+    config = configure(
         given.recipe, given.data, given.teacher, pairs(given.settings), given.seed, given.tensorboard
     )
-    config = configure(asked)
     if given.dry_run:
-        return _dry_run(asked, config)
+        return _dry_run(config)
     if given.out is None:
         raise ValueError(
             "--out DIR is missing: where shall config, checkpoints, log and weights go? (--dry-run needs"
@@ -183,9 +183,8 @@ def train_command(given: argparse.Namespace) -> int:
     if is_main_process():
         check_folder(given.out)
     images = training_images(config)
-    config = configure(asked, len(images))  # epochs are as long as the data that are really there
-    if changed := config_diff(asked, config, len(images)):
-        _note(f"changed against the published recipe {asked.recipe}: {'; '.join(changed)}")
+    if changed := config_diff(config, len(images)):
+        _note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
     return _until_stopped(given.out, lambda: start(config, given.out, images))
 
 
@@ -327,17 +326,15 @@ def teacher_command(given: argparse.Namespace) -> int:
     )
 
 
-def _dry_run(asked: TrainRequest, config: RunConfig) -> int:
+def _dry_run(config: RunConfig) -> int:
     size = known_size(config)
     # of data that nobody has published, the number of images and classes; no image is decoded
     if size is None:
         images = training_images(config)
         size = len(images), outputs_for(config, images)
     count, outputs = size
-    config = configure(asked, count)
-    return _say(
-        as_text(estimate(config, count, outputs), oddities(asked.recipe), config_diff(asked, config, count))
-    )
+    found = estimate(config, count, outputs)
+    return _say(as_text(found, oddities(config.recipe_name), config_diff(config, count)))
 
 
 def _until_stopped(folder: Path, run) -> int:
@@ -369,7 +366,7 @@ def _until_stopped(folder: Path, run) -> int:
         print(
             f"python -m atlib: {memory_message(error)}. Start it in another folder with --accumulate 4 (a"
             " step is computed in so many parts, and is the same), --checkpoint_activations true or a"
-            " smaller --published.batch_size; --dry-run says what a step needs",
+            " smaller --batch_size; --dry-run says what a step needs",
             file=sys.stderr,
         )
         return 1

@@ -49,17 +49,18 @@ NO_SETTINGS = ("recipe_name", "data", "teacher", "seed", "tensorboard")
 class RunConfig:
     """A run; checked when it is built, without data and without weights.
 
-    recipe_name: the published recipe it started from, for the record. method: one of `METHODS`; "retrieval"
-    and "mae" make a teacher. model: the student (of the last two, the teacher to be); without num_classes it
-    gets the data's. teacher: a timm name or a file; teacher_heads, teacher_architecture: of a file whose
-    weights do not tell (`atlib.teachers.load.load_teacher`). data, data_path, image_column, label_column,
-    training_split: as in `atlib.data.photos.open_photos`; data_size: so many images, chosen by the seed
-    (None: all); of a stream, their number, where nothing else says it. streaming: read rows as they come
-    instead of by index. augmentation: None for the built-in world, whose images are taken as they are. plan:
-    what is transferred (copy and distill). drop_path: the student's. mask_ratio, decoder_width: of the masked
-    auto-encoder. evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at
-    the end). on_corrupt: "raise" or "skip" (images that cannot be decoded; the evaluation then leaves them
-    out). workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay. Raises
+    recipe_name: the published recipe it started from, for the record. recipe: in epochs, until the number of
+    images is known (`on`). method: one of `METHODS`; "retrieval" and "mae" make a teacher. model: the student
+    (of the last two, the teacher to be); without num_classes it gets the data's. teacher: a timm name or a
+    file; teacher_heads, teacher_architecture: of a file whose weights do not tell
+    (`atlib.teachers.load.load_teacher`). data, data_path, image_column, label_column, training_split: as in
+    `atlib.data.photos.open_photos`; data_size: so many images, chosen by the seed (None: all); of a stream,
+    their number, where nothing else says it. streaming: read rows as they come instead of by index.
+    augmentation: None for the built-in world, whose images are taken as they are. plan: what is transferred
+    (copy and distill). drop_path: the student's. mask_ratio, decoder_width: of the masked auto-encoder.
+    evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at the end).
+    on_corrupt: "raise" or "skip" (images that cannot be decoded; the evaluation then leaves them out).
+    workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay. Raises
     `ValueError` for a method without its teacher, a plan that does not fit the model, and values that cannot
     be meant.
     """
@@ -179,6 +180,10 @@ class RunConfig:
                 " as 64"
             ) from error
 
+    def on(self, images: int) -> "RunConfig":
+        """The run on so many training images: its recipe in steps."""
+        return replace(self, recipe=self.recipe.on(images))
+
     def architecture(self, num_classes: int) -> Architecture:
         """The model for data with so many classes; its own `num_classes` comes first. For a teacher to be
         made by masking: no head."""
@@ -266,9 +271,8 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
                 f" recipe {values['recipe_name']!r})"
             )
     model = values["model"]
-    changed = {
-        part: replace(values[part], **parts[part]) for part in PARTS if part != "model" and parts[part]
-    }
+    changed = {part: replace(values[part], **parts[part]) for part in ("plan", "augmentation") if parts[part]}
+    changed["recipe"] = values["recipe"].changed(parts["recipe"])
     changed["model"] = Architecture(found.get("model", model.name), {**model.overrides, **parts["model"]})
     changed |= {
         name: value

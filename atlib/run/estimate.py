@@ -217,7 +217,7 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
     that is too short for one image, the time comes from FLOPs and the speed of a matrix product here. The
     teacher is taken to be of the student's architecture.
     """
-    skeleton = config.skeleton(outputs)
+    config, skeleton = config.on(count), config.skeleton(outputs)
     with torch.device("meta"):
         model = assembled(config, outputs)
     groups, flops, memory = (

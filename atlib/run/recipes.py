@@ -2,119 +2,38 @@
 with its source and its oddities; and those that this project chose for its own data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from atlib._util import require_known
-from atlib.data.sampler import steps_per_epoch
 from atlib.data.transforms import Augmentation
-from atlib.plan import Plan
+from atlib.plan import HOW, Plan
 from atlib.train.recipe import Recipe
-from atlib.vit import Architecture
 
 METHODS = ("scratch", "fine-tune", "copy", "distill")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A recipe as its source prints it, in epochs and rates per 256 images; `recipe` turns it into what
-    `train` needs. Checked when it is built.
+    """A recipe as its source prints it, with its length in epochs and its rate per 256 images.
 
     source: paper with table or section, and the command where the authors print one. model: a timm name or a
     preset; options: its further constructor arguments. method: "scratch", "fine-tune", "copy" or "distill".
-    teacher: the timm name whose weights the method starts from, None where a run must name one. base_lr: peak
-    learning rate per 256 images. min_lr: where the schedule ends, absolute. drop_path: rate of stochastic
-    depth in the last block. what, layers: what is transferred, and in how many of the first layers (None:
-    all). oddities: what a reader would take for a slip, and where we depart. The other fields are those of
-    `Recipe`, with its meaning. Raises `ValueError` for a value that cannot be meant.
+    teacher: the timm name whose weights the method starts from, None where a run must name one. plan: what is
+    transferred, None where nothing is. drop_path: rate of stochastic depth in the last block. oddities: what
+    a reader would take for a slip, and where we depart.
     """
 
     name: str
     source: str
     model: str
     method: str
-    epochs: float
-    warmup_epochs: float
-    batch_size: int
-    base_lr: float
+    recipe: Recipe
     augmentation: Augmentation
     options: Mapping = field(default_factory=dict)
-    drop_path: float = 0.0
     teacher: str | None = None
-    what: str = "map"
-    layers: int | None = None
-    transfer_weight: float = 3.0
-    min_lr: float = 0.0
-    optimizer: str = "adamw"
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.05
-    layer_decay: float | None = None
-    label_smoothing: float = 0.1
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    binary: bool = False
-    repeats: int = 1
-    ema: float | None = None
-    clip: float | None = None
-    mixed_precision: str = "no"
+    plan: Plan | None = None
+    drop_path: float = 0.0
     oddities: tuple[str, ...] = ()
-
-    def __post_init__(self):
-        require_known("method", self.method, METHODS)
-        if not 0 <= self.warmup_epochs < self.epochs:
-            raise ValueError(
-                f"{self.name}: warmup_epochs={self.warmup_epochs!r} must be at least 0 and below"
-                f" epochs={self.epochs!r}"
-            )
-        if not self.batch_size >= 1:
-            raise ValueError(f"{self.name}: batch_size={self.batch_size!r} must be at least 1")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"{self.name}: drop_path={self.drop_path!r} must be at least 0 and below 1")
-        if self.layers is not None and (self.method not in ("copy", "distill") or self.layers < 1):
-            raise ValueError(
-                f"{self.name}: layers={self.layers!r} counts the transferred layers of 'copy' and 'distill',"
-                f" at least 1; leave it out for all layers and for method={self.method!r}"
-            )
-        if self.method == "scratch" and self.teacher is not None:
-            raise ValueError(f"{self.name}: a student from scratch has no teacher, got {self.teacher!r}")
-        self.plan(), self.recipe(self.batch_size)  # they check the values that go into them
-
-    @property
-    def lr(self) -> float:
-        """The peak learning rate at this batch size: base_lr times batch_size / 256 (linear scaling, Goyal et
-        al. 2017)."""
-        return self.base_lr * self.batch_size / 256
-
-    def recipe(self, images: int) -> Recipe:
-        """What `train` needs, for a data set of this many training images: epochs become steps, the last step
-        of an epoch may be smaller."""
-        shared = {f.name for f in fields(Recipe)} & {f.name for f in fields(self)}
-        steps = max(1, round(self.epochs * steps_per_epoch(images, self.batch_size)))
-        return Recipe(
-            steps=steps,
-            lr=self.lr,
-            warmup=self.warmup_epochs / self.epochs,
-            **{name: getattr(self, name) for name in shared},
-        )
-
-    def plan(self) -> Plan | None:
-        """What is transferred and how; None where nothing is."""
-        if self.method not in ("copy", "distill"):
-            return None
-        return Plan(
-            what=self.what, how=self.method, layers=None if self.layers is None else range(self.layers)
-        )
-
-    def student(self, classes: int | None = None) -> Architecture:
-        """What is trained, for so many classes (None: the model's own number), with the recipe's stochastic
-        depth."""
-        return Architecture(
-            self.model,
-            {
-                **self.options,
-                **({"drop_path_rate": self.drop_path} if self.drop_path else {}),
-                **({} if classes is None else {"num_classes": classes}),
-            },
-        )
 
 
 _PAPER = "arXiv 2411.09702, table of recipes"
@@ -123,7 +42,8 @@ _RAND_AUGMENT = Augmentation(rand_augment="rand-m9-mstd0.5-inc1")
 _ERASED = replace(_RAND_AUGMENT, random_erasing=0.25)
 # the mean of the patches, then a norm: what MAE's and attention transfer's PyTorch code build
 _POOLED = {"global_pool": "avg"}
-_MIXED = {"label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0}
+# mixed images, smoothed labels, and gradients as they are
+_MIXED = {"label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0, "clip": None}
 
 _LAST_BATCH = (
     "The published code leaves an epoch's incomplete last batch out; here it is a smaller step, so an epoch"
@@ -149,18 +69,21 @@ _COPY = Published(
     model="vit_large_patch16_224",
     options=_POOLED,
     method="copy",
+    plan=Plan(),
     teacher="vit_large_patch16_224.mae",
-    epochs=100,
-    warmup_epochs=5,
-    batch_size=2048,
-    base_lr=1e-3,
-    min_lr=2e-3,
-    betas=(0.9, 0.999),
-    weight_decay=0.05,
-    layer_decay=0.75,
     augmentation=_ERASED,
-    **_MIXED,
-    ema=0.9999,
+    recipe=Recipe(
+        epochs=100,
+        warmup_epochs=5,
+        batch_size=2048,
+        base_lr=1e-3,
+        min_lr=2e-3,
+        betas=(0.9, 0.999),
+        weight_decay=0.05,
+        layer_decay=0.75,
+        ema=0.9999,
+        **_MIXED,
+    ),
     oddities=(
         (
             "The smallest learning rate, 2e-3, is above the base rate, 1e-3. The base rate is per 256 images,"
@@ -189,18 +112,20 @@ _DISTILL = Published(
     options=_POOLED,
     method="distill",
     teacher="vit_large_patch16_224.mae",
-    layers=18,
-    transfer_weight=3.0,
-    epochs=200,
-    warmup_epochs=20,
-    batch_size=2048,
-    base_lr=1e-4,
-    betas=(0.9, 0.95),
-    weight_decay=0.3,
+    plan=Plan(how="distill", layers=range(18)),
     drop_path=0.2,
     augmentation=_ERASED,
-    **_MIXED,
-    ema=0.9999,
+    recipe=Recipe(
+        transfer_weight=3.0,
+        epochs=200,
+        warmup_epochs=20,
+        batch_size=2048,
+        base_lr=1e-4,
+        betas=(0.9, 0.95),
+        weight_decay=0.3,
+        ema=0.9999,
+        **_MIXED,
+    ),
     oddities=(
         (
             "The paper's schedule ends at 0; the published command names no smallest rate, and its code's"
@@ -220,12 +145,12 @@ _PARTIAL_COPY = replace(
     _COPY,
     name="partial-copy-vit-large",
     source=f"{_PAPER}: β2 of partial copies, the rest as Copy; layers: {_CODE}, models_dual_vit.py",
-    betas=(0.9, 0.95),
-    layers=21,
+    recipe=replace(_COPY.recipe, betas=(0.9, 0.95)),
+    plan=Plan(layers=range(21)),
     oddities=(
         (
             "The paper varies the number of layers. 21 stands here because it is what the published code"
-            " copies by default (`end_layer=-3`); name another one (`layers=`) for another point of the"
+            " copies by default (`end_layer=-3`); name others (`plan.layers`) for another point of the"
             " paper's study."
         ),
         *(each for each in _COPY.oddities if each is not _LAST_LAYERS),
@@ -244,16 +169,18 @@ def _mae_fine_tune(
         options=_POOLED,
         method="fine-tune",
         teacher=f"{vit}.mae",
-        epochs=epochs,
-        warmup_epochs=5,
-        batch_size=1024,
-        base_lr=base_lr,
-        min_lr=1e-6,
-        weight_decay=0.05,
-        layer_decay=layer_decay,
         drop_path=drop_path,
         augmentation=_ERASED,
-        **_MIXED,
+        recipe=Recipe(
+            epochs=epochs,
+            warmup_epochs=5,
+            batch_size=1024,
+            base_lr=base_lr,
+            min_lr=1e-6,
+            weight_decay=0.05,
+            layer_decay=layer_decay,
+            **_MIXED,
+        ),
         oddities=(
             of_table_9,
             "Random erasing and the smallest rate, 1e-6, are in the command and its code only.",
@@ -271,16 +198,18 @@ def _mae_scratch(size: str, patch: int, drop_path: float, epochs: int) -> Publis
         model=f"vit_{size}_patch{patch}_224",
         options=_POOLED,
         method="scratch",
-        epochs=epochs,
-        warmup_epochs=20,
-        batch_size=4096,
-        base_lr=1e-4,
-        betas=(0.9, 0.95),
-        weight_decay=0.3,
         drop_path=drop_path,
         augmentation=_RAND_AUGMENT,
-        **_MIXED,
-        ema=0.9999,
+        recipe=Recipe(
+            epochs=epochs,
+            warmup_epochs=20,
+            batch_size=4096,
+            base_lr=1e-4,
+            betas=(0.9, 0.95),
+            weight_decay=0.3,
+            ema=0.9999,
+            **_MIXED,
+        ),
         oddities=(
             (
                 "The table prints no smallest rate and no pooling. Here the schedule ends at 0 and patches"
@@ -317,16 +246,18 @@ def _deit(size: str) -> Published:
         " at 0282d2a",
         model=f"deit_{size}_patch16_224",
         method="scratch",
-        epochs=300,
-        warmup_epochs=5,
-        batch_size=1024,
-        base_lr=2.5e-4,
-        min_lr=1e-5,
-        weight_decay=0.05,
         drop_path=0.1,
         augmentation=_ERASED,
-        repeats=3,
-        **_MIXED,
+        recipe=Recipe(
+            epochs=300,
+            warmup_epochs=5,
+            batch_size=1024,
+            base_lr=2.5e-4,
+            min_lr=1e-5,
+            weight_decay=0.05,
+            repeats=3,
+            **_MIXED,
+        ),
         oddities=(
             (
                 "The paper prints the rate per 512 images, 5e-4; per 256 it is 2.5e-4. The smallest rate,"
@@ -363,21 +294,23 @@ def _deit3(size: str, patch: int, lr: float, image_size: int, drop_path: float) 
         model=f"deit3_{size}_patch{patch}_224",
         options={"init_values": 1e-4} | ({"img_size": image_size} if smaller else {}),
         method="scratch",
-        epochs=800,
-        warmup_epochs=5,
-        batch_size=2048,
-        base_lr=lr * 256 / 2048,
-        min_lr=1e-5,
-        optimizer="lamb",
-        weight_decay=0.05,
-        clip=1.0,
         drop_path=drop_path,
         augmentation=Augmentation(image_size, three_augment=True, color_jitter=0.3),
-        repeats=3,
-        label_smoothing=0.0,
-        mixup=0.8,
-        cutmix=1.0,
-        binary=True,
+        recipe=Recipe(
+            epochs=800,
+            warmup_epochs=5,
+            batch_size=2048,
+            base_lr=lr * 256 / 2048,
+            min_lr=1e-5,
+            optimizer="lamb",
+            weight_decay=0.05,
+            clip=1.0,
+            repeats=3,
+            label_smoothing=0.0,
+            mixup=0.8,
+            cutmix=1.0,
+            binary=True,
+        ),
         oddities=(
             "The command prints absolute rates (`--unscale-lr`); per 256 images they are an eighth of it.",
             (
@@ -409,15 +342,17 @@ def _deit3_fine_tune(size: str, patch: int, drop_path: float) -> Published:
         model=f"deit3_{size}_patch{patch}_224",
         options={"init_values": 1e-4},
         method="fine-tune",
-        epochs=20,
-        warmup_epochs=5,
-        batch_size=512,
-        base_lr=1e-5 * 256 / 512,
-        min_lr=1e-5,
-        weight_decay=0.1,
         drop_path=drop_path,
         augmentation=_RAND_AUGMENT,
-        **_MIXED,
+        recipe=Recipe(
+            epochs=20,
+            warmup_epochs=5,
+            batch_size=512,
+            base_lr=1e-5 * 256 / 512,
+            min_lr=1e-5,
+            weight_decay=0.1,
+            **_MIXED,
+        ),
         oddities=(
             (
                 "The peak, 1e-5, is also the code's default for the smallest rate: after the warm-up the rate"
@@ -497,13 +432,9 @@ def _built_in(method: str, trial: int, lr: float, **chosen) -> Published:
         f"results/transfer/built-in.jsonl, {method}, trial {trial}",
         model="glyphs",
         method=method,
-        epochs=125,
-        warmup_epochs=12.5,
-        batch_size=128,
-        base_lr=lr * 256 / 128,
-        clip=1.0,
+        plan=Plan(how=method) if method in HOW else None,
         augmentation=_PLAIN,
-        **chosen,
+        recipe=Recipe(epochs=125, warmup_epochs=12.5, batch_size=128, base_lr=lr * 256 / 128, **chosen),
     )
 
 
@@ -514,12 +445,9 @@ def _cifar10_cpu(method: str) -> Published:
         model="glyphs",
         options={"num_classes": 10},
         method=method,
-        epochs=15,
-        warmup_epochs=1.5,
-        batch_size=128,
-        base_lr=2e-3,
-        clip=1.0,
+        plan=Plan(how=method) if method in HOW else None,
         augmentation=_CROPPED,
+        recipe=Recipe(epochs=15, warmup_epochs=1.5, batch_size=128, base_lr=2e-3),
     )
 
 

@@ -114,7 +114,9 @@ def start(config: RunConfig, folder: Path, images=None) -> Record:
         require_tensorboard()
     if is_main_process():
         check_folder(folder)
-    ready = _make_ready(config, training_images(config) if images is None else images)
+    images = training_images(config) if images is None else images
+    config = config.on(len(images))
+    ready = _make_ready(config, images)
     if is_main_process():
         if ready.tested_on is not None and config.evaluation_split in config.training_split.split("+"):
             warnings.warn(

@@ -37,7 +37,8 @@ def train(
     stop_at: int | None = None,
     average_into: nn.Module | None = None,
 ) -> list[dict]:
-    """Train `model` in place for `recipe.steps` steps and return one dict of metrics per pass over the data.
+    """Train `model` in place for `recipe.steps` steps and return one dict of metrics per pass over the data
+    (a recipe in epochs: for as many steps as they are on these data).
 
     It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device
     afterwards. `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a
@@ -64,6 +65,7 @@ def train(
     still holding the last finite step's weights; `Preempted` after SIGTERM if there is a keeper;
     `atlib.train.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
     """
+    recipe = recipe.on(len(data))
     _check(model, recipe, loss, average_into)
     run = Training(model, data, recipe, loss, seed, cpu)
     if keeper is not None:

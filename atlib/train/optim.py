@@ -29,8 +29,10 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     positions and tokens; lr by layer.
 
     A departure from MAE's published code (arXiv 2111.06377): with layer decay timm counts the final norm to
-    the last block, MAE's code to the head.
+    the last block, MAE's code to the head. Raises `ValueError` for a recipe whose rate is not known yet.
     """
+    if recipe.base_lr is not None:
+        raise ValueError(f"base_lr={recipe.base_lr!r} is a rate per 256 images: take recipe.on(images)")
     trained = student_of(model)
     betas = {"betas": recipe.betas} if get_optimizer_info(recipe.optimizer).has_betas else {}
     optimizer = create_optimizer_v2(

@@ -2,10 +2,13 @@
 
 import math
 import warnings
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 from atlib._util import check_fields, require_known
+from atlib.data.sampler import steps_per_epoch
 
 PLAIN = (
     "adamw",
@@ -17,11 +20,18 @@ PLAIN = (
 NEED_CUDA = ("bnb", "fused")
 
 
+# What stands for a value where a recipe is said in epochs, for data of any size.
+IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
 _NOT_NEGATIVE = ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mixup", "cutmix")
 # The values that can be meant; NaN fails every comparison.
 RULES = (
     (("lr", "clip", *_NOT_NEGATIVE), lambda value: value != math.inf, "must be a finite number"),
     (("steps", "batch_size", "lr"), lambda value: value > 0, "must be above 0"),
+    (
+        ("epochs", "base_lr"),
+        lambda value: value is None or 0 < value < math.inf,
+        "must be a finite number above 0, or None",
+    ),
     (("clip",), lambda value: value is None or value > 0, "must be above 0, or None for no clipping"),
     (
         ("accumulate", "repeats"),
@@ -54,12 +64,13 @@ class Recipe:
     """Everything `train` needs to know besides model, data and seed; checked when it is built.
 
     steps: optimiser steps. batch_size: images per step, over all processes. lr: peak learning rate. min_lr:
-    at the end. warmup: share of the steps in which lr rises linearly from 0. weight_decay, betas: AdamW's (no
-    decay on biases, norms, positions and tokens). layer_decay: factor on lr per layer below the head, None
-    for one lr everywhere. label_smoothing: of the task's cross-entropy. task_weight: the factor on that
-    cross-entropy (1 but for DeiT's distillations, and 0 where no label is used). transfer_weight: λ, the
-    factor on the transfer loss. clip: largest gradient norm, None for no clipping. mixed_precision: "no",
-    "bf16" or "fp16".
+    at the end. warmup: share of the steps in which lr rises linearly from 0. epochs, warmup_epochs, base_lr
+    (lr per 256 images): where they are given they stand for steps, warmup and lr, which `on` computes from
+    them for data of a known size. weight_decay, betas: AdamW's (no decay on biases, norms, positions and
+    tokens). layer_decay: factor on lr per layer below the head, None for one lr everywhere. label_smoothing:
+    of the task's cross-entropy. task_weight: the factor on that cross-entropy (1 but for DeiT's
+    distillations, and 0 where no label is used). transfer_weight: λ, the factor on the transfer loss. clip:
+    largest gradient norm, None for no clipping. mixed_precision: "no", "bf16" or "fp16".
 
     optimizer: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out).
     accumulate: parts in which a step's images are computed one after the other, for less memory; the step is
@@ -77,6 +88,9 @@ class Recipe:
     lr: float = 1e-3
     min_lr: float = 0.0
     warmup: float = 0.1
+    epochs: float | None = None
+    warmup_epochs: float | None = None
+    base_lr: float | None = None
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)
     layer_decay: float | None = None
@@ -97,6 +111,11 @@ class Recipe:
 
     def __post_init__(self):
         check_fields(self, RULES)
+        if self.warmup_epochs is not None and not 0 <= self.warmup_epochs < (self.epochs or 0):
+            raise ValueError(
+                f"Recipe(warmup_epochs={self.warmup_epochs!r}, epochs={self.epochs!r}): warmup_epochs must be"
+                " at least 0 and below epochs; with steps, give warmup, their share"
+            )
         if self.accumulate > self.batch_size:
             raise ValueError(
                 f"Recipe(accumulate={self.accumulate!r}): a step of {self.batch_size} images has no more"
@@ -110,6 +129,32 @@ class Recipe:
             require_known("optimizer", self.optimizer, list_optimizers())
         if self.optimizer not in PLAIN and not self.optimizer.startswith(NEED_CUDA):
             try_optimizer(self.optimizer, self.betas)
+
+    def on(self, images: int) -> "Recipe":
+        """The same in steps and absolute rates, for a data set of so many training images: the last step of
+        an epoch may be smaller, and the rate is in proportion to the batch (Goyal et al. 2017)."""
+        found: dict[str, Any] = {}
+        if self.epochs is not None:
+            steps = round(self.epochs * steps_per_epoch(images, self.batch_size))
+            found |= {"steps": max(1, steps), "epochs": None}
+            if self.warmup_epochs is not None:
+                found |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
+        if self.base_lr is not None:
+            found |= {"lr": self.base_lr * self.batch_size / 256, "base_lr": None}
+        return replace(self, **found)
+
+    def changed(self, values: Mapping[str, Any]) -> "Recipe":
+        """With other values: steps, warmup and lr in place of epochs, warmup_epochs and base_lr. New steps
+        leave the warm-up its share. Raises `ValueError` where both of such a pair are given."""
+        instead: dict[str, Any] = {}
+        if "steps" in values and self.epochs is not None and self.warmup_epochs is not None:
+            instead |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
+        for name, other in IN_EPOCHS.items():
+            if name in values and other in values:
+                raise ValueError(f"{name} and {other} exclude each other: give one of them")
+            if name in values:
+                instead[other] = None
+        return replace(self, **(instead | values))
 
     def require_optimizer(self) -> None:
         """Raise `ValueError` with the way out where the optimizer needs CUDA, or a package, that is not

@@ -265,7 +265,7 @@ def test_out_of_memory_says_what_takes_less(tmp_path, capsys, monkeypatch, error
             str(error).split(".")[0],
             "--accumulate",
             "--checkpoint_activations true",
-            "--published.batch_size",
+            "--batch_size",
         )
     )
 
@@ -356,10 +356,7 @@ def test_what_was_changed_against_the_recipe_is_said_when_training_starts(tmp_pa
         if "changed against the published recipe built-in-scratch: " in line
     ]
     assert re.search(
-        r"steps 5 instead of \d+; batch_size 8 instead of 128: the published rate was scaled for 128 and"
-        r" stays; "
-        "published.batch_size=8 scales rate and steps",
-        line,
+        r"steps 5 instead of \d+; batch_size 8 instead of 128; lr 0.00025 instead of 0.004", line
     )
 
 
@@ -582,9 +579,9 @@ def test_photographs_from_a_folder(tmp_path, folder_of_images, capsys):
         "model.embed_dim=24",
         "model.depth=2",
         "augmentation.image_size=32",
-        "published.batch_size=8",
-        "published.epochs=2",
-        "published.warmup_epochs=1",
+        "batch_size=8",
+        "epochs=2",
+        "warmup_epochs=1",
         "on_corrupt=skip",
         "training_split=train+validation",
     ]
@@ -630,9 +627,9 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
         "model.embed_dim=24",
         "model.depth=2",
         "augmentation.image_size=16",
-        "published.batch_size=8",
-        "published.epochs=2",
-        "published.warmup_epochs=1",
+        "batch_size=8",
+        "epochs=2",
+        "warmup_epochs=1",
         "save_every=2",
     ]
     request = [
@@ -694,9 +691,9 @@ def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monke
         "model.embed_dim=24",
         "model.depth=2",
         "augmentation.image_size=16",
-        "published.batch_size=8",
-        "published.epochs=2",
-        "published.warmup_epochs=1",
+        "batch_size=8",
+        "epochs=2",
+        "warmup_epochs=1",
         "streaming=true",
         "save_every=100",
     ]

@@ -26,9 +26,9 @@ TINY = [
     "model.embed_dim=24",
     "model.depth=2",
     "augmentation.image_size=16",
-    "published.batch_size=8",
-    "published.epochs=2",
-    "published.warmup_epochs=1",
+    "batch_size=8",
+    "epochs=2",
+    "warmup_epochs=1",
     "augmentation.mean=[0.3,0.4,0.5]",
     "augmentation.crop_pct=1",
 ]

@@ -208,6 +208,13 @@ def test_evaluating_on_the_way_changes_nothing(moving, glyphs64):
     assert same(plain, watched) and all("accuracy" in entry for entry in history)
 
 
+def test_a_recipe_in_epochs_is_trained_for_the_steps_that_they_are_on_these_data(glyphs64):
+    in_epochs = Recipe(epochs=2, warmup_epochs=0.5, base_lr=0.016, batch_size=16)
+    in_steps = Recipe(steps=8, warmup=0.25, lr=1e-3, batch_size=16)
+    (model, history), (other, expected) = (trained(glyphs64, recipe) for recipe in (in_epochs, in_steps))
+    assert same(model, other) and history == expected and history[-1]["step"] == 8
+
+
 def test_only_the_students_weights_change(glyphs64):
     for how in ("copy", "distill"):
         pair = AttentionTransfer(tiny(1), tiny(2), Plan(how=how))

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 import torch
 
+from atlib.train import make_optimizer
 from atlib.train import recipe as recipes
 from atlib.train.recipe import Recipe
 
@@ -36,6 +37,10 @@ from atlib.train.recipe import Recipe
         {"ema": 0.0},
         {"mixup": -0.1},
         {"cutmix": float("nan")},
+        {"epochs": 0},
+        {"epochs": float("nan")},
+        {"base_lr": 0.0},
+        {"base_lr": float("inf")},
         {"betas": (2.0, 3.0)},
         {"betas": (0.9, 1.0)},
         {"betas": (-0.1, 0.9)},
@@ -104,6 +109,59 @@ def test_what_a_recipe_can_ask_for_besides_is_off_by_default():
     """The recipes of the recorded runs do not name these."""
     off = dict(optimizer="adamw", accumulate=1, ema=None, mixup=0.0, cutmix=0.0, binary=False, repeats=1)
     assert Recipe() == Recipe(**off, checkpoint_activations=False, compile=False, clip=1.0)
+
+
+IN_EPOCHS = Recipe(epochs=10, warmup_epochs=2.5, base_lr=1e-3, batch_size=64)
+
+
+def test_a_recipe_in_epochs_becomes_one_in_steps():
+    """100 images are two steps of 64 an epoch, and a fourth of 256 has a fourth of the rate."""
+    found = IN_EPOCHS.on(100)
+    assert found == Recipe(steps=20, warmup=0.25, lr=2.5e-4, batch_size=64)
+    assert found.on(7) == found, "no number of images matters any more"
+    assert replace(IN_EPOCHS, epochs=0.01, warmup_epochs=0).on(100).steps == 1, "at least one step"
+    assert Recipe(epochs=3).on(128) == Recipe(steps=3), "each can be said by itself"
+
+
+@pytest.mark.parametrize(
+    "values, steps, warmup, lr",
+    [
+        ({"epochs": 5}, 10, 0.5, 2.5e-4),
+        ({"warmup_epochs": 1}, 20, 0.1, 2.5e-4),
+        ({"warmup": 0.2}, 20, 0.2, 2.5e-4),
+        ({"base_lr": 4e-3}, 20, 0.25, 1e-3),
+        ({"batch_size": 32}, 40, 0.25, 1.25e-4),
+        ({"steps": 7}, 7, 0.25, 2.5e-4),
+        ({"steps": 7, "warmup": 0.5}, 7, 0.5, 2.5e-4),
+        ({"lr": 3e-3, "batch_size": 32}, 40, 0.25, 3e-3),
+    ],
+    ids=str,
+)
+def test_what_is_changed_in_a_recipe_in_epochs(values, steps, warmup, lr):
+    found = IN_EPOCHS.changed(values).on(100)
+    assert (found.steps, found.warmup, found.lr) == pytest.approx((steps, warmup, lr))
+
+
+@pytest.mark.parametrize(
+    "values, names",
+    [
+        ({"steps": 3, "epochs": 3}, "steps and epochs"),
+        ({"lr": 1e-3, "base_lr": 1e-3}, "lr and base_lr"),
+        ({"warmup": 0.1, "warmup_epochs": 1}, "warmup and warmup_epochs"),
+        ({"steps": 3, "warmup_epochs": 1}, "warmup_epochs=1, epochs=None"),
+        ({"epochs": 2}, "warmup_epochs=2.5, epochs=2"),
+        ({"warmup_epochs": -1}, "warmup_epochs=-1"),
+    ],
+    ids=str,
+)
+def test_changes_that_contradict_each_other(values, names):
+    with pytest.raises(ValueError, match=names):
+        IN_EPOCHS.changed(values)
+
+
+def test_a_rate_per_256_images_is_no_rate_of_an_optimiser():
+    with pytest.raises(ValueError, match="base_lr=0.001"):
+        make_optimizer(torch.nn.Linear(2, 2), IN_EPOCHS)
 
 
 def test_recipes_are_frozen():
