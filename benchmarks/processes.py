@@ -162,11 +162,8 @@ def large(link: float) -> dict:
     published, images = PUBLISHED["distill-vit-large"], CATALOGUE["imagenet-1k"].images["train"]
     with torch.device("meta"):
         vit = create_vit(published.model, num_classes=CATALOGUE["imagenet-1k"].classes)
-    batch_size, weights, in_mlps = (
-        published.recipe.batch_size,
-        weights_of(vit),
-        sum(weights_of(block.mlp) for block in vit.blocks),
-    )
+    batch_size = published.recipe.batch_size
+    weights, in_mlps = weights_of(vit), sum(weights_of(block.mlp) for block in vit.blocks)
     gpu_seconds = PAPER_GPU_HOURS * 3600 / (PAPER_EPOCHS * steps_per_epoch(images, batch_size))
     rows = {}
     for gpus in GPUS:
