@@ -3,7 +3,8 @@ prints and returns an exit code."""
 
 import argparse
 import sys
-from dataclasses import fields, replace
+import textwrap
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import torch
@@ -42,7 +43,7 @@ SETTINGS = (
     " --augmentation.flip 0), or any argument of the model's constructor (--model.depth 6). Published recipes"
     " are in epochs (--epochs 50 --warmup_epochs 5) and rates per 256 images (--base_lr 1e-3): steps and rate"
     " follow from the data and --batch_size, unless --steps and --lr say them. Lists are JSON, [0, 1]; null"
-    " is none."
+    " is none. The defaults below are those where a recipe says nothing else."
 )
 READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
@@ -54,8 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add(parser)
     if command in ("train", "pretrain"):
         parser.set_defaults(takes_settings=True)
-        defaults = {field.name: field.default for kind in (RunConfig, Recipe) for field in fields(kind)}
-        parser.epilog = f"{SETTINGS}\n\n{help_text(settings(), defaults)}"
+        own = [field for kind in (RunConfig, Recipe) for field in fields(kind)]
+        defaults = {field.name: field.default for field in own if field.default is not MISSING}
+        parser.epilog = f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(settings(), defaults)}"
     if command == "evaluate":
         parser.set_defaults(takes_settings=True)
         parser.epilog = (
