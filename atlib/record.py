@@ -1,6 +1,7 @@
 """What was run, on what, and what came out: a record a run, one a line in the file of its experiment and
 scale."""
 
+import base64
 import fcntl
 import json
 import math
@@ -17,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
 import torch
 
 from atlib._util import require_known, write_atomically
@@ -67,6 +69,21 @@ FIELDS = {
     "trial": (int, type(None)),
 }
 ABOUT = ("python", "torch", "timm", "atlib", "device", "threads", "commit", "date")
+
+
+# --- Which of many images were right, as text ---
+
+
+def pack_bits(bits: Sequence[bool]) -> str:
+    """Yes and no of many images as a record keeps them: their number, a colon, and base64 of eight a
+    byte."""
+    return f"{len(bits)}:{base64.b64encode(np.packbits(np.asarray(bits, bool)).tobytes()).decode()}"
+
+
+def unpack_bits(text: str) -> np.ndarray:
+    """The bools (n,) that `pack_bits` packed."""
+    number, packed = text.split(":")
+    return np.unpackbits(np.frombuffer(base64.b64decode(packed), np.uint8), count=int(number)).astype(bool)
 
 
 # --- One record, as a file of its own ---

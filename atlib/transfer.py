@@ -115,9 +115,12 @@ class AttentionTransfer(nn.Module):
         return self.pairing.components
 
     def forward(self, images: Tensor) -> Transferred:
-        """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width)."""
+        """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width), or
+        for pairs (B, 2, 3, height, width) of what the student and what the teacher sees
+        (`atlib.data.pair`)."""
+        images, teacher_images = _apart(images)
         masks = self._masks(images)
-        target = _one_by_one(self.teacher_layers(images, masks))
+        target = _one_by_one(self.teacher_layers(teacher_images, masks))
         seen = self._walked(images, target, masks)
         if self.plan.how == "copy":
             return Transferred(seen.logits, seen.logits.new_zeros(()))
@@ -125,14 +128,16 @@ class AttentionTransfer(nn.Module):
         return Transferred(seen.logits, self._distilled(own, target))
 
     def walk(self, images: Tensor) -> Walk:
-        """What happens inside the student for images (B, 3, height, width): the walk that `forward` takes its
+        """What happens inside the student for images, or pairs of them: the walk that `forward` takes its
         logits from.
 
         Where the plan copies, the student's layers are seen with the teacher's attention in them; where it
         distills, the teacher is not run.
         """
+        images, teacher_images = _apart(images)
         masks = self._masks(images)
-        return self._walked(images, self.teacher_layers(images, masks) if self.needs_teacher else [], masks)
+        target = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
+        return self._walked(images, target, masks)
 
     def _masks(self, images: Tensor) -> list[DropPathMasks] | None:
         """The stochastic-depth masks that teacher and student share; None where they do not."""
@@ -256,6 +261,12 @@ def without_history():
     """Inference mode for a teacher's run; under `torch.compile`, which cannot trace that on parameters, only
     no gradients."""
     return torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode()
+
+
+def _apart(images: Tensor) -> tuple[Tensor, Tensor]:
+    """What the student sees and what the teacher sees, each (B, 3, height, width): the same, where images do
+    not come in pairs."""
+    return (images[:, 0], images[:, 1]) if images.ndim == 5 else (images, images)
 
 
 def _first_blocks(vit: VisionTransformer | Eva, number: int) -> VisionTransformer | Eva:

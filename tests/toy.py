@@ -4,10 +4,10 @@ is the real thing."""
 from dataclasses import dataclass, replace
 
 from atlib.checkpoint import save_vit, save_weights
-from atlib.data import glyph_images, glyphs
 from atlib.lab import study as experiment
-from atlib.lab.scales import METHODS, TUNING_SEED, GlyphScale, grid
+from atlib.lab.scales import METHODS, TUNING_SEED, GlyphScale
 from atlib.lab.study import Place, fine_tuning
+from atlib.lab.tuning import grid
 from atlib.train import recipe
 from atlib.vit import Architecture
 from tests.helpers import randomise
@@ -17,9 +17,9 @@ SPLITS = []  # what was asked for, in order
 
 @dataclass(frozen=True)
 class ToyScale(GlyphScale):
-    def held_out(self, split):
+    def held_out(self, split, twin=None):
         SPLITS.append(split)
-        return glyph_images(glyphs.generate(split, 40))
+        return self._draw(split, 40, 0, twin)
 
 
 TRIALS = grid(lr=(1e-3, 1e-2))

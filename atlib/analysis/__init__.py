@@ -35,7 +35,7 @@ from atlib.analysis.predictions import (
     expected_calibration_error,
     paired_bootstrap,
 )
-from atlib.analysis.probes import features, knn_accuracy, linear_probe
+from atlib.analysis.probes import features, knn_accuracy, linear_probe, mlp_probe
 from atlib.analysis.robustness import effective_robustness, fit_line
 from atlib.analysis.streaming import walks
 
@@ -68,6 +68,7 @@ __all__ = [
     "linear_probe",
     "method_costs",
     "method_memory",
+    "mlp_probe",
     "paired_bootstrap",
     "patch_mean",
     "prefix_share",

@@ -1,7 +1,7 @@
 """What goes in: the built-in world and its shifts, data sets of the hub and of files, photographs at any
 size."""
 
-from atlib.data.images import Images, crop_and_flip, draw, glyph_images, load
+from atlib.data.images import Images, crop_and_flip, draw, glyph_images, load, pair
 from atlib.data.photos import Photos, open_photos
 from atlib.data.stream import PhotoStream, open_stream
 from atlib.data.transforms import Augmentation
@@ -17,4 +17,5 @@ __all__ = [
     "load",
     "open_photos",
     "open_stream",
+    "pair",
 ]

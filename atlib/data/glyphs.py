@@ -65,8 +65,10 @@ class World:
     background. jitter: largest displacement of a glyph in its cell, in pixels. scale: size of the glyphs, 1
     is 6 x 6 pixels. rendering: "filled", "inverted" (dark glyph in a coloured cell) or "dotted" (every other
     pixel of the glyph). decoy: brightness of a false mark on another cell, which lacks the lower right dot.
-    texture: how deep glyphs are cut by stripes, of one of four directions drawn for each glyph. Levels are in
-    [0, 1], where 1 is white. Raises `ValueError` for a value outside its range.
+    texture: how deep glyphs are cut by stripes, of one of four directions drawn for each glyph. pointer: how
+    many cells to the left of the named glyph the mark of Find is (from the first column to the last), so that
+    no token holds both. Levels are in [0, 1], where 1 is white. Raises `ValueError` for a value outside its
+    range.
     """
 
     task: str = "find"
@@ -83,6 +85,7 @@ class World:
     rendering: str = "filled"
     decoy: float = 0.0
     texture: float = 0.0
+    pointer: int = 0
 
     def __post_init__(self):
         ranges = dict(
@@ -98,21 +101,23 @@ class World:
             scale=(0.5, 1.34),
             decoy=(0, 1),
             texture=(0, 1),
+            pointer=(0, GRID - 1),
         )
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
                 raise ValueError(
                     f"World({name}={getattr(self, name)!r}) is out of range: {name} goes from {low} to {high}"
                 )
-        for name in ("clutter", "jitter"):
+        for name in ("clutter", "jitter", "pointer"):
             if not isinstance(getattr(self, name), (int, np.integer)):
                 raise ValueError(f"World({name}={getattr(self, name)!r}): {name} is a whole number")
         require_known("rendering", self.rendering, RENDERINGS)
         require_known("task", self.task, TASKS)
-        if self.task == "match" and self.decoy > 0:
-            raise ValueError(
-                f"World(decoy={self.decoy!r}): a false mark belongs to the task 'find'; Match has none"
-            )
+        for name in ("decoy", "pointer"):
+            if self.task == "match" and getattr(self, name) > 0:
+                raise ValueError(
+                    f"World({name}={getattr(self, name)!r}) is about the mark of 'find'; 'match' has none"
+                )
 
 
 class Glyphs(NamedTuple):
@@ -159,11 +164,14 @@ def generate(split: str, size: int, seed: int = 0, world: World = World(), twin:
     its shape. "message": the named glyph's shape in another scene: what, and nothing of where. "distractors":
     the same scene with other glyphs around the named one. All but the last have pixel noise of their own.
 
-    Raises `ValueError` for an unknown split or twin, and for a size below 1.
+    Raises `ValueError` for an unknown split or twin, for a size below 1, and for twins that differ in their
+    distractors in a world without any.
     """
     require_known("split", split, SPLITS)
     if twin is not None:
         require_known("twin", twin, TWINS)
+    if twin == "distractors" and world.clutter == 0:
+        raise ValueError("twin='distractors', but World(clutter=0) has none: take 'routing' or 'message'")
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
     chunks = []
@@ -254,13 +262,14 @@ def _render(world: World, scenes: _Scenes) -> Glyphs:
     # (n, 16, 3, 8, 8)
     pixels = world.background + mask[:, :, None] * (colour[..., None, None] - world.background)
     lit = world.background + world.cue * (1 - world.background)
-    at, sign = (key, _FRAME) if world.task == "match" else (cell, _DOTS)
+    at, sign = (key, _FRAME) if world.task == "match" else (_left(cell, world.pointer), _DOTS)
     pixels[rows, at] = pixels[rows, at] * (1 - sign) + lit * sign
     if world.decoy > 0:
         false = _DOTS.copy()
         false[-1, -1] = 0
         level = world.background + world.decoy * (1 - world.background)
-        pixels[rows, scenes.decoy] = pixels[rows, scenes.decoy] * (1 - false) + level * false
+        at = _left(scenes.decoy, world.pointer)
+        pixels[rows, at] = pixels[rows, at] * (1 - false) + level * false
 
     clean = pixels[rows, cell]
     image = pixels.reshape(n, GRID, GRID, 3, CELL, CELL).transpose(0, 3, 1, 4, 2, 5)
@@ -271,6 +280,11 @@ def _render(world: World, scenes: _Scenes) -> Glyphs:
     shape = scenes.shape[rows, cell]
     where = key if world.task == "match" else np.full(n, -1)
     return Glyphs(_to_bytes(image), shape, hue[rows, cell], cell, _to_bytes(clean), where)
+
+
+def _left(cell: np.ndarray, steps: int) -> np.ndarray:
+    """The cell some steps to the left in the same row, from the first column on to the last."""
+    return cell // GRID * GRID + (cell - steps) % GRID
 
 
 def _stamps(world: World) -> np.ndarray:

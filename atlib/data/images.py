@@ -29,9 +29,10 @@ class Images(Dataset):
     """Images in memory with their targets. `images[i]` is one (image, target), `images.take([...])` a batch
     of them.
 
-    pixels: uint8 (n, 3, height, width). targets: a tensor whose first axis is n (class indices, or what a
-    pre-text task regresses). An image comes out as float32, centred and scaled: (pixel / 255 - mean) / std.
-    `augment` changes the images that `epoch` hands out, by a seed of their own, and no others.
+    pixels: uint8 (n, 3, height, width), or (n, 2, 3, height, width) with what the teacher sees second
+    (`pair`). targets: a tensor whose first axis is n (class indices, or what a pre-text task regresses). An
+    image comes out as float32, centred and scaled: (pixel / 255 - mean) / std. `augment` changes the images
+    that `epoch` hands out, by a seed of their own (both of a pair by the same), and no others.
     """
 
     corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
@@ -47,7 +48,7 @@ class Images(Dataset):
     ):
         if len(pixels) != len(targets):
             raise ValueError(f"{len(pixels)} images, but {len(targets)} targets")
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4:
+        if pixels.dtype != torch.uint8 or pixels.ndim not in (4, 5):
             raise ValueError(
                 f"pixels must be uint8 (n, 3, height, width), got {pixels.dtype} {tuple(pixels.shape)}"
             )
@@ -88,7 +89,10 @@ class Images(Dataset):
             pixels = self.pixels[indices]
             if self.augment is not None:
                 seeds = (augmentation_seed(part, *which) for which in zip(indices, repeats))
-                pixels = torch.stack([self.augment(image, seed) for image, seed in zip(pixels, seeds)])
+                # a pair as one image of six channels, so that both are cut and turned alike
+                flat = pixels.reshape(len(pixels), -1, *pixels.shape[-2:])
+                flat = torch.stack([self.augment(image, seed) for image, seed in zip(flat, seeds)])
+                pixels = flat.reshape(*pixels.shape[:-2], *flat.shape[-2:])
             yield Batch(self._scaled(pixels), self.targets[indices], indices, weight)
 
     def _scaled(self, pixels: Tensor) -> Tensor:
@@ -108,6 +112,49 @@ class Images(Dataset):
         return Images(
             self.pixels[index], self.targets[index], self.classes, self.mean, self.std, self.augment
         )
+
+
+def pair(images: Images, teacher_images: Images) -> Images:
+    """The same images for the student, and for its teacher others: `teacher_images[i]` beside `images[i]`.
+
+    Everything that trains and evaluates an `AttentionTransfer` takes them; labels and treatment are those of
+    `images`. With `generate(..., twin=...)`, what the two have in common is all that maps can tell the
+    student. Raises `ValueError` for another number or shape of images, and for another scaling.
+    """
+    if images.pixels.shape != teacher_images.pixels.shape or images.pixels.ndim != 4:
+        raise ValueError(
+            f"each image needs one of the same shape for the teacher: got {tuple(images.pixels.shape)} images"
+            f" and {tuple(teacher_images.pixels.shape)} for the teacher"
+        )
+    if (images.mean, images.std) != (teacher_images.mean, teacher_images.std):
+        raise ValueError(
+            f"images are scaled by mean {images.mean} and std {images.std}, those of the teacher by"
+            f" {teacher_images.mean} and {teacher_images.std}: load both with the same"
+        )
+    return images.with_pixels(torch.stack([images.pixels, teacher_images.pixels], dim=1))
+
+
+def other_of_class(images: Images, same: bool, seed: int) -> Images:
+    """For each image another one of `images`, drawn by `seed`, of the same class or of a different one: what
+    a teacher may look at in place of a photograph, whose scene cannot be drawn again (`pair`). Labels are
+    those of the images drawn.
+
+    Raises `ValueError` for a class with a single image, or images of a single class.
+    """
+    classes, rng = np.asarray(images.targets), np.random.default_rng(seed)
+    chosen = np.empty(len(classes), dtype=np.int64)
+    for label in np.unique(classes):
+        own = np.flatnonzero(classes == label)
+        others = np.flatnonzero(classes != label)
+        if len(own if same else others) < 1 + same:
+            raise ValueError(
+                f"class {label} has {len(own)} of {len(classes)} images: there is no other image of"
+                f" {'the same' if same else 'another'} class"
+            )
+        # the same class: on by 1 to n - 1 places, so never the image itself
+        step = rng.integers(1, len(own), len(own)) if same else None
+        chosen[own] = own[(np.arange(len(own)) + step) % len(own)] if same else rng.choice(others, len(own))
+    return images.select(chosen.tolist())
 
 
 def load(

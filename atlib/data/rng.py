@@ -7,7 +7,22 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from atlib._util import require_known
 from atlib.data.sampler import ShardSpec
+
+# What an experiment draws, each from a stream of its own. The position of a name is part of its stream:
+# append only. With the order of images go their augmentation and stochastic depth: `train` has one seed.
+ROLES = ("teacher", "teacher order", "student", "head", "labels", "order", "unlabelled", "untrained", "twins")
+
+
+def seed_for(seed: int, role: str, again: int = 0) -> int:
+    """The seed of what plays `role` in the run of a seed, from 0 to 2³² - 1: two roles share no stream, so no
+    student starts from its teacher's first weights. again: another number for another draw of the same.
+
+    Raises `ValueError` for an unknown role.
+    """
+    require_known("role", role, ROLES)
+    return int(np.random.SeedSequence([seed, ROLES.index(role), again]).generate_state(1)[0])
 
 
 def augmentation_seed(part: ShardSpec, index: int, repeat: int) -> int:

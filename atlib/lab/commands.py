@@ -85,7 +85,7 @@ def overview(results: Path) -> str:
     cost, and records in `results`."""
     lines = []
     for name, study in EXPERIMENTS.items():
-        where = [study.only] if study.only else SCALES
+        where = study.only or SCALES
         runs = {scale: len(read_records(name, scale, results=results)) for scale in where}
         found = (
             ", ".join(f"{number} runs at {scale}" for scale, number in runs.items() if number) or "none here"

@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from atlib._util import require_known
 from atlib.analysis import (
     PAIRINGS,
     class_token,
@@ -20,7 +22,9 @@ from atlib.analysis import (
     layer_cka,
     layer_profiles,
     linear_probe,
+    mlp_probe,
 )
+from atlib.analysis.streaming import walks
 from atlib.analysis.subsets import (
     adversarially_filtered,
     class_counts,
@@ -28,8 +32,9 @@ from atlib.analysis.subsets import (
     evaluate_filtered,
     group_accuracy,
 )
+from atlib.data import glyphs
 from atlib.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from atlib.data.images import Images
+from atlib.data.images import Images, glyph_images
 from atlib.data.shifts import all_shifts
 from atlib.lab.scales import METHODS, TUNING_SEED
 from atlib.lab.studies import (
@@ -80,7 +85,7 @@ class Examination:
     measure: Callable[[Mapping[str, nn.Module], Sources], Mapping[str, Mapping]]
     seeds: int = 5
     minutes: int = 10
-    only: str | None = "built-in"
+    only: tuple[str, ...] = ("built-in",)
     alone: bool = False
 
 
@@ -94,10 +99,8 @@ def run_examination(
     method.
     """
     study, methods = examination.study, tuple(methods or examination.methods)
-    if examination.only not in (None, place.scale):
-        raise ValueError(
-            f"{examination.name} is made for the scale {examination.only!r}, not for {place.scale!r}"
-        )
+    if examination.only:
+        require_known("scale", place.scale, examination.only)
     variants = [study.variant(method) for method in methods]
     known = {(r.method, r.seed) for r in read_file(place.records(examination.name))}
     missing = {seed: [m for m in methods if (m, seed) not in known] for seed in range(seeds)}
@@ -147,6 +150,7 @@ TWICE = ("scratch again", "fine-tune again", "copy again", "distill again")
 # comparison and shares no labels with one.
 FILTER = "narrow"
 CORRUPTED = 500  # test images of every corrupted set
+PROBED = {"train": 8000, "test": 2000}  # images whose maps are read
 LOOKED_AT = 1000  # test images on which models are compared from inside
 
 
@@ -255,6 +259,34 @@ def _probes(model: nn.Module, scale, seed: int, test: Images) -> dict:
     }
 
 
+def named_from_maps(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """What a small network names from the teacher's maps of an image, and of each of its twins: the shape of
+    the image's glyph, and the cell it is in. {"itself" or a twin: {"shape" or "cell": test accuracy}}."""
+    teacher, world = sources.teacher().eval(), sources.scale.world
+    found = {}
+    for twin in (None, *glyphs.TWINS):
+        maps, named = {}, {}
+        for split, size in PROBED.items():
+            seen, scenes = (glyphs.generate(split, size, sources.seed, world, each) for each in (twin, None))
+            maps[split] = _maps_of(teacher, glyph_images(seen))
+            named[split] = {"shape": torch.from_numpy(scenes.shape), "cell": torch.from_numpy(scenes.cell)}
+        found[twin or "itself"] = {
+            what: mlp_probe(maps["train"], named["train"][what], maps["test"], named["test"][what])
+            for what in ("shape", "cell")
+        }
+    return {method: found for method in models}
+
+
+def _maps_of(vit: nn.Module, images: Images) -> Tensor:
+    """All maps of all layers and heads, flattened: (n, L · H · N · N)."""
+    return torch.cat(
+        [
+            torch.stack([layer.map for layer in seen.layers], 1).flatten(1)
+            for (seen,) in walks([vit], images, 500)
+        ]
+    )
+
+
 def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
     """Accuracy for classes with many, a medium number of and few training images."""
     train = LONG_TAIL.variants[0].images(sources.scale, sources.seed)
@@ -342,7 +374,19 @@ CENTRAL_COMPARISON = Examination(
     compared,
     seeds=3,
     minutes=10,
-    only=None,
+    only=(),
+)
+TWIN_PROBE = Examination(
+    "twins",
+    "what can be read from the teacher's maps of an image and of its twins: the shape, the place",
+    "not in the paper",
+    CENTRAL,
+    ("copy",),
+    named_from_maps,
+    seeds=3,
+    minutes=12,
+    only=("find", "match"),
+    alone=True,
 )
 CLASS_GROUPS = Examination(
     "class-groups",
@@ -352,7 +396,7 @@ CLASS_GROUPS = Examination(
     tuple(variant.name for variant in LONG_TAIL.variants),
     by_class_groups,
     minutes=2,
-    only=None,
+    only=(),
     alone=True,
 )
 CORRUPTED_IMAGES = Examination(
@@ -362,12 +406,13 @@ CORRUPTED_IMAGES = Examination(
     CENTRAL,
     tuple(method for method in METHODS if method != "copy-fine-tuned"),
     under_corruptions,
-    only=None,
+    only=(),
     seeds=3,
     alone=True,
 )
 
 
 EXAMINATIONS = {
-    each.name: each for each in (*SHIFTS, COMPARISON, CENTRAL_COMPARISON, CLASS_GROUPS, CORRUPTED_IMAGES)
+    each.name: each
+    for each in (*SHIFTS, TWIN_PROBE, COMPARISON, CENTRAL_COMPARISON, CLASS_GROUPS, CORRUPTED_IMAGES)
 }

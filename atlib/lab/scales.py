@@ -1,18 +1,21 @@
-"""Where the central experiment is run: the built-in world on a laptop, CIFAR-10 and PACS on a patient CPU,
+"""Where the central experiment is run: the built-in worlds on a laptop, CIFAR-10 and PACS on a patient CPU,
 CIFAR-10 on a GPU."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
+from atlib._util import require_known
 from atlib.data import glyphs
 from atlib.data.catalogue import DOMAINS, load_pacs
-from atlib.data.images import Images, crop_and_flip, draw, glyph_images, load
+from atlib.data.images import Images, crop_and_flip, draw, glyph_images, load, other_of_class, pair
+from atlib.data.rng import seed_for
+from atlib.lab.tuning import Range, grid
 from atlib.train import pretrain
 from atlib.train import recipe as recipes
 from atlib.train.loop import train
@@ -22,6 +25,11 @@ from atlib.vit import Architecture
 
 # A teacher, its architecture, and the history of its training.
 Made = tuple[VisionTransformer, Architecture, list[dict]]
+PHOTO_TWINS = ("same class", "other class")  # what a teacher may see in place of a photograph
+
+
+class TeacherFailed(RuntimeError):
+    """A teacher has not learned its own task, so nothing can be asked of its students."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,9 @@ class Schooling:
 
     name: of the teacher, in file names. outputs, images, loss: the pre-text task (how many numbers the model
     gives, images with their targets, what it is trained on). world: the distribution of the images. model:
-    changes to the "glyphs" ViT's constructor arguments. changes: to the recipe.
+    changes to the "glyphs" ViT's constructor arguments. changes: to the recipe. gate: the largest share of
+    the pre-text that a teacher may have left unlearned (`atlib.train.pretrain.unlearned`), on validation
+    images; one that is above it is trained again for twice the steps.
     """
 
     name: str
@@ -40,20 +50,38 @@ class Schooling:
     world: glyphs.World = glyphs.World()
     model: Mapping = field(default_factory=dict)
     changes: Mapping = field(default_factory=dict)
+    gate: float = math.inf
 
     def make(self, recipe: Recipe, unlabelled: int, seed: int, progress: str | None = None) -> Made:
-        """Pre-train a teacher on `unlabelled` images. `seed` decides all."""
-        torch.manual_seed(seed)
+        """Pre-train a teacher on `unlabelled` images. `seed` decides all. What it has left unlearned is in
+        the last entry of its history. Raises `TeacherFailed` when that is above the gate after eight times
+        the steps."""
         architecture = Architecture("glyphs", {**self.model, "num_classes": self.outputs})
-        model = architecture.build()
         images = self.images(glyphs.generate("unlabelled", unlabelled, seed, self.world))
-        history = train(
-            model, images, replace(recipe, **self.changes), loss=self.loss, seed=seed, progress=progress
+        held_out = self.images(glyphs.generate("validation", 2000, 0, self.world))
+        recipe = replace(recipe, **self.changes)
+        for longer in (1, 2, 4, 8):
+            torch.manual_seed(seed_for(seed, "teacher"))
+            model = architecture.build()
+            history = train(
+                model,
+                images,
+                replace(recipe, steps=longer * recipe.steps),
+                loss=self.loss,
+                seed=seed_for(seed, "teacher order"),
+                evaluate=lambda model: {"unlearned": pretrain.unlearned(model, held_out)},
+                progress=progress,
+            )
+            if history[-1]["unlearned"] <= self.gate:
+                return model, architecture, history
+        raise TeacherFailed(
+            f"the teacher {self.name} of seed {seed} has left {history[-1]['unlearned']:.2f} of its own task"
+            f" unlearned after {history[-1]['step']} steps, the gate is {self.gate}: raise pretraining.steps"
         )
-        return model, architecture, history
 
 
 RETRIEVAL = Schooling("retrieval")
+GATE = 0.2  # of the variance of the pixels to retrieve, for the teachers of the two worlds
 
 
 def colour(name: str, **options) -> Schooling:
@@ -63,23 +91,29 @@ def colour(name: str, **options) -> Schooling:
 
 
 METHODS = ("scratch", "fine-tune", "copy", "copy-q", "copy-untrained", "copy-fine-tuned", "distill")
+# Of the two worlds' tables: scratch from three first weights, and what the teacher saw in place of the image.
+WORLD_METHODS = (
+    *METHODS,
+    "scratch-2",
+    "scratch-3",
+    "copy-k",
+    "copy-v",
+    "copy-routing-twin",
+    "copy-message-twin",
+    "copy-distractors-twin",
+    "distill-long",
+)
 TUNING_SEED = 100  # its teacher, labels and initialisation appear in no reported figure
-
-
-def grid(**choices: Sequence) -> tuple[dict, ...]:
-    """All combinations of recipe values, as dicts: grid(lr=[1, 2], clip=[3]) is ({lr: 1, clip: 3}, {lr: 2,
-    clip: 3})."""
-    return tuple(dict(zip(choices, values)) for values in product(*choices.values()))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """One scale: model, budget, and for every method the same number of recipes to choose from on the
-    validation split.
+    """One scale: model, budget, and for every method the same recipes to choose from on the validation split.
 
-    Everything random follows from one seed: the teacher's and student's initialisation, the unlabelled and
-    labelled images, the order. Validation and test images are the same for all seeds, and no image is in
-    both.
+    Everything random follows from one seed, each part from a stream of its own (`atlib.data.rng.ROLES`): the
+    teacher's and student's initialisation, the unlabelled and labelled images, the order. Validation and test
+    images are the same for all seeds, and no image is in both. `twin`: with it, each image comes with another
+    one for the teacher to see (`atlib.data.pair`).
     """
 
     name: str
@@ -92,7 +126,7 @@ class Scale:
     # of the central experiment's steps, for the runs of a study: it has many, and all share one budget
     study_share: float = 0.4
 
-    def elsewhere(self, split: str) -> dict[str, Images]:
+    def elsewhere(self, split: str, twin: str | None = None) -> dict[str, Images]:
         """Further sets that a run is evaluated on, by name: none unless a scale has them."""
         return {}
 
@@ -103,27 +137,36 @@ class Scale:
 
 @dataclass(frozen=True)
 class GlyphScale(Scale):
-    """The built-in world: the teacher learns retrieval on unlabelled images, students learn shapes from few
-    labels."""
+    """A built-in world: the teacher learns retrieval on unlabelled images, students learn shapes from few
+    labels. Twins are those of `atlib.data.glyphs.TWINS`."""
 
     unlabelled: int = 40_000
+    world: glyphs.World = glyphs.World()
+    gate: float = math.inf
 
     def make_teacher(self, seed: int, progress: str | None = None) -> Made:
         """Pre-train a teacher."""
-        return RETRIEVAL.make(self.pretraining, self.unlabelled, seed, progress)
+        school = replace(RETRIEVAL, world=self.world, gate=self.gate)
+        return school.make(self.pretraining, self.unlabelled, seed, progress)
 
-    def labelled(self, seed: int, number: int | None = None) -> Images:
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
         """The students' training images, or another number of them."""
-        return glyph_images(glyphs.generate("train", number or self.labels, seed))
+        return self._draw("train", number or self.labels, seed, twin)
 
     def unlabelled_images(self, seed: int) -> Images:
         """The first 8,000 of the teacher's images, for what is estimated from its maps; their labels are not
         for use."""
-        return glyph_images(glyphs.generate("unlabelled", min(8000, self.unlabelled), seed))
+        return self._draw("unlabelled", min(8000, self.unlabelled), seed)
 
-    def held_out(self, split: str) -> Images:
+    def held_out(self, split: str, twin: str | None = None) -> Images:
         """ "validation" (2,000 images) or "test" (4,000)."""
-        return glyph_images(glyphs.generate(split, 2000 if split == "validation" else 4000))
+        return self._draw(split, 2000 if split == "validation" else 4000, 0, twin)
+
+    def _draw(self, split: str, size: int, seed: int, twin: str | None = None) -> Images:
+        images = glyph_images(glyphs.generate(split, size, seed, self.world))
+        if twin is None:
+            return images
+        return pair(images, glyph_images(glyphs.generate(split, size, seed, self.world, twin)))
 
 
 @dataclass(frozen=True)
@@ -137,28 +180,35 @@ class CifarScale(Scale):
 
     def make_teacher(self, seed: int, progress: str | None = None) -> Made:
         """Pre-train a teacher."""
-        torch.manual_seed(seed)
+        torch.manual_seed(seed_for(seed, "teacher"))
         model = pretrain.MaskedAutoencoder(self.student.build(), decoder_width=96)
-        images = load("cifar10", self.path, split="train", size=self.unlabelled, seed=seed).with_augment(
-            crop_and_flip()
+        images = self._load("train", self.unlabelled, seed_for(seed, "unlabelled"))
+        history = train(
+            model,
+            images.with_augment(crop_and_flip()),
+            self.pretraining,
+            loss=pretrain.mae_loss,
+            seed=seed_for(seed, "teacher order"),
+            progress=progress,
         )
-        history = train(model, images, self.pretraining, loss=pretrain.mae_loss, seed=seed, progress=progress)
         return model.vit, self.student, history
 
     def unlabelled_images(self, seed: int) -> Images:
         """8,000 of the teacher's images as they are, for what is estimated from its maps; their labels are
         not for use."""
-        return load("cifar10", self.path, split="train", size=8000, seed=seed)
+        return self._load("train", 8000, seed_for(seed, "unlabelled"))
 
-    def labelled(self, seed: int, number: int | None = None) -> Images:
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
         """The students' training images, or another number of them, cropped and flipped at random."""
-        return load("cifar10", self.path, split="train", size=number or self.labels, seed=seed).with_augment(
-            crop_and_flip()
-        )
+        images = self._load("train", number or self.labels, seed_for(seed, "labels"))
+        return with_twins(images, twin, seed).with_augment(crop_and_flip())
 
-    def held_out(self, split: str) -> Images:
+    def held_out(self, split: str, twin: str | None = None) -> Images:
         """ "validation" (a tenth of the published training split) or "test"."""
-        return load("cifar10", self.path, split=split, size=self.test_size if split == "test" else None)
+        return with_twins(self._load(split, self.test_size if split == "test" else None, 0), twin, 0)
+
+    def _load(self, split: str, size: int | None, seed: int) -> Images:
+        return load("cifar10", self.path, split=split, size=size, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -177,7 +227,7 @@ class PacsScale(Scale):
 
     def make_teacher(self, seed: int, progress: str | None = None) -> Made:
         """Pre-train a teacher."""
-        torch.manual_seed(seed)
+        torch.manual_seed(seed_for(seed, "teacher"))
         architecture = self.student._replace(overrides={**self.student.overrides, "num_classes": 10})
         model = architecture.build()
         images = load(
@@ -185,39 +235,44 @@ class PacsScale(Scale):
             self._folder("cifar10"),
             split="train",
             size=self.unlabelled,
-            seed=seed,
+            seed=seed_for(seed, "unlabelled"),
             image_size=self.image_size,
         )
         history = train(
-            model, images.with_augment(crop_and_flip()), self.pretraining, seed=seed, progress=progress
+            model,
+            images.with_augment(crop_and_flip()),
+            self.pretraining,
+            seed=seed_for(seed, "teacher order"),
+            progress=progress,
         )
         return model, architecture, history
 
-    def labelled(self, seed: int, number: int | None = None) -> Images:
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
         """The students' training images: all photographs for every seed (or a number of them that the seed
         draws), cropped and flipped at random."""
         photographs = self._photographs("train")
-        return photographs.select(draw(len(photographs), number, seed, "PACS")).with_augment(
-            crop_and_flip(self.image_size // 8)
-        )
+        chosen = draw(len(photographs), number, seed_for(seed, "labels"), "PACS")
+        images = with_twins(photographs.select(chosen), twin, seed)
+        return images.with_augment(crop_and_flip(self.image_size // 8))
 
     def unlabelled_images(self, seed: int) -> Images:
         """The photographs as they are, for what is estimated from the teacher's maps; their labels are not
         for use."""
         return self._photographs("train")
 
-    def held_out(self, split: str) -> Images:
+    def held_out(self, split: str, twin: str | None = None) -> Images:
         """Photographs: "validation" or "test"."""
-        return self._photographs(split)
+        return with_twins(self._photographs(split), twin, 0)
 
-    def elsewhere(self, split: str) -> dict[str, Images]:
+    def elsewhere(self, split: str, twin: str | None = None) -> dict[str, Images]:
         """With "test", everything in the other three domains: nothing of them is trained or tuned on."""
         if split != "test":
             return {}
-        return {
+        found = {
             domain: load_pacs([domain], self._folder("pacs"), split="all", image_size=self.image_size)
             for domain in DOMAINS[1:]
         }
+        return {domain: with_twins(images, twin, 0) for domain, images in found.items()}
 
     def _photographs(self, split: str) -> Images:
         return load_pacs(["photo"], self._folder("pacs"), split=split, image_size=self.image_size)
@@ -226,9 +281,47 @@ class PacsScale(Scale):
         return None if self.path is None else self.path / name
 
 
-SCALES = ("built-in", "cifar10-cpu", "pacs", "cifar10")  # the names, without what they stand for
+def with_twins(images: Images, twin: str | None, seed: int) -> Images:
+    """Photographs with what the teacher sees: the same (None), or one of `PHOTO_TWINS`. Raises `ValueError`
+    for another word."""
+    if twin is None:
+        return images
+    require_known("twin", twin, PHOTO_TWINS)
+    return pair(images, other_of_class(images, twin == "same class", seed_for(seed, "twins")))
+
+
+# the names, without what they stand for
+SCALES = ("find", "match", "built-in", "cifar10-cpu", "pacs", "cifar10")
 _LR = (1e-3, 2e-3, 4e-3)
 _DECAY = (0.05, 0.3)
+# One range for all methods. It is wide: the search tries a dozen recipes of it, and no choice lies at an end.
+AXES = {"lr": (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), "weight_decay": (0.01, 0.03, 0.1, 0.3, 1.0)}
+START = {"lr": 2e-3, "weight_decay": 0.1}
+WEIGHTS = {"transfer_weight": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}
+
+
+def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
+    """One of the two worlds: everything at one budget, but for distill-long, which has the paper's twice as
+    many steps."""
+    steps = 500
+    by_weight = {"axes": AXES | WEIGHTS, "start": START | {"transfer_weight": 3.0}}
+    tuning = {
+        **dict.fromkeys(WORLD_METHODS, Range(AXES, START, {})),
+        "distill": Range(**by_weight, also={}),
+        "distill-long": Range(**by_weight, also={"steps": 2 * steps}),
+    }
+    return GlyphScale(
+        name,
+        Architecture("glyphs"),
+        WORLD_METHODS,
+        pretraining,
+        replace(recipes.STUDENT, steps=steps),
+        tuning,
+        labels=1000,
+        study_share=1.0,
+        world=world,
+        gate=GATE,
+    )
 
 
 @lru_cache
@@ -246,6 +339,8 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
     # Its copy Q is in the study "family", with the other parts.
     built_in = tuple(method for method in METHODS if method != "copy-q")
     return {
+        "find": _world("find", recipes.RETRIEVAL, glyphs.World()),
+        "match": _world("match", replace(recipes.RETRIEVAL, steps=3000), glyphs.World(task="match")),
         "built-in": GlyphScale(
             "built-in",
             Architecture("glyphs"),

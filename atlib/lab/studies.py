@@ -16,6 +16,7 @@ from atlib.lab.study import (
     Variant,
     again,
     by,
+    copy_fine_tuned,
     fine_tune,
     pair,
     scale_of,
@@ -76,7 +77,7 @@ PRETRAINING = Study(
         ),
     ),
     minutes=35,
-    only="built-in",
+    only=("built-in",),
     teachers=(STANDARD, COLOUR, OTHER_DATA),
 )
 
@@ -141,7 +142,7 @@ COMPONENT_STUDY = Study(
     "arXiv 2605.07191: four families fail to transfer to a standard ViT, and transfer to a matched one",
     tuple(variant for name in COMPONENTS for variant in _matched_or_not(name)),
     minutes=50,
-    only="built-in",
+    only=("built-in",),
     teachers=tuple(WITH_COMPONENT.values()),
 )
 
@@ -175,7 +176,7 @@ SIZES = Study(
         ),
     ),
     minutes=25,
-    only="built-in",
+    only=("built-in",),
     teachers=(SMALL, LARGE),
 )
 
@@ -209,7 +210,7 @@ POOL = Study(
     ),
     seeds=3,
     minutes=12,
-    only="built-in",
+    only=("built-in",),
 )
 
 TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, SIZES, POOL)
@@ -271,10 +272,6 @@ def _predicted(name: str, task: float, transfer: float) -> Variant:
     return Variant(f"{name} predictions", build, "scratch", weights, _LR, needs=("fine-tuned",))
 
 
-def _copy_fine_tuned(sources: Sources) -> nn.Module:
-    return AttentionTransfer(sources.fine_tuned(), sources.student(), Plan())
-
-
 FAMILY = Study(
     "family",
     "all that can be transferred: maps, Q, K, V, features, predictions, weights",
@@ -290,7 +287,7 @@ FAMILY = Study(
         Variant("features", _features, "distill", trials=_weights(0.1, 1.0, 10.0)),
         _predicted("soft", 0.9, 0.1),
         _predicted("hard", 0.5, 0.5),
-        Variant("copy fine-tuned", _copy_fine_tuned, "copy-fine-tuned", needs=("fine-tuned",)),
+        Variant("copy fine-tuned", copy_fine_tuned, "copy-fine-tuned", needs=("fine-tuned",)),
         Variant("copy untrained", untrained_maps, "copy-untrained"),
         Variant(
             "copy into another teacher's weights", _copy_into_another, "fine-tune", needs=("another teacher",)
@@ -359,7 +356,7 @@ AVERAGES = Study(
         Variant("copy mean of cell, few labels", _mean_of_cell, labels=_FEW),
     ),
     minutes=22,
-    only="built-in",
+    only=("built-in",),
 )
 
 
@@ -413,7 +410,7 @@ PAIRS = Study(
         Variant("small patches, copy resample", by(unequal_grid="resample"), student=_SMALL_PATCHES),
     ),
     minutes=60,
-    only="built-in",
+    only=("built-in",),
 )
 
 STUDIES = {study.name: study for study in (DISTILLATION, FAMILY, LAYERS, AVERAGES, PAIRS, *TEACHER_STUDIES)}

@@ -20,11 +20,14 @@ from torch import nn
 
 from atlib._util import require_known
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
+from atlib.data.glyphs import TWINS
 from atlib.data.images import Images
-from atlib.lab.scales import METHODS, TUNING_SEED, Scale, Schooling, scales
+from atlib.data.rng import seed_for
+from atlib.lab.scales import METHODS, PHOTO_TWINS, TUNING_SEED, Scale, Schooling, scales
+from atlib.lab.tuning import to_try
 from atlib.plan import Plan
-from atlib.record import Record, about, add_record, peak_memory_mb, read_file, records_file
-from atlib.train.evaluate import evaluate
+from atlib.record import Record, about, add_record, pack_bits, peak_memory_mb, read_file, records_file
+from atlib.train.evaluate import predict, score
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer, student_of
@@ -56,9 +59,6 @@ def scale_of(place: Place) -> Scale:
     return known[place.scale]
 
 
-AGAIN = 1000  # between the seeds of first weights of repeated runs: no other seed is as large
-
-
 class Sources(NamedTuple):
     """What a variant can be built from: the models of one seed of the central experiment, and a new
     student."""
@@ -84,7 +84,7 @@ class Sources(NamedTuple):
 
     def student(self) -> VisionTransformer:
         """A student fresh from its initialisation, which the seed decides."""
-        torch.manual_seed(self.seed + AGAIN * self.again)
+        torch.manual_seed(seed_for(self.seed, "student", self.again))
         return self.scale.student.build()
 
     def unlabelled(self) -> Images:
@@ -102,7 +102,8 @@ class Variant:
     student: changes to the student's constructor arguments. labels: training images, None for the scale's
     number. images: (scale, seed) -> the training images, where they are not the scale's own. needs: models it
     is built from beside the teacher of its seed, "fine-tuned" or "another teacher". stop_at: the step of its
-    recipe's schedule at which it ends, as a checkpoint along the run; None for the whole.
+    recipe's schedule at which it ends, as a checkpoint along the run; None for the whole. twin: what the
+    teacher sees in place of the student's image, in training and in evaluation; None for the image itself.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Variant:
     images: Callable[[Scale, int], Images] | None = None
     needs: tuple[str, ...] = ()
     stop_at: int | None = None
+    twin: str | None = None
 
     def base(self, scale: Scale, place: Place) -> Recipe:
         """The recipe that it starts from: the scale's, or the one chosen for `like`, for a study's steps."""
@@ -138,7 +140,7 @@ class Study:
 
     shows: what they are to show. paper: where the paper (arXiv 2411.09702) has the like, with its figures.
     seeds: as recorded. minutes: of all runs at the built-in scale on two cores, the central teachers not
-    counted. only: the one scale that it is made for, None for any. teachers: made for this study, beside the
+    counted. only: the scales that it is made for, none for any. teachers: made for this study, beside the
     central ones.
     """
 
@@ -148,7 +150,7 @@ class Study:
     variants: tuple[Variant, ...]
     seeds: int = 5
     minutes: int = 30
-    only: str | None = None
+    only: tuple[str, ...] = ()
     teachers: tuple[Schooling, ...] = ()
 
     def variant(self, name: str) -> Variant:
@@ -163,7 +165,7 @@ class Study:
 
 def with_new_head(vit: nn.Module, sources: Sources) -> nn.Module:
     """A pre-trained ViT, ready to be fine-tuned on the student's classes."""
-    torch.manual_seed(sources.seed + AGAIN * sources.again)
+    torch.manual_seed(seed_for(sources.seed, "head", sources.again))
     vit.reset_classifier(sources.scale.student.build().num_classes)
     return vit.requires_grad_(True)
 
@@ -191,13 +193,18 @@ def by(what: str = "map", how: str = "copy", schooling: Schooling | None = None,
 def untrained_maps(sources: Sources, student: nn.Module | None = None) -> nn.Module:
     """The student with copied maps of a teacher that is only initialised."""
     student = sources.student() if student is None else student
-    # One stream of random numbers: not the student's weights again.
+    torch.manual_seed(seed_for(sources.seed, "untrained", sources.again))
     return AttentionTransfer(sources.scale.student.build(), student, Plan())
 
 
-def again(build: Callable[[Sources], nn.Module], sources: Sources) -> nn.Module:
+def copy_fine_tuned(sources: Sources) -> nn.Module:
+    """The student with copied maps of the fine-tuned teacher."""
+    return AttentionTransfer(sources.fine_tuned(), sources.student(), Plan())
+
+
+def again(build: Callable[[Sources], nn.Module], sources: Sources, number: int = 1) -> nn.Module:
     """The same once more with other first weights: what two runs of one method differ by."""
-    return build(sources._replace(again=1))
+    return build(sources._replace(again=number))
 
 
 # --- The central experiment: the same student taught in six ways; other studies start from what it chose ---
@@ -217,15 +224,17 @@ def build_student(
     only initialised. copy-fine-tuned: maps of the fine-tuned teacher.
     """
     require_known("method", method, METHODS)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed_for(seed, "student"))
     student = architecture.build()
     if method == "scratch":
         return student
     if method == "fine-tune":
         student = copy.deepcopy(teacher)
+        torch.manual_seed(seed_for(seed, "head"))
         student.reset_classifier(architecture.build().num_classes)
         return student.requires_grad_(True)
     if method == "copy-untrained":
+        torch.manual_seed(seed_for(seed, "untrained"))
         return AttentionTransfer(architecture.build(), student, Plan())
     source = fine_tuned if method == "copy-fine-tuned" else teacher
     if source is None:
@@ -252,6 +261,17 @@ CENTRAL = Study(
             needs=("fine-tuned",) if method == "copy-fine-tuned" else (),
         )
         for method in METHODS
+    )
+    + (
+        Variant("scratch-2", partial(again, scratch, number=1), like="scratch"),
+        Variant("scratch-3", partial(again, scratch, number=2), like="scratch"),
+        Variant("copy-k", by("k"), like=None),
+        Variant("copy-v", by("v"), like=None),
+        *(
+            Variant(f"copy-{twin.replace(' ', '-')}-twin", by(), like=None, twin=twin)
+            for twin in (*TWINS, *PHOTO_TWINS)
+        ),
+        Variant("distill-long", by(how="distill"), like=None),
     ),
     minutes=70,
 )
@@ -293,19 +313,26 @@ def chosen(place: Place, method: str, study: Study = CENTRAL) -> int:
 
     Raises `FileNotFoundError` while one of them has no record.
     """
-    trials = range(len(study.variant(method).choices(scale_of(place))))
-    if len(trials) == 1:
+    choices = study.variant(method).choices(scale_of(place))
+    if len(choices) == 1:
         return 0
     path = place.records(study.name)
-    scores = {each.key: each.results.get("validation_accuracy") for each in read_file(path)}
-    keys = [Run(study, place, method, TUNING_SEED, trial).key for trial in trials]
-    for trial, key in enumerate(keys):
-        if key not in scores:
-            raise FileNotFoundError(
-                f"{method} is not tuned yet, {path} has no trial {trial} of it: "
-                f"run `python -m atlib experiment {study.name} --scale {place.scale}` first"
-            )
-    return max(trials, key=lambda trial: scores[keys[trial]])
+    scores = _scores(read_file(path), method)
+    if missing := to_try(choices, scores):
+        raise FileNotFoundError(
+            f"{method} is not tuned yet, {path} has no trial {missing[0]} of it: "
+            f"run `python -m atlib experiment {study.name} --scale {place.scale}` first"
+        )
+    return max(sorted(scores), key=scores.__getitem__)
+
+
+def _scores(records: list[Record], method: str) -> dict[int, float]:
+    """The validation accuracies of a method's trials."""
+    return {
+        record.trial: record.results["validation_accuracy"]
+        for record in records
+        if record.kind == "trial" and record.method == method and record.seed == TUNING_SEED
+    }
 
 
 def fine_tuning(place: Place, seed: int) -> Run:
@@ -334,12 +361,18 @@ def trained(run: Run) -> nn.Module:
     choices = variant.choices(scale)
     trial = chosen(run.place, run.method, run.study) if run.trial is None else run.trial
     recipe = replace(variant.base(scale, run.place), **choices[trial])
-    images = scale.labelled(run.seed) if variant.images is None else variant.images(scale, run.seed)
+    if variant.images is None:
+        images = scale.labelled(run.seed, twin=variant.twin)
+    else:
+        images = variant.images(scale, run.seed)
     # Tuning never sees a test image, and a reported run no other.
     split = "test" if run.trial is None else "validation"
     name = f"{run.method}, " + (f"seed {run.seed}" if run.trial is None else f"trial {run.trial}")
     start = time.perf_counter()
-    results, history = teach(model, scale, recipe, run.seed, split, name, images, variant.stop_at)
+    sets = {split: scale.held_out(split, variant.twin)} | {
+        f"{split}_{name}": images for name, images in scale.elsewhere(split, variant.twin).items()
+    }
+    results, history = teach(model, images, recipe, run.seed, sets, name, variant.stop_at)
     seconds = time.perf_counter() - start
     if run.trial is None or (variant.like is None and run.method == "fine-tune"):  # a teacher of others
         save_weights(run.weights, student)
@@ -353,30 +386,32 @@ def trained(run: Run) -> nn.Module:
 
 def teach(
     student: nn.Module,
-    scale: Scale,
+    images: Images,
     recipe: Recipe,
     seed: int,
-    split: str,
+    sets: Mapping[str, Images],
     name: str,
-    images: Images,
     stop_at: int | None = None,
 ) -> tuple[dict, list[dict]]:
-    """Train a student in place on `images` and evaluate it on `split`: results and history.
+    """Train a student in place on `images` and evaluate it on `sets`: results and history. Of the set "test"
+    the results say which images were right (`atlib.record.pack_bits`).
 
     stop_at: end after that many steps of the recipe, as a checkpoint along the run would be.
     """
-    sets = {split: scale.held_out(split)} | {
-        f"{split}_{name}": images for name, images in scale.elsewhere(split).items()
-    }
+    results = {}
 
     def metrics(model: nn.Module) -> dict:
-        found = {name: evaluate(model, images) for name, images in sets.items()}
-        return {f"{name}_accuracy": each.accuracy for name, each in found.items()} | {
-            f"{name}_loss": each.loss for name, each in found.items()
-        }
+        for name, each in sets.items():
+            logits = predict(model, each)
+            found = score(logits, each.targets)
+            results.update({f"{name}_accuracy": found.accuracy, f"{name}_loss": found.loss})
+            if name == "test":
+                results["test_right"] = pack_bits(logits.argmax(1) == each.targets)
+        return {name: value for name, value in results.items() if name != "test_right"}
 
-    history = train(student, images, recipe, seed=seed, evaluate=metrics, progress=name, stop_at=stop_at)
-    return {name: value for name, value in history[-1].items() if name.startswith(split)}, history
+    order = seed_for(seed, "order")
+    history = train(student, images, recipe, seed=order, evaluate=metrics, progress=name, stop_at=stop_at)
+    return results, history
 
 
 def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Schooling | None = None) -> None:
@@ -398,6 +433,8 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
     seconds = time.perf_counter() - start
     save_vit(weights, teacher.cpu(), architecture)
     results = {"pretraining_loss": history[-1]["loss"]}
+    if "unlearned" in history[-1]:
+        results["unlearned"] = history[-1]["unlearned"]
     write_run(study.name, place, scale, key, recipe.describe(), results, history, seconds)
 
 
@@ -452,17 +489,14 @@ def run_study(
     the study is not made for.
     """
     scale = scale_of(place)
-    if study.only not in (None, place.scale):
-        raise ValueError(
-            f"{study.name} is made for the scale {study.only!r} (it uses what only that world has), not for"
-            f" {place.scale!r}"
-        )
+    if study.only:  # it uses what only that world has
+        require_known("scale", place.scale, study.only)
     if seeds > TUNING_SEED:
         raise ValueError(
             f"at most {TUNING_SEED} seeds: seed {TUNING_SEED} is the one that recipes are tuned on, got"
             f" {seeds}"
         )
-    known = [v.name for v in study.variants if v.like is not None or v.name in scale.methods]
+    known = [v.name for v in study.variants if study is not CENTRAL or v.name in scale.methods]
     for method in methods or ():
         require_known("method", method, known)
     variants = [study.variant(name) for name in methods or known]
@@ -489,19 +523,26 @@ def check_tuned(variants: list[Variant], place: Place) -> None:
 
 def _run_variants(study: Study, variants: list[Variant], place: Place, seeds: int, jobs: int) -> None:
     scale = scale_of(place)
-    trials = [
-        Run(study, place, variant.name, TUNING_SEED, trial)
-        for variant in variants
-        if len(choices := variant.choices(scale)) > 1
-        for trial in range(len(choices))
-    ]
-    runs = [Run(study, place, variant.name, seed) for variant in variants for seed in range(seeds)]
-    make_models(study, variants, place, [*range(seeds), *([TUNING_SEED] if trials else [])], jobs)
-    for group in (trials, runs):
+
+    def trials() -> list[Run]:
+        """Those that the search asks for next, of all variants together."""
+        records = read_file(place.records(study.name))
+        return [
+            Run(study, place, variant.name, TUNING_SEED, trial)
+            for variant in variants
+            for trial in to_try(variant.choices(scale), _scores(records, variant.name))
+        ]
+
+    def runs() -> list[Run]:
         known = _keys(place.records(study.name))
-        # Whole runs of the central table have a process each; the shorter ones of studies would spend a
-        # seventh of their time on imports.
-        run_each(make_run, [(run,) for run in group if run.key not in known], jobs, fresh=study is CENTRAL)
+        each = [Run(study, place, variant.name, seed) for variant in variants for seed in range(seeds)]
+        return [run for run in each if run.key not in known]
+
+    make_models(study, variants, place, sorted({run.seed for run in (*trials(), *runs())}), jobs)
+    # Whole runs of the central table have a process each; the shorter ones of studies would spend a seventh
+    # of their time on imports.
+    while waiting := trials() or runs():
+        run_each(make_run, [(run,) for run in waiting], jobs, fresh=study is CENTRAL)
 
 
 def make_models(study: Study, variants: list[Variant], place: Place, seeds: list[int], jobs: int) -> None:

@@ -16,6 +16,7 @@ from atlib.checkpoint import read_header
 from atlib.data import glyphs
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.images import Images, draw, load
+from atlib.data.rng import seed_for
 from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
 from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig
@@ -173,7 +174,8 @@ def build(config: RunConfig, outputs: int) -> Built:
             architecture=config.teacher_architecture,
         )
     architecture = config.architecture(outputs)
-    torch.manual_seed(config.seed)  # after the teacher is there, whatever was drawn for it
+    # What is pre-trained with a seed and what learns from it are independent.
+    torch.manual_seed(seed_for(config.seed, "teacher" if config.method in PRETRAINING else "student"))
     student = architecture.build()
     match config.method:
         case "mae":

@@ -41,7 +41,12 @@ def evaluate(model: nn.Module, images: EvaluationData, batch_size: int = 500) ->
 
     Raises `ValueError` when the model has fewer outputs than there are classes, and for logits that are NaN.
     """
-    logits, labels = predict(model, images, batch_size), images.targets
+    return score(predict(model, images, batch_size), images.targets)
+
+
+def score(logits: Tensor, labels: Tensor) -> Evaluation:
+    """Accuracy and loss of logits (n, classes), as `predict` gives them, against labels (n,). Raises as
+    `evaluate` does."""
     _check_labels(labels, logits)
     nan = logits.isnan().any(1)
     if nan.any():  # their argmax would count as a prediction

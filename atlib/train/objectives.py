@@ -60,10 +60,15 @@ def mixed(
     two, with equal chance, and mixes the i-th image with the i-th from the end; with an odd number the last
     image stays as it is. The images given may be written over. Source: Zhang et al. 2018 (arXiv 1710.09412),
     Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877). Raises `ValueError` for
-    targets that are not class indices, and for a model that does not say how many classes it knows.
+    targets that are not class indices, for a model that does not say how many classes it knows, and for pairs
+    of images (`atlib.data.pair`).
     """
     if not (recipe.mixup or recipe.cutmix):
         return images, targets
+    if images.ndim == 5:
+        raise ValueError(
+            f"mixup and cutmix mix single images, not pairs (got {tuple(images.shape)}): set both to 0"
+        )
     if targets.ndim != 1 or targets.is_floating_point() or not classes:
         raise ValueError(
             "mixup and cutmix mix classes: they need class indices (b,) and a model with num_classes, got"

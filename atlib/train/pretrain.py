@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from atlib.data import glyphs
 from atlib.data.images import Images
+from atlib.data.sampler import EvaluationData
+from atlib.train.evaluate import predict
 from atlib.train.recipe import Recipe
 from atlib.vit import create_vit
 
@@ -50,6 +52,15 @@ def colour_images(drawn: glyphs.Glyphs) -> Images:
 def colour_loss(model: nn.Module, images: Tensor, hues: Tensor, recipe: Recipe) -> Tensor:
     """Cross-entropy of the model's hue logits, label smoothing as the recipe says."""
     return nn.functional.cross_entropy(model(images), hues, label_smoothing=recipe.label_smoothing)
+
+
+def unlearned(model: nn.Module, images: EvaluationData) -> float:
+    """The share of its pre-text that a model has not learned: of wrong answers, where targets are classes;
+    else of the targets' variance, averaged over pixels, that its outputs leave."""
+    outputs, targets = predict(model, images), images.targets
+    if not targets.is_floating_point():
+        return (outputs.argmax(1) != targets).double().mean().item()
+    return ((outputs - targets).square().mean() / targets.var(0, correction=0).mean()).item()
 
 
 class MaskedAutoencoder(nn.Module):

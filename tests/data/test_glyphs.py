@@ -157,6 +157,7 @@ CHANGES = dict(
     rendering="dotted",
     decoy=0.6,
     texture=1.0,
+    pointer=1,
 )
 
 

@@ -5,9 +5,10 @@ import colorsys
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
 
-from atlib.data.glyphs import HUES, SHAPES, TWINS, World, generate
+from atlib.data.glyphs import HUES, SHAPES, TWINS, World, generate, marked_cell
 from tests.data.test_glyphs import BACKGROUND, cells_of, inked, shapes_in
 
 CLEAN = World(task="match", noise=0)
@@ -118,6 +119,26 @@ def test_unknown_words(arguments, value):
         generate("train", 1, **{k: World(**v) if k == "world" else v for k, v in arguments.items()})
 
 
-def test_a_false_mark_belongs_to_find():
-    with pytest.raises(ValueError, match="decoy=0.5"):
-        World(task="match", decoy=0.5)
+@pytest.mark.parametrize("factor, value", [("decoy", 0.5), ("pointer", 1)])
+def test_a_mark_belongs_to_find(factor, value):
+    with pytest.raises(ValueError, match=f"{factor}={value}"):
+        World(task="match", **{factor: value})
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_pointer_stands_left_of_what_it_names(steps):
+    drawn = generate("train", 60, 0, World(noise=0, pointer=steps))
+    row, column = drawn.cell // 4, drawn.cell % 4
+    expected = row * 4 + (column - steps) % 4
+    assert np.array_equal(marked_cell(torch.from_numpy(drawn.images)).numpy(), expected)
+    plain = generate("train", 60, 0, World(noise=0))
+    assert np.array_equal(drawn.shape, plain.shape) and np.array_equal(drawn.cell, plain.cell)
+    for image, cell, shape in zip(drawn.images, drawn.cell, drawn.shape):
+        assert SHAPES[shape] in shapes_in(inked(cells_of(image)[cell]))
+
+
+def test_a_false_mark_is_never_the_pointers():
+    drawn = generate("train", 500, 0, World(noise=0, pointer=1, decoy=0.9, clutter=0, cue=0.5, jitter=0))
+    true = marked_cell(torch.from_numpy(drawn.images)).numpy()
+    dots = np.stack([np.stack([cell[0, 0, 0] for cell in cells_of(image)]) for image in drawn.images])
+    assert ((dots > BACKGROUND + 12).sum(1) == 2).all() and (dots[np.arange(500), true] > BACKGROUND).all()

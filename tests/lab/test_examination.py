@@ -42,7 +42,7 @@ def losses(models, sources):
 
 
 EXAMINATION = Examination(
-    "toy examination", "", "", STUDY, ("scratch", "copy other"), losses, seeds=2, only="toy"
+    "toy examination", "", "", STUDY, ("scratch", "copy other"), losses, seeds=2, only=("toy",)
 )
 
 
@@ -124,7 +124,7 @@ def test_only_some_methods(place):
 @pytest.mark.parametrize(
     "scale, methods, error, says",
     [
-        ("built-in", None, ValueError, "'toy'.*'built-in'"),
+        ("built-in", None, ValueError, "'built-in'.*'toy'"),
         ("toy", ["scratch", "copi"], ValueError, "'copi'.*'copy'"),
         ("toy", None, FileNotFoundError, "fine-tune.*python -m atlib experiment transfer --scale toy"),
     ],

@@ -47,6 +47,8 @@ from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import ROOT, mark, randomise, same, state_of
 
+RESULTS = {"test_accuracy", "test_loss", "test_right"}
+
 
 def distilled(sources):
     return AttentionTransfer(sources.teacher(), sources.student(), Plan(how="distill"))
@@ -136,7 +138,7 @@ def test_every_method_leaves_a_record(finished):
     assert [(r.kind, r.method, r.seed) for r in records] == [("run", method, 0) for method in METHODS]
     for record in records:
         assert record.experiment == "transfer" and record.seconds > 0
-        assert set(record.results) == {"test_accuracy", "test_loss"}
+        assert set(record.results) == RESULTS
         assert 0 <= record.results["test_accuracy"] <= 1
         assert record.config["labels"] == 16
         assert record.config["student"] == {"name": "glyphs", "overrides": {}}
@@ -318,7 +320,7 @@ def test_a_study_starts_from_the_chosen_recipe(place):
     ]
     for record in records[:2]:
         recipe = record.config["recipe"]
-        assert record.experiment == "toy study" and set(record.results) == {"test_accuracy", "test_loss"}
+        assert record.experiment == "toy study" and set(record.results) == RESULTS
         assert (recipe["lr"], recipe["transfer_weight"]) == (toy.TRIALS[1]["lr"], 7.0)
         assert recipe["steps"] == max(1, round(0.4 * 2)) and recipe["plan"]["how"] == "distill"
 
@@ -345,7 +347,7 @@ def test_trials_of_a_study_are_chosen_on_the_validation_split(place):
             FileNotFoundError,
             "distill.*python -m atlib experiment transfer --scale toy",
         ),
-        (AVERAGES, "toy", 1, None, ValueError, "'built-in'.*'toy'"),
+        (AVERAGES, "toy", 1, None, ValueError, "'toy'.*'built-in'"),
         (FAMILY, "toy", 1, ["copy Q"], ValueError, "'copy Q'.*'copy q'"),
         (CENTRAL, "toy", 1, ["scratch", "copi"], ValueError, "'copi'.*'copy'"),
         (CENTRAL, "toi", 1, None, ValueError, "'toi'.*'toy'"),
@@ -424,7 +426,8 @@ def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
     run_study(TAUGHT, place, 1)
     record = found(place, TAUGHT)["teacher", "teacher inverted", 0, None]
     assert record.experiment == "toy teachers" and record.config["recipe"]["steps"] == 1
-    assert record.results == {"pretraining_loss": record.history[-1]["loss"]}
+    last = record.history[-1]
+    assert record.results == {"pretraining_loss": last["loss"], "unlearned": last["unlearned"]}
     expected = INVERTED.make(toy.TOY.pretraining, toy.TOY.unlabelled, 0)[0].state_dict()
     weights = place.teacher(0, INVERTED)
     assert same(load_vit(weights).state_dict(), expected) and len(made) == 2
@@ -433,6 +436,9 @@ def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
     forget(place, TAUGHT, ("run", "copy", 0, None))
     assert len(run_study(TAUGHT, place, 1)) == 2 == len(made), "it is there already"
     weights.unlink()
+    run_study(TAUGHT, place, 1)
+    assert len(made) == 2, "whose students are all recorded is not made again"
+    forget(place, TAUGHT, ("run", "copy", 0, None))
     run_study(TAUGHT, place, 1)
     assert len(made) == 3 and same(load_vit(weights).state_dict(), expected)
 

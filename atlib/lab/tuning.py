@@ -1,0 +1,64 @@
+"""Which recipes are tried before a method is reported: the same range for every method, searched in the same
+way."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+
+def grid(**choices: Sequence) -> tuple[dict, ...]:
+    """All combinations of recipe values, as dicts: grid(lr=[1, 2], clip=[3]) is ({lr: 1, clip: 3}, {lr: 2,
+    clip: 3})."""
+    return tuple(dict(zip(choices, values)) for values in product(*choices.values()))
+
+
+@dataclass(frozen=True)
+class Range(Sequence):
+    """Recipes on a grid, of which a compass search tries a few: the start and its neighbours along each axis,
+    then those of the best one, until the best one's neighbours are all tried and none is better.
+
+    axes: {recipe value: its choices in order}; start: of each axis where it begins; also: what all of them
+    change. As a sequence it is the whole grid, the last axis fastest.
+    """
+
+    axes: Mapping[str, tuple]
+    start: Mapping[str, float]
+    also: Mapping
+
+    def __len__(self) -> int:
+        return len(self._recipes())
+
+    def __getitem__(self, index):
+        return self._recipes()[index]
+
+    def open(self, scores: Mapping[int, float]) -> list[int]:
+        """The recipes that are to be tried next, given the scores of those tried; none when it has ended."""
+        cells = list(product(*(range(len(choices)) for choices in self.axes.values())))
+        start = tuple(choices.index(self.start[name]) for name, choices in self.axes.items())
+        tried = {cells[index]: score for index, score in scores.items()}
+        best = max(sorted(tried), key=tried.__getitem__) if tried else start
+        wanted = {best, *self._neighbours(best)} - tried.keys()
+        return sorted(cells.index(cell) for cell in wanted)
+
+    def at_edge(self, index: int) -> list[str]:
+        """The axes at whose end a recipe lies: a better one may be outside the range."""
+        return [name for name, choices in self.axes.items() if self[index][name] in (choices[0], choices[-1])]
+
+    def _recipes(self) -> tuple[dict, ...]:
+        return tuple({**self.also, **recipe} for recipe in grid(**self.axes))
+
+    def _neighbours(self, cell: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        for axis, choices in enumerate(self.axes.values()):
+            for place in (cell[axis] - 1, cell[axis] + 1):
+                if 0 <= place < len(choices):
+                    yield (*cell[:axis], place, *cell[axis + 1 :])
+
+
+def to_try(choices: Sequence[Mapping], scores: Mapping[int, float]) -> list[int]:
+    """Which of a method's recipes are to be tried next: of a `Range` as its search goes, of any others all
+    that have no score."""
+    if len(choices) == 1:
+        return []
+    if isinstance(choices, Range):
+        return choices.open(scores)
+    return [index for index in range(len(choices)) if index not in scores]

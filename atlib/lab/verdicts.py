@@ -1,0 +1,138 @@
+"""The rule by which the book's claims are judged; it was fixed before the runs of the two worlds' tables.
+
+Every claim compares two methods within seeds, image by image. It is uncertain because of its seeds and of
+its test images, which all seeds share; claims of one chapter are judged together (Holm 1979), and there are
+three verdicts, one of which says that the experiment was too small.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from atlib.record import read_records, unpack_bits
+
+VERDICTS = ("holds", "does not hold", "too small to tell", "not recorded")
+HOLDS, DOES_NOT_HOLD, TOO_SMALL, NOT_RECORDED = VERDICTS
+FEWEST_SEEDS = 3
+LEVEL = 0.05  # of a chapter's wrong verdicts
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one side of a comparison measured. study, scale: where its records are. methods: their mean, such
+    as of three scratch students a seed. metric: "test_right", which says it of each image, or the name of one
+    number of the results."""
+
+    study: str
+    scale: str
+    methods: tuple[str, ...]
+    metric: str = "test_right"
+
+    def values(self, results: Path | None = None) -> dict[int, np.ndarray]:
+        """{seed: (images,)}, or (1,) of a single number, for the seeds in which all methods are recorded."""
+        found: dict[int, list[np.ndarray]] = {}
+        for record in read_records(self.study, self.scale, results=results):
+            if record.method in self.methods:
+                value = record.results[self.metric]
+                value = unpack_bits(value) if isinstance(value, str) else np.array([value])
+                found.setdefault(record.seed, []).append(value.astype(float))
+        return {seed: np.mean(each, 0) for seed, each in found.items() if len(each) == len(self.methods)}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that a reader could ask about, which is that `higher` is above `lower`, but for a `margin`:
+    with 0.01 it is that it is not more than one point below."""
+
+    chapter: str
+    sentence: str
+    higher: Side
+    lower: Side
+    margin: float = 0.0
+
+
+class Estimate(NamedTuple):
+    """A mean difference within seeds with its 95 % interval. p: two-sided, of the difference being -margin;
+    seeds, images: that it is a mean of."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+    images: int
+
+
+class Judged(NamedTuple):
+    """A claim, what was measured (None with fewer than `FEWEST_SEEDS` seeds), and one of `VERDICTS`."""
+
+    claim: Claim
+    estimate: Estimate | None
+    verdict: str
+
+
+def estimate(differences: np.ndarray, margin: float = 0.0) -> Estimate:
+    """The mean of differences (seeds, images), and how uncertain it is for other seeds and other images.
+
+    Two-way analysis of variance with random seeds and random images, each seed seeing the same images: the
+    variance of the mean is (MS of seeds + MS of images - MS of what is left) / (S n), with Satterthwaite's
+    degrees of freedom; interval and p are Student's. With one number a seed it is the t test. A bootstrap
+    over both (Owen 2007, "The pigeonhole bootstrap") agrees, but counts what is left three times, so that
+    with few seeds it finds too little. Raises `ValueError` for fewer than two seeds.
+    """
+    S, n = differences.shape
+    if S < 2:
+        raise ValueError(f"{S} seed says nothing about its spread: at least 2 are needed")
+    mean, of_seeds, of_images = differences.mean(), differences.mean(1), differences.mean(0)
+    left = differences - of_seeds[:, None] - of_images + mean
+    squares = np.array([n * of_seeds.var() * S / (S - 1), 0.0, 0.0])
+    freedom = np.array([S - 1, max(n - 1, 1), max((S - 1) * (n - 1), 1)])
+    if n > 1:
+        squares[1:] = S * of_images.var() * n / (n - 1), (left**2).sum() / freedom[2]
+    # not below what one source alone gives, where the estimate of the other is negative by chance
+    total = max(squares @ (1, 1, -1), *squares[:2])
+    if total == 0:
+        sure = float(mean + margin == 0)
+        return Estimate(float(mean), float(mean), float(mean), sure, S, n)
+    error, degrees = np.sqrt(total / (S * n)), total**2 / (squares**2 / freedom).sum()
+    reach = stats.t.ppf(0.975, degrees) * error
+    p = 2 * stats.t.sf(abs(mean + margin) / error, degrees)
+    return Estimate(float(mean), float(mean - reach), float(mean + reach), float(p), S, n)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p values adjusted for being asked together, in the order given (Holm 1979): the smallest times their
+    number, the next times one less, and none below the one before."""
+    adjusted, floor = [0.0] * len(p), 0.0
+    for rank, index in enumerate(np.argsort(p, kind="stable")):
+        floor = max(floor, min(1.0, p[index] * (len(p) - rank)))
+        adjusted[index] = floor
+    return adjusted
+
+
+def judge(claims: Sequence[Claim], results: Path | None = None) -> list[Judged]:
+    """What the records say of every claim; those of one chapter are judged together.
+
+    A claim holds, or does not, where its adjusted p is below `LEVEL`, by the sign; else the experiment is too
+    small to tell. results: the folder of the records, by default the book's.
+    """
+    found = [_measured(claim, results) for claim in claims]
+    verdicts = [NOT_RECORDED] * len(claims)
+    for chapter in {claim.chapter for claim in claims}:
+        of_it = [i for i, claim in enumerate(claims) if claim.chapter == chapter and found[i] is not None]
+        for index, p in zip(of_it, holm([found[i].p for i in of_it])):
+            above = found[index].difference + claims[index].margin > 0
+            verdicts[index] = TOO_SMALL if p >= LEVEL else HOLDS if above else DOES_NOT_HOLD
+    return [Judged(*each) for each in zip(claims, found, verdicts)]
+
+
+def _measured(claim: Claim, results: Path | None) -> Estimate | None:
+    higher, lower = claim.higher.values(results), claim.lower.values(results)
+    shared = sorted(higher.keys() & lower.keys())
+    if len(shared) < FEWEST_SEEDS:
+        return None
+    return estimate(np.stack([higher[seed] - lower[seed] for seed in shared]), claim.margin)

@@ -1,0 +1,121 @@
+"""Pairs: the student looks at one image, its teacher at another, in training and in evaluation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from atlib import AttentionTransfer, Plan, walk
+from atlib.data import Images, crop_and_flip, glyph_images, pair
+from atlib.data.glyphs import World, generate
+from atlib.data.images import other_of_class
+from atlib.data.sampler import ShardSpec
+from atlib.train import train
+from atlib.train.evaluate import evaluate, predict
+from atlib.train.recipe import Recipe
+from atlib.walking import Instead
+from tests.helpers import randomise, same, tiny
+
+WORLD = World(task="match")
+SCENES = glyph_images(generate("train", 40, 0, WORLD))
+TWINS = glyph_images(generate("train", 40, 0, WORLD, "routing"))
+RECIPE = Recipe(steps=3, batch_size=16, lr=1e-3)
+
+
+def couple(how="copy", what="map"):
+    return AttentionTransfer(randomise(tiny(1), 1), randomise(tiny(2), 2), Plan(what, how))
+
+
+@pytest.mark.parametrize("what", ["map", "q", "k", "v"])
+def test_what_is_copied_comes_from_the_other_image(what):
+    """Against a walk of the student into which the teacher's tensors of the twin are put by hand."""
+    one = couple(what=what).eval()
+    seen = walk(one.teacher, TWINS.take(range(8))[0], values=True).layers
+    fields = {"map": lambda s: {"q": s.q, "k": s.k}}.get(what, lambda s: {what: getattr(s, what)})
+    replace_ = {layer: Instead(**fields(s)) for layer, s in enumerate(seen)}
+    expected = walk(one.student, SCENES.take(range(8))[0], replace=replace_).logits
+    found = one(pair(SCENES, TWINS).take(range(8))[0]).logits
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    assert (found - one(SCENES.take(range(8))[0]).logits).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_the_image_itself_as_its_twin_changes_nothing(how):
+    alone, paired = couple(how), couple(how)
+    train(alone, SCENES.with_augment(crop_and_flip()), RECIPE, progress=None, cpu=True)
+    train(paired, pair(SCENES, SCENES).with_augment(crop_and_flip()), RECIPE, progress=None, cpu=True)
+    assert same(alone.student.state_dict(), paired.student.state_dict())
+    assert evaluate(paired, pair(SCENES, SCENES)) == evaluate(alone, SCENES)
+
+
+def test_distilling_pulls_to_the_maps_of_the_other_image():
+    one = couple("distill").eval()
+    images, twins = (each.take(range(8))[0] for each in (SCENES, TWINS))
+    own, target = (walk(vit, x).layers for vit, x in ((one.student, images), (one.teacher, twins)))
+    expected = sum(
+        -(theirs.map * mine.map.log()).sum(-1).mean() for mine, theirs in zip(own, target, strict=True)
+    )
+    found = one(torch.stack([images, twins], 1)).transfer_loss
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_both_of_a_pair_are_cut_and_turned_alike():
+    images = pair(SCENES, SCENES).with_augment(crop_and_flip())
+    (batch, *_) = images.epoch(ShardSpec(0, 0, 40))
+    assert torch.equal(batch.images[:, 0], batch.images[:, 1])
+    (alone, *_) = SCENES.with_augment(crop_and_flip()).epoch(ShardSpec(0, 0, 40))
+    assert torch.equal(batch.images[:, 0], alone.images) and batch.indices == alone.indices
+
+
+def test_evaluation_shows_the_teacher_the_twin_too():
+    one = couple()
+    alone, paired = predict(one, SCENES), predict(one, pair(SCENES, TWINS), batch_size=7)
+    assert paired.shape == alone.shape and (paired - alone).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("same_class", [True, False])
+def test_another_photograph_of_the_same_or_another_class(same_class):
+    labels = torch.tensor([0, 1, 2] * 30)
+    pixels = torch.arange(90, dtype=torch.uint8).reshape(90, 1, 1, 1).expand(90, 3, 4, 4)
+    images = Images(pixels, labels)
+    others = other_of_class(images, same_class, 3)
+    chosen = others.pixels[:, 0, 0, 0].long()  # an image's pixels are its number
+    assert ((labels[chosen] == labels) == same_class).all() and (chosen != torch.arange(90)).all()
+    assert torch.equal(chosen, other_of_class(images, same_class, 3).pixels[:, 0, 0, 0].long())
+    assert not torch.equal(chosen, other_of_class(images, same_class, 4).pixels[:, 0, 0, 0].long())
+    if not same_class:
+        counts = np.bincount((labels[chosen] - labels).remainder(3), minlength=3)
+        assert counts[0] == 0 and counts[1:].min() > 25, "both other classes"
+
+
+def test_a_class_of_one_image_has_no_other():
+    images = Images(torch.zeros(3, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 0, 7]))
+    with pytest.raises(ValueError, match="class 7"):
+        other_of_class(images, True, 0)
+    with pytest.raises(ValueError, match="class 0"):
+        other_of_class(images.select([0, 1]), False, 0)
+
+
+@pytest.mark.parametrize(
+    "theirs, value",
+    [
+        (TWINS.select(range(39)), "39"),
+        (Images(torch.zeros(40, 3, 16, 16, dtype=torch.uint8), SCENES.targets), "16"),
+        (Images(TWINS.pixels, TWINS.targets, std=0.5), "0.5"),
+        (pair(TWINS, TWINS), "40, 2"),
+    ],
+)
+def test_twins_that_do_not_fit(theirs, value):
+    with pytest.raises(ValueError, match=value):
+        pair(SCENES, theirs)
+
+
+def test_pairs_are_not_mixed():
+    with pytest.raises(ValueError, match="pairs"):
+        train(couple(), pair(SCENES, TWINS), replace(RECIPE, mixup=0.8), progress=None, cpu=True)
+
+
+def test_a_world_without_distractors_has_no_such_twin():
+    with pytest.raises(ValueError, match="clutter=0"):
+        generate("train", 3, 0, World(clutter=0), "distractors")

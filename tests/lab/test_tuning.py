@@ -1,0 +1,58 @@
+"""The search among recipes: the same range for all, and it ends where no neighbour is better."""
+
+from itertools import product
+
+import pytest
+
+from atlib.lab.tuning import Range, grid, to_try
+
+RANGE = Range({"lr": (1, 2, 4, 8, 16), "weight_decay": (0.1, 0.3, 1.0)}, {"lr": 2, "weight_decay": 0.3}, {})
+
+
+def searched(choices, score):
+    scores = {}
+    while waiting := to_try(choices, scores):
+        assert not scores.keys() & set(waiting), "nothing is tried twice"
+        scores |= {index: score(choices[index]) for index in waiting}
+    return scores
+
+
+@pytest.mark.parametrize("best", list(product(*RANGE.axes.values())))
+def test_it_finds_the_top_of_a_hill(best):
+    def score(recipe):
+        return -sum(
+            abs(RANGE.axes[name].index(recipe[name]) - RANGE.axes[name].index(value))
+            for name, value in zip(RANGE.axes, best)
+        )
+
+    scores = searched(RANGE, score)
+    assert tuple(RANGE[max(scores, key=scores.get)].values()) == best
+    assert len(scores) < len(RANGE) == 15
+
+
+def test_it_begins_at_the_start_with_its_neighbours():
+    tried = [RANGE[index] for index in to_try(RANGE, {})]
+    assert sorted(map(str, tried)) == sorted(
+        str({"lr": lr, "weight_decay": decay})
+        for lr, decay in ((2, 0.3), (1, 0.3), (4, 0.3), (2, 0.1), (2, 1.0))
+    )
+
+
+def test_of_equals_the_first_is_the_best_and_the_search_ends():
+    assert len(searched(RANGE, lambda recipe: 0.5)) <= 9
+
+
+def test_what_all_change_is_in_every_recipe():
+    longer = Range({"lr": (1, 2)}, {"lr": 1}, {"steps": 7})
+    assert list(longer) == [{"steps": 7, "lr": 1}, {"steps": 7, "lr": 2}]
+
+
+def test_a_recipe_at_an_end_is_named():
+    assert RANGE.at_edge(0) == ["lr", "weight_decay"] and RANGE.at_edge(4) == []
+
+
+def test_a_plain_grid_is_tried_whole_and_one_recipe_not_at_all():
+    choices = grid(lr=[1, 2], clip=[3])
+    assert choices == ({"lr": 1, "clip": 3}, {"lr": 2, "clip": 3})
+    assert to_try(choices, {}) == [0, 1] and to_try(choices, {1: 0.3}) == [0]
+    assert to_try(({},), {}) == []

@@ -1,0 +1,145 @@
+"""The rule: intervals that cover, corrections against an independent computation, verdicts from records."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from atlib.lab.verdicts import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    NOT_RECORDED,
+    TOO_SMALL,
+    Claim,
+    Side,
+    estimate,
+    holm,
+    judge,
+)
+from atlib.record import Record, add_record, pack_bits, unpack_bits
+
+ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
+
+
+def drawn(rng, S, n, seeds, images, rest):
+    return (
+        seeds * rng.standard_normal((S, 1))
+        + images * rng.standard_normal((1, n))
+        + rest * rng.standard_normal((S, n))
+    )
+
+
+def test_the_standard_error_is_that_of_new_seeds_and_new_images():
+    """Against the spread of the mean over many experiments that are really repeated."""
+    rng = np.random.default_rng(1)
+    for parts in ((0.05, 0.5, 0.2), (0.0, 0.0, 0.7), (0.1, 0.0, 0.0), (0.0, 0.5, 0.0)):
+        many = [drawn(rng, 6, 100, *parts) for _ in range(400)]
+        true = np.std([d.mean() for d in many])
+        found = [estimate(d) for d in many]
+        # an interval is two to three standard errors to either side
+        reach = np.mean([each.high - each.difference for each in found])
+        assert 1.8 * true < reach < 3.5 * true, parts
+
+
+@pytest.mark.parametrize(
+    "parts", [(0.0, 0.5, 0.5), (0.03, 0.5, 0.5), (0.1, 0.0, 0.3), (0.0, 0.0, 0.7)], ids=str
+)
+def test_no_difference_is_rarely_called_one(parts):
+    rng = np.random.default_rng(0)
+    wrong = sum(estimate(drawn(rng, 5, 200, *parts)).p < 0.05 for _ in range(600))
+    assert wrong <= 0.08 * 600, "5 % and what chance adds to 600"
+    assert wrong >= 0.01 * 600, "and it does find what there is"
+
+
+def test_one_number_a_seed_is_a_t_test():
+    values = np.array([0.3, 0.1, 0.25, -0.05])
+    expected, found = stats.ttest_1samp(values, 0), estimate(values[:, None])
+    assert found.p == pytest.approx(expected.pvalue) and found.images == 1
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert estimate(values[:, None], 0.1).p == pytest.approx(stats.ttest_1samp(values, -0.1).pvalue)
+
+
+def test_images_that_all_seeds_share_count_once():
+    """A method that is better on a few images, in the same way in every seed, is not surer for more seeds."""
+    images = (np.arange(50) < 5).astype(float)
+    few, many = (estimate(np.tile(images, (S, 1)) + 1e-9 * np.eye(S, 50)) for S in (3, 30))
+    assert few.high - few.low == pytest.approx(many.high - many.low, rel=1e-3)
+    reach = stats.t.ppf(0.975, 49) * images.std(ddof=1) / 50**0.5
+    assert few.high - few.low == pytest.approx(2 * reach, rel=1e-3)
+
+
+def test_a_margin_is_added_before_it_is_judged():
+    d = np.full((3, 50), -0.005) + 1e-4 * np.random.default_rng(0).standard_normal((3, 50))
+    assert estimate(d, 0.01).p < 0.05 and estimate(d, 0.005).p > 0.05
+    assert estimate(d, 0.01).difference == pytest.approx(-0.005, abs=1e-4)
+
+
+def test_identical_methods_differ_by_nothing():
+    assert estimate(np.zeros((3, 10))) == (0.0, 0.0, 0.0, 1.0, 3, 10)
+
+
+def test_one_seed_has_no_spread():
+    with pytest.raises(ValueError, match="1 seed"):
+        estimate(np.zeros((1, 10)))
+
+
+def test_holm_by_hand():
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.6, 0.9]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_bits_survive():
+    bits = np.random.default_rng(0).random(4001) < 0.3
+    assert np.array_equal(unpack_bits(pack_bits(bits)), bits) and pack_bits([True, False]) == "2:gA=="
+
+
+def record(folder, method, seed, results):
+    add_record(folder / "s" / "toy.jsonl", Record("s", method, seed, {}, results, [], 1.0, 1.0, ABOUT))
+
+
+@pytest.fixture
+def results(tmp_path):
+    rng = np.random.default_rng(0)
+    for seed in range(4):
+        for method, share in (("good", 0.9), ("bad", 0.5), ("bad-2", 0.5), ("like bad", 0.505)):
+            record(tmp_path, method, seed, {"test_right": pack_bits(rng.random(1000) < share), "loss": share})
+    record(tmp_path, "rare", 0, {"test_right": pack_bits([True] * 1000), "loss": 1.0})
+    return tmp_path
+
+
+def side(*methods, metric="test_right"):
+    return Side("s", "toy", methods, metric)
+
+
+def test_verdicts_from_records(results):
+    claims = [
+        Claim("1", "good is better", side("good"), side("bad", "bad-2")),
+        Claim("1", "bad is better", side("bad"), side("good")),
+        Claim("1", "hardly different", side("like bad"), side("bad")),
+        Claim("1", "one seed", side("rare"), side("bad")),
+        Claim("2", "a number a seed", side("good", metric="loss"), side("bad", metric="loss")),
+    ]
+    judged = judge(claims, results)
+    assert [each.verdict for each in judged] == [HOLDS, DOES_NOT_HOLD, TOO_SMALL, NOT_RECORDED, HOLDS]
+    assert judged[0].estimate.difference == pytest.approx(0.4, abs=0.03) and judged[0].estimate.images == 1000
+    assert judged[3].estimate is None
+    assert judged[4].estimate.difference == pytest.approx(0.4) and judged[4].estimate.images == 1
+
+
+def test_the_mean_of_several_methods_needs_all_of_them(results):
+    record(results, "bad", 9, {"test_right": pack_bits([True] * 1000), "loss": 1.0})
+    assert sorted(side("bad", "bad-2").values(results)) == [0, 1, 2, 3] and 9 in side("bad").values(results)
+    values = side("bad", "bad-2").values(results)[0]
+    assert set(np.unique(values)) == {0.0, 0.5, 1.0}
+
+
+def test_other_claims_of_a_chapter_make_the_rule_stricter(results):
+    rng = np.random.default_rng(5)
+    for seed in range(4):  # 55 % of 1,000 images against 50: seen alone, not among twenty others
+        for method, share in (("a", 0.55), ("b", 0.50)):
+            record(results, method, seed, {"test_right": pack_bits(rng.random(1000) < share), "loss": 0.0})
+    claim = Claim("1", "a is better", side("a"), side("b"))
+    others = [Claim("1", f"nothing {i}", side("like bad"), side("bad")) for i in range(20)]
+    (alone,) = judge([claim], results)
+    among = judge([claim, *others], results)[0]
+    assert alone.estimate == among.estimate
+    assert alone.verdict == HOLDS and among.verdict == TOO_SMALL
