@@ -23,6 +23,7 @@ from accelerate.utils import gather_object
 from safetensors.torch import save_file
 
 from atlib import AttentionTransfer, Plan
+from atlib import __main__ as command
 from atlib.data import glyph_images
 from atlib.data.glyphs import generate
 from atlib.train import NonFiniteLoss, Preempted, distributed, student_loss, train
@@ -35,8 +36,11 @@ from tests.helpers import tiny
 RECIPE = Recipe(steps=7, batch_size=16, lr=1e-3)
 
 
-def images():
-    return glyph_images(generate("train", 71))
+def images(dtype=torch.float32):
+    found = glyph_images(generate("train", 71))
+    scaled = found._scaled
+    found._scaled = lambda pixels: scaled(pixels).to(dtype)
+    return found
 
 
 RUNS = {
@@ -52,13 +56,13 @@ RUNS = {
 
 
 def trained(name, **options):
-    """The weights, the history and the losses of each step of one of `RUNS`."""
+    """The weights, the history and the losses of each step of one of `RUNS`, all computed in float64."""
     build, recipe = RUNS[name]
-    model, steps = build(), []
-    average = tiny() if recipe.ema else None
+    model, steps = build().double(), []
+    average = tiny().double() if recipe.ema else None
     history = train(
         model,
-        images(),
+        images(torch.float64),
         recipe,
         progress=None,
         cpu=True,
@@ -156,6 +160,14 @@ def everything(folder: Path, rank: int) -> dict:
     except Preempted as error:
         raised = error.checkpoint.name
     found["preempted"] = gather_object([raised])
+
+    # The command line, which finds out by itself that there are two; imported here, the others need it not.
+    from atlib.run import build
+    from tests.stopped_runs import HELD_OUT, asked
+
+    build.HELD_OUT = HELD_OUT
+    asked_for = asked("built-in-scratch", folder / "commanded", evaluation_split="validation")
+    found["commanded"] = gather_object([command.main(asked_for)])
     return found
 
 
