@@ -81,7 +81,7 @@ def test_clip_is_half_an_image():
     assert fit_line(pool, pool[::-1], clip=0.005) == pytest.approx(expected, rel=1e-12)
     with pytest.raises(ValueError, match="clip=0.5"):
         fit_line(pool, pool, clip=0.5)
-    with pytest.raises(ValueError, match="in_distribution is exactly 1"):
+    with pytest.raises(ValueError, match="in_distribution .*1"):
         effective_robustness(1.0, 0.5, POOL, noisy())
     # Only the line needs logits: a model may fail on every shifted image.
     assert effective_robustness(0.8, 0.0, POOL, noisy()).value < 0
@@ -92,18 +92,18 @@ def test_clip_is_half_an_image():
 def test_accuracies_that_are_no_shares(wrong, place):
     arguments = [0.5, 0.5, POOL, noisy()]
     arguments[place] = wrong if place < 2 else [*POOL[1:], wrong]
-    with pytest.raises(ValueError, match=f"{wrong} is not between 0 and 1"):
+    with pytest.raises(ValueError, match=f"{wrong} .*0 and 1"):
         effective_robustness(*arguments)
 
 
 @pytest.mark.parametrize(
     "call, named",
     [
-        (lambda: effective_robustness(0.5, 0.5, POOL[:2], POOL[:2]), "2 in-distribution and 2 .*at least 3"),
-        (lambda: effective_robustness(0.5, 0.5, [0.7] * 4, POOL[:4]), "all 4 models .*0.7"),
+        (lambda: effective_robustness(0.5, 0.5, POOL[:2], POOL[:2]), "pool .*2 .*2 .*3"),
+        (lambda: effective_robustness(0.5, 0.5, [0.7] * 4, POOL[:4]), "4 .*pool .*0.7"),
         (lambda: effective_robustness(0.5, 0.5, POOL, POOL, level=95), "level=95"),
-        (lambda: fit_line(POOL, POOL[1:]), "7 in-distribution and 6 shifted"),
-        (lambda: fit_line([], []), "at least 2"),
+        (lambda: fit_line(POOL, POOL[1:]), "pool .*7 .*6 "),
+        (lambda: fit_line([], []), "pool .*0 .* 2 "),
         (lambda: fit_line(POOL[None], POOL[None]), r"\(1, 7\)"),
     ],
 )

@@ -78,7 +78,7 @@ def test_round_trip(kept, good):
         ({"history": {}}, "history is {}"),
         ({"kind": "rum"}, "kind is 'rum'"),
         ({"trial": 0.5}, "trial is 0.5"),
-        ({"about": {"python": "3"}}, "about lacks .*'commit'"),
+        ({"about": {"python": "3"}}, "about .*'commit'"),
     ],
     ids=str,
 )
@@ -172,7 +172,7 @@ def test_records_of_one_kind_by_method_seed_and_trial(tmp_path, good):
     assert read_records("transfer", "s", "teacher", tmp_path) == [teacher]
     assert read_records("transfer", "elsewhere", results=tmp_path) == []
     assert find_record("transfer", "b c", 10, "s", tmp_path) == runs[3]
-    with pytest.raises(FileNotFoundError, match="s.jsonl has no run of 'b c' with seed 3"):
+    with pytest.raises(FileNotFoundError, match="s.jsonl .*'b c' .* 3"):
         find_record("transfer", "b c", 3, "s", tmp_path)
     with pytest.raises(ValueError, match="'b-c'.* 'b c'"):
         find_record("transfer", "b-c", 2, "s", tmp_path)
@@ -251,7 +251,7 @@ def clone(tmp_path, monkeypatch):
 def test_results_are_found_from_any_folder_of_the_clone(clone):
     assert results_folder() == results_folder(clone) == results_folder(clone / "results") == clone / "results"
     assert records_file("a") == clone / "results" / "a" / "built-in.jsonl"
-    with pytest.raises(FileNotFoundError, match=f"{clone.parent}: run this from a clone"):
+    with pytest.raises(FileNotFoundError, match=clone.parent.name):
         results_folder(clone.parent)
 
 
@@ -271,7 +271,7 @@ def test_a_table_is_markdown():
         markdown_table(["method", "seeds"], ["copy", 3], ["distill", "–"])
         == "| method | seeds |\n| --- | --- |\n| copy | 3 |\n| distill | – |"
     )
-    with pytest.raises(ValueError, match="2 cells.* 1"):
+    with pytest.raises(ValueError, match=r"2 .*1: \['c'\]"):
         markdown_table(["a", "b"], ["c"])
 
 
