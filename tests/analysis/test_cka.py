@@ -140,13 +140,14 @@ def test_many_layers_are_their_pairs():
 
 def test_layers_of_two_models(small_vit, glyphs64):
     a, b = small_vit(), small_vit(seed=1, depth=2, embed_dim=36)
-    images = glyphs64.take(range(64))[0]
+    few = glyphs64.select(range(24))
+    images = few.take(range(24))[0]
     for read, longhand_read in (
         (class_token, lambda tokens: tokens[:, 0]),
         (patch_mean(1), lambda tokens: tokens[:, 1:].sum(1) / 16),
         (every_token, lambda tokens: tokens.reshape(-1, tokens.shape[-1])),
     ):
-        found = layer_cka(a, b, glyphs64, read, batch_size=23)
+        found = layer_cka(a, b, few, read, batch_size=7)
         with torch.no_grad():
             streams = [[longhand_read(tokens) for tokens in walk(model, images).stream] for model in (a, b)]
         expected = [[longhand(x, y) for y in streams[1]] for x in streams[0]]

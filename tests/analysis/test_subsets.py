@@ -89,7 +89,7 @@ def test_long_tail_is_chosen_by_seed_and_nested_in_the_factor():
         ([0, 1] * 9, (), 0.5, "got 0.5"),
         ([0, 1] * 9, (), math.nan, "got nan"),
         ([0, 1] * 9, (), math.inf, "got inf"),
-        ([0, 1] * 9, (), 10, "class 1 .*9 .*9 of class 0, factor 10"),
+        ([0, 1] * 9, (), 10, "class 1 .*9 .*9 .*factor 10"),
         ([0, 2] * 9, (), 2, "class 1 .*0 are"),
         ([0, 1] * 9, ("a", "b", "c"), 2, "class 2 .*0 are"),
         ([0] * 9, (), 2, "have 1"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 
 import pytest
 import timm
@@ -90,12 +89,16 @@ def test_after_distill_a_bundle_is_the_student_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "architecture",
-    [Architecture("glyphs"), Architecture("glyphs", {"depth": 2, "num_classes": 9}), Architecture("cifar")],
+    "architecture, named",
+    [
+        (Architecture("glyphs"), "'glyphs', overrides={}"),
+        (Architecture("glyphs", {"depth": 2, "num_classes": 9}), "'num_classes': 9"),
+        (Architecture("cifar"), "'cifar'"),
+    ],
     ids=str,
 )
-def test_a_wrong_architecture_is_refused_before_anything_is_written(tmp_path, architecture):
-    path, named = tmp_path / "file.safetensors", f"^{re.escape(str(architecture))} "
+def test_a_wrong_architecture_is_refused_before_anything_is_written(tmp_path, architecture, named):
+    path = tmp_path / "file.safetensors"
     with pytest.raises(ValueError, match=named):
         save_vit(path, vit_of(GLYPHS), architecture)
     with pytest.raises(ValueError, match=named):

@@ -96,7 +96,7 @@ WRONG = [
     ({"heads": [-1]}, r"heads .* \[-1\]"),
     ({"heads": {0: []}}, r"heads of layer 0 .* \[\]"),
     ({"heads": {0: 1}}, "heads of layer 0=1"),
-    ({"heads": {0: [True]}}, r"heads of layer 0 .* \[True\]"),
+    ({"heads": {0: [True]}}, r"layer 0 .* \[True\]"),
     ({"heads": {-1: [0]}}, r"heads' layers .* \[-1\]"),
     ({"what": "q", "average": "heads"}, "average='heads' .* 'q'"),
     ({"what": "k", "unequal_heads": "average"}, "unequal_heads='average' .* 'k'"),

@@ -155,7 +155,7 @@ def test_weights_outside_the_hub_are_named_by_their_address(weights_folder):
     name = "vit_huge_patch14_gap_224.in1k_ijepa"
     published = timm.get_pretrained_cfg(name)
     assert not published.hf_hub_id, "this test needs a model that is not on the hub"
-    with pytest.raises(WeightsUnavailable, match=published.url):
+    with pytest.raises(WeightsUnavailable, match="https://dl.*/ijepa/"):
         create_vit(name, pretrained=True, depth=1, embed_dim=16, num_heads=2)
 
 

@@ -256,8 +256,7 @@ def test_inaturalist_from_the_authors_archives(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content, reason",
-    [("{", "JSONDecodeError"), ('{"images": []}', "KeyError: 'categories'"), ("[]", "TypeError")],
+    "content, reason", [("{", "JSONDecodeError"), ('{"images": []}', "'categories'"), ("[]", "TypeError")]
 )
 def test_annotations_that_are_none_are_named(tmp_path, content, reason):
     (tmp_path / "train2018.json").write_text(content)
@@ -276,13 +275,17 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("domain", ["photo", "art_painting", "cartoon", "sketch"])
-def test_pacs_has_the_published_counts_and_the_books_splits(domain):
+def test_pacs_has_the_published_counts(domain):
     name, path = f"pacs-{domain.replace('_', '-')}", shared("data", "pacs96")
     for split, count in CATALOGUE[name].images.items():
         opened = open_rows_of(name, path, split)
         assert len(opened.rows) == count and set(opened.rows["domain"][:]) == {domain}
-    by_hand = load_pacs([domain], path, split="test", image_size=8)
-    photos = open_photos(name, path=path, split="test", augmentation=SMALL, train=False)
+
+
+def test_pacs_by_name_is_the_books_split():
+    path = shared("data", "pacs96")
+    by_hand = load_pacs(["photo"], path, split="test", image_size=8)
+    photos = open_photos("pacs-photo", path=path, split="test", augmentation=SMALL, train=False)
     assert photos.targets.tolist() == by_hand.targets.tolist() and photos.classes == by_hand.classes
 
 

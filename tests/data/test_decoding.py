@@ -48,7 +48,7 @@ def test_values_that_fit_eight_bits_stay_as_they_are():
     [
         ("float32", [0, 300], "0 to 300"),
         ("float32", [-0.5, 1], "-0.5 to 1"),
-        ("float32", [np.nan, 1], "nan to nan"),
+        ("float32", [np.nan, 1], "nan "),
         ("int32", [0, 70000], "0 to 70000"),
         ("int32", [-1, 5], "-1 to 5"),
     ],

@@ -118,8 +118,8 @@ def test_grey_and_palette_images_become_rgb_and_sizes_are_made_equal(tmp_path):
 @pytest.mark.parametrize(
     "options, argument, named",
     [
-        ({"image_column": "picture"}, "image_column", "image, img, .* picture, label"),
-        ({"label_column": "kind"}, "label_column", "label, labels, .* image, kind"),
+        ({"image_column": "picture"}, "image_column", "img, .* picture, label"),
+        ({"label_column": "kind"}, "label_column", "labels, .* image, kind"),
         ({"label": datasets.Value("string"), "labels": ["cat", "cat"]}, "label_column", "'cat'.*ClassLabel"),
         ({"label": datasets.Value("int64"), "labels": [0, -1]}, "label_column", "-1"),
     ],

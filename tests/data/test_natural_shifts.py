@@ -283,7 +283,7 @@ def test_accuracy_on_reassessed_labels_is_timms():
 @pytest.mark.parametrize(
     "names, number, named",
     [
-        (None, 1, "None.*ILSVRC2012_val_00000001.JPEG"),
+        (None, 1, "None.*_val_00000001"),
         ("picture{}.png", 7, "'picture7.png'"),
         ("ILSVRC2012_val_{:08d}.JPEG", 50_001, "'ILSVRC2012_val_00050001.JPEG'"),
     ],
@@ -383,7 +383,7 @@ def test_any_of_several_right_classes_counts_once():
         (torch.tensor([0, 3]), [1, 2], "2 classes .*no label"),
         (torch.tensor([7, 9]), None, "4 classes .*no label"),
         (torch.tensor([1, 3]), [1, 2], "1 of 2 .* image 1"),
-        (torch.tensor([0]), None, r"logits \(2, 4\), got torch.int64 \(1,\)"),
+        (torch.tensor([0]), None, r"\(2, 4\).*torch.int64 \(1,\)"),
         (torch.zeros(2, 3, dtype=torch.bool), None, r"torch.bool \(2, 3\)"),
         (torch.zeros(2, 4, dtype=torch.bool), None, "4 classes .*no label"),
     ],

@@ -1,6 +1,8 @@
 """Photographs by index: files in every form, order and coverage, augmentation that hangs on nothing else,
 corrupt files, labels."""
 
+from traceback import clear_frames
+
 import datasets
 import numpy as np
 import pytest
@@ -194,8 +196,9 @@ def test_a_corrupt_image_is_named_or_skipped_and_counted(pictures, workers):
         )
         assert batch.weight == len(kept) / len(whole.indices)
     fatal = pictures(corrupt=(4,), on_corrupt="raise", augmentation=SMALL)
-    with pytest.raises(CorruptImage, match=r"^image 4 .*picture4\..*on_corrupt="):
+    with pytest.raises(CorruptImage, match=r"^image 4 .*picture4\..*on_corrupt=") as caught:
         all_batches(fatal, workers)
+    clear_frames(caught.tb)  # which hold the workers, and torch waits 5 seconds for those that it collects
     assert list(fatal.corrupt) == [4]
 
 
@@ -231,8 +234,9 @@ def test_a_share_without_any_readable_image_counts_nothing(pictures):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_evaluation_on_fewer_images_must_be_asked_for(pictures, workers):
     photos = pictures(corrupt=(4, 11), augmentation=PLAIN, on_corrupt="skip", workers=workers)
-    with pytest.raises(CorruptImage, match="image 4 "):
+    with pytest.raises(CorruptImage, match="image 4 ") as caught:
         list(photos.loader(10))
+    clear_frames(caught.tb)
     with pytest.raises(CorruptImage, match="image 11 "):
         photos[11]
     left = photos.readable()
@@ -372,7 +376,7 @@ def test_columns_are_named_or_all_are_listed(tmp_path):
     )
     assert [index_of(image) for image in found.take(range(4))[0]] == [0, 1, 2, 3]
     for options, argument, named in (
-        ({}, "image_column", "img, .* photo, kind, size"),
+        ({}, "image_column", "img, .*kind, size"),
         ({"image_column": "photo", "label_column": "sort"}, "label_column", "sort, .* kind, size"),
         ({"image_column": "size", "label_column": "kind"}, "image_column", "'size' .* kind, size"),
     ):
