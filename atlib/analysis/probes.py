@@ -150,5 +150,5 @@ def _check_sets(**sets: tuple[Tensor, Tensor]) -> list[Tensor]:
                 " train_y never shows: leave those images out, or map both sets to the same classes"
             )
     if len(train_y.unique()) == 1:
-        raise ValueError(f"all training images have the label {train_y[0].item()}: nothing is to tell apart")
+        raise ValueError(f"all training images have the label {train_y[0].item()}: a single class is no task")
     return [y.long() for _, y in sets.values()]

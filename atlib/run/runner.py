@@ -1,6 +1,7 @@
 """Carry out a run in its folder: start it, go on after it was stopped, evaluate what it made."""
 
 import copy
+import fcntl
 import os
 import warnings
 from collections.abc import Iterator
@@ -32,12 +33,6 @@ from atlib.train.checkpoint_manager import CheckpointManager, digest
 from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
 from atlib.transfer import student_of
-
-try:
-    import fcntl
-except ImportError:  # Windows: there two processes in one folder are not noticed
-    fcntl = None
-
 
 WEIGHTS = ("student.safetensors", "teacher.safetensors", "averaged.safetensors")
 LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by a run, besides its config
@@ -261,9 +256,8 @@ def _log_of(config: RunConfig, folder: Path, keeper: CheckpointManager) -> Itera
         return
     with open(folder / ".lock", "w") as lock:
         try:
-            if fcntl is not None:
-                # the system lets it go when the process ends, however it ends
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the system lets it go when the process ends, however it ends
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"another process is training in {folder}: wait for it, or end it") from None
         except OSError:
