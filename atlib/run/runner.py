@@ -27,7 +27,7 @@ from atlib.run.build import (
     with_student,
 )
 from atlib.run.config import BUILT_IN, FREE, PRETRAINING, RunConfig, config_path, read_config, write_config
-from atlib.run.log import RunLog
+from atlib.run.log import RunLog, require_tensorboard
 from atlib.teachers.load import is_file
 from atlib.train.checkpoint_manager import CheckpointManager, digest
 from atlib.train.evaluate import evaluate_together
@@ -89,6 +89,8 @@ def start(config: RunConfig, folder: Path, images=None) -> Record:
     that is killed can go on; where data, teacher or model do not fit together nothing is written. Raises
     `ValueError` for a folder with another run, and `Preempted` after a SIGTERM, when all is saved.
     """
+    if config.tensorboard:
+        require_tensorboard()
     if is_main_process():
         check_folder(folder)
     images = training_images(config) if images is None else images

@@ -21,7 +21,11 @@ RULES = (
     (("steps", "batch_size", "lr"), lambda value: value > 0, "must be above 0"),
     (("epochs", "base_lr"), lambda value: value is None or 0 < value < math.inf, "must be finite, above 0"),
     (("clip",), lambda value: value is None or value > 0, "must be above 0, or None for no clipping"),
-    (("accumulate", "repeats"), lambda value: value >= 1, "must be at least 1"),
+    (
+        ("accumulate", "repeats"),
+        lambda value: isinstance(value, int) and value >= 1,
+        "must be a whole number above 0",
+    ),
     (("warmup", "label_smoothing"), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     (_NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
     (("betas",), lambda value: len(value) == 2, "must be two, such as (0.9, 0.999)"),

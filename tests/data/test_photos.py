@@ -376,23 +376,9 @@ def test_columns_are_named_or_all_are_listed(tmp_path):
     )
     assert [index_of(image) for image in found.take(range(4))[0]] == [0, 1, 2, 3]
     for options, argument, named in (
-<<<<<<< HEAD
         ({}, "image_column", "img, .*kind, size"),
         ({"image_column": "photo", "label_column": "sort"}, "label_column", "sort, .* kind, size"),
         ({"image_column": "size", "label_column": "kind"}, "image_column", "'size' .* kind, size"),
-=======
-        ({}, "image_column", "looked for image, img, the data set has photo, kind, size"),
-        (
-            {"image_column": "photo", "label_column": "sort"},
-            "label_column",
-            "looked for sort, .* photo, kind, size",
-        ),
-        (
-            {"image_column": "size", "label_column": "kind"},
-            "image_column",
-            "'size' holds .* photo, .* kind, size",
-        ),
->>>>>>> w-c
     ):
         with pytest.raises(DataError, match=named) as caught:
             open_photos(tmp_path / "set", split="test", train=False, **options)

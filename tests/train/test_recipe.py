@@ -30,6 +30,7 @@ from atlib.train.recipe import Recipe
         {"layer_decay": 1.1},
         {"mixed_precision": "fp8"},
         {"accumulate": 0},
+        {"accumulate": 2.0},
         {"accumulate": 129},
         {"repeats": 0},
         {"ema": 1.0},
