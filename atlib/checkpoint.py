@@ -1,7 +1,8 @@
 """Weights on disk: safetensors with the architecture in the file's header, written whole or not at all."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -22,8 +23,7 @@ def save_weights(path: str | Path, model: nn.Module) -> Path:
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Put the weights that `save_weights` wrote into a model of the same architecture. Raises `OSError`
-    naming a file that does not fit."""
+    """Put what `save_weights` wrote into a model. Raises `OSError` naming a file that does not fit."""
     tensors, _ = read_tensors(Path(path))
     _load_state(model, tensors, path)
 
@@ -42,8 +42,7 @@ def save_vit(
 
 
 def load_vit(path: str | Path) -> VisionTransformer:
-    """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that is missing, cut off or of
-    another kind."""
+    """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that cannot be read or is another."""
     tensors, header = read_tensors(Path(path))
     if "needs_teacher" in header:
         raise OSError(f"{path} is a bundle, written by save_bundle: read it with load_bundle")
@@ -77,29 +76,19 @@ def save_bundle(
 
 
 def load_bundle(path: str | Path) -> nn.Module:
-    """The model that `save_bundle` wrote, in eval mode: an `AttentionTransfer` after Copy, a plain ViT after
-    Distill."""
+    """What `save_bundle` wrote, in eval mode: an `AttentionTransfer` after Copy, a ViT after Distill."""
     tensors, header = read_tensors(Path(path))
 
     def part(name: str) -> VisionTransformer:
-        vit = _build(header, name, path)
-        _load_state(
-            vit,
-            {
-                key.removeprefix(f"{name}."): value
-                for key, value in tensors.items()
-                if key.startswith(f"{name}.")
-            },
-            path,
-        )
+        vit, own = _build(header, name, path), [key for key in tensors if key.startswith(f"{name}.")]
+        _load_state(vit, {key.removeprefix(f"{name}."): tensors[key] for key in own}, path)
         return vit
 
     if not _field(header, "needs_teacher", path):
         return part("student").eval()
     try:
-        return AttentionTransfer(
-            part("teacher"), part("student"), Plan(**_field(header, "plan", path))
-        ).eval()
+        plan = Plan(**_field(header, "plan", path))
+        return AttentionTransfer(part("teacher"), part("student"), plan).eval()
     except (TypeError, ValueError) as error:
         raise OSError(
             f"{path} holds no teacher and student that fit together ({error}); it was left as it is"
@@ -112,33 +101,25 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
 
 
 def read_header(path: str | Path) -> dict:
-    """atlib's header of a safetensors file, empty in a file of another kind. Raises `OSError` naming a file
-    that cannot be read."""
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return _header_in(file)
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        raise OSError(
-            f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is"
-        ) from error
-
-
-def _header_in(file) -> dict:
-    header = json.loads((file.metadata() or {}).get("atlib", "{}"))
-    return header if isinstance(header, dict) else {}
+    """atlib's header of a safetensors file, {} in others'. Raises `OSError` naming a file it cannot read."""
+    with _opened(Path(path)) as (_, header):
+        return header
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
-    """The tensors of a safetensors file by name, and atlib's header, empty in a file of another kind. Raises
-    `OSError` naming a file that cannot be read."""
+    """A safetensors file's tensors by name, and what `read_header` reads. Raises `OSError` as that does."""
+    with _opened(path) as (file, header):
+        return {name: file.get_tensor(name) for name in file.keys()}, header
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[safe_open, dict]]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, _header_in(file)
+            header = json.loads((file.metadata() or {}).get("atlib", "{}"))
+            yield file, header if isinstance(header, dict) else {}
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
         raise OSError(
             f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is"
@@ -147,10 +128,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
 
 def _field(header: dict, name: str, path: str | Path):
     if name not in header:
-        raise OSError(
-            f"{path} holds weights but does not say {name!r}: it was not written by the matching save"
-            " function of atlib"
-        )
+        raise OSError(f"{path} does not say {name!r}: it was not written by atlib's matching save function")
     return header[name]
 
 
@@ -179,15 +157,13 @@ def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> N
         if name not in twin or name not in mine or twin[name].shape != mine[name].shape
     )
     if differ:
-        raise ValueError(
-            f"{architecture} does not build this ViT: they differ in {', '.join(differ[:5])}"
-            + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
-        )
+        more = f" and {len(differ) - 5} more" if len(differ) > 5 else ""
+        wrong = f"they differ in {', '.join(differ[:5])}{more}"
+        raise ValueError(f"{architecture} does not build this ViT: {wrong}")
     # What weights do not show: the same shapes with other heads or another activation are another function.
     heads = [[block.attn.num_heads for block in one.blocks] for one in (built, vit)]
     components = differences(built, vit)
     if heads[0] != heads[1] or components:
         what = f"heads {heads}" if heads[0] != heads[1] else str(components)
-        raise ValueError(
-            f"{architecture} does not build this ViT: its weights fit, but the two differ in {what}"
-        )
+        wrong = f"its weights fit, but the two differ in {what}"
+        raise ValueError(f"{architecture} does not build this ViT: {wrong}")

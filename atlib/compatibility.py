@@ -1,5 +1,4 @@
-"""Which teacher can teach which student under a plan: everything that differs is named, with the option that
-would make it work."""
+"""Which teacher can teach which student under a plan: all that differs is named, with the way out."""
 
 from typing import NamedTuple
 
@@ -31,8 +30,7 @@ class Pairing(NamedTuple):
 
 
 def pair_up(teacher: nn.Module, student: nn.Module, plan: Plan) -> Pairing:
-    """How `teacher` teaches `student` under `plan`. Raises `ValueError` that names all that stands in the
-    way, and the ways out."""
+    """How `teacher` teaches `student` under `plan`. Raises `ValueError` naming all that stands in the way."""
     if teacher is student:
         raise ValueError(
             "teacher and student are the same object; the student learns from scratch: build a second ViT"
@@ -41,21 +39,15 @@ def pair_up(teacher: nn.Module, student: nn.Module, plan: Plan) -> Pairing:
     components = differences(teacher, student)
     obstacles = [*_obstacles(*sizes, plan), *_component_obstacles(components, plan)]
     if obstacles:
-        raise ValueError(
-            "the student cannot be taught by this teacher as planned. They differ in "
-            + "; ".join(obstacles)
-            + "."
-        )
+        planned = "the student cannot be taught by this teacher as planned"
+        raise ValueError(f"{planned}. They differ in {'; '.join(obstacles)}.")
     layers = plan.pairs_of(sizes[1].depth, sizes[0].depth)
     for layer, _ in layers:
         plan.heads_of(layer, sizes[1].heads)
     if plan.heads is not None and plan.heads and isinstance(plan.heads[0], tuple):
         stray = [layer for layer, _ in plan.heads if layer not in {student for student, _ in layers}]
         if stray:
-            raise ValueError(
-                f"heads= names layers {stray}, which the plan does not transfer: add them to layers= or leave"
-                " them out"
-            )
+            raise ValueError(f"heads= names layers {stray}, which the plan does not transfer")
     if plan.average == "layers" and len(layers) < 2:
         raise ValueError("average='layers' needs at least two transferred layers, this plan has one")
     common = _common_prefix(*sizes)
@@ -89,88 +81,54 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, vit: nn.Module) -> "Sizes":
-        attn = vit.blocks[0].attn
-        has_class, has_distillation = (
-            int(vit.cls_token is not None),
-            int(getattr(vit, "dist_token", None) is not None),
-        )
-        return cls(
-            len(vit.blocks),
-            attn.num_heads,
-            head_width(attn),
-            tuple(vit.patch_embed.grid_size),
-            tuple(vit.patch_embed.img_size),
-            (has_class, has_distillation, vit.num_prefix_tokens - has_class - has_distillation),
-        )
+        attn, embed = vit.blocks[0].attn, vit.patch_embed
+        has_class = int(vit.cls_token is not None)
+        has_distillation = int(getattr(vit, "dist_token", None) is not None)
+        kinds = has_class, has_distillation, vit.num_prefix_tokens - has_class - has_distillation
+        image, grid = tuple(embed.img_size), tuple(embed.grid_size)
+        return cls(len(vit.blocks), attn.num_heads, head_width(attn), grid, image, kinds)
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
     found = []
 
-    def refuse(name: str, of_teacher, of_student, remedy: str) -> None:
-        found.append(f"{name}: teacher {of_teacher}, student {of_student} ({remedy})")
+    def refuse(name: str, of_both: tuple, remedy: str) -> None:
+        found.append(f"{name}: teacher {of_both[0]}, student {of_both[1]} ({remedy})")
 
-    on_maps = plan.what == "map"
+    sizes, on_maps = (teacher, student), plan.what == "map"
+    only_maps = "only maps can be transferred between them: what='map'"
     if teacher.depth != student.depth and not (plan.layers and isinstance(plan.layers[0], tuple)):
-        refuse(
-            "depth",
-            teacher.depth,
-            student.depth,
-            "build the student with depth= as the teacher's, or pair layers: layers={student's: teacher's}",
-        )
+        remedy = "build the student with depth= as the teacher's, or pair layers={student's: teacher's}"
+        refuse("depth", (teacher.depth, student.depth), remedy)
+    heads, widths = (teacher.heads, student.heads), (teacher.head_width, student.head_width)
     if teacher.heads != student.heads and plan.unequal_heads is None:
-        remedy = (
-            "or unequal_heads='aggregate', 'average' or, to distill, 'learn'"
-            if on_maps
-            else "only maps can be transferred between them: what='map'"
-        )
-        refuse("heads", teacher.heads, student.heads, f"num_heads= as the teacher's, {remedy}")
+        ways = "or unequal_heads='aggregate', 'average' or, to distill, 'learn'"
+        refuse("heads", heads, f"num_heads= as the teacher's, {ways if on_maps else only_maps}")
     if teacher.head_width != student.head_width and not on_maps:
-        refuse(
-            "head width",
-            teacher.head_width,
-            student.head_width,
-            f"{plan.what} needs equal widths, maps do not: what='map'",
-        )
+        refuse("head width", widths, f"{plan.what} needs equal widths, maps do not: what='map'")
+    grids = teacher.grid, student.grid
     if teacher.image != student.image:
-        refuse(
-            "image size",
-            teacher.image,
-            student.image,
-            "both see the same images: build one with img_size= as the other's",
-        )
+        remedy = "both see the same images: build one with img_size= as the other's"
+        refuse("image size", (teacher.image, student.image), remedy)
     elif teacher.grid != student.grid and plan.unequal_grid is None:
         remedy = "or unequal_grid='resample'" if on_maps else "only maps can be resampled: what='map'"
-        refuse("patch grid", teacher.grid, student.grid, f"same img_size= and patch_size=, {remedy}")
+        refuse("patch grid", grids, f"same img_size= and patch_size=, {remedy}")
     elif teacher.grid != student.grid and 1 in (*teacher.grid, *student.grid):
-        refuse(
-            "patch grid",
-            teacher.grid,
-            student.grid,
-            "a grid with a side of one patch cannot be resampled: use smaller patches",
-        )
+        refuse("patch grid", grids, "a side of one patch cannot be resampled: use smaller patches")
     if teacher.prefix_kinds != student.prefix_kinds:
+        counts = teacher.prefix, student.prefix
         if plan.unequal_prefix is None:
-            remedy = (
-                "or unequal_prefix='drop'"
-                if on_maps
-                else "only maps can be transferred between them: what='map'"
-            )
-            counts = teacher.prefix, student.prefix
-            if counts[0] == counts[1]:
-                counts = tuple(
-                    f"{sizes.prefix} (class, distillation, registers: {sizes.prefix_kinds})"
-                    for sizes in (teacher, student)
-                )
-            refuse("prefix tokens", *counts, f"same class_token=, reg_tokens=, distillation token, {remedy}")
+            remedy = "or unequal_prefix='drop'" if on_maps else only_maps
+            if teacher.prefix == student.prefix:
+                kinds = "(class, distillation, registers: {})"
+                counts = tuple(f"{each.prefix} {kinds.format(each.prefix_kinds)}" for each in sizes)
+            refuse("prefix tokens", counts, f"same class_token=, reg_tokens=, distillation token, {remedy}")
         elif plan.how == "copy" and student.prefix > _common_prefix(teacher, student):
-            refuse(
-                "prefix tokens",
-                teacher.prefix,
-                student.prefix,
-                "a copied map must say where each of the student's tokens looks, "
-                "and the teacher has no row for some: build the student without them, or how='distill'",
+            remedy = (
+                "a copied map must say where each of the student's tokens looks, and the teacher has no row"
+                " for some: build the student without them, or how='distill'"
             )
+            refuse("prefix tokens", counts, remedy)
     return found
 
 
@@ -191,16 +149,14 @@ def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
 
 
 def _common_prefix(teacher: Sizes, student: Sizes) -> int:
-    """How many prefix tokens both have: all where they agree, otherwise the class token at most, as registers
-    differ in role."""
+    """How many prefix tokens both have: all where they agree, else the class token at most."""
     if teacher.prefix_kinds == student.prefix_kinds:
         return teacher.prefix
     return min(teacher.prefix_kinds[0], student.prefix_kinds[0])
 
 
 def _kept(sizes: Sizes, common: int) -> tuple[int, ...] | None:
-    """The indices of the common tokens of one ViT, None for all. timm puts the class token first, patches
-    last."""
+    """The indices of the common tokens of one ViT, None for all; the class token is first, patches last."""
     if sizes.prefix == common:
         return None
     return (*range(common), *range(sizes.prefix, sizes.prefix + sizes.grid[0] * sizes.grid[1]))

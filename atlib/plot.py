@@ -79,27 +79,19 @@ def curves(
     label: str = "training loss",
     log: bool = False,
 ) -> Figure:
-    """One line per run: `metric` against optimiser steps, for histories as `train` returns them. A run is
-    labelled by name."""
+    """One line per run, labelled by name: `metric` against steps, for histories as `train` returns them."""
     lines = {
         name: [(entry["step"], entry[metric]) for entry in history if metric in entry]
         for name, history in histories.items()
     }
     for name, points in lines.items():
         if not points:
-            raise ValueError(
-                f"the history of {name!r} has no {metric!r}; it has"
-                f" {', '.join(dict.fromkeys(key for e in histories[name] for key in e))}"
-            )
+            has = ", ".join(dict.fromkeys(key for entry in histories[name] for key in entry))
+            raise ValueError(f"the history of {name!r} has no {metric!r}; it has {has}")
     figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
     for name, points in lines.items():
-        axis.plot(
-            *zip(*points),
-            label=name,
-            color=COLOURS.get(name),
-            marker="o" if len(points) < 12 else None,
-            markersize=3,
-        )
+        marker = "o" if len(points) < 12 else None
+        axis.plot(*zip(*points), label=name, color=COLOURS.get(name), marker=marker, markersize=3)
     axis.set(xlabel="step", ylabel=label, yscale="log" if log else "linear")
     axis.legend(frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
@@ -111,22 +103,13 @@ def scores(
     label: str = "test accuracy (%)",
     live: Mapping[str, float] | None = None,
 ) -> Figure:
-    """One row per method: every seed a dot, mean ± standard deviation a bar with a line; `live` results are
-    diamonds."""
+    """One row per method: seeds are dots, mean ± standard deviation a bar, `live` results diamonds."""
     figure, axis = plt.subplots(figsize=(6.5, 0.55 * len(by_method) + 0.9), layout="constrained")
     for row, (method, values) in enumerate(by_method.items()):
         colour = COLOURS.get(method, "#333333")
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        axis.errorbar(
-            statistics.mean(values),
-            row,
-            xerr=spread,
-            fmt="|",
-            markersize=16,
-            color=colour,
-            capsize=4,
-            linewidth=2,
-        )
+        look = {"fmt": "|", "markersize": 16, "color": colour, "capsize": 4, "linewidth": 2}
+        axis.errorbar(statistics.mean(values), row, xerr=spread, **look)
         axis.plot(values, np.full(len(values), row) + 0.22, ".", color=colour, alpha=0.6)
     for method, value in (live or {}).items():
         axis.plot(value, list(by_method).index(method) - 0.25, "D", color="black", markersize=5)

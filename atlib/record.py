@@ -1,5 +1,4 @@
-"""What was run, on what, and what came out: a record a run, one a line in the file of its experiment and
-scale."""
+"""What was run, on what, and what came out: a record a run, a line in its experiment's and scale's file."""
 
 import base64
 import fcntl
@@ -90,18 +89,13 @@ def unpack_bits(text: str) -> np.ndarray:
 
 
 def write_record(path: str | Path, record: Record) -> Path:
-    """Write a record atomically. Raises `ValueError`, before anything is written, when it breaks the
-    schema."""
+    """Write a record atomically. Raises `ValueError`, with nothing written, when it breaks the schema."""
     return write_atomically(Path(path), (_json(record, indent=1) + "\n").encode())
 
 
 def read_record(path: str | Path) -> Record:
-    """Read and check one record. Raises `OSError` naming a file that is missing, cut off or breaks the
-    schema."""
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
-    return _parsed(path.read_bytes(), str(path))
+    """Read and check one record. Raises `OSError` naming a file that is missing or breaks the schema."""
+    return _parsed(Path(path).read_bytes(), str(path))
 
 
 # --- The records of an experiment at a scale: results/EXPERIMENT/SCALE.jsonl, one a line ---
@@ -128,8 +122,7 @@ def add_record(path: str | Path, record: Record) -> Path:
 
 
 def read_file(path: str | Path) -> list[Record]:
-    """All records of a file, as they stand there; none where there is no file yet. Raises `OSError` naming a
-    line that is cut off or breaks the schema."""
+    """All records of a file, none where there is none yet. Raises `OSError` naming a line that is none."""
     return [record for _, record in _lines(Path(path))]
 
 
@@ -191,15 +184,12 @@ def by_method(records: list[Record], metric: str) -> dict[str, list[float]]:
 
 
 def results_folder(start: str | Path = ".") -> Path:
-    """The book's `results/` folder: in `start` or the nearest folder above it. Raises `FileNotFoundError`
-    with the way out."""
-    for folder in [Path(start).resolve(), *Path(start).resolve().parents]:
+    """The book's `results/` folder: in `start` or the nearest folder above. Raises `FileNotFoundError`."""
+    start = Path(start).resolve()
+    for folder in (start, *start.parents):
         if (folder / "results").is_dir() and (folder / "atlib").is_dir():
             return folder / "results"
-    raise FileNotFoundError(
-        f"no results/ folder in or above {Path(start).resolve()}: run this from a clone of the book's"
-        " repository"
-    )
+    raise FileNotFoundError(f"no results/ in or above {start}: run this from a clone of the repository")
 
 
 def cost(notebook: str) -> str:
@@ -281,15 +271,13 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout that holds atlib, with "+" when files differ from it; "unknown" outside a
-    checkout."""
+    """The commit of the checkout that holds atlib, with "+" when files differ; "unknown" outside of one."""
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
-        command = ["git", *arguments]
-        return subprocess.run(
-            command, cwd=here.parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return subprocess.check_output(
+            ["git", *arguments], cwd=here.parent, text=True, stderr=subprocess.DEVNULL
+        ).strip()
 
     try:
         # An installed atlib may lie in the .venv of another project's checkout, whose commit is not its own.
@@ -304,8 +292,7 @@ def _commit() -> str:
 
 
 def markdown_table(*rows: Sequence) -> str:
-    """A Markdown table; the first row is its head. Raises `ValueError` when a row has another number of cells
-    than the head."""
+    """A Markdown table; the first row is its head. Raises `ValueError` for rows of unequal length."""
     head, *body = [[str(cell) for cell in row] for row in rows]
     for row in body:
         if len(row) != len(head):
@@ -314,8 +301,6 @@ def markdown_table(*rows: Sequence) -> str:
 
 
 def spread(values: Sequence[float], sign: str = "") -> str:
-    """Mean ± standard deviation over seeds with one decimal, the mean alone for one value; `sign="+"` writes
-    the plus too."""
-    return f"{mean(values):{sign}.1f}".replace("-", "−") + (
-        f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-    )
+    """Mean ± standard deviation over seeds, the mean alone for one value; `sign="+"` writes the plus too."""
+    around = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{mean(values):{sign}.1f}".replace("-", "−") + around

@@ -78,9 +78,7 @@ def describe(vit: VisionTransformer | Eva) -> dict[str, Any]:
     check_walkable(vit)
     block, embed = vit.blocks[0], vit.patch_embed
     attn, mlp = block.attn, block.mlp
-    branches = [
-        present(getattr(block, f"ls{branch}", getattr(block, f"gamma_{branch}", None))) for branch in (1, 2)
-    ]
+    branches = [present(getattr(block, f"ls{i}", getattr(block, f"gamma_{i}", None))) for i in (1, 2)]
     pooling = {
         "no class token": vit.cls_token is None,
         "distillation token": hasattr(vit, "dist_token"),
@@ -99,18 +97,13 @@ def describe(vit: VisionTransformer | Eva) -> dict[str, Any]:
         "none at the end": not present(vit.norm) and not present(vit.fc_norm),
     }
     activation = getattr(mlp, "act", mlp)  # an MLP of an unknown kind is told by its own name
+    tanh = " tanh" if getattr(activation, "approximate", "none") == "tanh" else ""
+    scaled = {(True, True): "attention and MLP", (True, False): "attention", (False, False): "none"}
     return {
-        "layer_scale": {
-            (True, True): "attention and MLP",
-            (True, False): "attention",
-            (False, False): "none",
-        }[tuple(branches)],
+        "layer_scale": scaled[tuple(branches)],
         "registers": 0 if vit.reg_token is None else vit.reg_token.shape[1],
         "pre_norm": present(vit.norm_pre),
-        "activation": (
-            type(activation).__name__
-            + (" tanh" if getattr(activation, "approximate", "none") == "tanh" else "")
-        ),
+        "activation": type(activation).__name__ + tanh,
         "pooling": _with(vit.global_pool or "none", pooling),
         "positions": " and ".join(learned + rotary) or "none",
         "qk_norm": present(attn.q_norm),
@@ -132,11 +125,8 @@ def differences(
     """The components in which two ViTs differ: {name: (teacher's, student's)}. Sizes, such as width or depth,
     are no components."""
     of_teacher, of_student = describe(teacher), describe(student)
-    return {
-        name: (of_teacher[name], of_student[name])
-        for name in COMPONENTS
-        if of_teacher[name] != of_student[name]
-    }
+    both = {name: (of_teacher[name], of_student[name]) for name in COMPONENTS}
+    return {name: (left, right) for name, (left, right) in both.items() if left != right}
 
 
 def create_student(
@@ -169,15 +159,9 @@ def create_student(
     """
     drop, add = _names("drop", drop), _names("add", add)
     if drop and not native:
-        raise ValueError(
-            "drop takes components of the teacher away, and with native=False there are none: leave drop out,"
-            " or take native=True"
-        )
+        raise ValueError("drop takes the teacher's components away, and with native=False there are none")
     if add and native:
-        raise ValueError(
-            "add puts components of the teacher into a standard ViT, and with native=True they are all there:"
-            " leave add out, or take native=False"
-        )
+        raise ValueError("add puts components into a standard ViT, and with native=True they are all there")
     described = describe(teacher)
     own = {name: described[name] for name in COMPONENTS if described[name] != STANDARD[name]}
     for name in (*drop, *add):
@@ -193,9 +177,8 @@ def create_student(
         _check_twin(teacher, student)
         dropped = _standard(drop)
     else:
-        dropped = (
-            _standard(set(COMPONENTS) - set(add)) | STANDARD_INITIALISATION | {"model": VisionTransformer}
-        )
+        dropped = _standard(set(COMPONENTS) - set(add)) | STANDARD_INITIALISATION
+        dropped["model"] = VisionTransformer
     if isinstance(teacher, Eva) and native and "activation" in drop and "mlp" not in drop:
         raise ValueError(
             "the activation of an Eva's gated MLP cannot be chosen: drop mlp, which takes it along"
@@ -233,19 +216,14 @@ def _with(what: str, remarks: Mapping[str, bool]) -> str:
 
 
 def _check_twin(teacher: nn.Module, student: nn.Module) -> None:
-    """Raise `ValueError`, naming what differs, unless both have the same weights by name and shape and the
-    same modules."""
+    """Raise `ValueError`, naming what differs, unless both have the same weights by shape and modules."""
 
     def weights(vit: nn.Module) -> dict[str, Any]:
-        return {
-            name: tuple(value.shape)
-            for name, value in vit.state_dict().items()
-            if not name.startswith("head")
-        }
+        state = vit.state_dict()
+        return {name: tuple(state[name].shape) for name in state if not name.startswith("head")}
 
-    def modules(
-        vit: nn.Module,
-    ) -> dict[str, Any]:  # activations and eps are no weights; dropout and the head may differ
+    def modules(vit: nn.Module) -> dict[str, Any]:
+        # activations and eps are no weights; dropout and the head may differ
         return {
             name: f"{type(module).__name__}({module.extra_repr()})"
             for name, module in vit.named_modules()

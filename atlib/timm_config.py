@@ -38,16 +38,13 @@ ROPE_ATTRIBUTES = {
 
 
 def read_settings(vit: VisionTransformer | Eva, layer_scale_init: float | None = None) -> Settings:
-    """All that decides a ViT's architecture, under common names. Raises `ValueError` where a part is of
-    another kind."""
+    """All that decides a ViT's architecture, under common names. Raises `ValueError` for other parts."""
     block, embed = vit.blocks[0], vit.patch_embed
     attn, mlp = block.attn, block.mlp
     for part, known in ((embed, (PatchEmbed,)), (mlp, (Mlp, GluMlp, SwiGLU))):
         if type(part) not in known:
-            raise ValueError(
-                f"this {type(vit).__name__} has a {type(part).__name__}, whose arguments cannot be read off"
-                " it; build the student with create_vit from the name the teacher was built from"
-            )
+            has = f"this {type(vit).__name__} has a {type(part).__name__}"
+            raise ValueError(f"{has}, which cannot be read off: build the student by name, with create_vit")
     return {
         # size
         "model": type(vit),
@@ -100,18 +97,12 @@ def read_settings(vit: VisionTransformer | Eva, layer_scale_init: float | None =
 
 
 def build(settings: Settings, num_classes: int, drop_path_rate: float) -> VisionTransformer | Eva:
-    """The freshly initialised ViT that these settings describe. Raises `ValueError` for a component its class
-    cannot have."""
+    """The freshly initialised ViT of these settings. Raises `ValueError` for what its class cannot have."""
     model = settings["model"]
     if issubclass(model, VisionTransformer):
         arguments, known = _vit_arguments(settings), VisionTransformer
-        model = (
-            VisionTransformerDistilled
-            if settings["distilled"]
-            else VisionTransformer
-            if model is VisionTransformerDistilled
-            else model
-        )
+        if settings["distilled"] or model is VisionTransformerDistilled:
+            model = VisionTransformerDistilled if settings["distilled"] else VisionTransformer
     else:
         arguments, known = _eva_arguments(settings), Eva
     # An argument that this version of timm does not have cannot have been used either.
@@ -133,12 +124,13 @@ def _vit_arguments(settings: Settings) -> dict[str, Any]:
         "qkv_bias": s["biases"] not in ("", "qkv"),
         "pooling": pooled and pooled != (s["num_heads"], ratio),
     }
-    _refuse("VisionTransformer", impossible)
-    return s | {
-        "mlp_ratio": ratio,
-        "mlp_layer": Mlp if kind == "plain" else kind,
-        "qkv_bias": s["biases"] == "qkv",
-    }
+    if wrong := ", ".join(name for name, value in impossible.items() if value):
+        raise ValueError(
+            f"timm's VisionTransformer cannot have this teacher's {wrong}; to keep them, take native=True and"
+            " drop the other components"
+        )
+    layer = Mlp if kind == "plain" else kind
+    return s | {"mlp_ratio": ratio, "mlp_layer": layer, "qkv_bias": s["biases"] == "qkv"}
 
 
 def _eva_arguments(settings: Settings) -> dict[str, Any]:
@@ -151,22 +143,15 @@ def _eva_arguments(settings: Settings) -> dict[str, Any]:
         "scale_attn_inner": "scale_attn_norm",
         "scale_mlp": "scale_mlp_norm",
     }
-    s |= {name: s[common] for name, common in renamed.items()}
+    s |= {name: s[common] for name, common in renamed.items()} | (s["rope"] or {})
     s |= {
         "use_fc_norm": s["final_norm"] and s["fc_norm"],
         "use_post_transformer_norm": s["final_norm"] and not s["fc_norm"],
-    }
-    s |= {
         "use_abs_pos_emb": s["pos_embed"] == "learn",
         "use_rot_pos_emb": s["rope"] is not None,
-        **(s["rope"] or {}),
-    }
-    s |= {
         "mlp_ratio": mlp_ratio_of(s["hidden"], s["embed_dim"]),
         "swiglu_mlp": gated,
         "swiglu_align_to": 1 if separate else 0,
-    }
-    s |= {
         "qkv_bias": bool(s["biases"]),
         "attn_type": {"qkv": "rope", "qv": "eva"}.get(s["biases"], s["attn_type"]),
     }
@@ -174,15 +159,6 @@ def _eva_arguments(settings: Settings) -> dict[str, Any]:
         if s[name] is None:  # timm's default
             del s[name]
     return s
-
-
-def _refuse(model: str, impossible: dict[str, bool]) -> None:
-    wrong = [name for name, value in impossible.items() if value]
-    if wrong:
-        raise ValueError(
-            f"timm's {model} cannot have this teacher's {', '.join(wrong)}; "
-            "to keep them, take native=True and drop the other components"
-        )
 
 
 def present(part: Any) -> bool:
@@ -211,10 +187,8 @@ def biases_of(attn: nn.Module) -> str:
 
 def _kind(module: nn.Module, option: str) -> Any:
     """The module's class, with the one option that its instances keep."""
-    return partial(
-        type(module),
-        **({option: getattr(module, option)} if getattr(module, option, None) is not None else {}),
-    )
+    value = getattr(module, option, None)
+    return partial(type(module), **({} if value is None else {option: value}))
 
 
 def mlp_ratio_of(hidden: int, width: int) -> float:
@@ -238,17 +212,8 @@ def _rope(vit: nn.Module) -> dict[str, Any] | None:
     rope = getattr(vit, "rope", None)
     if rope is None:
         return None
-    name = type(rope).__name__
+    name, half = type(rope).__name__, getattr(vit.blocks[0].attn, "rotate_half", False)
     if name not in ROPE_TYPES:
-        raise ValueError(
-            f"this {type(vit).__name__} rotates with a {name}, which timm's constructor does not build"
-        )
-    read = {
-        argument: getattr(rope, attribute)
-        for argument, attribute in ROPE_ATTRIBUTES.items()
-        if hasattr(rope, attribute)
-    }
-    return read | {
-        "rope_type": ROPE_TYPES[name],
-        "rope_rotate_half": getattr(vit.blocks[0].attn, "rotate_half", False),
-    }
+        raise ValueError(f"this {type(vit).__name__} rotates with a {name}, which timm does not build")
+    read = {to: getattr(rope, of) for to, of in ROPE_ATTRIBUTES.items() if hasattr(rope, of)}
+    return read | {"rope_type": ROPE_TYPES[name], "rope_rotate_half": half}

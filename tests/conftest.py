@@ -9,7 +9,7 @@ import torch
 from atlib import create_vit
 from atlib.data import glyph_images
 from atlib.data.glyphs import generate
-from tests.helpers import randomise
+from tests.helpers import SMALL_VIT, randomise
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +37,7 @@ def small_vit():
     """
 
     def build(seed=0, **changes):
-        options = {
-            "img_size": 32,
-            "patch_size": 8,
-            "embed_dim": 24,
-            "depth": 3,
-            "num_heads": 3,
-            "num_classes": 5,
-        } | changes
-        return randomise(create_vit(options), seed).eval()
+        return randomise(create_vit(SMALL_VIT | changes), seed).eval()
 
     return build
 

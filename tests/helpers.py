@@ -6,10 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from atlib import create_vit
+from atlib import create_vit, walk
 
 ROOT = Path(__file__).resolve().parents[1]
+SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
+DROPS = {
+    "drop_rate": 0.2,
+    "pos_drop_rate": 0.2,
+    "patch_drop_rate": 0.3,
+    "proj_drop_rate": 0.2,
+    "attn_drop_rate": 0.2,
+    "drop_path_rate": 0.5,
+}
 
 
 def randomise(model, seed=0):
@@ -50,6 +60,56 @@ def shared(*parts):
     if not path.exists():
         pytest.skip(f"needs ../shared/{'/'.join(parts)}, which is not present next to this repository")
     return path
+
+
+def set_fused(vit, fused):
+    for block in vit.blocks:
+        block.attn.fused_attn = fused
+    return vit
+
+
+def assert_same_logits(vit, images, tolerance=1e-5):
+    """`walk` computes what the model computes."""
+    torch.manual_seed(1)
+    expected = vit(images)
+    torch.manual_seed(1)
+    found = walk(vit, images).logits
+    assert found.shape == expected.shape
+    assert expected.std() > 0.05, "logits this flat would agree whatever is computed"
+    assert (found - expected).abs().max() <= tolerance
+
+
+class Adapted(torch.nn.Linear):
+    """A projection with an adapter, which reading its weight would leave out."""
+
+    def forward(self, x):
+        return super().forward(x) + 0.3 * x.sum(-1, keepdim=True)
+
+
+class Seer(TorchDispatchMode):
+    """Sees every tensor that any operation makes, and the names of the operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes, self.names = set(), []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        self.names.append(str(operation))
+        self.shapes |= {
+            tuple(each.shape)
+            for each in (result if isinstance(result, tuple | list) else [result])
+            if isinstance(each, torch.Tensor)
+        }
+        return result
+
+    def maps(self, N, heads=1):
+        """The shapes that could hold the maps of that many heads."""
+        return {
+            shape
+            for shape in self.shapes
+            if shape[-2:] == (N, N) or torch.Size(shape).numel() >= heads * N * N
+        }
 
 
 class Bomb(torch.nn.Module):

@@ -1,10 +1,10 @@
 """What two processes do together, one worker each, started by the tests: a program for torchrun and
 `accelerate launch`.
 
-    ... tests/two.py all|machines|dead FOLDER
+    ... tests/two.py all|machines FOLDER
 
 Everything that several tests look at is done in one start, because a start costs seconds; rank 0 leaves what
-came out in FOLDER.
+came out in FOLDER. At the end of it one of them dies.
 """
 
 import json
@@ -23,6 +23,7 @@ from accelerate.utils import gather_object
 from safetensors.torch import save_file
 
 from atlib import AttentionTransfer, Plan
+from atlib import __main__ as command
 from atlib.data import glyph_images
 from atlib.data.glyphs import generate
 from atlib.train import NonFiniteLoss, Preempted, distributed, student_loss, train
@@ -35,8 +36,11 @@ from tests.helpers import tiny
 RECIPE = Recipe(steps=7, batch_size=16, lr=1e-3)
 
 
-def images():
-    return glyph_images(generate("train", 71))
+def images(dtype=torch.float32):
+    found = glyph_images(generate("train", 71))
+    scaled = found._scaled
+    found._scaled = lambda pixels: scaled(pixels).to(dtype)
+    return found
 
 
 RUNS = {
@@ -52,13 +56,13 @@ RUNS = {
 
 
 def trained(name, **options):
-    """The weights, the history and the losses of each step of one of `RUNS`."""
+    """The weights, the history and the losses of each step of one of `RUNS`, all computed in float64."""
     build, recipe = RUNS[name]
-    model, steps = build(), []
-    average = tiny() if recipe.ema else None
+    model, steps = build().double(), []
+    average = tiny().double() if recipe.ema else None
     history = train(
         model,
-        images(),
+        images(torch.float64),
         recipe,
         progress=None,
         cpu=True,
@@ -156,10 +160,18 @@ def everything(folder: Path, rank: int) -> dict:
     except Preempted as error:
         raised = error.checkpoint.name
     found["preempted"] = gather_object([raised])
+
+    # The command line, which finds out by itself that there are two; imported here, the others need it not.
+    from atlib.run import build
+    from tests.stopped_runs import HELD_OUT, asked
+
+    build.HELD_OUT = HELD_OUT
+    asked_for = asked("built-in-scratch", folder / "commanded", evaluation_split="validation")
+    found["commanded"] = gather_object([command.main(asked_for)])
     return found
 
 
-def dead(folder: Path, rank: int) -> None:
+def dead(rank: int) -> None:
     """Rank 1 ends without a word in the middle of its third step."""
 
     def loss(model, images, targets, recipe):
@@ -179,7 +191,10 @@ if __name__ == "__main__":
     if what == "all":
         trained("plain")  # the first call starts the process group
         result = everything(place, rank)
-    elif what == "machines":
+        if rank == 0:
+            (place / "found.json").write_text(json.dumps(result))
+        dead(rank)
+    else:
         weights, history, steps = trained("plain")
         result = {
             "world": dist.get_world_size(),
@@ -192,8 +207,4 @@ if __name__ == "__main__":
                 {key: value.contiguous() for key, value in weights.items()}, place / "machines.safetensors"
             )
         (place / f"machine-{rank}.json").write_text(json.dumps(result))
-    else:
-        dead(place, rank)
-    if what == "all" and rank == 0:
-        (place / "found.json").write_text(json.dumps(result))
     dist.destroy_process_group()

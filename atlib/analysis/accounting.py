@@ -30,8 +30,7 @@ from atlib.vit import create_vit
 
 
 class Numbers(NamedTuple):
-    """How many numbers a teacher hands over for one image, all layers together, for each kind of
-    activation."""
+    """How many numbers a teacher hands over for one image, all layers together, by kind of activation."""
 
     q: int
     k: int
@@ -41,8 +40,7 @@ class Numbers(NamedTuple):
 
 
 class MethodCost(NamedTuple):
-    """One method's cost. step_flops: of a training step, inference_flops: of a batch; parameters_kept:
-    weights stored for inference."""
+    """One method's cost: FLOPs of a training step and of inference on a batch, weights kept for inference."""
 
     method: str
     step_flops: int
@@ -162,18 +160,14 @@ def _weightless(name_or_config: str | Mapping, image_size: int | None) -> Vision
 
 
 def _sizes(tensors: list[Tensor]) -> dict[int, int]:
-    """The storages behind some tensors, {key: bytes}; a key is a storage's own only as long as it is
-    alive."""
+    """The storages behind some tensors, {key: bytes}; a key is a storage's own only while it is alive."""
     return {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
 
 
 def _checked(batch: int, layers: int | None, depth: int) -> int:
     layers = depth if layers is None else layers
     if batch < 1 or not 1 <= layers <= depth:
-        raise ValueError(
-            f"batch={batch}, layers={layers}: at least one image, and 1 to {depth} layers, the depth of"
-            " this ViT"
-        )
+        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {depth} layers")
     return layers
 
 
@@ -221,17 +215,16 @@ def product(rows: int, inner: int, columns: int) -> int:
 
 
 def shape_of(vit: VisionTransformer) -> Shape:
-    """Read a Shape off a stock timm ViT. Raises `ValueError` for an architecture whose products are
-    others."""
+    """Read a Shape off a stock timm ViT. Raises `ValueError` for an architecture with other products."""
     others = {
         "its class": not isinstance(vit, VisionTransformer),
         "attention pooling": getattr(vit, "attn_pool", None) is not None,
         "its MLP": not isinstance(vit.blocks[0].mlp, Mlp),
     }
-    if any(others.values()):
+    if other := " and ".join(name for name, is_other in others.items() if is_other):
         raise ValueError(
-            f"{type(vit).__name__}: {' and '.join(name for name, other in others.items() if other)} is not"
-            " that of a stock ViT; count its FLOPs with torch.utils.flop_counter"
+            f"{type(vit).__name__}: {other} is not that of a stock ViT; count its FLOPs with"
+            " torch.utils.flop_counter"
         )
     patches, pixels = vit.patch_embed.num_patches, vit.patch_embed.proj.weight[0].numel()
     tokens, hidden = vit.num_prefix_tokens + patches, vit.blocks[0].mlp.fc1.out_features
@@ -240,42 +233,36 @@ def shape_of(vit: VisionTransformer) -> Shape:
 
 
 def fine_tuning(shape: Shape) -> int:
-    """Forward and backward of the plain model. Images need no gradient, so the patch embedding's backward is
-    one product."""
+    """Forward and backward of the plain model; images need no gradient, which is a product less."""
     return 2 * shape.embed + 3 * (shape.depth * shape.block + shape.head)
 
 
 def copy(shape: Shape, layers: int | None = None) -> int:
-    """Copy of the maps of the first `layers` layers (None: all). The student needs no q, k and no scores
-    there, and its map no gradient."""
+    """Copy of the first `layers` layers' maps (None: all): no q, k, scores, no gradient of a map there."""
     layers = shape.depth if layers is None else layers
     saved = 3 * 2 * shape.projection + (3 + 1) * shape.mixing
     return teacher(shape, layers) + fine_tuning(shape) - layers * saved
 
 
 def query_copy(shape: Shape) -> int:
-    """Copy of the queries of all layers: no projection to q in the student, and scores whose gradient goes to
-    the keys alone."""
+    """Copy of the queries of all layers: no projection to q, and scores with a gradient for keys alone."""
     only_queries = shape.projection + shape.mixing  # the teacher's last layer ends at q: no k, no scores
     saved = 3 * shape.projection + shape.mixing
     return teacher(shape, shape.depth) - only_queries + fine_tuning(shape) - shape.depth * saved
 
 
 def distill(shape: Shape, layers: int | None = None) -> int:
-    """Distillation of the first `layers` layers' maps (None: all). The loss adds p_s - p_t to a gradient that
-    exists anyway: no product."""
+    """Distillation of the first `layers` layers' maps (None: all); p_s - p_t of its loss is no product."""
     return teacher(shape, shape.depth if layers is None else layers) + fine_tuning(shape)
 
 
 def feature_distillation(shape: Shape) -> int:
-    """Distillation of the residual stream after every block: the teacher runs all blocks, without its
-    head."""
+    """Distillation of the residual stream after every block: the teacher runs all, without its head."""
     return shape.embed + shape.depth * shape.block + fine_tuning(shape)
 
 
 def teacher(shape: Shape, layers: int) -> int:
-    """The teacher's forward pass up to the map of the last of `layers` layers: its q, k and scores, and
-    nothing after."""
+    """The teacher's forward pass up to the scores of the last of `layers` layers, and nothing after."""
     return shape.embed + (layers - 1) * shape.block + 2 * shape.projection + shape.mixing
 
 
@@ -285,6 +272,5 @@ def plain(shape: Shape) -> int:
 
 
 def copy_inference(shape: Shape, layers: int) -> int:
-    """Inference with Copy of the first `layers` layers: the teacher, and the student without q, k and scores
-    there."""
+    """Inference with Copy of the first `layers` layers: the teacher, and a student without q, k, scores."""
     return teacher(shape, layers) + plain(shape) - layers * (2 * shape.projection + shape.mixing)

@@ -1,5 +1,4 @@
-"""What every analysis refuses: values that are not finite, maps that are no maps, probabilities that are
-none."""
+"""What every analysis refuses: values that are not finite, maps and probabilities that are none."""
 
 import torch
 from torch import Tensor
@@ -43,25 +42,18 @@ def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
 
 
 def check_features(x: Tensor, name: str, rows: int = 2) -> None:
-    """Raise `ValueError`, naming the argument, unless x is (n, p) with finite numbers, at least `rows` rows
-    and a column."""
+    """Raise `ValueError`, naming the argument, unless x is (n, p), finite, with `rows` rows and a column."""
     if x.ndim != 2:
-        raise ValueError(
-            f"{name} is (rows, features), got {tuple(x.shape)}: flatten images and tokens to rows first"
-        )
+        raise ValueError(f"{name} is (rows, features), got {tuple(x.shape)}: flatten it to rows first")
     if x.shape[1] == 0 or len(x) < rows:
         raise ValueError(f"{name} is {tuple(x.shape)}: at least {rows} rows and one feature are needed")
     if not x.isfinite().all():
         row, column = (~x.isfinite()).nonzero()[0].tolist()
-        raise ValueError(
-            f"{name} is {x[row, column].item()} in row {row}, feature {column}: leave such rows out, or"
-            " repair the model"
-        )
+        raise ValueError(f"{name} is {x[row, column].item()} in row {row}, feature {column}: leave it out")
 
 
 def check_scores(scores: Tensor, name: str) -> None:
-    """Raise `ValueError`, naming the argument, unless it is (n, C) with n, C at least 1 and no NaN: logits or
-    probabilities."""
+    """Raise `ValueError`, naming the argument, unless it is (n, C), not empty and without NaN."""
     if scores.ndim != 2 or 0 in scores.shape:
         raise ValueError(f"{name} is (images, classes), both at least 1, got {tuple(scores.shape)}")
     if scores.isnan().any():
@@ -69,13 +61,10 @@ def check_scores(scores: Tensor, name: str) -> None:
 
 
 def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: str = "labels") -> None:
-    """Raise `ValueError`, naming the argument, unless it is (rows,) class indices, below `classes` where
-    given."""
+    """Raise `ValueError`, naming the argument, unless it is (rows,) class indices, below `classes`."""
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(
-            f"{name} must be class indices ({rows},), one for each row, got {labels.dtype}"
-            f" {tuple(labels.shape)}"
-        )
+        got = f"{labels.dtype} {tuple(labels.shape)}"
+        raise ValueError(f"{name} must be class indices ({rows},), one for each row, got {got}")
     wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
     if wrong.any():
         known = "from 0 on" if classes is None else f"0 to {classes - 1}, as the model has them"
@@ -97,8 +86,7 @@ def check_probabilities(p: Tensor, name: str) -> None:
 
 
 def as_double(x: Tensor) -> Tensor:
-    """x in float64 and without gradients, where it is; on the CPU where the device has no float64 (Apple's
-    GPUs)."""
+    """x in float64 and without gradients; on the CPU where its device has no float64 (Apple's GPUs)."""
     return x.detach().to("cpu" if x.device.type == "mps" else x.device, torch.float64)
 
 
@@ -106,6 +94,5 @@ def _refuse_rows(bad: Tensor, values: Tensor, where: str, problem: str) -> None:
     """Raise `ValueError` for the first row of the maps that is `bad`; bad and values: (B, H, N)."""
     if bad.any():
         b, h, i = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"{where}head {h}: the row of query {i} in image {b} " + problem.format(values[b, h, i].item())
-        )
+        found = problem.format(values[b, h, i].item())
+        raise ValueError(f"{where}head {h}: the row of query {i} in image {b} {found}")

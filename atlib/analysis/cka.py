@@ -41,8 +41,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 
 class _LayerPairs:
-    """CKA of every layer of x with every layer of y, gathered batch by batch; what the two accumulators below
-    share."""
+    """CKA of every layer of x with every layer of y, batch by batch: what the two accumulators share."""
 
     least = 1  # rows of a batch
 
@@ -57,8 +56,7 @@ class _LayerPairs:
         self.update_layers([x], [y])
 
     def update_layers(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
-        """Add the same rows of all layers: xs and ys hold one (n, p) each. Raises `ValueError` as
-        `linear_cka` does."""
+        """Add the same rows of all layers: xs and ys hold one (n, p) each. Raises as `linear_cka` does."""
         sides = _checked(xs, ys, self.least)
         if self.rows == 0:
             self._first = tuple([x[0].clone() for x in side] for side in sides)
@@ -67,17 +65,13 @@ class _LayerPairs:
         for name, side, first, varying in zip("xy", sides, self._first, self._varying):
             before, now = [len(row) for row in first], [x.shape[1] for x in side]
             if before != now:
-                raise ValueError(
-                    f"{name} had features {before} (one number a layer), this batch has {now}: every batch"
-                    " needs the same layers"
-                )
+                raise ValueError(f"{name} had features {before} (one number a layer), this batch has {now}")
             varying[:] = [known or _varies(x, row) for known, x, row in zip(varying, side, first)]
         self._add(*sides)
         self.rows += len(sides[0][0])
 
     def matrix(self) -> Tensor:
-        """CKA of every pair of layers, (layers of x, layers of y), float64. Raises `ValueError` for too few
-        rows or no variance."""
+        """CKA of every pair of layers, (layers of x, layers of y), float64. Raises as `linear_cka` does."""
         if self.rows < 2:
             raise ValueError(f"CKA needs at least 2 rows, {self.rows} were given: call update first")
         for name, varying in zip("xy", self._varying):
@@ -94,8 +88,7 @@ class _LayerPairs:
         return (xy / (xx.sqrt()[:, None] * yy.sqrt())).cpu()
 
     def value(self) -> float:
-        """CKA of the one pair of layers. Raises `ValueError` where there are several, and as `matrix`
-        does."""
+        """CKA of the one pair of layers. Raises `ValueError` where there are several, and as `matrix`."""
         matrix = self.matrix()
         if matrix.numel() != 1:
             raise ValueError(f"there are {tuple(matrix.shape)} layers: ask for matrix()")
@@ -156,10 +149,8 @@ class MinibatchCKA(_LayerPairs):
     least = 4
 
     def _start(self, p: list[int], q: list[int], device: torch.device) -> None:
-        self._sums = [
-            torch.zeros(shape, dtype=torch.float64, device=device)
-            for shape in ((len(p), len(q)), (len(p),), (len(q),))
-        ]
+        shapes = (len(p), len(q)), (len(p),), (len(q),)
+        self._sums = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
 
     def _add(self, xs: list[Tensor], ys: list[Tensor]) -> None:
         x, y = (torch.stack([_similarities(x) for x in side]) for side in (xs, ys))  # (L, n, n)
@@ -197,9 +188,7 @@ def layer_cka(
     for name, model, reading in zip("ab", (a, b), reads):
         vit = vit_of(model)
         if reading is class_token and vit.cls_token is None:
-            raise ValueError(
-                f"{name} has no class token: read patch_mean({vit.num_prefix_tokens}) or every_token instead"
-            )
+            raise ValueError(f"{name} has no class token: read patch_mean({vit.num_prefix_tokens}) instead")
     # Rows are copies: a class token alone would keep all tokens in memory.
     waiting, left, batches = [], len(images), 0
     for walked in walks((a,) if a is b else (a, b), images, batch_size):
@@ -218,37 +207,30 @@ def class_token(tokens: Tensor) -> Tensor:
 
 
 def patch_mean(prefix_tokens: int) -> Read:
-    """A function that averages the patch tokens of every image, (B, N, D) to (B, D); `prefix_tokens` come
-    before them and are left out."""
+    """A function that averages every image's tokens after `prefix_tokens`, (B, N, D) to (B, D)."""
 
     def read(tokens: Tensor) -> Tensor:
         if not 0 <= prefix_tokens < tokens.shape[1]:
-            raise ValueError(
-                f"prefix_tokens={prefix_tokens} leaves no patch of {tokens.shape[1]} tokens; a ViT's number"
-                " is vit.num_prefix_tokens"
-            )
+            raise ValueError(f"prefix_tokens={prefix_tokens} leaves no patch of {tokens.shape[1]} tokens")
         return tokens[:, prefix_tokens:].mean(1)
 
     return read
 
 
 def every_token(tokens: Tensor) -> Tensor:
-    """Every token of every image as a row of its own: (B, N, D) to (B·N, D). Two models need the same tokens
-    for it."""
+    """Every token of every image as a row of its own, (B, N, D) to (B·N, D): for models of equal tokens."""
     return tokens.flatten(0, 1)
 
 
 def _similarities(x: Tensor) -> Tensor:
-    """x xᵀ of x (n, p) with zeros on the diagonal. HSIC₁ does not change with the mean, which is taken out to
-    keep digits."""
+    """x xᵀ of centred x (n, p), which keeps digits and is the same for HSIC₁, with zeros on the diagonal."""
     x = x.double()
     x = x - x.mean(0)
     return (x @ x.T).fill_diagonal_(0)
 
 
 def _hsic_1(K: Tensor, L: Tensor) -> Tensor:
-    """The unbiased HSIC₁ of every one of K (a, n, n) with every one of L (b, n, n), symmetric with zero
-    diagonals: (a, b)."""
+    """The unbiased HSIC₁, (a, b), of all K (a, n, n) with all L (b, n, n), symmetric, of zero diagonals."""
     n = K.shape[-1]
     k, l = K.sum(-1), L.sum(-1)
     trace = K.flatten(1) @ L.flatten(1).T  # of the products K L
@@ -257,17 +239,13 @@ def _hsic_1(K: Tensor, L: Tensor) -> Tensor:
 
 
 def _checked(xs: Sequence[Tensor], ys: Sequence[Tensor], rows: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Both sides checked, on one device that has float64; they are turned into it one by one, where they are
-    used."""
+    """Both sides checked, on one device that has float64, into which they are turned one by one."""
     for name, side in (("x", xs), ("y", ys)):
         for layer, x in enumerate(side):
             check_features(x, _name(name, layer, len(side)), rows)
     counts = sorted({len(x) for x in [*xs, *ys]})
     if len(counts) > 1:
-        raise ValueError(
-            f"x and y have {counts} rows: CKA compares features of the same rows, images or tokens, in the"
-            " same order"
-        )
+        raise ValueError(f"x and y have {counts} rows: CKA compares features of the same images or tokens")
     device = as_double(xs[0][:0]).device
     return tuple([x.detach().to(device) for x in side] for side in (xs, ys))
 

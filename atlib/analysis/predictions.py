@@ -1,5 +1,4 @@
-"""Do two models make the same mistakes? Disagreement, ensembles, calibration, and how sure a difference
-is."""
+"""Do two models make the same mistakes? Disagreement, ensembles, calibration, intervals of differences."""
 
 from typing import NamedTuple
 
@@ -50,17 +49,14 @@ def ensemble_accuracy(p_a: Tensor, p_b: Tensor, labels: Tensor) -> float:
 
 
 def ensemble_gain(p_a: Tensor, p_b: Tensor, labels: Tensor) -> Gain:
-    """What the ensemble of `ensemble_accuracy` gains over the better of the two models. Raises `ValueError`
-    as that does."""
+    """What the ensemble gains over the better of the two models. Raises as `ensemble_accuracy` does."""
     check_probabilities(p_a, "p_a")
     check_probabilities(p_b, "p_b")
     _check_same_shape(p_a, p_b)
     check_labels(labels, *p_a.shape)
     if (labels == labels[0]).all():
-        raise ValueError(
-            f"all {len(labels)} labels are class {labels[0].item()}: a model that always says"
-            f" {labels[0].item()} would be perfect here; use images of several classes"
-        )
+        same = f"all {len(labels)} labels are class {labels[0].item()}"
+        raise ValueError(f"{same}, and always saying it would be perfect: use images of several classes")
     ensemble = _accuracy((p_a.double() + p_b.double()) / 2, labels)
     better = max(_accuracy(p_a, labels), _accuracy(p_b, labels))
     return Gain(ensemble, better, ensemble - better)
@@ -79,14 +75,10 @@ def expected_calibration_error(p: Tensor, labels: Tensor, bins: int = 15) -> flo
     if bins < 1:
         raise ValueError(f"bins={bins}: at least one is needed; Guo et al. use 15")
     confidence, guess = p.double().max(1)
-    bin_of = torch.bucketize(
-        confidence, torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=p.device)[1:-1]
-    )
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=p.device)[1:-1]
     surplus = (guess == labels.to(p.device)).double() - confidence
-    return (
-        torch.zeros(bins, dtype=torch.float64, device=p.device).index_add_(0, bin_of, surplus).abs().sum()
-        / len(p)
-    ).item()
+    of_bins = surplus.new_zeros(bins).index_add_(0, torch.bucketize(confidence, edges), surplus)
+    return (of_bins.abs().sum() / len(p)).item()
 
 
 def paired_bootstrap(
@@ -102,10 +94,7 @@ def paired_bootstrap(
     """
     a, b = _truths(correct_a, "correct_a"), _truths(correct_b, "correct_b")
     if len(a) != len(b):
-        raise ValueError(
-            f"correct_a has {len(a)} images, correct_b {len(b)}: both must be of the same images in the same"
-            " order"
-        )
+        raise ValueError(f"correct_a has {len(a)} images, correct_b {len(b)}: they must be of the same ones")
     if len(a) < 2:
         raise ValueError(f"{len(a)} images cannot be resampled: at least 2 are needed")
     check_sampling(samples, level)
@@ -120,9 +109,7 @@ def paired_bootstrap(
 def check_sampling(samples: int, level: float) -> None:
     """Raise `ValueError` unless a bootstrap can be made of so many samples at this level."""
     if samples < 1 or not 0 < level < 1:
-        raise ValueError(
-            f"samples={samples}, level={level}: at least 1 sample and a level between 0 and 1, such as 0.95"
-        )
+        raise ValueError(f"samples={samples}, level={level}: at least 1 sample and a level between 0 and 1")
 
 
 def _accuracy(p: Tensor, labels: Tensor) -> float:
@@ -132,16 +119,11 @@ def _accuracy(p: Tensor, labels: Tensor) -> float:
 def _truths(correct: Tensor, name: str) -> np.ndarray:
     values = torch.as_tensor(correct).cpu().double()
     if values.ndim != 1 or not ((values == 0) | (values == 1)).all():
-        raise ValueError(
-            f"{name} says for each image whether it was right, (n,) of true and false: compare predictions"
-            " with labels first"
-        )
+        raise ValueError(f"{name} says of each image whether it was right, (n,) of true and false")
     return values.numpy()
 
 
 def _check_same_shape(a: Tensor, b: Tensor) -> None:
     if a.shape != b.shape:
-        raise ValueError(
-            f"predictions are of the same images and classes, (n, classes), got {tuple(a.shape)} and"
-            f" {tuple(b.shape)}"
-        )
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(f"predictions are of the same images and classes, (n, classes), got {shapes}")

@@ -16,8 +16,7 @@ BLOCK = 2**24  # similarities at a time, 64 MB
 
 
 class ProbeResult(NamedTuple):
-    """test_accuracy: of the rate with the best validation accuracy, `lr`; validation_accuracies: {rate:
-    accuracy} of all."""
+    """test_accuracy: at `lr`, the rate best in validation; validation_accuracies: {rate: accuracy} of all."""
 
     test_accuracy: float
     lr: float
@@ -35,10 +34,7 @@ def features(model: nn.Module, images: Images, layer: int | None = None, batch_s
     vit = vit_of(model)
     layer = len(vit.blocks) - 1 if layer is None else layer
     if not 0 <= layer < len(vit.blocks):
-        raise ValueError(
-            f"layer {layer} does not exist: this ViT has depth {len(vit.blocks)}, layers 0 to"
-            f" {len(vit.blocks) - 1}"
-        )
+        raise ValueError(f"layer {layer} does not exist: this ViT has layers 0 to {len(vit.blocks) - 1}")
     with torch.no_grad():
         last = (vit.norm(seen.stream[layer]) for (seen,) in walks([model], images, batch_size))
         return torch.cat([vit.forward_head(tokens, pre_logits=True).float().cpu() for tokens in last])
@@ -57,10 +53,7 @@ def knn_accuracy(
     train_y, test_y = _check_sets(train=(train_x, train_y), test=(test_x, test_y))
     wrong = [k for k in ks if not 1 <= k <= len(train_x)]
     if wrong or len(ks) == 0:
-        raise ValueError(
-            f"ks={list(ks)}: every k is from 1 to the number of training images, {len(train_x)}, and there is"
-            " at least one"
-        )
+        raise ValueError(f"ks={list(ks)}: one or more, from 1 to {len(train_x)}, the training images")
     train_x, test_x = (nn.functional.normalize(x.float(), dim=1) for x in (train_x, test_x))
     right = dict.fromkeys(ks, 0)
     for x, y in zip(*(each.split(max(1, BLOCK // len(train_x))) for each in (test_x, test_y))):
@@ -97,10 +90,8 @@ def linear_probe(
         train=(train_x, train_y), validation=(validation_x, validation_y), test=(test_x, test_y)
     )
     if len(lrs) == 0 or not all(0 < lr < math.inf for lr in lrs) or steps < 1 or batch_size < 1:
-        raise ValueError(
-            f"lrs={list(lrs)}, steps={steps}, batch_size={batch_size}: give finite rates above 0, and at"
-            " least one step and one image"
-        )
+        given = f"lrs={list(lrs)}, steps={steps}, batch_size={batch_size}"
+        raise ValueError(f"{given}: give finite rates above 0, and at least one step and one image")
     mean, deviation = train_x.float().mean(0), train_x.float().std(0)
     deviation = deviation.where(deviation > 0, 1)  # a constant feature says nothing, and stays 0
     train_x, validation_x, test_x = ((x.float() - mean) / deviation for x in (train_x, validation_x, test_x))
@@ -187,10 +178,8 @@ def _check_sets(**sets: tuple[Tensor, Tensor]) -> list[Tensor]:
         check_features(x, f"{name}_x", rows=1)
         check_labels(y, len(x), name=f"{name}_y")
         if x.shape[1] != train_x.shape[1]:
-            raise ValueError(
-                f"{name}_x has {x.shape[1]} features, train_x {train_x.shape[1]}: read them from the same"
-                " model and layer"
-            )
+            has = f"{name}_x has {x.shape[1]} features, train_x {train_x.shape[1]}"
+            raise ValueError(f"{has}: read them from the same model and layer")
         unknown = sorted(set(y.tolist()) - set(train_y.tolist()))
         if unknown:
             raise ValueError(
@@ -198,8 +187,5 @@ def _check_sets(**sets: tuple[Tensor, Tensor]) -> list[Tensor]:
                 " train_y never shows: leave those images out, or map both sets to the same classes"
             )
     if len(train_y.unique()) == 1:
-        raise ValueError(
-            f"all training images have the label {train_y[0].item()}: with a single class there is nothing to"
-            " tell apart"
-        )
+        raise ValueError(f"all training images have the label {train_y[0].item()}: a single class is no task")
     return [y.long() for _, y in sets.values()]

@@ -68,16 +68,12 @@ def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
 
     rows = open_rows(PACS, path, "train")
     domain_of = np.array(rows[find_column(rows, ("domain",), "domain")][:])
-    missing = [domain for domain in domains if domain not in domain_of]
+    missing = ", ".join(domain for domain in domains if domain not in domain_of)
     if missing:
-        raise ValueError(
-            f"the data have no image of {', '.join(missing)}, only of {', '.join(sorted(set(domain_of)))}"
-        )
+        raise ValueError(f"the data have no image of {missing}, only of {', '.join(sorted(set(domain_of)))}")
     # A set, in the file's order: naming a domain twice, or in another order, changes nothing.
-    wanted = np.sort(
-        np.concatenate([_split(np.flatnonzero(domain_of == domain), split) for domain in set(domains)])
-    )
-    return rows.select(wanted)
+    parts = [_split(np.flatnonzero(domain_of == domain), split) for domain in set(domains)]
+    return rows.select(np.sort(np.concatenate(parts)))
 
 
 def _split(positions: np.ndarray, split: str) -> np.ndarray:
@@ -110,8 +106,7 @@ class Known(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Rows, image column and label column of a split; `known`: what is published about it, None for data
-    without a name."""
+    """Rows, image and label column of a split; `known`: what is published about it, None without a name."""
 
     rows: Any  # a datasets.Dataset
     image_column: str
@@ -155,9 +150,8 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
             )
         if path is None:
             return Location(known.hub, None, known)
-        return Location(
-            "imagefolder" if _has_class_folders(Path(path)) and not known.domains else name, Path(path), known
-        )
+        folders = _has_class_folders(Path(path)) and not known.domains
+        return Location("imagefolder" if folders else name, Path(path), known)
     here = Path(path if path is not None else name_or_path).expanduser()
     if path is not None or here.exists():
         from atlib.data.hub import is_image_folder  # imported here: `datasets` takes seconds
@@ -219,24 +213,10 @@ def _with_held_out(train: int, test: int) -> dict[str, int]:
 def _pacs(*domains: str) -> Known:
     # Images of each domain: counted in the copy in the workshop's shared/, which has all 9,991 of the hub's.
     count = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
-    images = {"train": 0, "validation": 0, "test": 0, "all": 0}
-    for domain in domains:  # every domain is divided for itself
-        validation, test = round(VALIDATION_SHARE * count[domain]), round(TEST_SHARE * count[domain])
-        for split, share in (
-            ("train", count[domain] - validation - test),
-            ("validation", validation),
-            ("test", test),
-            ("all", count[domain]),
-        ):
-            images[split] += share
-    return Known(
-        PACS,
-        7,
-        images,
-        "test",
-        "Li et al. 2017, Deeper, Broader and Artier Domain Generalization, arXiv 1710.03077",
-        domains=domains,
-    )
+    # every domain is divided for itself
+    images = {split: sum(len(_split(np.arange(count[each]), split)) for each in domains) for split in SPLITS}
+    source = "Li et al. 2017, Deeper, Broader and Artier Domain Generalization, arXiv 1710.03077"
+    return Known(PACS, 7, images, "test", source, domains=domains)
 
 
 SPLIT_FOLDERS = ("train", "validation", "val", "test")

@@ -1,5 +1,4 @@
-"""From image files to batches of tensors. What cannot be decoded is named and left out; nothing takes its
-place."""
+"""From image files to batches of tensors. What cannot be decoded is named, left out, and not replaced."""
 
 import os
 import warnings
@@ -73,8 +72,7 @@ class Share(NamedTuple):
 
 
 def decode(file: File) -> Image.Image:
-    """The picture in a file, in RGB of 8 bits, turned as the camera says. Raises `CorruptImage` with the
-    reason."""
+    """The picture in a file, in RGB of 8 bits, turned as the camera says. Raises `CorruptImage`."""
     import datasets  # takes seconds, and is there already where rows are
 
     try:
@@ -100,15 +98,12 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     low, high = values.min(), values.max()
     if image.mode == "F":
         if not (low >= 0 and high <= 255):  # also where they are NaN
-            raise ValueError(
-                f"its values are floating-point numbers from {low:g} to {high:g}, and neither 0..1 nor"
-                " 0..255: scale them"
-            )
+            found = f"its values are floating-point numbers from {low:g} to {high:g}"
+            raise ValueError(f"{found}, and neither 0..1 nor 0..255: scale them")
         return Image.fromarray((values * 255).round().astype(np.uint8)) if high <= 1 else image
     if low < 0 or high > 65535:
-        raise ValueError(
-            f"its values are whole numbers from {low} to {high}, and neither of 8 nor of 16 bits: scale them"
-        )
+        found = f"its values are whole numbers from {low} to {high}"
+        raise ValueError(f"{found}, and neither of 8 nor of 16 bits: scale them")
     return image if image.mode == "I" and high <= 255 else Image.fromarray((values >> 8).astype(np.uint8))
 
 
@@ -196,16 +191,13 @@ def note_left_out(found: Mapping[int, str], corrupt: dict[int, str]) -> None:
 
 
 def as_stored(image: Image.Image, seed: int | None = None) -> Tensor:
-    """A picture as it is, scaled as `atlib.data.images.Images` scales: float (3, height, width), (pixel / 255
-    - 0.5) / 0.25."""
+    """A picture as it is, float (3, height, width), scaled as `Images` scales: (pixel / 255 - 0.5) / 0.25."""
     return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255 - 0.5) / 0.25
 
 
 def loader_of(function: Callable, wanted: Iterable, workers: int, pin_memory: bool = False) -> DataLoader:
-    """A DataLoader of `function(each)` for each that is wanted, made by `workers` processes ahead of time (0:
-    by this one)."""
-    # A generator of its own: a DataLoader draws from one when it begins, and torch's global one belongs to
-    # the training run.
+    """A DataLoader of `function(each)` for each wanted, made by `workers` processes (0: by this one)."""
+    # A generator of its own: a DataLoader draws from one when it begins, and the global one is the run's.
     return DataLoader(
         Called(function),
         sampler=wanted,

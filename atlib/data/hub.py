@@ -1,5 +1,4 @@
-"""Open a split through the Hugging Face `datasets` library, from the hub or from local files, with errors
-that help."""
+"""Open a split through Hugging Face's `datasets`, from the hub or local files, with errors that help."""
 
 import json
 from pathlib import Path
@@ -22,8 +21,7 @@ def open_labelled(
     label_column: str | None = None,
     files: str | None = None,
 ) -> tuple[datasets.Dataset, str, str]:
-    """The rows of a split, its image and its label column, named or found. files: as in `open_rows`; the
-    split is then a published one."""
+    """The rows of a split, its image and label column. files: as in `open_rows`, of a published split."""
     if path is None and files is not None:
         rows = open_rows(name, None, split, files)
     else:
@@ -50,29 +48,23 @@ def open_streamed(
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     for builder in ("parquet", "arrow"):
-        found = _files_of(path, builder)
-        if found:
+        if found := _files_of(path, builder):
             several = found[_published(found, split, name)]
             return _read(" or ".join(several), builder, data_files=several, streaming=True)["train"], several
-    raise CannotStream(
-        f"{path} holds no parquet or arrow files, which are what can be streamed: open_photos reads image"
-        " folders, annotated images and data sets saved by `datasets` by index"
-    )
+    raise CannotStream(f"{path} holds no parquet or arrow files to stream: open_photos reads it by index")
 
 
 def columns_of(
     rows: datasets.Dataset | datasets.IterableDataset, image: str | None = None, label: str | None = None
 ) -> tuple[str, str]:
     """The image and the label column: those named, else those that are usually so called."""
-    return (
-        find_column(rows, IMAGE_COLUMNS if image is None else (image,), "image"),
-        find_column(rows, LABEL_COLUMNS if label is None else (label,), "label"),
-    )
+    images = IMAGE_COLUMNS if image is None else (image,)
+    labels = LABEL_COLUMNS if label is None else (label,)
+    return find_column(rows, images, "image"), find_column(rows, labels, "label")
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether a path is a folder with neither tables nor annotations: it is then read as one folder per
-    class."""
+    """Whether a path is a folder without tables and annotations: it is then read as one folder per class."""
     patterns = ("*.parquet", "data/*.parquet", "*.arrow", "data/*.arrow")
     tables = (file for pattern in patterns for file in path.glob(pattern))
     return path.is_dir() and not (any(tables) or _saved(path) or _annotated(path))
@@ -86,7 +78,7 @@ def open_rows(name: str, path: str | Path | None, split: str, files: str | None 
     folder per class.
     """
     if path is None:
-        splits = _from_hub(name) if files is None else _from_hub(name, **_only(split, files))
+        splits = _from_hub(name, **({} if files is None else _only(split, files)))
     else:
         path = Path(path)
         splits = _from_files("imagefolder" if is_image_folder(path) else name, path)
@@ -130,8 +122,7 @@ def _from_files(name: str, path: Path) -> datasets.DatasetDict:
                 ) from error
             raise
     for builder in ("parquet", "arrow"):
-        files = _files_of(path, builder)
-        if files:
+        if files := _files_of(path, builder):
             return datasets.DatasetDict(
                 (split, _read(" or ".join(several), builder, data_files=several)["train"])
                 for split, several in files.items()
@@ -147,8 +138,7 @@ def _from_files(name: str, path: Path) -> datasets.DatasetDict:
 
 
 def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
-    """The files of each split: our own naming, and the hub's, data/train-00000-of-00001.parquet. One file
-    alone is "train"."""
+    """Each split's files, named as ours or the hub's, data/train-00000-of-00001.parquet; one is "train"."""
     if path.is_file():
         # Whatever one file is called it is read as parquet, unless it says that it is arrow.
         return {"train": [str(path)]} if (path.suffix == ".arrow") == (suffix == "arrow") else {}
@@ -165,8 +155,7 @@ def _saved(path: Path) -> bool:
 
 
 def _annotated(path: Path) -> dict[str, Path]:
-    """Annotations in COCO's format by split, as iNaturalist's authors call them: train2018.json,
-    val2018.json."""
+    """Annotations in COCO's format by split, called as iNaturalist's: train2018.json, val2018.json."""
     found = {}
     for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):
         files = sorted(path.glob(pattern))
@@ -182,16 +171,13 @@ def _read_saved(path: Path) -> datasets.DatasetDict:
     try:
         saved = datasets.load_from_disk(str(path))
     except Exception as error:
-        raise OSError(
-            f"{path} cannot be read as a saved data set ({type(error).__name__}: {error}); it was left as"
-            " it is"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise OSError(f"{path} cannot be read as a saved data set ({reason})") from error
     return saved if isinstance(saved, datasets.DatasetDict) else datasets.DatasetDict({"train": saved})
 
 
 def _read_annotated(file: Path) -> datasets.Dataset:
-    """Images beside a file of annotations, labelled by category in the order of the categories' ids.
-    (visipedia/inat_comp, 2018: "Annotation Format")"""
+    """Images beside a file of annotations (visipedia/inat_comp, 2018), labelled in order of category ids."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         categories = sorted(found["categories"], key=lambda category: category["id"])
@@ -205,20 +191,15 @@ def _read_annotated(file: Path) -> datasets.Dataset:
             "label": [label_of_image[image["id"]] for image in found["images"]],
         }
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise OSError(
-            f"{file} cannot be read as annotations in COCO's format ({type(error).__name__}: {error}); it was"
-            " left as it is"
-        ) from error
-    return datasets.Dataset.from_dict(
-        columns, datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
-    )
+        reason = f"{type(error).__name__}: {error}"
+        raise OSError(f"{file} cannot be read as annotations in COCO's format ({reason})") from error
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    return datasets.Dataset.from_dict(columns, features)
 
 
-def _read(
-    source: Path | str, builder: str, data_files=None, data_dir: str | None = None, streaming: bool = False
-) -> datasets.DatasetDict:
+def _read(source: Path | str, builder: str, **options) -> datasets.DatasetDict:
     try:
-        return datasets.load_dataset(builder, data_files=data_files, data_dir=data_dir, streaming=streaming)
+        return datasets.load_dataset(builder, **options)
     except Exception as error:
         if "corresponds to no data" in str(error):  # all that `datasets` says of files without a row
             raise ValueError(f"{source} has no images") from error
@@ -238,9 +219,8 @@ def _published(splits, split: str, name: str) -> str:
             " images: ask for 'train+validation', or read it by index with open_photos",
             "split",
         )
-    require_known(
-        f"split of {name}", split, ("train+validation", *(other for other in splits if other != "train"))
-    )
+    others = [other for other in splits if other != "train"]
+    require_known(f"split of {name}", split, ["train+validation", *others])
     return "train" if split == "train+validation" else split
 
 
@@ -284,11 +264,8 @@ def holds_images(feature: object) -> bool:
 def which_columns(rows: datasets.Dataset | datasets.IterableDataset) -> str:
     """What could be meant, for a message: the columns that hold images, and those that could be labels."""
     images = [name for name, feature in rows.features.items() if holds_images(feature)]
-    labels = [
-        name
-        for name, feature in rows.features.items()
-        if isinstance(feature, (datasets.ClassLabel, datasets.Value)) and name not in images
-    ]
+    kinds = datasets.ClassLabel, datasets.Value
+    labels = [name for name, each in rows.features.items() if isinstance(each, kinds) and name not in images]
     return f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'}"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from atlib._util import require_known
 from atlib.data.catalogue import Known, open_rows_of
@@ -93,9 +93,7 @@ class Photos(Dataset):
         Raises `CorruptImage` whatever `on_corrupt` is: an evaluation on fewer images is another one.
         `readable` says which there are.
         """
-        batches = [
-            range(first, min(first + batch_size, len(self))) for first in range(0, len(self), batch_size)
-        ]
+        batches = BatchSampler(range(len(self)), batch_size, drop_last=False)
         return loader_of(self.take, batches, self.workers)
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
@@ -105,15 +103,11 @@ class Photos(Dataset):
         the epoch is taken up again. Raises `CorruptImage` with on_corrupt="raise".
         """
 
-        augmented = self.train and self.augmentation is not None
+        def seed_of(index: int, repeat: int) -> int | None:
+            return augmentation_seed(part, index, repeat) if self.train and self.augmentation else None
+
         shares = (
-            Share(
-                [
-                    (index, augmentation_seed(part, index, repeat) if augmented else None)
-                    for index, repeat in zip(indices, repeats)
-                ],
-                weight,
-            )
+            Share([(index, seed_of(index, repeat)) for index, repeat in zip(indices, repeats)], weight)
             for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part))
         )
         return deliver(self._make, shares, workers=workers, on_corrupt=self.on_corrupt, corrupt=self.corrupt)
@@ -152,10 +146,8 @@ class Photos(Dataset):
     def _make(self, wanted: Sequence[tuple[int, int | None]]) -> Made:
         """The images at (index, seed of the augmentation); runs in a worker."""
         files = self.rows[[index for index, _ in wanted]][self.image_column]
-        entries = [
-            Wanted(index, file, self.targets[index].item(), seed)
-            for (index, seed), file in zip(wanted, files)
-        ]
+        asked = zip(wanted, files)
+        entries = [Wanted(index, file, self.targets[index].item(), seed) for (index, seed), file in asked]
         return make(entries, look_of(self.augmentation), self._blank)
 
     def _why_not(self, index: int) -> str | None:
@@ -213,9 +205,8 @@ def open_photos(
             ": where none are published, a tenth of the training images is held out, which of so few is none."
             " Put some into a split of their own, as in FOLDER/validation/cat/1.jpg, or name another split"
         )
-        raise DataError(
-            f"{name_or_path} {split} has no images{held_out if split == 'validation' else ''}", "split"
-        )
+        why = held_out if split == "validation" else ""
+        raise DataError(f"{name_or_path} {split} has no images{why}", "split")
     # first, since its message knows what the columns hold
     pictures = undecoded(rows, image_column).select_columns([image_column])
     names = names_of(rows, label_column, known)
@@ -226,16 +217,8 @@ def open_photos(
             " published: results will not compare with others'",
             stacklevel=2,
         )
-    return Photos(
-        pictures,
-        image_column,
-        torch.tensor(labels),
-        names,
-        augmentation=augmentation,
-        train=train,
-        on_corrupt=on_corrupt,
-        workers=workers,
-    )
+    how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
+    return Photos(pictures, image_column, torch.tensor(labels), names, **how)
 
 
 def names_of(rows, label_column: str, known: Known | None) -> tuple[str, ...]:
@@ -260,11 +243,8 @@ def names_of(rows, label_column: str, known: Known | None) -> tuple[str, ...]:
         )
     names = class_names(rows, label_column)
     if known is not None and len(names) != known.classes:
-        raise DataError(
-            f"the data have {len(names)} classes, {known.classes} were published: they are another set; open"
-            " them by their path alone",
-            "path",
-        )
+        have = f"the data have {len(names)} classes, {known.classes} were published"
+        raise DataError(f"{have}: they are another set; open them by their path alone", "path")
     return names
 
 
@@ -282,17 +262,13 @@ def checked_label(label: int, names: Sequence[str], index: int) -> int:
 
 
 def undecoded(rows, image_column: str):
-    """The rows with the files of their images instead of pictures. Raises `DataError` for a column that holds
-    no images."""
+    """The rows with image files instead of pictures. Raises `DataError` for a column that holds no images."""
     import datasets
 
     from atlib.data.hub import holds_images, which_columns
 
     feature = rows.features[image_column]
     if not holds_images(feature):
-        raise DataError(
-            f"column {image_column!r} holds {feature}, not images: name the right one with image_column=,"
-            f" there are {', '.join(rows.column_names)}; {which_columns(rows)}",
-            "image_column",
-        )
+        holds = f"column {image_column!r} holds {feature}, not images"
+        raise DataError(f"{holds}: {which_columns(rows)}; name one with image_column=", "image_column")
     return rows.cast_column(image_column, datasets.Image(decode=False))

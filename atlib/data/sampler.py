@@ -1,5 +1,4 @@
-"""Which image goes into which step of which process: one order for any number of processes, found again in
-the middle of an epoch."""
+"""Which image goes into which step of which process: one order for any number of them, found again."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -56,8 +55,7 @@ class TrainingData(Protocol):
 
 
 class EvaluationData(Protocol):
-    """What `atlib.train.evaluate` takes, such as `Images` and `Photos`: labelled images in an order of their
-    own, as evaluation sees them."""
+    """What `atlib.train.evaluate` takes, such as `Images` and `Photos`: labelled images in a fixed order."""
 
     targets: Tensor
 
@@ -107,22 +105,16 @@ def my_batches(count: int, part: ShardSpec) -> list[tuple[list[int], float]]:
 
 
 def my_repeats(count: int, part: ShardSpec) -> list[list[int]]:
-    """Beside the indices of `my_batches`: how often each image came before in this epoch, 0 to `part.repeats`
-    - 1."""
+    """Beside the indices of `my_batches`: how often each image came before in this epoch, from 0."""
     return [[position % part.repeats for position in positions] for positions, _ in my_positions(count, part)]
 
 
 def my_positions(count: int, part: ShardSpec) -> list[tuple[Sequence[int], float]]:
-    """Like `my_batches`, with places in the epoch's order instead of indices: for data that can only be read
-    in an order of their own."""
+    """`my_batches` as places in the epoch's order, for data that are read in an order of their own."""
     if part.batch_size < 1 or part.repeats < 1:
-        raise ValueError(
-            f"batch_size and repeats must be at least 1, got {part.batch_size} and {part.repeats}"
-        )
+        raise ValueError(f"batch_size and repeats must be above 0, got {part.batch_size} and {part.repeats}")
     if not 0 <= part.rank < part.world:
-        raise ValueError(
-            f"rank {part.rank} does not exist: there are {part.world} processes, ranks 0 to {part.world - 1}"
-        )
+        raise ValueError(f"rank {part.rank} does not exist: there are {part.world} processes, from 0 on")
     shares = []
     for first in range(part.start * part.batch_size, count, part.batch_size):
         step = range(first, min(first + part.batch_size, count))
@@ -133,6 +125,5 @@ def my_positions(count: int, part: ShardSpec) -> list[tuple[Sequence[int], float
 
 @lru_cache(maxsize=4)
 def _generator_states(count: int, seed: int) -> list[Tensor]:
-    """Remembers the state before each pass that was asked for; to find the last of 300 passes anew would take
-    a minute at ImageNet's size."""
+    """The state before each pass so far, remembered: to find the 300th anew takes a minute on ImageNet."""
     return [torch.Generator().manual_seed(seed).get_state()]

@@ -1,5 +1,4 @@
-"""Photographs at any size, read as they come: for training on more than the disk holds, or straight from the
-hub."""
+"""Photographs at any size, read as they come: for more than the disk holds, or straight from the hub."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -50,10 +49,7 @@ class PhotoStream:
         if augmentation is None:
             raise ValueError("a stream needs an augmentation: nothing else brings its images to one size")
         if count < 1 or buffer < 1:
-            raise ValueError(
-                f"a stream has at least 1 image and a buffer for at least 1, got count={count} and"
-                f" buffer={buffer}"
-            )
+            raise ValueError(f"a stream has images and a buffer for at least 1: {count=}, {buffer=}")
         self.rows, self.count, self.classes, self.sizes = rows, count, tuple(classes), sizes
         self.image_column, self.label_column = image_column, label_column
         self.augmentation, self.train, self.on_corrupt = augmentation, train, on_corrupt
@@ -151,9 +147,8 @@ def open_stream(
     image_column, label_column = location.columns(image_column, label_column)
     from atlib.data.hub import columns_of, open_streamed  # imported here: `datasets` takes seconds
 
-    rows, files = open_streamed(
-        location.name, location.path, split, None if known is None else known.files.get(split)
-    )
+    files_there = None if known is None else known.files.get(split)
+    rows, files = open_streamed(location.name, location.path, split, files_there)
     image_column, label_column = columns_of(rows, image_column, label_column)
     pictures = undecoded(rows, image_column).select_columns([image_column, label_column])
     classes = names_of(rows, label_column, known)
@@ -180,17 +175,9 @@ def open_stream(
         )
     if count == 0:
         raise DataError(f"{name_or_path} {split} has no images", "split")
+    how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt}
     return PhotoStream(
-        pictures,
-        count,
-        image_column,
-        label_column,
-        classes,
-        augmentation=augmentation,
-        train=train,
-        on_corrupt=on_corrupt,
-        buffer=buffer,
-        sizes=sizes,
+        pictures, count, image_column, label_column, classes, **how, buffer=buffer, sizes=sizes
     )
 
 

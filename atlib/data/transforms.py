@@ -1,5 +1,4 @@
-"""What happens to a photograph on its way into a batch: crops, colours, erasing, as one frozen value; the
-operations are timm's and torchvision's."""
+"""What happens to a photograph on its way into a batch, as one frozen value; operations are timm's."""
 
 import random
 from dataclasses import dataclass, fields
@@ -84,11 +83,7 @@ class Augmentation:
             if not self.rand_augment.startswith("rand"):
                 raise ValueError("it must start with 'rand'")
             _training(self)
-        except (
-            ValueError,
-            AssertionError,
-            KeyError,
-        ) as error:  # timm asserts some of it, and int() or float() raise for the rest
+        except (ValueError, AssertionError, KeyError) as error:  # timm asserts some of it, int() raises too
             raise ValueError(
                 f"Augmentation(rand_augment={self.rand_augment!r}) is no RandAugment string of timm's"
                 f" ({error}): 'rand-m9-mstd0.5-inc1' has magnitude 9, spread 0.5 and operations that all grow"
@@ -113,8 +108,7 @@ class Augmentation:
             return _training(self)(image.convert("RGB"))
 
     def evaluate(self, image: Image.Image) -> Tensor:
-        """The image resized, its middle, normalised, float32 (3, image_size, image_size). Nothing is
-        random."""
+        """The image resized, its middle, normalised, float32 (3, image_size, image_size)."""
         return _evaluation(self)(image.convert("RGB"))
 
     def describe(self) -> dict:

@@ -75,28 +75,18 @@ class AttnDistill(Distillation):
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: a temperature is above 0; AttnDistill uses 10")
         if not 0 <= attention_weight < float("inf"):
-            raise ValueError(
-                f"attention_weight={attention_weight}: a weight is a finite number from 0 on; AttnDistill"
-                " uses 0.1"
-            )
+            raise ValueError(f"attention_weight={attention_weight}: a weight is a finite number from 0 on")
         if hidden_width is not None and hidden_width < 1:
-            raise ValueError(
-                f"hidden_width={hidden_width}: a layer has at least one unit; leave it out for twice the"
-                " student's width"
-            )
+            raise ValueError(f"hidden_width={hidden_width}: a layer has at least one unit")
         _check_pair(teacher, student, resample, drop_prefix)
         super().__init__(teacher, student)
         self.temperature, self.attention_weight = temperature, attention_weight
         # Registers and distillation tokens are no match for each other: where their number differs, only the
         # class token is common.
-        self.prefix_tokens = (
-            student.num_prefix_tokens if teacher.num_prefix_tokens == student.num_prefix_tokens else 1
-        )
-        self.projector = projector(
-            student.embed_dim,
-            2 * student.embed_dim if hidden_width is None else hidden_width,
-            teacher.embed_dim,
-        )
+        prefix = student.num_prefix_tokens
+        self.prefix_tokens = prefix if teacher.num_prefix_tokens == prefix else 1
+        hidden_width = 2 * student.embed_dim if hidden_width is None else hidden_width
+        self.projector = projector(student.embed_dim, hidden_width, teacher.embed_dim)
 
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and alignment + attention_weight · divergence, a scalar."""

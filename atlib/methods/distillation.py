@@ -96,10 +96,8 @@ class FeatureDistillation(Distillation):
             else:
                 theirs = walk(self.teacher, images, head=False, checked=True).stream
         own = walk(self.student, images, checked=True)
-        return Transferred(
-            own.logits,
-            feature_mse([own.stream[i] for i in self.layers], [theirs[i].clone() for i in self.layers]),
-        )
+        both = [own.stream[i] for i in self.layers], [theirs[i].clone() for i in self.layers]
+        return Transferred(own.logits, feature_mse(*both))
 
 
 class LogitDistillation(Distillation):
@@ -124,9 +122,6 @@ class LogitDistillation(Distillation):
         with without_history():
             theirs = self.teacher(images)
         logits, theirs = self.student(images), theirs.clone()
-        loss = (
-            hard_distillation(logits, theirs)
-            if self.hard
-            else soft_distillation(logits, theirs, self.temperature)
-        )
-        return Transferred(logits, loss)
+        if self.hard:
+            return Transferred(logits, hard_distillation(logits, theirs))
+        return Transferred(logits, soft_distillation(logits, theirs, self.temperature))

@@ -55,16 +55,9 @@ class MeanMapCopy(nn.Module):
     def walk(self, images: Tensor) -> Walk:
         """What happens inside the student for images (B, 3, height, width): the walk that `forward` takes its
         logits from."""
-        groups = self._group_of(images)
-        return walk(
-            self.student,
-            images,
-            replace={
-                layer: Instead(map=getattr(self, f"maps_{layer}")[groups])
-                for layer in range(len(self.student.blocks))
-            },
-            checked=True,
-        )
+        groups, layers = self._group_of(images), range(len(self.student.blocks))
+        replace = {layer: Instead(map=getattr(self, f"maps_{layer}")[groups]) for layer in layers}
+        return walk(self.student, images, replace=replace, checked=True)
 
 
 @torch.inference_mode()

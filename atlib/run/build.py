@@ -1,5 +1,4 @@
-"""What a run is put together from, made from its config: images, teacher, the model to train, and its
-loss."""
+"""What a run is put together from, made from its config: images, teacher, the model to train, its loss."""
 
 import copy
 from dataclasses import replace
@@ -30,11 +29,12 @@ LOSSES: dict[str, Loss] = {"retrieval": pretrain.retrieval_loss, "mae": pretrain
 # images of the built-in world, for students and for pre-training: the central experiment's numbers
 LABELLED, UNLABELLED = (1000, 40_000)
 HELD_OUT = {"validation": 2000, "test": 4000}  # likewise
+# Fields of a run, and arguments of `held_out_images`, that say how data are read.
+READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
 
 class Built(NamedTuple):
-    """A model to train and what describes it. student: the architecture of what is kept; teacher: of the
-    teacher, where there is one."""
+    """A model to train. student: the architecture of what is kept; teacher: the teacher's, if any."""
 
     model: nn.Module
     student: Architecture
@@ -47,25 +47,22 @@ def loss_of(method: str) -> Loss:
 
 
 def training_images(config: RunConfig):
-    """The images that a run trains on. Raises what `atlib.data.images.load` and
-    `atlib.data.photos.open_photos` raise."""
+    """The images that a run trains on. Raises what `images.load` and `photos.open_photos` raise."""
     if config.data != BUILT_IN:
         return _photographs(config)
     if config.method not in PRETRAINING:
         return load(BUILT_IN, split="train", size=known_size(config)[0], seed=config.seed)
     drawn = glyphs.generate("unlabelled", known_size(config)[0], config.seed)
-    return (
-        pretrain.retrieval_images(drawn)
-        if config.method == "retrieval"
-        else Images(torch.from_numpy(drawn.images), torch.from_numpy(drawn.shape))
-    )
+    if config.method == "retrieval":
+        return pretrain.retrieval_images(drawn)
+    return Images(torch.from_numpy(drawn.images), torch.from_numpy(drawn.shape))
 
 
 def held_out_images(
     data: str,
     split: str,
     augmentation: Augmentation | None = None,
-    path: str | None = None,
+    data_path: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
     on_corrupt: str = "raise",
@@ -79,16 +76,9 @@ def held_out_images(
     # Imported here: `datasets` takes seconds, and the built-in world does not need it.
     from atlib.data.photos import open_photos
 
-    photos = open_photos(
-        data,
-        path=path,
-        split=split,
-        augmentation=augmentation,
-        train=False,
-        image_column=image_column,
-        label_column=label_column,
-        workers=workers,
-    )
+    columns = {"image_column": image_column, "label_column": label_column}
+    how = {"augmentation": augmentation, "train": False, "workers": workers}
+    photos = open_photos(data, path=data_path, split=split, **columns, **how)
     return photos.readable() if on_corrupt == "skip" else photos
 
 
@@ -110,8 +100,7 @@ def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
 
 
 def known_size(config: RunConfig) -> tuple[int, int] | None:
-    """(training images, outputs of the model) of a run as far as they are known without opening the data;
-    None where they are not."""
+    """(training images, outputs of the model) of a run, None where the data must be opened to know."""
     if config.data == BUILT_IN:
         outputs = pretrain.RETRIEVAL_OUTPUTS if config.method == "retrieval" else len(glyphs.SHAPES)
         return config.data_size or (UNLABELLED if config.method in PRETRAINING else LABELLED), outputs
@@ -141,16 +130,13 @@ def _photographs(config: RunConfig):
 
         return open_stream(config.data, count=config.data_size, **chosen)
     photos = open_photos(config.data, **chosen)
-    return (
-        photos
-        if config.data_size is None
-        else photos.select(draw(len(photos), config.data_size, config.seed, f"{config.data} train"))
-    )
+    if config.data_size is None:
+        return photos
+    return photos.select(draw(len(photos), config.data_size, config.seed, f"{config.data} train"))
 
 
 def outputs_for(config: RunConfig, images) -> int:
-    """How many outputs a model for these images has: their classes (by name where they have names), or the
-    numbers that a pre-text regresses."""
+    """How many outputs a model for these images has: their classes, or the numbers a pre-text regresses."""
     if config.method == "retrieval":
         return images.targets[0].numel()
     return len(images.classes) or int(images.targets.max()) + 1
@@ -167,31 +153,21 @@ def build(config: RunConfig, outputs: int) -> Built:
         from atlib.teachers.load import load_teacher
 
         size = None if config.augmentation is None else config.augmentation.image_size
-        teacher = load_teacher(
-            config.teacher,
-            image_size=size,
-            heads=config.teacher_heads,
-            architecture=config.teacher_architecture,
-        )
+        told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
+        teacher = load_teacher(config.teacher, image_size=size, **told)
     architecture = config.architecture(outputs)
     # What is pre-trained with a seed and what learns from it are independent.
     torch.manual_seed(seed_for(config.seed, "teacher" if config.method in PRETRAINING else "student"))
     student = architecture.build()
     match config.method:
         case "mae":
-            return Built(
-                pretrain.MaskedAutoencoder(student, config.mask_ratio, config.decoder_width),
-                architecture,
-                None,
-            )
+            autoencoder = pretrain.MaskedAutoencoder(student, config.mask_ratio, config.decoder_width)
+            return Built(autoencoder, architecture, None)
         case "fine-tune":
             return Built(start_from(student, teacher.vit), architecture, None)
         case "copy" | "distill":
-            return Built(
-                AttentionTransfer(teacher.vit, student, plan_for(config, teacher.vit, student)),
-                architecture,
-                teacher.architecture,
-            )
+            transfer = AttentionTransfer(teacher.vit, student, plan_for(config, teacher.vit, student))
+            return Built(transfer, architecture, teacher.architecture)
     return Built(student, architecture, None)
 
 
@@ -203,11 +179,8 @@ def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: Visio
     class token. Pooling comes after the last map, so what is transferred does not depend on it. Any other
     difference must be asked for, with `plan.mismatched` (arXiv 2605.07191).
     """
-    return (
-        replace(config.plan, mismatched=True)
-        if set(differences(teacher, student)) == {"pooling"}
-        else config.plan
-    )
+    only_pooling = set(differences(teacher, student)) == {"pooling"}
+    return replace(config.plan, mismatched=True) if only_pooling else config.plan
 
 
 def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Eva) -> VisionTransformer | Eva:
@@ -216,29 +189,26 @@ def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Ev
 
     Raises `ValueError` naming the weights that do not fit.
     """
-    weights, own = (
-        {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")},
-        student.state_dict(),
-    )
+    own = student.state_dict()
+    weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}
     unfit = [
         f"{name} is {tuple(value.shape)} in the teacher, {tuple(own[name].shape)} in the student"
         for name, value in weights.items()
         if name in own and own[name].shape != value.shape
     ]
     if unfit:
+        more = f"; and {len(unfit) - 3} more" if len(unfit) > 3 else ""
         raise ValueError(
-            f"the student cannot start from this teacher: {'; '.join(unfit[:3])}"
-            + (f"; and {len(unfit) - 3} more" if len(unfit) > 3 else "")
-            + ". Choose the teacher's model with the setting model, or its size, such as"
-            f" model.embed_dim={teacher.embed_dim}"
+            f"the student cannot start from this teacher: {'; '.join(unfit[:3])}{more}. Choose the teacher's"
+            f" model with the setting model, or its size, such as model.embed_dim={teacher.embed_dim}"
         )
     missing, unused = student.load_state_dict(weights, strict=False)
     wrong = [name for name in (*missing, *unused) if name.split(".")[0] not in ("head", "norm", "fc_norm")]
     if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
-            f"the student cannot start from this teacher, it is built otherwise: {', '.join(wrong[:5])}"
-            + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-            + "; choose the teacher's model with the setting model"
+            "the student cannot start from this teacher, it is built otherwise:"
+            f" {', '.join(wrong[:5])}{more}; choose the teacher's model with the setting model"
         )
     return student
 
@@ -251,8 +221,7 @@ def with_student(model: nn.Module, student: nn.Module) -> nn.Module:
 
 
 def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
-    """What is kept of a trained model: the ViT that was pre-trained, the student after Distill, teacher and
-    student after Copy."""
+    """What is kept of a trained model: after Distill the student, after Copy both, after MAE the encoder."""
     if config.method == "mae":
         return model.vit
     return model.student if config.method == "distill" else model

@@ -1,5 +1,4 @@
-"""The commands of a real run: train, resume, evaluate, pretrain, teacher. Each is a plain function that
-prints and returns an exit code."""
+"""The commands of a real run: each is a plain function that prints and returns an exit code."""
 
 import argparse
 import sys
@@ -12,13 +11,15 @@ import torch
 from atlib._util import memory_message, out_of_memory, require_known
 from atlib.data.transforms import Augmentation
 from atlib.record import Record
-from atlib.run.build import held_out_images, known_size, outputs_for, preparation_of, training_images
+from atlib.run.build import READING, held_out_images, known_size, outputs_for, preparation_of, training_images
 from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig, config_path, read_config, settings
 from atlib.run.configure import config_diff, configure, data_name, evaluated_split, oddities
 from atlib.run.estimate import estimate
 from atlib.run.estimate_text import as_text
+from atlib.run.log import as_line
 from atlib.run.overrides import help_text, pairs, read
 from atlib.run.runner import (
+    averaged_path,
     check_folder,
     held_out,
     is_finished,
@@ -45,12 +46,10 @@ SETTINGS = (
     " follow from the data and --batch_size, unless --steps and --lr say them. Lists are JSON, [0, 1]; null"
     " is none. The defaults below are those where a recipe says nothing else."
 )
-READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of one of the commands, and what it calls, `run`; `takes_settings` where `pairs` of
-    further options are for it."""
+    """Add a command's options, and what it calls, `run`; `takes_settings` where it takes further `pairs`."""
     add = {"resume": _add_resume, "evaluate": _add_evaluate, "teacher": _add_teacher}.get(command, _add_train)
     add(parser)
     if command in ("train", "pretrain"):
@@ -60,10 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         parser.epilog = f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(settings(), defaults)}"
     if command == "evaluate":
         parser.set_defaults(takes_settings=True)
-        parser.epilog = (
-            f"How the data are read, as further options (default: as the run reads its own):\n"
-            f"{help_text({name: settings()[name] for name in READING}, {})}"
-        )
+        says = "How the data are read, as further options (default: as the run reads its own):"
+        parser.epilog = f"{says}\n{help_text({name: settings()[name] for name in READING}, {})}"
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -73,97 +70,56 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(PRETRAINING)}")
         parser.set_defaults(teacher=None)
     else:
-        parser.add_argument(
-            "--recipe",
-            required=True,
-            help="a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, built-in-copy",
-        )
-        parser.add_argument(
-            "--teacher", default=None, help="a timm name or a file of weights (default: the recipe's)"
-        )
-    parser.add_argument(
-        "--data",
-        default=BUILT_IN if pretraining else None,
-        required=not pretraining,
-        metavar="NAME|PATH",
-        help=(
-            f"{BUILT_IN}, a name of the catalogue (imagenet-1k, cifar10 ...), a hub id, or parquet files"
-            " or folders of images"
-        ),
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="decides first weights, order and augmentation (default: 0)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=None,
-        metavar="DIR",
-        help="the run's folder: config, checkpoints, log, weights, record",
-    )
+        names = "a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, built-in-copy"
+        parser.add_argument("--recipe", required=True, help=names)
+        parser.add_argument("--teacher", help="a timm name or a file of weights (default: the recipe's)")
+    data = f"{BUILT_IN}, a name of the catalogue (cifar10 ...), a hub id, or parquet files or image folders"
+    default = {"default": BUILT_IN} if pretraining else {"required": True}
+    parser.add_argument("--data", metavar="NAME|PATH", help=data, **default)
+    seed = "decides first weights, order and augmentation (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, help=seed)
+    out = "the run's folder: config, checkpoints, log, weights, record"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     parser.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help=(
-            "print model, schedule, memory, time and cost; train nothing, read no weights, decode "
-            "no image (data that are in no catalogue are opened, to count images and classes)"
-        ),
+    dry_run = (
+        "print model, schedule, memory, time and cost; train nothing, read no weights, decode no image"
+        " (data that are in no catalogue are opened, to count images and classes)"
     )
+    parser.add_argument("--dry-run", action="store_true", help=dry_run)
     parser.set_defaults(run=train_command)
 
 
 def _add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument(
-        "--on-corrupt",
-        choices=("raise", "skip"),
-        default=None,
-        help=(
-            "from now on: stop at an image that cannot be decoded, or leave it out, "
-            "of training and of evaluation (default: as the run was started)"
-        ),
+    on_corrupt = (
+        "from now on: stop at an image that cannot be decoded, or leave it out, of training and of evaluation"
+        " (default: as the run was started)"
     )
+    parser.add_argument("--on-corrupt", choices=("raise", "skip"), help=on_corrupt)
     parser.set_defaults(run=resume_command)
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "path", type=Path, metavar="DIR|FILE", help="a finished run, or a file of weights that one has left"
-    )
-    parser.add_argument(
-        "--data", default=None, metavar="NAME|PATH", help="default: what the run was trained on"
-    )
-    parser.add_argument("--split", default=None, help="default: the one that the run evaluates on")
-    parser.add_argument(
-        "--averaged", action="store_true", help="the averaged weights, where the recipe has them"
-    )
+    path = "a finished run, or a file of weights that one has left"
+    parser.add_argument("path", type=Path, metavar="DIR|FILE", help=path)
+    parser.add_argument("--data", metavar="NAME|PATH", help="default: what the run was trained on")
+    parser.add_argument("--split", help="default: the one that the run evaluates on")
+    averaged = "the averaged weights, where the recipe has them"
+    parser.add_argument("--averaged", action="store_true", help=averaged)
     parser.set_defaults(run=evaluate_command)
 
 
 def _add_teacher(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME|PATH")
-    parser.add_argument(
-        "--images",
-        type=Path,
-        nargs="+",
-        default=None,
-        metavar="PATH",
-        help="image files whose maps are drawn",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=None, metavar="FILE", help="where the picture of its maps goes, a .png"
-    )
-    parser.add_argument(
-        "--image-size", type=int, default=None, help="pixels a side that it shall take (default: its own)"
-    )
-    parser.add_argument("--heads", type=int, default=None, help="of a file whose weights do not tell")
-    parser.add_argument(
-        "--architecture",
-        default=None,
-        metavar="NAME",
-        help="of a file whose weights do not tell: a timm name",
-    )
+    images = "image files whose maps are drawn"
+    parser.add_argument("--images", type=Path, nargs="+", metavar="PATH", help=images)
+    out = "where the picture of its maps goes, a .png"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    size = "pixels a side that it shall take (default: its own)"
+    parser.add_argument("--image-size", type=int, help=size)
+    parser.add_argument("--heads", type=int, help="of a file whose weights do not tell")
+    architecture = "of a file whose weights do not tell: a timm name"
+    parser.add_argument("--architecture", metavar="NAME", help=architecture)
     parser.set_defaults(run=teacher_command)
 
 
@@ -178,10 +134,7 @@ def train_command(given: argparse.Namespace) -> int:
     if given.dry_run:
         return _dry_run(config)
     if given.out is None:
-        raise ValueError(
-            "--out DIR is missing: where shall config, checkpoints, log and weights go? (--dry-run needs"
-            " none)"
-        )
+        raise ValueError("--out DIR is missing: where shall the run's files go? (--dry-run needs none)")
     if is_main_process():
         check_folder(given.out)
     images = training_images(config)
@@ -191,36 +144,25 @@ def train_command(given: argparse.Namespace) -> int:
 
 
 def resume_command(given: argparse.Namespace) -> int:
-    """`resume`: a finished run says so; one without its weights says that they are made again, and from
-    what."""
-    config = read_config(given.folder)
-    if is_finished(given.folder, config):
-        return _say(
-            f"{given.folder} is finished: {result_path(given.folder, config.method)},"
-            f" {record_path(given.folder)}"
-        )
-    if record_path(given.folder).exists():
-        again = (
-            "from the last checkpoint"
-            if any(given.folder.glob("checkpoints/step-*"))
-            else "by training from the beginning: no checkpoint is left"
-        )
-        _note(
-            f"the run is finished, but {', '.join(map(str, missing_results(given.folder, config)))} is"
-            f" missing; it is made again {again}"
-        )
-    return _until_stopped(given.folder, lambda: resume(given.folder, given.on_corrupt))
+    """`resume`: a finished run says so; one without its weights says from what they are made again."""
+    folder, config = given.folder, read_config(given.folder)
+    if is_finished(folder, config):
+        return _say(f"{folder} is finished: {result_path(folder, config.method)}, {record_path(folder)}")
+    if record_path(folder).exists():
+        missing = ", ".join(map(str, missing_results(folder, config)))
+        again = "by training from the beginning: no checkpoint is left"
+        if any(folder.glob("checkpoints/step-*")):
+            again = "from the last checkpoint"
+        _note(f"the run is finished, but {missing} is missing; it is made again {again}")
+    return _until_stopped(folder, lambda: resume(folder, given.on_corrupt))
 
 
 def evaluate_command(given: argparse.Namespace) -> int:
-    """`evaluate`: a finished run on its own data or on others; or a file of weights, on data that are
-    named."""
+    """`evaluate`: a finished run on its own data or on others, or a file of weights on named data."""
     if not given.path.exists():
         raise FileNotFoundError(f"{given.path} does not exist: name a run's folder or a file of weights")
     if given.averaged and given.path.is_file():
-        raise ValueError(
-            f"--averaged chooses among a run's weights, and {given.path} is a file: leave one of them out"
-        )
+        raise ValueError(f"--averaged chooses among a run's weights, {given.path} is a file: leave one out")
     folder = given.path if given.path.is_dir() else given.path.parent
     config = read_config(folder) if given.path.is_dir() or config_path(folder).exists() else None
     if config is not None and config.method in PRETRAINING:
@@ -236,13 +178,9 @@ def evaluate_command(given: argparse.Namespace) -> int:
         )
     if given.averaged and config is not None and config.recipe.ema is None:
         raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
-    path = (
-        given.path
-        if given.path.is_file()
-        else folder / "averaged.safetensors"
-        if given.averaged
-        else result_path(folder, config.method)
-    )
+    path = given.path
+    if path.is_dir():
+        path = averaged_path(folder) if given.averaged else result_path(folder, config.method)
     model = load_result(path)
     note = ""
     if given.data is None:
@@ -258,32 +196,21 @@ def evaluate_command(given: argparse.Namespace) -> int:
             )
         split = given.split or evaluated_split(data)
         augmentation, note = _preparation(path, config, model) if data != BUILT_IN else (None, "")
-        images = held_out_images(
-            data,
-            split,
-            augmentation,
-            reading.get("data_path"),
-            reading.get("image_column"),
-            reading.get("label_column"),
-            reading.get("on_corrupt", "raise"),
-            reading.get("workers", 0),
-        )
-    _require_size(model, images, f"{given.data or config.data} {split}")
-    found, left_out = (
-        evaluate(model.to("cuda" if torch.cuda.is_available() else "cpu"), images),
-        getattr(images, "left_out", 0),
-    )
+        images = held_out_images(data, split, augmentation, **reading)
+    name = given.data or config.data
+    _require_size(model, images, f"{name} {split}")
+    found = evaluate(model.to("cuda" if torch.cuda.is_available() else "cpu"), images)
+    left_out = getattr(images, "left_out", 0)
     without = f" (without {left_out:,} that cannot be decoded)" if left_out else ""
     return _say(
-        f"{path} on {given.data or config.data}, {split}: accuracy {100 * found.accuracy:.2f} % of"
+        f"{path} on {name}, {split}: accuracy {100 * found.accuracy:.2f} % of"
         f" {found.count:,} images{without}, loss {found.loss:.4f}{note}"
     )
 
 
 def _require_size(model: torch.nn.Module, images, name: str) -> None:
-    """Raise `ValueError` for images of another size than the model takes, which those taken as they are may
-    have."""
-    taken, found = (tuple(student_of(model).patch_embed.img_size), tuple(images.take([0])[0].shape[-2:]))
+    """Raise `ValueError` for images of another size than the model takes: some are taken as they are."""
+    taken, found = tuple(student_of(model).patch_embed.img_size), tuple(images.take([0])[0].shape[-2:])
     if taken != found:
         raise ValueError(
             f"the images of {name} come as {found[0]} x {found[1]} pixels, and the model takes {taken[0]} x"
@@ -294,21 +221,17 @@ def _require_size(model: torch.nn.Module, images, name: str) -> None:
 def _preparation(
     path: Path, config: RunConfig | None, model: torch.nn.Module
 ) -> tuple[Augmentation | None, str]:
-    """How images are prepared for the weights in a file: as it says, else as its run does, else as usual,
-    with a note that this was a guess."""
+    """How images are prepared for a file's weights: as it says, else as its run does, else a guess, noted."""
     said, augmentation = preparation_of(path)
     if said:
         return augmentation, ""
     if config is not None:
         return config.augmentation, ""
     guess = Augmentation(student_of(model).patch_embed.img_size[0])
-    return (
-        guess,
-        (
-            f"\n{path} does not say how images were prepared for it; here they were taken at"
-            f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}. If it"
-            " was trained otherwise, evaluate it in its run's folder"
-        ),
+    return guess, (
+        f"\n{path} does not say how images were prepared for it; here they were taken at"
+        f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}. If it"
+        " was trained otherwise, evaluate it in its run's folder"
     )
 
 
@@ -316,16 +239,8 @@ def teacher_command(given: argparse.Namespace) -> int:
     """`teacher`: what it is; saves a picture of its maps where asked."""
     from atlib.teachers.load import report
 
-    return _say(
-        report(
-            given.name,
-            given.images,
-            given.out,
-            image_size=given.image_size,
-            heads=given.heads,
-            architecture=given.architecture,
-        )
-    )
+    options = {name: getattr(given, name) for name in ("image_size", "heads", "architecture")}
+    return _say(report(given.name, given.images, given.out, **options))
 
 
 def _dry_run(config: RunConfig) -> int:
@@ -341,26 +256,17 @@ def _dry_run(config: RunConfig) -> int:
 
 def _until_stopped(folder: Path, run) -> int:
     """Carry a run out; a run that was stopped in order says how it goes on."""
+    go_on = f"resume with: python -m atlib resume {folder}"
     try:
         record = run()
     except Preempted as stopped:
-        if is_main_process():
-            print(
-                f"python -m atlib: {stopped}\nresume with: python -m atlib resume {folder}", file=sys.stderr
-            )
+        _note(f"{stopped}\n{go_on}")
         return STOPPED
     except NonFiniteLoss as error:
         print(f"python -m atlib: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        _note(
-            "interrupted"
-            + (
-                f"; resume with: python -m atlib resume {folder}"
-                if config_path(folder).exists()
-                else ": nothing was written yet"
-            )
-        )
+        _note(f"interrupted{f'; {go_on}' if config_path(folder).exists() else ': nothing was written yet'}")
         return INTERRUPTED
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
@@ -377,15 +283,9 @@ def _until_stopped(folder: Path, run) -> int:
 
 def summary(folder: Path, record: Record) -> str:
     """What a finished run prints."""
-    method = record.method
-    lines = [
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in record.results.items()
-    ]
-    needs = ", with its teacher in the same file, which it needs" if method == "copy" else ""
-    return "\n".join(
-        [", ".join(lines), f"weights: {result_path(folder, method)}{needs}", f"record: {record_path(folder)}"]
-    )
+    needs = ", with its teacher in the same file, which it needs" if record.method == "copy" else ""
+    weights = f"weights: {result_path(folder, record.method)}{needs}"
+    return f"{as_line(record.results)}\n{weights}\nrecord: {record_path(folder)}"
 
 
 def _note(text: str) -> None:

@@ -1,5 +1,4 @@
-"""What one training run is, as a frozen value that goes to JSON and back: all that `resume` needs besides the
-checkpoints."""
+"""One training run as a frozen value that goes to JSON and back: all `resume` needs besides checkpoints."""
 
 import json
 import math
@@ -10,7 +9,7 @@ from typing import Any, get_type_hints
 
 import torch
 
-from atlib._util import require_known, write_atomically
+from atlib._util import check_fields, require_known, write_atomically
 from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
 from atlib.run.overrides import read
@@ -23,23 +22,24 @@ PRETRAINING = ("retrieval", "mae")
 BUILT_IN = "marked-glyphs"  # the one data set that is generated, of 32 x 32 pixels
 PARTS = ("recipe", "plan", "augmentation", "model")  # fields of a run that have fields of their own
 # Settings that only some runs have a use for: whose they are, and whether a run is one of those.
+_READ = ("data_path", "image_column", "label_column", "training_split", "streaming", "on_corrupt")
+_LABELLED = ("evaluation_split", "evaluate_every", "task_weight", "binary")
 USED_BY: tuple[tuple[tuple[str, ...], str, Callable[["RunConfig"], bool]], ...] = (
-    (
-        ("data_path", "image_column", "label_column", "training_split", "streaming", "on_corrupt"),
-        "data that are read",
-        lambda run: run.data != BUILT_IN,
-    ),
+    (_READ, "data that are read", lambda run: run.data != BUILT_IN),
     (("mask_ratio", "decoder_width"), "masked auto-encoding", lambda run: run.method == "mae"),
     (("teacher_heads", "teacher_architecture"), "a teacher", lambda run: run.teacher is not None),
     (("transfer_weight",), "Distill", lambda run: run.method == "distill"),
-    (
-        ("evaluation_split", "evaluate_every", "task_weight", "binary"),
-        "training with labels",
-        lambda run: run.method not in PRETRAINING,
-    ),
+    (_LABELLED, "training with labels", lambda run: run.method not in PRETRAINING),
 )
-# What may be another when a run goes on: it does not reach the weights, or (on_corrupt) it is all that lets
-# the run go on.
+# The values that can be meant.
+RULES = (
+    (("seed", "workers", "evaluate_every"), lambda value: value >= 0, "must be at least 0"),
+    (("save_every", "keep", "decoder_width"), lambda value: value >= 1, "must be at least 1"),
+    (("data_size",), lambda value: value is None or value >= 1, "must be at least 1, or None for all"),
+    (("seed",), lambda value: value < 2**32, f"must be below 2**32 = {2**32}, as NumPy's generators ask for"),
+    (("drop_path",), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
+)
+# What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
 FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt")
 # What the command line has other options for, which look at the value and make it whole.
 NO_SETTINGS = ("recipe_name", "data", "teacher", "seed", "tensorboard")
@@ -105,32 +105,13 @@ class RunConfig:
                 f"{self.method} has no teacher, got {self.teacher!r}: leave it out, or choose a"
                 " recipe of copy, distill or fine-tune"
             )
-        if (
-            (self.plan is not None) != (self.method in ("copy", "distill"))
-            or self.plan is not None
-            and self.plan.how != self.method
-        ):
+        planned = None if self.plan is None else self.plan.how
+        if planned != (self.method if self.method in ("copy", "distill") else None):
             raise ValueError(
-                f"method {self.method!r} and plan {None if self.plan is None else self.plan.how!r} do not go"
-                " together: copy and distill have a plan that says so, other methods none"
+                f"method {self.method!r} and plan {planned!r} do not go together: copy and distill have a"
+                " plan that says so, other methods none"
             )
-        for name, least in (
-            ("seed", 0),
-            ("workers", 0),
-            ("evaluate_every", 0),
-            ("save_every", 1),
-            ("keep", 1),
-            ("decoder_width", 1),
-            ("data_size", 1),
-        ):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.seed >= 2**32:
-            raise ValueError(
-                f"seed must be below 2**32 = {2**32}, as NumPy's generators ask for, got {self.seed}"
-            )
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path must be at least 0 and below 1, got {self.drop_path}")
+        check_fields(self, RULES)
         if self.method in PRETRAINING and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         if self.method == "retrieval" and self.data != BUILT_IN:
@@ -145,27 +126,22 @@ class RunConfig:
     def _check_model(self) -> None:
         model = self.skeleton(self.model.overrides.get("num_classes", 2))
         if len(model.blocks) == 0:
-            raise ValueError(
-                f"the model {self.model.name!r} has no blocks, so nothing to learn with: set model.depth to"
-                " at least 1"
-            )
+            raise ValueError(f"the model {self.model.name!r} has no blocks: set model.depth to at least 1")
         if self.method == "mae":
             self._check_auto_encoder(model)
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
-        if self.data == BUILT_IN and tuple(model.patch_embed.img_size) != (32, 32):
+        size = tuple(model.patch_embed.img_size)
+        takes = f"the model {self.model.name!r} takes images of {size} pixels"
+        if self.data == BUILT_IN and size != (32, 32):
             raise ValueError(
-                f"the model {self.model.name!r} takes images of {model.patch_embed.img_size} pixels, those of"
-                f" {BUILT_IN} have 32 x 32: choose a recipe of the built-in scale, or other --data"
+                f"{takes}, those of {BUILT_IN} have 32 x 32: choose a recipe of the built-in scale, or other"
+                " --data"
             )
-        if (
-            self.augmentation is not None
-            and tuple(model.patch_embed.img_size) != (self.augmentation.image_size,) * 2
-        ):
+        if self.augmentation is not None and size != (self.augmentation.image_size,) * 2:
             raise ValueError(
-                f"the model {self.model.name!r} takes images of {model.patch_embed.img_size} pixels, the"
-                f" augmentation makes them of {self.augmentation.image_size}: change model.img_size or"
-                " augmentation.image_size"
+                f"{takes}, the augmentation makes them of {self.augmentation.image_size}: change"
+                " model.img_size or augmentation.image_size"
             )
 
     def _check_auto_encoder(self, model: torch.nn.Module) -> None:
@@ -176,8 +152,7 @@ class RunConfig:
                 MaskedAutoencoder(model, self.mask_ratio, self.decoder_width)
         except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
             raise ValueError(
-                f"decoder_width={self.decoder_width} makes no decoder ({error}): take a multiple of 4, such"
-                " as 64"
+                f"decoder_width={self.decoder_width} makes no decoder ({error}): take a multiple of 4"
             ) from error
 
     def on(self, images: int) -> "RunConfig":
@@ -185,30 +160,20 @@ class RunConfig:
         return replace(self, recipe=self.recipe.on(images))
 
     def architecture(self, num_classes: int) -> Architecture:
-        """The model for data with so many classes; its own `num_classes` comes first. For a teacher to be
-        made by masking: no head."""
-        wanted = {"mae": 0}.get(self.method, num_classes)
-        sized = {} if self.augmentation is None else {"img_size": self.augmentation.image_size}
-        dropped = {"drop_path_rate": self.drop_path} if self.drop_path else {}
-        return Architecture(
-            self.model.name, {"num_classes": wanted, **sized, **dropped, **self.model.overrides}
-        )
+        """The model for so many classes, unless it has its own `num_classes`; without a head for masking."""
+        arguments = {"num_classes": 0 if self.method == "mae" else num_classes}
+        if self.augmentation is not None:
+            arguments["img_size"] = self.augmentation.image_size
+        if self.drop_path:
+            arguments["drop_path_rate"] = self.drop_path
+        return Architecture(self.model.name, arguments | dict(self.model.overrides))
 
     def skeleton(self, num_classes: int) -> torch.nn.Module:
-        """The model without weights, on the meta device. Raises `ValueError` for arguments that its
-        constructor refuses."""
+        """The model without weights, on the meta device. Raises `ValueError` where it cannot be built."""
         try:
             with torch.device("meta"):
                 return self.architecture(num_classes).build()
-        except (
-            ArithmeticError,
-            AssertionError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:  # whatever timm meets first
+        except Exception as error:  # whatever timm meets first
             raise ValueError(
                 f"the model {self.model.name!r} cannot be built with {dict(self.model.overrides)}: {error}"
             ) from error
@@ -222,8 +187,7 @@ class RunConfig:
         return {name: value for name, value in self.describe().items() if name not in FREE}
 
     def require_use(self, names: Iterable[str]) -> None:
-        """Raise `ValueError` for a setting that this run has no use for: it was meant for something, and
-        nothing would come of it."""
+        """Raise `ValueError` for a setting that this run has no use for: it was meant for something."""
         for asked in names:
             for settings, use, has in USED_BY:
                 if asked in settings and not has(self):
@@ -237,14 +201,11 @@ def settings(model: Iterable[str] = ()) -> dict[str, Any]:
     """Every setting of a run by its name on the command line, with its type: the fields of the run and of its
     recipe by their names, those of its parts as `plan.what` and `augmentation.flip`; `model` chooses another
     model, and `model.NAME` is any of its constructor's arguments (those to be listed are given)."""
-    own = {
-        name: kind for name, kind in get_type_hints(RunConfig).items() if name not in (*PARTS, *NO_SETTINGS)
-    }
-    parts = {"plan": Plan, "augmentation": Augmentation}
-    inner = {
-        f"{part}.{name}": kind for part, of in parts.items() for name, kind in get_type_hints(of).items()
-    }
-    return own | get_type_hints(Recipe) | inner | {"model": str} | dict.fromkeys(model, Any)
+    kinds = get_type_hints(RunConfig) | get_type_hints(Recipe)
+    for part, of in (("plan", Plan), ("augmentation", Augmentation)):
+        kinds |= {f"{part}.{name}": kind for name, kind in get_type_hints(of).items()}
+    own = {name: kind for name, kind in kinds.items() if name not in (*PARTS, *NO_SETTINGS)}
+    return own | {"model": str} | dict.fromkeys(model, Any)
 
 
 def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
@@ -257,6 +218,8 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
     found = read(changes, settings(name for name in changes if name.startswith("model.")))
     if (name := _not_finite(found)) is not None:
         raise ValueError(f"{name}: it must be a finite number")
+    model = values["model"]
+    changed: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     for name, value in found.items():
         part, dot, inner = name.partition(".")
@@ -264,21 +227,20 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
             parts[part][inner] = value
         elif name in Recipe.__dataclass_fields__:
             parts["recipe"][name] = value
+        elif name == "model":
+            model = model._replace(name=value)
+        else:
+            changed[name] = value
     for part in ("plan", "augmentation"):
         if parts[part] and values.get(part) is None:
             raise ValueError(
                 f"{part}.{next(iter(parts[part]))}: this run has no {part} (method {values['method']!r},"
                 f" recipe {values['recipe_name']!r})"
             )
-    model = values["model"]
-    changed = {part: replace(values[part], **parts[part]) for part in ("plan", "augmentation") if parts[part]}
+        if parts[part]:
+            changed[part] = replace(values[part], **parts[part])
     changed["recipe"] = values["recipe"].changed(parts["recipe"])
-    changed["model"] = Architecture(found.get("model", model.name), {**model.overrides, **parts["model"]})
-    changed |= {
-        name: value
-        for name, value in found.items()
-        if name in RunConfig.__dataclass_fields__ and name != "model"
-    }
+    changed["model"] = model._replace(overrides={**model.overrides, **parts["model"]})
     run = RunConfig(**{**values, **changed})
     run.require_use(changes)
     return run
@@ -292,8 +254,7 @@ def write_config(folder: Path, config: RunConfig) -> Path:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The run that a folder holds. Raises `FileNotFoundError` with the way out, or `OSError` naming a file
-    that is damaged."""
+    """The run that a folder holds. Raises `FileNotFoundError`, or `OSError` naming a file that is damaged."""
     path = config_path(folder)
     if not path.exists():
         raise FileNotFoundError(
@@ -329,19 +290,14 @@ def _plain(value: object) -> object:
 
 
 def _not_finite(value: object, name: str = "") -> str | None:
-    """Where in nested plain values a number is infinite or NaN, "model.overrides.init_values=inf"; None where
-    none is. JSON could not say it."""
+    """Where in nested plain values a number is infinite or NaN, which JSON could not say; None: nowhere."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{name}={value}"
-    inside = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, (list, tuple))
-        else ()
-    )
-    found = (_not_finite(each, f"{name}.{key}".removeprefix(".")) for key, each in inside)
-    return next((each for each in found if each is not None), None)
+    inside = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
+    for key, each in inside.items() if isinstance(inside, dict) else ():
+        if (found := _not_finite(each, f"{name}.{key}".removeprefix("."))) is not None:
+            return found
+    return None
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,17 +75,13 @@ def oddities(recipe: str) -> tuple[str, ...]:
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
-    """How the run's recipe differs on so many images from the published one it came from: "lr 0.001 instead
-    of 0.008". Nothing for pre-training."""
+    """How the recipe differs on so many images from the published one: "lr 0.001 instead of 0.008"."""
     if config.recipe_name in PRETRAINING:
         return []
-    then = published(config.recipe_name).recipe.on(images).describe()
-    now = config.recipe.on(images).describe()
-    return [
-        f"{name} {_short(now[name])} instead of {_short(then[name])}"
-        for name in then
-        if then[name] != now[name]
-    ]
+    both = config.recipe, published(config.recipe_name).recipe
+    now, then = (each.on(images).describe() for each in both)
+    changed = [name for name in then if now[name] != then[name]]
+    return [f"{name} {_short(now[name])} instead of {_short(then[name])}" for name in changed]
 
 
 def _short(value: object) -> str:
@@ -93,8 +89,7 @@ def _short(value: object) -> str:
 
 
 def data_name(name_or_path: str, path: str | None = None) -> str:
-    """A data set's name as it is, a path in full, so that the run can go on from another folder. Raises where
-    there is nothing of that name."""
+    """A data set's name as it is, a path in full. Raises where there is nothing of that name."""
     if name_or_path == BUILT_IN:
         return name_or_path
     if "/" not in name_or_path and not Path(name_or_path).exists():  # neither a hub id nor a path
@@ -111,8 +106,7 @@ def evaluated_split(data: str) -> str:
 
 
 def _teacher(name_or_path: str) -> str:
-    """A timm name as it is, a file's path in full. Raises where there is neither a file nor a model of that
-    name."""
+    """A timm name as it is, a file's path in full. Raises where there is neither."""
     if is_file(name_or_path):
         if not Path(name_or_path).exists():
             raise FileNotFoundError(

@@ -1,16 +1,17 @@
-"""What a run would be and cost, without training: model, parameter groups, schedule, steps, memory, time,
-FLOPs."""
+"""What a run would be and cost, without training: parameter groups, schedule, memory, time, FLOPs."""
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from atlib.analysis.accounting import Memory, copy, distill, fine_tuning, shape_of, step_memory
 from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
@@ -26,14 +27,11 @@ from atlib.transfer import AttentionTransfer
 
 STEPS = 4  # timed; the first is thrown away
 SAFE_SHARE = 0.6  # of the memory that is free
-# of a large matrix product's speed that a ViT's training step reaches, a guess that only chooses how much is
-# timed
-EFFICIENCY = 0.4
+EFFICIENCY = 0.4  # of a matrix product's speed that a step reaches: a guess, which chooses how much is timed
 
 
 class Timing(NamedTuple):
-    """Seconds of a step, measured with two batch sizes. batches: both (the same twice where the whole batch
-    was timed); on: device and threads."""
+    """Seconds of a step, `measured` with two `batches` (the same twice: the whole one), `on` what device."""
 
     batches: tuple[int, int]
     measured: tuple[float, float]
@@ -45,8 +43,7 @@ class Timing(NamedTuple):
         return self.batches[0] == self.batches[1]
 
     def seconds(self, batch: int) -> float:
-        """Seconds of a step of `batch` images: measured, or on the line through the two that were, a part for
-        each image and one for the optimiser."""
+        """Seconds of a step of `batch` images: measured, or on the line through the two that were."""
         (small, large), (first, second) = self.batches, self.measured
         if self.whole:
             return second * batch / large
@@ -105,36 +102,28 @@ def time_steps(
         in_time = max(2, int(limit / (STEPS * _step(config, model, outputs, 2))))
     else:
         in_time = int(limit * EFFICIENCY * speed() / (2 * STEPS * flops))
-    batch = min(
-        whole, in_time, int(room / max(each, 1)) * (config.recipe.accumulate if in_time >= whole else 1)
-    )
-    if batch < 1:
-        return None
-    model = make() if model is None else model
-    while True:
+    parts = config.recipe.accumulate if in_time >= whole else 1
+    batch = min(whole, in_time, int(room / max(each, 1)) * parts)
+    if batch >= 1 and model is None:
+        model = make()
+    while batch >= 1:
         batches = (whole, whole) if batch == whole else (max(1, batch // 2), max(2, batch))
         try:
             measured = [_step(config, model, outputs, each) for each in dict.fromkeys(batches)]
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             batch //= 2
-            if batch < 1:
-                return None
             continue
-        where = (
-            torch.cuda.get_device_name()
-            if torch.cuda.is_available()
-            else f"CPU, {torch.get_num_threads()} threads"
-        )
+        cpu = f"CPU, {torch.get_num_threads()} threads"
+        where = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
         return Timing(batches, (measured[0], measured[-1]), where)
+    return None
 
 
 def speed() -> float:
     """FLOPs a second of a large matrix product on this machine, float32."""
-    size = 8192 if torch.cuda.is_available() else 1024
-    left, right = (
-        torch.randn(size, size, device="cuda" if torch.cuda.is_available() else "cpu") for _ in range(2)
-    )
+    device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 1024)
+    left, right = (torch.randn(size, size, device=device) for _ in range(2))
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
@@ -144,8 +133,7 @@ def speed() -> float:
 
 
 def free_memory() -> float:
-    """Bytes that are free on the GPU where there is one, else in this machine; infinite where the system does
-    not say."""
+    """Bytes free on the GPU if there is one, else in this machine; infinite where the system does not say."""
     if torch.cuda.is_available():
         return torch.cuda.mem_get_info()[0]
     try:
@@ -171,8 +159,7 @@ def made_up(config: RunConfig, outputs: int, count: int) -> Tensor:
 
 
 class Group(NamedTuple):
-    """Parameters that are treated alike but for their learning rate. numbers: trained numbers; factors: on
-    lr, the smallest and the largest."""
+    """Parameters alike but for their rate. numbers: that are trained; factors: on lr, least and largest."""
 
     weight_decay: float
     tensors: int
@@ -220,15 +207,11 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
     config, skeleton = config.on(count), config.skeleton(outputs)
     with torch.device("meta"):
         model = assembled(config, outputs)
-    groups, flops, memory = (
-        parameter_groups(model, config),
-        flops_of(config, skeleton),
-        memory_of(config, outputs),
-    )
-    each = memory.saved // part_of(config)
-    timing = time_steps(
-        config, lambda: assembled(config, outputs), outputs, flops, memory.total - memory.saved, each, limit
-    )
+    groups, flops = parameter_groups(model, config), flops_of(config, skeleton)
+    memory = memory_of(config, outputs)
+    at_rest, each = memory.total - memory.saved, memory.saved // part_of(config)
+    make = partial(assembled, config, outputs)
+    timing = time_steps(config, make, outputs, flops, at_rest, each, limit)
     seconds = None
     if timing is not None:
         seconds = timing.seconds(config.recipe.batch_size)
@@ -252,18 +235,13 @@ def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
     by_decay: dict[float, list[dict]] = {}
     for group in make_optimizer(model, config.recipe).param_groups:
         by_decay.setdefault(group["weight_decay"], []).append(group)
-    return [
-        Group(
-            decay,
-            sum(len(group["params"]) for group in groups),
-            sum(each.numel() for group in groups for each in group["params"]),
-            (
-                min(group["lr"] for group in groups) / config.recipe.lr,
-                max(group["lr"] for group in groups) / config.recipe.lr,
-            ),
-        )
-        for decay, groups in sorted(by_decay.items(), reverse=True)
-    ]
+    found = []
+    for decay, groups in sorted(by_decay.items(), reverse=True):
+        tensors = [each for group in groups for each in group["params"]]
+        factors = [group["lr"] / config.recipe.lr for group in groups]
+        numbers = sum(each.numel() for each in tensors)
+        found.append(Group(decay, len(tensors), numbers, (min(factors), max(factors))))
+    return found
 
 
 def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, float, float]]:
@@ -284,11 +262,11 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
     counted: other kinds of ViT, masked auto-encoding, and transfers of something else than maps."""
+    if config.method == "mae" or config.plan is not None and config.plan.what != "map":
+        return None
     try:
         shape = shape_of(skeleton)
     except ValueError:
-        return None
-    if config.method == "mae" or config.plan is not None and config.plan.what != "map":
         return None
     if config.plan is None:
         return fine_tuning(shape)
@@ -326,17 +304,10 @@ def state_per_weight(recipe: Recipe, width: int = 256) -> float:
     on a layer of `width` x `width` weights."""
     if recipe.optimizer in PLAIN:
         return 2.0
-    state = try_optimizer(recipe.optimizer, recipe.betas, width).state
-    kept = [
-        each
-        for of_weight in state.values()
-        for value in of_weight.values()
-        for each in (value if isinstance(value, (list, tuple)) else [value])
-    ]
+    kept = tree_leaves(list(try_optimizer(recipe.optimizer, recipe.betas, width).state.values()))
     # What has no dimension counts steps, and does not grow with the model.
-    return sum(
-        each.numel() * each.element_size() for each in kept if isinstance(each, torch.Tensor) and each.ndim
-    ) / (4 * width * width)
+    tensors = [each for each in kept if isinstance(each, Tensor) and each.ndim]
+    return sum(each.numel() * each.element_size() for each in tensors) / (4 * width * width)
 
 
 def part_of(config: RunConfig) -> int:

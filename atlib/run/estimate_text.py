@@ -23,12 +23,7 @@ def as_text(found: Estimate, oddities: Sequence[str] = (), config_diff: Sequence
         "time": _time(found),
         "cost": _cost(found),
     }
-    return "\n".join(
-        line
-        for name, lines in sections.items()
-        if lines
-        for line in (name, *(f"    {each}" for each in lines))
-    )
+    return "\n".join("\n    ".join([name, *lines]) for name, lines in sections.items() if lines)
 
 
 def _run(found: Estimate) -> list[str]:
@@ -44,50 +39,37 @@ def _run(found: Estimate) -> list[str]:
 
 def _model(found: Estimate) -> list[str]:
     vit, config = found.skeleton, found.config
-    attention, patches = vit.blocks[0].attn, vit.patch_embed.num_patches
+    attention, patches, prefix = vit.blocks[0].attn, vit.patch_embed.num_patches, vit.num_prefix_tokens
+    weights, grid = sum(each.numel() for each in vit.parameters()), vit.patch_embed.grid_size
+    tokens = f"{patches + prefix} tokens ({grid[0]} x {grid[1]} patches and {prefix} more)"
     lines = [
-        (
-            f"{config.model.name}: {sum(each.numel() for each in vit.parameters()):,} parameters,"
-            f" {len(vit.blocks)} layers of width {vit.embed_dim}"
-        ),
-        (
-            f"{patches + vit.num_prefix_tokens} tokens ({' x '.join(map(str, vit.patch_embed.grid_size))}"
-            f" patches and {vit.num_prefix_tokens} more), {attention.num_heads} heads of width"
-            f" {attention.head_dim}"
-        ),
+        f"{config.model.name}: {weights:,} parameters, {len(vit.blocks)} layers of width {vit.embed_dim}",
+        f"{tokens}, {attention.num_heads} heads of width {attention.head_dim}",
     ]
     if config.plan is not None:
         layers = config.plan.layers_of(len(vit.blocks))
-        lines.append(
-            f"{config.plan.how} {config.plan.what} of {len(layers)} layers, {layers[0]} to {layers[-1]}"
-        )
+        how = f"{config.plan.how} {config.plan.what}"
+        lines.append(f"{how} of {len(layers)} layers, {layers[0]} to {layers[-1]}")
     return lines
 
 
 def _groups(found: Estimate) -> list[str]:
-    return [
-        f"{found.config.recipe.optimizer}, weight decay {group.weight_decay:g}: {group.numbers:,} numbers in"
-        f" {group.tensors} tensors, lr times "
-        + (
-            f"{group.factors[1]:g}"
-            if group.factors[0] == group.factors[1]
-            else f"{group.factors[0]:.3g} (first layers) to {group.factors[1]:.3g} (head)"
-        )
-        for group in found.groups
-    ]
+    lines = []
+    for decay, tensors, numbers, (least, most) in found.groups:
+        factor = f"{most:g}" if least == most else f"{least:.3g} (first layers) to {most:.3g} (head)"
+        group = f"{found.config.recipe.optimizer}, weight decay {decay:g}"
+        lines.append(f"{group}: {numbers:,} numbers in {tensors} tensors, lr times {factor}")
+    return lines
 
 
 def _schedule(found: Estimate) -> list[str]:
-    lines = [
-        f"{when} ({step:,}): lr {largest:.3g}"
-        + ("" if smallest == largest else f" down to {smallest:.3g} in the first layers")
-        for when, (step, smallest, largest) in found.moments.items()
-    ]
-    recipe = found.config.recipe
-    if recipe.min_lr > recipe.lr:
-        lines.append(
-            f"min_lr {recipe.min_lr:g} is above lr {recipe.lr:g}: after warm-up the learning rate rises"
-        )
+    lines = []
+    for when, (step, smallest, largest) in found.moments.items():
+        down = "" if smallest == largest else f" down to {smallest:.3g} in the first layers"
+        lines.append(f"{when} ({step:,}): lr {largest:.3g}{down}")
+    lr, min_lr = found.config.recipe.lr, found.config.recipe.min_lr
+    if min_lr > lr:
+        lines.append(f"min_lr {min_lr:g} is above lr {lr:g}: after warm-up the learning rate rises")
     return lines
 
 
@@ -101,19 +83,15 @@ def _steps(found: Estimate) -> list[str]:
 
 
 def _memory(found: Estimate) -> list[str]:
-    parts = {name: value for name, value in found.memory._asdict().items() if value}
-    lines = [
-        f"{found.memory.total / GIB:.3g} GiB on one device for {part_of(found.config):,} images at once,"
-        " float32: " + ", ".join(f"{name} {value / GIB:.3g}" for name, value in parts.items())
-    ]
-    if found.memory.saved:
-        rest, each = found.memory.total - found.memory.saved, found.memory.saved / part_of(found.config)
+    memory, images = found.memory, part_of(found.config)
+    parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in memory._asdict().items() if value)
+    total = f"{memory.total / GIB:.3g} GiB on one device"
+    lines = [f"{total} for {images:,} images at once, float32: {parts}"]
+    if memory.saved:
+        rest, each = (memory.total - memory.saved) / GIB, memory.saved / images / GIB
         lines += [
-            f"that is {rest / GIB:.3g}, and {each / GIB:.3g} for each image on a device",
-            (
-                "counted from shapes (one image and two, extended in a line); what comes and goes within an"
-                " operation is extra"
-            ),
+            f"that is {rest:.3g}, and {each:.3g} for each image on a device",
+            "counted from shapes; what comes and goes within an operation is extra",
         ]
     else:
         lines.append("what masked auto-encoding keeps for the backward pass is not counted")
@@ -127,10 +105,7 @@ def _memory(found: Estimate) -> list[str]:
 def _time(found: Estimate) -> list[str]:
     recipe, timing = found.config.recipe, found.timing
     if found.seconds is None:
-        return [
-            "not estimated: no step fits into this machine's memory, and the FLOPs of this model are not"
-            " counted"
-        ]
+        return ["not estimated: no step fits into this machine's memory, and FLOPs are not counted"]
     if timing is None:
         how = (
             "NOT measured (one image takes too long or too much memory here): FLOPs at the speed of a matrix"
@@ -139,45 +114,30 @@ def _time(found: Estimate) -> list[str]:
     elif timing.whole:
         how = f"measured: steps of {timing.batches[1]:,} images on {timing.on}"
     else:
+        (small, large), (first, second) = timing.batches, timing.measured
         how = (
-            f"measured with {timing.batches[0]} and {timing.batches[1]} images on {timing.on}"
-            f" ({timing.measured[0]:.3g} s and {timing.measured[1]:.3g} s), extrapolated to"
-            f" {recipe.batch_size:,}"
+            f"measured with {small} and {large} images on {timing.on} ({first:.3g} s and {second:.3g} s),"
+            f" extrapolated to {recipe.batch_size:,}"
         )
-    epoch = found.seconds * found.steps_per_epoch / 60
+    rate, epoch = recipe.batch_size / found.seconds, found.seconds * found.steps_per_epoch / 60
     return [
-        (
-            f"{found.seconds:.3g} s a step, {recipe.batch_size / found.seconds:.3g} images/s, {epoch:.3g}"
-            " minutes an epoch"
-        ),
+        f"{found.seconds:.3g} s a step, {rate:.3g} images/s, {epoch:.3g} minutes an epoch",
         how,
         "reading and changing images is not counted: see `benchmarks/data.py`",
     ]
 
 
 def _cost(found: Estimate) -> list[str]:
-    lines = []
+    lines, recipe = [], found.config.recipe
     if found.hours is not None:
         lines.append(f"{found.hours:.3g} hours in all on one device such as this")
     if found.flops is None:
         lines.append("FLOPs are not counted for this kind of model or method")
     else:
-        recipe = found.config.recipe
-        lines.append(
-            f"at least {found.flops / 1e9:.4g} GFLOPs an image in training,"
-            f" {found.flops * recipe.batch_size * recipe.steps:.3g} FLOPs in all"
-        )
-    paper = (
-        f"the paper (arXiv 2411.09702): {PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of ViT-L on"
-        " ImageNet-1k"
-    )
-    if _like_the_paper(found):
-        paper += (
-            f", so {PAPER_GPU_HOURS * found.epochs / PAPER_EPOCHS:,.0f} for the {found.epochs:.4g} epochs of"
-            " this run"
-        )
-    return [*lines, paper]
-
-
-def _like_the_paper(found: Estimate) -> bool:
-    return found.config.model.name.startswith("vit_large") and "imagenet" in found.config.data
+        each, whole = found.flops / 1e9, found.flops * recipe.batch_size * recipe.steps
+        lines.append(f"at least {each:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
+    paper = f"{PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of ViT-L on ImageNet-1k"
+    if found.config.model.name.startswith("vit_large") and "imagenet" in found.config.data:
+        hours = PAPER_GPU_HOURS * found.epochs / PAPER_EPOCHS
+        paper += f", so {hours:,.0f} for the {found.epochs:.4g} epochs of this run"
+    return [*lines, f"the paper (arXiv 2411.09702): {paper}"]

@@ -34,7 +34,7 @@ class RunLog:
         self.start = time.perf_counter()
         # The text is made from the lines, so the two cannot come to differ.
         write_atomically(self.lines_path, "".join(_json_line(entry) for entry in kept).encode())
-        write_atomically(self.folder / "log.txt", "".join(as_text(entry) + "\n" for entry in kept).encode())
+        write_atomically(self.folder / "log.txt", "".join(as_line(entry) + "\n" for entry in kept).encode())
         self.writer = None
         if tensorboard:
             require_tensorboard()
@@ -61,7 +61,7 @@ class RunLog:
         entry["seconds"] = round(self.seconds, 3)
         for path, line in (
             (self.lines_path, _json_line(entry)),
-            (self.folder / "log.txt", as_text(entry) + "\n"),
+            (self.folder / "log.txt", as_line(entry) + "\n"),
         ):
             with open(path, "a", encoding="utf-8") as file:
                 file.write(line)
@@ -122,7 +122,7 @@ def _set_aside(path: Path, damage: str) -> None:
     )
 
 
-def as_text(entry: dict) -> str:
+def as_line(entry: dict) -> str:
     """One entry as a line for people: step 20 · epoch 2 · loss 1.234 · ..."""
     return " · ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"

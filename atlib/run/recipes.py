@@ -1,5 +1,4 @@
-"""The recipes that papers have published, as frozen values: attention transfer, MAE, DeiT and DeiT III, each
-with its source and its oddities; and those that this project chose for its own data."""
+"""Recipes as frozen values: the papers' (attention transfer, MAE, DeiT and DeiT III), and this project's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -44,24 +43,16 @@ _ERASED = replace(_RAND_AUGMENT, random_erasing=0.25)
 _POOLED = {"global_pool": "avg"}
 # mixed images, smoothed labels, and gradients as they are
 _MIXED = {"label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0, "clip": None}
+# MAE's two recipes: fine-tuning, which Copy and DeiT share much of, and training from scratch, as Distill
+_TUNED = {"warmup_epochs": 5, "betas": (0.9, 0.999), "weight_decay": 0.05, **_MIXED}
+_SCRATCH = {"warmup_epochs": 20, "base_lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.3, **_MIXED}
 
-_LAST_BATCH = (
-    "The published code leaves an epoch's incomplete last batch out; here it is a smaller step, so an epoch"
-    " has one step more."
-)
+_LAST_BATCH = "Here an epoch has one step more: the published code leaves its incomplete last batch out."
 _LAST_LAYERS = (
     "The published PyTorch code does not hand `--end_layer` on to the model, whose own default, -3, stands:"
     " read to the letter, its command transfers the first 21 of 24 layers. The paper's number is kept here."
 )
 _FLOAT32 = "Mixed precision is commented out in the published code, so its maps are computed in float32."
-_HEAD_INIT = (
-    "The published code draws the new head's weights with a deviation of 2e-5; here they start as timm's"
-    " `reset_classifier` leaves them."
-)
-_FINAL_NORM = (
-    "Layer decay: MAE's code counts the norm before the head to the head. So does timm here, because average"
-    " pooling makes it `fc_norm`; with a class token timm counts it to the last block."
-)
 
 _COPY = Published(
     "copy-vit-large",
@@ -73,16 +64,7 @@ _COPY = Published(
     teacher="vit_large_patch16_224.mae",
     augmentation=_ERASED,
     recipe=Recipe(
-        epochs=100,
-        warmup_epochs=5,
-        batch_size=2048,
-        base_lr=1e-3,
-        min_lr=2e-3,
-        betas=(0.9, 0.999),
-        weight_decay=0.05,
-        layer_decay=0.75,
-        ema=0.9999,
-        **_MIXED,
+        **_TUNED, epochs=100, batch_size=2048, base_lr=1e-3, min_lr=2e-3, layer_decay=0.75, ema=0.9999
     ),
     oddities=(
         (
@@ -90,10 +72,7 @@ _COPY = Published(
             " the smallest is absolute: at batch 2048 the peak is 8e-3 and the schedule falls to a quarter of"
             " it. At a batch below 512 the peak is below 2e-3, and the rate rises after the warm-up."
         ),
-        (
-            "Layer decay slows the first layers down although the student starts from random weights and has"
-            " nothing there to protect."
-        ),
+        "Layer decay slows the first layers, though a student of random weights has nothing to protect.",
         (
             "The published code counts this student's layers one higher than MAE's code does: its last block"
             " learns at the head's rate and its embeddings at 0.75 to the power of 24. Here, as in MAE and"
@@ -115,26 +94,10 @@ _DISTILL = Published(
     plan=Plan(how="distill", layers=range(18)),
     drop_path=0.2,
     augmentation=_ERASED,
-    recipe=Recipe(
-        transfer_weight=3.0,
-        epochs=200,
-        warmup_epochs=20,
-        batch_size=2048,
-        base_lr=1e-4,
-        betas=(0.9, 0.95),
-        weight_decay=0.3,
-        ema=0.9999,
-        **_MIXED,
-    ),
+    recipe=Recipe(**_SCRATCH, epochs=200, batch_size=2048, ema=0.9999, transfer_weight=3.0),
     oddities=(
-        (
-            "The paper's schedule ends at 0; the published command names no smallest rate, and its code's"
-            " default is 1e-6."
-        ),
-        (
-            "In training the teacher drops the same branches of the same images as the student"
-            " (`Plan.share_drop_path`)."
-        ),
+        "The paper's schedule ends at 0; the command leaves the smallest rate at the code's default, 1e-6.",
+        "In training the teacher drops the student's branches, image by image (`Plan.share_drop_path`).",
         _LAST_LAYERS,
         _FLOAT32,
         _LAST_BATCH,
@@ -159,7 +122,13 @@ _PARTIAL_COPY = replace(
 
 
 def _mae_fine_tune(
-    size: str, patch: int, base_lr: float, layer_decay: float, drop_path: float, epochs: int, of_table_9: str
+    size: str,
+    patch: int,
+    drop_path: float,
+    of_table_9: str,
+    base_lr: float = 1e-3,
+    layer_decay: float = 0.75,
+    epochs: int = 50,
 ) -> Published:
     vit = f"vit_{size}_patch{patch}_224"
     return Published(
@@ -172,20 +141,19 @@ def _mae_fine_tune(
         drop_path=drop_path,
         augmentation=_ERASED,
         recipe=Recipe(
-            epochs=epochs,
-            warmup_epochs=5,
-            batch_size=1024,
-            base_lr=base_lr,
-            min_lr=1e-6,
-            weight_decay=0.05,
-            layer_decay=layer_decay,
-            **_MIXED,
+            **_TUNED, epochs=epochs, batch_size=1024, base_lr=base_lr, min_lr=1e-6, layer_decay=layer_decay
         ),
         oddities=(
             of_table_9,
             "Random erasing and the smallest rate, 1e-6, are in the command and its code only.",
-            _FINAL_NORM,
-            _HEAD_INIT,
+            (
+                "Layer decay: MAE's code counts the norm before the head to the head. So does timm here, as"
+                " average pooling makes it `fc_norm`; with a class token timm counts it to the last block."
+            ),
+            (
+                "The published code draws the new head's weights with a deviation of 2e-5; here they start as"
+                " timm's `reset_classifier` leaves them."
+            ),
             _LAST_BATCH,
         ),
     )
@@ -200,26 +168,14 @@ def _mae_scratch(size: str, patch: int, drop_path: float, epochs: int) -> Publis
         method="scratch",
         drop_path=drop_path,
         augmentation=_RAND_AUGMENT,
-        recipe=Recipe(
-            epochs=epochs,
-            warmup_epochs=20,
-            batch_size=4096,
-            base_lr=1e-4,
-            betas=(0.9, 0.95),
-            weight_decay=0.3,
-            ema=0.9999,
-            **_MIXED,
-        ),
+        recipe=Recipe(**_SCRATCH, epochs=epochs, batch_size=4096, ema=0.9999),
         oddities=(
             (
                 "The table prints no smallest rate and no pooling. Here the schedule ends at 0 and patches"
                 " are averaged, as in the fine-tuning code, which the authors say trains from scratch too"
                 " (issue 28 of their repository)."
             ),
-            (
-                "The paper reports the averaged weights; without averaging ViT-L and ViT-H are 1.1 and 2.2"
-                " points lower (appendix A.2)."
-            ),
+            "The paper reports averaged weights: plain ones are 1.1 (ViT-L) and 2.2 (ViT-H) points lower.",
         ),
     )
 
@@ -229,14 +185,7 @@ _DEIT_SCHEDULE = (
     " from the first epoch; here it changes every step, starts near 0 and counts the cosine from the end of"
     " the warm-up."
 )
-_DEIT_AVERAGE = (
-    "The published code also averages the weights (0.99996) but reports the plain ones, so nothing is"
-    " averaged here."
-)
-_DEIT_REPEATS = (
-    "With repeated augmentation an epoch sees a third of the images, each in three crops: in 300 epochs an"
-    " image comes up in about 100."
-)
+_DEIT_AVERAGE = "Nothing is averaged here: DeiT's code averages (0.99996), but reports the plain weights."
 
 
 def _deit(size: str) -> Published:
@@ -248,22 +197,10 @@ def _deit(size: str) -> Published:
         method="scratch",
         drop_path=0.1,
         augmentation=_ERASED,
-        recipe=Recipe(
-            epochs=300,
-            warmup_epochs=5,
-            batch_size=1024,
-            base_lr=2.5e-4,
-            min_lr=1e-5,
-            weight_decay=0.05,
-            repeats=3,
-            **_MIXED,
-        ),
+        recipe=Recipe(**_TUNED, epochs=300, batch_size=1024, base_lr=2.5e-4, min_lr=1e-5, repeats=3),
         oddities=(
-            (
-                "The paper prints the rate per 512 images, 5e-4; per 256 it is 2.5e-4. The smallest rate,"
-                " 1e-5, is the code's default."
-            ),
-            _DEIT_REPEATS,
+            "The paper's rate, 5e-4, is per 512 images. The smallest, 1e-5, is the code's default.",
+            "Repeated augmentation: an epoch sees a third of the images, in three crops each.",
             _DEIT_SCHEDULE,
             _DEIT_AVERAGE,
             _LAST_BATCH,
@@ -272,70 +209,44 @@ def _deit(size: str) -> Published:
 
 
 _DEIT3 = "arXiv 2204.07118; github.com/facebookresearch/deit at 4bd679b, README_revenge.md"
-_SAME_DROP = (
-    "The published model drops every block at the same rate; timm's rate rises linearly from 0 to it, so it"
-    " drops half as much."
-)
+_LAMB = _TUNED | {"optimizer": "lamb", "clip": 1.0, "label_smoothing": 0.0, "binary": True, "repeats": 3}
+_SAME_DROP = "The published model drops all blocks at one rate; timm's rises from 0 to it: half as much."
 
 
 def _deit3(size: str, patch: int, lr: float, image_size: int, drop_path: float) -> Published:
-    smaller = (
-        [f"It trains at {image_size} pixels; `deit3-fine-tune-{size}` then brings it to 224."]
-        if image_size != 224
-        else []
-    )
-    cut_off = [
-        f"{image_size} is no multiple of the patch's {patch} pixels: the edge beyond the last whole patch is"
-        " not seen."
-    ]
+    of_its_size = []
+    if image_size != 224:
+        of_its_size += [f"It trains at {image_size} pixels; `deit3-fine-tune-{size}` then brings it to 224."]
+    if image_size % patch:
+        of_its_size += [f"{image_size} is no multiple of the patch's {patch} pixels: the rest is not seen."]
     return Published(
         f"deit3-{size}",
         f"{_DEIT3}, ImageNet-1k, 800 epochs",
         model=f"deit3_{size}_patch{patch}_224",
-        options={"init_values": 1e-4} | ({"img_size": image_size} if smaller else {}),
+        options={"init_values": 1e-4} | ({"img_size": image_size} if image_size != 224 else {}),
         method="scratch",
         drop_path=drop_path,
         augmentation=Augmentation(image_size, three_augment=True, color_jitter=0.3),
-        recipe=Recipe(
-            epochs=800,
-            warmup_epochs=5,
-            batch_size=2048,
-            base_lr=lr * 256 / 2048,
-            min_lr=1e-5,
-            optimizer="lamb",
-            weight_decay=0.05,
-            clip=1.0,
-            repeats=3,
-            label_smoothing=0.0,
-            mixup=0.8,
-            cutmix=1.0,
-            binary=True,
-        ),
+        recipe=Recipe(**_LAMB, epochs=800, batch_size=2048, base_lr=lr * 256 / 2048, min_lr=1e-5),
         oddities=(
             "The command prints absolute rates (`--unscale-lr`); per 256 images they are an eighth of it.",
             (
                 "Weight decay is 0.05 in this 800-epoch command and 0.02 in the 400-epoch table of Touvron's"
                 " thesis (HAL tel-03945782, table 6.1)."
             ),
-            (
-                "The command does not clip; LAMB does so inside, at 1.0, in timm as in the fused version that"
-                " the command names."
-            ),
-            (
-                "Mixed targets are rounded up: both of the two mixed classes count as fully present in the"
-                " binary cross-entropy."
-            ),
+            "The command does not clip, but its LAMB does so inside, at 1.0, as timm's does.",
+            "Mixed targets are rounded up: in the binary cross-entropy both classes are fully present.",
             _SAME_DROP,
             _DEIT_SCHEDULE,
             _DEIT_AVERAGE,
             _LAST_BATCH,
-            *smaller,
-            *(cut_off if image_size % patch else []),
+            *of_its_size,
         ),
     )
 
 
 def _deit3_fine_tune(size: str, patch: int, drop_path: float) -> Published:
+    rates = {"base_lr": 1e-5 * 256 / 512, "min_lr": 1e-5, "weight_decay": 0.1}
     return Published(
         f"deit3-fine-tune-{size}",
         f"{_DEIT3}, fine-tuning at 224",
@@ -344,24 +255,10 @@ def _deit3_fine_tune(size: str, patch: int, drop_path: float) -> Published:
         method="fine-tune",
         drop_path=drop_path,
         augmentation=_RAND_AUGMENT,
-        recipe=Recipe(
-            epochs=20,
-            warmup_epochs=5,
-            batch_size=512,
-            base_lr=1e-5 * 256 / 512,
-            min_lr=1e-5,
-            weight_decay=0.1,
-            **_MIXED,
-        ),
+        recipe=Recipe(epochs=20, batch_size=512, **(_TUNED | rates)),
         oddities=(
-            (
-                "The peak, 1e-5, is also the code's default for the smallest rate: after the warm-up the rate"
-                " stays where it is."
-            ),
-            (
-                f"It starts from the weights that `deit3-{size}` ends with, so the run must name them as its"
-                " teacher."
-            ),
+            "The peak, 1e-5, is the code's default for the smallest rate too: after warm-up the rate stays.",
+            f"It starts from what `deit3-{size}` ends with: the run must name those weights as its teacher.",
             _SAME_DROP,
             _DEIT_AVERAGE,
             _LAST_BATCH,
@@ -380,27 +277,9 @@ PUBLISHED: dict[str, Published] = {
         _COPY,
         _DISTILL,
         _PARTIAL_COPY,
-        _mae_fine_tune(
-            "base", 16, base_lr=5e-4, layer_decay=0.65, drop_path=0.1, epochs=100, of_table_9=_BASE_BY_TABLE_9
-        ),
-        _mae_fine_tune(
-            "large",
-            16,
-            base_lr=1e-3,
-            layer_decay=0.75,
-            drop_path=0.2,
-            epochs=50,
-            of_table_9=_DROP_BY_TABLE_9.format(0.1, 0.2),
-        ),
-        _mae_fine_tune(
-            "huge",
-            14,
-            base_lr=1e-3,
-            layer_decay=0.75,
-            drop_path=0.3,
-            epochs=50,
-            of_table_9=_DROP_BY_TABLE_9.format(0.2, 0.3),
-        ),
+        _mae_fine_tune("base", 16, 0.1, _BASE_BY_TABLE_9, base_lr=5e-4, layer_decay=0.65, epochs=100),
+        _mae_fine_tune("large", 16, 0.2, _DROP_BY_TABLE_9.format(0.1, 0.2)),
+        _mae_fine_tune("huge", 14, 0.3, _DROP_BY_TABLE_9.format(0.2, 0.3)),
         _mae_scratch("base", 16, drop_path=0.1, epochs=300),
         _mae_scratch("large", 16, drop_path=0.2, epochs=200),
         _mae_scratch("huge", 14, drop_path=0.2, epochs=200),

@@ -1,10 +1,11 @@
 """Carry out a run in its folder: start it, go on after it was stopped, evaluate what it made."""
 
 import copy
+import fcntl
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from torch import nn
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
 from atlib.record import Record, about, peak_memory_mb, read_record, write_record
 from atlib.run.build import (
+    READING,
     Built,
     build,
     held_out_images,
@@ -32,21 +34,8 @@ from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
 from atlib.transfer import student_of
 
-try:
-    import fcntl
-except ImportError:  # Windows: there two processes in one folder are not noticed
-    fcntl = None
-
-
-# What a run leaves in its folder, besides its config.
-LEFT_BEHIND = (
-    "checkpoints/step-*",
-    "record.json",
-    "student.safetensors",
-    "teacher.safetensors",
-    "averaged.safetensors",
-    "log.jsonl",
-)
+WEIGHTS = ("student.safetensors", "teacher.safetensors", "averaged.safetensors")
+LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by a run, besides its config
 
 
 class Ready(NamedTuple):
@@ -65,25 +54,15 @@ def check_folder(folder: Path) -> None:
             f"{folder} holds a run already: `python -m atlib resume {folder}` goes on with it; for a new one"
             " choose another --out"
         )
-    left = [
-        name
-        for pattern in LEFT_BEHIND
-        for name in sorted(str(path.relative_to(folder)) for path in Path(folder).glob(pattern))
-    ]
+    left = [path for pattern in LEFT_BEHIND for path in sorted(folder.glob(pattern))]
     if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         raise ValueError(
-            f"{folder} holds {left[0]}"
-            + (f" and {len(left) - 1} more" if len(left) > 1 else "")
-            + f" of a run whose config.json is missing: put that back and `python -m atlib resume {folder}`"
-            " goes on with it; for a new run choose another --out"
+            f"{folder} holds {left[0].relative_to(folder)}{more} of a run whose config.json is missing: put"
+            f" that back and `python -m atlib resume {folder}` goes on with it; for a new run choose another"
+            " --out"
         )
-    _try_to_write(Path(folder))
-
-
-def _try_to_write(folder: Path) -> None:
-    """Find out before data and teacher are read that a folder cannot be written to: make it, write a file,
-    and take both away again."""
-    made = []
+    made = []  # what is not there is made, and taken away again
     try:
         for each in (*reversed(folder.parents), folder):
             if not each.is_dir():
@@ -154,8 +133,7 @@ def resume(folder: Path, on_corrupt: str | None = None) -> Record:
 
 
 def is_finished(folder: Path, config: RunConfig) -> bool:
-    """Whether a run's record and its weights are there. Raises `OSError` with the way out for a record that
-    cannot be read."""
+    """Whether a run's record and weights are there. Raises `OSError` for a record that cannot be read."""
     if not record_path(folder).exists():
         return False
     try:
@@ -170,11 +148,8 @@ def is_finished(folder: Path, config: RunConfig) -> bool:
 
 def missing_results(folder: Path, config: RunConfig) -> list[Path]:
     """The files of weights that a finished run has, and that are not there."""
-    results = [
-        result_path(folder, config.method),
-        *([averaged_path(folder)] if config.recipe.ema is not None else []),
-    ]
-    return [path for path in results if not path.exists()]
+    averaged = [] if config.recipe.ema is None else [averaged_path(folder)]
+    return [path for path in (result_path(folder, config.method), *averaged) if not path.exists()]
 
 
 def record_path(folder: Path) -> Path:
@@ -193,25 +168,22 @@ def averaged_path(folder: Path) -> Path:
 
 
 def is_main_process() -> bool:
-    """Whether this process writes. Read off the launcher's variables: Accelerate would open the process group
-    for it, before training does."""
+    """Whether this process writes; not asked of Accelerate, which would open the process group for it."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 def load_result(path: Path) -> nn.Module:
-    """The model in a file that a run has left: a ViT, or after Copy teacher and student as one. Raises
-    `OSError` naming what cannot be read."""
-    if not Path(path).exists():
+    """The model in a file that a run has left, after Copy teacher and student as one. Raises `OSError`."""
+    if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: `python -m atlib resume {Path(path).parent}` goes on with the run, or"
-            " writes its weights again where it is finished"
+            f"{path} does not exist: `python -m atlib resume {path.parent}` goes on with the run, or writes"
+            " its weights again where it is finished"
         )
     return (load_bundle(path) if "needs_teacher" in read_header(path) else load_vit(path)).eval()
 
 
 def _make_ready(config: RunConfig, images) -> Ready:
-    """Open and build everything, and find out now, not hours later, that the evaluation has classes that the
-    training images lack."""
+    """Open and build all, and find out now, not hours later, that training lacks the evaluation's classes."""
     config.recipe.require_optimizer()
     tested_on = None if config.method in PRETRAINING else held_out(config)
     built = build(config, outputs_for(config, images))
@@ -229,22 +201,14 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     """Train, keep the result, write the record. The record of the first process; the others have none."""
     images, tested_on, built = ready
     averaged = copy.deepcopy(student_of(built.model)) if config.recipe.ema is not None else None
-    same = config.fingerprint() | (
-        {"teacher's sha256": digest(Path(config.teacher))}
-        if config.teacher is not None and is_file(config.teacher)
-        else {}
-    )
-    keeper = CheckpointManager(
-        Path(folder) / "checkpoints",
-        config.save_every,
-        config.keep,
-        same,
-        f"{config.evaluation_split}_accuracy",
-        FREE,
-    )
+    same, split = config.fingerprint(), config.evaluation_split
+    if config.teacher is not None and is_file(config.teacher):
+        same["teacher's sha256"] = digest(Path(config.teacher))
+    checkpoints = folder / "checkpoints"
+    keeper = CheckpointManager(checkpoints, config.save_every, config.keep, same, f"{split}_accuracy", FREE)
 
     def metrics(model: nn.Module) -> dict:
-        found, split = evaluate_together(model, tested_on), config.evaluation_split
+        found = evaluate_together(model, tested_on)
         # the accuracy is not that of the whole split
         fewer = {f"{split}_images": found.count} if getattr(tested_on, "left_out", 0) else {}
         return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss, **fewer}
@@ -270,38 +234,20 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     _save(result_path(folder, config.method), config, built)
     if averaged is not None:
         _save(averaged_path(folder), config, built._replace(model=with_student(built.model, averaged)))
-    results = {
-        name: value
-        for name, value in history[-1].items()
-        if name not in ("epoch", "step", "lr", "corrupt_indices")
-    }
-    record = Record(
-        "train",
-        config.method,
-        config.seed,
-        config.describe(),
-        results,
-        history,
-        round(seconds, 2),
-        round(peak_memory_mb(), 1),
-        about("cuda" if torch.cuda.is_available() else "cpu"),
-    )
+    no_results = ("epoch", "step", "lr", "corrupt_indices")
+    results = {name: value for name, value in history[-1].items() if name not in no_results}
+    cost = round(seconds, 2), round(peak_memory_mb(), 1)
+    on = about("cuda" if torch.cuda.is_available() else "cpu")
+    run = config.method, config.seed, config.describe()
+    record = Record("train", *run, results, history, *cost, on)
     write_record(record_path(folder), record)
     return record
 
 
 def held_out(config: RunConfig):
     """The images that a run is evaluated on."""
-    return held_out_images(
-        config.data,
-        config.evaluation_split,
-        config.augmentation,
-        config.data_path,
-        config.image_column,
-        config.label_column,
-        config.on_corrupt,
-        config.workers,
-    )
+    reading = {name: getattr(config, name) for name in READING}
+    return held_out_images(config.data, config.evaluation_split, config.augmentation, **reading)
 
 
 @contextmanager
@@ -310,30 +256,22 @@ def _log_of(config: RunConfig, folder: Path, keeper: CheckpointManager) -> Itera
     if not is_main_process():
         yield None
         return
-    with open(Path(folder) / ".lock", "w") as lock:
+    with open(folder / ".lock", "w") as lock:
         try:
-            if fcntl is not None:
-                # the system lets it go when the process ends, however it ends
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the system lets it go when the process ends, however it ends
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"another process is training in {folder}: wait for it, or end it, before you go on"
-            ) from None
+            raise ValueError(f"another process is training in {folder}: wait for it, or end it") from None
         except OSError:
             pass  # a shared file system without locks: better unguarded than not at all
         newest = keeper.latest()
-        log = RunLog(
-            folder, 0 if newest is None else int(newest.name.removeprefix("step-")), config.tensorboard
-        )
-        try:
+        after = 0 if newest is None else int(newest.name.removeprefix("step-"))
+        with closing(RunLog(folder, after, config.tensorboard)) as log:
             yield log
-        finally:
-            log.close()
 
 
 def _save(path: Path, config: RunConfig, built: Built) -> None:
-    """Keep a model, and with it how its images are prepared, so that an evaluation elsewhere sees the
-    same."""
+    """Keep a model and how its images are prepared, so that an evaluation elsewhere sees the same."""
     result, prepared = result_of(config, built.model), {"augmentation": config.describe()["augmentation"]}
     if config.method == "copy":
         save_bundle(path, result, built.student, built.teacher, prepared)

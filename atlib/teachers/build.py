@@ -1,5 +1,4 @@
-"""From the weights of a teacher's file to the ViT that they are of: its architecture, its positions, and what
-fits where."""
+"""From the weights of a teacher's file to the ViT that they are of."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -51,12 +50,9 @@ def architecture_said(weights: Weights, architecture: str | None, heads: int | N
 
 
 def headless(native: Architecture, image_size: int | None) -> Architecture:
-    """The architecture without a class head, for images of `image_size` pixels a side (None: its own
-    size)."""
-    return Architecture(
-        native.name,
-        {**native.overrides, "num_classes": 0} | ({} if image_size is None else {"img_size": image_size}),
-    )
+    """The architecture without a class head, for images of `image_size` pixels (None: of its own size)."""
+    sized = {} if image_size is None else {"img_size": image_size}
+    return Architecture(native.name, {**native.overrides, "num_classes": 0, **sized})
 
 
 def fill(
@@ -78,10 +74,8 @@ def fill(
         if state["pos_embed"].shape[1] != prefix + grid_from[0] * grid_from[1]:
             prefix_there, grid_from = prefix_and_grid(state)
             if prefix_there != prefix:
-                raise ValueError(
-                    f"the weights have positions for {prefix_there} prefix tokens, and this architecture for"
-                    f" {prefix}"
-                )
+                positions = f"the weights have positions for {prefix_there} prefix tokens"
+                raise ValueError(f"{positions}, and this architecture for {prefix}")
         # Timm's own resizing, with its antialiasing, so that a file and a timm name give the same teacher at
         # every image size. (MAE's published code does not antialias.) Bicubic as in DeiT (arXiv 2012.12877,
         # section 3), because bilinear interpolation shrinks the embeddings' norm.
@@ -94,29 +88,26 @@ def fill(
         for name, value in own.items()
         if name in state and state[name].shape != value.shape
     ]
-    wrong += [
-        f"{name} is missing" for name in own if name not in state and not name.startswith(AFTER_THE_BLOCKS)
-    ]
-    wrong += [
-        f"there is no place for {encoder.names[name][0]}"
-        for name in state
-        if name not in own and not name.startswith(AFTER_THE_BLOCKS)
-    ]
+    missing = [name for name in own if name not in state]
+    left = [name for name in state if name not in own]
+    wrong += [f"{name} is missing" for name in missing if not name.startswith(AFTER_THE_BLOCKS)]
+    for name in left:
+        if not name.startswith(AFTER_THE_BLOCKS):
+            wrong.append(f"there is no place for {encoder.names[name][0]}")
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        what = "this architecture" if isinstance(native.name, str) else "a ViT that timm builds"
         raise ValueError(
-            f"the weights ({encoder.layout.name}) do not fit"
-            f" {'this architecture' if isinstance(native.name, str) else 'a ViT that timm builds'}:"
-            f" {'; '.join(wrong[:4])}{more}. Name another with architecture="
+            f"the weights ({encoder.layout.name}) do not fit {what}: {'; '.join(wrong[:4])}{more}. Name"
+            " another with architecture="
         )
     vit = headless(native, image_size).build()
-    vit.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
-    return vit, [name for name in own if name not in state], resized
+    vit.load_state_dict(state, strict=False)
+    return vit, missing, resized
 
 
 def on_meta(architecture: Architecture) -> VisionTransformer | Eva:
-    """The model that an architecture describes, without making its weights (which older versions of timm
-    cannot do without)."""
+    """The model that an architecture describes, without its weights (with them in older versions of timm)."""
     try:
         with torch.device("meta"):
             return architecture.build()
@@ -133,16 +124,11 @@ def check_image_size(architecture: Architecture, image_size: int | None) -> None
     """Raise `ValueError` unless images of that size are whole patches."""
     if image_size is None:
         return
-    sides = on_meta(architecture).patch_embed.patch_size
-    if (
-        isinstance(image_size, bool)
-        or not isinstance(image_size, int)
-        or image_size < 1
-        or any(image_size % side for side in sides)
-    ):
+    down, across = on_meta(architecture).patch_embed.patch_size
+    if image_size < 1 or image_size % down or image_size % across:
         raise ValueError(
-            f"image_size={image_size}: images of this teacher are whole patches of {sides[0]} x {sides[1]}"
-            f" pixels, such as {sides[0] * max(1, round(224 / sides[0]))}"
+            f"image_size={image_size}: images of this teacher are whole patches of {down} x {across} pixels,"
+            f" such as {down * max(1, round(224 / down))}"
         )
 
 
@@ -150,7 +136,5 @@ def told(grid_from: Grid, grid_to: Grid) -> str | None:
     """How positions came from one grid to another, in words; None where the grids are the same."""
     if tuple(grid_from) == tuple(grid_to):
         return None
-    return (
-        f"positions resized bicubically from {grid_from[0]} x {grid_from[1]} to {grid_to[0]} x {grid_to[1]}"
-        " patches"
-    )
+    before, after = (f"{down} x {across}" for down, across in (grid_from, grid_to))
+    return f"positions resized bicubically from {before} to {after} patches"

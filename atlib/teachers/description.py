@@ -93,60 +93,48 @@ def _facts(teacher: Teacher) -> dict[str, str]:
         "distillation token": int(hasattr(vit, "dist_token")),
         "register": 0 if vit.reg_token is None else vit.reg_token.shape[1],
     }
-    counted = [_count(number, name) for name, number in prefix.items() if number] + [
-        _count(down * across, "patch", "patches")
-    ]
+    counted = [_count(number, name) for name, number in prefix.items() if number]
+    counted.append(_count(down * across, "patch", "patches"))
     heads = getattr(vit.blocks[0], "attn", vit.blocks[0]).num_heads
+    shape = f"{_count(len(vit.blocks), 'layer')} of {_count(heads, 'head')}, width {vit.embed_dim}"
+    weights = sum(each.numel() for each in vit.parameters()) / 1e6
+    cut = f"{pixels[0]} x {pixels[1]} pixels in patches of {patch[0]} x {patch[1]}"
+    resized = f"; {teacher.resized}" if teacher.resized else ""
     return {
         "teacher": teacher.name,
         "source": f"{teacher.source}; {teacher.used} tensors used",
-        "size": (
-            f"{sum(each.numel() for each in vit.parameters()) / 1e6:.1f} million weights without a class"
-            f" head: {_count(len(vit.blocks), 'layer')} of {_count(heads, 'head')}, width {vit.embed_dim}"
-        ),
-        "images": (
-            f"{pixels[0]} x {pixels[1]} pixels in patches of {patch[0]} x {patch[1]}: a grid of {down} x"
-            f" {across}" + (f"; {teacher.resized}" if teacher.resized else "")
-        ),
+        "size": f"{weights:.1f} million weights without a class head: {shape}",
+        "images": f"{cut}: a grid of {down} x {across}{resized}",
         "tokens": f"{vit.num_prefix_tokens + down * across}: {', '.join(counted)}",
     }
 
 
 def _transfer(vit: VisionTransformer | Eva) -> dict[str, str]:
     numbers, has = transferred_numbers(vit), describe(vit)
-    own = [
-        f"{name}: {has[name]} (standard: {standard})"
-        for name, standard in STANDARD.items()
-        if has[name] != standard
-    ]
+    differs = [name for name in STANDARD if has[name] != STANDARD[name]]
+    own = "; ".join(f"{name}: {has[name]} (standard: {STANDARD[name]})" for name in differs)
     advice = (
         "A student should have them too, as create_student(teacher, classes) makes it: without them, maps of"
         " such teachers can leave a student worse than none (arXiv 2605.07191)"
     )
+    width = head_width(vit.blocks[0].attn)
     return {
-        "transfer": (
-            f"all layers, 0 to {len(vit.blocks) - 1}, each with heads of width"
-            f" {head_width(vit.blocks[0].attn)}"
-        ),
+        "transfer": f"all layers, 0 to {len(vit.blocks) - 1}, each with heads of width {width}",
         "per image": (
             f"maps {_amount(numbers.map)}; q and k {_amount(numbers.q + numbers.k)}; v {_amount(numbers.v)}; "
             f"features {_amount(numbers.features)}; all layers together, in float32"
         ),
-        "components": (
-            f"not those of a standard ViT: {'; '.join(own)}. {advice}" if own else "those of a standard ViT"
-        ),
+        "components": f"not those of a standard ViT: {own}. {advice}" if own else "those of a standard ViT",
     }
 
 
 def _leftovers(teacher: Teacher) -> dict[str, str]:
+    bad = ". NaN or infinity in its weights: this checkpoint cannot teach"
     lines = {
         "assumed": (", ".join(teacher.assumed), ": weights do not show it"),
         "unused": (_names(teacher.unused), ""),
         "missing": (_names(teacher.missing), "; no map depends on it"),
-        "not finite": (
-            _names(not_finite(teacher.vit)),
-            ". NaN or infinity in its weights: this checkpoint cannot teach",
-        ),
+        "not finite": (_names(not_finite(teacher.vit)), bad),
     }
     return {name: found + said for name, (found, said) in lines.items() if found}
 
@@ -174,8 +162,7 @@ def _amount(numbers: int) -> str:
 
 
 def _looked_at(vit: VisionTransformer | Eva, map: Tensor) -> Tensor:
-    """A map (B, H, N, N) as one picture an image, (B, rows, columns): the class token's row, or the mean of
-    all rows, mean over heads."""
+    """A map (B, H, N, N) as a picture (B, rows, columns): the class token's row, else all rows' mean."""
     grid, prefix = vit.patch_embed.grid_size, vit.num_prefix_tokens
     if vit.cls_token is not None:
         return class_attention(map, grid, prefix).mean(1)

@@ -76,19 +76,11 @@ def _read_zip(path: Path) -> Weights:
     try:
         names = zipfile.ZipFile(path).namelist()
     except zipfile.BadZipFile as error:
-        raise OSError(
-            f"{path} cannot be read, perhaps it is cut off ({error}); it was left as it is"
-        ) from error
+        raise OSError(f"{path} cannot be read, perhaps cut off ({error}); it was left as it is") from error
     if any(name.endswith(".zarray") for name in names):
-        raise OSError(
-            f"{path} is a T5X checkpoint in a zip archive, as FLIP publishes it: unpack it and give the"
-            " folder"
-        )
+        raise OSError(f"{path} is a T5X checkpoint in a zip archive: unpack it and give the folder")
     if any(name.endswith("/constants.pkl") for name in names):
-        raise OSError(
-            f"{path} is a TorchScript program, as OpenAI published CLIP, and not weights alone:"
-            f" {TO_SAFETENSORS}"
-        )
+        raise OSError(f"{path} is a TorchScript program, as OpenAI published CLIP: {TO_SAFETENSORS}")
     if not names or not all(name.endswith(".npy") for name in names):
         return _read_pickled(path)
     try:
@@ -122,28 +114,19 @@ def _read_pickled(path: Path) -> Weights:
 def _reason(error: Exception) -> str:
     """Torch's reason in short, without its advice to read the file again in the unsafe way."""
     found = re.search(r"WeightsUnpickler error: ?(.*)", str(error))
-    lines = [
-        line.strip()
-        for line in (found[1] if found else str(error)).splitlines()
-        if line.strip() and "weights_only" not in line
-    ]
-    return lines[0] if lines else type(error).__name__
+    lines = map(str.strip, (found[1] if found else str(error)).splitlines())
+    return next((line for line in lines if line and "weights_only" not in line), type(error).__name__)
 
 
 def _unwrapped(content: Any, path: Path) -> Weights:
     if not isinstance(content, Mapping):
-        raise OSError(
-            f"{path} holds a {type(content).__name__} and not a state dict, names with their tensors:"
-            f" {TO_SAFETENSORS}"
-        )
+        raise OSError(f"{path} holds a {type(content).__name__} and not a state dict: {TO_SAFETENSORS}")
     container = next((name for name in CONTAINERS if isinstance(content.get(name), Mapping)), "")
     inside = content[container] if container else content
     tensors = {str(name): value for name, value in inside.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise OSError(
-            f"{path} holds no tensors where they are looked for ({', '.join(CONTAINERS)}, or at the top); "
-            f"it has {', '.join(map(str, list(content)[:8])) or 'nothing'}"
-        )
+        has = ", ".join(map(str, list(content)[:8])) or "nothing"
+        raise OSError(f"{path} holds no tensors, at the top or under {', '.join(CONTAINERS)}; it has {has}")
     beside = tuple(str(name) for name in content if name != container) if container else ()
     return Weights(tensors, container, beside)
 
@@ -155,20 +138,15 @@ TARGET = "target."  # the parameters; "state." are the optimiser's
 
 
 def _read_t5x(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the T5X checkpoint in a folder, or in one inside it, by their names with dots, such
-    as "img_encoder.embedding.kernel"; the optimiser's state is left."""
+    """The parameters of the one T5X checkpoint in a folder, by names as "img_encoder.embedding.kernel"."""
     steps = {found.parent.parent for found in folder.rglob(f"{TARGET}*/.zarray")}
     if not steps:
         raise OSError(f"{folder} is a folder: give the file with the weights in it")
     if len(steps) > 1:
-        raise OSError(
-            f"{folder} holds several checkpoints, {', '.join(sorted(step.name for step in steps))}: give the"
-            " folder of one"
-        )
-    return {
-        array.name.removeprefix(TARGET): torch.from_numpy(_read_zarr(array))
-        for array in sorted(steps.pop().glob(f"{TARGET}*"))
-    }
+        names = ", ".join(sorted(step.name for step in steps))
+        raise OSError(f"{folder} holds several checkpoints, {names}: give the folder of one")
+    arrays = sorted(steps.pop().glob(f"{TARGET}*"))
+    return {each.name.removeprefix(TARGET): torch.from_numpy(_read_zarr(each)) for each in arrays}
 
 
 def _read_zarr(folder: Path) -> np.ndarray:
@@ -178,14 +156,11 @@ def _read_zarr(folder: Path) -> np.ndarray:
         compressor, separator = (about["compressor"] or {}).get("id"), about.get("dimension_separator", ".")
         format = about["zarr_format"], about["order"], about["filters"] or None, kind.kind
         if format != (2, "C", None, "f") or compressor not in (None, "gzip"):
-            raise ValueError(
-                f"arrays of floats in zarr format 2, compressed with gzip, are read, and this is {about}"
-            )
+            raise ValueError(f"only floats in zarr format 2, compressed with gzip, are read, not {about}")
         whole = np.full(shape, about["fill_value"] or 0, kind)
         for at in itertools.product(*(range(math.ceil(side / step)) for side, step in zip(shape, chunks))):
             file = folder / (separator.join(map(str, at)) or "0")
-            # zarr leaves out chunks of nothing but the fill value; of trained weights only biases can be
-            # that.
+            # zarr leaves out chunks of nothing but the fill value; only biases can be that.
             if not file.exists() and len(shape) == 1:
                 continue
             content = file.read_bytes() if compressor is None else gzip.decompress(file.read_bytes())

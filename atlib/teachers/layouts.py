@@ -21,9 +21,7 @@ from atlib.vit import Architecture
 HEADS: Mapping[int, int] = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1408: 16, 1536: 24}
 PATCHES = "patch_embed.proj.weight"
 # Names that a teacher needs nothing of: class heads and projections, and what pre-training alone used.
-UNNEEDED = re.compile(
-    r"(head|fc\.|pre_logits|mlp_head|projector|predictor|decoder|mask_token|masked_embed|logit_)"
-)
+UNNEEDED = re.compile(r"head|fc\.|pre_logits|mlp_head|projector|predictor|decoder|mask_token|masked_|logit_")
 
 
 class Layout(NamedTuple):
@@ -37,22 +35,14 @@ class Layout(NamedTuple):
     heads: Mapping[int, int] = {}
 
 
+_MOCO = "module.base_encoder."
 # The first whose mark is in the file. Sources: github.com/facebookresearch/{moco-v3, dino, mae, deit, dinov2,
 # flip}, openai/CLIP.
 LAYOUTS = (
-    Layout(
-        "MoCo-v3 pre-training, the base encoder",
-        f"module.base_encoder.{PATCHES}",
-        "module.base_encoder.",
-        heads={384: 12},
-    ),
+    Layout("MoCo-v3 pre-training, base encoder", f"{_MOCO}{PATCHES}", _MOCO, heads={384: 12}),
     Layout("DINO, the student's backbone", f"module.backbone.{PATCHES}", "module.backbone."),
     Layout("DINO, a backbone", f"backbone.{PATCHES}", "backbone."),
-    Layout(
-        "a ViT trained in a DataParallel wrapper, such as MoCo-v3's linear classifier",
-        f"module.{PATCHES}",
-        "module.",
-    ),
+    Layout("a ViT in a DataParallel wrapper, such as MoCo-v3's classifier", f"module.{PATCHES}", "module."),
     Layout("MAE pre-training, the encoder without its decoder", "decoder_embed.weight", heads={384: 6}),
     Layout("DeiT with a distillation token", "dist_token"),
     Layout("DeiT III", "blocks.0.gamma_1"),
@@ -128,18 +118,15 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
     if layout is None:
         prefixes = [name.removesuffix(PATCHES) for name in tensors if name.endswith(f".{PATCHES}")]
         if len(prefixes) > 1:
-            raise ValueError(
-                f"this file holds several ViTs, under {', '.join(map(repr, prefixes))}: save the one that"
-                " shall teach in a file of its own"
-            )
+            under = ", ".join(map(repr, prefixes))
+            raise ValueError(f"this file holds several ViTs, under {under}: save the one that teaches alone")
         if not prefixes:
-            stem = ""
+            stem, has = "", ", ".join(list(tensors)[:6])
             if any("patch_embed.proj." in name for name in tensors):
                 stem = ": its patches go through a convolutional stem, which timm's ViT does not have"
             raise ValueError(
                 f"no ViT was found among these weights{stem}. Looked for {PATCHES}, with or without a prefix,"
-                " FLIP's and CLIP's names; the file has"
-                f" {', '.join(list(tensors)[:6])}{' ...' if len(tensors) > 6 else ''}"
+                f" FLIP's and CLIP's names; the file has {has}{' ...' if len(tensors) > 6 else ''}"
             )
         layout = Layout(f"a ViT under {prefixes[0]!r}", "", prefixes[0])
     renames = () if eva else CLIP_RENAMES if layout.prefix == "visual." else RENAMES
@@ -170,9 +157,7 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     layout, state = encoder.layout, encoder.state
     hidden = _sides(state, "blocks.0.mlp.fc1.weight")[0]
     signs = {
-        "a norm before the blocks, as in CLIP, whose activation and ε differ between publishers": (
-            "norm_pre.weight" in state
-        ),
+        "a norm before the blocks, as in CLIP, of which there are several": "norm_pre.weight" in state,
         "attention pooling, as in SigLIP": "attn_pool.latent" in state,
         "a gated MLP": hidden != _sides(state, "blocks.0.mlp.fc2.weight")[1],
         "no positional embeddings of its own, as in DINOv3": "pos_embed" not in state,
@@ -180,9 +165,8 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     unclear = [what for what, there in signs.items() if there]
     if unclear:
         raise ValueError(
-            f"these weights have {' and '.join(unclear)}, so the architecture cannot be told from them: name"
-            " it, such as architecture='vit_base_patch16_clip_224.openai'; timm.list_models('vit_*') lists"
-            " names"
+            f"these weights have {' and '.join(unclear)}: name the architecture, such as"
+            " architecture='vit_base_patch16_clip_224.openai'; timm.list_models('vit_*') lists names"
         )
     width, channels, *patch = _sides(state, PATCHES, 4)
     prefix, grid = prefix_and_grid(state)
@@ -228,9 +212,8 @@ def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, Grid]:
     fits = [(count, (side, side)) for count, side in sides.items() if side**2 == tokens - count > 0]
     if not fits:
         raise ValueError(
-            f"positions for {tokens - prefix} patches are no square grid, and the weights do not say which"
-            " other: name the model with architecture=, or write the file with atlib.checkpoint.save_vit,"
-            " which keeps img_size"
+            f"positions for {tokens - prefix} patches are no square grid: name the model with architecture=,"
+            " or write the file with atlib.checkpoint.save_vit, which keeps img_size"
         )
     if len(fits) > 1:
         raise ValueError(
@@ -243,10 +226,8 @@ def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, Grid]:
 def _heads(encoder: Encoder, width: int, prefix: int) -> int:
     usual = encoder.layout.heads.get(width, HEADS.get(width))
     if usual is None:
-        raise ValueError(
-            f"the number of heads is not in the weights, and a ViT of width {width} is not in the table "
-            f"({', '.join(map(str, HEADS))}): give heads="
-        )
+        known = ", ".join(map(str, HEADS))
+        raise ValueError(f"the heads of a ViT of width {width} are not known, only of {known}: give heads=")
     own = encoder.layout.heads or prefix != 1 or encoder.state["pos_embed"][:, 0].any()
     if width == 384 and not own:
         raise ValueError(
@@ -258,12 +239,8 @@ def _heads(encoder: Encoder, width: int, prefix: int) -> int:
 
 def _depth(state: Mapping[str, Tensor]) -> int:
     blocks = {int(found[1]) for name in state if (found := re.match(r"blocks\.(\d{1,6})\.", name))}
-    gaps = sorted(set(range(len(blocks))) - blocks)
-    if gaps:
-        raise ValueError(
-            f"these weights are not a whole ViT: of its {len(blocks)} blocks, counted from 0, there is no"
-            f" block {gaps[0]}"
-        )
+    if gaps := set(range(len(blocks))) - blocks:
+        raise ValueError(f"these weights are not a whole ViT: of {len(blocks)} there is no block {min(gaps)}")
     return len(blocks)
 
 
@@ -284,22 +261,19 @@ def _flip(tensors: Mapping[str, Tensor]) -> Encoder:
         ours = _renamed(found[1].replace("/", "."), FLIP_RENAMES)
         parts[ours] = _from_flax(ours, value)
         names[ours] = (name,)
-    for kind in ("weight", "bias"):  # q, k and v apart to timm's one projection
-        for block in sorted(
-            {name.split(".attn.")[0] for name in parts if name.endswith(f".attn.query.{kind}")}
-        ):
-            apart = [f"{block}.attn.{part}.{kind}" for part in ("query", "key", "value")]
-            if all(name in parts for name in apart):
-                parts[f"{block}.attn.qkv.{kind}"] = torch.cat([parts.pop(name) for name in apart])
-                names[f"{block}.attn.qkv.{kind}"] = tuple(names.pop(name)[0] for name in apart)
+    for query in [name for name in parts if ".attn.query." in name]:  # q, k, v to timm's one projection
+        apart = [query.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
+        if all(name in parts for name in apart):
+            qkv = query.replace(".query.", ".qkv.")
+            parts[qkv] = torch.cat([parts.pop(name) for name in apart])
+            names[qkv] = tuple(names.pop(name)[0] for name in apart)
     if "pos_embed" in parts and "cls_token" in parts:
         parts["pos_embed"][:, 0] = 0  # kept in the file, and never added to the class token
     return Encoder(FLIP, parts, names, unused)
 
 
 def _from_flax(name: str, value: Tensor) -> Tensor:
-    """A flax parameter as torch keeps it: (out, in) and not (in, out), channels before pixels, heads side by
-    side."""
+    """A flax parameter as torch keeps it: (out, in) and not (in, out), channels first, heads side by side."""
     if name == PATCHES:
         return value.permute(3, 2, 0, 1).contiguous()  # (height, width, in, out)
     if ".attn." in name and name.endswith(".bias"):

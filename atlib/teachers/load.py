@@ -1,5 +1,4 @@
-"""Any teacher: a timm model by name, or a file of weights as others publish them; and what there is to know
-of it before it teaches."""
+"""Any teacher: a timm model by name, or a file of weights as others publish them."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -50,10 +49,8 @@ def load_teacher(
     """
     teacher = _read(name_or_path, image_size, heads, architecture)
     if bad := not_finite(teacher.vit):
-        raise ValueError(
-            f"{teacher.name}: {len(bad)} of its weights are not finite numbers (NaN or infinity), first"
-            f" {bad[0]}; its maps would not be either. Take another checkpoint"
-        )
+        count = f"{len(bad)} of its weights are NaN or infinite"
+        raise ValueError(f"{teacher.name}: {count}, first {bad[0]}. Take another checkpoint")
     check_walkable(teacher.vit)
     return teacher
 
@@ -78,10 +75,7 @@ def report(
     that cannot be a picture.
     """
     if (images is None) != (out is None):
-        raise ValueError(
-            "images= and out= belong together: the images to look at, and the file for the picture of the"
-            " maps"
-        )
+        raise ValueError("images= and out= belong together: images to look at, and the file for the picture")
     out = None if out is None else picture_file(out)
     teacher = _read(name_or_path, image_size, heads, architecture)
     lines = described(teacher)
@@ -104,10 +98,7 @@ def _read(
     name_or_path: str | Path, image_size: int | None, heads: int | None, architecture: str | None
 ) -> Teacher:
     if heads is not None and architecture is not None:
-        raise ValueError(
-            f"heads={heads} and architecture={architecture!r}: the architecture says how many heads it has,"
-            " leave heads= out"
-        )
+        raise ValueError(f"heads={heads} and architecture={architecture!r}, which says it: leave heads= out")
     if is_file(name_or_path):
         return _from_file(Path(name_or_path), image_size, heads, architecture)
     if heads is not None or architecture is not None:
@@ -122,9 +113,8 @@ def _from_timm(name: str, image_size: int | None) -> Teacher:
     named = Architecture(name)
     own = grid_of(named)
     check_image_size(named, image_size)
-    overrides = {} if image_size is None else {"img_size": image_size}
     # With its head: without one, timm would not notice that weights are missing.
-    vit = create_vit(name, pretrained=True, **overrides)
+    vit = create_vit(name, pretrained=True, **({} if image_size is None else {"img_size": image_size}))
     before = set(vit.state_dict())
     vit.reset_classifier(0)
     state = vit.state_dict()

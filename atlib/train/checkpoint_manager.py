@@ -22,13 +22,11 @@ MANIFEST, FACTS = "manifest.json", "facts.json"
 
 
 class CheckpointError(OSError):
-    """A checkpoint could not be written: the disk is full or the folder cannot be written to. The earlier
-    ones are as they were."""
+    """A checkpoint could not be written; the earlier ones are as they were."""
 
 
 class Restored(NamedTuple):
-    """A checkpoint that was read back. facts: the JSON values that were saved with it; tensors: likewise, by
-    name."""
+    """A checkpoint that was read back, with the JSON values and tensors that were saved beside the model."""
 
     path: Path
     facts: dict
@@ -64,8 +62,7 @@ class CheckpointManager:
         self.reported: set[Path] = set()  # damaged ones that were warned about
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is whole; a damaged one is reported by a warning, once, and left where
-        it is."""
+        """The newest checkpoint that is whole; a damaged one is warned about, once, and left where it is."""
         for path in reversed(self._checkpoints()):
             if (damage := damage_of(path)) is None:
                 return path
@@ -78,22 +75,12 @@ class CheckpointManager:
             )
         return None
 
-    @property
-    def best(self) -> Path | None:
-        """The whole checkpoint with the highest `best_by`, None while none was evaluated."""
-        for path in sorted(self._scores(), key=self._scores().get, reverse=True):
-            if damage_of(path) is None:
-                return path
-        return None
-
     def due(self, step: int, metrics: Mapping) -> bool:
-        """Whether a checkpoint is to be written after `step`, at whose end `metrics` were measured, if any
-        were."""
+        """Whether a checkpoint is to be written after `step`, at whose end these `metrics` were measured."""
         if step % self.every == 0:
             return True
-        return self.best_by in metrics and metrics[self.best_by] > max(
-            self._scores().values(), default=float("-inf")
-        )
+        found = metrics.get(self.best_by)
+        return found is not None and found > max(self._scores().values(), default=float("-inf"))
 
     def save(
         self,
@@ -123,11 +110,8 @@ class CheckpointManager:
             _save_tensors(own, _own_file(temporary, accelerator))
             if accelerator.is_main_process:
                 _save_tensors(shared, temporary / "shared.safetensors")
-                described = {
-                    **facts,
-                    "config": {**self.config, **config},
-                    "processes": accelerator.num_processes,
-                }
+                own_config = {**self.config, **config}
+                described = {**facts, "config": own_config, "processes": accelerator.num_processes}
                 write_atomically(temporary / FACTS, json.dumps(described).encode())
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
@@ -143,8 +127,7 @@ class CheckpointManager:
             kept = self._checkpoints()
             raise CheckpointError(
                 f"the checkpoint of step {facts['step']} could not be written to {self.folder} ({error}). The"
-                f" last one is {kept[-1] if kept else 'none: nothing was kept yet'}, as it was. Make room or"
-                " choose another folder, then resume."
+                f" last one is {kept[-1] if kept else 'none: nothing was kept yet'}. Make room, then resume."
             ) from error
         return path
 
@@ -177,9 +160,8 @@ class CheckpointManager:
                 "Go on with what it was started with, or start another run in another folder."
             )
         accelerator.load_state(str(path))
-        return Restored(
-            path, facts, load_file(path / "shared.safetensors") | load_file(_own_file(path, accelerator))
-        )
+        shared, own = load_file(path / "shared.safetensors"), load_file(_own_file(path, accelerator))
+        return Restored(path, facts, shared | own)
 
     def _checkpoints(self) -> list[Path]:
         """Everything under a checkpoint's name, oldest first, whole or not."""
@@ -200,23 +182,18 @@ class CheckpointManager:
             write_atomically(self.folder / ".written", b"").unlink()
             self._clear()
         except OSError as error:
-            raise CheckpointError(
-                f"checkpoints cannot be written to {self.folder} ({error}): choose another folder, or make"
-                " this one writable"
-            ) from error
+            raise CheckpointError(f"checkpoints cannot be written to {self.folder} ({error})") from error
 
     def _seal(self, temporary: Path, path: Path, metrics: Mapping) -> None:
         """Force all files to the disk, write the manifest, and give the folder its name."""
         files = {
-            str(file.relative_to(temporary)): {"sha256": _digest(file), "bytes": file.stat().st_size}
+            str(file.relative_to(temporary)): {"sha256": digest(file), "bytes": file.stat().st_size}
             for file in _files(temporary)
         }
-        for folder in {file.parent for file in _files(temporary)}:
-            for entry in [*folder.iterdir(), folder]:
-                _force(entry)
-        write_atomically(
-            temporary / MANIFEST, json.dumps({"metrics": dict(metrics), "files": files}, indent=1).encode()
-        )
+        for entry in temporary.rglob("*"):
+            _force(entry)
+        manifest = json.dumps({"metrics": dict(metrics), "files": files}, indent=1)
+        write_atomically(temporary / MANIFEST, manifest.encode())
         _force(temporary)
         if path.exists():  # damaged, or it would have been gone on from
             shutil.rmtree(path)
@@ -230,10 +207,8 @@ class CheckpointManager:
         scores = {path: score for path, score in self._scores().items() if path in whole}
         keep = {*whole[-self.last :], *([max(scores, key=scores.get)] if scores else [])}
         for path in whole:
-            if path not in keep:
-                # a half-deleted one must not look like a checkpoint
-                os.replace(path, path.with_name(f".{path.name}.tmp"))
-                shutil.rmtree(path.with_name(f".{path.name}.tmp"))
+            if path not in keep:  # a half-deleted one must not look like a checkpoint
+                shutil.rmtree(path.rename(path.with_name(f".{path.name}.tmp")))
 
 
 def damage_of(path: Path) -> str | None:
@@ -245,7 +220,7 @@ def damage_of(path: Path) -> str | None:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != said["bytes"] or _digest(file) != said["sha256"]:
+        if file.stat().st_size != said["bytes"] or digest(file) != said["sha256"]:
             return f"{name} is not the file that was written"
     return None
 
@@ -265,10 +240,10 @@ def differences(then: Mapping, now: Mapping, prefix: str = "") -> list[str]:
 def digest(path: Path) -> str:
     """The SHA-256 of a file, or of the names and digests of all files in a folder."""
     if path.is_dir():
-        return hashlib.sha256(
-            "".join(f"{file.relative_to(path)} {_digest(file)}\n" for file in _files(path)).encode()
-        ).hexdigest()
-    return _digest(path)
+        listed = "".join(f"{file.relative_to(path)} {digest(file)}\n" for file in _files(path))
+        return hashlib.sha256(listed.encode()).hexdigest()
+    with open(path, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _manifest(path: Path) -> dict | None:
@@ -289,11 +264,6 @@ def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
-
-
-def _digest(file: Path) -> str:
-    with open(file, "rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _force(path: Path) -> None:

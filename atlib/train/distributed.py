@@ -1,5 +1,4 @@
-"""What a run has to do with processes: starting Accelerate, agreeing on what one of them saw, and hearing the
-signal to stop."""
+"""What a run has to do with processes: starting Accelerate, agreeing, and hearing the signal to stop."""
 
 import copy
 import os
@@ -35,22 +34,19 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
     """
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise ValueError(
-            "distributed_type is DEEPSPEED, which reads its checkpoints by unpickling and was never run here:"
-            " use FSDP2, which divides as much (configs/accelerate/fsdp2_vit_large.yaml)"
+            "distributed_type is DEEPSPEED, which was never run here: use FSDP2, which divides as much"
+            " (configs/accelerate/fsdp2_vit_large.yaml)"
         )
     # Accelerate keeps a precision for the whole process; this run may want another
     AcceleratorState._reset_state()
     # Copied attention leaves some weights without a gradient, a norm of q and k for one.
-    handlers = [
-        InitProcessGroupKwargs(timeout=WAIT),
-        DistributedDataParallelKwargs(find_unused_parameters=True),
-    ]
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor") if recipe.compile else None
     return Accelerator(
         mixed_precision=recipe.mixed_precision,
         cpu=cpu,
         step_scheduler_with_optimizer=False,
-        kwargs_handlers=handlers,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT), unused],
         gradient_accumulation_steps=recipe.accumulate,
         dynamo_backend=backend,
         fsdp_plugin=fsdp_plugin(),
@@ -58,13 +54,11 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
 
 
 def agree(accelerator: Accelerator, value: Tensor, stop: bool) -> tuple[Tensor, bool]:
-    """The mean of a scalar over the processes, and whether one of them wants to stop: the same on all, in one
-    message."""
+    """The mean of a scalar over the processes, and whether one of them wants to stop, in one message."""
     if accelerator.num_processes == 1:
         return value, stop
-    mean, asked = accelerator.reduce(
-        torch.stack([value.float(), value.new_tensor(float(stop)).float()]), "mean"
-    )
+    own = torch.stack([value.float(), value.new_tensor(stop, dtype=torch.float32)])
+    mean, asked = accelerator.reduce(own, "mean")
     return mean, asked.item() > 0
 
 
@@ -100,14 +94,9 @@ def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
         return None
     version = os.environ.get("FSDP_VERSION", "1")
     if version != "2":
-        raise ValueError(
-            f"fsdp_version is {version}: set it to 2, the form of FSDP that leaves a model's weights their"
-            " names and shapes"
-        )
-    from torch.distributed.fsdp import (  # half as long to import as torch: not where nothing is divided
-        MixedPrecisionPolicy,
-        StateDictType,
-    )
+        raise ValueError(f"fsdp_version is {version}: set it to 2, which leaves weights names and shapes")
+    # half as long to import as torch: not where nothing is divided
+    from torch.distributed.fsdp import MixedPrecisionPolicy, StateDictType
 
     plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=MixedPrecisionPolicy())
     if plugin.state_dict_type != StateDictType.FULL_STATE_DICT:
@@ -116,10 +105,7 @@ def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
             " other form is read back by unpickling, which can run code"
         )
     if plugin.cpu_ram_efficient_loading:
-        raise ValueError(
-            "fsdp_cpu_ram_efficient_loading is true: set it to false, or the teacher, which is no part of"
-            " what is divided, is lost"
-        )
+        raise ValueError("fsdp_cpu_ram_efficient_loading is true: set it to false, or the teacher is lost")
     if plugin.activation_checkpointing:
         raise ValueError(
             "fsdp_activation_checkpointing is true, but blocks are walked, not called, so that it would do"
@@ -143,16 +129,14 @@ def to_train(model: nn.Module, accelerator: Accelerator) -> nn.Module:
 
 
 def divide(model: nn.Module) -> None:
-    """Let go of the other processes' weights, which FSDP keeps for a while after a forward pass:
-    `parameters()` are this process's shards."""
+    """Let go of other processes' weights, which FSDP keeps after a forward pass: shards alone are left."""
     for module in model.modules():
         if hasattr(module, "reshard"):  # an FSDPModule; nothing else has it
             module.reshard()
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The `state_dict` of a model, with the weights that are divided put together; every process must call
-    it, and gets all of it."""
+    """A model's `state_dict`, divided weights put together; every process must call it, and gets all."""
     divide(model)
     return {
         name: value.full_tensor() if hasattr(value, "full_tensor") else value

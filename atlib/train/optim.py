@@ -1,5 +1,4 @@
-"""What changes the weights in a step, and how fast: the optimiser, the schedule of its rate, and the running
-average."""
+"""What changes the weights in a step: the optimiser, the schedule of its rate, and the running average."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -53,8 +52,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return optimizer
 
 
-# --- The running average of a model's weights (EMA), which many recipes evaluate in place of the last weights
-# ---
+# --- The running average of the weights (EMA), which many recipes evaluate in place of the last ones ---
 
 
 class EMA:

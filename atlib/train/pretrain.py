@@ -1,5 +1,4 @@
-"""Make a teacher on the spot, without shape labels: retrieval or colour on the built-in world, masked
-auto-encoding on any images."""
+"""Make a teacher without shape labels: retrieval or colour on the built-in world, MAE on any images."""
 
 from functools import partial
 
@@ -34,8 +33,7 @@ def retrieval_loss(model: nn.Module, images: Tensor, clean: Tensor, recipe: Reci
 
 
 def retrieval_model() -> VisionTransformer:
-    """A freshly initialised "glyphs" ViT whose head regresses the pixels of one cell; pre-trained, it is the
-    teacher."""
+    """A freshly initialised "glyphs" ViT whose head regresses one cell's pixels: the teacher to be."""
     return create_vit("glyphs", num_classes=RETRIEVAL_OUTPUTS)
 
 
@@ -100,14 +98,9 @@ class MaskedAutoencoder(nn.Module):
         # measurable here.
         self.decoder_positions = nn.Parameter(torch.empty(1, P, decoder_width))
         norm = partial(nn.LayerNorm, eps=1e-6)
-        self.decoder = nn.Sequential(
-            *[
-                Block(decoder_width, decoder_heads, qkv_bias=True, norm_layer=norm)
-                for _ in range(decoder_depth)
-            ],
-            norm(decoder_width),
-            nn.Linear(decoder_width, pixels),
-        )
+        block = partial(Block, decoder_width, decoder_heads, qkv_bias=True, norm_layer=norm)
+        blocks = [block() for _ in range(decoder_depth)]
+        self.decoder = nn.Sequential(*blocks, norm(decoder_width), nn.Linear(decoder_width, pixels))
         for parameter in (self.mask_token, self.decoder_positions):
             nn.init.normal_(parameter, std=0.02)
 
@@ -143,15 +136,8 @@ def mae_loss(model: MaskedAutoencoder, images: Tensor, targets: Tensor, recipe: 
 
 
 def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """Cut images (B, C, height, width) into patches in reading order: (B, P, C · patch height · patch
-    width)."""
-    B, C, height, width = images.shape
-    h, w = patch_size
-    return (
-        images.reshape(B, C, height // h, h, width // w, w)
-        .permute(0, 2, 4, 1, 3, 5)
-        .reshape(B, -1, C * h * w)
-    )
+    """Cut images (B, C, height, width) into patches in reading order: (B, P, C · patch height · width)."""
+    return nn.functional.unfold(images, patch_size, stride=patch_size).mT.contiguous()
 
 
 def _gather(tokens: Tensor, index: Tensor) -> Tensor:

@@ -10,16 +10,8 @@ from typing import Any
 from atlib._util import check_fields, require_known
 from atlib.data.sampler import steps_per_epoch
 
-PLAIN = (
-    "adamw",
-    "lamb",
-    # optimisers that are known to need nothing but a gradient, so that no recipe of the book has to try its
-    # own
-)
-# what the names of those begin with that timm takes from bitsandbytes and from APEX
-NEED_CUDA = ("bnb", "fused")
-
-
+PLAIN = ("adamw", "lamb")  # known to need nothing but a gradient: no recipe of the book has to try its own
+NEED_CUDA = ("bnb", "fused")  # so the names begin of those that timm takes from bitsandbytes and from APEX
 # What stands for a value where a recipe is said in epochs, for data of any size.
 IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
 _NOT_NEGATIVE = ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mixup", "cutmix")
@@ -27,34 +19,19 @@ _NOT_NEGATIVE = ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mi
 RULES = (
     (("lr", "clip", *_NOT_NEGATIVE), lambda value: value != math.inf, "must be a finite number"),
     (("steps", "batch_size", "lr"), lambda value: value > 0, "must be above 0"),
-    (
-        ("epochs", "base_lr"),
-        lambda value: value is None or 0 < value < math.inf,
-        "must be a finite number above 0, or None",
-    ),
+    (("epochs", "base_lr"), lambda value: value is None or 0 < value < math.inf, "must be finite, above 0"),
     (("clip",), lambda value: value is None or value > 0, "must be above 0, or None for no clipping"),
     (
         ("accumulate", "repeats"),
         lambda value: isinstance(value, int) and value >= 1,
-        "must be a whole number, at least 1",
+        "must be a whole number above 0",
     ),
     (("warmup", "label_smoothing"), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
     (_NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
-    (
-        ("betas",),
-        lambda value: len(value) == 2 and all(0 <= beta < 1 for beta in value),
-        "are two numbers: both must be at least 0 and below 1, such as (0.9, 0.999)",
-    ),
-    (
-        ("layer_decay",),
-        lambda value: value is None or 0 < value <= 1,
-        "must be above 0 and at most 1, or None",
-    ),
-    (
-        ("ema",),
-        lambda value: value is None or 0 < value < 1,
-        "must be above 0 and below 1, or None for no average",
-    ),
+    (("betas",), lambda value: len(value) == 2, "must be two, such as (0.9, 0.999)"),
+    (("betas",), lambda value: all(0 <= b < 1 for b in value), "are two: both must be at least 0, below 1"),
+    (("layer_decay",), lambda value: value is None or 0 < value <= 1, "must be above 0, at most 1, or None"),
+    (("ema",), lambda value: value is None or 0 < value < 1, "must be above 0 and below 1, or None for none"),
     (("mixed_precision",), lambda value: value in ("no", "bf16", "fp16"), "must be 'no', 'bf16' or 'fp16'"),
 )
 
@@ -117,14 +94,9 @@ class Recipe:
                 " at least 0 and below epochs; with steps, give warmup, their share"
             )
         if self.accumulate > self.batch_size:
-            raise ValueError(
-                f"Recipe(accumulate={self.accumulate!r}): a step of {self.batch_size} images has no more"
-                " parts than that"
-            )
+            raise ValueError(f"Recipe(accumulate={self.accumulate!r}): a step has {self.batch_size} images")
         if self.optimizer != "adamw":
-            from timm.optim import (
-                list_optimizers,  # imported here: timm takes seconds, and most recipes need no look
-            )
+            from timm.optim import list_optimizers  # takes seconds, and most recipes need no look
 
             require_known("optimizer", self.optimizer, list_optimizers())
         if self.optimizer not in PLAIN and not self.optimizer.startswith(NEED_CUDA):
@@ -157,8 +129,7 @@ class Recipe:
         return replace(self, **(instead | values))
 
     def require_optimizer(self) -> None:
-        """Raise `ValueError` with the way out where the optimizer needs CUDA, or a package, that is not
-        here."""
+        """Raise `ValueError` where the optimizer needs CUDA, or a package, that is not here."""
         if self.optimizer.startswith(NEED_CUDA):
             try_optimizer(self.optimizer, self.betas)
 
@@ -181,14 +152,9 @@ def try_optimizer(name: str, betas: tuple[float, float], width: int = 8):
     device = "cuda" if name.startswith(NEED_CUDA) and torch.cuda.is_available() else "cpu"
     instead = "take another of timm.optim.list_optimizers(), such as 'adamw', 'lamb' or 'sgd'"
     if info.second_order:
-        raise ValueError(
-            f"optimizer={name!r} needs second derivatives, which the training loop does not compute:"
-            f" {instead}"
-        )
+        raise ValueError(f"optimizer={name!r} needs second derivatives, which are not computed: {instead}")
     if info.has_betas and info.num_betas != len(betas):
-        raise ValueError(
-            f"optimizer={name!r} takes {info.num_betas} betas, and a recipe has {len(betas)}: {instead}"
-        )
+        raise ValueError(f"optimizer={name!r} takes {info.num_betas} betas, not {len(betas)}: {instead}")
     try:
         with (
             torch.device(device),
@@ -199,20 +165,15 @@ def try_optimizer(name: str, betas: tuple[float, float], width: int = 8):
         ):
             warnings.simplefilter("ignore")  # advice on how to make it faster
             layer = torch.nn.Linear(width, width, bias=False)
-            optimizer = create_optimizer_v2(
-                layer, opt=name, lr=1e-3, weight_decay=0.05, **({"betas": betas} if info.has_betas else {})
-            )
+            own = {"betas": betas} if info.has_betas else {}
+            optimizer = create_optimizer_v2(layer, opt=name, lr=1e-3, weight_decay=0.05, **own)
             layer(torch.ones(1, width)).sum().backward()
             optimizer.step()
     except Exception as error:  # whatever the optimiser meets first: it is another's code
-        needs = (
-            "it runs on CUDA only, with a package of its own"
-            if name.startswith(NEED_CUDA)
-            else "it cannot do a step"
-        )
-        raise ValueError(
-            f"optimizer={name!r}: {needs} ({type(error).__name__}: {error}); {instead}"
-        ) from error
+        cuda = "it runs on CUDA only, with a package of its own"
+        why = f"{type(error).__name__}: {error}"
+        needs = cuda if name.startswith(NEED_CUDA) else "it cannot do a step"
+        raise ValueError(f"optimizer={name!r}: {needs} ({why}); {instead}") from error
     return optimizer
 
 

@@ -13,22 +13,16 @@ from atlib.analysis import accounting
 from atlib.analysis.accounting import Memory, method_costs, method_memory, step_memory, transferred_numbers
 from atlib.losses import dense_attention_cross_entropy
 from atlib.transfer import Transferred
-from tests.helpers import random_images, randomise
+from tests.helpers import random_images, randomise, set_fused
 
 SIZE = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
 CONFIG = SIZE | {"img_size": 24, "patch_size": 8, "depth": 4, "mlp_ratio": 3}
 BATCH, NUMBER = 2, 4  # bytes of a float32
 
 
-def written_out(vit):
-    """With attention that is not fused, so that every matrix product is counted once."""
-    for block in vit.blocks:
-        block.attn.fused_attn = False
-    return vit
-
-
 def vit(seed):
-    return randomise(written_out(create_vit(CONFIG)), seed)
+    """With attention that is not fused, so that every matrix product is counted once."""
+    return randomise(set_fused(create_vit(CONFIG), False), seed)
 
 
 def pair(how, size=SIZE, layers=None):
@@ -112,9 +106,9 @@ def test_costs_of_vit_large():
 
 
 def test_what_cannot_be_counted_is_refused():
-    for bad in (dict(batch=0), dict(layers=0), dict(layers=5)):
-        with pytest.raises(ValueError, match="=".join(map(str, *bad.items()))):
-            method_costs(CONFIG, **bad)
+    for name, value in (("batch", 0), ("layers", 0), ("layers", 5)):
+        with pytest.raises(ValueError, match=f"{name}={value}"):
+            method_costs(CONFIG, **{name: value})
     with pytest.raises(ValueError, match="its class"):
         method_costs("eva02_tiny_patch14_224")
     with pytest.raises(ValueError, match="attention pooling"):
@@ -192,7 +186,7 @@ def test_the_map_free_loss_keeps_no_map_and_the_dense_one_two():
         assert curvature(lambda *vits, how=how: AttentionTransfer(*vits, Plan(how=how))) == 0
     one_map = NUMBER * BATCH * 3  # of one layer, per N²
     assert curvature(Dense) == 2 * 2 * one_map, "in both layers the student's log p and the teacher's p"
-    assert curvature(lambda teacher, student: written_out(student)) == 2 * one_map, "its own maps"
+    assert curvature(lambda teacher, student: set_fused(student, False)) == 2 * one_map, "its own maps"
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_jensen_shannon_equals_scipy_and_is_bounded():
     [
         ([0.5, 0.2], [0.5, 0.5], "^p .*0.7"),
         ([0.5, 0.5], [1.5, -0.5], "^q .*-0.5"),
-        ([0.5, 0.5], [math.nan, 0.5], "^q is NaN"),
+        ([0.5, 0.5], [math.nan, 0.5], "^q .*NaN"),
         ([0.5, 0.5], [1.0], r"\(2,\) and \(1,\)"),
     ],
 )
@@ -91,7 +91,7 @@ def test_jensen_shannon_at_zeros():
 def test_pairings_equal_the_longhand(pairing, heads):
     maps_a, maps_b = random_maps(H=heads[0]), random_maps(H=heads[1])
     if pairing == "direct" and heads[0] != heads[1]:
-        with pytest.raises(ValueError, match=f"a has {heads[0]} heads, b {heads[1]}"):
+        with pytest.raises(ValueError, match=f"a .*{heads[0]} .*b {heads[1]}"):
             head_divergence(maps_a, maps_b, pairing)
         return
     assert head_divergence(maps_a, maps_b, pairing) == pytest.approx(
@@ -167,9 +167,9 @@ def test_layers_that_cannot_be_paired(small_vit, glyphs64):
     shallow, registers, broken = small_vit(depth=2), small_vit(reg_tokens=1), small_vit(seed=1)
     broken.blocks[1].attn.qkv.bias.data[:] = torch.nan
     for b, layers, named in (
-        (shallow, None, "a has 3, b 2"),
+        (shallow, None, "a .*3, b 2"),
         *((shallow, layers, f"layers={layers}") for layers in ({0: 2}, {3: 0}, {-1: 0}, {})),
-        (registers, None, "layers 0 of a and 0 of b"),
+        (registers, None, "0 of a and 0 of b"),
         (broken, {0: 0, 2: 1}, "b: layer 1: head 0"),
     ):
         with pytest.raises(ValueError, match=named):
@@ -200,12 +200,12 @@ def spoilt(value, b=1, h=2, i=3):
 
 
 @pytest.mark.parametrize(
-    "value, named", [(torch.nan, "nan"), (torch.inf, "inf"), (-0.25, "-0.25"), (1.5, "not to 1")]
+    "value, named", [(torch.nan, "nan"), (torch.inf, "inf"), (-0.25, "-0.25"), (1.5, "to 1")]
 )
 def test_rows_that_are_no_distributions(value, named):
     maps = spoilt(value)
     for call, where in (
-        (lambda: check_maps(maps, 7), "layer 7: head 2: the row of query 3 in image 1"),
+        (lambda: check_maps(maps, 7), "layer 7: head 2: .*3 .*1"),
         (lambda: head_divergence(maps, random_maps(), "direct"), "a: head 2"),
         (lambda: StreamingDivergence().update(random_maps(), maps, (4, 5)), "b: layer 5: head 2"),
     ):

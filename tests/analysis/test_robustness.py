@@ -58,12 +58,12 @@ def test_the_interval_equals_a_loop_over_samples():
         return effective_robustness(0.8, 0.6, POOL, noisy(), samples=4000, level=level, seed=seed)
 
     found, wider = found_with(0.8), found_with(0.99)
-    generator, values = np.random.default_rng(7), []
+    generator, values, x, y = np.random.default_rng(7), [], logit(POOL), logit(noisy())
     for _ in range(4000):
         drawn = generator.integers(len(POOL), size=len(POOL))
         if len(set(drawn)) > 1:
-            line = linregress(logit(POOL[drawn]), logit(noisy()[drawn]))
-            values.append(0.6 - sigmoid(line.intercept + line.slope * logit(0.8)))
+            slope, intercept = np.polyfit(x[drawn], y[drawn], 1)
+            values.append(0.6 - sigmoid(intercept + slope * logit(0.8)))
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(values, [0.1, 0.9])), abs=0.002)
     assert found.low < found.value < found.high
     assert found == found_with(0.8) != found_with(0.8, seed=1)
@@ -81,7 +81,7 @@ def test_clip_is_half_an_image():
     assert fit_line(pool, pool[::-1], clip=0.005) == pytest.approx(expected, rel=1e-12)
     with pytest.raises(ValueError, match="clip=0.5"):
         fit_line(pool, pool, clip=0.5)
-    with pytest.raises(ValueError, match="in_distribution is exactly 1"):
+    with pytest.raises(ValueError, match="in_distribution .*1"):
         effective_robustness(1.0, 0.5, POOL, noisy())
     # Only the line needs logits: a model may fail on every shifted image.
     assert effective_robustness(0.8, 0.0, POOL, noisy()).value < 0
@@ -92,18 +92,18 @@ def test_clip_is_half_an_image():
 def test_accuracies_that_are_no_shares(wrong, place):
     arguments = [0.5, 0.5, POOL, noisy()]
     arguments[place] = wrong if place < 2 else [*POOL[1:], wrong]
-    with pytest.raises(ValueError, match=f"{wrong} is not between 0 and 1"):
+    with pytest.raises(ValueError, match=f"{wrong} .*0 and 1"):
         effective_robustness(*arguments)
 
 
 @pytest.mark.parametrize(
     "call, named",
     [
-        (lambda: effective_robustness(0.5, 0.5, POOL[:2], POOL[:2]), "2 in-distribution and 2 .*at least 3"),
-        (lambda: effective_robustness(0.5, 0.5, [0.7] * 4, POOL[:4]), "all 4 models .*0.7"),
+        (lambda: effective_robustness(0.5, 0.5, POOL[:2], POOL[:2]), "pool .*2 .*2 .*3"),
+        (lambda: effective_robustness(0.5, 0.5, [0.7] * 4, POOL[:4]), "4 .*pool .*0.7"),
         (lambda: effective_robustness(0.5, 0.5, POOL, POOL, level=95), "level=95"),
-        (lambda: fit_line(POOL, POOL[1:]), "7 in-distribution and 6 shifted"),
-        (lambda: fit_line([], []), "at least 2"),
+        (lambda: fit_line(POOL, POOL[1:]), "pool .*7 .*6 "),
+        (lambda: fit_line([], []), "pool .*0 .* 2 "),
         (lambda: fit_line(POOL[None], POOL[None]), r"\(1, 7\)"),
     ],
 )

@@ -89,10 +89,10 @@ def test_long_tail_is_chosen_by_seed_and_nested_in_the_factor():
         ([0, 1] * 9, (), 0.5, "got 0.5"),
         ([0, 1] * 9, (), math.nan, "got nan"),
         ([0, 1] * 9, (), math.inf, "got inf"),
-        ([0, 1] * 9, (), 10, "class 1 .*9 are there, 9 of class 0, factor 10"),
-        ([0, 2] * 9, (), 2, "class 1 .*0 are there"),
-        ([0, 1] * 9, ("a", "b", "c"), 2, "class 2 .*0 are there"),
-        ([0] * 9, (), 2, "the images have 1"),
+        ([0, 1] * 9, (), 10, "class 1 .*9 .*9 .*factor 10"),
+        ([0, 2] * 9, (), 2, "class 1 .*0 are"),
+        ([0, 1] * 9, ("a", "b", "c"), 2, "class 2 .*0 are"),
+        ([0] * 9, (), 2, "have 1"),
         ([0.5] * 9, (), 2, r"torch.float32 \(9,\)"),
     ],
 )
@@ -133,7 +133,7 @@ def test_few_labels_repeat_by_seed_and_are_nested():
         ([0, 0, 2], 0.5, r"class 1 \('b'\)"),
         ([0.0] * 4, 0.5, "targets .*torch.float32"),
         ([[0, 0]] * 4, 0.5, r"targets .*\(4, 2\)"),
-        ([0, 1, -1, 0], 0.5, "targets holds -1"),
+        ([0, 1, -1, 0], 0.5, "targets .*-1"),
     ],
 )
 def test_few_labels_refuse_what_would_vanish(targets, fraction, named):
@@ -145,7 +145,7 @@ def test_groups_at_the_published_limits_and_at_others_leave_out_the_empty():
     assert class_groups([101, 100, 20, 19, 1000, 0]) == {"many": [0, 4], "medium": [1, 2], "few": [3, 5]}
     assert class_groups([9, 3, 1], many=5, few=2) == {"many": [0], "medium": [1], "few": [2]}
     assert class_groups([9, 8], many=5, few=2) == {"many": [0, 1]}
-    with pytest.raises(ValueError, match="few=7 and many=5"):
+    with pytest.raises(ValueError, match="few=7.*many=5"):
         class_groups([1], many=5, few=7)
 
 
@@ -174,7 +174,7 @@ def test_the_reference_and_its_copies_are_kept_out_of_the_comparison():
     filtered = adversarially_filtered(images, reference)
     assert positions(filtered.images) == [0, 1, 2, 3, 5, 6, 7]
     for model in (reference, copy.deepcopy(reference)):
-        with pytest.raises(ValueError, match="leave it out of the comparison"):
+        with pytest.raises(ValueError, match="comparison"):
             evaluate_filtered(model, filtered)
     judged = evaluate_filtered(Reader(shift=0), filtered)  # 0 1 2 3 . 1 2 3: right on the first four of seven
     assert judged.accuracy == pytest.approx(4 / 7) and judged.count == 7
@@ -194,9 +194,9 @@ def test_a_model_of_another_shape_or_other_buffers_is_no_copy():
 def test_what_cannot_be_filtered_or_grouped():
     logits, labels = torch.randn(4, 3), torch.zeros(4, dtype=torch.long)
     for call, named in (
-        (lambda: adversarially_filtered(of_classes([0, 1, 2, 3]), Reader()), "all 4 images right"),
+        (lambda: adversarially_filtered(of_classes([0, 1, 2, 3]), Reader()), " 4 images"),
         (lambda: adversarially_filtered(of_classes(torch.rand(4)), Reader()), "targets .*torch.float32"),
-        (lambda: group_accuracy(logits * math.nan, labels, {"many": [0]}), "logits is NaN for image 0"),
+        (lambda: group_accuracy(logits * math.nan, labels, {"many": [0]}), "logits .*NaN .* 0"),
         (lambda: group_accuracy(logits, labels, {"many": [3]}), "class 3"),
         (lambda: group_accuracy(logits, labels[:3], {"many": [0]}), r"\(4,\).* \(3,\)"),
     ):

@@ -2,14 +2,13 @@
 
 import json
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
 
+from tests.helpers import ROOT
 from tools import notebooks
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "notebooks").glob("*.md"))
 
 SAMPLE = """\

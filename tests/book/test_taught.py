@@ -17,8 +17,9 @@ from atlib.train import schedule, train
 from atlib.train.pretrain import MaskedAutoencoder, patchify
 from atlib.train.recipe import Recipe
 from atlib.walking import Instead, Seen, attend
+from tests.helpers import ROOT, SMALL_VIT
 
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = ROOT / "notebooks"
 
 
 def taught_cells(source: Path) -> list[str]:
@@ -41,8 +42,7 @@ def taught(name: str) -> SimpleNamespace:
 def small_vit(seed: int, **changes):
     """A small ViT with timm's own first weights, in eval mode."""
     torch.manual_seed(seed)
-    size = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 5}
-    return create_vit(size | changes).eval()
+    return create_vit(SMALL_VIT | {"embed_dim": 48} | changes).eval()
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(NOTEBOOKS.glob("*.md")) if taught_cells(path)])

@@ -89,17 +89,22 @@ def test_after_distill_a_bundle_is_the_student_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "architecture",
-    [Architecture("glyphs"), Architecture("glyphs", {"depth": 2, "num_classes": 9}), Architecture("cifar")],
+    "architecture, named",
+    [
+        (Architecture("glyphs"), "'glyphs', overrides={}"),
+        (Architecture("glyphs", {"depth": 2, "num_classes": 9}), "'num_classes': 9"),
+        (Architecture("cifar"), "'cifar'"),
+    ],
     ids=str,
 )
-def test_a_wrong_architecture_is_refused_before_anything_is_written(tmp_path, architecture):
-    with pytest.raises(ValueError, match="does not build this ViT: they differ in "):
-        save_vit(tmp_path / "vit.safetensors", vit_of(GLYPHS), architecture)
-    with pytest.raises(ValueError, match="does not build this ViT"):
-        save_bundle(tmp_path / "bundle.safetensors", pair_of("copy"), architecture, OTHER)
-    with pytest.raises(ValueError, match="does not build this ViT"):
-        save_bundle(tmp_path / "bundle.safetensors", pair_of("copy"), GLYPHS, architecture)
+def test_a_wrong_architecture_is_refused_before_anything_is_written(tmp_path, architecture, named):
+    path = tmp_path / "file.safetensors"
+    with pytest.raises(ValueError, match=named):
+        save_vit(path, vit_of(GLYPHS), architecture)
+    with pytest.raises(ValueError, match=named):
+        save_bundle(path, pair_of("copy"), architecture, OTHER)
+    with pytest.raises(ValueError, match=named):
+        save_bundle(path, pair_of("copy"), GLYPHS, architecture)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -130,9 +135,8 @@ def test_damaged_files_are_named_and_left_alone(tmp_path, kind, load):
         else save_bundle(path, pair_of("copy"), GLYPHS, OTHER)
     )
     content = damaged(path, kind)
-    with pytest.raises(OSError, match="left as it is") as caught:
+    with pytest.raises(OSError, match=path.name):
         load(path)
-    assert str(path) in str(caught.value)
     assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
 
 
@@ -145,17 +149,17 @@ def test_foreign_files_are_named(tmp_path, load, field, metadata):
         load(path)
 
 
-NONSENSE = [
-    "[1]",
-    "null",
-    '{"architecture": 3, "needs_teacher": true}',
-    '{"architecture": {"nam": "glyphs"}}',
-    '{"architecture": {"name": "no such vit"}}',
-    "not json",
-]
-
-
-@pytest.mark.parametrize("text", NONSENSE)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1]",
+        "null",
+        '{"architecture": 3, "needs_teacher": true}',
+        '{"architecture": {"nam": "glyphs"}}',
+        '{"architecture": {"name": "no such vit"}}',
+        "not json",
+    ],
+)
 @pytest.mark.parametrize("load", [load_vit, load_bundle])
 def test_headers_that_make_no_sense_are_named(tmp_path, load, text):
     path = tmp_path / "odd.safetensors"
@@ -185,7 +189,7 @@ def test_vit_and_bundle_are_not_taken_for_each_other(tmp_path):
     save_bundle(bundle, pair_of("copy"), GLYPHS, OTHER)
     with pytest.raises(OSError, match="vit.safetensors"):
         load_bundle(vit)
-    with pytest.raises(OSError, match="bundle.safetensors is a bundle, .* read it with load_bundle"):
+    with pytest.raises(OSError, match="bundle.safetensors.*load_bundle"):
         load_vit(bundle)
 
 
@@ -196,15 +200,15 @@ def test_weights_that_do_not_fit_their_architecture(tmp_path):
         path,
         {"atlib": json.dumps({"architecture": {"name": "glyphs", "overrides": {}}})},
     )
-    with pytest.raises(OSError, match="vit.safetensors do not fit the architecture it names"):
+    with pytest.raises(OSError, match=r"(?s)vit.safetensors.*blocks\.5"):
         load_vit(path)
 
 
 @pytest.mark.parametrize("load", [load_vit, load_bundle])
 def test_missing_files_and_folders(tmp_path, load):
-    with pytest.raises(FileNotFoundError, match="nowhere.safetensors does not exist"):
+    with pytest.raises(FileNotFoundError, match="nowhere.safetensors"):
         load(tmp_path / "nowhere.safetensors")
-    with pytest.raises(OSError, match=str(tmp_path)):
+    with pytest.raises(OSError, match=tmp_path.name):
         load(tmp_path)
 
 
@@ -239,10 +243,12 @@ def test_writing_never_shows_half_a_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("other", [{"num_heads": 2}, {"act_layer": "relu"}], ids=str)
-def test_an_architecture_that_only_fits_the_weights_is_refused(tmp_path, other):
+@pytest.mark.parametrize(
+    "other, named", [({"num_heads": 2}, r"\[2, 2, 2, 2\]"), ({"act_layer": "relu"}, "GELU.*ReLU")], ids=str
+)
+def test_an_architecture_that_only_fits_the_weights_is_refused(tmp_path, other, named):
     """The same names and shapes, and another function."""
     vit = create_vit("glyphs", **other)
-    with pytest.raises(ValueError, match="its weights fit, but the two differ in"):
+    with pytest.raises(ValueError, match=named):
         save_vit(tmp_path / "vit.safetensors", vit, Architecture("glyphs"))
     assert list(tmp_path.iterdir()) == []

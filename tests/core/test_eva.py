@@ -11,9 +11,17 @@ from timm.models.eva import Eva
 
 from atlib import create_vit, walk
 from atlib.walking import Instead, sample_drop_path
-from tests.helpers import Bomb, random_images, randomise
+from tests.helpers import (
+    DROPS,
+    SMALL_VIT,
+    Adapted,
+    assert_same_logits,
+    mine,
+    random_images,
+    randomise,
+    set_fused,
+)
 
-SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
 ROPE = {"use_rot_pos_emb": True}
 OPTIONS = {
     "no rotation": {},
@@ -62,14 +70,6 @@ OPTIONS = {
     "layer scale on attention only": ROPE | {"init_values": 0.3, "attn_only_layer_scale": True},
     "one rotation for both axes": ROPE | {"rope_type": "mrope", "rope_mrope_section": (0, 2, 2)},
 }
-DROPS = {
-    "drop_rate": 0.2,
-    "pos_drop_rate": 0.2,
-    "patch_drop_rate": 0.3,
-    "proj_drop_rate": 0.2,
-    "attn_drop_rate": 0.2,
-    "drop_path_rate": 0.5,
-}
 # Depth and image size are cut: what makes a model what it is stays as published.
 NAMES = {
     "vit_small_patch16_dinov3": {"depth": 2, "img_size": 96},
@@ -91,29 +91,13 @@ def eva(**options):
     missing = set(options) - set(inspect.signature(Eva).parameters)
     if missing:
         pytest.skip(f"this timm's Eva has no {', '.join(sorted(missing))}")
-    return randomise(Eva(**SMALL | options)).eval()
-
-
-def set_fused(vit, fused):
-    for block in vit.blocks:
-        block.attn.fused_attn = fused
-
-
-def assert_same_logits(vit, images, tolerance=1e-5):
-    torch.manual_seed(1)
-    expected = vit(images)
-    torch.manual_seed(1)
-    found = walk(vit, images).logits
-    assert found.shape == expected.shape
-    assert expected.std() > 0.05, "logits this flat would agree whatever is computed"
-    assert (found - expected).abs().max() <= tolerance
+    return randomise(Eva(**SMALL_VIT | options)).eval()
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_equals_the_model_with_every_option(option, fused):
-    vit = eva(**OPTIONS[option])
-    set_fused(vit, fused)
+    vit = set_fused(eva(**OPTIONS[option]), fused)
     assert_same_logits(vit, random_images(4, 3, 32, 32))
     assert_same_logits(vit.double(), random_images(4, 3, 32, 32, dtype=torch.float64), tolerance=1e-12)
 
@@ -126,8 +110,7 @@ def test_equals_published_models(name):
     images = random_images(1, 3, *vit.patch_embed.img_size)
     with torch.no_grad():
         for fused in (True, False):
-            set_fused(vit, fused)
-            assert_same_logits(vit, images)
+            assert_same_logits(set_fused(vit, fused), images)
         assert_same_logits(vit.train(), images)
 
 
@@ -314,16 +297,7 @@ def test_stop_after_computes_no_values_and_nothing_later(option):
     attn = vit.blocks[1].attn
     with torch.no_grad():
         (attn.v_proj.weight if attn.qkv is None else attn.qkv.weight[48:]).fill_(torch.nan)
-    for parent, part in (
-        (attn, "proj"),
-        (vit.blocks[1], "mlp"),
-        (vit.blocks[1], "norm2"),
-        (vit.blocks[2], "norm1"),
-        (vit, "norm"),
-        (vit, "head"),
-    ):
-        setattr(parent, part, Bomb(part))
-    found = walk(vit, images, stop_after=1)
+    found = walk(mine(vit, after=1), images, stop_after=1)
     assert found.logits is None and found.layers[1].v is None and len(found.stream) == 1
     torch.testing.assert_close(
         (found.layers[1].q, found.layers[1].k), (expected.layers[1].q, expected.layers[1].k)
@@ -364,11 +338,6 @@ def test_shared_drop_path_masks():
 @pytest.mark.parametrize("autocast", [False, True])
 def test_biases_added_apart_and_adapted_projections(autocast):
     """EVA calls its joint projection in these two cases, so that an adapter in its place takes part."""
-
-    class Adapted(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(x) + 0.3 * x.sum(-1, keepdim=True)
-
     apart, without = eva(**ROPE), eva(**ROPE, qkv_bias=False)
     for vit in (apart, without):
         for block in vit.blocks:

@@ -124,7 +124,7 @@ def test_a_teacher_that_was_given_a_map():
     expected = -(p * student.map.log()).sum(-1).mean().item()
     teacher = [Seen(None, None, student.v, SCALE, p)]
     assert dense_attention_cross_entropy([student], teacher).item() == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(ValueError, match="pair 0: .* dense_attention_cross_entropy"):
+    with pytest.raises(ValueError, match="0: .* dense_attention_cross_entropy"):
         attention_cross_entropy([student], teacher)
 
 
@@ -142,7 +142,7 @@ def test_sharp_maps_stay_finite():
 
 @pytest.mark.parametrize("students, teachers", [(1, 2), (2, 1), (0, 0)])
 def test_numbers_of_layers_that_differ(students, teachers):
-    with pytest.raises(ValueError, match=f"got {students} of the student and {teachers} of the teacher"):
+    with pytest.raises(ValueError, match=f"{students} .*{teachers} of"):
         attention_cross_entropy([layer(1, 1, 2, 1)] * students, [layer(1, 1, 2, 1)] * teachers)
 
 
@@ -152,12 +152,14 @@ def test_shapes_that_differ_are_both_named(shape):
     student = [layer(2, 3, 4, 4)] * 2
     teacher = [layer(2, 3, 4, 4), layer(*shape)]
     of_teacher = rf"\({shape[0]}, {shape[1]}, {shape[2]}, {shape[2]}\)"
-    with pytest.raises(ValueError, match=rf"pair 1: .*\(2, 3, 4, 4\), the teacher's {of_teacher}"):
+    with pytest.raises(ValueError, match=rf"pair 1: .*\(2, 3, 4, 4\).*{of_teacher}"):
         attention_cross_entropy(student, teacher)
-    with pytest.raises(ValueError, match=rf"the student's map is \(2, 3, 4, 4\), the teacher's {of_teacher}"):
-        dense_attention_cross_entropy(student, teacher)
-    with pytest.raises(ValueError, match="the student's map is .*, the teacher's"):
-        map_cross_entropy(student[1].map.log(), teacher[1].map)
+    for call in (
+        lambda: dense_attention_cross_entropy(student, teacher),
+        lambda: map_cross_entropy(student[1].map.log(), teacher[1].map),
+    ):
+        with pytest.raises(ValueError, match=rf"\(2, 3, 4, 4\).*{of_teacher}"):
+            call()
 
 
 # --- squared errors
@@ -199,9 +201,9 @@ def test_squared_error_of_features():
 def test_squared_errors_need_equal_shapes():
     with pytest.raises(ValueError, match=r"pair 1: .* q is \(2, 3, 4, 5\), .*\(2, 1, 4, 5\)"):
         projection_mse([layer(2, 3, 4, 5)] * 2, [layer(2, 3, 4, 5), layer(2, 1, 4, 5)], "q")
-    with pytest.raises(ValueError, match="pair 0: the student's residual stream is"):
+    with pytest.raises(ValueError, match=r"pair 0: .*\(2, 5, 6\).*\(2, 5, 7\)"):
         feature_mse([torch.zeros(2, 5, 6)], [torch.zeros(2, 5, 7)])
-    with pytest.raises(ValueError, match="got 1 of the student and 2 of the teacher"):
+    with pytest.raises(ValueError, match="1 of the student.*2"):
         projection_mse([layer(1, 1, 2, 1)], [layer(1, 1, 2, 1)] * 2, "v")
 
 
@@ -246,8 +248,8 @@ def test_distilled_predictions_give_the_teacher_no_gradient_and_stay_finite():
 
 def test_wrong_predictions_and_temperatures():
     for loss in (lambda own, target: soft_distillation(own, target, 3.0), hard_distillation):
-        with pytest.raises(ValueError, match=r"the student predicts \(2, 3\), the teacher \(2, 4\)"):
+        with pytest.raises(ValueError, match=r"\(2, 3\).*\(2, 4\)"):
             loss(torch.zeros(2, 3), torch.zeros(2, 4))
     for temperature in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="the temperature must be above 0"):
+        with pytest.raises(ValueError, match=f"temperature .*{temperature}"):
             soft_distillation(torch.zeros(2, 3), torch.zeros(2, 3), temperature)

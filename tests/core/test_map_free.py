@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from atlib import AttentionTransfer, Plan, create_vit, transfer
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
 from atlib.walking import Seen
 from tests import longhand
-from tests.helpers import random_images, randomise
+from tests.helpers import SMALL_VIT, Seer, random_images, randomise
 
 HOWS = [by_blocks, by_fused_attention, map_free_cross_entropy]
 PATHS = [by_blocks, by_fused_attention]
@@ -136,32 +135,6 @@ def test_one_of_the_two_may_be_constant(how, learning):
         assert (x.grad is None) if not wanted else (x.grad - gradient).abs().max() <= 1e-10
 
 
-class Seer(TorchDispatchMode):
-    """Sees every tensor that any operation makes, and the names of the operations."""
-
-    def __init__(self):
-        super().__init__()
-        self.shapes, self.names = set(), []
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        self.names.append(str(operation))
-        self.shapes |= {
-            tuple(each.shape)
-            for each in (result if isinstance(result, tuple | list) else [result])
-            if isinstance(each, torch.Tensor)
-        }
-        return result
-
-    def maps(self, N, heads=1):
-        """The shapes that could hold the maps of that many heads."""
-        return {
-            shape
-            for shape in self.shapes
-            if shape[-2:] == (N, N) or torch.Size(shape).numel() >= heads * N * N
-        }
-
-
 @both_ways
 def test_without_gradients_none_are_made(how):
     tensors = [x.requires_grad_(index < 2) for index, x in enumerate(random_qk())]
@@ -276,8 +249,7 @@ def test_by_blocks_does_not_mind_autocast():
 
 
 def vit_of(seed, **changes):
-    small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
-    return randomise(create_vit(small | changes), seed).eval()
+    return randomise(create_vit(SMALL_VIT | {"depth": 2} | changes), seed).eval()
 
 
 def pair_of(plan, teacher=None, **changes):
@@ -403,7 +375,9 @@ def half_a_batch(rank, folder):
 
 @pytest.mark.slow
 def test_two_processes_have_the_gradients_of_one_with_the_whole_batch(tmp_path):
-    multiprocessing.spawn(half_a_batch, (tmp_path,), nprocs=2)
+    # One process imports torch, and the two are forked from it.
+    multiprocessing.set_forkserver_preload(["atlib", "hypothesis", "pytest"])
+    multiprocessing.start_processes(half_a_batch, (tmp_path,), nprocs=2, start_method="forkserver")
     for index, plan in enumerate(PLANS):
         expected = gradients(pair_of(plan).double(), random_images(4, 3, 32, 32, dtype=torch.float64))
         for rank in (0, 1):

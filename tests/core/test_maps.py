@@ -2,6 +2,7 @@
 nothing is lost."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ GRIDS = [
     ((1, 3), (2, 7)),
 ]
 MANY = settings(derandomize=True, deadline=None, max_examples=25)
+SIDES = st.tuples(*[st.integers(1, 7)] * 2)
 
 
 def random_map(*shape, seed=0, size=2.0):
@@ -102,12 +104,15 @@ def resampled(map, grid_from, grid_to, n):
 
 
 @pytest.mark.parametrize("what", ["examples", "layers", "heads", "queries"])
-def test_averages_equal_loops(what):
+def test_averages_equal_loops_and_averaging_again_changes_nothing(what):
     maps = [random_map(2, 3, 4, 4, seed=seed) for seed in range(3)]
     plain = [map.numpy() for map in maps]
     B, H, N, _ = plain[0].shape
-    for layer, found in enumerate(average_over(maps, what)):
+    once = average_over(maps, what)
+    again = average_over(once, what)
+    for layer, found in enumerate(once):
         assert found.shape == maps[layer].shape and sums_to_one(found)
+        torch.testing.assert_close(again[layer], found, rtol=1e-14, atol=0)
         for b in range(B):
             for h in range(H):
                 for i in range(N):
@@ -120,32 +125,25 @@ def test_averages_equal_loops(what):
                     np.testing.assert_allclose(found[b, h, i].numpy(), sum(same) / len(same), rtol=1e-12)
 
 
-@pytest.mark.parametrize("what", ["examples", "layers", "heads", "queries"])
-def test_averaging_twice_changes_nothing_more(what):
-    once = average_over([random_map(2, 3, 4, 4, seed=seed) for seed in range(3)], what)
-    for first, second in zip(once, average_over(once, what)):
-        torch.testing.assert_close(first, second, rtol=1e-14, atol=0)
-
-
 def test_layers_of_other_shapes_are_averaged_each_by_itself():
     found = average_over([random_map(2, 3, 4, 4), random_map(2, 5, 6, 6)], "heads")
     assert [tuple(map.shape) for map in found] == [(2, 3, 4, 4), (2, 5, 6, 6)]
 
 
-def test_averages_that_cannot_be():
-    one, map = random_map(1, 2, 3, 3), random_map(2, 2, 3, 3)
-    with pytest.raises(ValueError, match="unknown average 'example'.*Did you mean 'examples'"):
-        average_over([map], "example")
-    with pytest.raises(ValueError, match="no maps"):
-        average_over([], "heads")
-    with pytest.raises(ValueError, match="batch size of layer 1 is 1.*larger batch"):
-        average_over([map, one], "examples")
-    with pytest.raises(ValueError, match="at least two layers, got one"):
-        average_over([map], "layers")
-    with pytest.raises(ValueError, match=r"one shape.*\(2, 2, 3, 3\), \(1, 2, 3, 3\)"):
-        average_over([map, one], "layers")
-    with pytest.raises(ValueError, match=r"layer 1: map is \(B, H, N, N\), got \(2, 3, 4\)"):
-        average_over([map, torch.rand(2, 3, 4)], "heads")
+@pytest.mark.parametrize(
+    "shapes, what, named",
+    [
+        ([(2, 2, 3, 3)], "example", "'example'.*'examples'"),
+        ([], "heads", "no maps"),
+        ([(2, 2, 3, 3), (1, 2, 3, 3)], "examples", '"examples".*layer 1 is 1'),
+        ([(2, 2, 3, 3)], "layers", '"layers".*one'),
+        ([(2, 2, 3, 3), (1, 2, 3, 3)], "layers", r"\(2, 2, 3, 3\), \(1, 2, 3, 3\)"),
+        ([(2, 2, 3, 3), (2, 3, 4)], "heads", r"layer 1: .*\(2, 3, 4\)"),
+    ],
+)
+def test_averages_that_cannot_be(shapes, what, named):
+    with pytest.raises(ValueError, match=named):
+        average_over([random_map(*shape) for shape in shapes], what)
 
 
 # Heads
@@ -207,13 +205,7 @@ def test_rows_alone_are_aggregated_as_in_the_whole():
 
 def test_underflow_leaves_values_and_gradients_finite():
     """Probabilities of 1e-87 and below are 0 in float32: exact from the scores, finite from the map."""
-    scores = (
-        torch.tensor([0.0, -200.0, -400.0, 1.0])
-        .reshape(1, 1, 1, 4)
-        .expand(1, 2, 4, 4)
-        .clone()
-        .requires_grad_()
-    )
+    scores = torch.tensor([0.0, -200.0, -400.0, 1.0]).repeat(1, 2, 4, 1).requires_grad_()
     p = scores.detach().softmax(-1).requires_grad_()
     assert (p == 0).any()
     exact, safe = aggregate_heads(scores=scores), aggregate_heads(p)
@@ -241,14 +233,14 @@ def test_gradients_of_averages_and_heads():
 def test_heads_that_cannot_be_merged():
     map = random_map(1, 2, 3, 3)
     for options in ({}, {"map": map, "scores": map}):
-        with pytest.raises(ValueError, match="one of the two"):
+        with pytest.raises(ValueError, match="map.*scores"):
             aggregate_heads(**options)
     for temperature in (0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match=f"temperature={temperature}: a temperature is above 0"):
+        with pytest.raises(ValueError, match=f"temperature={temperature}"):
             aggregate_heads(map, temperature)
     with pytest.raises(ValueError, match=r"got \(2, 3, 3\)"):
         aggregate_heads(map[0])
-    with pytest.raises(ValueError, match=r"a map is \(B, H, N, N\), got \(1, 2, 3, 2\)"):
+    with pytest.raises(ValueError, match=r"got \(1, 2, 3, 2\)"):
         mean_heads(map[..., :2])
 
 
@@ -294,12 +286,7 @@ def test_equal_grids_change_nothing():
 
 
 @MANY
-@given(
-    before=st.tuples(*[st.integers(1, 7)] * 2),
-    after=st.tuples(*[st.integers(1, 7)] * 2),
-    n=st.integers(0, 2),
-    share=st.floats(0, 1),
-)
+@given(before=SIDES, after=SIDES, n=st.integers(0, 2), share=st.floats(0, 1))
 def test_constant_maps_stay_constant(before, after, n, share):
     """Every query gives `share` to the prefix tokens and spreads the rest evenly; so it does on every
     grid."""
@@ -316,12 +303,7 @@ def test_constant_maps_stay_constant(before, after, n, share):
 
 
 @MANY
-@given(
-    before=st.tuples(*[st.integers(1, 6)] * 2),
-    after=st.tuples(*[st.integers(1, 6)] * 2),
-    n=st.integers(0, 2),
-    seed=st.integers(0, 999),
-)
+@given(before=SIDES, after=SIDES, n=st.integers(0, 2), seed=st.integers(0, 999))
 def test_rows_of_one_token_only_never_vanish(before, after, n, seed):
     """The hardest maps for an interpolation: each query attends to a single token. No row may end without
     mass."""
@@ -356,9 +338,8 @@ def test_round_trip_of_a_smooth_map():
 
 
 def test_gradients_of_resampling():
-    map = random_map(
-        1, 2, 7, 7, size=0.3
-    ).requires_grad_()  # flat enough that nothing is clamped, where there is no derivative
+    # flat enough that nothing is clamped, where there is no derivative
+    map = random_map(1, 2, 7, 7, size=0.3).requires_grad_()
     assert torch.autograd.gradcheck(lambda m: resample(m, (2, 3), (3, 2), 1), (map,))
     assert torch.autograd.gradcheck(
         lambda a: resample_class_attention(a, (2, 3), (3, 2)), (map.detach()[:, :, 0].requires_grad_(),)
@@ -378,17 +359,14 @@ def test_resampling_in_less_precision(dtype, tolerance):
 def test_grids_that_do_not_fit():
     map = random_map(1, 2, 17, 17)
     for call in (lambda *a: resample(map, *a, 1), lambda *a: resample_class_attention(map[:, :, 0], *a)):
-        with pytest.raises(
-            ValueError,
-            match=r"grid_from=\(4, 5\) has 4 x 5 = 20 patches, but 17 tokens less 1 prefix tokens are 16",
-        ):
+        with pytest.raises(ValueError, match=r"grid_from=\(4, 5\).*20.*17.* 1 .*16"):
             call((4, 5), (2, 2))
         for wrong in ((2, 0), (2,), (2, 2.0), (True, 2)):
-            with pytest.raises(ValueError, match="grid_to=.*two whole numbers from 1 on"):
+            with pytest.raises(ValueError, match=re.escape(f"grid_to={wrong}")):
                 call((4, 4), wrong)
-    with pytest.raises(ValueError, match="17 tokens less -1 prefix tokens are 18"):
+    with pytest.raises(ValueError, match="17.*-1.*18"):
         resample(map, (3, 6), (2, 2), -1)
-    with pytest.raises(ValueError, match=r"class attention is \(B, H, tokens\), got \(1, 2, 17, 17\)"):
+    with pytest.raises(ValueError, match=r"got \(1, 2, 17, 17\)"):
         resample_class_attention(map, (4, 4), (2, 2))
 
 
@@ -418,12 +396,12 @@ def test_keeping_all_tokens_changes_nothing():
 
 def test_tokens_that_cannot_be_kept():
     map = random_map(2, 2, 4, 4)
-    with pytest.raises(ValueError, match=r"tokens \[4, -1\] do not exist: this map has 4 tokens, 0 to 3"):
+    with pytest.raises(ValueError, match=r"\[4, -1\].* 4 tokens"):
         keep_tokens(map, [0, 4, -1])
     for wrong in ([0, 0], []):
-        with pytest.raises(ValueError, match="distinct and at least one"):
+        with pytest.raises(ValueError, match=re.escape(f"got {wrong}")):
             keep_tokens(map, wrong)
     map[1, 0, 2] = torch.tensor([0.0, 1.0, 0.0, 0.0])
-    with pytest.raises(ValueError, match="batch 1, head 0, row 2 gives nothing to the kept tokens"):
+    with pytest.raises(ValueError, match="batch 1, head 0, row 2"):
         keep_tokens(map, [0, 2, 3])
     assert sums_to_one(keep_tokens(map, [0, 1, 2]))

@@ -13,7 +13,7 @@ from atlib.train import make_optimizer, student_loss
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 from tests import longhand
-from tests.helpers import Bomb, random_images, randomise, same, state_of
+from tests.helpers import SMALL_VIT, mine, random_images, randomise, same, state_of
 
 LABELS = torch.tensor([0, 3, 1])
 LAMBDA = 3.0
@@ -204,8 +204,8 @@ def test_a_learned_mapping_of_heads(small_vit):
     )
     for name, w in weights.items():
         assert (found[name] - w.grad).abs().max() <= 1e-10, name
-    for M, mine in zip(pair.head_mapping, mappings):
-        assert mine.grad.abs().min() > 0 and (M.grad - mine.grad).abs().max() <= 1e-10
+    for M, other in zip(pair.head_mapping, mappings):
+        assert other.grad.abs().min() > 0 and (M.grad - other.grad).abs().max() <= 1e-10
 
 
 def test_a_learned_mapping_is_trained_beside_the_student(small_vit):
@@ -311,23 +311,9 @@ def test_the_teacher_stops_at_what_is_needed(small_vit, what, how):
     are not transferred."""
     pair = pair_of(small_vit, Plan(what=what, how=how, layers=[0, 1]))
     before = measured(pair, images_of())
-    teacher = pair.teacher
-    for parent, part in (
-        (teacher.blocks[1].attn, "proj"),
-        (teacher.blocks[1], "norm2"),
-        (teacher.blocks[1], "mlp"),
-        *(
-            (part, name)
-            for block in teacher.blocks[2:]
-            for part, name in ((block, "norm1"), (block.attn, "qkv"))
-        ),
-        (teacher, "norm"),
-        (teacher, "fc_norm"),
-        (teacher, "head"),
-    ):
-        setattr(parent, part, Bomb(part))
+    mine(pair.teacher, after=1)
     if what == "map":
-        poison(teacher.blocks[1].attn, "v")
+        poison(pair.teacher.blocks[1].attn, "v")
     after = measured(pair, images_of())
     assert all(torch.allclose(before[name], after[name], rtol=0, atol=1e-12) for name in before)
 
@@ -373,8 +359,6 @@ def test_the_teacher_runs_in_inference_mode_and_the_autocast_dtype(small_vit, wh
 # --- pairs that are kept, mixed, matched
 
 
-SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 24}
-ARCHITECTURE = SIZES | {"depth": 3, "num_heads": 3, "num_classes": 5}
 BUNDLES = {
     "layers and heads": (Plan(layers={0: 3, 2: 1}, heads={2: [0, 2]}), {"depth": 4}),
     "merged heads": (Plan(unequal_heads="aggregate", layers=[1]), {"num_heads": 4}),
@@ -390,7 +374,7 @@ BUNDLES = {
 def test_a_bundle_keeps_the_plan(small_vit, tmp_path, name):
     plan, teacher = BUNDLES[name]
     pair = pair_of(small_vit, plan, teacher, dtype=torch.float32).eval()
-    named = [Architecture("vit_tiny_patch16_224", ARCHITECTURE | change) for change in ({}, teacher)]
+    named = [Architecture("vit_tiny_patch16_224", SMALL_VIT | change) for change in ({}, teacher)]
     found = load_bundle(save_bundle(tmp_path / "bundle.safetensors", pair, *named))
     assert (
         found.plan == plan
@@ -404,7 +388,7 @@ def test_a_bundle_keeps_the_plan(small_vit, tmp_path, name):
 
 def test_after_distilling_with_a_learned_mapping_the_student_is_kept_alone(small_vit, tmp_path):
     pair = learned(small_vit).float().eval()
-    named = [Architecture("vit_tiny_patch16_224", ARCHITECTURE | change) for change in ({}, {"num_heads": 4})]
+    named = [Architecture("vit_tiny_patch16_224", SMALL_VIT | change) for change in ({}, {"num_heads": 4})]
     found = load_bundle(save_bundle(tmp_path / "bundle.safetensors", pair, *named))
     assert same(found.state_dict(), pair.student.state_dict())
 
@@ -435,7 +419,7 @@ def test_a_copied_student_may_be_of_another_kind_than_its_teacher():
         ),
         1,
     ).eval()
-    student = randomise(create_vit(ARCHITECTURE | {"img_size": 64, "patch_size": 16, "depth": 2}), 2).eval()
+    student = randomise(create_vit(SMALL_VIT | {"img_size": 64, "patch_size": 16, "depth": 2}), 2).eval()
     pair = AttentionTransfer(teacher.double(), student.double(), Plan(unequal_prefix="drop", mismatched=True))
     images = random_images(2, 3, 64, 64, dtype=torch.float64)
     rotated = []

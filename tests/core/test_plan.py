@@ -69,41 +69,41 @@ def test_which_layers_and_heads_take_part():
 
 
 WRONG = [
-    ({"what": "query"}, "what 'query'.* Known: 'map', 'q', 'k', 'v'"),
-    ({"what": "maps"}, "what 'maps'. Did you mean 'map'"),
-    ({"how": "distil"}, "how 'distil'. Did you mean 'distill'"),
+    ({"what": "query"}, "what 'query'.*'map', 'q', 'k', 'v'"),
+    ({"what": "maps"}, "what 'maps'.*'map'"),
+    ({"how": "distil"}, "how 'distil'.*'distill'"),
     ({"how": None}, "how None"),
-    ({"average": "example"}, "average 'example'. Did you mean 'examples'"),
+    ({"average": "example"}, "average 'example'.*'examples'"),
     ({"average": False}, "average False"),
     ({"unequal_heads": "mean"}, "unequal_heads 'mean'"),
-    ({"unequal_grid": True}, "unequal_grid True.* Known: 'resample'"),
-    ({"unequal_prefix": "remove"}, "unequal_prefix 'remove'.* Known: 'drop'"),
-    ({"layers": {}}, "layers must be distinct and at least one"),
-    ({"layers": []}, "layers must be distinct and at least one"),
-    ({"layers": [1, 1]}, r"layers must be distinct .* \[1, 1\]"),
-    ({"layers": [0, -1]}, r"layers .* \[-1\]; the last n"),
+    ({"unequal_grid": True}, "unequal_grid True.*'resample'"),
+    ({"unequal_prefix": "remove"}, "unequal_prefix 'remove'.*'drop'"),
+    ({"layers": {}}, r"layers .* \[\]"),
+    ({"layers": []}, r"layers .* \[\]"),
+    ({"layers": [1, 1]}, r"layers .* \[1, 1\]"),
+    ({"layers": [0, -1]}, r"layers .* \[-1\]"),
     ({"layers": [0.0]}, r"layers .* \[0.0\]"),
     ({"layers": [True]}, r"layers .* \[True\]"),
-    ({"layers": "01"}, "layers are integers"),
+    ({"layers": "01"}, r"layers .* \['0', '1'\]"),
     ({"layers": 3}, r"layers=3.*\[3\]"),
     ({"layers": {-1: 0}}, r"layers .* \[-1\]"),
     ({"layers": {0: -2}}, r"layers .* \[-2\]"),
     ({"layers": {0: 1.0}}, r"layers .* \[1.0\]"),
     ({"layers": {0: None}}, r"layers .* \[None\]"),
-    ({"heads": []}, "heads must be distinct and at least one"),
-    ({"heads": [0, 0]}, r"heads must be distinct .* \[0, 0\]"),
+    ({"heads": []}, r"heads .* \[\]"),
+    ({"heads": [0, 0]}, r"heads .* \[0, 0\]"),
     ({"heads": 3}, r"heads=3.*\[3\]"),
-    ({"heads": [-1]}, r"heads .* \[-1\]; the first n"),
-    ({"heads": {0: []}}, "heads of layer 0"),
+    ({"heads": [-1]}, r"heads .* \[-1\]"),
+    ({"heads": {0: []}}, r"heads of layer 0 .* \[\]"),
     ({"heads": {0: 1}}, "heads of layer 0=1"),
-    ({"heads": {0: [True]}}, r"heads of layer 0 .* \[True\]"),
+    ({"heads": {0: [True]}}, r"layer 0 .* \[True\]"),
     ({"heads": {-1: [0]}}, r"heads' layers .* \[-1\]"),
     ({"what": "q", "average": "heads"}, "average='heads' .* 'q'"),
     ({"what": "k", "unequal_heads": "average"}, "unequal_heads='average' .* 'k'"),
     ({"what": "v", "unequal_grid": "resample"}, "unequal_grid='resample' .* 'v'"),
     ({"what": "q", "unequal_prefix": "drop"}, "unequal_prefix='drop' .* 'q'"),
-    ({"heads": [0], "unequal_heads": "aggregate"}, "unequal_heads"),
-    ({"how": "copy", "unequal_heads": "learn"}, "how='distill'"),
+    ({"heads": [0], "unequal_heads": "aggregate"}, "heads=.*unequal_heads="),
+    ({"how": "copy", "unequal_heads": "learn"}, "'learn'.*how='distill'"),
 ]
 
 
@@ -116,9 +116,9 @@ def test_wrong_plans_are_refused(arguments, named):
 @pytest.mark.parametrize(
     "plan, depths, named",
     [
-        (Plan(layers=[0, 12]), (12, 12), "layer 12, but the depth is 12"),
-        (Plan(layers={4: 0}), (4, 12), "layer 4, but the depth is 4"),
-        (Plan(layers={0: 12}), (4, 12), "teacher's layer 12, but the depth is 12"),
+        (Plan(layers=[0, 12]), (12, 12), "layer 12.*12"),
+        (Plan(layers={4: 0}), (4, 12), "layer 4.*4"),
+        (Plan(layers={0: 12}), (4, 12), "teacher's layer 12.*12"),
     ],
     ids=str,
 )
@@ -129,7 +129,7 @@ def test_layers_that_do_not_exist(plan, depths, named):
 
 @pytest.mark.parametrize("plan", [Plan(heads=[0, 3]), Plan(heads={2: [3]})], ids=str)
 def test_heads_that_do_not_exist(plan):
-    with pytest.raises(ValueError, match="head 3 of layer 2, but it has 3 heads"):
+    with pytest.raises(ValueError, match="head 3 of layer 2"):
         plan.heads_of(2, 3)
 
 

@@ -96,7 +96,7 @@ def test_curves_are_metric_over_steps():
 def test_curves_skip_passes_without_the_metric_and_name_runs_without_it():
     only = {"copy": HISTORIES["copy"]}
     assert list(drawn(plot.curves(only, metric="score")).axes[0].lines[0].get_xdata()) == [4]
-    with pytest.raises(ValueError, match="history of 'own name' has no 'score'; it has step, loss"):
+    with pytest.raises(ValueError, match="'own name'.*'score'"):
         plot.curves(HISTORIES, metric="score")
 
 

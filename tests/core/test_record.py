@@ -67,8 +67,8 @@ def test_round_trip(kept, good):
 @pytest.mark.parametrize(
     "change, says",
     [
-        ({"results": {"accuracy": float("nan")}}, r"results\['accuracy'\] is nan"),
-        ({"results": {"accuracy": float("inf")}}, r"results\['accuracy'\] is inf"),
+        ({"results": {"accuracy": float("nan")}}, r"'accuracy'\] is nan"),
+        ({"results": {"accuracy": float("inf")}}, r"'accuracy'\] is inf"),
         ({"history": [{"loss": float("nan")}]}, "nan|JSON"),
         ({"config": {"lr": float("inf")}}, "inf|JSON"),
         ({"seconds": float("nan")}, "nan|JSON"),
@@ -78,7 +78,7 @@ def test_round_trip(kept, good):
         ({"history": {}}, "history is {}"),
         ({"kind": "rum"}, "kind is 'rum'"),
         ({"trial": 0.5}, "trial is 0.5"),
-        ({"about": {"python": "3"}}, "about lacks .*'commit'"),
+        ({"about": {"python": "3"}}, "about .*'commit'"),
     ],
     ids=str,
 )
@@ -101,8 +101,8 @@ def test_what_breaks_the_schema_is_refused_before_anything_is_written(kept, good
         (lambda text: "\udcff", ""),
         (lambda text: "<html></html>", ""),
         (lambda text: "[]", "list"),
-        (lambda text: text.replace('"schema": 1', '"schema": 2'), "schema is 2"),
-        (lambda text: text.replace('"schema": 1, ', ""), "schema is None"),
+        (lambda text: text.replace('"schema": 1', '"schema": 2'), "schema .*2"),
+        (lambda text: text.replace('"schema": 1, ', ""), "schema .*None"),
         (lambda text: text.replace('"seed": 3, ', ""), "missing: .'seed'"),
         (lambda text: text.replace('"seed": 3', '"seed": 3, "extra": 1'), "unknown: .'extra'"),
         (lambda text: text.replace('"seed": 3', '"seed": "3"'), "seed is '3'"),
@@ -118,7 +118,7 @@ def test_damaged_records_are_named_and_left_alone(tmp_path, good, damage, says):
     path.write_bytes("".join(whole).encode() + damaged + b"\n")
     before = path.read_bytes()
     for touch in (lambda: read_records("transfer", "s", results=tmp_path), lambda: add_record(path, good)):
-        with pytest.raises(OSError, match=f"s.jsonl, line 3, .*{says}"):
+        with pytest.raises(OSError, match=f"s.jsonl, .* 3, .*{says}"):
             touch()
     assert path.read_bytes() == before
     alone = tmp_path / "r.json"
@@ -172,7 +172,7 @@ def test_records_of_one_kind_by_method_seed_and_trial(tmp_path, good):
     assert read_records("transfer", "s", "teacher", tmp_path) == [teacher]
     assert read_records("transfer", "elsewhere", results=tmp_path) == []
     assert find_record("transfer", "b c", 10, "s", tmp_path) == runs[3]
-    with pytest.raises(FileNotFoundError, match="s.jsonl has no run of 'b c' with seed 3"):
+    with pytest.raises(FileNotFoundError, match="s.jsonl .*'b c' .* 3"):
         find_record("transfer", "b c", 3, "s", tmp_path)
     with pytest.raises(ValueError, match="'b-c'.* 'b c'"):
         find_record("transfer", "b-c", 2, "s", tmp_path)
@@ -251,7 +251,7 @@ def clone(tmp_path, monkeypatch):
 def test_results_are_found_from_any_folder_of_the_clone(clone):
     assert results_folder() == results_folder(clone) == results_folder(clone / "results") == clone / "results"
     assert records_file("a") == clone / "results" / "a" / "built-in.jsonl"
-    with pytest.raises(FileNotFoundError, match=f"{clone.parent}: run this from a clone"):
+    with pytest.raises(FileNotFoundError, match=clone.parent.name):
         results_folder(clone.parent)
 
 
@@ -271,7 +271,7 @@ def test_a_table_is_markdown():
         markdown_table(["method", "seeds"], ["copy", 3], ["distill", "–"])
         == "| method | seeds |\n| --- | --- |\n| copy | 3 |\n| distill | – |"
     )
-    with pytest.raises(ValueError, match="2 cells.* 1"):
+    with pytest.raises(ValueError, match=r"2 .*1: \['c'\]"):
         markdown_table(["a", "b"], ["c"])
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.map_free import by_blocks, by_fused_attention
 from tests import longhand
-from tests.helpers import shared
+from tests.helpers import set_fused, shared
 
 CONFIG = {
     "img_size": 32,
@@ -48,16 +48,6 @@ class Reference:
         return self.values[name]
 
 
-@pytest.fixture(params=[True, False], ids=["fused", "dense"])
-def set_fused(request):
-    def apply(*vits):
-        for vit in vits:
-            for block in vit.blocks:
-                block.attn.fused_attn = request.param
-
-    return apply
-
-
 def off(found, expected):
     """The largest difference relative to the largest value."""
     return ((found - expected).abs().max() / expected.abs().max()).item()
@@ -79,12 +69,13 @@ WAYS = [("copy", by_blocks), ("copy_q", by_blocks), ("distill", by_blocks), ("di
 
 
 @pytest.mark.parametrize("name, how", WAYS, ids=lambda value: getattr(value, "__name__", value))
-def test_step_of_the_published_implementation(monkeypatch, name, how, set_fused):
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "dense"])
+def test_step_of_the_published_implementation(monkeypatch, name, how, fused):
     monkeypatch.setattr("atlib.losses.map_free_cross_entropy", how)
     reference = Reference(name)
     pair = AttentionTransfer(reference.vit("teacher"), reference.vit("student"), PLANS[name]).train()
     assert pair.path == "map-free"
-    set_fused(pair.teacher, pair.student)
+    set_fused(pair.teacher, fused), set_fused(pair.student, fused)
     found = pair(reference["x"])
     task_loss = cross_entropy(found.logits, reference["y"].long())
     assert off(found.logits, reference["logits"]) <= 1e-5

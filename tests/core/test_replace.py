@@ -9,17 +9,14 @@ from hypothesis import strategies as st
 from atlib import create_vit, walk
 from atlib.walking import Instead
 from tests import longhand
-from tests.helpers import random_images, randomise
+from tests.helpers import Adapted, random_images, randomise, set_fused
 
 EVERY = ("q", "k", "v", "map")
 
 
 @pytest.fixture(params=[True, False], ids=["fused", "dense"])
 def vit(request, small_vit):
-    built = small_vit(qk_norm=False).double()
-    for block in built.blocks:
-        block.attn.fused_attn = request.param
-    return built
+    return set_fused(small_vit(qk_norm=False).double(), request.param)
 
 
 @pytest.fixture
@@ -165,11 +162,6 @@ def test_what_is_replaced_is_not_computed(small_vit, instead, unused):
 
 def test_a_projection_that_is_more_than_linear_is_called_and_not_read(small_vit):
     """An adapter keeps the base weight under the name weight; reading it would leave the adapter out."""
-
-    class Adapted(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(x) + 0.3 * x.sum(-1, keepdim=True)
-
     vit, images = small_vit(), random_images(2, 3, 32, 32)
     adapted = Adapted(24, 72)
     adapted.load_state_dict(vit.blocks[1].attn.qkv.state_dict())
@@ -205,7 +197,7 @@ def test_replacements_at_the_layer_stopped_at(vit, images, parts, heads):
         walk(vit, images, replace={1: instead}, stop_after=1).layers[1],
     )
     assert close(found.map, whole.map) and found.v is None
-    with pytest.raises(ValueError, match="layer 1: v has shape"):
+    with pytest.raises(ValueError, match=rf"layer 1: v .*\(2, {count}, 16, 8\)"):
         walk(vit, images, replace={1: instead._replace(v=torch.rand(2, count, 16, 8))}, stop_after=1)
 
 
@@ -226,7 +218,7 @@ def test_attention_dropout_applies_to_a_given_map(small_vit):
 def test_a_given_map_has_no_scores(small_vit):
     p = torch.rand(2, 3, 17, 17)
     seen = walk(small_vit(), random_images(2, 3, 32, 32), replace={0: Instead(map=p)}).layers[0]
-    with pytest.raises(ValueError, match="given a map.*no q and k"):
+    with pytest.raises(ValueError, match="map.* q and k"):
         _ = seen.scores
 
 

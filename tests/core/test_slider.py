@@ -10,6 +10,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from atlib.slider import Slider
+from tests.helpers import ROOT
 
 
 def parabola(power):
@@ -82,33 +83,36 @@ def test_live_widget_draws_anew_with_the_same_function():
 
 
 @pytest.mark.slow
-def test_in_a_kernel_both_forms(tmp_path):
-    code = """
-from tests.core.test_slider import make
-bundle = make()._repr_mimebundle_()
-print(sorted(bundle))
+def test_in_a_kernel_both_forms():
+    """The file by its path: the package's own import brings torch, and seconds."""
+    code = f"""
+import runpy
+from matplotlib import pyplot as plt
+Slider = runpy.run_path({str(ROOT / "atlib" / "slider.py")!r})["Slider"]
+print(sorted(Slider(lambda value: plt.figure(), [1], "label", "alt")._repr_mimebundle_()))
 """
-    run = (
-        "import sys; from nbclient import NotebookClient; import nbformat.v4 as v4\nnotebook ="
-        " v4.new_notebook(cells=[v4.new_code_cell(sys.argv[1])])\nNotebookClient(notebook,"
-        " kernel_name='python3').execute()\nprint(''.join(output.text for output in notebook.cells[0].outputs"
-        " if output.output_type == 'stream'))"
-    )
+    run = """
+import sys, nbformat.v4 as v4
+from nbclient import NotebookClient
+notebook = v4.new_notebook(cells=[v4.new_code_cell(sys.argv[1])])
+NotebookClient(notebook, kernel_name="python3").execute()
+print("".join(output.text for output in notebook.cells[0].outputs if output.output_type == "stream"))
+"""
     done = subprocess.run([sys.executable, "-c", run, code], capture_output=True, text=True, check=True)
     assert "['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']" in done.stdout
 
 
 def test_nothing_to_choose_from():
-    with pytest.raises(ValueError, match="`values` is empty"):
+    with pytest.raises(ValueError, match="`values`"):
         make(values=[])
 
 
 def test_draw_that_returns_no_figure():
-    with pytest.raises(TypeError, match=r"draw\(1\) returned NoneType, not a matplotlib Figure"):
+    with pytest.raises(TypeError, match=r"draw\(1\) .*NoneType"):
         make(draw=lambda power: None)
 
 
 @pytest.mark.parametrize("alt", ["", " ", lambda power: ""])
 def test_empty_alt_text(alt):
-    with pytest.raises(ValueError, match="alt"):
+    with pytest.raises(ValueError, match="`alt`"):
         make(alt=alt)

@@ -12,9 +12,9 @@ from torch import nn
 from atlib import create_student, create_vit, walk
 from atlib.student import COMPONENTS, STANDARD, describe, differences
 from atlib.walking import Instead, Unwalkable
-from tests.helpers import random_images, randomise
+from tests.helpers import SMALL_VIT, random_images, randomise
 
-SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+SMALL = SMALL_VIT | {"depth": 2}
 # Depth, width and image size are cut: what makes a model what it is stays as published. With each, what is
 # not standard in it.
 TEACHERS = {
@@ -194,7 +194,7 @@ def test_adding_one_component_changes_that_one(name, component):
         ("layer_scale", "attention"),
         ("pooling", "map"),
     ):
-        with pytest.raises(ValueError, match=f"VisionTransformer cannot have this teacher's {component}"):
+        with pytest.raises(ValueError, match=f"VisionTransformer .*{component}"):
             create_student(teacher, 7, native=False, add=(component,))
         return
     student = create_student(teacher, 7, native=False, add=[component]).eval()
@@ -207,12 +207,7 @@ def test_adding_one_component_changes_that_one(name, component):
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_dinov3", "eva02_tiny_patch14_224"])
 def test_rotary_positions_cannot_be_added_to_a_standard_vit(name):
-    with pytest.raises(
-        ValueError,
-        match=(
-            "VisionTransformer cannot have this teacher's positions; to keep them, take native=True and drop"
-        ),
-    ):
+    with pytest.raises(ValueError, match="positions.*native=True"):
         create_student(teacher_of(name), 7, native=False, add=("positions",))
 
 
@@ -249,7 +244,7 @@ def test_layer_scale_starts_where_it_is_told():
         for scale in (block.ls1, block.ls2):
             vars(scale).pop("init_values", None)  # as in timm versions that do not note it
     assert create_student(teacher, 7).blocks[0].ls1.gamma.unique().tolist() == [pytest.approx(1e-5)]
-    with pytest.raises(ValueError, match="layer_scale_init=0.1, but this student has no layer scale"):
+    with pytest.raises(ValueError, match="layer_scale_init=0.1"):
         create_student(teacher, 7, drop=("layer_scale",), layer_scale_init=0.1)
 
 
@@ -281,15 +276,15 @@ DINOV2, EVA02 = "vit_small_patch14_reg4_dinov2", "eva02_tiny_patch14_224"
 @pytest.mark.parametrize(
     "name, options, named",
     [
-        (DINOV2, {"drop": ("layerscale",)}, "drop 'layerscale'. Did you mean 'layer_scale'"),
-        (DINOV2, {"native": False, "add": ("register",)}, "add 'register'. Did you mean 'registers'"),
+        (DINOV2, {"drop": ("layerscale",)}, "drop 'layerscale'.*'layer_scale'"),
+        (DINOV2, {"native": False, "add": ("register",)}, "add 'register'.*'registers'"),
         (DINOV2, {"drop": "registers"}, "drop='registers'"),
         (DINOV2, {"native": False, "drop": ("registers",)}, "native=False"),
         (DINOV2, {"add": ("registers",)}, "native=True"),
-        (DINOV2, {"drop": ("pre_norm",)}, r"pre_norm .*\(False\).* layer_scale, registers, positions"),
-        (DINOV2, {"native": False, "add": ("qk_norm",)}, "qk_norm of this teacher"),
+        (DINOV2, {"drop": ("pre_norm",)}, r"pre_norm .*\(False\).*registers"),
+        (DINOV2, {"native": False, "add": ("qk_norm",)}, "qk_norm"),
         (DINOV2, {"native": False, "layer_scale_init": 0.1}, "layer_scale_init=0.1"),
-        (EVA02, {"drop": ("activation",)}, "activation .* drop mlp"),
+        (EVA02, {"drop": ("activation",)}, "activation .* mlp"),
     ],
     ids=str,
 )
@@ -300,7 +295,7 @@ def test_contradictory_choices(name, options, named):
 
 def test_a_teacher_that_does_not_pool():
     teacher = create_vit(SMALL, num_classes=0, global_pool="")
-    with pytest.raises(ValueError, match=r"does not pool its tokens.*drop=\('pooling',\)"):
+    with pytest.raises(ValueError, match=r"drop=\('pooling',\)"):
         create_student(teacher, 7)
     assert create_student(teacher, 7, drop=("pooling",))(random_images(1, 3, 32, 32)).shape == (1, 7)
 
@@ -310,13 +305,13 @@ def test_what_cannot_be_read_off_is_refused_and_not_dropped():
         create_student(create_vit("vit_tiny_r_s16_p8_224", depth=2), 7)
     mixed = create_vit(SMALL)
     mixed.blocks[1].mlp.act = nn.ReLU()
-    with pytest.raises(ValueError, match=r"other modules: blocks.1.mlp.act: teacher ReLU\(\), student GELU"):
+    with pytest.raises(ValueError, match=r"1.mlp.act: .*ReLU\(\)"):
         create_student(mixed, 7)
     odd = create_vit(SMALL)
     odd.blocks[1].norm1 = nn.LayerNorm(24, bias=False)
-    with pytest.raises(ValueError, match=r"blocks.1.norm1.bias: teacher none, student \(24,\)"):
+    with pytest.raises(ValueError, match=r"blocks.1.norm1.bias: .*\(24,\)"):
         create_student(odd, 7)
-    with pytest.raises(ValueError, match="other weights: blocks.0.extra: teacher"):
+    with pytest.raises(ValueError, match="blocks.0.extra"):
         more = create_vit(SMALL)
         more.blocks[0].extra = nn.Parameter(torch.zeros(3))
         create_student(more, 7)
@@ -327,7 +322,7 @@ def test_gated_attention_is_refused():
     if not hasattr(vit.blocks[0].attn, "gate"):
         pytest.skip("this timm has no gated attention")
     vit.blocks[1].attn = Attention(24, num_heads=3, qkv_bias=True, gated=True)
-    with pytest.raises(ValueError, match="blocks.1.attn.gate.weight"):
+    with pytest.raises(ValueError, match="1.attn.gate.weight"):
         create_student(vit, 7)
 
 

@@ -78,9 +78,7 @@ def test_a_mapping_is_a_configuration():
     ],
 )
 def test_unknown_names_list_the_close_ones(name, close):
-    with pytest.raises(
-        ValueError, match=f"no ViT is called '{name}'.*Close names: .*{close}.*Presets.*glyphs, cifar"
-    ):
+    with pytest.raises(ValueError, match=f"'{name}'.*{close}.*glyphs"):
         create_vit(name)
 
 
@@ -88,32 +86,31 @@ def test_unknown_names_list_the_close_ones(name, close):
     "name, kind", [("resnet18", "ResNet"), ("swin_tiny_patch4_window7_224", "SwinTransformer")]
 )
 def test_other_models_are_refused_by_name(name, kind):
-    with pytest.raises(ValueError, match=f"'{name}' is a {kind}, not a VisionTransformer"):
+    with pytest.raises(ValueError, match=f"'{name}' .*{kind}"):
         create_vit(name)
 
 
 def test_unknown_constructor_arguments_are_timms_error():
-    with pytest.raises(TypeError, match="dept"):
-        create_vit("glyphs", dept=3)
-    with pytest.raises(TypeError, match="dept"):
-        create_vit(TINY, dept=3)
+    for name in ("glyphs", TINY):
+        with pytest.raises(TypeError, match="'dept'"):
+            create_vit(name, dept=3)
 
 
 @pytest.mark.parametrize("what", ["glyphs", {"img_size": 32}], ids=str)
 def test_presets_have_no_published_weights(what):
-    with pytest.raises(ValueError, match="no published weights.*timm model name.*atlib.train.pretrain"):
+    with pytest.raises(ValueError, match="atlib.train.pretrain"):
         create_vit(what, pretrained=True)
 
 
 def test_no_network_says_what_and_where_to_put_it(weights_folder):
     with pytest.raises(WeightsUnavailable) as caught:
         create_vit(TINY, pretrained=True)
-    message = str(caught.value)
-    assert (
-        f"https://huggingface.co/timm/{TINY}.augreg_in21k_ft_in1k/resolve/main/model.safetensors" in message
-    )
-    assert str(weights_folder.parent / "hub") in message, "the cache"
-    assert str(weights_folder / f"{TINY}.safetensors") in message, "where a file goes"
+    for named in (
+        f"https://huggingface.co/timm/{TINY}.augreg_in21k_ft_in1k/resolve/main/model.safetensors",
+        str(weights_folder.parent / "hub"),  # the cache
+        str(weights_folder / f"{TINY}.safetensors"),  # where a file goes
+    ):
+        assert named in str(caught.value)
 
 
 @pytest.fixture
@@ -138,7 +135,7 @@ def connections(weights_folder, monkeypatch):
 
 
 def test_no_network_is_said_at_once(connections, caplog, capfd, recwarn):
-    with pytest.raises(WeightsUnavailable, match="could not be downloaded"):
+    with pytest.raises(WeightsUnavailable, match=TINY):
         create_vit(TINY, pretrained=True)
     assert len(connections) == 1
     assert (caplog.records, [*capfd.readouterr()], len(recwarn)) == ([], ["", ""], 0)
@@ -158,12 +155,12 @@ def test_weights_outside_the_hub_are_named_by_their_address(weights_folder):
     name = "vit_huge_patch14_gap_224.in1k_ijepa"
     published = timm.get_pretrained_cfg(name)
     assert not published.hf_hub_id, "this test needs a model that is not on the hub"
-    with pytest.raises(WeightsUnavailable, match="could not be downloaded from https://"):
+    with pytest.raises(WeightsUnavailable, match="https://dl.*/ijepa/"):
         create_vit(name, pretrained=True, depth=1, embed_dim=16, num_heads=2)
 
 
 def test_models_that_were_never_trained(weights_folder):
-    with pytest.raises(WeightsUnavailable, match="publishes no weights for 'vit_base_patch16_xp_224'"):
+    with pytest.raises(WeightsUnavailable, match="'vit_base_patch16_xp_224'"):
         create_vit("vit_base_patch16_xp_224", pretrained=True, depth=1)
 
 
@@ -196,7 +193,6 @@ def test_weights_placed_by_hand_that_do_not_fit(weights_folder, damage):
         damage, path.read_bytes()
     )
     path.write_bytes(content)
-    with pytest.raises(WeightsUnavailable) as caught:
+    with pytest.raises(WeightsUnavailable, match=path.name):
         create_vit(TINY, pretrained=True, depth=1)
-    assert str(path) in str(caught.value) and "could not be loaded" in str(caught.value)
     assert path.read_bytes() == content

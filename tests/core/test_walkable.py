@@ -16,19 +16,17 @@ from timm.models.vision_transformer import (
 )
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.walking import Unwalkable, check_walkable
-from tests.helpers import random_images
+from atlib.walking import REASONS, Unwalkable, check_walkable
+from tests.helpers import SMALL_VIT, random_images
 
-SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+SMALL = SMALL_VIT | {"depth": 2}
 
 
 def refused(model, *words, images=(1, 3, 32, 32)):
     with pytest.raises(Unwalkable) as caught:
         walk(model, random_images(*images))
-    message = str(caught.value)
     for word in words:
-        assert word in message
-    assert "cannot walk" in message
+        assert word in str(caught.value)
 
 
 def eva(**options):
@@ -37,22 +35,18 @@ def eva(**options):
 
 WIDE = SMALL | {"embed_dim": 48}
 BLOCKS = {
-    "ParallelScalingBlock": (partial(create_vit, WIDE, block_fn=ParallelScalingBlock), "side by side"),
-    "ParallelThingsBlock": (partial(create_vit, "vit_small_patch16_18x2_224", depth=2), "several attention"),
-    "ResPostBlock": (partial(create_vit, WIDE, block_fn=ResPostBlock), "normalises after"),
-    "DiffParallelScalingBlock": (
-        partial(create_vit, WIDE, block_fn=DiffParallelScalingBlock),
-        "subtracts two",
-    ),
-    "DiffAttention": (partial(create_vit, WIDE, attn_layer="diff"), "subtracts two attention maps"),
-    "EvaBlockPostNorm": (partial(eva, use_post_norm=True), "normalises after attention"),
+    "ParallelScalingBlock": partial(create_vit, WIDE, block_fn=ParallelScalingBlock),
+    "ParallelThingsBlock": partial(create_vit, "vit_small_patch16_18x2_224", depth=2),
+    "ResPostBlock": partial(create_vit, WIDE, block_fn=ResPostBlock),
+    "DiffParallelScalingBlock": partial(create_vit, WIDE, block_fn=DiffParallelScalingBlock),
+    "DiffAttention": partial(create_vit, WIDE, attn_layer="diff"),
+    "EvaBlockPostNorm": partial(eva, use_post_norm=True),
 }
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_other_blocks(kind):
-    build, reason = BLOCKS[kind]
-    refused(build(), "layer 0", kind, reason)
+    refused(BLOCKS[kind](), "layer 0", f"a {kind}: {REASONS[kind]}")
 
 
 both_families = pytest.mark.parametrize("build", [partial(create_vit, SMALL), eva], ids=["ViT", "Eva"])
@@ -65,7 +59,7 @@ def test_a_forward_replaced_on_one_layer(build, part):
     vit = build()
     target = vit.blocks[1] if part == "block" else vit.blocks[1].attn
     target.forward = lambda x, **options: x
-    refused(vit, "layer 1", f"{type(target).__name__}.forward was replaced")
+    refused(vit, "layer 1", f" {type(target).__name__}.forward ")
 
 
 @both_families
@@ -74,49 +68,45 @@ def test_a_forward_replaced_for_a_class(monkeypatch, build, part):
     vit = build()
     kind = type(vit.blocks[0] if part == "block" else vit.blocks[0].attn)
     monkeypatch.setattr(kind, "forward", lambda self, x, **options: x)
-    refused(vit, "layer 0", f"{kind.__name__}.forward was replaced")
+    refused(vit, "layer 0", f" {kind.__name__}.forward ")
 
 
 @pytest.mark.parametrize("kind", [VisionTransformer, Eva])
 @pytest.mark.parametrize("method", ["forward", "forward_features"])
 def test_a_subclass_with_its_own_forward(kind, method):
     own = type("Rewritten", (kind,), {method: lambda self, x, **options: x})
-    refused(own(**SMALL), "Rewritten", f"its own {method}")
+    refused(own(**SMALL), "Rewritten", f" {method},")
 
 
 @pytest.mark.parametrize(
-    "name, words",
+    "name, kind",
     [
-        ("vit_relpos_small_patch16_224", ["VisionTransformerRelPos", "relative-position bias"]),
-        ("swin_tiny_patch4_window7_224", ["SwinTransformer", "windows"]),
-        ("swinv2_tiny_window8_256", ["SwinTransformerV2", "windows"]),
-        ("beit_base_patch16_224", ["Beit", "relative-position bias"]),
-        ("cait_xxs24_224", ["Cait", "mix the maps of several heads"]),
-        ("resnet18", ["ResNet", "not a timm VisionTransformer"]),
+        ("vit_relpos_small_patch16_224", "VisionTransformerRelPos"),
+        ("swin_tiny_patch4_window7_224", "SwinTransformer"),
+        ("swinv2_tiny_window8_256", "SwinTransformerV2"),
+        ("beit_base_patch16_224", "Beit"),
+        ("cait_xxs24_224", "Cait"),
+        ("resnet18", "ResNet"),
     ],
 )
-def test_other_models(name, words):
-    depth = {"depth": 2} if name.split("_")[0] in ("vit", "eva02", "beit", "cait") else {}
-    refused(timm.create_model(name, **depth), *words)
+def test_other_models(name, kind):
+    depth = {"depth": 2} if name.split("_")[0] in ("vit", "beit", "cait") else {}
+    refused(timm.create_model(name, **depth), f"a {kind}: {REASONS.get(kind, '')}")
 
 
 def test_anything_else():
-    refused(torch.nn.Linear(3, 3), "Linear", "not a timm VisionTransformer")
+    refused(torch.nn.Linear(3, 3), "a Linear: ")
     with pytest.raises(Unwalkable, match="NoneType"):
         check_walkable(None)
 
 
-def named(name):
-    """A wrapper that is called as the real one is: making a real one needs processes or a compiler."""
-    return type(name, (torch.nn.Module,), {})()
-
-
 @pytest.mark.parametrize(
     "name, way_out",
-    [("DistributedDataParallel", "pass its .module"), ("FullyShardedDataParallel", "module inside")],
+    [("DistributedDataParallel", ".module"), ("FullyShardedDataParallel", "the module inside")],
 )
 def test_wrappers_say_what_to_pass(name, way_out):
-    refused(named(name), name, "wrapper", way_out)
+    """A wrapper that is called as the real one is: making a real one needs processes or a compiler."""
+    refused(type(name, (torch.nn.Module,), {})(), name, way_out)
 
 
 def test_a_compiled_model():
@@ -141,7 +131,7 @@ def test_subclasses_of_the_parts():
         def forward(self, x, **options):
             return super().forward(x, **options) / 2
 
-    refused(create_vit(SMALL, block_fn=Half), "layer 0", "a Half", "cannot tell what this one computes")
+    refused(create_vit(SMALL, block_fn=Half), "layer 0", "a Half: ", "timm's Block ")
 
 
 def test_a_refused_model_has_not_been_run():
@@ -151,10 +141,7 @@ def test_a_refused_model_has_not_been_run():
 
 
 def test_a_pair_refuses_what_walk_refuses():
-    good, bad = (
-        create_vit(SMALL | {"embed_dim": 48}),
-        create_vit(SMALL | {"embed_dim": 48}, block_fn=ResPostBlock),
-    )
+    good, bad = create_vit(WIDE), create_vit(WIDE, block_fn=ResPostBlock)
     for teacher, student in ((bad, good), (good, bad)):
         with pytest.raises(Unwalkable, match="ResPostBlock"):
             AttentionTransfer(teacher, student, Plan())
@@ -183,4 +170,4 @@ def test_the_mode_of_a_student_is_looked_at_in_every_walk():
 def test_another_attention_class_in_eva():
     vit = eva()
     vit.blocks[1].attn.__class__ = type("Half", (type(vit.blocks[1].attn),), {})
-    refused(vit, "layer 1", "a Half", "walk knows timm's EvaAttention", "cannot tell what this one computes")
+    refused(vit, "layer 1", "a Half: ", "timm's EvaAttention ")

@@ -144,7 +144,7 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
     for wrong in (missing, "./nowhere", "/nowhere/at/all", "~/nowhere", "nowhere/some.parquet"):
         with pytest.raises(FileNotFoundError, match="nowhere"):
             find(wrong)
-    with pytest.raises(FileNotFoundError, match=f"{missing} does not exist"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         find("cifar10", missing)
     with pytest.raises(ValueError, match="'imagenet1k'.*'imagenet-1k'"):
         find("imagenet1k")
@@ -176,21 +176,23 @@ def test_hub_is_asked_for_one_split_where_others_are_large(hub, name, split, wan
 def test_training_images_with_a_published_validation_split_are_all_used(hub):
     """The files of one split alone must not look like a set without validation images, of which a tenth is
     held out."""
-    with pytest.warns(UserWarning, match="imagenet-1k train has 4 images here, 1,281,167 were published"):
+    with pytest.warns(UserWarning, match="train .* 4 .*1,281,167"):
         photos = open_photos("imagenet-1k", train=True)
     assert len(photos) == 4 and len(photos.classes) == 1000
     with pytest.raises(ValueError, match="'test'.*'train', 'validation'"):
         open_photos("imagenet-1k", split="test", train=False)
-    with pytest.raises(CannotStream):
+    with pytest.raises(CannotStream, match="cifar10 .*open_photos"):
         open_stream("cifar10", split="train", augmentation=SMALL)
 
 
 def test_another_set_under_a_known_name_is_refused(tmp_path):
     path, options = write_parquet(tmp_path, "test", range(6)), {"split": "test", "train": False}
-    with pytest.raises(DataError, match="3 classes, 100 were published"):
+    with pytest.raises(DataError, match="3 .*100 ") as caught:
         open_photos("cifar100", path=path, image_column="image", label_column="label", **options)
-    with pytest.raises(DataError, match="looked for img, the data set has image, label"):
+    assert caught.value.argument == "path"
+    with pytest.raises(DataError, match="img, .*image, label") as caught:
         open_photos("cifar100", path=path, **options)
+    assert caught.value.argument == "image_column"
 
 
 @pytest.mark.parametrize("validation", ["validation", "val"])
@@ -208,8 +210,9 @@ def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch, validation
             )
             file.parent.mkdir(parents=True, exist_ok=True)
             picture(index).save(file)
-    with pytest.raises(DataError, match="3 classes, 1000 were published"):
+    with pytest.raises(DataError, match="3 .*1000 ") as caught:
         open_photos("imagenet-1k", path=tmp_path, train=True)
+    assert caught.value.argument == "path"
     for name in ("imagenet-1k", "cifar100"):  # the columns of the second have other names on the hub
         images = {"train": 9, "validation": 3}
         monkeypatch.setitem(CATALOGUE, name, CATALOGUE[name]._replace(classes=3, images=images))
@@ -224,15 +227,16 @@ def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch, validation
                 assert photos.classes == tuple(sorted(ids)) and photos.targets.tolist() == [
                     sorted(ids).index(ids[index % 3]) for index in shown
                 ]
-    with pytest.raises(CannotStream, match="no parquet or arrow files"):
+    with pytest.raises(CannotStream, match=f"{tmp_path.name} .*open_photos"):
         open_stream("imagenet-1k", path=tmp_path, augmentation=SMALL)
 
 
 def test_inaturalist_from_the_authors_archives(tmp_path, monkeypatch):
     annotate(tmp_path, "train2018.json", range(7))
     annotate(tmp_path, "val2018.json", range(7, 12))
-    with pytest.raises(DataError, match="3 classes, 8142 were published"):
+    with pytest.raises(DataError, match="3 .*8142 ") as caught:
         open_photos("inat2018", path=tmp_path, train=False)
+    assert caught.value.argument == "path"
     monkeypatch.setitem(
         CATALOGUE, "inat2018", CATALOGUE["inat2018"]._replace(classes=3, images={"train": 7, "validation": 5})
     )
@@ -247,13 +251,12 @@ def test_inaturalist_from_the_authors_archives(tmp_path, monkeypatch):
     ) and train.targets.tolist() == [i % 3 for i in range(7)]
     assert [index_of(image) for image in validation.take(range(5))[0]] == list(range(7, 12))
     annotate(tmp_path, "val2017.json", range(3))
-    with pytest.raises(ValueError, match="val2017.json and val2018.json"):
+    with pytest.raises(ValueError, match="val2017.json.*val2018"):
         open_photos("inat2018", path=tmp_path, train=False)
 
 
 @pytest.mark.parametrize(
-    "content, reason",
-    [("{", "JSONDecodeError"), ('{"images": []}', "KeyError: 'categories'"), ("[]", "TypeError")],
+    "content, reason", [("{", "JSONDecodeError"), ('{"images": []}', "'categories'"), ("[]", "TypeError")]
 )
 def test_annotations_that_are_none_are_named(tmp_path, content, reason):
     (tmp_path / "train2018.json").write_text(content)
@@ -264,21 +267,25 @@ def test_annotations_that_are_none_are_named(tmp_path, content, reason):
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "state.json").write_text("{}")
-    with pytest.raises(OSError, match=f"{tmp_path / 'a'} cannot be read as a saved data set"):
+    with pytest.raises(OSError, match="/a "):
         open_photos(tmp_path / "a", train=False)
     (tmp_path / "test.parquet").write_text("no parquet")
-    with pytest.raises(OSError, match="test.parquet cannot be read as parquet"):
+    with pytest.raises(OSError, match="test.parquet"):
         open_photos(tmp_path / "test.parquet", split="train+validation", train=False)
 
 
 @pytest.mark.parametrize("domain", ["photo", "art_painting", "cartoon", "sketch"])
-def test_pacs_has_the_published_counts_and_the_books_splits(domain):
+def test_pacs_has_the_published_counts(domain):
     name, path = f"pacs-{domain.replace('_', '-')}", shared("data", "pacs96")
     for split, count in CATALOGUE[name].images.items():
         opened = open_rows_of(name, path, split)
         assert len(opened.rows) == count and set(opened.rows["domain"][:]) == {domain}
-    by_hand = load_pacs([domain], path, split="test", image_size=8)
-    photos = open_photos(name, path=path, split="test", augmentation=SMALL, train=False)
+
+
+def test_pacs_by_name_is_the_books_split():
+    path = shared("data", "pacs96")
+    by_hand = load_pacs(["photo"], path, split="test", image_size=8)
+    photos = open_photos("pacs-photo", path=path, split="test", augmentation=SMALL, train=False)
     assert photos.targets.tolist() == by_hand.targets.tolist() and photos.classes == by_hand.classes
 
 

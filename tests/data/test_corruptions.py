@@ -180,9 +180,9 @@ def test_other_shapes_and_the_built_in_world():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("gausian_noise", 1), "unknown corruption 'gausian_noise'. Did you mean 'gaussian_noise'"),
-        (("speckle_noise", 1), "unknown corruption 'speckle_noise'"),
-        (("fog", 0), "severity must be one of 1, 2, 3, 4, 5, got 0"),
+        (("gausian_noise", 1), "'gausian_noise'.*'gaussian_noise'"),
+        (("speckle_noise", 1), "'speckle_noise'"),
+        (("fog", 0), "severity .*1, 2, 3, 4, 5, got 0"),
         (("fog", 6), "got 6"),
         (("fog", 2.5), "got 2.5"),
         (("fog", True), "got True"),
@@ -194,9 +194,7 @@ def test_wrong_requests_are_refused(arguments, message):
 
 
 def test_small_images_are_refused_with_the_way_out():
-    with pytest.raises(
-        ValueError, match=r"at least 32 x 32 pixels, got \(3, 31, 40\): load them with image_size=32"
-    ):
+    with pytest.raises(ValueError, match=r"\(3, 31, 40\): .*image_size=32"):
         corrupt(pictures(1, 31, 40), "fog", 1)
 
 

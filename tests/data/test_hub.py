@@ -70,7 +70,7 @@ def test_a_size_chooses_by_seed(folder):
     assert all(len(set(indices)) == 20 for indices in chosen.values()) and set(chosen[0]) != set(chosen[1])
     again = load("parquet", folder, size=20, seed=0)
     assert indices_in(again) == chosen[0] and again.targets.tolist() == [index % 3 for index in chosen[0]]
-    with pytest.raises(ValueError, match="parquet test has 12 images, 13 were asked for"):
+    with pytest.raises(ValueError, match="parquet test .*12 .*13 "):
         load("parquet", folder, split="test", size=13)
 
 
@@ -83,7 +83,7 @@ def test_a_published_validation_split_is_used_as_it_is(folder):
 def test_one_file_is_a_training_split(tmp_path):
     path = write(tmp_path, "train", range(30), "some.parquet", label_column="labels")
     assert len(load("parquet", path)) == 27
-    with pytest.raises(ValueError, match="'test'.*'train', 'validation', 'train.validation'"):
+    with pytest.raises(ValueError, match="'test'.*'train', 'validation'"):
         load("parquet", path, split="test")
 
 
@@ -111,15 +111,15 @@ def test_grey_and_palette_images_become_rgb_and_sizes_are_made_equal(tmp_path):
     images = load("parquet", tmp_path, split="test", image_size=6)
     assert images.pixels.shape == (2, 3, 6, 6)
     assert images.pixels[0].unique().tolist() == [200] and images.pixels[1, :, 0, 0].tolist() == [9, 8, 7]
-    with pytest.raises(ValueError, match=r"image 1 is \(3, 18, 6\), the first is \(3, 6, 12\)"):
+    with pytest.raises(ValueError, match=r"image 1 .*\(3, 18, 6\).*\(3, 6, 12\): .*image_size="):
         load("parquet", tmp_path, split="test")
 
 
 @pytest.mark.parametrize(
     "options, argument, named",
     [
-        ({"image_column": "picture"}, "image_column", "looked for image, img, .* picture, label"),
-        ({"label_column": "kind"}, "label_column", "looked for label, labels, fine_label, .* image, kind"),
+        ({"image_column": "picture"}, "image_column", "img, .* picture, label"),
+        ({"label_column": "kind"}, "label_column", "labels, .* image, kind"),
         ({"label": datasets.Value("string"), "labels": ["cat", "cat"]}, "label_column", "'cat'.*ClassLabel"),
         ({"label": datasets.Value("int64"), "labels": [0, -1]}, "label_column", "-1"),
     ],
@@ -134,7 +134,7 @@ def test_columns_that_are_missing_or_of_another_kind(tmp_path, options, argument
 
 def test_a_split_without_images(tmp_path):
     write(tmp_path, "train", range(3))
-    with pytest.raises(ValueError, match="parquet validation has no images"):
+    with pytest.raises(ValueError, match="parquet validation"):
         load("parquet", tmp_path, split="validation")
 
 
@@ -155,9 +155,8 @@ def test_damaged_files_are_named_and_left_alone(folder, file, damage):
         "garbled": good[:4] + bytes(len(good) - 200) + good[-196:],
     }[damage]
     path.write_bytes(content)
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError, match=path.name):
         load("parquet", folder, split=file.split("-")[0])
-    assert str(path) in str(caught.value) and "left as it is" in str(caught.value)
     assert path.read_bytes() == content
 
 
@@ -169,14 +168,14 @@ def test_an_image_that_cannot_be_decoded_is_named_by_index(tmp_path):
 
 @pytest.mark.parametrize("name", ["parquet", "imagefolder", "cifar10"])
 def test_paths_that_are_not_there(tmp_path, name):
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path / 'nowhere'} does not exist"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         load(name, tmp_path / "nowhere")
 
 
 def test_folders_without_the_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"test.*parquet in {tmp_path}"):
+    with pytest.raises(FileNotFoundError, match=f"parquet.*{tmp_path.name}"):
         load("parquet", tmp_path)
-    with pytest.raises(OSError, match=str(tmp_path)):
+    with pytest.raises(OSError, match=tmp_path.name):
         load("imagefolder", tmp_path)
 
 
@@ -191,7 +190,7 @@ def test_no_network_says_what_would_have_been_downloaded_and_what_to_do(name, wh
         load(name)
     message = str(caught.value)
     assert f"https://huggingface.co/datasets/{where}" in message
-    assert str(datasets.config.HF_DATASETS_CACHE) in message, "the cache"
+    assert str(datasets.config.HF_DATASETS_CACHE) in message
     assert "train.parquet" in message and "path=" in message, "the way out"
 
 
@@ -218,7 +217,7 @@ def test_real_cifar10():
     assert test.classes[:2] == ("airplane", "automobile") and len(test.classes) == 10
     assert set(test.targets.tolist()) == set(range(10))
     assert test.pixels.float().std() > 40 and test.pixels.float().mean().item() == pytest.approx(120, abs=15)
-    with pytest.raises(ValueError, match="validation has 5000 images, 5001 were"):
+    with pytest.raises(ValueError, match="validation .*5000 .*5001 "):
         load("cifar10", folder, split="validation", size=5001)
-    with pytest.raises(ValueError, match="train has 45000 images"):
+    with pytest.raises(ValueError, match="train .*45000 .*45001 "):
         load("cifar10", folder, split="train", size=45_001)

@@ -154,7 +154,7 @@ def test_crop_and_flip_cuts_from_the_padded_image():
 @pytest.mark.parametrize(
     "pixels, targets, named",
     [
-        (torch.zeros(3, 3, 4, 4, dtype=torch.uint8), torch.zeros(2), "3 images, but 2 targets"),
+        (torch.zeros(3, 3, 4, 4, dtype=torch.uint8), torch.zeros(2), "3 .*2 targets"),
         (torch.zeros(3, 3, 4, 4), torch.zeros(3), r"torch.float32 \(3, 3, 4, 4\)"),
         (torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(3), r"torch.uint8 \(3, 4, 4\)"),
     ],
@@ -192,8 +192,8 @@ def test_marked_glyphs_without_a_size_are_ten_thousand(monkeypatch):
         ({"name": "marked-glyphs", "image_size": 48}, "image_size=48"),
         ({"name": "marked-glyphs", "size": 0}, "got 0"),
         ({"name": "marked-glyphs", "size": -3}, "got -3"),
-        ({"name": "imagefolder"}, r"load\('imagefolder'\) needs a path"),
-        ({"name": "parquet"}, r"load\('parquet'\) needs a path"),
+        ({"name": "imagefolder"}, r"load\('imagefolder'\) .*path"),
+        ({"name": "parquet"}, r"load\('parquet'\) .*path"),
     ],
     ids=str,
 )

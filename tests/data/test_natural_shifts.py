@@ -127,12 +127,12 @@ def test_labels_become_classes(labels, given, wanted):
 @pytest.mark.parametrize(
     "space, labels, named",
     [
-        (IMAGENET, ["crane"], "'crane' can be class 134 or 517"),
+        (IMAGENET, ["crane"], "'crane' .*134 or 517"),
         (IMAGENET, ["maillot"], "638 or 639"),
         (IMAGENET, ["n00000000"], "1 of 1 .* 1000 classes .* 'n00000000'$"),
         (IMAGENET, [1000, 3], "1 of 2 .* 1000 classes .* '1000'$"),
         (IMAGENET, [-1], "'-1'"),
-        (IMAGENET_A, [3, 4], "2 of 2 .* 200 classes .* '[34]': a number does not say"),
+        (IMAGENET_A, [3, 4], "2 of 2 .* 200 classes .* '[34]': "),
         (IMAGENET_A, ["n01498041", "n01440764"], "1 of 2 .* 200 classes .* 'n01440764'"),
         (CIFAR10, ["plane"], "1 of 1 .* 10 classes .* 'plane'"),
     ],
@@ -223,7 +223,7 @@ def test_a_size_chooses_by_seed_and_an_image_size_resizes(tmp_path):
         assert images.pixels.shape == (8, 3, 4, 4) and images.targets.tolist() == [
             row % 10 for row in rows_in(images)
         ]
-    with pytest.raises(ValueError, match="cifar10.1 has 30 images, 31 were asked for"):
+    with pytest.raises(ValueError, match="cifar10.1 .*30 .*31 "):
         load_shifted("cifar10.1", path, size=31)
 
 
@@ -283,7 +283,7 @@ def test_accuracy_on_reassessed_labels_is_timms():
 @pytest.mark.parametrize(
     "names, number, named",
     [
-        (None, 1, "file name None.*ILSVRC2012_val_00000001.JPEG"),
+        (None, 1, "None.*_val_00000001"),
         ("picture{}.png", 7, "'picture7.png'"),
         ("ILSVRC2012_val_{:08d}.JPEG", 50_001, "'ILSVRC2012_val_00050001.JPEG'"),
     ],
@@ -298,8 +298,8 @@ def test_wrong_requests_and_files(tmp_path):
         load_shifted("imagenet-b")
     for number, (columns, named) in enumerate(
         (
-            ({"kind": (["x"], TEXT)}, "looked for wnid, label, labels, cls, class_name, .* image, kind"),
-            ({"image_column": "photo", "wnid": (["n01498041"], TEXT)}, "looked for image, img, webp"),
+            ({"kind": (["x"], TEXT)}, "wnid, .* image, kind"),
+            ({"image_column": "photo", "wnid": (["n01498041"], TEXT)}, "image, .*photo, wnid"),
             ({"label": (["cat", "dog"], TEXT)}, "200 classes"),
         )
     ):
@@ -341,7 +341,7 @@ def test_the_hub_is_asked_for_no_more_than_is_needed(tmp_path, monkeypatch, name
 def test_no_network_says_what_would_have_been_downloaded(monkeypatch, no_network):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConnectionError, match="https://huggingface.co/datasets/axiong/imagenet-r"):
+    with pytest.raises(ConnectionError, match="datasets/axiong/imagenet-r"):
         load_shifted("imagenet-r")
 
 
@@ -378,14 +378,14 @@ def test_any_of_several_right_classes_counts_once():
     [
         (torch.tensor([0, 0]), [0], r"\[0\]"),
         (torch.tensor([0, 0]), [1, 1], r"\[1, 1\]"),
-        (torch.tensor([0, 0]), [0, 4], "class 4 .* 4 outputs"),
+        (torch.tensor([0, 0]), [0, 4], "class 4 .* 4 "),
         (torch.tensor([0, 0]), [-1, 0], "class -1 "),
-        (torch.tensor([0, 3]), [1, 2], "2 classes compared have no label in common"),
-        (torch.tensor([7, 9]), None, "4 classes compared have no label in common"),
-        (torch.tensor([1, 3]), [1, 2], "1 of 2 images .* first image 1"),
-        (torch.tensor([0]), None, r"logits \(2, 4\), got torch.int64 \(1,\)"),
+        (torch.tensor([0, 3]), [1, 2], "2 classes .*no label"),
+        (torch.tensor([7, 9]), None, "4 classes .*no label"),
+        (torch.tensor([1, 3]), [1, 2], "1 of 2 .* image 1"),
+        (torch.tensor([0]), None, r"\(2, 4\).*torch.int64 \(1,\)"),
         (torch.zeros(2, 3, dtype=torch.bool), None, r"torch.bool \(2, 3\)"),
-        (torch.zeros(2, 4, dtype=torch.bool), None, "no label in common"),
+        (torch.zeros(2, 4, dtype=torch.bool), None, "4 classes .*no label"),
     ],
 )
 def test_comparisons_that_mean_nothing(labels, classes, named):

@@ -98,7 +98,7 @@ def test_a_size_chooses_by_seed_within_the_split(mixed):
     assert all(
         len(set(rows)) == 6 and set(rows) <= set(rows_in(load_pacs(["cartoon"], path))) for rows in chosen
     )
-    with pytest.raises(ValueError, match="PACS sketch test has 2 images, 3 were asked for"):
+    with pytest.raises(ValueError, match="PACS sketch test .*2 .*3 "):
         load_pacs(["sketch"], path, split="test", size=3)
 
 
@@ -123,17 +123,17 @@ def test_wrong_requests_are_refused_before_anything_is_read(domains, split, name
 
 def test_files_that_lack_something(tmp_path):
     path = write(tmp_path / "a.parquet", ["photo"] * 5 + ["sketch"] * 5)
-    with pytest.raises(ValueError, match="no image of cartoon, only of photo, sketch"):
+    with pytest.raises(ValueError, match="cartoon, .*photo, sketch"):
         load_pacs(["photo", "cartoon"], path)
     path = write(tmp_path / "b.parquet", ["photo"] * 3)
     datasets.load_dataset("parquet", data_files=str(path))["train"].remove_columns("domain").to_parquet(
         tmp_path / "c.parquet"
     )
-    with pytest.raises(ValueError, match="looked for domain, the data set has image, label"):
+    with pytest.raises(ValueError, match="domain, .*image, label"):
         load_pacs(["photo"], tmp_path / "c.parquet")
-    with pytest.raises(ValueError, match="PACS photo validation has no images"):
+    with pytest.raises(ValueError, match="PACS photo validation"):
         load_pacs(["photo"], path, split="validation")
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         load_pacs(["photo"], tmp_path / "nowhere")
 
 
@@ -160,16 +160,10 @@ def test_real_pacs():
         == 9991
     )
     for domain, count in counts.items():
-        sizes = {}
-        for split in ("train", "validation", "test"):
-            with pytest.raises(ValueError) as caught:  # says how many there are, without decoding them
+        held_out = {"validation": round(count / 10), "test": round(count / 5)}
+        for split, size in {"train": count - sum(held_out.values()), **held_out}.items():
+            with pytest.raises(ValueError, match=f"{split} .* {size} "):  # counted without decoding them
                 load_pacs([domain], folder, split=split, size=10**6)
-            sizes[split] = int(str(caught.value).split(" has ")[1].split()[0])
-        assert (
-            sum(sizes.values()) == count
-            and sizes["validation"] == round(count / 10)
-            and sizes["test"] == round(count / 5)
-        )
     images = load_pacs(["photo"], folder, split="test", size=20, image_size=48)
     assert images.pixels.shape == (20, 3, 48, 48) and images.pixels.float().std() > 40
     assert images.classes == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")

@@ -1,6 +1,8 @@
 """Photographs by index: files in every form, order and coverage, augmentation that hangs on nothing else,
 corrupt files, labels."""
 
+from traceback import clear_frames
+
 import datasets
 import numpy as np
 import pytest
@@ -194,14 +196,9 @@ def test_a_corrupt_image_is_named_or_skipped_and_counted(pictures, workers):
         )
         assert batch.weight == len(kept) / len(whole.indices)
     fatal = pictures(corrupt=(4,), on_corrupt="raise", augmentation=SMALL)
-    with pytest.raises(
-        CorruptImage,
-        match=(
-            r"^image 4 cannot be decoded \(OSError: image file is truncated.*picture4.png\);"
-            r" on_corrupt='skip'"
-        ),
-    ):
+    with pytest.raises(CorruptImage, match=r"^image 4 .*picture4\..*on_corrupt=") as caught:
         all_batches(fatal, workers)
+    clear_frames(caught.tb)  # which hold the workers, and torch waits 5 seconds for those that it collects
     assert list(fatal.corrupt) == [4]
 
 
@@ -237,9 +234,10 @@ def test_a_share_without_any_readable_image_counts_nothing(pictures):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_evaluation_on_fewer_images_must_be_asked_for(pictures, workers):
     photos = pictures(corrupt=(4, 11), augmentation=PLAIN, on_corrupt="skip", workers=workers)
-    with pytest.raises(CorruptImage, match="image 4 cannot be decoded"):
+    with pytest.raises(CorruptImage, match="image 4 ") as caught:
         list(photos.loader(10))
-    with pytest.raises(CorruptImage, match="image 11 cannot be decoded"):
+    clear_frames(caught.tb)
+    with pytest.raises(CorruptImage, match="image 11 "):
         photos[11]
     left = photos.readable()
     assert sorted(photos.corrupt) == [4, 11] and len(left) == 21
@@ -257,13 +255,11 @@ def test_an_image_left_out_is_warned_about_once(pictures):
         all_batches(photos, epoch=2)
         photos.readable()
     said = sorted(str(each.message) for each in warned)
-    assert len(said) == 2 and all(
-        f"image {index} cannot be decoded and is left out (" in text for index, text in zip((11, 4), said)
-    )
+    assert len(said) == 2 and all(f"image {index} " in text for index, text in zip((11, 4), said))
 
 
 def test_a_set_without_a_readable_image_says_so(pictures):
-    with pytest.raises(CorruptImage, match=r"none of the 3 images can be decoded \(image 0: "):
+    with pytest.raises(CorruptImage, match=r"3 .*\(image 0: "):
         pictures(corrupt=range(3), count=3).readable()
 
 
@@ -299,9 +295,7 @@ def test_images_of_several_sizes_need_an_augmentation(tmp_path):
         datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")}),
     )
     table.to_parquet(tmp_path / "test.parquet")
-    with pytest.raises(
-        ValueError, match=r"image 1 is \(3, 9, 9\), image 0 is \(3, 12, 16\): pass augmentation="
-    ):
+    with pytest.raises(ValueError, match=r"image 1 .*\(3, 9, 9\).*\(3, 12, 16\): .*augmentation="):
         open_photos(tmp_path, split="test", train=False).take([0, 1])
     images, _ = open_photos(tmp_path, split="test", augmentation=PLAIN, train=False).take([0, 1])
     assert [index_of(image) for image in images] == [0, 1]
@@ -347,7 +341,7 @@ def open_with(tmp_path, labels, label=datasets.ClassLabel(names=CLASSES), **opti
 @pytest.mark.parametrize(
     "label, labels, argument, named",
     [
-        (None, [0, -1], "split", "image 1 has the label -1"),
+        (None, [0, -1], "split", "image 1 .* -1"),
         ("string", ["a"], "label_column", "'a'"),
         ("float32", [0.5], "label_column", "0.5"),
         (None, [], None, "no images"),
@@ -369,7 +363,7 @@ def test_label_beyond_the_names(tmp_path):
     pyarrow.parquet.write_table(
         table.replace_schema_metadata(rows([0]).data.schema.metadata), tmp_path / "test.parquet"
     )
-    with pytest.raises(DataError, match="image 1 has the label 3, .* 0 to 2"):
+    with pytest.raises(DataError, match="image 1 .* 3, .* 2: "):
         open_photos(tmp_path, split="test", train=False)
 
 
@@ -382,17 +376,9 @@ def test_columns_are_named_or_all_are_listed(tmp_path):
     )
     assert [index_of(image) for image in found.take(range(4))[0]] == [0, 1, 2, 3]
     for options, argument, named in (
-        ({}, "image_column", "looked for image, img, the data set has photo, kind, size"),
-        (
-            {"image_column": "photo", "label_column": "sort"},
-            "label_column",
-            "looked for sort, .* photo, kind, size",
-        ),
-        (
-            {"image_column": "size", "label_column": "kind"},
-            "image_column",
-            "'size' holds .* photo, kind, size",
-        ),
+        ({}, "image_column", "img, .*kind, size"),
+        ({"image_column": "photo", "label_column": "sort"}, "label_column", "sort, .* kind, size"),
+        ({"image_column": "size", "label_column": "kind"}, "image_column", "'size' .* kind, size"),
     ):
         with pytest.raises(DataError, match=named) as caught:
             open_photos(tmp_path / "set", split="test", train=False, **options)
@@ -406,9 +392,9 @@ def test_swapped_columns_say_what_each_holds(tmp_path):
     holds = "images are in pix, labels may be in y, size"
     for image, label, argument, named in (
         ("y", "pix", "image_column", f"'y' holds .*{holds}"),
-        ("pix", "pix", "label_column", f"'pix' holds images, .*{holds}"),
-        (None, None, "image_column", "looked for image, img"),
-        ("pix", None, "label_column", "looked for label, "),
+        ("pix", "pix", "label_column", f"'pix' holds .*{holds}"),
+        (None, None, "image_column", "img, .*pix"),
+        ("pix", None, "label_column", "label, .*pix"),
     ):
         with pytest.raises(DataError, match=named) as caught:
             open_photos(folder, split="test", train=False, image_column=image, label_column=label)
@@ -434,28 +420,26 @@ def test_labels_that_are_words_say_how_they_become_classes(tmp_path):
 def test_too_few_images_to_hold_some_out(tmp_path):
     folder = write_folders(tmp_path / "set", "train", range(4))
     assert len(open_photos(folder, train=True)) == 4
-    with pytest.raises(DataError, match="validation has no images: .*of so few is none"):
+    with pytest.raises(DataError, match="validation") as caught:
         open_photos(folder, split="validation", train=False)
+    assert caught.value.argument == "split"
 
 
 def test_folders_that_hold_no_classes(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        FileNotFoundError,
-        match="empty holds no images: a folder per class is looked for, such as .*/train/cat/1.jpg",
-    ):
+    with pytest.raises(FileNotFoundError, match="empty .*/train/cat/1"):
         open_photos(tmp_path / "empty", train=True)
     (tmp_path / "flat").mkdir()
     for index in range(3):
         picture(index).save(tmp_path / "flat" / f"{index}.png")
-    with pytest.raises(ValueError, match="no label column: .*each class needs a folder of its own"):
+    with pytest.raises(ValueError, match="/train/dog/2.jpg"):
         open_photos(tmp_path / "flat", train=True)
 
 
 def test_bad_arguments(pictures):
     with pytest.raises(ValueError, match="on_corrupt 'ignore'"):
         pictures(on_corrupt="ignore")
-    with pytest.raises(ValueError, match="2 images, but 1 targets"):
+    with pytest.raises(ValueError, match="2 .*1 targets"):
         Photos(rows([0, 1]), "image", torch.zeros(1), CLASSES)
 
 

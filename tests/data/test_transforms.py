@@ -270,8 +270,8 @@ def test_it_goes_through_json_and_can_be_a_key():
         ({"mean": (0.5,)}, "mean=.*three"),
         ({"rand_augment": "rnd-m9"}, "'rnd-m9'"),
         ({"rand_augment": "rand-q9"}, "'rand-q9'"),
-        ({"rand_augment": "rand-m9", "three_augment": True}, "'rand-m9' excludes three_augment=True"),
-        ({"rand_augment": "rand-m9", "color_jitter": 0.4}, "'rand-m9' excludes color_jitter=0.4"),
+        ({"rand_augment": "rand-m9", "three_augment": True}, "'rand-m9' .*three_augment=True"),
+        ({"rand_augment": "rand-m9", "color_jitter": 0.4}, "'rand-m9' .*color_jitter=0.4"),
     ],
 )
 def test_values_that_cannot_be_meant(values, named):

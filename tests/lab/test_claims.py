@@ -283,7 +283,7 @@ def test_one_chapter_needs_no_column_of_chapters(tmp_path):
 
 @pytest.mark.parametrize("chapter", ["12", "5", "99"])
 def test_unknown_chapters_are_refused_by_name(chapter):
-    with pytest.raises(ValueError, match=f"unknown chapter with claims '{chapter}'"):
+    with pytest.raises(ValueError, match=f"'{chapter}'"):
         claims_table("05", chapter)
 
 

@@ -342,9 +342,9 @@ def test_changes_go_to_the_recipe_and_leave_it_alone():
 
 def test_values_that_cannot_be_meant_are_refused_before_training(monkeypatch):
     toy.forbid_training(monkeypatch)
-    with pytest.raises(ValueError, match="steps must be above 0"):
+    with pytest.raises(ValueError, match="steps=0"):
         Schooling("none", changes={"steps": 0}).make(RECIPE, 8, 0)
-    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="size .* 0"):
         RETRIEVAL.make(RECIPE, 0, 0)
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from atlib import create_vit
 from atlib.maps import resample_class_attention
@@ -16,7 +15,7 @@ from atlib.train import make_optimizer, train
 from atlib.train.recipe import Recipe
 from atlib.walking import Seen, Unwalkable
 from tests import longhand
-from tests.helpers import Bomb, random_images, randomise, same, state_of
+from tests.helpers import SMALL_VIT, Bomb, Seer, random_images, randomise, same, state_of
 
 LABELS = torch.tensor([0, 3, 1])
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
@@ -187,27 +186,12 @@ def test_the_teachers_head_is_not_run(small_vit):
     assert torch.equal(pair(IMAGES).transfer_loss, expected)
 
 
-class Shapes(TorchDispatchMode):
-    """Notes the shape of everything that is computed."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = set()
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        result = function(*arguments, **(options or {}))
-        for each in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(each, torch.Tensor):
-                self.seen.add(tuple(each.shape))
-        return result
-
-
 def test_only_the_class_tokens_row_of_a_map_is_made(small_vit):
     pair = pair_of(small_vit, "patches")
-    with Shapes() as shapes:
+    with Seer() as seer:
         pair(IMAGES).transfer_loss.backward()
-    assert {(3, 3, 1, 65), (3, 3, 1, 17)} <= shapes.seen
-    assert not [shape for shape in shapes.seen if shape[-2:] in ((65, 65), (17, 17), (64, 64), (16, 16))]
+    assert {(3, 3, 1, 65), (3, 3, 1, 17)} <= seer.shapes
+    assert not [shape for shape in seer.shapes if shape[-2:] in ((65, 65), (17, 17), (64, 64), (16, 16))]
 
 
 def test_the_step_runs_under_autocast(small_vit):
@@ -240,16 +224,8 @@ def test_other_prefix_tokens_are_dropped_when_asked(small_vit, of_teacher, of_st
     """The expected attention: that of the class token to itself and the patches alone, rescaled, in each
     head."""
     options = [{"reg_tokens": count} for count in (of_teacher, of_student)]
-    pair = (
-        AttnDistill(
-            small_vit(seed=1, **options[0]),
-            small_vit(seed=2, **options[1]),
-            drop_prefix=True,
-            temperature=2.0,
-        )
-        .double()
-        .train()
-    )
+    teacher, student = small_vit(seed=1, **options[0]), small_vit(seed=2, **options[1])
+    pair = AttnDistill(teacher, student, drop_prefix=True, temperature=2.0).double().train()
     found, kept = pair.losses(IMAGES).divergence, []
     for vit, registers in ((pair.teacher, of_teacher), (pair.student, of_student)):
         x = vit._pos_embed(vit.patch_embed(IMAGES))
@@ -285,8 +261,7 @@ def test_a_teacher_whose_attention_vanishes_between_patches(small_vit):
 
 def test_a_teacher_of_today(small_vit):
     """Eva blocks with rotated q and k, and registers that the student has not."""
-    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 0}
-    teacher = randomise(create_vit("vit_small_patch16_dinov3", **options))
+    teacher = randomise(create_vit("vit_small_patch16_dinov3", **SMALL_VIT | {"depth": 2, "num_classes": 0}))
     assert teacher.num_prefix_tokens == 5
     pair = AttnDistill(teacher, small_vit(seed=2), drop_prefix=True).double().train()
     output = pair(IMAGES)
@@ -302,12 +277,12 @@ def test_a_teacher_of_today(small_vit):
 @pytest.mark.parametrize(
     "named, teacher, student",
     [
-        (r"patch grid: teacher \(8, 8\), student \(4, 4\).*resample=True", {"patch_size": 4}, {}),
-        ("prefix tokens: teacher 5, student 1.*drop_prefix=True", {"reg_tokens": 4}, {}),
-        ("patch grid: .*; prefix tokens: ", {"reg_tokens": 4, "patch_size": 4}, {}),
-        (r"image size: teacher \(64, 64\), student \(32, 32\)", {"img_size": 64}, {}),
-        ("the teacher has no class token", {"class_token": False, "global_pool": "avg"}, {}),
-        ("the student has no class token", {}, {"class_token": False, "global_pool": "avg"}),
+        (r"\(8, 8\).*\(4, 4\).*resample=True", {"patch_size": 4}, {}),
+        ("5.*1.*drop_prefix=True", {"reg_tokens": 4}, {}),
+        ("resample=.*drop_prefix=", {"reg_tokens": 4, "patch_size": 4}, {}),
+        (r"image size: .*\(64, 64\).*\(32, 32\)", {"img_size": 64}, {}),
+        ("teacher .*class token", {"class_token": False, "global_pool": "avg"}, {}),
+        ("student .*class token", {}, {"class_token": False, "global_pool": "avg"}),
     ],
 )
 def test_pairs_that_need_a_remedy_say_which(small_vit, named, teacher, student):
@@ -317,7 +292,7 @@ def test_pairs_that_need_a_remedy_say_which(small_vit, named, teacher, student):
 
 def test_models_that_cannot_be_walked(small_vit):
     for pair in ((torch.nn.Linear(2, 2), small_vit()), (small_vit(), torch.nn.Linear(2, 2))):
-        with pytest.raises(Unwalkable, match="cannot walk a Linear"):
+        with pytest.raises(Unwalkable, match="Linear"):
             AttnDistill(*pair)
 
 
@@ -336,7 +311,7 @@ def test_images_of_another_size(small_vit):
     pair = AttnDistill(
         small_vit(patch_size=4, dynamic_img_size=True), small_vit(dynamic_img_size=True), resample=True
     ).train()
-    with pytest.raises(ValueError, match="grid_from=.* has 8 x 8 = 64 patches, but 257 tokens"):
+    with pytest.raises(ValueError, match="grid_from=.* 64 .*257 "):
         pair(random_images(2, 3, 64, 64))
 
 
@@ -345,9 +320,7 @@ def test_images_of_another_size(small_vit):
 
 def test_the_projector_is_trained_too_and_no_label_is_used(small_vit, glyphs64):
     recipe = Recipe(steps=6, batch_size=16, lr=3e-3, task_weight=0.0, transfer_weight=1.0)
-    student = create_vit(
-        {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 8}
-    )
+    student = create_vit(SMALL_VIT | {"depth": 2, "num_classes": 8})
     pair = AttnDistill(small_vit(seed=1, num_classes=8), student)
     listed = [id(p) for group in make_optimizer(pair, recipe).param_groups for p in group["params"]]
     assert sorted(listed) == sorted(id(p) for p in pair.parameters())

@@ -213,12 +213,12 @@ def test_they_train_like_everything_else(glyphs64, kind):
 @pytest.mark.parametrize(
     "named, teacher, options",
     [
-        ("attention maps", {"depth": 4}, {}),
-        ("attention maps", {"embed_dim": 36}, {}),
-        ("attention maps", {"reg_tokens": 1}, {}),
-        ("attention maps", {"patch_size": 4}, {}),
-        ("layer 3, but the depth is 3", {}, {"layers": [3]}),
-        ("at least one", {}, {"layers": []}),
+        (r"\(4, .*\(3, ", {"depth": 4}, {}),
+        (", 36, .*, 24, ", {"embed_dim": 36}, {}),
+        (", 2, .*, 1, ", {"reg_tokens": 1}, {}),
+        (r"\(8, 8\).*\(4, 4\)", {"patch_size": 4}, {}),
+        ("layer 3", {}, {"layers": [3]}),
+        (r"\[\]", {}, {"layers": []}),
         (r"\[-1\]", {}, {"layers": [-1]}),
         (r"layers=\{0: 1\}", {}, {"layers": {0: 1}}),
     ],
@@ -229,7 +229,7 @@ def test_features_that_do_not_correspond(small_vit, named, teacher, options):
 
 
 def test_predictions_that_cannot_be_compared(small_vit):
-    with pytest.raises(ValueError, match=r"student predicts \(3, 5\), the teacher \(3, 7\)"):
+    with pytest.raises(ValueError, match=r"\(3, 5\).*\(3, 7\)"):
         LogitDistillation(*models(small_vit, num_classes=7)).train()(images_of())
     for temperature in (0, -1.0, float("nan")):
         with pytest.raises(ValueError, match=f"temperature .* {temperature}"):
@@ -239,15 +239,15 @@ def test_predictions_that_cannot_be_compared(small_vit):
 @every_kind
 def test_one_model_cannot_teach_itself(small_vit, kind):
     vit = small_vit()
-    with pytest.raises(ValueError, match="same object"):
+    with pytest.raises(ValueError, match="teacher and student"):
         EVERY_KIND[kind](vit, vit)
 
 
 def test_features_need_models_that_can_be_walked(small_vit):
-    with pytest.raises(Unwalkable):
+    with pytest.raises(Unwalkable, match="Linear"):
         FeatureDistillation(nn.Linear(1, 1), small_vit())
 
 
 def test_a_distillation_has_a_kind(small_vit):
-    with pytest.raises(TypeError, match="FeatureDistillation and LogitDistillation"):
+    with pytest.raises(TypeError, match="FeatureDistillation.*LogitDistillation"):
         Distillation(*models(small_vit)).train()(images_of())

@@ -61,9 +61,7 @@ def test_its_walk_shows_the_maps_that_are_used(small_vit, images):
 
 
 def test_a_group_without_images_is_refused(small_vit, images):
-    with pytest.raises(
-        ValueError, match=r"every group from 0 to 3 needs an image.*images per group: \[.*, 0\]"
-    ):
+    with pytest.raises(ValueError, match=r"0 to 3 .*\[.*, 0\]"):
         MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images, parity, 4)
-    with pytest.raises(ValueError, match="every group from 0 to 1"):
+    with pytest.raises(ValueError, match="0 to 1 "):
         MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images, parity, 2)

@@ -110,17 +110,17 @@ def test_fsdp_divides_what_the_student_has(name, launched):
 
 
 @pytest.mark.parametrize(
-    "variable, value, said",
+    "line, value",
     [
-        ("FSDP_VERSION", "1", "fsdp_version is 1.* 2"),
-        ("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT", "fsdp_state_dict_type is SHARDED.*FULL_STATE_DICT"),
-        ("FSDP_CPU_RAM_EFFICIENT_LOADING", "true", "fsdp_cpu_ram_efficient_loading is true.*false"),
-        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "fsdp_activation_checkpointing is true.*checkpoint_act"),
+        ("fsdp_version", "1"),
+        ("fsdp_state_dict_type", "SHARDED_STATE_DICT"),
+        ("fsdp_cpu_ram_efficient_loading", "true"),
+        ("fsdp_activation_checkpointing", "true"),
     ],
 )
-def test_what_fsdp_could_not_do_here_is_refused_by_its_line(variable, value, said, launched):
-    launched("fsdp2_vit_large", **{variable: value})
-    with pytest.raises(ValueError, match=said):
+def test_what_fsdp_could_not_do_here_is_refused_by_its_line(line, value, launched):
+    launched("fsdp2_vit_large", **{line.upper(): value})
+    with pytest.raises(ValueError, match=f"{line} is {value}"):
         distributed.fsdp_plugin()
 
 

@@ -44,9 +44,8 @@ def test_what_is_computed_for_vit_large():
     """Against numbers of the paper and of ViT-L by hand: 2,735 GPU-hours, 626 steps an epoch of 2,048 of
     1,281,167 images."""
     large = processes.large(link=50.0)
-    assert large["weights"] == 304_326_632 and large["weights_in_mlps"] == 24 * (
-        2 * 4 * 1024 * 1024 + 5 * 1024
-    )
+    assert large["weights"] == 304_326_632
+    assert large["weights_in_mlps"] == 24 * (2 * 4 * 1024 * 1024 + 5 * 1024)
     assert large["gpu_seconds_per_step"] == pytest.approx(2735 * 3600 / (100 * 626))
     row = large["gpus"]["64"]
     assert row["images_per_gpu"] == 32 and row["compute_seconds"] == pytest.approx(2.4575, abs=1e-3)
@@ -61,15 +60,12 @@ def test_a_small_run_writes_its_record(tmp_path):
     subprocess.run(command, check=True, capture_output=True, timeout=300, cwd=tmp_path)
     (record,) = read_file(path)
     results = record.results
-    assert results["speed_up"]["ratio"] == pytest.approx(
-        results["measured"]["1"]["seconds"] / results["measured"]["2"]["seconds"]
-    )
-    assert results["measured"]["2"]["steps_per_second"] > 0 and set(results["large"]["gpus"]) == set(
-        "8 16 32 64".split()
-    )
+    one, both = (results["measured"][name] for name in "12")
+    assert results["speed_up"]["ratio"] == pytest.approx(one["seconds"] / both["seconds"])
+    assert both["steps_per_second"] > 0 and set(results["large"]["gpus"]) == {"8", "16", "32", "64"}
 
 
 def test_nonsense_on_the_command_line_is_refused(capsys):
     with pytest.raises(SystemExit):
         processes.parse(["--steps", "0"])
-    assert "--steps must be above 0" in capsys.readouterr().err
+    assert "--steps" in capsys.readouterr().err.splitlines()[-1]

@@ -80,14 +80,14 @@ def test_failed_install_leaves_no_stamp(venv, calls, monkeypatch):
     finish(venv)
     (venv.parent / "requirements.lock").write_text("changed")
     monkeypatch.setattr(bootstrap.subprocess, "call", lambda command, **options: 1)
-    with pytest.raises(SystemExit, match="could not fetch or install requirements.lock"):
+    with pytest.raises(SystemExit, match="requirements.lock"):
         bootstrap.main(str(venv))
     assert not (venv / "installed.stamp").exists()
 
 
 def test_old_python_is_named_with_the_way_out(venv, calls, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 9, 2, "final", 0))
-    with pytest.raises(SystemExit, match=r"(?s)3\.11 or newer.*3\.9\.2.*make PYTHON=python3\.12"):
+    with pytest.raises(SystemExit, match=r"(?s)3\.11.*3\.9\.2.*make PYTHON=python3\.12"):
         bootstrap.main(str(venv))
 
 
@@ -95,7 +95,7 @@ def test_folder_that_is_no_environment_is_never_emptied(tmp_path, calls, venv):
     precious = tmp_path / "home"
     precious.mkdir()
     (precious / "thesis.tex").write_text("years")
-    with pytest.raises(SystemExit, match="was not made by this set-up"):
+    with pytest.raises(SystemExit, match=str(precious)):
         bootstrap.main(str(precious))
     assert (precious / "thesis.tex").exists()
 
@@ -105,11 +105,9 @@ def test_pip_that_cannot_be_fetched_or_is_another_file(tmp_path, monkeypatch):
         raise URLError("no network")
 
     monkeypatch.setattr("urllib.request.urlopen", offline)
-    with pytest.raises(
-        SystemExit, match=r"(?s)could not fetch https://files\.pythonhosted.*no network.*python3-venv"
-    ):
+    with pytest.raises(SystemExit, match=r"(?s)pythonhosted.*no network.*python3-venv"):
         bootstrap.fetch_pip(str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", lambda *arguments, **options: io.BytesIO(b"something else"))
-    with pytest.raises(SystemExit, match="SHA-256 differs"):
+    with pytest.raises(SystemExit, match="SHA-256"):
         bootstrap.fetch_pip(str(tmp_path))
     assert os.listdir(tmp_path) == []

@@ -21,11 +21,8 @@ def test_one_small_run(tmp_path, monkeypatch, capsys):
     small = "--count 4 --batch 2 --step-batch 1 --model glyphs --workers 0 --repetitions 2 --threads 1"
     benchmark.main(["--images", str(images), "--label-column", "label", "--out", str(out), *small.split()])
     (record,) = read_file(out)
-    assert (
-        record.config["images"] == 4
-        and record.results["file"]["pixels"] == 16 * 12
-        and len(record.history) == 2
-    )
+    assert record.config["images"] == 4 and record.results["file"]["pixels"] == 16 * 12
+    assert len(record.history) == 2
     for pair, one in record.results["ratios"].items():
         above, below = pair.split(" / ")
         by_hand = [turn[above] / turn[below] for turn in record.history]
@@ -33,3 +30,4 @@ def test_one_small_run(tmp_path, monkeypatch, capsys):
     assert "Photos, 0 workers / decoding alone" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         benchmark.parse(["--count", "0"])
+    assert "--count" in capsys.readouterr().err.splitlines()[-1]

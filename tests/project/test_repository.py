@@ -77,6 +77,6 @@ def test_address_may_end_as_a_browser_or_git_writes_it(url):
 )
 def test_other_addresses_are_refused_and_nothing_changes(url, tmp_path):
     root = copied(tmp_path)
-    with pytest.raises(ValueError, match="https://github.com/OWNER/NAME"):
+    with pytest.raises(ValueError, match=re.escape(repr(url))):
         repository.set_everywhere(root, url)
     assert repository.current(root) == URL

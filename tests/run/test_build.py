@@ -35,10 +35,8 @@ def test_a_student_that_only_pools_otherwise_is_taught(tmp_path, how):
     assert set(built.model.mismatched) == {"pooling"}
     assert (built.model.plan.what, built.model.plan.how, built.model.plan.mismatched) == ("map", how, True)
     if how == "copy":  # what is kept can be read back as the same pair
-        again = load_bundle(
-            save_bundle(tmp_path / "student.safetensors", built.model, built.student, built.teacher)
-        )
-        assert same(again.student.state_dict(), built.model.student.state_dict())
+        path = save_bundle(tmp_path / "student.safetensors", built.model, built.student, built.teacher)
+        assert same(load_bundle(path).student.state_dict(), built.model.student.state_dict())
 
 
 def test_a_student_like_its_teacher_is_no_mismatch(tmp_path):
@@ -52,31 +50,22 @@ def test_any_other_difference_must_be_asked_for(tmp_path, student):
     assert "layer_scale" in build(config(tmp_path, plan=Plan(mismatched=True), **student), 8).model.mismatched
 
 
-def test_a_teacher_of_another_size_is_named_in_two_lines_with_the_way_out():
+def test_a_teacher_of_another_size_is_named_briefly_with_the_way_out():
     teacher, student = (
         Architecture("vit_tiny_patch16_224", TINY | {"embed_dim": width, "num_classes": 0}).build()
         for width in (48, 24)
     )
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(
+        ValueError, match=r"cls_token .*\(1, 1, 48\).*\(1, 1, 24\).*model.embed_dim=48"
+    ) as caught:
         start_from(student, teacher)
-    text = str(caught.value)
-    assert (
-        "cls_token is (1, 1, 48) in the teacher, (1, 1, 24) in the student" in text
-        and "model.embed_dim=48" in text
-    )
-    assert (
-        text.count(" in the student") == 3
-        and "more. Choose the teacher's model with the setting model" in text
-        and len(text) < 400
-    )
+    assert len(str(caught.value)) < 400
 
 
 def test_weights_say_how_images_are_prepared_for_them(tmp_path):
     architecture = Architecture("vit_tiny_patch16_224", TINY)
-    vit, augmentation = (
-        architecture.build(),
-        Augmentation(32, crop_pct=1.0, mean=(0.1, 0.2, 0.3), std=(0.5,) * 3),
-    )
+    vit = architecture.build()
+    augmentation = Augmentation(32, crop_pct=1.0, mean=(0.1, 0.2, 0.3), std=(0.5,) * 3)
     described = {"image_size": 32, "crop_pct": 1.0, "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.5, 0.5]}
     said = {
         name: save_vit(tmp_path / f"{name}.safetensors", vit, architecture, more)
@@ -87,13 +76,9 @@ def test_weights_say_how_images_are_prepared_for_them(tmp_path):
             ("wrong", {"augmentation": {"crop_pct": 7}}),
         )
     }
-    assert [preparation_of(said[name]) for name in ("silent", "as they are", "prepared")] == [
-        (False, None),
-        (True, None),
-        (True, augmentation),
-    ]
+    assert preparation_of(said["silent"]) == (False, None)
+    assert preparation_of(said["as they are"]) == (True, None)
+    assert preparation_of(said["prepared"]) == (True, augmentation)
     assert same(load_vit(said["prepared"]).state_dict(), vit.state_dict())
-    with pytest.raises(
-        OSError, match="wrong.safetensors does not say how its images are prepared .ValueError: .*crop_pct"
-    ):
+    with pytest.raises(OSError, match="wrong.safetensors .*crop_pct"):
         preparation_of(said["wrong"])

@@ -2,8 +2,8 @@
 exist."""
 
 import re
+import runpy
 import statistics
-import subprocess
 import sys
 
 import pytest
@@ -12,7 +12,6 @@ from atlib import __main__ as command
 from atlib.lab import commands, study
 from atlib.record import read_records
 from tests import toy
-from tests.helpers import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +31,8 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
     records = read_records("transfer", "toy", results=here / "results")
     for line, method in zip(lines, ("scratch", "copy"), strict=False):
         scores = [100 * record.results["test_accuracy"] for record in records if record.method == method]
-        assert line.split() == [
-            method,
-            f"{statistics.mean(scores):.1f}",
-            "±",
-            f"{statistics.stdev(scores):.1f}",
-            "(2",
-            "seeds)",
-        ]
+        figures = f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}"
+        assert line.split() == [method, *figures.split(), "(2", "seeds)"]
     assert lines[-1] == "records: results/transfer/toy.jsonl"
     assert {path.name for path in (here / "runs" / "transfer" / "toy").iterdir()} == {
         "transfer",
@@ -53,25 +46,8 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
 
 
 def test_records_and_weights_go_where_they_are_sent(here, capsys):
-    assert (
-        command.main(
-            [
-                "experiment",
-                "transfer",
-                "--scale",
-                "toy",
-                "--seeds",
-                "1",
-                "--methods",
-                "copy",
-                "--out",
-                "there",
-                "--work",
-                "elsewhere",
-            ]
-        )
-        == 0
-    )
+    asked = "experiment transfer --scale toy --seeds 1 --methods copy --out there --work elsewhere"
+    assert command.main(asked.split()) == 0
     assert {path.name for path in here.iterdir()} == {"there", "elsewhere"}
     assert [record.method for record in read_records("transfer", "toy", results=here / "there")] == ["copy"]
     assert (here / "elsewhere" / "teacher-seed0.safetensors").exists()
@@ -80,33 +56,24 @@ def test_records_and_weights_go_where_they_are_sent(here, capsys):
 
 
 @pytest.mark.parametrize(
-    "asked, says",
+    "asked, named",
     [
-        ("transfr", "unknown experiment 'transfr'. Did you mean 'transfer'"),
-        ("transfer --scale build-in", "unknown scale 'build-in'. Did you mean 'built-in'"),
-        (
-            "transfer --scale toy --methods scratch destill",
-            "unknown method 'destill'. Did you mean 'distill'",
-        ),
-        (
-            "transfer --methods copy-q",
-            (
-                "unknown method 'copy-q'.* Known: 'scratch', 'fine-tune', 'copy', 'copy-untrained',"
-                " 'copy-fine-tuned', 'distill'"
-            ),
-        ),
-        ("transfer --scale toy --seeds 0", "--seeds and --jobs must be at least 1, got 0 and 1"),
-        ("transfer --scale toy --jobs 0", "must be at least 1"),
-        ("transfer --scale cifar10-cpu --data nowhere", "nowhere does not exist"),
-        ("distillation --scale toy", "distill is not tuned yet"),
-        ("shifts --scale toy", "shifts is made for the scale 'built-in', not for 'toy'"),
-        ("shifts --methods copi", "unknown method 'copi'. Did you mean 'copy'"),
+        ("transfr", "'transfr'.*'transfer'"),
+        ("transfer --scale build-in", "'build-in'.*'built-in'"),
+        ("transfer --scale toy --methods scratch destill", "'destill'.*'distill'"),
+        ("transfer --methods copy-q", "'copy-q'.*'copy-untrained', 'copy-fine-tuned', 'distill'"),
+        ("transfer --scale toy --seeds 0", "--seeds .* 0 and 1"),
+        ("transfer --scale toy --jobs 0", "--jobs .* and 0"),
+        ("transfer --scale cifar10-cpu --data nowhere", "nowhere"),
+        ("distillation --scale toy", "distill .* experiment transfer --scale toy`"),
+        ("shifts --scale toy", "shifts .*'built-in'.*'toy'"),
+        ("shifts --methods copi", "'copi'.*'copy'"),
     ],
 )
-def test_wrong_requests_end_with_2_and_write_nothing(here, capsys, asked, says):
+def test_wrong_requests_end_with_2_and_write_nothing(here, capsys, asked, named):
     assert command.main(["experiment", *asked.split()]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("python -m atlib: ") and re.search(says, err)
+    assert out == "" and err.startswith("python -m atlib: ") and re.search(named, err)
     assert "Traceback" not in err and list(here.iterdir()) == []
 
 
@@ -126,31 +93,14 @@ def test_help_names_experiments_scales_and_methods(capsys):
         command.main(["experiment", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert caught.value.code == 0
-    assert all(
-        name in text
-        for name in (
-            "transfer",
-            "distillation",
-            "built-in",
-            "cifar10-cpu",
-            "copy-fine-tuned",
-            "--seeds",
-            "--data",
-            "--out",
-        )
-    )
+    for name in "transfer distillation built-in cifar10-cpu copy-fine-tuned --seeds --data --out".split():
+        assert name in text
 
 
-@pytest.mark.slow
-def test_the_process_ends_with_the_code(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "atlib", "experiment", "transfre"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert (
-        done.returncode == 2 and "Did you mean 'transfer'" in done.stderr and "Traceback" not in done.stderr
-    )
-    assert list(tmp_path.iterdir()) == []
+def test_the_module_ends_with_the_code(here, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["atlib", "experiment", "transfre"])
+    monkeypatch.delitem(sys.modules, "atlib.__main__")
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("atlib", run_name="__main__")
+    assert caught.value.code == 2 and "'transfre'" in capsys.readouterr().err
+    assert list(here.iterdir()) == []

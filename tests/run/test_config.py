@@ -67,45 +67,20 @@ def test_json_and_back(tmp_path, config):
 
 
 def test_changes_reach_run_recipe_parts_and_model():
-    config = configure(
-        **asked(
-            "built-in-distill",
-            "lr=1e-3",
-            "steps=7",
-            "save_every=3",
-            "plan.what=q",
-            "model.depth=2",
-            "plan.layers=[0]",
-            "transfer_weight=2",
-            teacher=__file__,
-        )
-    )
-    assert (config.recipe.lr, config.recipe.steps, config.save_every, config.recipe.transfer_weight) == (
-        1e-3,
-        7,
-        3,
-        2.0,
-    )
+    changes = "lr=1e-3 steps=7 save_every=3 plan.what=q model.depth=2 plan.layers=[0] transfer_weight=2"
+    config = configure(**asked("built-in-distill", *changes.split(), teacher=__file__))
+    recipe = config.recipe
+    assert (recipe.lr, recipe.steps, recipe.transfer_weight, config.save_every) == (1e-3, 7, 2.0, 3)
     assert config.plan == Plan("q", "distill", layers=(0,)) and config.model.overrides["depth"] == 2
     assert len(config.skeleton(8).blocks) == 2
 
 
 def test_two_changes_that_are_right_only_together():
-    config = configure(
-        **asked(
-            "mae-scratch-vit-base",
-            "augmentation.image_size=64",
-            "model=vit_tiny_patch16_224",
-            data="imagenet-1k",
-        )
-    )
+    recipe, size, data = "mae-scratch-vit-base", "augmentation.image_size=64", "imagenet-1k"
+    config = configure(**asked(recipe, size, "model=vit_tiny_patch16_224", data=data))
     assert config.skeleton(10).patch_embed.img_size == (64, 64) and config.skeleton(10).embed_dim == 192
-    with pytest.raises(ValueError, match="images of .224, 224. pixels, the augmentation makes them of 64"):
-        configure(
-            **asked(
-                "mae-scratch-vit-base", "augmentation.image_size=64", "model.img_size=224", data="imagenet-1k"
-            )
-        )
+    with pytest.raises(ValueError, match="224, 224.*augmentation.* 64"):
+        configure(**asked(recipe, size, "model.img_size=224", data=data))
 
 
 def test_changes_that_mend_the_published_run_only_together():
@@ -114,14 +89,9 @@ def test_changes_that_mend_the_published_run_only_together():
     config = configure(
         **asked("copy-vit-large", "model=glyphs", "model.global_pool=token", "steps=3", teacher=__file__)
     )
-    assert (
-        config.skeleton(8).patch_embed.img_size == (32, 32)
-        and config.recipe.steps == 3
-        and config.plan.how == "copy"
-    )
-    with pytest.raises(
-        ValueError, match="takes images of .224, 224. pixels, those of marked-glyphs have 32 x 32"
-    ):
+    assert config.skeleton(8).patch_embed.img_size == (32, 32)
+    assert config.recipe.steps == 3 and config.plan.how == "copy"
+    with pytest.raises(ValueError, match="224, 224.*marked-glyphs.*32 x 32"):
         configure(**asked("copy-vit-large", teacher=__file__))
 
 
@@ -147,116 +117,83 @@ def test_what_a_run_changed_against_its_published_recipe():
 def test_a_published_recipe_is_what_is_run():
     published = PUBLISHED["distill-vit-large"]
     config = configure("distill-vit-large", "imagenet-1k")
-    assert (
-        config.recipe == published.recipe
-        and config.plan == published.plan
-        and config.augmentation == published.augmentation
-    )
+    for part in ("recipe", "plan", "augmentation"):
+        assert getattr(config, part) == getattr(published, part)
     resolved = config.on(1_281_167)
     assert resolved == replace(config, recipe=published.recipe.on(1_281_167)) == resolved.on(3)
     assert resolved.recipe.steps == 200 * 626, "626 steps of 2,048 images an epoch, the last one smaller"
-    assert (config.method, config.teacher, config.drop_path, config.evaluation_split) == (
-        "distill",
-        "vit_large_patch16_224.mae",
-        0.2,
-        "validation",
-    )
-    assert config.architecture(1000).overrides == {
-        **published.options,
-        "drop_path_rate": 0.2,
-        "num_classes": 1000,
-        "img_size": 224,
-    }
+    found = config.method, config.teacher, config.drop_path, config.evaluation_split
+    assert found == ("distill", "vit_large_patch16_224.mae", 0.2, "validation")
+    more = {"drop_path_rate": 0.2, "num_classes": 1000, "img_size": 224}
+    assert config.architecture(1000).overrides == published.options | more
 
 
 def test_changes_in_epochs_reach_the_steps():
     changes = ("epochs=50", "batch_size=1024", "warmup_epochs=5")
     recipe = configure(**asked("distill-vit-large", *changes, data="imagenet-1k")).on(10_240).recipe
-    assert (
-        recipe.steps == 50 * 10
-        and recipe.lr == pytest.approx(1e-4 * 1024 / 256)
-        and recipe.warmup == pytest.approx(0.1)
-    )
+    assert (recipe.steps, recipe.lr, recipe.warmup) == pytest.approx((50 * 10, 1e-4 * 1024 / 256, 0.1))
     mae = configure(**asked("mae", "epochs=3", "base_lr=1e-3", "batch_size=64")).on(128).recipe
     assert (mae.steps, mae.lr, mae.warmup) == (6, 2.5e-4, 0.1), "also where the recipe is in steps"
 
 
 @pytest.mark.parametrize(
-    "given, says",
+    "given, named",
     [
-        (asked("built-in-scrach"), "unknown recipe 'built-in-scrach'. Did you mean 'built-in-scratch'"),
-        (asked("built-in-scratch", "stepz=3"), "unknown setting --stepz. Did you mean --steps"),
-        (asked("built-in-scratch", "recipe.stepz=3"), "unknown setting --recipe.stepz"),
-        (asked("built-in-scratch", "plans.what=q"), "unknown setting --plans.what. Did you mean --plan.what"),
-        (asked("built-in-scratch", "plan.what=q"), "this run has no plan .method 'scratch'"),
-        (asked("built-in-scratch", "epoch=3"), "unknown setting --epoch. Did you mean --epochs"),
-        (asked("built-in-scratch", "published.epochs=3"), "unknown setting --published.epochs"),
-        (asked("built-in-scratch", "epochs=3", "steps=9"), "steps and epochs exclude each other"),
+        (asked("built-in-scrach"), "'built-in-scrach'.*'built-in-scratch'"),
+        (asked("built-in-scratch", "stepz=3"), "--stepz.*--steps"),
+        (asked("built-in-scratch", "recipe.stepz=3"), "--recipe.stepz"),
+        (asked("built-in-scratch", "plans.what=q"), "--plans.what.*--plan.what"),
+        (asked("built-in-scratch", "plan.what=q"), "plan.what: .*'scratch'"),
+        (asked("built-in-scratch", "epoch=3"), "--epoch.*--epochs"),
+        (asked("built-in-scratch", "published.epochs=3"), "--published.epochs"),
+        (asked("built-in-scratch", "epochs=3", "steps=9"), "steps and epochs"),
         (asked("built-in-scratch", "epochs=3"), "warmup_epochs=12.5, epochs=3.0"),
-        (asked("built-in-scratch", "steps=1.5"), "--steps 1.5: the value is int"),
-        (asked("built-in-scratch", "steps=0"), "steps must be above 0"),
-        (asked("built-in-scratch", "betas=[2,3]"), "betas=.2.0, 3.0.*: both must be at least 0 and below 1"),
-        (asked("built-in-scratch", "lr=Infinity"), "--lr Infinity: the value is float"),
-        (
-            asked("built-in-scratch", "optimizer=adahessian"),
-            "optimizer='adahessian' needs second derivatives",
-        ),
-        (asked("built-in-scratch", "recipe_name=copy-vit-large"), "unknown setting --recipe_name"),
-        (asked("built-in-scratch", "data=/tmp"), "unknown setting --data"),
-        (asked("built-in-copy", "teacher=here", teacher=__file__), "unknown setting --teacher"),
-        (asked("built-in-scratch", "seed=3"), "unknown setting --seed"),
-        (asked("built-in-scratch", "tensorboard=true"), "unknown setting --tensorboard"),
-        (asked("built-in-scratch", seed=2**32), "seed must be below 2..32 = 4294967296"),
-        (asked("built-in-scratch", seed=10**23), "seed must be below 2..32"),
-        (asked("built-in-scratch", "model.depth=0"), "the model 'glyphs' has no blocks"),
+        (asked("built-in-scratch", "steps=1.5"), "--steps 1.5: .* int"),
+        (asked("built-in-scratch", "steps=0"), "steps=0"),
+        (asked("built-in-scratch", "betas=[2,3]"), "betas=.2.0, 3.0"),
+        (asked("built-in-scratch", "lr=Infinity"), "--lr Infinity: .* float"),
+        (asked("built-in-scratch", "optimizer=adahessian"), "optimizer='adahessian'"),
+        (asked("built-in-scratch", "recipe_name=copy-vit-large"), "--recipe_name"),
+        (asked("built-in-scratch", "data=/tmp"), "--data"),
+        (asked("built-in-copy", "teacher=here", teacher=__file__), "--teacher"),
+        (asked("built-in-scratch", "seed=3"), "--seed"),
+        (asked("built-in-scratch", "tensorboard=true"), "--tensorboard"),
+        (asked("built-in-scratch", seed=2**32), "seed=4294967296"),
+        (asked("built-in-scratch", seed=10**23), f"seed={10**23}"),
+        (asked("built-in-scratch", "model.depth=0"), "'glyphs'.*model.depth"),
         (asked("built-in-scratch", "model.init_values=NaN"), "init_values': 'NaN'"),
         (
             asked("mae-scratch-vit-base", "augmentation.mean=[0, 0, Infinity]", data="imagenet-1k"),
-            "--augmentation.mean .*Infinity.*: the value is tuple",
+            "--augmentation.mean .*Infinity",
         ),
-        (asked("mae", "mask_ratio=2"), "mask_ratio=2.0 leaves -16 of 16 patches visible"),
-        (asked("mae", "mask_ratio=0.99"), "mask_ratio=0.99 leaves 0 of 16 patches visible"),
-        (asked("mae", "decoder_width=10"), "decoder_width=10 makes no decoder .*a multiple of 4"),
-        (asked("built-in-scratch", "save_every=0"), "save_every must be at least 1, got 0"),
-        (asked("built-in-scratch", "workers=-1"), "workers must be at least 0, got -1"),
-        (asked("built-in-scratch", "drop_path=1"), "drop_path must be at least 0 and below 1"),
-        (asked("built-in-scratch", "on_corrupt=ignore"), "unknown on_corrupt 'ignore'"),
-        (asked("built-in-scratch", "method=copying"), "unknown method 'copying'"),
-        (asked("built-in-scratch", "method=copy"), "copy needs a teacher"),
-        (asked("built-in-scratch", "model.deepth=3"), "cannot be built with .*deepth"),
-        (
-            asked("built-in-scratch", "model=vit_tiny_patch16_224"),
-            "images of .224, 224. pixels, those of marked-glyphs have 32 x 32",
-        ),
-        (asked("built-in-scratch", "model.depth=-1"), "cannot be built with .*depth"),
-        (
-            asked("built-in-copy", "plan.layers=[[0,[1]]]", teacher=__file__),
-            "--plan.layers .*: the value is Iterable",
-        ),
-        (
-            asked("built-in-copy", "plan.layers=[[[0],1]]", teacher=__file__),
-            "--plan.layers .*: the value is Iterable",
-        ),
-        (asked("built-in-copy"), "copy needs a teacher"),
+        (asked("mae", "mask_ratio=2"), "mask_ratio=2.0 .* -16 of 16"),
+        (asked("mae", "mask_ratio=0.99"), "mask_ratio=0.99 .* 0 of 16"),
+        (asked("mae", "decoder_width=10"), "decoder_width=10"),
+        (asked("built-in-scratch", "save_every=0"), "save_every=0"),
+        (asked("built-in-scratch", "workers=-1"), "workers=-1"),
+        (asked("built-in-scratch", "drop_path=1"), "drop_path .* 1"),
+        (asked("built-in-scratch", "on_corrupt=ignore"), "on_corrupt 'ignore'"),
+        (asked("built-in-scratch", "method=copying"), "'copying'"),
+        (asked("built-in-scratch", "method=copy"), "copy .*teacher"),
+        (asked("built-in-scratch", "model.deepth=3"), "'glyphs'.*deepth"),
+        (asked("built-in-scratch", "model=vit_tiny_patch16_224"), "224, 224.*marked-glyphs"),
+        (asked("built-in-scratch", "model.depth=-1"), "'depth': -1"),
+        (asked("built-in-copy", "plan.layers=[[0,[1]]]", teacher=__file__), "--plan.layers "),
+        (asked("built-in-copy", "plan.layers=[[[0],1]]", teacher=__file__), "--plan.layers "),
+        (asked("built-in-copy"), "copy .*teacher"),
         (
             asked("built-in-copy", teacher="vit_tinny_patch16_224"),
-            "no ViT is called 'vit_tinny_patch16_224'. Close names: vit_tiny_patch16_224",
+            "'vit_tinny_patch16_224'.* vit_tiny_patch16_224",
         ),
-        (
-            asked("built-in-copy", "plan.layers=[7]", teacher=__file__),
-            "the plan transfers layer 7, but the depth is 4",
-        ),
-        (asked("built-in-copy", "plan.how=distill", teacher=__file__), "do not go together"),
-        (asked("built-in-scratch", teacher=__file__), "scratch has no teacher"),
-        (
-            asked("built-in-scratch", data="marked-glyph"),
-            "unknown data set 'marked-glyph'. Did you mean 'marked-glyphs'",
-        ),
-        (asked("retrieval", data="cifar10"), "retrieval is a task of the built-in world"),
+        (asked("built-in-copy", "plan.layers=[7]", teacher=__file__), "layer 7, .* 4"),
+        (asked("built-in-copy", "plan.how=distill", teacher=__file__), "'copy'.*'distill'"),
+        (asked("built-in-scratch", teacher=__file__), f"scratch .*{__file__}"),
+        (asked("built-in-scratch", data="marked-glyph"), "'marked-glyph'.*'marked-glyphs'"),
+        (asked("retrieval", data="cifar10"), "retrieval .*'cifar10'"),
     ],
 )
-def test_what_is_wrong_is_said_before_data_or_weights_are_touched(given, says, no_network):
-    with pytest.raises(ValueError, match=says):
+def test_what_is_wrong_is_named_before_data_or_weights_are_touched(given, named, no_network):
+    with pytest.raises(ValueError, match=named):
         configure(**given)
 
 
@@ -273,29 +210,25 @@ def test_what_is_wrong_is_said_before_data_or_weights_are_touched(given, says, n
     ],
 )
 def test_a_setting_that_would_change_nothing_is_refused(given, belongs_to):
-    with pytest.raises(
-        ValueError, match=f"would change nothing: it belongs to {belongs_to}, not to a run of"
-    ):
+    (name,) = given["changes"]
+    with pytest.raises(ValueError, match=f"^{name} .*{belongs_to}"):
         configure(**given)
 
 
 def test_settings_where_they_have_a_use():
     assert configure(**asked("mae", "mask_ratio=0.5", "decoder_width=32")).mask_ratio == 0.5
-    assert (
-        configure(
-            **asked("built-in-distill", "transfer_weight=1", "evaluate_every=2", teacher=__file__)
-        ).recipe.transfer_weight
-        == 1
+    weighted = configure(
+        **asked("built-in-distill", "transfer_weight=1", "evaluate_every=2", teacher=__file__)
     )
-    assert configure(
-        **asked("distill-vit-large", "streaming=true", "on_corrupt=skip", data="imagenet-1k")
-    ).streaming
+    assert weighted.recipe.transfer_weight == 1
+    changes = ("streaming=true", "on_corrupt=skip")
+    assert configure(**asked("distill-vit-large", *changes, data="imagenet-1k")).streaming
 
 
 def test_files_that_are_not_there():
-    with pytest.raises(FileNotFoundError, match="the teacher nowhere.safetensors does not exist: .*pretrain"):
+    with pytest.raises(FileNotFoundError, match="nowhere.safetensors"):
         configure(**asked("built-in-copy", teacher="nowhere.safetensors"))
-    with pytest.raises(FileNotFoundError, match="nowhere/x.parquet does not exist"):
+    with pytest.raises(FileNotFoundError, match="nowhere/x.parquet"):
         configure(**asked("built-in-scratch", data="nowhere/x.parquet"))
 
 
@@ -309,31 +242,21 @@ def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch
 
 
 def test_what_must_not_change_when_a_run_goes_on():
-    same = [
-        replace(GLYPHS, on_corrupt="skip"),
-        replace(GLYPHS, workers=3),
-        replace(GLYPHS, save_every=7),
-        replace(GLYPHS, keep=9),
-        replace(GLYPHS, tensorboard=True),
-    ]
-    other = [
-        replace(GLYPHS, seed=1),
-        replace(GLYPHS, recipe=Recipe(lr=1.0)),
-        replace(GLYPHS, drop_path=0.1),
-        replace(GLYPHS, data_size=5),
-    ]
-    assert all(each.fingerprint() == GLYPHS.fingerprint() for each in same)
-    assert not any(each.fingerprint() == GLYPHS.fingerprint() for each in other)
+    free = {"on_corrupt": "skip", "workers": 3, "save_every": 7, "keep": 9, "tensorboard": True}
+    fixed = {"seed": 1, "recipe": Recipe(lr=1.0), "drop_path": 0.1, "data_size": 5}
+    for name, value in (free | fixed).items():
+        changed = replace(GLYPHS, **{name: value})
+        assert (changed.fingerprint() == GLYPHS.fingerprint()) == (name in free), name
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"recipe_name": "x"}', '{"mode": 1}'])
 def test_a_damaged_config_is_named_and_left(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(OSError, match="config.json does not describe a run"):
+    with pytest.raises(OSError, match=str(tmp_path / "config.json")):
         read_config(tmp_path)
     assert (tmp_path / "config.json").read_text() == content
 
 
 def test_a_folder_without_a_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no run, config.json is missing: start one with"):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} .*python -m atlib train"):
         read_config(tmp_path)

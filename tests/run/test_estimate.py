@@ -63,9 +63,8 @@ def test_moments_of_the_schedule():
         "middle": 50,
         "last step": 99,
     }
-    assert found["first step"][1:] == pytest.approx((1e-3, 1e-3)) and found["end of warm-up"][
-        2
-    ] == pytest.approx(1e-2)
+    assert found["first step"][1:] == pytest.approx((1e-3, 1e-3))
+    assert found["end of warm-up"][2] == pytest.approx(1e-2)
     assert 1e-3 < found["last step"][2] < 1.01e-3
 
 
@@ -73,22 +72,14 @@ def test_a_minimum_above_the_peak_is_said():
     config = replace(GLYPHS, recipe=replace(GLYPHS.recipe, lr=1e-3, min_lr=2e-3))
     skeleton = config.skeleton(8)
     groups = parameter_groups(skeleton, config)
-    text = as_text(
-        dry_run.Estimate(
-            config, 320, skeleton, groups, moments(config, groups), None, memory_of(config, 8), None, None
-        ),
-        ("An oddity.",),
-    )
-    assert (
-        "min_lr 0.002 is above lr 0.001: after warm-up the learning rate rises" in text
-        and "An oddity." in text
-    )
-    assert "not estimated: no step fits" in text and "FLOPs are not counted" in text
-    assert "100 steps of 32 images: 10 an epoch, 10 epochs" in text
-    assert "\noddities of the published recipe\n    An oddity.\n" in text and "changed against" not in text
     found = dry_run.Estimate(
         config, 320, skeleton, groups, moments(config, groups), None, memory_of(config, 8), None, None
     )
+    text = as_text(found, ("An oddity.",))
+    assert "min_lr 0.002 is above lr 0.001" in text
+    assert "not estimated: no step fits" in text and "FLOPs are not counted" in text
+    assert "100 steps of 32 images: 10 an epoch, 10 epochs" in text
+    assert "\noddities of the published recipe\n    An oddity.\n" in text and "changed against" not in text
     assert "\nchanged against the published recipe\n    lr 1 instead of 2\nmemory of a step\n" in as_text(
         found, config_diff=["lr 1 instead of 2"]
     )
@@ -97,16 +88,14 @@ def test_a_minimum_above_the_peak_is_said():
 def test_memory_grows_with_the_part_of_the_batch_and_holds_teacher_and_average():
     numbers = sum(each.numel() for each in GLYPHS.skeleton(8).parameters())
     whole = memory_of(GLYPHS, 8)
-    assert (whole.weights, whole.gradients, whole.optimizer, whole.teacher) == (
-        4 * numbers,
-        4 * numbers,
-        8 * numbers,
-        0,
+    found = whole.weights, whole.gradients, whole.optimizer, whole.teacher
+    assert found == (4 * numbers, 4 * numbers, 8 * numbers, 0)
+    half, double, averaged = (
+        memory_of(replace(GLYPHS, recipe=replace(GLYPHS.recipe, **change)), 8)
+        for change in ({"accumulate": 2}, {"batch_size": 64}, {"ema": 0.9})
     )
-    half = memory_of(replace(GLYPHS, recipe=replace(GLYPHS.recipe, accumulate=2)), 8)
-    double = memory_of(replace(GLYPHS, recipe=replace(GLYPHS.recipe, batch_size=64)), 8)
     assert double.saved - whole.saved == 2 * (whole.saved - half.saved) > 0
-    assert memory_of(replace(GLYPHS, recipe=replace(GLYPHS.recipe, ema=0.9)), 8).weights == 8 * numbers
+    assert averaged.weights == 8 * numbers
     copied = memory_of(replace(GLYPHS, method="copy", plan=Plan(), teacher="t"), 8)
     assert copied.teacher == 4 * numbers, "the teacher is taken to be of the student's architecture"
 
@@ -150,11 +139,8 @@ def test_random_images_note_when_each_step_is_asked_for(monkeypatch):
     monkeypatch.setattr(measure_steps.time, "perf_counter", lambda: float(next(now)))
     images = RandomImages((3, 32, 32), lambda count: torch.zeros(count), 4, 3)
     batches = list(images.epoch(ShardSpec(0, 0, 4)))
-    assert (
-        len(images) == 12
-        and [batch.images.shape for batch in batches] == [(4, 3, 32, 32)] * 3
-        and images.times == [0.0, 1.0, 2.0, 3.0]
-    )
+    assert len(images) == 12 and images.times == [0.0, 1.0, 2.0, 3.0]
+    assert [batch.images.shape for batch in batches] == [(4, 3, 32, 32)] * 3
 
 
 def test_what_takes_too_long_or_too_much_memory_is_not_measured(monkeypatch):
@@ -169,33 +155,19 @@ def test_what_takes_too_long_or_too_much_memory_is_not_measured(monkeypatch):
 def test_a_short_limit_measures_two_smaller_batches(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        measure_steps,
-        "_step",
-        lambda config, model, outputs, batch: asked.append(batch) or 0.1 + 0.01 * batch,
+        measure_steps, "_step", lambda *given: asked.append(given[3]) or 0.1 + 0.01 * given[3]
     )
     monkeypatch.setattr(measure_steps, "speed", lambda: 1e9)
     flops = 10**6
-    timing = time_steps(
-        GLYPHS,
-        lambda: None,
-        8,
-        flops,
-        0,
-        1,
-        limit=16 * 2 * measure_steps.STEPS * flops / (measure_steps.EFFICIENCY * 1e9) * 1.01,
-    )
-    assert (
-        asked == [8, 16]
-        and timing.batches == (8, 16)
-        and timing.seconds(32) == pytest.approx(0.1 + 0.01 * 32)
-    )
+    limit = 16 * 2 * measure_steps.STEPS * flops / (measure_steps.EFFICIENCY * 1e9) * 1.01
+    timing = time_steps(GLYPHS, lambda: None, 8, flops, 0, 1, limit=limit)
+    assert asked == [8, 16] and timing.batches == (8, 16)
+    assert timing.seconds(32) == pytest.approx(0.1 + 0.01 * 32)
 
 
 def test_without_a_count_of_flops_two_images_are_tried_first(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        measure_steps, "_step", lambda config, model, outputs, batch: asked.append(batch) or 0.1 * batch
-    )
+    monkeypatch.setattr(measure_steps, "_step", lambda *given: asked.append(given[3]) or 0.1 * given[3])
     timing = time_steps(GLYPHS, lambda: None, 8, None, 0, 1, limit=measure_steps.STEPS * 0.2 * 12.5)
     assert asked == [2, 6, 12] and timing.seconds(32) == pytest.approx(3.2)
 

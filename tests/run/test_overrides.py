@@ -1,5 +1,6 @@
 """Settings on the command line: what is read from the text, what is refused, and what the refusal names."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -72,13 +73,12 @@ def test_text_becomes_what_the_field_declares(name, text, value):
     ],
 )
 def test_what_does_not_fit_is_refused_by_name_value_and_type(name, text):
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=re.escape(f"--{name} {text}: ")):
         read({name: text}, KINDS)
-    assert str(refused.value).startswith(f"--{name} {text}: the value is ")
 
 
 def test_an_unknown_name_is_refused_with_the_close_ones():
-    with pytest.raises(ValueError, match="--stepz. Did you mean --steps"):
+    with pytest.raises(ValueError, match="--stepz.*--steps"):
         read({"stepz": "1"}, KINDS)
 
 
@@ -97,7 +97,7 @@ def test_options_in_both_spellings():
         (["--lr"], "--lr"),
         (["--lr", "--steps", "3"], "--lr"),
         (["lr=3"], "'lr'"),
-        (["--lr", "1", "--lr", "2"], "as '1' and as '2'"),
+        (["--lr", "1", "--lr", "2"], "--lr .*'1'.*'2'"),
     ],
 )
 def test_what_is_no_pair_is_refused(arguments, named):

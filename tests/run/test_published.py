@@ -61,10 +61,8 @@ def test_the_two_recipes_of_attention_transfer():
     for found, expected in ((COPY.recipe.on(IMAGENET), of_copy), (DISTILL.recipe.on(IMAGENET), of_distill)):
         for name, value in (shared | expected).items():
             assert getattr(found, name) == pytest.approx(value), name
-    assert (
-        round(COPY.recipe.on(IMAGENET).warmup * 62_600) == 5 * 626
-        and round(DISTILL.recipe.on(IMAGENET).warmup * 125_200) == 20 * 626
-    )
+    assert round(COPY.recipe.on(IMAGENET).warmup * 62_600) == 5 * 626
+    assert round(DISTILL.recipe.on(IMAGENET).warmup * 125_200) == 20 * 626
     assert (COPY.drop_path, DISTILL.drop_path) == (0, 0.2)
     for each in (COPY, DISTILL):
         assert each.augmentation == Augmentation(
@@ -74,16 +72,9 @@ def test_the_two_recipes_of_attention_transfer():
     assert DISTILL.plan.how == "distill" and DISTILL.plan.layers_of(24) == tuple(range(18))
     partial = PUBLISHED["partial-copy-vit-large"]
     assert partial.recipe.betas == (0.9, 0.95) and partial.plan.layers_of(24) == tuple(range(21))
-    same = replace(
-        partial,
-        name=COPY.name,
-        source=COPY.source,
-        recipe=COPY.recipe,
-        plan=COPY.plan,
-        oddities=COPY.oddities,
-    )
     assert replace(partial.recipe, betas=COPY.recipe.betas) == COPY.recipe
-    assert same == COPY
+    own = ("name", "source", "recipe", "plan", "oddities")
+    assert replace(partial, **{name: getattr(COPY, name) for name in own}) == COPY
 
 
 @pytest.mark.parametrize(
@@ -161,10 +152,8 @@ def test_the_student_is_the_published_model(name):
     size = each.augmentation.image_size
     assert vit(torch.empty(1, 3, size, size, device="meta")).shape == (1, 10)
     pooled = name.startswith(("distill", "mae"))
-    assert (
-        vit.global_pool == ("avg" if pooled else "token")
-        and isinstance(vit.fc_norm, torch.nn.LayerNorm) == pooled
-    )
+    assert vit.global_pool == ("avg" if pooled else "token")
+    assert isinstance(vit.fc_norm, torch.nn.LayerNorm) == pooled
     if name.startswith("deit3"):
         assert hasattr(vit.blocks[0].ls1, "gamma") and vit.no_embed_class
 
@@ -174,13 +163,8 @@ def test_the_student_is_the_published_model(name):
 
 def small(each: Published, depth=3):
     """A small ViT built as the recipe builds its own."""
-    return create_vit(
-        "glyphs",
-        depth=depth,
-        embed_dim=16,
-        num_heads=2,
-        **{name: value for name, value in each.options.items() if name != "img_size"},
-    )
+    options = {name: value for name, value in each.options.items() if name != "img_size"}
+    return create_vit("glyphs", depth=depth, embed_dim=16, num_heads=2, **options)
 
 
 def factor_by_mae(name: str, depth: int, decay: float) -> float:
@@ -282,11 +266,8 @@ def test_a_smallest_rate_above_the_base_rate_is_a_quarter_of_the_peak_in_every_g
 def test_at_a_small_batch_that_smallest_rate_makes_the_rate_rise():
     recipe = replace(COPY.recipe, batch_size=256).on(IMAGENET)
     rates = [schedule(step, recipe) * recipe.lr for step in range(0, recipe.steps + 1, recipe.steps // 100)]
-    assert (
-        recipe.lr == pytest.approx(1e-3)
-        and rates == sorted(rates)
-        and rates[-1] == pytest.approx(2e-3, rel=1e-3)
-    )
+    assert rates == sorted(rates)
+    assert (recipe.lr, rates[-1]) == pytest.approx((1e-3, 2e-3), rel=1e-3)
 
 
 def test_a_fine_tuning_of_deit3_does_not_anneal():
@@ -336,5 +317,5 @@ def test_names_are_those_of_all_recipes():
 
 
 def test_an_unknown_name_names_the_close_ones():
-    with pytest.raises(ValueError, match="unknown recipe 'copy-vit-lage'. Did you mean 'copy-vit-large'"):
+    with pytest.raises(ValueError, match="'copy-vit-lage'.*'copy-vit-large'"):
         published("copy-vit-lage")

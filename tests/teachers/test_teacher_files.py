@@ -66,7 +66,7 @@ def test_code_in_a_pickle_is_not_run(tmp_path, write):
     write(path, Bad(mark))
     pickle.loads(pickle.dumps(Bad(tmp_path / "control")))
     assert (tmp_path / "control").exists(), "this command does run when the pickle is trusted"
-    with pytest.raises(OSError, match=r"w.pth holds a \w*\.?system.*safetensors"):
+    with pytest.raises(OSError, match=r"w.pth .*system.*safetensors"):
         read_weights(path)
     assert not mark.exists()
 
@@ -75,7 +75,7 @@ def test_code_in_a_pickle_is_not_run(tmp_path, write):
 @pytest.mark.parametrize("protocol", [3, 4, 5])
 def test_code_in_other_pickles_is_not_run(tmp_path, protocol):
     (tmp_path / "w.pth").write_bytes(pickle.dumps(Bad(tmp_path / "was-run"), protocol=protocol))
-    with pytest.raises(OSError, match="w.pth (cannot be read|holds a)") as caught:
+    with pytest.raises(OSError, match="w.pth") as caught:
         read_weights(tmp_path / "w.pth")
     assert "weights_only" not in str(caught.value), "torch's advice is to run the code after all"
     assert not (tmp_path / "was-run").exists()
@@ -84,7 +84,7 @@ def test_code_in_other_pickles_is_not_run(tmp_path, protocol):
 def test_code_in_an_npz_is_not_run(tmp_path):
     mark = tmp_path / "was-run"
     np.savez(tmp_path / "w.npz", a=np.array([Bad(mark)], dtype=object))
-    with pytest.raises(OSError, match="w.npz cannot be read as arrays.*pickle"):
+    with pytest.raises(OSError, match="w.npz .*pickle"):
         read_weights(tmp_path / "w.npz")
     assert not mark.exists()
 
@@ -101,7 +101,7 @@ def test_files_cut_off_are_named_and_left_alone(tmp_path, kind, left):
         torch.save(state, path, _use_new_zipfile_serialization=kind == "zipped")
     content = path.read_bytes()[: int(left * path.stat().st_size)]
     path.write_bytes(content)
-    with pytest.raises(OSError, match="w.npz.*left as it is"):
+    with pytest.raises(OSError, match="w.npz"):
         read_weights(path)
     assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
 
@@ -118,7 +118,7 @@ def test_files_cut_off_are_named_and_left_alone(tmp_path, kind, left):
 )
 def test_other_files_are_refused(tmp_path, content):
     (tmp_path / "w.pth").write_bytes(content)
-    with pytest.raises(OSError, match=r"w.pth (is no weight file|holds a int|cannot be read)"):
+    with pytest.raises(OSError, match="w.pth"):
         read_weights(tmp_path / "w.pth")
 
 
@@ -126,22 +126,22 @@ def test_other_files_are_refused(tmp_path, content):
     "content, named",
     [
         (torch.zeros(3), "Tensor"),
-        ({"epoch": 3}, "it has epoch"),
-        ({"model": {}}, "it has model"),
-        ({}, "it has nothing"),
+        ({"epoch": 3}, "epoch"),
+        ({"model": {}}, "has model"),
+        ({}, "nothing"),
         ({"model": STATE, "best": np.float64(3)}, r"numpy\S*scalar"),
     ],
 )
 def test_pth_files_without_a_state_or_with_other_classes(tmp_path, content, named):
     torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(OSError, match=f"w.pth holds .*{named}"):
+    with pytest.raises(OSError, match=f"w.pth .*{named}"):
         read_weights(tmp_path / "w.pth")
 
 
 def test_missing_files_folders_and_programs(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere.pth"):
         read_weights(tmp_path / "nowhere.pth")
-    with pytest.raises(OSError, match="is a folder"):
+    with pytest.raises(OSError, match=f"{tmp_path.name} .*folder"):
         read_weights(tmp_path)
     for inside, named in (
         ("clip/constants.pkl", "TorchScript"),
@@ -191,7 +191,7 @@ def test_damaged_t5x_folders_name_the_array(tmp_path, file, damage):
     path = write_t5x(tmp_path, ARRAYS) / "target.img_encoder.embedding.kernel" / file
     damaged = damage(path.read_bytes())
     path.unlink() if damaged is None else path.write_bytes(damaged)
-    with pytest.raises(OSError, match="target.img_encoder.embedding.kernel"):
+    with pytest.raises(OSError, match="img_encoder.embedding.kernel"):
         read_weights(tmp_path)
 
 

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import random
-import re
 import resource
 import signal
 from dataclasses import replace
@@ -99,8 +98,7 @@ def test_the_last_and_the_best_are_kept(glyphs64, tmp_path):
     # passes of 4 steps; the best, 8, is no multiple of 3 and was written because it was the best
     names = ["step-00000008", "step-00000018", "step-00000020"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names, "nothing else is left"
-    kept = CheckpointManager(tmp_path, every=3)
-    assert (kept.best.name, kept.latest().name) == (names[0], names[2])
+    assert CheckpointManager(tmp_path, every=3).latest().name == names[2]
 
 
 def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch):
@@ -127,17 +125,11 @@ def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
     kept_run(glyphs64, tmp_path, config={"data": "glyphs", "plan": {"how": "copy"}}, stop_at=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
     other, config = replace(SHORT, lr=2e-3, betas=(0.9, 0.95)), {"data": "glyphs", "plan": {"how": "distill"}}
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=str(tmp_path)) as caught:
         kept_run(glyphs64, tmp_path, other, config=config, seed=1)
-    message = str(caught.value)
-    for part in (
-        "recipe.lr was 0.001 and is 0.002",
-        "recipe.betas was [0.9, 0.999] and is [0.9, 0.95]",
-        "seed was 0 and is 1",
-        "plan.how was 'copy' and is 'distill'",
-    ):
-        assert part in message
-    assert "data was" not in message and "another folder" in message and str(tmp_path) in message
+    for name in ("recipe.lr was 0.001", "recipe.betas", "seed was 0", "plan.how was 'copy'"):
+        assert name in str(caught.value)
+    assert "data was" not in str(caught.value)
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
@@ -159,7 +151,7 @@ def test_another_number_of_processes_is_refused(glyphs64, tmp_path):
     size = (folder / "facts.json").stat().st_size
     manifest["files"]["facts.json"] = {"sha256": digest(folder / "facts.json"), "bytes": size}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="processes was 4 and is 1"):
+    with pytest.raises(ValueError, match="processes.* 4 .* 1"):
         kept_run(glyphs64, tmp_path)
 
 
@@ -180,25 +172,25 @@ def flip(path):
 
 
 @pytest.mark.parametrize(
-    "file, harm, what",
+    "file, harm",
     [
-        ("model.safetensors", flip, "model.safetensors is not"),
-        ("optimizer.bin", lambda path: path.write_bytes(path.read_bytes()[:100]), "optimizer.bin is not"),
-        ("process-00000.safetensors", Path.unlink, "process-00000.safetensors is missing"),
-        ("manifest.json", lambda path: path.write_text("{"), "manifest.json"),
-        ("manifest.json", Path.unlink, "manifest.json"),
+        ("model.safetensors", flip),
+        ("optimizer.bin", lambda path: path.write_bytes(path.read_bytes()[:100])),
+        ("process-00000.safetensors", Path.unlink),
+        ("manifest.json", lambda path: path.write_text("{")),
+        ("manifest.json", Path.unlink),
     ],
 )
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm, what, glyphs64, tmp_path):
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm, glyphs64, tmp_path):
     whole, *_ = run(tiny, glyphs64, SHORT)
     run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=6)
     assert steps(tmp_path) == [4, 6] and damage_of(tmp_path / "step-00000006") is None
     harm(tmp_path / "step-00000006" / file)
     kept = CheckpointManager(tmp_path, every=2)
-    with pytest.warns(UserWarning, match=f"step-00000006 is damaged .*{re.escape(what)}") as warned:
+    with pytest.warns(UserWarning, match=f"step-00000006 .*{file}") as warned:
         assert [kept.latest().name for _ in range(2)] == ["step-00000004"] * 2
     assert len(warned) == 1, "it is said once"
-    with pytest.warns(UserWarning, match=f"step-00000006 is damaged .*{re.escape(what)}"):
+    with pytest.warns(UserWarning, match=f"step-00000006 .*{file}"):
         pieces, *_ = run(tiny, glyphs64, SHORT, tmp_path, every=2)
     assert same(pieces, whole) and damage_of(tmp_path / "step-00000010") is None
 
@@ -219,11 +211,11 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(where, glyphs64, tmp_path, 
             if entry["step"] == 5:
                 broken.setattr(where, no_space)
 
-        with pytest.raises(CheckpointError, match="step 6 .*No space left.*step-00000004"):
+        with pytest.raises(CheckpointError, match="step 6 .*step-00000004") as caught:
             run(tiny, glyphs64, SHORT, tmp_path, every=2, log=fill)
-    assert damage_of(tmp_path / "step-00000004") is None and sorted(
-        path.name for path in tmp_path.iterdir()
-    ) == ["step-00000002", "step-00000004"]
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert damage_of(tmp_path / "step-00000004") is None and steps(tmp_path) == [2, 4]
+    assert len(list(tmp_path.iterdir())) == 2
     assert same(run(tiny, glyphs64, SHORT, tmp_path, every=2)[0], whole)
 
 
@@ -247,9 +239,8 @@ def test_writes_that_really_fail(limit, glyphs64, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"] and damage_of(
-        tmp_path / "step-00000002"
-    ) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+    assert damage_of(tmp_path / "step-00000002") is None
 
 
 def test_a_folder_that_cannot_be_written_to_is_found_before_training(glyphs64, tmp_path):
@@ -266,17 +257,17 @@ def test_a_read_only_folder(glyphs64, tmp_path):
     run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=2)
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(CheckpointError, match="cannot be written to .*[Pp]ermission denied"):
+        with pytest.raises(CheckpointError, match=f"{tmp_path}.*ermission"):
             run(tiny, glyphs64, SHORT, tmp_path, every=2)
     finally:
         tmp_path.chmod(0o700)
     assert damage_of(tmp_path / "step-00000002") is None
 
 
-@pytest.mark.parametrize("options", [{"every": 0}, {"every": 5, "last": 0}])
-def test_numbers_that_cannot_be_meant(options, tmp_path):
-    with pytest.raises(ValueError, match="at least 1"):
-        CheckpointManager(tmp_path, **options)
+@pytest.mark.parametrize("every, last, named", [(0, 2, "every=0"), (5, 0, "last=0")])
+def test_numbers_that_cannot_be_meant(every, last, named, tmp_path):
+    with pytest.raises(ValueError, match=named):
+        CheckpointManager(tmp_path, every, last=last)
 
 
 # --- errors and signals on the way
@@ -298,17 +289,13 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64,
         train(tiny(), watched, SHORT, loss=loss, progress=None, keeper=CheckpointManager(tmp_path, 2))
     error = caught.value
     assert error.step == 5 and error.indices == fed[5] and error.checkpoint == tmp_path / "step-00000004"
-    assert (
-        "the loss is nan at step 5" in str(error)
-        and str(error.checkpoint) in str(error)
-        and str(error.indices) in str(error)
-    )
+    assert all(str(each) in str(error) for each in ("step 5", error.checkpoint, error.indices))
 
 
 def test_sigterm_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path):
     whole, *_ = run(tiny, glyphs64, SHORT)
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="step-00000007") as caught:
+    with pytest.raises(Preempted) as caught:
         run(
             tiny,
             glyphs64,

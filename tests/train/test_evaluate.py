@@ -40,12 +40,7 @@ def test_accuracy_and_loss_by_counting(data, batch_size):
         right += row.index(max(row)) == label
         loss += (math.log(sum(math.exp(value) for value in row)) - row[label]) / 23
     found = evaluate(Scores(), data, batch_size)
-    assert (
-        found.accuracy == pytest.approx(right / 23)
-        and found.loss == pytest.approx(loss, rel=1e-5)
-        and found.count == 23
-    )
-    assert 0 < right < 23
+    assert tuple(found) == pytest.approx((right / 23, loss, 23), rel=1e-5) and 0 < right < 23
 
 
 def test_predictions_come_in_order_and_in_evaluation_mode(data):
@@ -79,30 +74,25 @@ def test_a_pair_is_evaluated_as_one_model(small_vit):
 
 def test_fewer_outputs_than_classes(small_vit):
     data = Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([0, 5]))
-    with pytest.raises(ValueError, match="label 5, .* 5 outputs: pass num_classes="):
+    with pytest.raises(ValueError, match="label 5, .* 5 outputs"):
         evaluate(small_vit(), data)
     assert small_vit()(random_images(1, 3, 32, 32)).shape == (1, 5)
 
 
 def test_a_nan_teacher_is_not_counted_as_a_prediction(small_vit):
     """The argmax of NaN is class 0: without a word the accuracy would be the share of that class."""
-    teacher, data = (
-        small_vit(seed=1),
-        Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)),
-    )
+    teacher = small_vit(seed=1)
+    data = Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
     teacher.blocks[1].attn.qkv.weight.data[0, 0] = math.nan
-    with pytest.raises(ValueError, match="NaN for 4 of 4 images, .* image 0: .* teacher's"):
+    with pytest.raises(ValueError, match="4 of 4 .* image 0"):
         evaluate(AttentionTransfer(teacher, small_vit(seed=2), Plan()), data)
 
 
 def test_the_image_with_nan_logits_is_named(data):
     class Once(Scores):
         def forward(self, images):
-            return (
-                super()
-                .forward(images)
-                .masked_fill((images == data.take([5])[0]).flatten(1).all(1)[:, None], math.nan)
-            )
+            fifth = (images == data.take([5])[0]).flatten(1).all(1)
+            return super().forward(images).masked_fill(fifth[:, None], math.nan)
 
-    with pytest.raises(ValueError, match="NaN for 1 of 23 images, the first of them image 5"):
+    with pytest.raises(ValueError, match="1 of 23 .* image 5"):
         evaluate(Once(), data, 7)

@@ -286,16 +286,14 @@ def failing(at, kind):
     return loss
 
 
-@pytest.mark.parametrize("kind", ["nan", "inf", "gradient"])
-def test_a_loss_that_is_not_finite_names_step_and_last_good_checkpoint(glyphs64, tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind, named", [("nan", "loss is nan"), ("inf", "loss is inf"), ("gradient", "gradient is nan")]
+)
+def test_a_loss_that_is_not_finite_names_step_and_last_good_checkpoint(glyphs64, tmp_path, kind, named):
     model, loss, kept = tiny(), failing(6, kind), tmp_path / "last.safetensors"
-    with pytest.raises(NonFiniteLoss) as caught:
+    with pytest.raises(NonFiniteLoss, match=f"{named}.* 6 .*{kept}") as caught:
         train(model, glyphs64, SHORT, loss=loss, out=tmp_path, progress=None)
-    assert caught.value.step == 6 and caught.value.checkpoint == kept and str(kept) in str(caught.value)
-    assert (
-        f"the {'gradient' if kind == 'gradient' else 'loss'} is {'inf' if kind == 'inf' else 'nan'}"
-        in str(caught.value)
-    )
+    assert caught.value.step == 6 and caught.value.checkpoint == kept
     assert same(state_of(model), loss.before), "the model holds the last finite step's weights"
     tiny().load_state_dict(load_file(kept), strict=True)
     assert all(value.isfinite().all() for value in load_file(kept).values())
@@ -550,7 +548,7 @@ def test_images_that_could_not_be_read_are_counted_in_the_history(glyphs64):
     assert not any("corrupt" in entry for entry in trained(glyphs64)[1])
 
 
-@pytest.mark.parametrize("given, named", [(0, "gave 0 of the 4"), (3, "gave 3 of the 4"), (5, "more than 4")])
+@pytest.mark.parametrize("given, named", [(0, "0 of the 4"), (3, "3 of the 4"), (5, "than 4")])
 def test_data_with_another_number_of_batches_are_an_error_and_no_endless_loop(glyphs64, given, named):
     wrong = glyphs64.with_augment(None)
     wrong.epoch = lambda part, workers: islice(cycle(glyphs64.epoch(part)), given)

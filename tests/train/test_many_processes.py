@@ -1,9 +1,9 @@
 """Two processes on the CPU (gloo), really started: the same weights as one process, exact metrics, one
 writer, and errors instead of hangs.
 
-The tolerance: float32 sums in another order differ in the last digits, and Adam divides by the root of tiny
-squares, so after 7 steps of lr 1e-3 weights are held to an absolute 2e-5 (they have moved by up to 5e-3) and
-losses to a relative 1e-5.
+The tolerance: sums in another order differ in the last digits, and Adam divides by the root of tiny squares,
+so both sides compute in float64: after 7 steps of lr 1e-3 weights, which have moved by up to 5e-3, are held
+to an absolute 1e-9. Losses are averaged over the processes in float32: a relative 1e-6.
 """
 
 import json
@@ -18,6 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from atlib.checkpoint import load_vit
+from atlib.record import read_record
+from atlib.run.log import read_log
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate, evaluate_together
@@ -29,34 +32,23 @@ PROGRAM = str(ROOT / "tests" / "two.py")
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
 
-def torchrun(*arguments):
-    launch = "torch.distributed.run --standalone --nproc_per_node 2".split()
-    command = [sys.executable, "-m", *launch, PROGRAM, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=SURROUNDINGS, capture_output=True, text=True, timeout=400)
-
-
 @pytest.fixture(scope="module")
 def pair_of_processes(tmp_path_factory):
-    """What two processes found out together, and the folder that they wrote to."""
+    """What two processes found out together, and the folder that they wrote to; how torchrun ended when one
+    of them died at last."""
     folder = tmp_path_factory.mktemp("two")
-    done = torchrun("all", str(folder))
-    assert done.returncode == 0, done.stderr[-4000:]
+    launch = "torch.distributed.run --standalone --nproc_per_node 2".split()
+    command = [sys.executable, "-m", *launch, PROGRAM, "all", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=SURROUNDINGS, capture_output=True, text=True, timeout=400)
+    assert (folder / "found.json").exists(), done.stderr[-4000:]
+    seconds = time.time() - (folder / "found.json").stat().st_mtime
     found = json.loads((folder / "found.json").read_text())
     assert found["world"] == 2, "accelerate must not have started one process only"
-    return folder, found
+    return folder, found | {"done": done, "seconds": seconds}
 
 
 def difference(left, right):
     return max((left[name] - right[name]).abs().max().item() for name in left)
-
-
-def without_key_biases(weights):
-    """A constant added to all keys leaves softmax as it is, so their biases have no gradient but rounding
-    noise, of which AdamW makes steps."""
-    return {
-        name: torch.cat(value.chunk(3)[::2]) if name.endswith("qkv.bias") else value
-        for name, value in weights.items()
-    }
 
 
 @pytest.mark.parametrize("name", two.RUNS)
@@ -69,17 +61,12 @@ def test_two_processes_end_where_one_with_twice_the_batch_does(name, pair_of_pro
     finally:
         torch.set_num_threads(threads)
     build, recipe = two.RUNS[name]
-    first = build().state_dict()
-    first = {key: first[key] for key in weights} if not recipe.ema else tiny().state_dict()
-    moved = difference(weights, first)
-    assert moved > 1e-3 if not recipe.ema else moved > 5e-4, "the run must have gone somewhere"
-    together = load_file(folder / f"{name}.safetensors")
-    assert difference(together, weights) < 2e-5
-    assert difference(without_key_biases(together), without_key_biases(weights)) < 2e-6
-    assert found[name]["steps"] == pytest.approx(steps, rel=1e-5)
-    assert [entry["loss"] for entry in found[name]["history"]] == pytest.approx(
-        [entry["loss"] for entry in history], rel=1e-5
-    )
+    first = tiny().state_dict() if recipe.ema else build().state_dict()
+    assert difference(weights, first) > (5e-4 if recipe.ema else 1e-3), "the run must have gone somewhere"
+    assert difference(load_file(folder / f"{name}.safetensors"), weights) < 1e-9
+    assert found[name]["steps"] == pytest.approx(steps, rel=1e-6)
+    losses = [entry["loss"] for entry in history]
+    assert [entry["loss"] for entry in found[name]["history"]] == pytest.approx(losses, rel=1e-6)
     assert len(set(found[name]["sums"])) == 1, "both processes hold the same weights"
 
 
@@ -116,7 +103,7 @@ def test_a_run_of_two_does_not_go_on_as_one(pair_of_processes):
         replace(two.RECIPE, mixup=0.8, ema=0.9),
         CheckpointManager(pair_of_processes[0] / "kept", 3),
     )
-    with pytest.raises(ValueError, match="processes was 2 and is 1"):
+    with pytest.raises(ValueError, match="processes.* 2 .* 1"):
         train(tiny(drop_path_rate=0.3), two.images(), recipe, progress=None, keeper=keeper)
 
 
@@ -126,11 +113,20 @@ def test_what_one_process_meets_ends_the_run_of_both(pair_of_processes):
     assert found["preempted"] == ["step-00000003"] * 2
 
 
-def test_a_dead_process_ends_the_run_in_bounded_time(tmp_path):
-    began = time.perf_counter()
-    done = torchrun("dead", str(tmp_path))
-    # 60 s is how long the survivor waits, the rest is the start
-    assert done.returncode != 0 and time.perf_counter() - began < 120
+def test_the_command_writes_one_run(pair_of_processes):
+    folder, found = pair_of_processes
+    out = folder / "commanded"
+    assert found["commanded"] == [0, 0] and found["done"].stdout.count("record: ") == 1
+    assert json.loads((out / "checkpoints" / "step-00000005" / "facts.json").read_text())["processes"] == 2
+    assert [entry["step"] for entry in read_log(out) if entry["event"] == "step"] == [1, 2, 3, 4, 5]
+    assert load_vit(out / "student.safetensors").num_classes == 8
+    assert read_record(out / "record.json").results["validation_accuracy"] >= 0
+
+
+def test_a_dead_process_ends_the_run_in_bounded_time(pair_of_processes):
+    """60 s is how long the survivor waits."""
+    done, seconds = pair_of_processes[1]["done"], pair_of_processes[1]["seconds"]
+    assert done.returncode != 0 and seconds < 100
     assert "exitcode  : 1" in done.stderr and "rank      : 1" in done.stderr
 
 
@@ -161,4 +157,4 @@ def test_two_machines_on_loopback(tmp_path):
     )
     assert found[0]["history"] == found[1]["history"]
     weights, _, _ = two.trained("plain")
-    assert difference(load_file(tmp_path / "machines.safetensors"), weights) < 2e-5
+    assert difference(load_file(tmp_path / "machines.safetensors"), weights) < 1e-9

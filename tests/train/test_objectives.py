@@ -10,9 +10,8 @@ from atlib.train.recipe import Recipe
 
 def solid(count):
     """Image i is i everywhere, so that a mixed pixel says what it is made of."""
-    return torch.arange(count, dtype=torch.float32).view(-1, 1, 1, 1).expand(
-        -1, 3, 32, 32
-    ).clone(), torch.arange(count)
+    numbers = torch.arange(count)
+    return numbers.float().view(-1, 1, 1, 1).expand(-1, 3, 32, 32).clone(), numbers
 
 
 @pytest.mark.parametrize("count", [6, 7])
@@ -27,9 +26,7 @@ def test_mixup_is_the_blend_that_the_targets_say(count):
         for i in range(even):  # only the image itself and the one from the other end
             assert set(shares[i].nonzero().flatten().tolist()) <= {i, even - 1 - i}
         if count % 2:
-            assert (
-                shares[-1].argmax() == count - 1 and shares[-1].max() == 1 and (images[-1] == count - 1).all()
-            )
+            assert shares[-1, -2] == 1 and (images[-1] == count - 1).all()
 
 
 def test_cutmix_is_the_area_that_the_targets_say():
@@ -38,9 +35,7 @@ def test_cutmix_is_the_area_that_the_targets_say():
         images, shares = mixed(*solid(6), Recipe(cutmix=1.0), 6, (0, step))
         for i in range(6):
             own = (images[i, 0] == i).float().mean().item()
-            assert shares[i, i].item() == pytest.approx(own, abs=1e-6) and shares[
-                i, 5 - i
-            ].item() == pytest.approx(1 - own, abs=1e-6)
+            assert shares[i, [i, 5 - i]].tolist() == pytest.approx([own, 1 - own], abs=1e-6)
             assert set(images[i].unique().tolist()) <= {i, 5 - i}, "pixels come from one image or the other"
         changed += shares[0, 0].item() < 1
     assert changed > 2
@@ -83,5 +78,5 @@ def test_a_single_image_stays_as_it_is():
     ids=["float", "two axes", "no classes"],
 )
 def test_targets_that_cannot_be_mixed(labels, classes):
-    with pytest.raises(ValueError, match="need class indices .* set mixup and cutmix to 0"):
+    with pytest.raises(ValueError, match=f"{labels.dtype}.*num_classes={classes}"):
         mixed(solid(4)[0], labels, Recipe(mixup=0.1), classes, (0,))

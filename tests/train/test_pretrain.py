@@ -177,7 +177,7 @@ def test_flat_patches_give_a_finite_loss(autoencoder):
 
 @pytest.mark.parametrize("ratio, visible", [(0.0, 16), (1.0, 0), (0.99, 0), (-1.0, 32)])
 def test_ratios_that_hide_nothing_or_everything(small_vit, ratio, visible):
-    with pytest.raises(ValueError, match=f"mask_ratio={ratio} leaves {visible} of 16 patches visible"):
+    with pytest.raises(ValueError, match=f"mask_ratio={ratio} .* {visible} of 16"):
         MaskedAutoencoder(small_vit(), mask_ratio=ratio)
 
 

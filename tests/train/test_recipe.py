@@ -82,7 +82,7 @@ def test_an_optimiser_that_fails_in_its_first_step_is_refused(monkeypatch):
         torch.optim.Adadelta, "step", lambda self: (_ for _ in ()).throw(TypeError("a closure is missing"))
     )
     recipes.try_optimizer.cache_clear()
-    with pytest.raises(ValueError, match="'adadelta'.*TypeError: a closure is missing"):
+    with pytest.raises(ValueError, match="'adadelta'.*closure"):
         Recipe(optimizer="adadelta")
 
 
