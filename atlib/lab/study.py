@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -126,11 +126,11 @@ class Variant:
         steps = max(1, round(scale.study_share * recipe.steps))
         return replace(recipe, **({"steps": steps} | self.changes))
 
-    def choices(self, scale: Scale) -> tuple[Mapping, ...]:
+    def choices(self, scale: Scale) -> Sequence[Mapping]:
         """Changes to that recipe, of which the best on the validation split is taken. Where the scale has one
         recipe for each method, so has every study."""
         if self.like is None:
-            return tuple(scale.tuning[self.name])
+            return scale.tuning[self.name]
         return self.trials if self.trials and len(scale.tuning[self.like]) > 1 else ({},)
 
 

@@ -37,6 +37,7 @@ from atlib.lab.study import (
     scratch,
     trained,
 )
+from atlib.lab.tuning import Range
 from atlib.plan import Plan
 from atlib.record import add_record, read_file
 from atlib.train.evaluate import evaluate
@@ -519,3 +520,18 @@ def test_runs_travel_to_other_processes(tmp_path):
     run = Run(CENTRAL, toy.place(tmp_path), "copy", 3)
     assert pickle.loads(pickle.dumps(run)).key == ("run", "copy", 3, None)
     assert pickle.loads(pickle.dumps(partial(distilled))).func is distilled
+
+
+def test_a_range_is_searched_and_not_tried_whole(tmp_path, monkeypatch):
+    axes = {"lr": (1e-4, 1e-3, 1e-2, 1e-1), "weight_decay": (0.0, 0.1, 0.3)}
+    wide = Range(axes, {"lr": 1e-3, "weight_decay": 0.1}, {})
+    scale = replace(toy.TOY, tuning={"scratch": wide}, methods=("scratch",))
+    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": scale})
+    run_study(CENTRAL, toy.place(tmp_path), 1, ["scratch"])
+    trials = {key[3]: record for key, record in found(toy.place(tmp_path)).items() if key[0] == "trial"}
+    assert 5 <= len(trials) < len(wide)
+    scores = {index: record.results["validation_accuracy"] for index, record in trials.items()}
+    assert wide.open(scores) == [] and {4, 1, 7, 3, 5} <= trials.keys()
+    best = wide[max(sorted(scores), key=scores.get)]
+    (record,) = [record for key, record in found(toy.place(tmp_path)).items() if key[0] == "run"]
+    assert (record.config["recipe"]["lr"], record.config["recipe"]["weight_decay"]) == tuple(best.values())
