@@ -11,7 +11,8 @@ JOBS ?= 2
 
 # What the surroundings must not decide. Colab sets PYTHONPATH; a matplotlib back end set for a terminal would
 # keep figures out of the notebooks; a kernel named python3 in the user's home would run the notebooks elsewhere.
-unexport PYTHONPATH PYTHONHOME MPLBACKEND
+# Without bytecode every process, of which the tests start many, would compile what it imports anew.
+unexport PYTHONPATH PYTHONHOME MPLBACKEND PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE = 1
 export JUPYTER_PREFER_ENV_PATH = 1
 
