@@ -109,7 +109,7 @@ def run_examination(
     check_tuned(needed, place)
     make_models(study, needed, place, [*missing], jobs)
     runs = [(Run(study, place, method, seed),) for seed, some in missing.items() for method in some]
-    run_each(make_run, runs, jobs, fresh=False)
+    run_each(make_run, runs, jobs)
     run_each(_measure, [(examination, place, tuple(some), seed) for seed, some in missing.items()], jobs)
     return read_records(examination.name, place.scale, results=place.results)
 

@@ -539,10 +539,8 @@ def _run_variants(study: Study, variants: list[Variant], place: Place, seeds: in
         return [run for run in each if run.key not in known]
 
     make_models(study, variants, place, sorted({run.seed for run in (*trials(), *runs())}), jobs)
-    # Whole runs of the central table have a process each; the shorter ones of studies would spend a seventh
-    # of their time on imports.
     while waiting := trials() or runs():
-        run_each(make_run, [(run,) for run in waiting], jobs, fresh=study is CENTRAL)
+        run_each(make_run, [(run,) for run in waiting], jobs)
 
 
 def make_models(study: Study, variants: list[Variant], place: Place, seeds: list[int], jobs: int) -> None:
@@ -569,22 +567,19 @@ def _keys(path: Path) -> set[tuple]:
     return {record.key for record in read_file(path)}
 
 
-def run_each(function, arguments: list[tuple], jobs: int, fresh: bool = True) -> None:
+def run_each(function, arguments: list[tuple], jobs: int) -> None:
     """Call `function` with each tuple of arguments, `jobs` at a time; the first failure ends it all.
 
-    `fresh`: every call in a process of its own, so that its peak memory is its own and nothing carries over;
-    without it, the peak memory of a run is that of a process that has run others.
+    Every call has a process of its own, so that its peak memory is its own and nothing carries over. They are
+    forked from one that has imported everything: importing takes longer than some runs.
     """
     if jobs == 1:
         for each in arguments:
             function(*each)
         return
-    with ProcessPoolExecutor(
-        jobs,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_prepare_worker,
-        max_tasks_per_child=1 if fresh else None,
-    ) as pool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(jobs, context, _prepare_worker, max_tasks_per_child=1) as pool:
         try:
             for waiting in [pool.submit(function, *each) for each in arguments]:
                 waiting.result()

@@ -461,37 +461,26 @@ def test_only_the_models_that_variants_need_are_made(monkeypatch, tmp_path):
 # --- Side by side
 
 
-@pytest.fixture
-def forked(monkeypatch):
-    """Workers are forked from one process that has imported everything, where `spawn` imports it for each;
-    the processes are as fresh."""
-    context, real = multiprocessing.get_context("forkserver"), multiprocessing.get_context
-    context.set_forkserver_preload(["tests.helpers", "atlib.lab.study"])
-    monkeypatch.setattr(multiprocessing, "get_context", lambda m=None: context if m == "spawn" else real(m))
-    return context
-
-
-def test_runs_side_by_side_leave_all_their_records(finished, tmp_path, forked):
+def test_runs_side_by_side_leave_all_their_records(finished, tmp_path):
     """Two processes write into one file, one thread each."""
     run_each(mark, [(tmp_path, name) for name in "ab"], jobs=2)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "1", "b": "1"}
     record, path = finished[1][0], tmp_path / "records.jsonl"
-    run_each(add_record, [(path, replace(record, seed=seed)) for seed in range(40)], jobs=2, fresh=False)
+    run_each(add_record, [(path, replace(record, seed=seed)) for seed in range(40)], jobs=2)
     assert sorted(read_file(path), key=lambda r: r.seed) == [replace(record, seed=seed) for seed in range(40)]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_the_first_failure_ends_it_all(tmp_path, jobs, forked):
+def test_the_first_failure_ends_it_all(tmp_path, jobs):
     names = ["a", "bad", *(f"later {n}" for n in range(200))]
     with pytest.raises(ValueError, match="a bad one"):
         run_each(mark, [(tmp_path, name) for name in names], jobs)
     assert 1 <= len(list(tmp_path.iterdir())) < 20
 
 
-def test_workers_end_with_their_parent(tmp_path, forked):
-    """SIGTERM ends the command alone: its workers, here one that is really spawned, must not wait for
-    ever."""
-    parent = forked.Process(target=run_each, args=(wait, [(tmp_path, 100)], 2))
+def test_workers_end_with_their_parent(tmp_path):
+    """SIGTERM ends the command alone: its workers must not wait for ever."""
+    parent = multiprocessing.get_context("spawn").Process(target=run_each, args=(wait, [(tmp_path, 100)], 2))
     parent.start()
     assert until(lambda: any(tmp_path.iterdir()))
     (worker,) = (int(path.name) for path in tmp_path.iterdir())
