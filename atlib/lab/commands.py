@@ -2,11 +2,12 @@
 
 import argparse
 import statistics
+import sys
 from pathlib import Path
 
 from atlib._util import require_known
 from atlib.lab.evals import EXAMINATIONS, Examination, run_examination
-from atlib.lab.scales import METHODS, SCALES, scales
+from atlib.lab.scales import METHODS, SCALES, TeacherFailed, scales
 from atlib.lab.studies import CENTRAL, STUDIES
 from atlib.lab.study import Place, Study, run_study
 from atlib.record import Record, read_records
@@ -73,8 +74,12 @@ def experiments_command(given: argparse.Namespace) -> int:
 
 
 def experiment_command(given: argparse.Namespace) -> int:
-    """`experiment`: repeats one, prints its table."""
-    records, path = _run_experiment(given)
+    """`experiment`: repeats one, prints its table; 1 where a teacher has not learned its own task."""
+    try:
+        records, path = _run_experiment(given)
+    except TeacherFailed as error:
+        print(f"python -m atlib: {error}", file=sys.stderr)
+        return 1
     _print_table(records)
     print(f"records: {path}")
     return 0

@@ -76,7 +76,8 @@ class Schooling:
                 return model, architecture, history
         raise TeacherFailed(
             f"the teacher {self.name} of seed {seed} has left {history[-1]['unlearned']:.2f} of its own task"
-            f" unlearned after {history[-1]['step']} steps, the gate is {self.gate}: raise pretraining.steps"
+            f" unlearned after {history[-1]['step']} steps, the gate is {self.gate}: no student was trained;"
+            " its scale needs a longer pre-training (`atlib.lab.scales`)"
         )
 
 

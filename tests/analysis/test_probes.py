@@ -11,13 +11,30 @@ import torch
 from torch import nn
 
 from atlib import AttentionTransfer, Plan, walk
-from atlib.analysis.probes import features, knn_accuracy, linear_probe
+from atlib.analysis.probes import features, knn_accuracy, linear_probe, mlp_probe
 from atlib.walking import Instead
 
 
 @pytest.fixture
 def images(glyphs64):
     return glyphs64.select(range(7))
+
+
+def test_a_hidden_layer_reads_what_no_linear_probe_can():
+    """Exclusive or of the signs of two features, among others that say nothing."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1500, 5, generator=generator)
+    y = ((x[:, 0] > 0) ^ (x[:, 1] > 0)).long()
+    before = torch.get_rng_state()
+    found = mlp_probe(x[:1000], y[:1000], x[1000:], y[1000:])
+    assert found == mlp_probe(x[:1000], y[:1000], x[1000:], y[1000:]) > 0.9
+    assert torch.equal(torch.get_rng_state(), before)
+    linear = linear_probe(x[:1000], y[:1000], x[:1000], y[:1000], x[1000:], y[1000:], steps=100)
+    assert linear.test_accuracy < 0.6
+    shuffled = y[torch.randperm(1500, generator=generator)]
+    assert mlp_probe(x[:1000], shuffled[:1000], x[1000:], shuffled[1000:]) < 0.6, "chance where nothing is"
+    with pytest.raises(ValueError, match=r"\[1\]"):
+        mlp_probe(x[:9], y[:9] * 0 + torch.arange(9) % 2 * 2, x[:9], y[:9] * 0 + 1)
 
 
 @pytest.mark.parametrize(

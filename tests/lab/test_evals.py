@@ -70,6 +70,40 @@ def share(guesses, labels):
     )
 
 
+def test_a_probe_reads_shape_and_place_from_maps_that_have_them(sources, monkeypatch):
+    """The teacher is replaced by maps that say what is in the image that it is shown: of itself both can be
+    named, of a routing twin the place alone, of a message twin the shape alone."""
+
+    def maps(vit, images):
+        drawn = next(
+            each for each in seen if each.images.shape[0] == len(images) and same_images(each, images)
+        )
+        shape, cell = (
+            torch.nn.functional.one_hot(torch.from_numpy(getattr(drawn, name)), number)
+            for name, number in (("shape", 8), ("cell", 16))
+        )
+        return torch.cat([shape, cell], 1).float()
+
+    def same_images(drawn, images):
+        return torch.equal(torch.from_numpy(drawn.images), images.pixels)
+
+    seen, generate = [], evals.glyphs.generate
+    monkeypatch.setattr(evals.glyphs, "generate", lambda *given: seen.append(generate(*given)) or seen[-1])
+    monkeypatch.setattr(evals, "_maps_of", maps)
+    monkeypatch.setattr(evals, "PROBED", {"train": 800, "test": 400})
+    found = evals.named_from_maps({"copy": None}, sources)["copy"]
+    assert found["itself"] == found["distractors"] == {"shape": 1.0, "cell": 1.0}
+    assert found["routing"]["cell"] == 1.0 and found["routing"]["shape"] < 0.25
+    assert found["message"]["shape"] == 1.0 and found["message"]["cell"] < 0.15
+
+
+def test_maps_are_those_of_a_walk(sources):
+    images = toy.TOY.held_out("test").select(range(3))
+    seen = walk(sources.teacher().eval(), images.take(range(3))[0]).layers
+    expected = torch.cat([layer.map.flatten(1) for layer in seen], 1)
+    torch.testing.assert_close(evals._maps_of(sources.teacher().eval(), images), expected)
+
+
 def test_what_is_run_after_training(models):
     assert bare(models["copy"]) is models["copy"], "Copy needs its teacher"
     assert (

@@ -5,6 +5,7 @@ import re
 import runpy
 import statistics
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,13 @@ def test_wrong_requests_end_with_2_and_write_nothing(here, capsys, asked, named)
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("python -m atlib: ") and re.search(named, err)
     assert "Traceback" not in err and list(here.iterdir()) == []
+
+
+def test_a_teacher_that_failed_its_gate_ends_it_with_1(here, capsys, monkeypatch):
+    gated = replace(toy.TOY, gate=0.01)
+    monkeypatch.setattr(study, "scales", lambda data=None: {"toy": gated})
+    assert command.main("experiment transfer --scale toy --seeds 1 --methods scratch".split()) == 1
+    assert re.search("seed 0 .* 0.01", capsys.readouterr().err) and list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(
