@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atlib._util import require_known
 from atlib.lab.evals import EXAMINATIONS, Examination, run_examination
-from atlib.lab.scales import METHODS, SCALES, TeacherFailed, scales
+from atlib.lab.scales import SCALES, WORLD_METHODS, TeacherFailed, scales
 from atlib.lab.studies import CENTRAL, STUDIES
 from atlib.lab.study import Place, Study, run_study
 from atlib.record import Record, read_records
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         nargs="+",
         default=None,
         metavar="METHOD",
-        help=f"only some; of transfer: {', '.join(METHODS)} (default: all of the experiment at this scale)",
+        help=f"only some; of transfer: {', '.join(WORLD_METHODS)} (default: all of the experiment at this scale)",
     )
     parser.add_argument(
         "--data",
