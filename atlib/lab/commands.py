@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         nargs="+",
         default=None,
         metavar="METHOD",
-        help=f"only some; of transfer: {', '.join(WORLD_METHODS)} (default: all of the experiment at this scale)",
+        help=f"only some; of transfer: {', '.join(WORLD_METHODS)} (default: all at this scale)",
     )
     parser.add_argument(
         "--data",
