@@ -1,11 +1,14 @@
 """Small things that several test files need."""
 
 import os
+import pickle
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atlib import create_vit, walk
@@ -60,6 +63,22 @@ def shared(*parts):
     if not path.exists():
         pytest.skip(f"needs ../shared/{'/'.join(parts)}, which is not present next to this repository")
     return path
+
+
+def made_once(tmp_path_factory, name, make):
+    """A folder, and what `make(folder)` returned when it filled it: the processes that share a run of the
+    tests (xdist) share the folder too, the first that asks makes it, and no test may change it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = tmp_path_factory.mktemp(name)
+        return folder, make(folder)
+    folder = tmp_path_factory.getbasetemp().parent / f"shared-{name}"
+    returned = folder.with_suffix(".pickle")
+    with FileLock(folder.with_suffix(".lock")):
+        if not returned.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
+            folder.mkdir()
+            returned.write_bytes(pickle.dumps(make(folder)))
+    return folder, pickle.loads(returned.read_bytes())
 
 
 def set_fused(vit, fused):

@@ -84,6 +84,7 @@ TAUGHT = Study(
 @pytest.fixture(autouse=True)
 def toy_scales(monkeypatch):
     monkeypatch.setattr(runner, "scales", toy.known)
+    toy.few_held_out(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,7 @@ def finished(tmp_path_factory):
     place = toy.place(tmp_path_factory.mktemp("experiment"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "scales", toy.known)
+        toy.few_held_out(patch)
         toy.SPLITS.clear()
         records = run_study(CENTRAL, place, 1)
     return place, records, list(toy.SPLITS)
