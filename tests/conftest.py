@@ -9,7 +9,14 @@ import torch
 from atlib import create_vit
 from atlib.data import glyph_images
 from atlib.data.glyphs import generate
-from tests.helpers import SMALL_VIT, randomise
+from tests.helpers import SMALL_VIT, draw_nothing_on_meta, randomise
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_is_drawn_on_meta():
+    with pytest.MonkeyPatch.context() as patch:
+        draw_nothing_on_meta(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ from atlib.train.evaluate import evaluate
 from atlib.train.pretrain import retrieval_model
 from atlib.vit import Architecture
 from tests import toy
-from tests.helpers import mark, randomise, same, state_of, wait
+from tests.helpers import forkserver, mark, randomise, same, state_of, wait
 
 RESULTS = {"test_accuracy", "test_loss", "test_right"}
 
@@ -467,8 +467,7 @@ def test_only_the_models_that_variants_need_are_made(monkeypatch, tmp_path):
 def forked(monkeypatch):
     """Workers are forked from one process that has imported everything, where `spawn` imports it for each;
     the processes are as fresh."""
-    context, real = multiprocessing.get_context("forkserver"), multiprocessing.get_context
-    context.set_forkserver_preload(["tests.helpers", "atlib.lab.study"])
+    context, real = forkserver(), multiprocessing.get_context
     monkeypatch.setattr(multiprocessing, "get_context", lambda m=None: context if m == "spawn" else real(m))
     return context
 
