@@ -17,7 +17,7 @@ import pytest
 from safetensors.torch import load_file
 
 from atlib.record import read_record
-from tests.helpers import ROOT, same
+from tests.helpers import ROOT, made_once, same
 
 pytestmark = pytest.mark.slow
 
@@ -63,23 +63,31 @@ def run(*command, cwd) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built from a copy, since setuptools writes beside what it reads."""
-    folder = tmp_path_factory.mktemp("wheel")
+    """The wheel."""
+    folder, name = made_once(tmp_path_factory, "wheel", build)
+    return folder / name
+
+
+def build(folder):
+    """From a copy, since setuptools writes beside what it reads."""
     for name in COPIED:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in COPIED_FILES:
         shutil.copy(ROOT / name, folder / name)
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", "built", "."]
-    run(sys.executable, "-m", "pip", *build, cwd=folder)
+    options = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", "built", "."]
+    run(sys.executable, "-m", "pip", *options, cwd=folder)
     (built,) = (folder / "built").iterdir()
-    return built
+    return built.relative_to(folder)
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     """The `bin` folder of an environment that holds the wheel, and finds all other packages where this
     process does."""
-    folder = tmp_path_factory.mktemp("environment")
+    return made_once(tmp_path_factory, "environment", lambda folder: install(wheel, folder))[0] / "bin"
+
+
+def install(wheel, folder):
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
@@ -89,7 +97,35 @@ def installed(wheel, tmp_path_factory):
     others = [path for path in [*site.getsitepackages(), site.getusersitepackages()] if path in sys.path]
     (own,) = (folder / "lib").glob("python*/site-packages")
     (own / "others.pth").write_text("\n".join(others))
-    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def used(installed, tmp_path_factory):
+    """What was done with it by `tests/installed.py`: where it was found, and of each part the folder, what it
+    printed and its error."""
+    return made_once(tmp_path_factory, "used", lambda folder: use(installed, folder))[1]
+
+
+def use(installed, folder):
+    parts = {name: folder / name for name in ("README", "experiments", "run")}
+    for part in parts.values():
+        part.mkdir()
+    (parts["README"] / "example.py").write_text(example_of_the_readme())
+    pretrain = ["pretrain", "retrieval", "--out", "teacher", *SMALL]
+    run(installed / "attention-transfer", *pretrain, cwd=parts["run"])
+    request = f"train --recipe built-in-distill --data marked-glyphs --teacher {TEACHER}".split() + SMALL
+    program = shutil.copy(ROOT / "tests" / "installed.py", folder)  # from where the clone is out of reach
+    given = (json.dumps(parts, default=str), json.dumps(request))
+    found = json.loads(run(installed / "python", program, *given, cwd=folder).splitlines()[-1])
+    return found["where"], {name: (parts[name], *found["parts"][name].values()) for name in parts}
+
+
+def example_of_the_readme() -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    for said, small in README_CHANGES:
+        assert code.count(said) == 1, f"README's example has no {said} any more: adapt README_CHANGES"
+        code = code.replace(said, small)
+    return code + README_CHECKS
 
 
 def test_the_wheel_holds_the_library_and_its_licence_and_nothing_else(wheel):
@@ -106,41 +142,6 @@ def test_the_wheel_holds_the_library_and_its_licence_and_nothing_else(wheel):
     assert {name for name in names if "/licenses/" in name} == {f"{about}/licenses/LICENSE"}
     assert (metadata["Name"], metadata["Version"]) == (PROJECT["name"], PROJECT["version"])
     assert metadata["License-Expression"] == PROJECT["license"]
-
-
-@pytest.fixture(scope="module")
-def used(installed, tmp_path_factory):
-    """What was done with it by `tests/installed.py`: where it was found, and of each part the folder, what it
-    printed and its error."""
-    folder = tmp_path_factory.mktemp("used")
-    parts = {name: folder / name for name in ("README", "experiments", "run")}
-    for part in parts.values():
-        part.mkdir()
-    (parts["README"] / "example.py").write_text(example_of_the_readme())
-    pretrain = ["pretrain", "retrieval", "--out", "teacher", *SMALL]
-    run(installed / "attention-transfer", *pretrain, cwd=parts["run"])
-    request = [
-        "train",
-        "--recipe",
-        "built-in-distill",
-        "--data",
-        "marked-glyphs",
-        "--teacher",
-        TEACHER,
-        *SMALL,
-    ]
-    program = shutil.copy(ROOT / "tests" / "installed.py", folder)  # from where the clone is out of reach
-    given = (json.dumps(parts, default=str), json.dumps(request))
-    found = json.loads(run(installed / "python", program, *given, cwd=folder).splitlines()[-1])
-    return found["where"], {name: (parts[name], *found["parts"][name].values()) for name in parts}
-
-
-def example_of_the_readme() -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    for said, small in README_CHANGES:
-        assert code.count(said) == 1, f"README's example has no {said} any more: adapt README_CHANGES"
-        code = code.replace(said, small)
-    return code + README_CHECKS
 
 
 def test_it_is_found_where_it_was_installed(installed, used):
