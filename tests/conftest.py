@@ -1,6 +1,7 @@
 """What all tests share: fixed seeds, no network where a test asks for it, and small models to try things
 on."""
 
+import gc
 import socket
 
 import pytest
@@ -9,7 +10,24 @@ import torch
 from atlib import create_vit
 from atlib.data import glyph_images
 from atlib.data.glyphs import generate
-from tests.helpers import SMALL_VIT, randomise
+from tests.helpers import SMALL_VIT, draw_nothing_on_meta, randomise
+
+
+def pytest_collection_finish():
+    """What is there once everything is imported stays: no collection of garbage need look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_is_drawn_on_meta():
+    with pytest.MonkeyPatch.context() as patch:
+        draw_nothing_on_meta(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

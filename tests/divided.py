@@ -1,8 +1,7 @@
-"""What two forked processes do with weights that are divided between them, and with SIGTERM: python -m
-tests.divided FOLDER.
+"""What two forked processes do with weights that are divided between them, and with SIGTERM: `main`.
 
 torch takes seconds to import, so one process imports it and forks the others; nothing is computed before the
-fork. What came out is in FOLDER, and printed as JSON. Accelerate knows no FSDP on CPUs, so these processes
+fork. What came out is in FOLDER. Accelerate knows no FSDP on CPUs, so these processes
 tell it that they were started for GPUs: all that follows from there on, by FSDP2 itself, is the same on a CPU
 and gloo.
 """
@@ -14,6 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
@@ -32,6 +32,7 @@ from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate_together
 from atlib.train.recipe import Recipe
+from tests.helpers import draw_nothing_on_meta
 from tests.launching import surroundings
 
 # Three steps a pass, the last of them with eight images.
@@ -189,6 +190,8 @@ def commanded(rank: int, other: int, arguments: list[str], text: Path, step: int
 
 
 def main(folder: Path) -> dict[str, list[int]]:
+    """How the two processes of each start ended."""
+    draw_nothing_on_meta(pytest.MonkeyPatch())
     for name in ("whole", "divided", "blocks"):
         (folder / name).mkdir(parents=True)
     large = surroundings("fsdp2_vit_large")
@@ -215,8 +218,3 @@ def main(folder: Path) -> dict[str, list[int]]:
         ended[out.name] = ranks(commanded, train_it, folder / out.name, step)
     ended["resumed"] = ranks(commanded, ["resume", str(folder / "terminated")], folder / "resumed", 0)
     return ended
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(json.dumps(main(Path(sys.argv[1]))))

@@ -1,11 +1,17 @@
 """Small things that several test files need."""
 
+import multiprocessing
 import os
+import pickle
+import shutil
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from filelock import FileLock
+from timm.layers import weight_init
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atlib import create_vit, walk
@@ -44,6 +50,17 @@ def tiny(seed=0, **options):
     return create_vit("glyphs", **({"depth": 2, "embed_dim": 16, "num_heads": 2} | options))
 
 
+def draw_nothing_on_meta(patch):
+    """timm draws a model's weights also where it has none, on the meta device, and this is most of the time
+    that describing a run takes."""
+    plain = weight_init._trunc_normal_
+
+    def draw(tensor, *arguments):
+        return tensor if tensor.is_meta else plain(tensor, *arguments)
+
+    patch.setattr(weight_init, "_trunc_normal_", draw)
+
+
 def random_images(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
@@ -60,6 +77,82 @@ def shared(*parts):
     if not path.exists():
         pytest.skip(f"needs ../shared/{'/'.join(parts)}, which is not present next to this repository")
     return path
+
+
+def made_once(tmp_path_factory, name, make):
+    """A folder, and what `make(folder)` returned when it filled it: the processes that share a run of the
+    tests (xdist) share the folder too, the first that asks makes it, and no test may change it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = tmp_path_factory.mktemp(name)
+        return folder, make(folder)
+    folder = tmp_path_factory.getbasetemp().parent / f"shared-{name}"
+    returned = folder.with_suffix(".pickle")
+    with FileLock(folder.with_suffix(".lock")):
+        if not returned.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
+            folder.mkdir()
+            returned.write_bytes(pickle.dumps(make(folder)))
+    return folder, pickle.loads(returned.read_bytes())
+
+
+# torch, timm and the library take seconds to import: one process imports them, all others are forked from it.
+PRELOADED = (
+    "pytest",
+    "hypothesis",
+    "tests.helpers",
+    "tests.stopped_runs",
+    "tests.divided",
+    "atlib.lab.study",
+    "torch.distributed.run",
+    "accelerate.commands.launch",
+)
+
+
+def forkserver():
+    """The kind of processes that are forked from one that has imported everything and computed nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+class Ended(NamedTuple):
+    """How a process ended (-9: killed), what it printed, and what its function returned."""
+
+    code: int | None
+    said: str
+    returned: Any
+
+
+def in_a_fork(folder, function, *arguments, seconds=600, **environment):
+    """Call a function in a process of its own, with one thread and some more environment variables, and wait
+    for its end. Two files about it are left in `folder`."""
+    return ended(*start(folder, function, *arguments, **environment), seconds)
+
+
+def start(folder, function, *arguments, **environment):
+    """The same without the wait: the process, and the files, to be given to `ended`."""
+    files = folder / "said.txt", folder / "returned.pickle"
+    process = forkserver().Process(target=_forked, args=(*files, environment, function, arguments))
+    process.start()
+    return process, *files
+
+
+def ended(process, said, returned, seconds=600):
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    result = pickle.loads(returned.read_bytes()) if returned.exists() else None
+    return Ended(process.exitcode, said.read_text(), result)
+
+
+def _forked(said, returned, environment, function, arguments):
+    with open(said, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ |= environment
+    torch.set_num_threads(1)
+    returned.write_bytes(pickle.dumps(function(*arguments)))
 
 
 def set_fused(vit, fused):

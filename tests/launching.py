@@ -1,13 +1,25 @@
-"""What `accelerate launch` makes of a file of configs/accelerate, found out by its own parser."""
+"""The launchers as functions, for processes that have imported them, and what `accelerate launch` makes of a
+file of configs/accelerate, found out by its own parser."""
 
 import os
 
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.commands.launch import _validate_launch_command, launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
+from torch.distributed import run
 
 from tests.helpers import ROOT
 
 FOLDER = ROOT / "configs" / "accelerate"
+
+
+def torchrun(*arguments):
+    """The command `torchrun`."""
+    run.main(list(arguments))
+
+
+def accelerate_launch(*arguments):
+    """The command `accelerate launch`."""
+    launch_command(launch_command_parser().parse_args(arguments))
 
 
 def read(name, *more):

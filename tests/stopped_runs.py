@@ -1,8 +1,7 @@
-"""Runs of `python -m atlib train` that are stopped in several ways and taken up again: python -m
-tests.stopped_runs FOLDER.
+"""Runs of `python -m atlib train` that are stopped in several ways and taken up again: `main`.
 
 torch takes seconds to import, so one process imports it and forks the runs; nothing is computed before the
-fork. Prints, as JSON, how each command ended, in order; what it printed is in FOLDER/NAME.txt.
+fork. What each command printed is in FOLDER/NAME.txt.
 """
 
 import json
@@ -11,8 +10,11 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from atlib import __main__ as command
 from atlib.run import build, runner
+from tests.helpers import draw_nothing_on_meta
 
 # three steps a pass, the last of four images
 SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 2}
@@ -59,7 +61,9 @@ def _at_step(step: int, what) -> None:
 
 
 def main(folder: Path) -> dict[str, list[int]]:
+    """How each command ended, in order."""
     build.HELD_OUT = HELD_OUT
+    draw_nothing_on_meta(pytest.MonkeyPatch())
     ended: dict[str, list[int]] = {}
 
     def do(name: str, arguments: list[str], step: int = 0, what=None) -> None:
@@ -97,7 +101,3 @@ def main(folder: Path) -> dict[str, list[int]]:
         lambda: do("second", ["resume", str(out)]) or (folder / "second").write_text(str(ended["second"])),
     )
     return ended
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]))))

@@ -16,7 +16,7 @@ from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
 from atlib.walking import Seen
 from tests import longhand
-from tests.helpers import SMALL_VIT, Seer, random_images, randomise
+from tests.helpers import SMALL_VIT, Seer, forkserver, random_images, randomise
 
 HOWS = [by_blocks, by_fused_attention, map_free_cross_entropy]
 PATHS = [by_blocks, by_fused_attention]
@@ -375,8 +375,7 @@ def half_a_batch(rank, folder):
 
 @pytest.mark.slow
 def test_two_processes_have_the_gradients_of_one_with_the_whole_batch(tmp_path):
-    # One process imports torch, and the two are forked from it.
-    multiprocessing.set_forkserver_preload(["atlib", "hypothesis", "pytest"])
+    forkserver()  # it imports torch, and the two are forked from it
     multiprocessing.start_processes(half_a_batch, (tmp_path,), nprocs=2, start_method="forkserver")
     for index, plan in enumerate(PLANS):
         expected = gradients(pair_of(plan).double(), random_images(4, 3, 32, 32, dtype=torch.float64))

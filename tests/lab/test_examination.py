@@ -49,6 +49,7 @@ EXAMINATION = Examination(
 @pytest.fixture(autouse=True)
 def toy_scales(monkeypatch):
     monkeypatch.setattr(study, "scales", toy.known)
+    toy.few_held_out(monkeypatch)
     MEASURED.clear()
 
 
@@ -58,6 +59,7 @@ def central(tmp_path_factory):
     folder = tmp_path_factory.mktemp("central")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "scales", toy.known)
+        toy.few_held_out(patch)
         run_study(CENTRAL, toy.place(folder), 2, ["fine-tune"])
     return folder
 

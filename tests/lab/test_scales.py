@@ -78,7 +78,7 @@ def test_twins_come_with_training_and_held_out_images():
     assert held_out.pixels.shape == (2000, 2, 3, 32, 32)
 
 
-def test_a_teacher_that_has_not_learned_its_task_is_trained_longer_and_then_refused(monkeypatch):
+def test_a_teacher_that_has_not_learned_its_task_is_trained_longer_and_then_refused(monkeypatch, few):
     steps, left = [], [0.9, 0.5, 0.1]
 
     def learned(model, images, recipe, **options):
@@ -232,6 +232,11 @@ def test_the_teacher_is_the_students_architecture_with_ten_classes(pacs):
 # --- Teachers: the seed decides the rest
 
 
+@pytest.fixture
+def few(monkeypatch):
+    toy.few_held_out(monkeypatch)
+
+
 def longhand(seed, images, outputs, loss, recipe=RECIPE, **model):
     """A teacher made step by step, from nothing of `schooling`."""
     torch.manual_seed(seed_for(seed, "teacher"))
@@ -241,7 +246,7 @@ def longhand(seed, images, outputs, loss, recipe=RECIPE, **model):
     return vit, history
 
 
-def test_the_central_teacher_is_what_it_always_was():
+def test_the_central_teacher_is_what_it_always_was(few):
     """Bit for bit: the committed records and weights come from this way of making one."""
     drawn = glyphs.generate("unlabelled", 16, 5)
     clean = torch.tensor(drawn.clean.reshape(16, 192).astype(np.float32)) / 255
@@ -259,7 +264,7 @@ def test_the_central_teacher_is_what_it_always_was():
     assert same(again, expected.state_dict()) and not torch.equal(other["head.weight"], again["head.weight"])
 
 
-def test_the_colour_teacher_learns_the_hue_and_nothing_about_shapes():
+def test_the_colour_teacher_learns_the_hue_and_nothing_about_shapes(few):
     drawn = glyphs.generate("unlabelled", 30, 2)
     images = pretrain.colour_images(drawn)
     assert images.targets.tolist() == drawn.hue.tolist() and images.classes == glyphs.HUES
@@ -317,14 +322,14 @@ def test_the_world_is_the_one_that_was_asked_for():
     [{"reg_tokens": 2}, {"init_values": 0.1}, {"embed_dim": 32}, {"pre_norm": True}, {"global_pool": "avg"}],
     ids=str,
 )
-def test_the_architecture_builds_the_model(tmp_path, model):
+def test_the_architecture_builds_the_model(tmp_path, few, model):
     vit, architecture, _ = Schooling("other", model=model).make(replace(RECIPE, steps=1), 8, 0)
     assert architecture == Architecture("glyphs", {**model, "num_classes": 192})
     found = load_vit(save_vit(tmp_path / "teacher.safetensors", vit, architecture))
     assert same(found.state_dict(), vit.state_dict())
 
 
-def test_changes_go_to_the_recipe_and_leave_it_alone():
+def test_changes_go_to_the_recipe_and_leave_it_alone(few):
     _, _, history = Schooling("short", changes={"steps": 2, "lr": 1e-4}).make(RECIPE, 24, 0)
     assert history[-1]["step"] == 2 and len(history) == 1 and RECIPE.steps == 3
     expected, _ = longhand(
@@ -340,7 +345,7 @@ def test_changes_go_to_the_recipe_and_leave_it_alone():
     )
 
 
-def test_values_that_cannot_be_meant_are_refused_before_training(monkeypatch):
+def test_values_that_cannot_be_meant_are_refused_before_training(monkeypatch, few):
     toy.forbid_training(monkeypatch)
     with pytest.raises(ValueError, match="steps=0"):
         Schooling("none", changes={"steps": 0}).make(RECIPE, 8, 0)

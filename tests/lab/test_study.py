@@ -44,7 +44,7 @@ from atlib.train.evaluate import evaluate
 from atlib.train.pretrain import retrieval_model
 from atlib.vit import Architecture
 from tests import toy
-from tests.helpers import mark, randomise, same, state_of, wait
+from tests.helpers import made_once, mark, randomise, same, state_of, wait
 
 RESULTS = {"test_accuracy", "test_loss", "test_right"}
 
@@ -84,18 +84,24 @@ TAUGHT = Study(
 @pytest.fixture(autouse=True)
 def toy_scales(monkeypatch):
     monkeypatch.setattr(runner, "scales", toy.known)
+    toy.few_held_out(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """The whole central experiment, one seed: its place, the records it returned, and the splits it asked
     for, in order."""
-    place = toy.place(tmp_path_factory.mktemp("experiment"))
+    folder, (records, splits) = made_once(tmp_path_factory, "experiment", central_experiment)
+    return toy.place(folder), records, splits
+
+
+def central_experiment(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "scales", toy.known)
+        toy.few_held_out(patch)
         toy.SPLITS.clear()
-        records = run_study(CENTRAL, place, 1)
-    return place, records, list(toy.SPLITS)
+        records = run_study(CENTRAL, toy.place(folder), 1)
+    return records, list(toy.SPLITS)
 
 
 @pytest.fixture

@@ -1,10 +1,7 @@
 """The launch files of configs/accelerate: what Accelerate's own launcher reads in them, and what their
 comments claim."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -14,7 +11,8 @@ from accelerate.utils import DistributedType
 from atlib.train import distributed
 from atlib.train.recipe import Recipe
 from atlib.vit import create_vit
-from tests.launching import FOLDER, read, surroundings
+from tests.helpers import in_a_fork
+from tests.launching import FOLDER, accelerate_launch, read, surroundings
 
 # Processes and machines of every file, and what kind of run it starts.
 FILES = {
@@ -66,12 +64,13 @@ def test_two_processes_on_the_cpu_really_are_two(tmp_path):
     nothing."""
     (tmp_path / "program.py").write_text(
         "from accelerate import Accelerator\na = Accelerator()\nassert a.num_processes == 2, a.state\n"
-        "open(f'{a.process_index}.txt', 'w').write(a.device.type)\na.end_training()\n"
+        "open(f'{__file__[:-10]}{a.process_index}.txt', 'w').write(a.device.type)\na.end_training()\n"
     )
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
-    command = [*launch, "--config_file", FOLDER / "two_processes_cpu.yaml", "program.py"]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=tmp_path, check=True, env=environment, timeout=300)
+    program = tmp_path / "program.py"
+    words = ["--main_process_port", "0", "--config_file", FOLDER / "two_processes_cpu.yaml", program]
+    environment = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = in_a_fork(tmp_path, accelerate_launch, *map(str, words), seconds=300, **environment)
+    assert done.code == 0, done.said
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["cpu", "cpu"]
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from jupyter_cache import get_cache
+from nbformat.v4 import new_output
 
 from tests.helpers import ROOT
 from tools import build_book, execute
@@ -108,22 +109,39 @@ def is_running(process):
     return bool(state.strip()) and not state.startswith("Z")
 
 
-@pytest.mark.slow
+@pytest.fixture
+def ran(monkeypatch):
+    """The notebooks that ran, for tests that start no kernel: every cell prints 1."""
+    names = []
+
+    def run(source, limit):
+        names.append(source.stem)
+        found = execute.myst_nb_reader_plugin(str(source))
+        for cell in found.cells:
+            if cell.cell_type == "code":
+                cell.outputs = [new_output("stream", text="1\n")]
+        return source, found, 0.0, None
+
+    monkeypatch.setattr(execute, "run", run)
+    return names
+
+
 @pytest.mark.parametrize("left", [None, "", '{"cells": ['], ids=["no file", "empty file", "half a file"])
-def test_half_written_outputs_are_no_outputs(tmp_path, left):
+def test_half_written_outputs_are_no_outputs(tmp_path, ran, left):
     source = notebook(tmp_path, "one", "print(1)")
     execute.execute([source], tmp_path / "cache", 60)
+    assert execute.execute([source], tmp_path / "cache", 60) == [] and ran == ["one"]
     (file,) = (tmp_path / "cache" / "executed").rglob("base.ipynb")
     file.unlink() if left is None else file.write_text(left)
-    assert execute.execute([source], tmp_path / "cache", 60) == []
+    assert execute.execute([source], tmp_path / "cache", 60) == [] and ran == ["one", "one"]
     assert outputs(tmp_path, source) == "1\n"
 
 
-@pytest.mark.slow
-def test_what_was_changed_meanwhile_keeps_no_outputs(tmp_path):
+def test_what_was_changed_meanwhile_keeps_no_outputs(tmp_path, ran):
     source = notebook(tmp_path, "one", "print(1)")
     with pytest.raises(SystemExit, match="one.md"):
         execute.execute([source], tmp_path / "cache", 60, still_valid=lambda: False)
+    assert ran == ["one"]
     with pytest.raises(KeyError):
         outputs(tmp_path, source)
 

@@ -17,7 +17,7 @@ import pytest
 from safetensors.torch import load_file
 
 from atlib.record import read_record
-from tests.helpers import ROOT, same
+from tests.helpers import ROOT, made_once, same
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +45,7 @@ def sets(**values) -> list[str]:
 
 
 SMALL = sets(steps=3, batch_size=8, data_size=20, save_every=1)
+TEACHER = "teacher/teacher.safetensors"
 
 
 def run(*command, cwd) -> str:
@@ -62,23 +63,31 @@ def run(*command, cwd) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built from a copy, since setuptools writes beside what it reads."""
-    folder = tmp_path_factory.mktemp("wheel")
+    """The wheel."""
+    folder, name = made_once(tmp_path_factory, "wheel", build)
+    return folder / name
+
+
+def build(folder):
+    """From a copy, since setuptools writes beside what it reads."""
     for name in COPIED:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in COPIED_FILES:
         shutil.copy(ROOT / name, folder / name)
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", "built", "."]
-    run(sys.executable, "-m", "pip", *build, cwd=folder)
+    options = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", "built", "."]
+    run(sys.executable, "-m", "pip", *options, cwd=folder)
     (built,) = (folder / "built").iterdir()
-    return built
+    return built.relative_to(folder)
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     """The `bin` folder of an environment that holds the wheel, and finds all other packages where this
     process does."""
-    folder = tmp_path_factory.mktemp("environment")
+    return made_once(tmp_path_factory, "environment", lambda folder: install(wheel, folder))[0] / "bin"
+
+
+def install(wheel, folder):
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
@@ -88,7 +97,35 @@ def installed(wheel, tmp_path_factory):
     others = [path for path in [*site.getsitepackages(), site.getusersitepackages()] if path in sys.path]
     (own,) = (folder / "lib").glob("python*/site-packages")
     (own / "others.pth").write_text("\n".join(others))
-    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def used(installed, tmp_path_factory):
+    """What was done with it by `tests/installed.py`: where it was found, and of each part the folder, what it
+    printed and its error."""
+    return made_once(tmp_path_factory, "used", lambda folder: use(installed, folder))[1]
+
+
+def use(installed, folder):
+    parts = {name: folder / name for name in ("README", "experiments", "run")}
+    for part in parts.values():
+        part.mkdir()
+    (parts["README"] / "example.py").write_text(example_of_the_readme())
+    pretrain = ["pretrain", "retrieval", "--out", "teacher", *SMALL]
+    run(installed / "attention-transfer", *pretrain, cwd=parts["run"])
+    request = f"train --recipe built-in-distill --data marked-glyphs --teacher {TEACHER}".split() + SMALL
+    program = shutil.copy(ROOT / "tests" / "installed.py", folder)  # from where the clone is out of reach
+    given = (json.dumps(parts, default=str), json.dumps(request))
+    found = json.loads(run(installed / "python", program, *given, cwd=folder).splitlines()[-1])
+    return found["where"], {name: (parts[name], *found["parts"][name].values()) for name in parts}
+
+
+def example_of_the_readme() -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    for said, small in README_CHANGES:
+        assert code.count(said) == 1, f"README's example has no {said} any more: adapt README_CHANGES"
+        code = code.replace(said, small)
+    return code + README_CHECKS
 
 
 def test_the_wheel_holds_the_library_and_its_licence_and_nothing_else(wheel):
@@ -107,53 +144,35 @@ def test_the_wheel_holds_the_library_and_its_licence_and_nothing_else(wheel):
     assert metadata["License-Expression"] == PROJECT["license"]
 
 
-def test_the_commands_make_a_teacher_and_train_resume_and_evaluate_a_student(installed, tmp_path):
-    def commands(*each):
-        """What commands print, one after the other in one process: each start takes seconds."""
-        code = "import sys; from atlib.__main__ import main; sys.exit(max(main(each) for each in %r))"
-        return run(installed / "python", "-c", code % [[*map(str, one)] for one in each], cwd=tmp_path)
-
-    where = """if True:
-        import json
-        from importlib import metadata, util
-        found = metadata.distribution("attention-transfer")
-        print(json.dumps([util.find_spec("atlib").origin, str(found.locate_file("")), found.version]))"""
-    origin, folder, version = json.loads(run(installed / "python", "-c", where, cwd=tmp_path))
+def test_it_is_found_where_it_was_installed(installed, used):
+    origin, folder, version = used[0]
     assert Path(origin) == Path(folder, "atlib", "__init__.py") and version == PROJECT["version"]
     assert Path(folder).resolve().is_relative_to(installed.parent.resolve())
 
-    run(installed / "attention-transfer", "pretrain", "retrieval", "--out", "teacher", *SMALL, cwd=tmp_path)
-    teacher = Path("teacher", "teacher.safetensors")
-    assert (tmp_path / teacher).exists()
 
-    request = ["train", "--recipe", "built-in-distill", "--data", "marked-glyphs", "--teacher", teacher]
-    printed = commands([*request, "--out", "student", *SMALL], ["resume", "student"])
-    assert "test_accuracy" in printed and "is finished" in printed
-    student = tmp_path / "student"
-    record, weights = read_record(student / "record.json"), load_file(student / "student.safetensors")
+def test_the_commands_make_a_teacher_and_train_resume_and_evaluate_a_student(used):
+    folder, printed, error = used[1]["run"]
+    assert error is None, error
+    assert (folder / TEACHER).exists()
+    student, before = folder / "student", folder / "before"
+    first, second = printed.split("--- now it is broken ---")
+    assert "test_accuracy" in first and "is finished" in first
+    record, weights = read_record(before / "record.json"), load_file(before / "student.safetensors")
     assert 0 <= record.results["test_accuracy"] <= 1
     assert (record.about["atlib"], record.about["commit"]) == (PROJECT["version"], "unknown")
-
-    for name in ("record.json", "student.safetensors"):
-        (student / name).unlink()
-    shutil.rmtree(max((student / "checkpoints").glob("step-*")))
-    printed = commands(["resume", "student"], ["evaluate", "student"])
     assert same(load_file(student / "student.safetensors"), weights)
     assert read_record(student / "record.json").results == record.results
-    assert f"accuracy {100 * record.results['test_accuracy']:.2f} %" in printed
+    assert f"accuracy {100 * record.results['test_accuracy']:.2f} %" in second
 
 
-def test_the_experiments_are_listed_where_there_are_no_records(installed, tmp_path):
-    printed = run(installed / "python", "-m", "atlib", "experiments", cwd=tmp_path)
+def test_the_experiments_are_listed_where_there_are_no_records(used):
+    folder, printed, error = used[1]["experiments"]
+    assert error is None, error
     records = re.findall(r"records: (.*)", printed)
     assert "transfer: " in printed and records and set(records) == {"none here"}
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
-def test_the_example_of_the_readme_runs(installed, tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    for said, small in README_CHANGES:
-        assert code.count(said) == 1, f"README's example has no {said} any more: adapt README_CHANGES"
-        code = code.replace(said, small)
-    (tmp_path / "example.py").write_text(code + README_CHECKS)
-    run(installed / "python", "example.py", cwd=tmp_path)
+def test_the_example_of_the_readme_runs(used):
+    _, _, error = used[1]["README"]
+    assert error is None, error

@@ -1,13 +1,10 @@
 """The command line of a run, end to end on the built-in world: what it leaves, that it goes on after being
 stopped, what it refuses."""
 
-import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import datasets
@@ -30,7 +27,8 @@ from atlib.train import train
 from atlib.train.evaluate import evaluate
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
-from tests.helpers import ROOT, randomise, same, state_of
+from tests import stopped_runs
+from tests.helpers import in_a_fork, made_once, randomise, same, state_of
 from tests.picture_files import write_parquet
 from tests.run import photographs
 from tests.stopped_runs import HELD_OUT, asked, sets
@@ -118,12 +116,13 @@ def test_fine_tuning_starts_from_the_teacher_with_a_new_head(tmp_path, teacher):
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """The folder of the runs that were stopped, and how each command ended."""
-    folder = tmp_path_factory.mktemp("stopped")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    program = [sys.executable, "-m", "tests.stopped_runs", str(folder)]
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout.splitlines()[-1])
+    return made_once(tmp_path_factory, "stopped", stop_runs)
+
+
+def stop_runs(folder):
+    ended = in_a_fork(folder, stopped_runs.main, folder, CUDA_VISIBLE_DEVICES="")
+    assert ended.code == 0, ended.said
+    return ended.returned
 
 
 def logged(folder):
@@ -173,9 +172,9 @@ def test_two_processes_do_not_train_in_one_folder(stopped):
 
 
 @pytest.mark.slow
-def test_generated_images_are_never_corrupt(stopped, capsys):
+def test_generated_images_are_never_corrupt(stopped, tmp_path, capsys):
     assert command.main(["resume", str(stopped[0] / "whole"), "--on-corrupt", "skip"]) == 0, "it is finished"
-    out = stopped[0] / "unfinished"
+    out = tmp_path / "unfinished"
     shutil.copytree(stopped[0] / "whole", out)
     (out / "record.json").unlink()
     assert command.main(["resume", str(out), "--on-corrupt", "skip"]) == 2

@@ -6,16 +6,14 @@ that move them by more than 1e-3.
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from atlib.run.log import read_log
-from tests.helpers import ROOT
+from tests import divided
+from tests.helpers import in_a_fork, made_once
 
 pytestmark = pytest.mark.slow
 STOPPED = 75  # EX_TEMPFAIL
@@ -24,17 +22,11 @@ STOPPED = 75  # EX_TEMPFAIL
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """The folder that the two processes wrote to, and how they ended."""
-    folder = tmp_path_factory.mktemp("divided")
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.divided", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
+    folder, ended = made_once(
+        tmp_path_factory, "divided", lambda folder: in_a_fork(folder, divided.main, folder, seconds=400)
     )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    return folder, json.loads(ran.stdout.splitlines()[-1]), ran.stderr
+    assert ended.code == 0, ended.said[-4000:]
+    return folder, ended.returned, ended.said
 
 
 def found(folder, name, rank=0):
@@ -69,17 +61,17 @@ def test_each_process_holds_half_of_the_weights(done):
 def test_divided_weights_end_where_whole_ones_do(part, done):
     """The divided run was stopped after four of six steps besides, and went on with new models."""
     folder, _, _ = done
-    whole, divided = (load_file(folder / name / f"{part}-0.safetensors") for name in ("whole", "divided"))
+    whole, halves = (load_file(folder / name / f"{part}-0.safetensors") for name in ("whole", "divided"))
     assert {name: value.shape for name, value in whole.items()} == {
-        name: value.shape for name, value in divided.items()
+        name: value.shape for name, value in halves.items()
     }
-    assert difference(whole, divided) < 1e-6
-    from tests.divided import small_pair
-
-    assert difference(small_pair().student.state_dict(), whole) > 1e-3, "the run must have gone somewhere"
+    assert difference(whole, halves) < 1e-6
+    assert difference(divided.small_pair().student.state_dict(), whole) > 1e-3, (
+        "the run must have gone somewhere"
+    )
     assert all(
         torch.equal(value, load_file(folder / "divided" / f"{part}-1.safetensors")[name])
-        for name, value in divided.items()
+        for name, value in halves.items()
     )
 
 
@@ -87,9 +79,9 @@ def test_metrics_of_divided_weights_are_those_of_whole_ones(done):
     """Of the weights and of their average, which takes their place for a while; every one of 30 images
     counted once."""
     folder, _, _ = done
-    whole, divided = (found(folder, name)["history"] for name in ("whole", "divided"))
-    assert [entry["count"] for entry in divided] == [30, 30]
-    for left, right in zip(whole, divided, strict=True):
+    whole, halves = (found(folder, name)["history"] for name in ("whole", "divided"))
+    assert [entry["count"] for entry in halves] == [30, 30]
+    for left, right in zip(whole, halves, strict=True):
         assert left == pytest.approx(right, rel=1e-5)
         assert left["test_loss"] != left["average_test_loss"]
 

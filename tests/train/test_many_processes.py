@@ -7,10 +7,7 @@ to an absolute 1e-9. Losses are averaged over the processes in float32: a relati
 """
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -25,26 +22,29 @@ from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate, evaluate_together
 from tests import two
-from tests.helpers import ROOT, tiny
+from tests.helpers import ROOT, ended, in_a_fork, made_once, start, tiny
+from tests.launching import accelerate_launch, torchrun
 
 pytestmark = pytest.mark.slow
 PROGRAM = str(ROOT / "tests" / "two.py")
-SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+SURROUNDINGS = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
 
 @pytest.fixture(scope="module")
 def pair_of_processes(tmp_path_factory):
     """What two processes found out together, and the folder that they wrote to; how torchrun ended when one
     of them died at last."""
-    folder = tmp_path_factory.mktemp("two")
-    launch = "torch.distributed.run --standalone --nproc_per_node 2".split()
-    command = [sys.executable, "-m", *launch, PROGRAM, "all", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=SURROUNDINGS, capture_output=True, text=True, timeout=400)
-    assert (folder / "found.json").exists(), done.stderr[-4000:]
-    seconds = time.time() - (folder / "found.json").stat().st_mtime
-    found = json.loads((folder / "found.json").read_text())
+    folder, found = made_once(tmp_path_factory, "two", find_out)
     assert found["world"] == 2, "accelerate must not have started one process only"
-    return folder, found | {"done": done, "seconds": seconds}
+    return folder, found
+
+
+def find_out(folder):
+    words = ["--standalone", "--nproc_per_node", "2", PROGRAM, "all", str(folder)]
+    done = in_a_fork(folder, torchrun, *words, seconds=400, **SURROUNDINGS)
+    assert (folder / "found.json").exists(), done.said[-4000:]
+    seconds = time.time() - (folder / "found.json").stat().st_mtime
+    return json.loads((folder / "found.json").read_text()) | {"done": done, "seconds": seconds}
 
 
 def difference(left, right):
@@ -116,7 +116,7 @@ def test_what_one_process_meets_ends_the_run_of_both(pair_of_processes):
 def test_the_command_writes_one_run(pair_of_processes):
     folder, found = pair_of_processes
     out = folder / "commanded"
-    assert found["commanded"] == [0, 0] and found["done"].stdout.count("record: ") == 1
+    assert found["commanded"] == [0, 0] and found["done"].said.count("record: ") == 1
     assert json.loads((out / "checkpoints" / "step-00000005" / "facts.json").read_text())["processes"] == 2
     assert [entry["step"] for entry in read_log(out) if entry["event"] == "step"] == [1, 2, 3, 4, 5]
     assert load_vit(out / "student.safetensors").num_classes == 8
@@ -126,8 +126,8 @@ def test_the_command_writes_one_run(pair_of_processes):
 def test_a_dead_process_ends_the_run_in_bounded_time(pair_of_processes):
     """60 s is how long the survivor waits."""
     done, seconds = pair_of_processes[1]["done"], pair_of_processes[1]["seconds"]
-    assert done.returncode != 0 and seconds < 100
-    assert "exitcode  : 1" in done.stderr and "rank      : 1" in done.stderr
+    assert done.code == 1 and seconds < 100
+    assert "exitcode  : 1" in done.said and "rank      : 1" in done.said
 
 
 def test_two_machines_on_loopback(tmp_path):
@@ -135,20 +135,15 @@ def test_two_machines_on_loopback(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launch = "accelerate.commands.launch --multi_gpu --num_machines 2 --num_processes 2".split()
-    launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
-    command = [sys.executable, "-m", *launch, "--machine_rank"]
-    options = {"cwd": ROOT, "env": SURROUNDINGS, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    machines = [
-        subprocess.Popen([*command, str(rank), PROGRAM, "machines", str(tmp_path)], text=True, **options)
-        for rank in range(2)
-    ]
-    try:
-        said = [machine.communicate(timeout=300)[0] for machine in machines]
-    finally:
-        for machine in machines:
-            machine.kill()
-    assert [machine.returncode for machine in machines] == [0, 0], said
+    launch = "--multi_gpu --num_machines 2 --num_processes 2".split()
+    launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", str(port), "--machine_rank"]
+    machines = []
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        words = [*launch, str(rank), PROGRAM, "machines", str(tmp_path)]
+        machines.append(start(tmp_path / str(rank), accelerate_launch, *words, **SURROUNDINGS))
+    done = [ended(*machine, seconds=300) for machine in machines]
+    assert [one.code for one in done] == [0, 0], [one.said for one in done]
     found = [json.loads((tmp_path / f"machine-{rank}.json").read_text()) for rank in range(2)]
     assert (
         [one["world"] for one in found] == [2, 2]

@@ -1,0 +1,74 @@
+"""What is done with the library where it is installed, in one process because each start takes seconds:
+python installed.py FOLDERS REQUEST, both JSON.
+
+FOLDERS says where each part is done, in that order: `README` runs its example.py, `experiments` lists them,
+`run` trains what is requested, breaks the run and takes it up again.
+Prints, as JSON, where the library is, and of each part what it printed and the error that ended it, if one
+did.
+"""
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import shutil
+import sys
+import traceback
+from importlib import metadata, util
+from pathlib import Path
+
+
+def example() -> None:
+    runpy.run_path("example.py", run_name="__main__")
+
+
+def experiments() -> None:
+    """What `python -m atlib experiments` does."""
+    sys.argv = ["atlib", "experiments"]
+    try:
+        runpy.run_module("atlib", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert not end.code, end.code
+
+
+def run(request: list[str]) -> None:
+    """Files of a finished run are kept in `before`, for they are written again."""
+    from atlib.__main__ import main
+    from atlib.run import build
+
+    build.HELD_OUT = {"validation": 30, "test": 40}  # in place of thousands
+
+    def command(*words: str) -> None:
+        assert main(list(words)) == 0, words
+
+    command(*request, "--out", "student")
+    command("resume", "student")
+    print("--- now it is broken ---")
+    student, before = Path("student"), Path("before")
+    before.mkdir()
+    for name in ("record.json", "student.safetensors"):
+        shutil.move(student / name, before / name)
+    shutil.rmtree(max((student / "checkpoints").glob("step-*")))
+    command("resume", "student")
+    command("evaluate", "student")
+
+
+def main(parts: dict[str, str], request: list[str]) -> dict:
+    found = metadata.distribution("attention-transfer")
+    where = [util.find_spec("atlib").origin, str(found.locate_file("")), found.version]
+    what, done = {"README": example, "experiments": experiments, "run": lambda: run(request)}, {}
+    for name, folder in parts.items():
+        os.chdir(folder)
+        error = None
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            try:
+                what[name]()
+            except BaseException:
+                error = traceback.format_exc()
+        done[name] = {"printed": printed.getvalue(), "error": error}
+    return {"where": where, "parts": done}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*map(json.loads, sys.argv[1:]))))
