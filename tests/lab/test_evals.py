@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -91,6 +92,7 @@ def test_a_probe_reads_shape_and_place_from_maps_that_have_them(sources, monkeyp
     monkeypatch.setattr(evals.glyphs, "generate", lambda *given: seen.append(generate(*given)) or seen[-1])
     monkeypatch.setattr(evals, "_maps_of", maps)
     monkeypatch.setattr(evals, "PROBED", {"train": 800, "test": 400})
+    monkeypatch.setattr(evals, "mlp_probe", partial(evals.mlp_probe, steps=150))
     found = evals.named_from_maps({"copy": None}, sources)["copy"]
     assert found["itself"] == found["distractors"] == {"shape": 1.0, "cell": 1.0}
     assert found["routing"]["cell"] == 1.0 and found["routing"]["shape"] < 0.25
