@@ -21,7 +21,7 @@ def test_workers_are_in_groups_of_their_own():
     batches = deliver(
         made_slowly, [Share([index], 1.0) for index in range(12)], workers=2, on_corrupt="raise", corrupt={}
     )
-    got = [next(batches).indices]
+    got = [next(batches).indices for _ in range(2)]  # one from each worker: both have started
     workers = multiprocessing.active_children()
     assert len(workers) == 2 and all(os.getpgid(worker.pid) != os.getpgid(0) for worker in workers)
     got += [batch.indices for batch in batches]
