@@ -432,6 +432,7 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
         teacher, architecture, history = schooling.make(scale.pretraining, scale.unlabelled, seed, name)
     seconds = time.perf_counter() - start
     save_vit(weights, teacher.cpu(), architecture)
+    recipe = replace(recipe, steps=history[-1]["step"])  # more of them, where its gate asked for it
     results = {"pretraining_loss": history[-1]["loss"]}
     if "unlearned" in history[-1]:
         results["unlearned"] = history[-1]["unlearned"]
