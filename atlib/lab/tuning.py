@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+# Of the accuracy: less is within the standard error of 2,000 validation images, no reason to go on.
+STEP = 0.01
 
 def grid(**choices: Sequence) -> tuple[dict, ...]:
     """All combinations of recipe values, as dicts: grid(lr=[1, 2], clip=[3]) is ({lr: 1, clip: 3}, {lr: 2,
@@ -14,8 +16,8 @@ def grid(**choices: Sequence) -> tuple[dict, ...]:
 
 @dataclass(frozen=True)
 class Range(Sequence):
-    """Recipes on a grid, of which a compass search tries a few: the start and its neighbours along each axis,
-    then those of the best one, until the best one's neighbours are all tried and none is better.
+    """Recipes on a grid, of which a compass search tries a few: from the start it goes to the best neighbour
+    along an axis, as long as that is better by more than `STEP`.
 
     axes: {recipe value: its choices in order}; start: of each axis where it begins; also: what all of them
     change. As a sequence it is the whole grid, the last axis fastest.
@@ -34,11 +36,16 @@ class Range(Sequence):
     def open(self, scores: Mapping[int, float]) -> list[int]:
         """The recipes that are to be tried next, given the scores of those tried; none when it has ended."""
         cells = list(product(*(range(len(choices)) for choices in self.axes.values())))
-        start = tuple(choices.index(self.start[name]) for name, choices in self.axes.items())
+        at = tuple(choices.index(self.start[name]) for name, choices in self.axes.items())
         tried = {cells[index]: score for index, score in scores.items()}
-        best = max(sorted(tried), key=tried.__getitem__) if tried else start
-        wanted = {best, *self._neighbours(best)} - tried.keys()
-        return sorted(cells.index(cell) for cell in wanted)
+        while True:
+            around = sorted(self._neighbours(at))
+            if wanted := {at, *around} - tried.keys():
+                return sorted(cells.index(cell) for cell in wanted)
+            best = max(around, key=tried.__getitem__)
+            if tried[best] <= tried[at] + STEP:
+                return []
+            at = best
 
     def at_edge(self, index: int) -> list[str]:
         """The axes at whose end a recipe lies: a better one may be outside the range."""

@@ -38,8 +38,11 @@ def test_it_begins_at_the_start_with_its_neighbours():
     )
 
 
-def test_of_equals_the_first_is_the_best_and_the_search_ends():
-    assert len(searched(RANGE, lambda recipe: 0.5)) <= 9
+@pytest.mark.parametrize("by", [0.0, 0.01, 0.02])
+def test_it_goes_on_for_more_than_the_noise_of_validation(by):
+    """lr 2 is the start; 8 is only tried from 4."""
+    tried = searched(RANGE, lambda recipe: 0.5 + by * (recipe["lr"] == 4))
+    assert len(tried) == (8 if by == 0.02 else 5)
 
 
 def test_what_all_change_is_in_every_recipe():
