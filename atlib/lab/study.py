@@ -501,7 +501,8 @@ def run_study(
     for method in methods or ():
         require_known("method", method, known)
     variants = [study.variant(name) for name in methods or known]
-    check_tuned(variants, place)
+    tuned_here = {variant.name for variant in variants} if study is CENTRAL else set()
+    check_tuned([variant for variant in variants if variant.like not in tuned_here], place)
     if study is CENTRAL and any("fine-tuned" in variant.needs for variant in variants):
         _run_variants(study, [study.variant("fine-tune")], place, seeds, jobs)
     _run_variants(study, variants, place, seeds, jobs)
