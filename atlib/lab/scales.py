@@ -104,6 +104,8 @@ WORLD_METHODS = (
     "copy-distractors-twin",
     "distill-long",
 )
+# Of photographs, whose scenes cannot be drawn again.
+PHOTO_METHODS = (*METHODS, *(f"copy-{twin.replace(' ', '-')}-twin" for twin in PHOTO_TWINS))
 TUNING_SEED = 100  # its teacher, labels and initialisation appear in no reported figure
 
 
@@ -301,23 +303,27 @@ START = {"lr": 4e-3, "weight_decay": 0.1}
 WEIGHTS = {"transfer_weight": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}
 
 
-def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
-    """One of the two worlds: everything at one budget, but for distill-long, which has the paper's twice as
-    many steps."""
-    steps = 500
+def _equal_chances(methods: Sequence[str], steps: int) -> dict[str, Range]:
+    """One search in one range for all methods at one budget, but for distill-long, which has the paper's
+    twice as many steps."""
     by_weight = {"axes": AXES | WEIGHTS, "start": START | {"transfer_weight": 3.0}}
-    tuning = {
-        **dict.fromkeys(WORLD_METHODS, Range(AXES, START, {})),
+    return {
+        **dict.fromkeys(methods, Range(AXES, START, {})),
         "distill": Range(**by_weight, also={}),
         "distill-long": Range(**by_weight, also={"steps": 2 * steps}),
     }
+
+
+def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
+    """One of the two worlds."""
+    training = replace(recipes.STUDENT, steps=500)
     return GlyphScale(
         name,
         Architecture("glyphs"),
         WORLD_METHODS,
         pretraining,
-        replace(recipes.STUDENT, steps=steps),
-        tuning,
+        training,
+        _equal_chances(WORLD_METHODS, training.steps),
         labels=1000,
         study_share=1.0,
         world=world,
@@ -353,15 +359,14 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         ),
         # For 2 CPU cores: about 11 passes of masked auto-encoding over CIFAR-10, 15 over 5,000 labelled
         # images. Far too little for a masked auto-encoder (arXiv 2111.06377 trains 800 passes and more), so
-        # it shows what such a teacher is worth, not what the methods are. One recipe for all, fixed in
-        # advance.
+        # it shows what such a teacher is worth, not what the methods are.
         "cifar10-cpu": CifarScale(
             "cifar10-cpu",
             small,
-            METHODS,
+            PHOTO_METHODS,
             replace(recipes.MAE, steps=4000),
             replace(recipes.STUDENT, steps=600),
-            {method: ({},) for method in METHODS},
+            _equal_chances(PHOTO_METHODS, 600),
             labels=5000,
             study_share=1.0,
             path=data,
@@ -370,10 +375,10 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         "pacs": PacsScale(
             "pacs",
             photographs,
-            METHODS,
+            PHOTO_METHODS,
             replace(recipes.STUDENT, steps=800),
             replace(recipes.STUDENT, steps=300),
-            {method: grid(lr=_LR) for method in METHODS},
+            _equal_chances(PHOTO_METHODS, 300),
             labels=None,
             study_share=1.0,
             path=data,

@@ -8,6 +8,7 @@ from itertools import product
 # Of the accuracy: less is within the standard error of 2,000 validation images, no reason to go on.
 STEP = 0.01
 
+
 def grid(**choices: Sequence) -> tuple[dict, ...]:
     """All combinations of recipe values, as dicts: grid(lr=[1, 2], clip=[3]) is ({lr: 1, clip: 3}, {lr: 2,
     clip: 3})."""

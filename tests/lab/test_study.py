@@ -520,13 +520,17 @@ def test_runs_travel_to_other_processes(tmp_path):
 def test_a_range_is_searched_and_not_tried_whole(tmp_path, monkeypatch):
     axes = {"lr": (1e-4, 1e-3, 1e-2, 1e-1), "weight_decay": (0.0, 0.1, 0.3)}
     wide = Range(axes, {"lr": 1e-3, "weight_decay": 0.1}, {})
-    scale = replace(toy.TOY, tuning={"scratch": wide}, methods=("scratch",))
+    methods = ("scratch", "scratch-2")  # the second starts from what the first has chosen
+    scale = replace(toy.TOY, tuning={"scratch": wide}, methods=methods)
     monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": scale})
-    run_study(CENTRAL, toy.place(tmp_path), 1, ["scratch"])
+    run_study(CENTRAL, toy.place(tmp_path), 1)
     trials = {key[3]: record for key, record in found(toy.place(tmp_path)).items() if key[0] == "trial"}
     assert 5 <= len(trials) < len(wide)
     scores = {index: record.results["validation_accuracy"] for index, record in trials.items()}
     assert wide.open(scores) == [] and {4, 1, 7, 3, 5} <= trials.keys()
     best = wide[max(sorted(scores), key=scores.get)]
-    (record,) = [record for key, record in found(toy.place(tmp_path)).items() if key[0] == "run"]
-    assert (record.config["recipe"]["lr"], record.config["recipe"]["weight_decay"]) == tuple(best.values())
+    runs = {key[1]: record for key, record in found(toy.place(tmp_path)).items() if key[0] == "run"}
+    assert tuple(runs) == methods and runs["scratch"].results != runs["scratch-2"].results
+    for record in runs.values():
+        recipe = record.config["recipe"]
+        assert (recipe["lr"], recipe["weight_decay"]) == tuple(best.values())
