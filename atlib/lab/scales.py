@@ -105,7 +105,12 @@ WORLD_METHODS = (
     "distill-long",
 )
 # Of photographs, whose scenes cannot be drawn again.
-PHOTO_METHODS = (*METHODS, *(f"copy-{twin.replace(' ', '-')}-twin" for twin in PHOTO_TWINS))
+PHOTO_METHODS = (
+    *METHODS,
+    "scratch-2",
+    "scratch-3",
+    *(f"copy-{twin.replace(' ', '-')}-twin" for twin in PHOTO_TWINS),
+)
 TUNING_SEED = 100  # its teacher, labels and initialisation appear in no reported figure
 
 

@@ -5,7 +5,7 @@ its test images, which all seeds share; claims of one chapter are judged togethe
 three verdicts, one of which says that the experiment was too small.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from atlib.record import read_records, unpack_bits
+from atlib.record import Record, read_records, unpack_bits
 
 VERDICTS = ("holds", "does not hold", "too small to tell", "not recorded")
 HOLDS, DOES_NOT_HOLD, TOO_SMALL, NOT_RECORDED = VERDICTS
@@ -21,38 +21,53 @@ FEWEST_SEEDS = 3
 LEVEL = 0.05  # of a chapter's wrong verdicts
 
 
+Metric = Callable[[Record], float]
+
+
 @dataclass(frozen=True)
 class Side:
-    """What one side of a comparison measured. study, scale: where its records are. methods: their mean, such
-    as of three scratch students a seed. metric: "test_right", which says it of each image, or the name of one
-    number of the results."""
+    """What one side of a comparison measured. study: of its records. methods: their mean, such as of three
+    scratch students a seed. metric: record -> one number; None: the accuracy on the test images, image by
+    image."""
 
     study: str
-    scale: str
     methods: tuple[str, ...]
-    metric: str = "test_right"
+    metric: Metric | None = None
 
-    def values(self, results: Path | None = None) -> dict[int, np.ndarray]:
-        """{seed: (images,)}, or (1,) of a single number, for the seeds in which all methods are recorded."""
+    def values(self, records: Sequence[Record]) -> dict[int, np.ndarray]:
+        """{seed: (images,)}, or (1,) of a single number, for the seeds in which all methods are among the
+        study's records."""
         found: dict[int, list[np.ndarray]] = {}
-        for record in read_records(self.study, self.scale, results=results):
-            if record.method in self.methods:
-                value = record.results[self.metric]
-                value = unpack_bits(value) if isinstance(value, str) else np.array([value])
-                found.setdefault(record.seed, []).append(value.astype(float))
+        for record in records:
+            if record.method not in self.methods:
+                continue
+            if self.metric is not None:
+                value = np.array([self.metric(record)])
+            elif "test_right" in record.results:
+                value = unpack_bits(record.results["test_right"])
+            else:  # recorded before 22 November 2026, under the faults that the results page lists
+                continue
+            found.setdefault(record.seed, []).append(value.astype(float))
         return {seed: np.mean(each, 0) for seed, each in found.items() if len(each) == len(self.methods)}
 
 
 @dataclass(frozen=True)
 class Claim:
     """A sentence that a reader could ask about, which is that `higher` is above `lower`, but for a `margin`:
-    with 0.01 it is that it is not more than one point below."""
+    with 0.01 it is that it is not more than one point below.
+
+    chapter: the number of its notebook. scales: where it is asked. paper: its figures and whose they are, ""
+    for a question of this book. factor: what differences are shown in, 100 for points of accuracy.
+    """
 
     chapter: str
     sentence: str
     higher: Side
     lower: Side
+    scales: tuple[str, ...]
+    paper: str = ""
     margin: float = 0.0
+    factor: float = 100
 
 
 class Estimate(NamedTuple):
@@ -68,9 +83,11 @@ class Estimate(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A claim, what was measured (None with fewer than `FEWEST_SEEDS` seeds), and one of `VERDICTS`."""
+    """A claim at one scale: what was measured (None with fewer than `FEWEST_SEEDS` seeds), and one of
+    `VERDICTS`."""
 
     claim: Claim
+    scale: str
     estimate: Estimate | None
     verdict: str
 
@@ -115,23 +132,26 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def judge(claims: Sequence[Claim], results: Path | None = None) -> list[Judged]:
-    """What the records say of every claim; those of one chapter are judged together.
+    """What the records say of every claim, at each of its scales; all of one chapter are judged together.
 
     A claim holds, or does not, where its adjusted p is below `LEVEL`, by the sign; else the experiment is too
     small to tell. results: the folder of the records, by default the book's.
     """
-    found = [_measured(claim, results) for claim in claims]
-    verdicts = [NOT_RECORDED] * len(claims)
+    asked = [(claim, scale) for claim in claims for scale in claim.scales]
+    studies = {(side.study, scale) for claim, scale in asked for side in (claim.higher, claim.lower)}
+    records = {which: read_records(*which, results=results) for which in studies}
+    found = [_measured(claim, scale, records) for claim, scale in asked]
+    verdicts = [NOT_RECORDED] * len(asked)
     for chapter in {claim.chapter for claim in claims}:
-        of_it = [i for i, claim in enumerate(claims) if claim.chapter == chapter and found[i] is not None]
+        of_it = [i for i, (claim, _) in enumerate(asked) if claim.chapter == chapter and found[i] is not None]
         for index, p in zip(of_it, holm([found[i].p for i in of_it])):
-            above = found[index].difference + claims[index].margin > 0
+            above = found[index].difference + asked[index][0].margin > 0
             verdicts[index] = TOO_SMALL if p >= LEVEL else HOLDS if above else DOES_NOT_HOLD
-    return [Judged(*each) for each in zip(claims, found, verdicts)]
+    return [Judged(*which, *each) for which, *each in zip(asked, found, verdicts)]
 
 
-def _measured(claim: Claim, results: Path | None) -> Estimate | None:
-    higher, lower = claim.higher.values(results), claim.lower.values(results)
+def _measured(claim: Claim, scale: str, records: Mapping) -> Estimate | None:
+    higher, lower = (side.values(records[side.study, scale]) for side in (claim.higher, claim.lower))
     shared = sorted(higher.keys() & lower.keys())
     if len(shared) < FEWEST_SEEDS:
         return None

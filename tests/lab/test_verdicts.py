@@ -1,5 +1,7 @@
 """The rule: intervals that cover, corrections against an independent computation, verdicts from records."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,7 +17,7 @@ from atlib.lab.verdicts import (
     holm,
     judge,
 )
-from atlib.record import Record, add_record, pack_bits, unpack_bits
+from atlib.record import Record, add_record, pack_bits, read_records, unpack_bits
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 
@@ -106,17 +108,25 @@ def results(tmp_path):
     return tmp_path
 
 
-def side(*methods, metric="test_right"):
-    return Side("s", "toy", methods, metric)
+def side(*methods, metric=None):
+    return Side("s", methods, metric)
+
+
+def loss(record):
+    return record.results["loss"]
+
+
+def claim(chapter, sentence, higher, lower):
+    return Claim(chapter, sentence, higher, lower, ("toy",))
 
 
 def test_verdicts_from_records(results):
     claims = [
-        Claim("1", "good is better", side("good"), side("bad", "bad-2")),
-        Claim("1", "bad is better", side("bad"), side("good")),
-        Claim("1", "hardly different", side("like bad"), side("bad")),
-        Claim("1", "one seed", side("rare"), side("bad")),
-        Claim("2", "a number a seed", side("good", metric="loss"), side("bad", metric="loss")),
+        claim("1", "good is better", side("good"), side("bad", "bad-2")),
+        claim("1", "bad is better", side("bad"), side("good")),
+        claim("1", "hardly different", side("like bad"), side("bad")),
+        claim("1", "one seed", side("rare"), side("bad")),
+        claim("2", "a number a seed", side("good", metric=loss), side("bad", metric=loss)),
     ]
     judged = judge(claims, results)
     assert [each.verdict for each in judged] == [HOLDS, DOES_NOT_HOLD, TOO_SMALL, NOT_RECORDED, HOLDS]
@@ -125,10 +135,19 @@ def test_verdicts_from_records(results):
     assert judged[4].estimate.difference == pytest.approx(0.4) and judged[4].estimate.images == 1
 
 
+def test_a_claim_is_judged_at_each_of_its_scales(results):
+    both = replace(claim("1", "good is better", side("good"), side("bad")), scales=("toy", "other"))
+    assert [(each.scale, each.verdict) for each in judge([both], results)] == [
+        ("toy", HOLDS),
+        ("other", NOT_RECORDED),
+    ]
+
+
 def test_the_mean_of_several_methods_needs_all_of_them(results):
     record(results, "bad", 9, {"test_right": pack_bits([True] * 1000), "loss": 1.0})
-    assert sorted(side("bad", "bad-2").values(results)) == [0, 1, 2, 3] and 9 in side("bad").values(results)
-    values = side("bad", "bad-2").values(results)[0]
+    records = read_records("s", "toy", results=results)
+    assert sorted(side("bad", "bad-2").values(records)) == [0, 1, 2, 3] and 9 in side("bad").values(records)
+    values = side("bad", "bad-2").values(records)[0]
     assert set(np.unique(values)) == {0.0, 0.5, 1.0}
 
 
@@ -137,9 +156,9 @@ def test_other_claims_of_a_chapter_make_the_rule_stricter(results):
     for seed in range(4):  # 55 % of 1,000 images against 50: seen alone, not among twenty others
         for method, share in (("a", 0.55), ("b", 0.50)):
             record(results, method, seed, {"test_right": pack_bits(rng.random(1000) < share), "loss": 0.0})
-    claim = Claim("1", "a is better", side("a"), side("b"))
-    others = [Claim("1", f"nothing {i}", side("like bad"), side("bad")) for i in range(20)]
-    (alone,) = judge([claim], results)
-    among = judge([claim, *others], results)[0]
+    first = claim("1", "a is better", side("a"), side("b"))
+    others = [claim("1", f"nothing {i}", side("like bad"), side("bad")) for i in range(20)]
+    (alone,) = judge([first], results)
+    among = judge([first, *others], results)[0]
     assert alone.estimate == among.estimate
     assert alone.verdict == HOLDS and among.verdict == TOO_SMALL

@@ -1,0 +1,309 @@
+"""What the book asks of its records: at most thirty sentences, each judged by the rule of
+`atlib.lab.verdicts`."""
+
+from functools import partial
+from pathlib import Path
+from statistics import mean
+
+from atlib._util import require_known
+from atlib.lab.verdicts import NOT_RECORDED, Claim, Judged, Metric, Side, judge
+from atlib.record import Record, markdown_table
+
+# Where a claim is asked, and the head of its column.
+SCALES = {"find": "Find", "match": "Match", "cifar10-cpu": "CIFAR-10", "pacs": "PACS"}
+FIND, WORLDS, PHOTOGRAPHS = ("find",), ("find", "match"), ("cifar10-cpu", "pacs")
+EVERYWHERE = (*WORLDS, *PHOTOGRAPHS)
+ONE_POINT = 0.01  # the margin of "as good as"
+
+
+# --- What is measured of a record where it is not the accuracy on plain test images ---
+
+
+def shifted_accuracy(record: Record) -> float:
+    """Mean accuracy over all shifted sets, those named like "noise@3"."""
+    return mean(value for name, value in record.results.items() if "@" in name)
+
+
+def cka_to_fine_tuned(record: Record) -> float:
+    """CKA with the same layer of the fine-tuned model, mean over layers."""
+    table = record.results["cka to fine-tune"]
+    return mean(table[layer][layer] for layer in range(len(table)))
+
+
+def with_fine_tuned(record: Record) -> float:
+    """Accuracy of the mean of this model's and the fine-tuned model's probabilities."""
+    return record.results["ensemble"]["fine-tune"]
+
+
+def plain_accuracy(record: Record) -> float:
+    """Accuracy on the test images."""
+    return record.results["test_accuracy"]
+
+
+# --- The two sides ---
+
+
+def of(study: str, *methods: str, metric: Metric | None = None) -> Side:
+    """The mean of some methods of a study."""
+    return Side(study, methods, metric)
+
+
+_central = partial(of, "transfer")
+_SCRATCH = _central("scratch", "scratch-2", "scratch-3")
+_COPY, _DISTILL, _FINE_TUNE = _central("copy"), _central("distill"), _central("fine-tune")
+_UNDER_SHIFTS, _COMPARED = partial(of, "shifts", metric=shifted_accuracy), partial(of, "comparison")
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "05",
+        "A student with copied maps beats one from scratch",
+        _COPY,
+        _SCRATCH,
+        EVERYWHERE,
+        "85.1 against 83.0",
+    ),
+    Claim(
+        "05",
+        "Copied maps cover more than half of the way from scratch to fine-tuning",
+        _COPY,
+        _central("scratch", "fine-tune"),
+        EVERYWHERE,
+        "85.1, between 83.0 and 85.7",
+    ),
+    Claim(
+        "05",
+        "Maps of an untrained teacher are worse than none",
+        _SCRATCH,
+        _central("copy-untrained"),
+        EVERYWHERE,
+        "72.7 against 83.0",
+    ),
+    Claim(
+        "05",
+        "Maps of the fine-tuned teacher are worth more than those of the pre-trained one",
+        _central("copy-fine-tuned"),
+        _COPY,
+        EVERYWHERE,
+        "85.6 against 85.1",
+    ),
+    Claim(
+        "06",
+        "A student of distilled maps beats one from scratch",
+        _DISTILL,
+        _SCRATCH,
+        EVERYWHERE,
+        "85.7 against 83.0",
+    ),
+    Claim(
+        "06",
+        "Distilled maps are as good as fine-tuning",
+        _DISTILL,
+        _FINE_TUNE,
+        EVERYWHERE,
+        "85.7 and 85.7",
+        ONE_POINT,
+    ),
+    Claim(
+        "06", "Distilling maps is better than copying them", _DISTILL, _COPY, EVERYWHERE, "85.7 against 85.1"
+    ),
+    Claim(
+        "06",
+        "Distilling for twice as many steps is better than copying",
+        _central("distill-long"),
+        _COPY,
+        WORLDS,
+        "85.7 (200 epochs) against 85.1 (100)",
+    ),
+    Claim(
+        "06",
+        "It is enough to distill the first three quarters of the layers",
+        of("layers", "distill first 3"),
+        _DISTILL,
+        FIND,
+        "its recipe: 18 of 24",
+        ONE_POINT,
+    ),
+    Claim(
+        "07",
+        "Copied queries alone beat scratch",
+        _central("copy-q"),
+        _SCRATCH,
+        EVERYWHERE,
+        "85.6 against 83.0",
+    ),
+    Claim(
+        "07",
+        "Copied queries alone are better than copied maps",
+        _central("copy-q"),
+        _COPY,
+        EVERYWHERE,
+        "85.6 against 85.1",
+    ),
+    Claim(
+        "07",
+        "Copied queries are worth more than copied keys",
+        _central("copy-q"),
+        _central("copy-k"),
+        WORLDS,
+        "85.6 against 84.4",
+    ),
+    Claim(
+        "08",
+        "Maps of the last two layers are worth more than those of the first two",
+        of("layers", "copy last 2"),
+        of("layers", "copy first 2"),
+        FIND,
+    ),
+    Claim(
+        "09",
+        "Routing alone beats scratch: the teacher sees other shapes at the same places",
+        _central("copy-routing-twin"),
+        _SCRATCH,
+        WORLDS,
+    ),
+    Claim(
+        "09",
+        "Routing alone is as good as the maps of the image itself",
+        _central("copy-routing-twin"),
+        _COPY,
+        WORLDS,
+        margin=ONE_POINT,
+    ),
+    Claim(
+        "09",
+        "The message alone beats scratch: the teacher sees the label at another place",
+        _central("copy-message-twin"),
+        _SCRATCH,
+        WORLDS,
+    ),
+    Claim(
+        "09",
+        "Maps of another photograph of the same class are as good as those of the image itself",
+        _central("copy-same-class-twin"),
+        _COPY,
+        PHOTOGRAPHS,
+        margin=ONE_POINT,
+    ),
+    Claim(
+        "09",
+        "Maps of the image itself are better than those of a photograph of another class",
+        _COPY,
+        _central("copy-other-class-twin"),
+        PHOTOGRAPHS,
+    ),
+    Claim(
+        "09",
+        "Averaged over examples, copied maps are worse than none",
+        _SCRATCH,
+        of("averages", "copy mean of examples"),
+        FIND,
+        "79.7 against 83.0",
+    ),
+    Claim(
+        "10",
+        "Distilled features are worse than nothing",
+        _SCRATCH,
+        of("family", "features"),
+        FIND,
+        "81.3 against 83.0",
+    ),
+    Claim(
+        "10",
+        "Distilled maps are worth more than distilled features",
+        _DISTILL,
+        of("family", "features"),
+        FIND,
+        "85.7 against 81.3",
+    ),
+    Claim(
+        "11",
+        "A student with half of the teacher's heads gains from its maps",
+        of("pairs", "two heads, distill aggregate"),
+        of("pairs", "two heads, scratch"),
+        FIND,
+    ),
+    Claim(
+        "13",
+        "A second fine-tuning has features more like the first one's than a student of distilled maps has",
+        _COMPARED("fine-tune again", metric=cka_to_fine_tuned),
+        _COMPARED("distill", metric=cka_to_fine_tuned),
+        FIND,
+        factor=1,
+    ),
+    Claim(
+        "14",
+        "A student of distilled maps and a fine-tuned model together beat the fine-tuned model",
+        _COMPARED("distill", metric=with_fine_tuned),
+        _COMPARED("fine-tune", metric=plain_accuracy),
+        FIND,
+        "86.3 against 85.7",
+    ),
+    Claim(
+        "16",
+        "Under shifts, fine-tuning is better than copied and distilled maps",
+        _UNDER_SHIFTS("fine-tune"),
+        _UNDER_SHIFTS("copy", "distill"),
+        FIND,
+        "ImageNet-A: 56.5 against 48.9 and 54.3",
+    ),
+    Claim(
+        "16",
+        "Under shifts, copied and distilled maps are better than scratch",
+        _UNDER_SHIFTS("copy", "distill"),
+        _UNDER_SHIFTS("scratch"),
+        FIND,
+        "ImageNet-A: 48.9 and 54.3 against 32.0",
+    ),
+    Claim(
+        "17",
+        "Where a teacher's features are of no use but its routing is, its maps beat its weights",
+        of("pretraining", "colour, copy"),
+        of("pretraining", "colour, fine-tune"),
+        FIND,
+    ),
+    Claim(
+        "17",
+        "Useless features with useful routing are better than useful features with useless routing",
+        of("pretraining", "useless features, useful routing"),
+        of("pretraining", "useful features, useless routing"),
+        FIND,
+    ),
+    Claim(
+        "18",
+        "Maps of a teacher with registers push a standard student below scratch",
+        _SCRATCH,
+        of("components", "registers, copy to standard"),
+        FIND,
+        "arXiv 2605.07191: four of 11 families, up to 5.1 points",
+    ),
+)
+
+
+def findings_table(*chapters: str, results: Path | None = None) -> str:
+    """The claims of some chapters ("05"), of all when none is named, as a Markdown table with a column for
+    each place where they are asked.
+
+    results: the folder of the records, by default the book's. Raises `ValueError` for a chapter without
+    claims.
+    """
+    known = {claim.chapter for claim in CLAIMS}
+    for chapter in chapters:
+        require_known("chapter with claims", chapter, sorted(known))
+    judged = judge([claim for claim in CLAIMS if claim.chapter in (chapters or known)], results)
+    scales = [scale for scale in SCALES if any(each.scale == scale for each in judged)]
+    cells = {(each.claim, each.scale): _cell(each) for each in judged}
+    rows = [
+        [claim.sentence, claim.paper or "–", *(cells.get((claim, scale), "") for scale in scales)]
+        for claim in dict.fromkeys(each.claim for each in judged)
+    ]
+    return markdown_table(["claim", "paper", *(SCALES[scale] for scale in scales)], *rows)
+
+
+def _cell(judged: Judged) -> str:
+    """ "**holds** +14.2 [12.1, 16.3]": the verdict, the difference, its interval."""
+    if judged.estimate is None:
+        return NOT_RECORDED
+    factor = judged.claim.factor
+    digits = 1 if factor == 100 else 2
+    difference, low, high = (f"{factor * value:+.{digits}f}" for value in judged.estimate[:3])
+    return f"**{judged.verdict}** {difference} [{low}, {high}]".replace("-", "−")

@@ -1,0 +1,76 @@
+"""The sentences: few, about what the studies have, and shown with the verdict of the rule."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from atlib.lab.evals import COMPARISON, EXAMINATIONS
+from atlib.lab.findings import CLAIMS, SCALES, cka_to_fine_tuned, findings_table, shifted_accuracy
+from atlib.lab.scales import scales
+from atlib.lab.studies import CENTRAL, STUDIES
+from atlib.record import Record, add_record, pack_bits, records_file
+
+ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
+
+
+def known(study, scale):
+    """The methods that a study or an examination has at a scale."""
+    if study == CENTRAL.name:
+        return scales()[scale].methods
+    if study in EXAMINATIONS:
+        return EXAMINATIONS[study].methods
+    return tuple(variant.name for variant in STUDIES[study].variants)
+
+
+def record(study, method, seed, results, scale="find"):
+    return Record(study, method, seed, {}, results, [], 1.0, 1.0, ABOUT), scale
+
+
+def write(folder, *records):
+    for each, scale in records:
+        add_record(records_file(each.experiment, scale, folder), each)
+
+
+def test_they_are_few_and_about_what_is_run():
+    assert len(CLAIMS) <= 30 and len({claim.sentence for claim in CLAIMS}) == len(CLAIMS)
+    for claim in CLAIMS:
+        assert claim.scales and set(claim.scales) <= set(SCALES)
+        for scale in claim.scales:
+            for side in (claim.higher, claim.lower):
+                assert set(side.methods) <= set(known(side.study, scale)), claim.sentence
+
+
+def test_the_table_has_the_verdict_where_it_is_recorded(tmp_path):
+    rng = np.random.default_rng(0)
+    shares = {"copy": 0.9, "fine-tune": 0.95, "scratch": 0.5, "scratch-2": 0.5, "scratch-3": 0.5}
+    write(
+        tmp_path,
+        *(
+            record("transfer", method, seed, {"test_right": pack_bits(rng.random(4000) < share)})
+            for method, share in shares.items()
+            for seed in range(3)
+        ),
+    )
+    head, _, *rows = findings_table("05", results=tmp_path).splitlines()
+    assert head == "| claim | paper | Find | Match | CIFAR-10 | PACS |"
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    first = dict(zip(head.strip("| ").split(" | "), cells[0]))
+    assert first["Find"].startswith("**holds** +40") or first["Find"].startswith("**holds** +39")
+    assert first["Match"] == first["PACS"] == "not recorded" and first["paper"] == "85.1 against 83.0"
+    assert Counter(row[2].split("**")[1] if "**" in row[2] else row[2] for row in cells) == {
+        "holds": 2,
+        "not recorded": 2,
+    }
+
+
+def test_a_chapter_without_claims_is_refused():
+    with pytest.raises(ValueError, match="'01'"):
+        findings_table("01")
+
+
+def test_what_is_measured_of_a_record():
+    shifted, _ = record("shifts", "copy", 0, {"noise@1": 0.5, "blur@3": 0.7, "test_accuracy": 0.9})
+    assert shifted_accuracy(shifted) == pytest.approx(0.6)
+    compared, _ = record(COMPARISON.name, "copy", 0, {"cka to fine-tune": [[0.2, 0.9], [0.9, 0.4]]})
+    assert cka_to_fine_tuned(compared) == pytest.approx(0.3)
