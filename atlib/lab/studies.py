@@ -82,6 +82,34 @@ PRETRAINING = Study(
 )
 
 
+# --- How many labels ---
+
+# Few labels at the central experiment's budget; from 1,000 on four times its steps, without which scratch
+# finds nothing in Match from any number of labels.
+LABELS = {250: 500, 1000: 2000, 4000: 2000, 8000: 2000, 32_000: 2000}
+
+LABEL_CURVES = Study(
+    "labels",
+    "scratch, copy from the image and from a routing twin, fine-tuning, with 250 to 32,000 labels",
+    "not in the paper",
+    tuple(
+        Variant(
+            f"{method}, {number} labels",
+            CENTRAL.variant(method).build,
+            method,
+            {"steps": steps},
+            labels=number,
+            twin=CENTRAL.variant(method).twin,
+        )
+        for method in ("scratch", "copy-routing-twin", "copy", "fine-tune")
+        for number, steps in LABELS.items()
+    ),
+    seeds=3,
+    minutes=75,
+    only=("find", "match"),
+)
+
+
 # --- Imbalanced labels ---
 
 IMBALANCE = 50.0  # the first class has 50 times as many images as the last
@@ -413,4 +441,7 @@ PAIRS = Study(
     only=("built-in",),
 )
 
-STUDIES = {study.name: study for study in (DISTILLATION, FAMILY, LAYERS, AVERAGES, PAIRS, *TEACHER_STUDIES)}
+STUDIES = {
+    study.name: study
+    for study in (LABEL_CURVES, DISTILLATION, FAMILY, LAYERS, AVERAGES, PAIRS, *TEACHER_STUDIES)
+}

@@ -22,6 +22,7 @@ from atlib.lab.studies import (
     DISTILLATION,
     FAMILY,
     IMBALANCE,
+    LABEL_CURVES,
     LAYERS,
     LONG_TAIL,
     PAIRS,
@@ -173,14 +174,25 @@ def test_a_teacher_that_was_not_made_is_named(sources):
 
 
 def test_names_are_distinct_and_recipes_valid():
-    scale = scales()["built-in"]
     for study in STUDIES.values():
+        scale = scales()[study.only[0] if study.only else "built-in"]
         names = [variant.name for variant in study.variants]
         assert len(set(names)) == len(names) and study.seeds >= 3
         for variant in study.variants:
             assert variant.like in scale.tuning
             for trial in variant.trials or ({},):
                 scale.recipe(variant.changes | trial)  # raises where a value cannot be meant
+
+
+def test_label_curves_have_one_number_of_steps_for_all_methods_and_end_at_32_000():
+    labels = {variant.labels for variant in LABEL_CURVES.variants}
+    assert {250, 1000, 8000, 32_000} <= labels and len(LABEL_CURVES.variants) == 4 * len(labels)
+    for number in labels:
+        variants = [variant for variant in LABEL_CURVES.variants if variant.labels == number]
+        assert {variant.like for variant in variants} == {"scratch", "copy", "copy-routing-twin", "fine-tune"}
+        assert len({variant.changes["steps"] for variant in variants}) == 1
+        twins = {variant.like: variant.twin for variant in variants if variant.twin}
+        assert twins == {"copy-routing-twin": "routing"}
 
 
 def test_the_sweep_over_weights_has_every_weight_that_can_be_chosen():
