@@ -71,10 +71,10 @@ class Claim:
 
 
 class Estimate(NamedTuple):
-    """A mean difference within seeds with its 95 % interval. p: two-sided, of the difference being -margin;
-    seeds, images: that it is a mean of."""
+    """A mean, such as of a difference within seeds, with its 95 % interval. p: two-sided, of the mean being
+    -margin; seeds, images: that it is a mean of."""
 
-    difference: float
+    mean: float
     low: float
     high: float
     p: float
@@ -121,6 +121,20 @@ def estimate(differences: np.ndarray, margin: float = 0.0) -> Estimate:
     return Estimate(float(mean), float(mean - reach), float(mean + reach), float(p), S, n)
 
 
+def accuracies(study: str, scale: str, results: Path | None = None) -> dict[str, Estimate]:
+    """{method: test accuracy} of a study's methods of which at least two seeds are recorded image by image.
+
+    results: the folder of the records, by default the book's.
+    """
+    records = read_records(study, scale, results=results)
+    found = {method: Side(study, (method,)).values(records) for method in {each.method for each in records}}
+    return {
+        method: estimate(np.stack([values[seed] for seed in sorted(values)]))
+        for method, values in found.items()
+        if len(values) > 1
+    }
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """p values adjusted for being asked together, in the order given (Holm 1979): the smallest times their
     number, the next times one less, and none below the one before."""
@@ -145,7 +159,7 @@ def judge(claims: Sequence[Claim], results: Path | None = None) -> list[Judged]:
     for chapter in {claim.chapter for claim in claims}:
         of_it = [i for i, (claim, _) in enumerate(asked) if claim.chapter == chapter and found[i] is not None]
         for index, p in zip(of_it, holm([found[i].p for i in of_it])):
-            above = found[index].difference + asked[index][0].margin > 0
+            above = found[index].mean + asked[index][0].margin > 0
             verdicts[index] = TOO_SMALL if p >= LEVEL else HOLDS if above else DOES_NOT_HOLD
     return [Judged(*which, *each) for which, *each in zip(asked, found, verdicts)]
 

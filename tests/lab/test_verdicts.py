@@ -13,6 +13,7 @@ from atlib.lab.verdicts import (
     TOO_SMALL,
     Claim,
     Side,
+    accuracies,
     estimate,
     holm,
     judge,
@@ -38,7 +39,7 @@ def test_the_standard_error_is_that_of_new_seeds_and_new_images():
         true = np.std([d.mean() for d in many])
         found = [estimate(d) for d in many]
         # an interval is two to three standard errors to either side
-        reach = np.mean([each.high - each.difference for each in found])
+        reach = np.mean([each.high - each.mean for each in found])
         assert 1.8 * true < reach < 3.5 * true, parts
 
 
@@ -72,7 +73,7 @@ def test_images_that_all_seeds_share_count_once():
 def test_a_margin_is_added_before_it_is_judged():
     d = np.full((3, 50), -0.005) + 1e-4 * np.random.default_rng(0).standard_normal((3, 50))
     assert estimate(d, 0.01).p < 0.05 and estimate(d, 0.005).p > 0.05
-    assert estimate(d, 0.01).difference == pytest.approx(-0.005, abs=1e-4)
+    assert estimate(d, 0.01).mean == pytest.approx(-0.005, abs=1e-4)
 
 
 def test_identical_methods_differ_by_nothing():
@@ -130,9 +131,18 @@ def test_verdicts_from_records(results):
     ]
     judged = judge(claims, results)
     assert [each.verdict for each in judged] == [HOLDS, DOES_NOT_HOLD, TOO_SMALL, NOT_RECORDED, HOLDS]
-    assert judged[0].estimate.difference == pytest.approx(0.4, abs=0.03) and judged[0].estimate.images == 1000
+    assert judged[0].estimate.mean == pytest.approx(0.4, abs=0.03) and judged[0].estimate.images == 1000
     assert judged[3].estimate is None
-    assert judged[4].estimate.difference == pytest.approx(0.4) and judged[4].estimate.images == 1
+    assert judged[4].estimate.mean == pytest.approx(0.4) and judged[4].estimate.images == 1
+
+
+def test_accuracies_have_intervals_and_one_seed_has_none(results):
+    found = accuracies("s", "toy", results)
+    assert found.keys() == {"good", "bad", "bad-2", "like bad"}
+    right = [unpack_bits(r.results["test_right"]) for r in read_records("s", "toy", results=results)]
+    good = found["good"]
+    assert good.mean == pytest.approx(np.mean(right[8:12])) and good.low < good.mean < good.high
+    assert (good.seeds, good.images) == (4, 1000) and good.high - good.low < 0.06
 
 
 def test_a_claim_is_judged_at_each_of_its_scales(results):
