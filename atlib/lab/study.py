@@ -317,7 +317,7 @@ def chosen(place: Place, method: str, study: Study = CENTRAL) -> int:
     if len(choices) == 1:
         return 0
     path = place.records(study.name)
-    scores = _scores(read_file(path), method)
+    scores = _scores(path, method, choices)
     if missing := to_try(choices, scores):
         raise FileNotFoundError(
             f"{method} is not tuned yet, {path} has no trial {missing[0]} of it: "
@@ -326,13 +326,21 @@ def chosen(place: Place, method: str, study: Study = CENTRAL) -> int:
     return max(sorted(scores), key=scores.__getitem__)
 
 
-def _scores(records: list[Record], method: str) -> dict[int, float]:
-    """The validation accuracies of a method's trials."""
-    return {
-        record.trial: record.results["validation_accuracy"]
-        for record in records
-        if record.kind == "trial" and record.method == method and record.seed == TUNING_SEED
-    }
+def _scores(path: Path, method: str, choices: Sequence[Mapping]) -> dict[int, float]:
+    """The validation accuracies of a method's trials in a file of records. Raises `ValueError` for trials of
+    other recipes than these."""
+    scores = {}
+    for record in read_file(path):
+        if (record.kind, record.method, record.seed) != ("trial", method, TUNING_SEED):
+            continue
+        given = choices[record.trial] if record.trial < len(choices) else None
+        if given is None or not given.items() <= record.config["recipe"].items():
+            raise ValueError(
+                f"{path}: trial {record.trial} of {method} was run with another recipe than {given}, which"
+                " the scale has now: move this file away, and tune anew"
+            )
+        scores[record.trial] = record.results["validation_accuracy"]
+    return scores
 
 
 def fine_tuning(place: Place, seed: int) -> Run:
@@ -528,11 +536,11 @@ def _run_variants(study: Study, variants: list[Variant], place: Place, seeds: in
 
     def trials() -> list[Run]:
         """Those that the search asks for next, of all variants together."""
-        records = read_file(place.records(study.name))
+        path, choices = place.records(study.name), {each.name: each.choices(scale) for each in variants}
         return [
-            Run(study, place, variant.name, TUNING_SEED, trial)
-            for variant in variants
-            for trial in to_try(variant.choices(scale), _scores(records, variant.name))
+            Run(study, place, method, TUNING_SEED, trial)
+            for method, known in choices.items()
+            for trial in to_try(known, _scores(path, method, known))
         ]
 
     def runs() -> list[Run]:

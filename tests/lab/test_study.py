@@ -37,7 +37,7 @@ from atlib.lab.study import (
     scratch,
     trained,
 )
-from atlib.lab.tuning import Range
+from atlib.lab.tuning import Range, grid
 from atlib.plan import Plan
 from atlib.record import add_record, read_file
 from atlib.train.evaluate import evaluate
@@ -186,6 +186,20 @@ def test_the_best_trial_is_chosen_and_the_first_of_equals(place):
     forget(place, CENTRAL, ("trial", "copy", TUNING_SEED, 1))
     with pytest.raises(FileNotFoundError, match="copy .*toy.jsonl .* 1 .* experiment transfer --scale toy`"):
         chosen(place, "copy")
+
+
+def test_trials_of_recipes_that_the_scale_no_longer_has_are_refused(place, monkeypatch, tmp_path):
+    moved = replace(toy.TOY, tuning=toy.TOY.tuning | {"copy": grid(lr=(1e-3, 2e-2))})
+    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": moved})
+    before = toy.files(tmp_path)
+    for attempt in (lambda: chosen(place, "copy"), lambda: run_study(CENTRAL, place, 2, ["copy"])):
+        with pytest.raises(ValueError, match="toy.jsonl: trial 1 of copy .*0.02"):
+            attempt()
+    fewer = replace(toy.TOY, tuning=toy.TOY.tuning | {"copy": grid(lr=(1e-3,), clip=(0.5,))})
+    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": fewer})
+    with pytest.raises(ValueError, match="trial 0 of copy"):
+        run_study(CENTRAL, place, 2, ["copy"])
+    assert toy.files(tmp_path) == before
 
 
 def test_running_again_does_nothing(place, tmp_path, monkeypatch):
