@@ -49,7 +49,8 @@ def of(study: str, *methods: str, metric: Metric | None = None) -> Side:
 
 
 _central = partial(of, "transfer")
-_SCRATCH = _central("scratch", "scratch-2", "scratch-3")
+SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that a seed has three
+_SCRATCH = _central(*SCRATCH)
 _COPY, _DISTILL, _FINE_TUNE = _central("copy"), _central("distill"), _central("fine-tune")
 _UNDER_SHIFTS, _COMPARED = partial(of, "shifts", metric=shifted_accuracy), partial(of, "comparison")
 

@@ -121,18 +121,21 @@ def estimate(differences: np.ndarray, margin: float = 0.0) -> Estimate:
     return Estimate(float(mean), float(mean - reach), float(mean + reach), float(p), S, n)
 
 
-def accuracies(study: str, scale: str, results: Path | None = None) -> dict[str, Estimate]:
+def accuracies(
+    study: str, scale: str, of: Mapping[str, tuple[str, ...]] = {}, results: Path | None = None
+) -> dict[str, Estimate]:
     """{method: test accuracy} of a study's methods of which at least two seeds are recorded image by image.
 
-    results: the folder of the records, by default the book's.
+    of: the methods that a name is the mean of, where it is not that method alone. results: the folder of the
+    records, by default the book's.
     """
     records = read_records(study, scale, results=results)
-    found = {method: Side(study, (method,)).values(records) for method in {each.method for each in records}}
-    return {
-        method: estimate(np.stack([values[seed] for seed in sorted(values)]))
-        for method, values in found.items()
-        if len(values) > 1
-    }
+    found = {}
+    for method in dict.fromkeys(record.method for record in records):
+        values = Side(study, of.get(method, (method,))).values(records)
+        if len(values) > 1:
+            found[method] = estimate(np.stack([values[seed] for seed in sorted(values)]))
+    return found
 
 
 def holm(p: Sequence[float]) -> list[float]:

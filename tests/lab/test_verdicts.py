@@ -137,11 +137,12 @@ def test_verdicts_from_records(results):
 
 
 def test_accuracies_have_intervals_and_one_seed_has_none(results):
-    found = accuracies("s", "toy", results)
+    found = accuracies("s", "toy", {"bad": ("bad", "bad-2")}, results)
     assert found.keys() == {"good", "bad", "bad-2", "like bad"}
     right = [unpack_bits(r.results["test_right"]) for r in read_records("s", "toy", results=results)]
     good = found["good"]
     assert good.mean == pytest.approx(np.mean(right[8:12])) and good.low < good.mean < good.high
+    assert found["bad"].mean == pytest.approx(np.mean(right[:8])), "of both"
     assert (good.seeds, good.images) == (4, 1000) and good.high - good.low < 0.06
 
 
