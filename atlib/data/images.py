@@ -101,8 +101,8 @@ class Images(Dataset):
         return (pixels.float() / 255 - self.mean) / self.std
 
     def to(self, device: torch.device | str) -> "Images":
-        """The same images on a device, where training then takes and augments them. Evaluation compares
-        labels on the CPU: leave what it gets there."""
+        """The same images on a device, where training then takes and augments them. Those to be evaluated
+        stay on the CPU, where labels are compared."""
         return Images(
             self.pixels.to(device), self.targets.to(device), self.classes, self.mean, self.std, self.augment
         )

@@ -99,7 +99,7 @@ class Worth(NamedTuple):
     brings is part of it.
 
     gain: the least accuracy of fine-tune less that of scratch, each the best of its trials on validation
-    images. evenness: the most that its maps may have (`evenness`).
+    images. evenness: the largest that its maps may have, as the function `evenness` measures it.
     """
 
     gain: float
@@ -202,20 +202,18 @@ class CifarScale(Scale):
     def make_teacher(
         self, seed: int, progress: str | None = None, keeper: CheckpointManager | None = None
     ) -> Made:
-        """Pre-train a teacher. How even its maps are is in the last entry of its history. keeper: keeps it
-        along the way, and goes on with it."""
+        """Pre-train a teacher. How even its maps of validation images are is in the last entry of its
+        history. keeper: keeps it along the way, and goes on with it."""
         torch.manual_seed(seed_for(seed, "teacher"))
         model = pretrain.MaskedAutoencoder(self.student.build(), decoder_width=96)
         images = self._load("train", self.unlabelled, seed_for(seed, "unlabelled"))
-        held_out = self.held_out("validation")
-        looked_at = held_out.select(range(min(500, len(held_out))))
         history = train(
             model,
             images.with_augment(crop_and_flip()).to(place_of_training()),
             self.pretraining,
             loss=pretrain.mae_loss,
             seed=seed_for(seed, "teacher order"),
-            evaluate=lambda model: {"evenness": evenness(model.vit, looked_at)},
+            evaluate=lambda model: {"evenness": evenness(model.vit, self.held_out("validation"))},
             progress=progress,
             keeper=keeper,
         )
@@ -452,7 +450,7 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         "cifar10-toy": replace(
             on_gpu,
             name="cifar10-toy",
-            student=Architecture("cifar", {"depth": 1}),
+            student=Architecture("cifar", {"depth": 2}),
             pretraining=replace(recipes.MAE, steps=4, batch_size=16),
             training=replace(recipes.STUDENT, steps=2, batch_size=8),
             labels=100,
