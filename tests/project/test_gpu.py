@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import datasets
 import pytest
+import resumed_run
 import torch
+import transfer_step
 
 from atlib.lab.scales import PHOTO_METHODS, TUNING_SEED, scales
 from atlib.record import Record, about, add_record, read_file
@@ -49,9 +51,6 @@ def test_the_parts_in_order(tmp_path):
 @pytest.mark.parametrize("index", range(6))
 def test_a_benchmark_is_named_as_its_record_will_be(tmp_path, monkeypatch, index):
     """The scripts' own names of their records, from the options they are given."""
-    import resumed_run
-    import transfer_step
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     each = gpu.parts(options(tmp_path))[index]
     script, arguments = each.command[1], each.command[2:]
@@ -122,6 +121,15 @@ def test_bad_arguments_are_refused(arguments, named, capsys):
     with pytest.raises(SystemExit):
         gpu.parse(arguments.split())
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", ["--steps 3", "--batch 0", "--dtype fp16", "--device cuda"])
+def test_a_resumed_run_refuses_what_it_cannot_do(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        resumed_run.parse(arguments.split())
+    named = {"--steps": "3 of 500", "--batch": "100 of 0"}.get(arguments.split()[0], arguments)
+    assert named in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
