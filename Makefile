@@ -20,7 +20,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=agg $(RUN) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up book test pages faults lint format notebooks results measure benchmarks lock repository clean
+.PHONY: help set-up book test pages faults lint format notebooks results gpu measure benchmarks lock repository clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,9 @@ notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 
 results: set-up  ## repeat the built-in experiments where records are missing (about 10 hours for all on 2 cores)
 	@for name in transfer distillation family averages layers pairs pretraining long-tail components sizes pool shifts shifts-pool shifts-pairs shifts-averages shifts-layers shifts-distillation shifts-components shifts-sizes shifts-pretraining comparison class-groups; do $(RUN) -m atlib experiment $$name --jobs 2 || exit 1; done
+
+gpu: set-up  ## make the records that need one CUDA GPU, in calls of 9 minutes: ARGS="--minutes 20 --data FOLDER"
+	@$(RUN) -m tools.gpu $(ARGS)
 
 measure: set-up  ## measure seconds and memory of every notebook into results/notebooks.jsonl; needs an idle machine
 	@$(RUN) tools/measure_notebooks.py

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a command was stopped, and goes on when it is called again
+
 
 def require_known(kind: str, name: object, known: Iterable[str]) -> None:
     """Raise `ValueError` unless `name` is one of `known`: it names `name`, the close ones, and all that there

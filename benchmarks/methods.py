@@ -79,8 +79,9 @@ def make_step(
     """Student, teacher (if asked for), AdamW and one batch of noise on `device`. Both models are freshly
     initialised: time depends on shapes alone."""
     torch.manual_seed(0)
-    student = create_vit(model, img_size=image_size, num_classes=CLASSES).to(device).train()
-    teaching = create_vit(model, img_size=image_size, num_classes=CLASSES).to(device) if teacher else None
+    with device:  # initialised there: on the CPU a ViT-L takes longer than all of its steps on a GPU
+        student = create_vit(model, img_size=image_size, num_classes=CLASSES).train()
+        teaching = create_vit(model, img_size=image_size, num_classes=CLASSES) if teacher else None
     images = torch.randn(batch, 3, image_size, image_size, device=device)
     labels = torch.randint(CLASSES, (batch,), device=device)
     return Step(student, teaching, make_optimizer(student, RECIPE), images, labels, autocast)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from atlib._util import require_known
 from atlib.data import glyphs
 from atlib.data.decoding import as_is, in_eight_bits
-from atlib.data.rng import augmentation_seed
+from atlib.data.rng import augmentation_seeds, draw_below
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 
 # Where short names live on the hub.
@@ -21,8 +21,8 @@ HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
 
 
-# (one uint8 image (3, height, width), the seed of what is drawn) -> another such image
-Augment = Callable[[Tensor, int], Tensor]
+# (uint8 images (B, C, height, width), what is drawn for each: the seeds, int64 (B,)) -> other such images
+Augment = Callable[[Tensor, Tensor], Tensor]
 
 
 class Images(Dataset):
@@ -32,7 +32,8 @@ class Images(Dataset):
     pixels: uint8 (n, 3, height, width), or (n, 2, 3, height, width) with what the teacher sees second
     (`pair`). targets: a tensor whose first axis is n (class indices, or what a pre-text task regresses). An
     image comes out as float32, centred and scaled: (pixel / 255 - mean) / std. `augment` changes the images
-    that `epoch` hands out, by a seed of their own (both of a pair by the same), and no others.
+    that `epoch` hands out, by a seed of their own (both of a pair by the same), and no others. Batches are
+    made, and are, where the pixels are (`to`).
     """
 
     corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
@@ -85,18 +86,26 @@ class Images(Dataset):
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch, augmented. They are in memory: `workers` are not needed, and
         not started."""
-        for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part)):
-            pixels = self.pixels[indices]
+        shares, device = zip(my_batches(len(self), part), my_repeats(len(self), part)), self.pixels.device
+        for (indices, weight), repeats in shares:
+            index = torch.as_tensor(indices, device=device)
+            pixels = self.pixels[index]
             if self.augment is not None:
-                seeds = (augmentation_seed(part, *which) for which in zip(indices, repeats))
+                seeds = augmentation_seeds(part, index, torch.as_tensor(repeats, device=device))
                 # a pair as one image of six channels, so that both are cut and turned alike
-                flat = pixels.reshape(len(pixels), -1, *pixels.shape[-2:])
-                flat = torch.stack([self.augment(image, seed) for image, seed in zip(flat, seeds)])
+                flat = self.augment(pixels.flatten(1, -3), seeds)
                 pixels = flat.reshape(*pixels.shape[:-2], *flat.shape[-2:])
-            yield Batch(self._scaled(pixels), self.targets[indices], indices, weight)
+            yield Batch(self._scaled(pixels), self.targets[index], indices, weight)
 
     def _scaled(self, pixels: Tensor) -> Tensor:
         return (pixels.float() / 255 - self.mean) / self.std
+
+    def to(self, device: torch.device | str) -> "Images":
+        """The same images on a device, where training then takes and augments them. Those to be evaluated
+        stay on the CPU, where labels are compared."""
+        return Images(
+            self.pixels.to(device), self.targets.to(device), self.classes, self.mean, self.std, self.augment
+        )
 
     def with_augment(self, augment: Augment | None) -> "Images":
         """The same images with another augmentation."""
@@ -211,21 +220,37 @@ def glyph_images(drawn: glyphs.Glyphs) -> Images:
 
 
 def crop_and_flip(padding: int = 4) -> Augment:
-    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip; of one (3,
-    height, width)."""
+    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip.
 
-    def augment(image: Tensor, seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        height, width = image.shape[-2:]
-        # float and back: reflection padding is not implemented for bytes
-        padded = torch.nn.functional.pad(image[None].float(), [padding] * 4, mode="reflect")[0].to(
-            image.dtype
+    What it returns raises `ValueError` for images that are not larger than the padding: they cannot be
+    reflected so far.
+    """
+
+    def augment(images: Tensor, seeds: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        if padding >= min(height, width):
+            raise ValueError(
+                f"padding={padding} reflects more than images of {height} x {width} pixels have: take at most"
+                f" {min(height, width) - 1}"
+            )
+        # instead of padding and cutting, every pixel is fetched from where it would have been: (B, side)
+        rows, columns = (
+            _reflected(draw_below(seeds, number, 2 * padding + 1) - padding, side)
+            for number, side in enumerate((height, width))
         )
-        top, left = torch.randint(0, 2 * padding + 1, (2,), generator=generator).tolist()
-        crop = padded[:, top : top + height, left : left + width]
-        return crop.flip(-1) if torch.rand((), generator=generator) < 0.5 else crop
+        flipped = draw_below(seeds, 2, 2).bool()
+        columns = torch.where(flipped[:, None], columns.flip(1), columns)
+        cut = images.gather(2, rows[:, None, :, None].expand(images.shape))
+        return cut.gather(3, columns[:, None, None, :].expand(images.shape))
 
     return augment
+
+
+def _reflected(first: Tensor, side: int) -> Tensor:
+    """Which of `side` pixels lie in the windows that begin at `first` (B,), where the image goes on beyond
+    its edges as its mirror image does: (B, side)."""
+    places = first[:, None] + torch.arange(side, device=first.device)
+    return side - 1 - (side - 1 - places.abs()).abs()
 
 
 def fixed_order(count: int) -> np.ndarray:

@@ -32,7 +32,7 @@ from atlib.data.decoding import (
     make,
     note_left_out,
 )
-from atlib.data.rng import augmentation_seed
+from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.data.transforms import Augmentation
 
@@ -103,11 +103,13 @@ class Photos(Dataset):
         the epoch is taken up again. Raises `CorruptImage` with on_corrupt="raise".
         """
 
-        def seed_of(index: int, repeat: int) -> int | None:
-            return augmentation_seed(part, index, repeat) if self.train and self.augmentation else None
+        def seeds_of(indices: list[int], repeats: list[int]) -> Sequence[int | None]:
+            if not self.train or self.augmentation is None:
+                return [None] * len(indices)
+            return augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats)).tolist()
 
         shares = (
-            Share([(index, seed_of(index, repeat)) for index, repeat in zip(indices, repeats)], weight)
+            Share([*zip(indices, seeds_of(indices, repeats))], weight)
             for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part))
         )
         return deliver(self._make, shares, workers=workers, on_corrupt=self.on_corrupt, corrupt=self.corrupt)

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+import torch
+
 from atlib._util import require_known
 from atlib.data.catalogue import find
 from atlib.data.decoding import ON_CORRUPT, CannotStream, DataError, Made, Share, Wanted, deliver, make
 from atlib.data.photos import checked_label, look_of, names_of, undecoded
-from atlib.data.rng import augmentation_seed
+from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
 from atlib.data.transforms import Augmentation
 
@@ -84,8 +86,13 @@ class PhotoStream:
         for positions, weight in (
             _of_own_shards(self.sizes, part) if own_shards else my_positions(self.count, part)
         ):
+            indices = [position * stride + offset for position in positions]
+            repeats = [position % part.repeats for position in positions]
+            seeds: Sequence[int | None] = [None] * len(indices)
+            if self.train:
+                seeds = augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats)).tolist()
             wanted = []
-            for position in positions:
+            for position, index, seed in zip(positions, indices, seeds):
                 while at < position // part.repeats:
                     at, row = at + 1, next(images, None)
                     if row is None:
@@ -94,8 +101,6 @@ class PhotoStream:
                             f" count={at}",
                             "count",
                         )
-                index = position * stride + offset
-                seed = augmentation_seed(part, index, position % part.repeats) if self.train else None
                 wanted.append(Wanted(index, row[0], row[1], seed))
             yield Share(wanted, weight)
         # of other processes, after this one's last

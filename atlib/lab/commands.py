@@ -5,12 +5,13 @@ import statistics
 import sys
 from pathlib import Path
 
-from atlib._util import require_known
+from atlib._util import STOPPED, require_known
 from atlib.lab.evals import EXAMINATIONS, Examination, run_examination
 from atlib.lab.scales import SCALES, WORLD_METHODS, TeacherFailed, scales
 from atlib.lab.studies import CENTRAL, STUDIES
 from atlib.lab.study import Place, Study, run_study
 from atlib.record import Record, read_records
+from atlib.train.trainer import Preempted
 
 EXPERIMENTS: dict[str, Study | Examination] = {"transfer": CENTRAL, **STUDIES, **EXAMINATIONS}
 
@@ -74,12 +75,13 @@ def experiments_command(given: argparse.Namespace) -> int:
 
 
 def experiment_command(given: argparse.Namespace) -> int:
-    """`experiment`: repeats one, prints its table; 1 where a teacher has not learned its own task."""
+    """`experiment`: repeats one, prints its table; 1 where a teacher has not learned its own task, 75 where
+    its pre-training was stopped and goes on when it is called again."""
     try:
         records, path = _run_experiment(given)
-    except TeacherFailed as error:
+    except (TeacherFailed, Preempted) as error:
         print(f"python -m atlib: {error}", file=sys.stderr)
-        return 1
+        return 1 if isinstance(error, TeacherFailed) else STOPPED
     _print_table(records)
     print(f"records: {path}")
     return 0

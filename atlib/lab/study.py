@@ -18,18 +18,31 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from atlib._util import require_known
+from atlib._util import require_known, write_atomically
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
 from atlib.data.glyphs import TWINS
 from atlib.data.images import Images
 from atlib.data.rng import seed_for
-from atlib.lab.scales import METHODS, PHOTO_TWINS, TUNING_SEED, Scale, Schooling, scales
+from atlib.lab.scales import (
+    METHODS,
+    PHOTO_TWINS,
+    TUNING_SEED,
+    Made,
+    Scale,
+    Schooling,
+    TeacherFailed,
+    Worth,
+    place_of_training,
+    scales,
+)
 from atlib.lab.tuning import to_try
 from atlib.plan import Plan
 from atlib.record import Record, about, add_record, pack_bits, peak_memory_mb, read_file, records_file
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import predict, score
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
+from atlib.train.trainer import Preempted
 from atlib.transfer import AttentionTransfer, student_of
 from atlib.vit import Architecture
 
@@ -417,14 +430,15 @@ def teach(
                 results["test_right"] = pack_bits(logits.argmax(1) == each.targets)
         return {name: value for name, value in results.items() if name != "test_right"}
 
-    order = seed_for(seed, "order")
+    images, order = images.to(place_of_training()), seed_for(seed, "order")
     history = train(student, images, recipe, seed=order, evaluate=metrics, progress=name, stop_at=stop_at)
     return results, history
 
 
 def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Schooling | None = None) -> None:
     """Pre-train a seed's teacher, the central one or one of the study's own, keep its weights and write its
-    record, unless both are there."""
+    record, unless both are there. Where the scale keeps it along the way, an interrupted one goes on; raises
+    `Preempted` as `train` does."""
     weights = place.teacher(seed, schooling)
     key = "teacher", f"teacher {schooling.name}" if schooling else "teacher", seed, None
     known = key in _keys(place.records(study.name))
@@ -432,19 +446,32 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
         return
     scale, start = scale_of(place), time.perf_counter()
     name = f"{key[1]}, seed {seed}"
-    if schooling is None:
-        recipe = scale.pretraining
-        teacher, architecture, history = scale.make_teacher(seed, name)
-    else:
+    recipe, before = scale.pretraining, 0.0
+    if schooling is not None:
         recipe = replace(scale.pretraining, **schooling.changes)
         teacher, architecture, history = schooling.make(scale.pretraining, scale.unlabelled, seed, name)
-    seconds = time.perf_counter() - start
+    elif scale.keep_every is None:
+        teacher, architecture, history = scale.make_teacher(seed, name)
+    else:
+        (teacher, architecture, history), before = _go_on(scale, seed, name, weights.with_suffix(""))
+    seconds = before + time.perf_counter() - start
     save_vit(weights, teacher.cpu(), architecture)
     recipe = replace(recipe, steps=history[-1]["step"])  # more of them, where its gate asked for it
-    results = {"pretraining_loss": history[-1]["loss"]}
-    if "unlearned" in history[-1]:
-        results["unlearned"] = history[-1]["unlearned"]
+    measured = {name: history[-1][name] for name in ("unlearned", "evenness") if name in history[-1]}
+    results = {"pretraining_loss": history[-1]["loss"]} | measured
     write_run(study.name, place, scale, key, recipe.describe(), results, history, seconds)
+
+
+def _go_on(scale: Scale, seed: int, name: str, folder: Path) -> tuple[Made, float]:
+    """A teacher that is kept in `folder` along the way, and the seconds that earlier calls, which were
+    stopped by SIGTERM, have spent on it."""
+    start, clock = time.perf_counter(), folder / "seconds"
+    before = float(clock.read_text()) if clock.exists() else 0.0
+    try:
+        return scale.make_teacher(seed, name, CheckpointManager(folder, scale.keep_every, last=1)), before
+    except Preempted:
+        write_atomically(clock, str(before + time.perf_counter() - start).encode())
+        raise
 
 
 def write_run(
@@ -476,7 +503,7 @@ def write_run(
         history,
         round(seconds, 2),
         round(peak_memory_mb(), 1),
-        about("cuda" if torch.cuda.is_available() else "cpu"),
+        about(place_of_training()),
         kind,
         trial,
     )
@@ -494,8 +521,8 @@ def run_study(
 
     What already has a record is not run again, so an interrupted study goes on where it stopped; models that
     are missing are made. `jobs` runs go side by side, one thread each. Raises `FileNotFoundError` when the
-    central experiment, which other studies start from, has not been tuned, and `ValueError` for a scale that
-    the study is not made for.
+    central experiment, which other studies start from, has not been tuned, `ValueError` for a scale that the
+    study is not made for, and `TeacherFailed` as `require_worth` does.
     """
     scale = scale_of(place)
     if study.only:  # it uses what only that world has
@@ -511,12 +538,35 @@ def run_study(
     variants = [study.variant(name) for name in methods or known]
     tuned_here = {variant.name for variant in variants} if study is CENTRAL else set()
     check_tuned([variant for variant in variants if variant.like not in tuned_here], place)
+    if study is CENTRAL and scale.worth is not None:
+        require_worth(scale.worth, place, jobs)
     if study is CENTRAL and any("fine-tuned" in variant.needs for variant in variants):
         _run_variants(study, [study.variant("fine-tune")], place, seeds, jobs)
     _run_variants(study, variants, place, seeds, jobs)
     wanted = [Run(study, place, variant.name, seed).key for variant in variants for seed in range(seeds)]
     found = {record.key: record for record in read_file(place.records(study.name))}
     return [found[key] for key in wanted]
+
+
+def require_worth(worth: Worth, place: Place, jobs: int) -> None:
+    """Make the tuning seed's teacher, tune scratch and fine-tune with it, and raise `TeacherFailed` unless it
+    is worth what the scale asks for. All that is measured is in the records of this teacher and these trials.
+    """
+    ends, key = ("scratch", "fine-tune"), ("teacher", "teacher", TUNING_SEED, None)
+    if key not in _keys(place.records(CENTRAL.name)):
+        run_each(make_teacher, [(place, TUNING_SEED)], jobs)
+    _run_variants(CENTRAL, [CENTRAL.variant(name) for name in ends], place, 0, jobs)
+    records = read_file(place.records(CENTRAL.name))
+    scratch, fine_tuned = (max(_scores(records, name).values()) for name in ends)
+    (evenness,) = (record.results["evenness"] for record in records if record.key == key)
+    if fine_tuned - scratch < worth.gain or evenness > worth.evenness:
+        raise TeacherFailed(
+            f"the teacher of seed {TUNING_SEED} brings fine-tuning {100 * (fine_tuned - scratch):+.1f} points"
+            f" against scratch on validation images, where {100 * worth.gain:+.1f} are asked for; its maps"
+            f" have {evenness:.3f} of the entropy of uniform ones, where {worth.evenness:g} is the most: no"
+            " other teacher or student was trained; the scale needs a longer pre-training"
+            " (`atlib.lab.scales`)"
+        )
 
 
 def check_tuned(variants: list[Variant], place: Place) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from atlib._util import memory_message, out_of_memory, require_known
+from atlib._util import STOPPED, memory_message, out_of_memory, require_known
 from atlib.data.transforms import Augmentation
 from atlib.record import Record
 from atlib.run.build import READING, held_out_images, known_size, outputs_for, preparation_of, training_images
@@ -36,7 +36,6 @@ from atlib.train.recipe import Recipe
 from atlib.train.trainer import NonFiniteLoss, Preempted
 from atlib.transfer import student_of
 
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: it was stopped, and the same run can go on
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 SETTINGS = (
     "Settings are further options, `--NAME VALUE` after the others: a field of the run or of its recipe as it"

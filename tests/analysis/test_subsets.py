@@ -160,7 +160,7 @@ def test_group_accuracy_is_a_mean_over_classes_by_hand():
 
 def test_filtering_keeps_exactly_what_the_reference_gets_wrong():
     labels = torch.tensor([0, 1, 2, 3, 1, 1, 2, 0, 0, 1])  # the reference says 0 1 2 3 0 1 2 3 0 1
-    images = of_classes(labels, ("a", "b", "c", "d"), augment=lambda image: 255 - image)
+    images = of_classes(labels, ("a", "b", "c", "d"), augment=lambda images, seeds: 255 - images)
     reference = Reader().train()
     filtered = adversarially_filtered(images, reference, batch_size=3)
     assert positions(filtered.images) == [4, 7] and filtered.images.targets.tolist() == [1, 0]

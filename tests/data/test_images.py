@@ -1,6 +1,7 @@
 """Images in memory, their batches, and loading by name; what the `datasets` library reads is in
 test_hub.py."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -83,9 +84,11 @@ def test_an_epoch_hands_out_the_images_at_its_indices():
     )
 
 
-def noisy(image, seed):
+def noisy(images, seeds):
     """Another image for every seed."""
-    return torch.randint(0, 256, image.shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds.tolist()]
+    drawn = [torch.randint(0, 256, images.shape[1:], generator=each) for each in generators]
+    return torch.stack(drawn).to(torch.uint8)
 
 
 def test_augmentation_hangs_on_run_epoch_image_and_repeat_alone():
@@ -144,11 +147,35 @@ def test_crop_and_flip_cuts_from_the_padded_image():
     ]
     keys = {window.contiguous().numpy().tobytes(): number for number, window in enumerate(windows)}
     assert len(keys) == 162
-    augment = crop_and_flip(4)
-    drawn = [keys[augment(image, seed).contiguous().numpy().tobytes()] for seed in range(2000)]
-    assert len(set(drawn)) > 155
-    assert sum(number % 2 for number in drawn) / 2000 == pytest.approx(0.5, abs=0.05)
+    augment, seeds, many = crop_and_flip(4), torch.arange(8100), image.expand(8100, -1, -1, -1)
+    cut = augment(many, seeds)
+    assert cut.shape == (8100, 3, 16, 16) and cut.dtype == torch.uint8
+    drawn = [keys[each.contiguous().numpy().tobytes()] for each in cut]
+    counts = np.bincount(drawn, minlength=162)
+    # chi-squared with 161 degrees of freedom: mean 161, standard deviation 18
+    assert ((counts - 50) ** 2 / 50).sum() < 161 + 4 * 18
     assert torch.equal(image, torch.arange(3 * 16 * 16).reshape(3, 16, 16).to(torch.uint8))
+    some = [7, 4000, 12]
+    assert torch.equal(augment(many[:3], seeds[some]), cut[some]), "whatever batch an image is in"
+
+
+def test_images_that_cannot_be_reflected_so_far_are_refused():
+    images, seeds = torch.zeros(2, 3, 4, 6, dtype=torch.uint8), torch.arange(2)
+    assert crop_and_flip(3)(images, seeds).shape == (2, 3, 4, 6)
+    with pytest.raises(ValueError, match="padding=4 .* 4 x 6 .* at most 3"):
+        crop_and_flip(4)(images, seeds)
+
+
+def test_images_are_augmented_where_they_are():
+    """On a device without data, where nothing may ask for a value: an epoch there has the same shapes."""
+    data = Images(torch.zeros(20, 2, 3, 8, 8, dtype=torch.uint8), torch.arange(20), ("a",), 0.1, 0.9)
+    moved = data.with_augment(crop_and_flip()).to("meta")
+    assert (moved.classes, moved.mean, moved.std, len(moved)) == (("a",), 0.1, 0.9, 20)
+    for batch, (indices, _) in zip(moved.epoch(ShardSpec(0, 0, 6)), my_batches(20, ShardSpec(0, 0, 6))):
+        assert batch.images.device.type == batch.targets.device.type == "meta"
+        assert batch.images.shape == (len(indices), 2, 3, 8, 8) and batch.images.dtype == torch.float32
+        assert batch.indices == indices
+    assert torch.equal(data.to("cpu").take([3])[0], data.take([3])[0])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Scales: labels follow from the seed, held-out images do not, all methods are tuned alike; and teachers: the
 pre-text, the world, the model and the recipe are those that were asked for."""
 
+import os
 import pickle
+import signal
 from dataclasses import replace
 
 import datasets
@@ -14,8 +16,8 @@ from atlib import create_vit
 from atlib.checkpoint import load_vit, save_vit
 from atlib.data import Images, glyphs
 from atlib.data.rng import seed_for
+from atlib.lab import commands, study
 from atlib.lab import scales as schooling
-from atlib.lab import study
 from atlib.lab.scales import (
     AXES,
     METHODS,
@@ -35,6 +37,7 @@ from atlib.lab.study import CENTRAL, Place, chosen, run_study, scale_of
 from atlib.lab.tuning import Range, grid
 from atlib.record import read_file, read_records
 from atlib.train import pretrain, recipe, train
+from atlib.train.trainer import Preempted
 from atlib.vit import Architecture
 from tests import toy
 from tests.data.test_pacs import write
@@ -108,9 +111,9 @@ def test_what_is_left_unlearned():
 
 def test_published_scales_tune_all_methods_alike():
     for name, scale in scales().items():
-        if name not in ("built-in", "cifar10"):
+        if name not in ("built-in", "cifar10", "cifar10-toy"):
             continue
-        assert scale.name == name and set(scale.methods) <= set(METHODS)
+        assert scale.name == name and set(scale.methods) <= {*METHODS, *PHOTO_METHODS}
         (number,) = {len(scale.tuning[method]) for method in scale.methods}
         for method in scale.methods:  # as many recipes to choose from, and the same number of steps
             trials = [scale.recipe(trial) for trial in scale.tuning[method]]
@@ -118,6 +121,22 @@ def test_published_scales_tune_all_methods_alike():
             assert {trial.steps for trial in trials} == {scale.training.steps}
     assert tuple(scales()) == SCALES
     assert grid(lr=[1, 2], clip=[3]) == ({"lr": 1, "clip": 3}, {"lr": 2, "clip": 3})
+
+
+def test_the_teachers_on_a_gpu_see_every_image_800_times_in_batches_of_one_size():
+    scale = scales()["cifar10"]
+    recipe = scale.pretraining
+    assert recipe.steps * recipe.batch_size == 800 * 45_000 and 45_000 % recipe.batch_size == 0
+    assert recipe.lr == pytest.approx(1.5e-4 * recipe.batch_size / 256) and recipe.betas == (0.9, 0.95)
+    assert recipe.warmup == 40 / 800 and (recipe.mixed_precision, recipe.compile) == ("bf16", True)
+    assert 2.65e6 < sum(weights.numel() for weights in scale.student.build().parameters()) < 2.75e6
+    twins = {"copy-same-class-twin", "copy-other-class-twin"}
+    assert set(scale.methods) == {*METHODS, *twins} - {"copy-fine-tuned"} and scale.labels == 5000
+    for trials in scale.tuning.values():
+        assert len({trial["lr"] for trial in trials}) == len(trials) == 3
+    assert (scale.worth.gain, scale.worth.evenness) == (0.05, 0.8)
+    toy_scale = scales()["cifar10-toy"]
+    assert (toy_scale.methods, toy_scale.tuning) == (scale.methods, scale.tuning)
 
 
 def write_cifar(path, size):
@@ -166,6 +185,110 @@ def test_a_scale_without_choices_is_not_tuned(cifar, tmp_path):
         and cifar.labelled(0).augment is not None
         and cifar.held_out("test").augment is None
     )
+
+
+# --- Teachers that take longer than a call may last, and what they must be worth
+
+
+def test_how_even_maps_are(small_vit):
+    """Against maps that are written out, and against uniform ones."""
+    vit, images = small_vit(), random_bytes(7)
+    x = vit._pos_embed(vit.patch_embed(images.take(range(7))[0]))
+    entropies = []
+    for block in vit.blocks:
+        q, k, _ = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, block.attn.num_heads, -1)).unbind(2)
+        rows = (torch.einsum("bqhd,bkhd->bhqk", q, k) * block.attn.scale).softmax(-1).flatten(0, -2)
+        entropies += [-sum(p * np.log(p) for p in row) for row in rows.tolist()]
+        x = block(x)
+    assert schooling.evenness(vit, images) == pytest.approx(np.mean(entropies) / np.log(17), rel=1e-4)
+    for block in vit.blocks:
+        block.attn.qkv.weight.data.zero_()
+        block.attn.qkv.bias.data.zero_()
+    assert schooling.evenness(vit, images) == pytest.approx(1)
+
+
+def random_bytes(number):
+    pixels = torch.randint(0, 256, (number, 3, 32, 32), dtype=torch.uint8)
+    return Images(pixels, torch.zeros(number))
+
+
+def test_a_teacher_that_was_stopped_goes_on_with_the_same_bits(cifar, tmp_path, monkeypatch):
+    long = replace(cifar, pretraining=replace(recipe.MAE, steps=6, batch_size=8), keep_every=100)
+    monkeypatch.setattr(study, "scales", lambda data: {"toy": long})
+    whole, stopped = (toy.place(tmp_path / name) for name in ("whole", "stopped"))
+    study.make_teacher(whole, 0)
+    plain = schooling.train
+
+    def stop_at_three(*given, **options):
+        def log(entry):
+            if entry["step"] == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        return plain(*given, **options, log=log)
+
+    monkeypatch.setattr(schooling, "train", stop_at_three)
+    with pytest.raises(Preempted):
+        study.make_teacher(stopped, 0)
+    assert not stopped.teacher(0).exists() and not read_file(stopped.records("transfer"))
+    folder = stopped.teacher(0).with_suffix("")
+    assert float((folder / "seconds").read_text()) > 0
+    (folder / "seconds").write_text("1000.0")
+    monkeypatch.setattr(schooling, "train", plain)
+    study.make_teacher(stopped, 0)
+    assert same(load_vit(stopped.teacher(0)).state_dict(), load_vit(whole.teacher(0)).state_dict())
+    (record,), (expected,) = (read_file(place.records("transfer")) for place in (stopped, whole))
+    assert record.history == expected.history and record.results == expected.results
+    assert 0.5 < record.results["evenness"] == record.history[-1]["evenness"] <= 1
+    assert record.seconds > 1000 > expected.seconds, "what the call before took is counted"
+
+
+@pytest.mark.parametrize(
+    "fine_tuned, evenness, passes", [(0.46, 1.1, True), (0.44, 1.1, False), (0.9, 0.01, False)]
+)
+def test_a_teacher_must_be_worth_something_before_students_are_compared(
+    cifar, tmp_path, monkeypatch, fine_tuned, evenness, passes
+):
+    """Its students are not really trained: what they would reach is given."""
+    methods, taught = ("copy", "scratch", "fine-tune"), []
+    scale = replace(
+        cifar,
+        methods=methods,
+        tuning={method: toy.TRIALS for method in methods},
+        worth=schooling.Worth(0.05, evenness),
+    )
+    monkeypatch.setattr(study, "scales", lambda data: {"toy": scale})
+
+    def teach(student, images, recipe, seed, sets, name, stop_at=None):
+        taught.append(name)
+        (split,) = sets
+        best = {"scratch": 0.4, "fine-tune": fine_tuned}.get(name.split(",")[0], 1.0)
+        return {f"{split}_accuracy": best - (recipe.lr != toy.TRIALS[1]["lr"]) * 0.1}, [{}]
+
+    monkeypatch.setattr(study, "teach", teach)
+    place = toy.place(tmp_path / "out")
+    ends = {f"{method}, trial {trial}" for method in methods[1:] for trial in (0, 1)}
+    if passes:
+        assert len(run_study(CENTRAL, place, 1)) == 3
+        assert set(taught[:4]) == ends and len(taught) == 6 + 3
+        return
+    for _ in range(2):  # called again, it says the same from its records, and trains nothing
+        with pytest.raises(TeacherFailed, match="seed 100 .* longer pre-training") as failed:
+            run_study(CENTRAL, place, 1)
+        assert f"{100 * (fine_tuned - 0.4):+.1f} points" in str(failed.value)
+    assert set(taught) == ends and len(taught) == 4
+    assert {r.key for r in read_file(place.records("transfer")) if r.kind == "teacher"} == {
+        ("teacher", "teacher", TUNING_SEED, None)
+    }
+
+
+def test_the_command_says_how_a_teacher_ended(monkeypatch, capsys):
+    for error, code in ((TeacherFailed("it is worth nothing"), 1), (Preempted("there"), 75)):
+
+        def stop(given, error=error):
+            raise error
+
+        monkeypatch.setattr(commands, "_run_experiment", stop)
+        assert commands.experiment_command(None) == code and str(error) in capsys.readouterr().err
 
 
 # --- PACS: students see photographs only, every other domain is for reporting alone

@@ -183,7 +183,11 @@ def test_the_loss_of_a_student_by_hand():
 @pytest.fixture
 def moving(glyphs64):
     """Augmented images."""
-    return glyphs64.with_augment(lambda image, seed: image.roll(seed % 4, -1))
+
+    def shifted(images, seeds):
+        return torch.stack([image.roll(seed % 4, -1) for image, seed in zip(images, seeds.tolist())])
+
+    return glyphs64.with_augment(shifted)
 
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(moving):
