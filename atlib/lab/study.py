@@ -556,9 +556,9 @@ def require_worth(worth: Worth, place: Place, jobs: int) -> None:
     if key not in _keys(place.records(CENTRAL.name)):
         run_each(make_teacher, [(place, TUNING_SEED)], jobs)
     _run_variants(CENTRAL, [CENTRAL.variant(name) for name in ends], place, 0, jobs)
-    records = read_file(place.records(CENTRAL.name))
-    scratch, fine_tuned = (max(_scores(records, name).values()) for name in ends)
-    (evenness,) = (record.results["evenness"] for record in records if record.key == key)
+    path, tuning = place.records(CENTRAL.name), scale_of(place).tuning
+    scratch, fine_tuned = (max(_scores(path, name, tuning[name]).values()) for name in ends)
+    (evenness,) = (record.results["evenness"] for record in read_file(path) if record.key == key)
     if fine_tuned - scratch < worth.gain or evenness > worth.evenness:
         raise TeacherFailed(
             f"the teacher of seed {TUNING_SEED} brings fine-tuning {100 * (fine_tuned - scratch):+.1f} points"
