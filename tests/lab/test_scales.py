@@ -20,7 +20,6 @@ from atlib.lab import commands, study
 from atlib.lab import scales as schooling
 from atlib.lab.scales import (
     AXES,
-    METHODS,
     PHOTO_METHODS,
     RETRIEVAL,
     SCALES,
