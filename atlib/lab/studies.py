@@ -110,6 +110,22 @@ LABEL_CURVES = Study(
 )
 
 
+# --- A mark that lies beside what it marks ---
+
+BESIDE = glyphs.World(pointer=1)
+
+POINTER = Study(
+    "pointer",
+    "Find with its mark in the cell to the left of the marked glyph, so that no token holds both",
+    "not in the paper",
+    (Variant("scratch", scratch, "scratch", world=BESIDE),),
+    seeds=3,
+    minutes=9,
+    only=("find",),
+    teachers=(Schooling("pointer", world=BESIDE, changes={"steps": 3000}),),
+)
+
+
 # --- Imbalanced labels ---
 
 IMBALANCE = 50.0  # the first class has 50 times as many images as the last
@@ -443,5 +459,5 @@ PAIRS = Study(
 
 STUDIES = {
     study.name: study
-    for study in (LABEL_CURVES, DISTILLATION, FAMILY, LAYERS, AVERAGES, PAIRS, *TEACHER_STUDIES)
+    for study in (LABEL_CURVES, POINTER, DISTILLATION, FAMILY, LAYERS, AVERAGES, PAIRS, *TEACHER_STUDIES)
 }

@@ -20,7 +20,7 @@ from torch import nn
 
 from atlib._util import require_known, write_atomically
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
-from atlib.data.glyphs import TWINS
+from atlib.data.glyphs import TWINS, World
 from atlib.data.images import Images
 from atlib.data.rng import seed_for
 from atlib.lab.scales import (
@@ -117,6 +117,7 @@ class Variant:
     is built from beside the teacher of its seed, "fine-tuned" or "another teacher". stop_at: the step of its
     recipe's schedule at which it ends, as a checkpoint along the run; None for the whole. twin: what the
     teacher sees in place of the student's image, in training and in evaluation; None for the image itself.
+    world: of its training and test images, where it is another than the scale's.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Variant:
     needs: tuple[str, ...] = ()
     stop_at: int | None = None
     twin: str | None = None
+    world: World | None = None
 
     def base(self, scale: Scale, place: Place) -> Recipe:
         """The recipe that it starts from: the scale's, or the one chosen for `like`, for a study's steps."""
@@ -372,6 +374,7 @@ def trained(run: Run) -> nn.Module:
         central,
         labels=variant.labels or central.labels,
         student=Architecture(central.student.name, {**central.student.overrides, **variant.student}),
+        **({"world": variant.world} if variant.world else {}),
     )
     model = variant.build(Sources(run.place, scale, run.seed))
     student = student_of(model)

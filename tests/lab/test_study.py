@@ -76,6 +76,7 @@ TAUGHT = Study(
     (
         Variant("copy", by(schooling=INVERTED), "distill"),
         Variant("two classes", scratch, "distill", images=two_classes),
+        Variant("inverted", scratch, "distill", world=INVERTED.world),
     ),
     teachers=(INVERTED,),
 )
@@ -437,7 +438,7 @@ def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
     model = trained(Run(TAUGHT, place, "copy", 0))
     assert same(model.teacher.state_dict(), expected), "the study's teacher, not the central one"
     forget(place, TAUGHT, ("run", "copy", 0, None))
-    assert len(run_study(TAUGHT, place, 1)) == 2 == len(made), "it is there already"
+    assert len(run_study(TAUGHT, place, 1)) == 3 and len(made) == 2, "it is there already"
     weights.unlink()
     run_study(TAUGHT, place, 1)
     assert len(made) == 2, "whose students are all recorded is not made again"
@@ -460,6 +461,22 @@ def test_images_of_its_own(place, monkeypatch):
     assert given[0].targets.tolist() == [label for label in drawn.shape.tolist() if label < 2]
     trained(Run(STUDY, place, "tuned", TUNING_SEED, trial=0))
     assert given[1].targets.tolist() == glyphs.generate("train", 8, TUNING_SEED).shape.tolist()
+
+
+def test_a_world_of_its_own(place, monkeypatch):
+    seen, taught = [], runner.teach
+    monkeypatch.setattr(
+        runner,
+        "teach",
+        lambda model, images, recipe, seed, sets, *rest: (
+            seen.append((images, sets)) or taught(model, images, recipe, seed, sets, *rest)
+        ),
+    )
+    trained(Run(TAUGHT, place, "inverted", 0))
+    ((images, sets),) = seen
+    expected = {split: glyphs.generate(split, 16, 0, INVERTED.world).images for split in ("train", "test")}
+    assert torch.equal(images.pixels, torch.from_numpy(expected["train"])) and sets.keys() == {"test"}
+    assert torch.equal(sets["test"].pixels[:16], torch.from_numpy(expected["test"]))
 
 
 def test_only_the_models_that_variants_need_are_made(monkeypatch, tmp_path):

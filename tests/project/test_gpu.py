@@ -43,7 +43,7 @@ def test_the_parts_in_order(tmp_path):
     assert [each.says for each in every] == [*costs, *resumed, "teachers, cifar10", "students, cifar10"]
     *_, teachers, students = every
     assert teachers.keys == {("run", m, seed, None) for m in ("scratch", "fine-tune") for seed in range(3)}
-    assert len(students.keys) == 3 * 8 and {m for _, m, *_ in students.keys} < set(PHOTO_METHODS)
+    assert len(students.keys) == 3 * 10 and {m for _, m, *_ in students.keys} < set(PHOTO_METHODS)
     assert "1" == teachers.command[teachers.command.index("--jobs") + 1], "SIGTERM must reach a teacher"
     assert not any(each.done for each in every)
 
