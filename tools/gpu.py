@@ -54,8 +54,7 @@ def parts(given: argparse.Namespace) -> list[Part]:
                 "resumed_run-glyphs-cpu-bf16",
                 ["--model", "glyphs", "--steps", "4", "--batch", "8"],
             ),
-            experiment(given, "teachers", "cifar10-toy", 1, 1, ["scratch", "fine-tune"]),
-            experiment(given, "students", "cifar10-toy", 1, 2, []),
+            experiment(given, "teachers and students", "cifar10-toy", 1, 1, []),
         ]
     return [
         step_cost(given, "base", 197, 64),

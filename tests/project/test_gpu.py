@@ -153,7 +153,7 @@ def test_all_of_it_at_toy_size(tmp_path, monkeypatch, capfd):
     previous = signal.getsignal(signal.SIGTERM)
     try:
         assert gpu.main(command) == 0
-        assert "1 of 4 parts are recorded" in capfd.readouterr().out
+        assert "1 of 3 parts are recorded" in capfd.readouterr().out
         benchmarks, runs = (
             read_file(results / name) for name in ("benchmarks.jsonl", "transfer/cifar10-toy.jsonl")
         )
