@@ -458,7 +458,7 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         "cifar10-toy": replace(
             on_gpu,
             name="cifar10-toy",
-            methods=("scratch", "fine-tune", "copy", "copy-other-class-twin"),
+            methods=("scratch", "fine-tune", "copy-other-class-twin"),
             student=Architecture("cifar", {"depth": 2}),
             pretraining=replace(recipes.MAE, steps=4, batch_size=16),
             training=replace(recipes.STUDENT, steps=2, batch_size=8),
