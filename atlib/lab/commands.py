@@ -101,7 +101,7 @@ def overview(results: Path) -> str:
             f"{name}: {study.shows}",
             f"    paper:   {study.paper}",
             (
-                f"    cost:    about {study.minutes} minutes at the built-in scale ({study.seeds} seeds, two"
+                f"    cost:    about {study.minutes} minutes ({study.seeds} seeds, two"
                 f" cores); scales: {', '.join(where)}"
             ),
             f"    records: {found}",

@@ -2,7 +2,7 @@
 other, leaves records too."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -37,19 +37,7 @@ from atlib.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from atlib.data.images import Images, glyph_images
 from atlib.data.shifts import all_shifts
 from atlib.lab.scales import METHODS, TUNING_SEED
-from atlib.lab.studies import (
-    AVERAGES,
-    CENTRAL,
-    COMPONENT_STUDY,
-    DISTILLATION,
-    FAMILY,
-    LAYERS,
-    LONG_TAIL,
-    PAIRS,
-    POOL,
-    PRETRAINING,
-    SIZES,
-)
+from atlib.lab.studies import CENTRAL, FAMILY, FIND, LONG_TAIL, POOL, WORLDS
 from atlib.lab.study import (
     Place,
     Run,
@@ -70,23 +58,29 @@ from atlib.transfer import Pair
 
 @dataclass(frozen=True)
 class Examination:
-    """A measurement on the trained models of `study`, one seed at a time.
+    """A measurement on trained models, one seed at a time.
 
-    methods: which of the study's variants. measure: ({method: trained model}, the seed's sources) -> {name of
-    a record: its results}. alone: every model is measured by itself, so that one can be added later. shows,
-    paper, seeds, minutes, only: as in `Study`.
+    studies: that they are of. methods: which of their variants. measure: ({method: trained model}, the seed's
+    sources) -> {name of a record: its results}. alone: every model is measured by itself, so that one can be
+    added later. shows, paper, seeds, minutes, only: as in `Study`.
     """
 
     name: str
     shows: str
     paper: str
-    study: Study
+    studies: tuple[Study, ...]
     methods: tuple[str, ...]
     measure: Callable[[Mapping[str, nn.Module], Sources], Mapping[str, Mapping]]
     seeds: int = 5
     minutes: int = 10
-    only: tuple[str, ...] = ("built-in",)
+    only: tuple[str, ...] = ()
     alone: bool = False
+
+    def study_of(self, method: str) -> Study:
+        """The study that has a method. Raises `ValueError` for an unknown one."""
+        of = {variant.name: study for study in self.studies for variant in study.variants}
+        require_known("method", method, of)
+        return of[method]
 
 
 def run_examination(
@@ -98,17 +92,19 @@ def run_examination(
     is measured alone, else a seed. Raises `ValueError` for a scale that it is not made for and for an unknown
     method.
     """
-    study, methods = examination.study, tuple(methods or examination.methods)
+    methods = tuple(methods or examination.methods)
     if examination.only:
         require_known("scale", place.scale, examination.only)
-    variants = [study.variant(method) for method in methods]
+    studies = {method: examination.study_of(method) for method in methods}
     known = {(r.method, r.seed) for r in read_file(place.records(examination.name))}
     missing = {seed: [m for m in methods if (m, seed) not in known] for seed in range(seeds)}
     missing = {seed: some if examination.alone else [*methods] for seed, some in missing.items() if some}
-    needed = [variant for variant in variants if any(variant.name in some for some in missing.values())]
-    check_tuned(needed, place)
-    make_models(study, needed, place, [*missing], jobs)
-    runs = [(Run(study, place, method, seed),) for seed, some in missing.items() for method in some]
+    for study in examination.studies:
+        needed = {m for some in missing.values() for m in some if studies[m] is study}
+        variants = [variant for variant in study.variants if variant.name in needed]
+        check_tuned(variants, place)
+        make_models(study, variants, place, [*missing], jobs)
+    runs = [(Run(studies[method], place, method, seed),) for seed, some in missing.items() for method in some]
     run_each(make_run, runs, jobs)
     run_each(_measure, [(examination, place, tuple(some), seed) for seed, some in missing.items()], jobs)
     return read_records(examination.name, place.scale, results=place.results)
@@ -121,7 +117,7 @@ def model_of(study: Study, place: Place, method: str, seed: int) -> nn.Module:
 
 def _measure(examination: Examination, place: Place, methods: tuple[str, ...], seed: int) -> None:
     scale, start = scale_of(place), time.perf_counter()
-    models = {method: model_of(examination.study, place, method, seed) for method in methods}
+    models = {method: model_of(examination.study_of(method), place, method, seed) for method in methods}
     found = examination.measure(models, Sources(place, scale, seed))
     seconds = time.perf_counter() - start
     for name, results in found.items():
@@ -136,16 +132,16 @@ COMPARED = (
     "fine-tune",
     "copy",
     "distill",
-    "copy untrained",
+    "copy-untrained",
     "features",
-    "copy q",
-    "copy k",
-    "copy v",
-    "copy fine-tuned",
+    "copy-q",
+    "copy-k",
+    "copy-v",
+    "copy-fine-tuned",
     "copy into another teacher's weights",
     "soft predictions",
 )
-TWICE = ("scratch again", "fine-tune again", "copy again", "distill again")
+TWICE = ("scratch-2", "fine-tune again", "copy again", "distill again")
 # The model whose mistakes make the adversarially filtered set: of the tuning seed, so that it is in no
 # comparison and shares no labels with one.
 FILTER = "narrow"
@@ -300,76 +296,44 @@ def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[s
     return found
 
 
-def _shifts_of(
-    study: Study,
-    shows: str,
-    minutes: int,
-    paper: str = "not in the paper",
-    name: str | None = None,
-    left_out: Collection[str] = (),
-) -> Examination:
-    """All variants of a study under every shift."""
-    return Examination(
-        name or f"shifts-{study.name}",
-        shows,
-        paper,
-        study,
-        tuple(variant.name for variant in study.variants if variant.name not in left_out),
-        under_shifts,
-        study.seeds,
-        minutes,
-        alone=True,
-    )
-
-
-SHIFTS = (
-    _shifts_of(
-        FAMILY,
-        "every method under every shift of the built-in world",
-        20,
-        "ImageNet-A, -R, -Sketch, -V2",
-        "shifts",
-        TWICE,
-    ),
-    _shifts_of(
-        POOL,
-        "ordinary models under every shift: the line of effective robustness",
-        8,
-        "the testbed of arXiv 2007.00644",
-        left_out=[FILTER],
-    ),
-    _shifts_of(
-        PAIRS,
-        "students that differ from their teacher, under every shift",
-        10,
-        "not in the paper, which pairs equal architectures",
-    ),
-    _shifts_of(AVERAGES, "copies of averaged maps and students of few labels, under every shift", 7),
-    _shifts_of(LAYERS, "copies and distillations of some layers or heads, under every shift", 15),
-    _shifts_of(DISTILLATION, "other weights of Distill and other layers for it, under every shift", 7),
-    _shifts_of(
-        COMPONENT_STUDY,
-        "students of teachers with native components, under every shift",
-        13,
-        "arXiv 2605.07191: what fails on ImageNet fails on ImageNet-A, -R, -S and -V2 too",
-    ),
-    _shifts_of(SIZES, "smaller and larger students and teachers, under every shift", 9),
-    _shifts_of(PRETRAINING, "students of teachers with another pre-text or other data, under every shift", 9),
+SHIFTS = Examination(
+    "shifts",
+    "every method under every shift of Find",
+    "ImageNet-A, -R, -Sketch, -V2",
+    (CENTRAL, FAMILY),
+    (*COMPARED, "distill-long"),
+    under_shifts,
+    minutes=20,
+    only=FIND,
+    alone=True,
+)
+SHIFTS_OF_POOL = Examination(
+    "shifts-pool",
+    "ordinary models under every shift: the line of effective robustness",
+    "the testbed of arXiv 2007.00644",
+    (POOL,),
+    tuple(variant.name for variant in POOL.variants if variant.name != FILTER),
+    under_shifts,
+    seeds=3,
+    minutes=8,
+    only=FIND,
+    alone=True,
 )
 COMPARISON = Examination(
     "comparison",
     "likeness of predictions, features and maps to the teacher, the fine-tuned model and each other",
     "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model",
-    FAMILY,
+    (CENTRAL, FAMILY),
     COMPARED + TWICE,
     compared,
     minutes=15,
+    only=WORLDS,
 )
 CENTRAL_COMPARISON = Examination(
     "central-comparison",
     "the same likenesses, of the students of the central experiment: for photographs",
     "as above",
-    CENTRAL,
+    (CENTRAL,),
     ("scratch", "fine-tune", "copy", "distill"),
     compared,
     seeds=3,
@@ -380,19 +344,19 @@ TWIN_PROBE = Examination(
     "twins",
     "what can be read from the teacher's maps of an image and of its twins: the shape, the place",
     "not in the paper",
-    CENTRAL,
+    (CENTRAL,),
     ("copy",),
     named_from_maps,
     seeds=3,
     minutes=12,
-    only=("find", "match"),
+    only=WORLDS,
     alone=True,
 )
 CLASS_GROUPS = Examination(
     "class-groups",
     "accuracy for classes with many, medium and few labels",
     "iNaturalist",
-    LONG_TAIL,
+    (LONG_TAIL,),
     tuple(variant.name for variant in LONG_TAIL.variants),
     by_class_groups,
     minutes=2,
@@ -403,7 +367,7 @@ CORRUPTED_IMAGES = Examination(
     "corruptions",
     "the 15 standard corruptions at five severities",
     "not in the paper; arXiv 1903.12261",
-    CENTRAL,
+    (CENTRAL,),
     tuple(method for method in METHODS if method != "copy-fine-tuned"),
     under_corruptions,
     only=(),
@@ -414,5 +378,13 @@ CORRUPTED_IMAGES = Examination(
 
 EXAMINATIONS = {
     each.name: each
-    for each in (*SHIFTS, TWIN_PROBE, COMPARISON, CENTRAL_COMPARISON, CLASS_GROUPS, CORRUPTED_IMAGES)
+    for each in (
+        SHIFTS,
+        SHIFTS_OF_POOL,
+        TWIN_PROBE,
+        COMPARISON,
+        CENTRAL_COMPARISON,
+        CLASS_GROUPS,
+        CORRUPTED_IMAGES,
+    )
 }

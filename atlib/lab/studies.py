@@ -8,7 +8,7 @@ from torch import nn
 from atlib.analysis.subsets import long_tail
 from atlib.data import glyphs
 from atlib.data.images import Images
-from atlib.lab.scales import CifarScale, GlyphScale, Schooling, colour
+from atlib.lab.scales import AXES, START, CifarScale, GlyphScale, Schooling, colour
 from atlib.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atlib.lab.study import (
     Sources,
@@ -16,7 +16,6 @@ from atlib.lab.study import (
     Variant,
     again,
     by,
-    copy_fine_tuned,
     fine_tune,
     pair,
     scale_of,
@@ -24,6 +23,7 @@ from atlib.lab.study import (
     untrained_maps,
     with_new_head,
 )
+from atlib.lab.tuning import Range
 from atlib.methods.attndistill import AttnDistill
 from atlib.methods.distillation import FeatureDistillation, LogitDistillation
 from atlib.methods.mean_maps import MeanMapCopy
@@ -31,25 +31,22 @@ from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
 
 _METHODS = {"scratch": scratch, "fine-tune": fine_tune, "copy": by(), "distill": by(how="distill")}
-_LR = tuple({"lr": lr} for lr in (1e-3, 2e-3, 4e-3))
-_SHORT = {"steps": 1000}
-STANDARD = Schooling("standard", changes=_SHORT)
+FIND, WORLDS = ("find",), ("find", "match")
 
 
 # --- Which pre-training, and which half of it: features or routing ---
 
-COLOUR = colour("colour", changes=_SHORT)
-OTHER_DATA = Schooling("other-data", world=glyphs.World(rendering="inverted"), changes=_SHORT)
+COLOUR = colour("colour")
+OTHER_DATA = Schooling("other-data", world=glyphs.World(rendering="inverted"))
 
 
-def _mix(weights: Schooling, maps: Schooling | None, sources: Sources) -> nn.Module:
-    """One teacher's weights, with another's maps copied (None: of an untrained one)."""
+def _mix(weights: Schooling | None, routing: bool, sources: Sources) -> nn.Module:
+    """A teacher's weights (None: the central one's), with maps of the central teacher, or of an untrained
+    one."""
     student = with_new_head(sources.teacher(weights), sources)
-    return (
-        untrained_maps(sources, student)
-        if maps is None
-        else AttentionTransfer(sources.teacher(maps), student, Plan())
-    )
+    if routing:
+        return AttentionTransfer(sources.teacher(), student, Plan())
+    return untrained_maps(sources, student)
 
 
 def _with(name: str, schooling: Schooling, model: Mapping = {}) -> tuple[Variant, ...]:
@@ -67,18 +64,17 @@ PRETRAINING = Study(
     " routing",
     "teachers pre-trained on ImageNet-22k and COCO; the other pre-text is ours",
     (
-        *_with("standard", STANDARD),
         *_with("colour", COLOUR),
         *_with("other data", OTHER_DATA),
         *(
-            Variant(f"{features} features, {routing} routing", partial(_mix, weights, maps), "fine-tune")
-            for features, weights in (("useful", STANDARD), ("useless", COLOUR))
-            for routing, maps in (("useful", STANDARD), ("useless", None))
+            Variant(f"{features} features, {routing} routing", partial(_mix, weights, useful), "fine-tune")
+            for features, weights in (("useful", None), ("useless", COLOUR))
+            for routing, useful in (("useful", True), ("useless", False))
         ),
     ),
-    minutes=35,
-    only=("built-in",),
-    teachers=(STANDARD, COLOUR, OTHER_DATA),
+    minutes=25,
+    only=FIND,
+    teachers=(COLOUR, OTHER_DATA),
 )
 
 
@@ -105,8 +101,8 @@ LABEL_CURVES = Study(
         for number, steps in LABELS.items()
     ),
     seeds=3,
-    minutes=75,
-    only=("find", "match"),
+    minutes=50,
+    only=WORLDS,
 )
 
 
@@ -121,7 +117,7 @@ POINTER = Study(
     (Variant("scratch", scratch, "scratch", world=BESIDE),),
     seeds=3,
     minutes=9,
-    only=("find",),
+    only=FIND,
     teachers=(Schooling("pointer", world=BESIDE, changes={"steps": 3000}),),
 )
 
@@ -157,8 +153,7 @@ COMPONENTS = {
     "average pooling": ({"global_pool": "avg"}, {}),
 }
 WITH_COMPONENT = {
-    name: Schooling(name.replace(" ", "-"), model=model, changes=_SHORT)
-    for name, (model, _) in COMPONENTS.items()
+    name: Schooling(name.replace(" ", "-"), model=model) for name, (model, _) in COMPONENTS.items()
 }
 
 
@@ -185,8 +180,8 @@ COMPONENT_STUDY = Study(
     "teachers with native components, taught to students that have them too and to standard ones",
     "arXiv 2605.07191: four families fail to transfer to a standard ViT, and transfer to a matched one",
     tuple(variant for name in COMPONENTS for variant in _matched_or_not(name)),
-    minutes=50,
-    only=("built-in",),
+    minutes=35,
+    only=FIND,
     teachers=tuple(WITH_COMPONENT.values()),
 )
 
@@ -194,9 +189,7 @@ COMPONENT_STUDY = Study(
 # --- Model size ---
 
 _SMALL, _LARGE = {"embed_dim": 32}, {"embed_dim": 96}
-SMALL, LARGE = (
-    Schooling(name, model=model, changes=_SHORT) for name, model in (("small", _SMALL), ("large", _LARGE))
-)
+SMALL, LARGE = (Schooling(name, model=model) for name, model in (("small", _SMALL), ("large", _LARGE)))
 
 
 SIZES = Study(
@@ -219,8 +212,8 @@ SIZES = Study(
             for how in ("copy", "distill")
         ),
     ),
-    minutes=25,
-    only=("built-in",),
+    minutes=20,
+    only=FIND,
     teachers=(SMALL, LARGE),
 )
 
@@ -236,41 +229,40 @@ POOL = Study(
             Variant(f"{labels} labels", scratch, "scratch", labels=labels)
             for labels in (250, 500, 2000, 4000)
         ),
-        *(Variant(f"{steps} steps", scratch, "scratch", {"steps": steps}) for steps in (100, 200)),
-        Variant("8000 labels, 800 steps", scratch, "scratch", {"steps": 800}, labels=8000),
+        *(Variant(f"{steps} steps", scratch, "scratch", {"steps": steps}) for steps in (125, 250)),
+        Variant("8000 labels, 1000 steps", scratch, "scratch", {"steps": 1000}, labels=8000),
         *(
             Variant(
-                f"8000 labels, step {step} of 800",
+                f"8000 labels, step {step} of 1000",
                 scratch,
                 "scratch",
-                {"steps": 800},
+                {"steps": 1000},
                 labels=8000,
                 stop_at=step,
             )
-            for step in (50, 150, 400)
+            for step in (60, 200, 500)
         ),
         Variant("narrow", scratch, "scratch", student=_SMALL),
         Variant("wide", scratch, "scratch", student=_LARGE),
     ),
     seeds=3,
-    minutes=12,
-    only=("built-in",),
+    minutes=10,
+    only=FIND,
 )
 
 TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, SIZES, POOL)
 
 
-# --- Distill: its weight, its layers ---
+# --- Which layers, which heads; how strongly ---
 
 
-def _pair_in_layers(how: str, end: str, number: int | None, sources: Sources) -> nn.Module:
+def _pair_in_layers(how: str, end: str, number: int, sources: Sources) -> nn.Module:
     depth = len(scale_of(sources.place).student.build().blocks)
-    number = depth // 2 if number is None else number
     layers = range(number) if end == "first" else range(depth - number, depth)
     return pair(Plan(how=how, layers=layers), sources)
 
 
-def _in_layers(how: str, end: str, number: int | None = None) -> partial:
+def _in_layers(how: str, end: str, number: int) -> partial:
     return partial(_pair_in_layers, how, end, number)
 
 
@@ -278,20 +270,33 @@ def _weights(*values: float) -> tuple[dict, ...]:
     return tuple({"transfer_weight": value} for value in values)
 
 
-DISTILLATION = Study(
-    "distillation",
-    "the weight λ of Distill, and the layers it reaches",
-    "λ = 3 in its recipe; 18 of 24 layers for ViT-L",
+LAYERS = Study(
+    "layers",
+    "how many layers, from which end, and how many heads of each",
+    "curves over the number of transferred layers and heads; Distill reaches 18 of ViT-L's 24",
     (
         *(
-            Variant(f"weight {value:g}", by(how="distill"), "distill", {"transfer_weight": value})
-            for value in (1.0, 3.0, 10.0, 30.0)
+            Variant(f"{how} {end} {n}", _in_layers(how, end, n), how)
+            for how in ("copy", "distill")
+            for end in ("first", "last")
+            for n in (1, 2, 3)
         ),
-        Variant("first half", _in_layers("distill", "first"), "distill"),
-        Variant("last half", _in_layers("distill", "last"), "distill"),
-        Variant("last layer", _in_layers("distill", "last", 1), "distill"),
+        *(Variant(f"copy heads {n}", by(heads=range(n))) for n in (1, 2, 3)),
     ),
     minutes=20,
+    only=WORLDS,
+)
+
+DISTILLATION = Study(
+    "distillation",
+    "the weight λ of Distill",
+    "λ = 3 in its recipe",
+    tuple(
+        Variant(f"weight {value:g}", by(how="distill"), "distill", {"transfer_weight": value})
+        for value in (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+    ),
+    minutes=9,
+    only=WORLDS,
 )
 
 
@@ -310,62 +315,42 @@ def _predictions(hard: bool, sources: Sources) -> nn.Module:
     return LogitDistillation(sources.fine_tuned(), sources.student(), hard=hard)
 
 
+# Of scratch the central experiment has three a seed.
+_AGAIN = ("fine-tune", "copy", "distill")
+
+
+# Losses of other sizes than that of maps: their weight and the rate are searched together.
+_SEARCHED = Range(
+    {"lr": AXES["lr"], "transfer_weight": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)},
+    {"lr": START["lr"], "transfer_weight": 1.0},
+    {},
+)
+
+
 def _predicted(name: str, task: float, transfer: float) -> Variant:
     weights = {"task_weight": task, "transfer_weight": transfer}
     build = partial(_predictions, name == "hard")
-    return Variant(f"{name} predictions", build, "scratch", weights, _LR, needs=("fine-tuned",))
+    searched = Range(AXES, START, {})
+    return Variant(f"{name} predictions", build, "scratch", weights, searched, needs=("fine-tuned",))
 
 
 FAMILY = Study(
     "family",
-    "all that can be transferred: maps, Q, K, V, features, predictions, weights",
-    "Q, K, V: copy Q only 85.6; baselines: features 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning"
-    " 85.7 (ViT-L)",
+    "what else can be transferred: distilled Q, K, V, features, predictions; and four methods once more, with"
+    " other first weights",
+    "features 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7 (ViT-L)",
     (
-        *(Variant(method, build, method) for method, build in _METHODS.items()),
-        *(Variant(f"copy {part}", by(part), trials=_LR) for part in "qkv"),
-        *(
-            Variant(f"distill {part}", by(part, "distill"), "distill", trials=_weights(0.1, 1.0, 10.0))
-            for part in "qkv"
-        ),
-        Variant("features", _features, "distill", trials=_weights(0.1, 1.0, 10.0)),
+        *(Variant(f"distill {part}", by(part, "distill"), "distill", trials=_SEARCHED) for part in "qkv"),
+        Variant("features", _features, "distill", trials=_SEARCHED),
         _predicted("soft", 0.9, 0.1),
         _predicted("hard", 0.5, 0.5),
-        Variant("copy fine-tuned", copy_fine_tuned, "copy-fine-tuned", needs=("fine-tuned",)),
-        Variant("copy untrained", untrained_maps, "copy-untrained"),
         Variant(
             "copy into another teacher's weights", _copy_into_another, "fine-tune", needs=("another teacher",)
         ),
-        *(Variant(f"{method} again", partial(again, build), method) for method, build in _METHODS.items()),
+        *(Variant(f"{method} again", partial(again, _METHODS[method]), method) for method in _AGAIN),
     ),
-    minutes=40,
-)
-
-
-# --- Which layers, which heads ---
-
-
-def _some_layers(how: str) -> list[Variant]:
-    # Three of Distill's are in DISTILLATION already: first half, last half, last layer.
-    here = (
-        [("first", 1), ("first", 3), ("last", 3)]
-        if how == "distill"
-        else [(end, n) for end in ("first", "last") for n in (1, 2, 3)]
-    )
-    return [Variant(f"{how} {end} {n}", _in_layers(how, end, n), how) for end, n in here]
-
-
-LAYERS = Study(
-    "layers",
-    "how many layers, from which end, and how many heads of each",
-    "curves over the number of transferred layers and heads",
-    (
-        *_some_layers("copy"),
-        *(Variant(f"copy heads {n}", by(heads=range(n))) for n in (1, 2, 3)),
-        *_some_layers("distill"),
-        *(Variant(f"distill heads {n}", by(how="distill", heads=range(n)), "distill") for n in (1, 2, 3)),
-    ),
-    minutes=35,
+    minutes=25,
+    only=WORLDS,
 )
 
 
@@ -383,11 +368,9 @@ def _mean_of_cell(sources: Sources) -> nn.Module:
     )
 
 
-_FEW = 250
 AVERAGES = Study(
     "averages",
-    "what in a map matters: averages over examples, layers, heads, queries; the mean map of each marked cell;"
-    " fewer labels",
+    "what in a map matters: averages over examples, layers, heads, queries; the mean map of each marked cell",
     "appendix: averaged over examples 79.7, layers 82.7, heads 82.2, query tokens 79.9",
     (
         *(
@@ -395,12 +378,9 @@ AVERAGES = Study(
             for what in ("examples", "layers", "heads", "queries")
         ),
         Variant("copy mean of cell", _mean_of_cell),
-        Variant("scratch, few labels", scratch, "scratch", labels=_FEW),
-        Variant("copy, few labels", by(), labels=_FEW),
-        Variant("copy mean of cell, few labels", _mean_of_cell, labels=_FEW),
     ),
-    minutes=22,
-    only=("built-in",),
+    minutes=8,
+    only=FIND,
 )
 
 
@@ -453,8 +433,8 @@ PAIRS = Study(
         Variant("small patches, scratch", scratch, "scratch", student=_SMALL_PATCHES),
         Variant("small patches, copy resample", by(unequal_grid="resample"), student=_SMALL_PATCHES),
     ),
-    minutes=60,
-    only=("built-in",),
+    minutes=40,
+    only=FIND,
 )
 
 STUDIES = {

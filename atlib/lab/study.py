@@ -124,7 +124,7 @@ class Variant:
     build: Callable[[Sources], nn.Module]
     like: str | None = "copy"
     changes: Mapping = field(default_factory=dict)
-    trials: tuple[Mapping, ...] = ()
+    trials: Sequence[Mapping] = ()
     student: Mapping = field(default_factory=dict)
     labels: int | None = None
     images: Callable[[Scale, int], Images] | None = None
@@ -154,7 +154,7 @@ class Study:
     """Variants that are compared with each other at one budget.
 
     shows: what they are to show. paper: where the paper (arXiv 2411.09702) has the like, with its figures.
-    seeds: as recorded. minutes: of all runs at the built-in scale on two cores, the central teachers not
+    seeds: as recorded. minutes: of all runs at one scale on two cores, the central teachers not
     counted. only: the scales that it is made for, none for any. teachers: made for this study, beside the
     central ones.
     """
@@ -210,11 +210,6 @@ def untrained_maps(sources: Sources, student: nn.Module | None = None) -> nn.Mod
     student = sources.student() if student is None else student
     torch.manual_seed(seed_for(sources.seed, "untrained", sources.again))
     return AttentionTransfer(sources.scale.student.build(), student, Plan())
-
-
-def copy_fine_tuned(sources: Sources) -> nn.Module:
-    """The student with copied maps of the fine-tuned teacher."""
-    return AttentionTransfer(sources.fine_tuned(), sources.student(), Plan())
 
 
 def again(build: Callable[[Sources], nn.Module], sources: Sources, number: int = 1) -> nn.Module:
@@ -358,6 +353,13 @@ def _scores(path: Path, method: str, choices: Sequence[Mapping]) -> dict[int, fl
     return scores
 
 
+def recipe_of(run: Run) -> Recipe:
+    """The recipe of a trial, or the chosen one. Raises as `chosen` does."""
+    variant, scale = run.study.variant(run.method), scale_of(run.place)
+    trial = chosen(run.place, run.method, run.study) if run.trial is None else run.trial
+    return replace(variant.base(scale, run.place), **variant.choices(scale)[trial])
+
+
 def fine_tuning(place: Place, seed: int) -> Run:
     """The run that fine-tunes the teacher of a seed; for the tuning seed, the chosen trial."""
     trial = None
@@ -382,9 +384,7 @@ def trained(run: Run) -> nn.Module:
     if known and run.weights.exists():
         load_weights(run.weights, student)
         return model
-    choices = variant.choices(scale)
-    trial = chosen(run.place, run.method, run.study) if run.trial is None else run.trial
-    recipe = replace(variant.base(scale, run.place), **choices[trial])
+    recipe = recipe_of(run)
     if variant.images is None:
         images = scale.labelled(run.seed, twin=variant.twin)
     else:
@@ -579,7 +579,7 @@ def check_tuned(variants: list[Variant], place: Place) -> None:
         if like not in scale_of(place).tuning:
             raise ValueError(
                 f"a variant starts from the recipe of {like!r}, which the scale {place.scale!r} does not run;"
-                " choose others with --methods, or the scale 'built-in'"
+                " choose others with --methods, or another scale"
             )
         chosen(place, like)
 
@@ -596,14 +596,27 @@ def _run_variants(study: Study, variants: list[Variant], place: Place, seeds: in
             for trial in to_try(known, _scores(path, method, known))
         ]
 
-    def runs() -> list[Run]:
-        known = _keys(place.records(study.name))
-        each = [Run(study, place, variant.name, seed) for variant in variants for seed in range(seeds)]
-        return [run for run in each if run.key not in known]
-
-    make_models(study, variants, place, sorted({run.seed for run in (*trials(), *runs())}), jobs)
-    while waiting := trials() or runs():
+    path = place.records(study.name)
+    each = [Run(study, place, variant.name, seed) for variant in variants for seed in range(seeds)]
+    known = {record.key: record for record in read_file(path)}
+    missing = [run for run in each if run.key not in known]
+    make_models(study, variants, place, sorted({run.seed for run in (*trials(), *missing)}), jobs)
+    while waiting := trials():
         run_each(make_run, [(run,) for run in waiting], jobs)
+    for run in each:
+        if run.key in known:
+            _require_recipe(run, known[run.key], path)
+    run_each(make_run, [(run,) for run in missing], jobs)
+
+
+def _require_recipe(run: Run, record: Record, path: Path) -> None:
+    """That a record is of the recipe that is chosen now: a run is known by its method and seed alone, so it
+    could be from before its scale was changed. Raises `ValueError` where it is."""
+    if not recipe_of(run).describe().items() <= record.config["recipe"].items():
+        raise ValueError(
+            f"{path}: {run.method}, seed {run.seed}, was run with another recipe than is chosen now: move"
+            " this file away, and run it anew"
+        )
 
 
 def make_models(study: Study, variants: list[Variant], place: Place, seeds: list[int], jobs: int) -> None:

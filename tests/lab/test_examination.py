@@ -42,7 +42,7 @@ def losses(models, sources):
 
 
 EXAMINATION = Examination(
-    "toy examination", "", "", STUDY, ("scratch", "copy other"), losses, seeds=2, only=("toy",)
+    "toy examination", "", "", (STUDY,), ("scratch", "copy other"), losses, seeds=2, only=("toy",)
 )
 
 
@@ -135,6 +135,16 @@ def test_what_it_cannot_do_is_said(tmp_path, scale, methods, error, named):
     with pytest.raises(error, match=named):
         run_examination(EXAMINATION, toy.place(tmp_path)._replace(scale=scale), 1, methods)
     assert not (tmp_path / "results").exists()
+
+
+def test_models_of_two_studies(place):
+    """Each trained by its own study's rules, all given to the measurement at once."""
+    both = replace(EXAMINATION, studies=(CENTRAL, STUDY), methods=("fine-tune", "copy other"))
+    run_examination(both, place, 1)
+    ((_, models, _),) = MEASURED
+    assert list(models) == ["fine-tune", "copy other"]
+    assert same(models["fine-tune"].state_dict(), model_of(CENTRAL, place, "fine-tune", 0).state_dict())
+    assert ("copy other", 0) in found(place, "toy study")
 
 
 def test_a_failed_measurement_leaves_no_record(place):

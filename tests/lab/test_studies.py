@@ -14,13 +14,14 @@ from atlib.checkpoint import load_vit
 from atlib.data import glyphs
 from atlib.data.rng import seed_for
 from atlib.lab import study as runner
-from atlib.lab.scales import Schooling, colour, scales
+from atlib.lab.scales import RETRIEVAL, Schooling, colour, scales
 from atlib.lab.studies import (
     AVERAGES,
     COMPONENT_STUDY,
     COMPONENTS,
     DISTILLATION,
     FAMILY,
+    FIND,
     IMBALANCE,
     LABEL_CURVES,
     LAYERS,
@@ -31,6 +32,7 @@ from atlib.lab.studies import (
     SIZES,
     STUDIES,
     WITH_COMPONENT,
+    WORLDS,
 )
 from atlib.lab.study import CENTRAL, Sources, again, by, fine_tune, pair, scratch, untrained_maps
 from atlib.student import describe, differences
@@ -175,7 +177,7 @@ def test_a_teacher_that_was_not_made_is_named(sources):
 
 def test_names_are_distinct_and_recipes_valid():
     for study in STUDIES.values():
-        scale = scales()[study.only[0] if study.only else "built-in"]
+        scale = scales()[study.only[0] if study.only else "find"]
         names = [variant.name for variant in study.variants]
         assert len(set(names)) == len(names) and study.seeds >= 3
         for variant in study.variants:
@@ -196,10 +198,9 @@ def test_label_curves_have_one_number_of_steps_for_all_methods_and_end_at_32_000
 
 
 def test_the_sweep_over_weights_has_every_weight_that_can_be_chosen():
-    weights = {v.changes["transfer_weight"] for v in DISTILLATION.variants if v.name.startswith("weight")}
-    scale = scales()["built-in"]
-    standard = scale.training.transfer_weight
-    assert {trial.get("transfer_weight", standard) for trial in scale.tuning["distill"]} <= weights
+    weights = {v.changes["transfer_weight"] for v in DISTILLATION.variants}
+    for name in DISTILLATION.only:
+        assert {recipe["transfer_weight"] for recipe in scales()[name].tuning["distill"]} <= weights
 
 
 def built_of(student):
@@ -249,12 +250,11 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
 
 def test_plans_are_what_their_names_say(build):
     for study, name, expected in (
-        (DISTILLATION, "first half", {"layers": (0, 1), "how": "distill"}),
-        (DISTILLATION, "last layer", {"layers": (3,)}),
+        (LAYERS, "distill first 2", {"layers": (0, 1), "how": "distill"}),
+        (LAYERS, "distill last 1", {"layers": (3,)}),
         (LAYERS, "copy first 3", {"layers": (0, 1, 2), "how": "copy"}),
         (LAYERS, "distill last 3", {"layers": (1, 2, 3), "how": "distill"}),
-        (LAYERS, "distill heads 2", {"heads": (0, 1), "how": "distill"}),
-        (FAMILY, "copy k", {"what": "k", "how": "copy"}),
+        (LAYERS, "copy heads 2", {"heads": (0, 1), "how": "copy"}),
         (FAMILY, "distill v", {"what": "v", "how": "distill"}),
         (AVERAGES, "copy mean of queries", {"average": "queries"}),
         (PAIRS, "two heads, distill learn", {"unequal_heads": "learn"}),
@@ -285,19 +285,17 @@ def test_teachers_have_names_and_recipes_of_their_own():
         assert set(name) <= set("abcdefghijklmnopqrstuvwxyz-")
         assert not name.startswith("seed"), "nor is any taken for the central one, teacher-seed0"
         recipe = replace(recipes.RETRIEVAL, **schooling.changes)
-        # half of the central ones' steps, but where the task is harder
-        steps = 3000 if name == "pointer" else recipes.RETRIEVAL.steps // 2
+        # the central ones' steps, but where the task is harder
+        steps = 3000 if name == "pointer" else recipes.RETRIEVAL.steps
         assert recipe == replace(recipes.RETRIEVAL, steps=steps)
 
 
 def test_teachers_differ_in_one_thing():
     parts = ("outputs", "images", "loss", "world", "model")
-    standard = TEACHERS["standard"]
-    assert len(TEACHERS) == 10 and standard.model == {}
+    assert len(TEACHERS) == 9 and RETRIEVAL.model == {}
     for name, schooling in TEACHERS.items():
-        changed = {part for part in parts if getattr(schooling, part) != getattr(standard, part)}
+        changed = {part for part in parts if getattr(schooling, part) != getattr(RETRIEVAL, part)}
         assert changed == {
-            "standard": set(),
             "colour": {"outputs", "images", "loss"},
             "other-data": {"world"},
             "pointer": {"world"},
@@ -317,23 +315,21 @@ def test_teachers_differ_in_one_thing():
 @pytest.mark.parametrize("weights", ["useful", "useless"])
 @pytest.mark.parametrize("routing", ["useful", "useless"])
 def test_mix_and_match(build, kept, weights, routing):
-    """Features are the weights a student starts from, routing the maps it is given: of the standard, the
+    """Features are the weights a student starts from, routing the maps it is given: of the central, the
     colour or an untrained teacher."""
     model = build(PRETRAINING, f"{weights} features, {routing} routing")
     student = model.student.state_dict()
-    assert same(
-        without_head(student), without_head(kept({"useful": "standard", "useless": "colour"}[weights]))
-    )
+    assert same(without_head(student), without_head(kept({"useful": None, "useless": "colour"}[weights])))
     assert model.student.head.out_features == 8 and all(p.requires_grad for p in model.student.parameters())
     assert model.plan == Plan()
     if routing == "useful":
-        assert same(model.teacher.state_dict(), kept("standard"))
+        assert same(model.teacher.state_dict(), kept(None))
     else:
-        for other in (kept("standard"), kept("colour"), student):
+        for other in (kept(None), kept("colour"), student):
             assert not torch.equal(model.teacher.state_dict()[BODY], other[BODY])
 
 
-@pytest.mark.parametrize("name", ["standard", "colour", "other data"])
+@pytest.mark.parametrize("name", ["colour", "other data"])
 def test_methods_take_the_teacher_that_they_name(build, kept, name):
     expected = kept(name.replace(" ", "-"))
     tuned = build(PRETRAINING, f"{name}, fine-tune").state_dict()
@@ -349,7 +345,7 @@ def test_methods_take_the_teacher_that_they_name(build, kept, name):
 
 @pytest.mark.parametrize("labels", [400, 1000])
 def test_the_long_tail_by_counting(labels):
-    scale = replace(scales()["built-in"], labels=labels)
+    scale = replace(scales()["find"], labels=labels)
     drawn = glyphs.generate("train", 4 * labels, 3)
     images = LONG_TAIL.variant("copy").images(scale, 3)
     before, after = Counter(drawn.shape.tolist()), Counter(images.targets.tolist())
@@ -407,29 +403,27 @@ def test_widths_are_those_of_the_name(build, name):
 def test_the_pool_is_trained_from_scratch_only():
     assert POOL.teachers == () and all(variant.like == "scratch" for variant in POOL.variants)
     for variant in POOL.variants:
-        labels, steps = 1000, 400
+        labels, steps = 1000, 500
         for part in variant.name.split(", "):
             if part.endswith((" labels", " steps")):
                 number, what = part.split()
                 labels, steps = (int(number), steps) if what == "labels" else (labels, int(number))
         if not variant.stop_at:
-            assert (variant.labels or 1000, variant.changes.get("steps", 400)) == (labels, steps), (
+            assert (variant.labels or 1000, variant.changes.get("steps", 500)) == (labels, steps), (
                 variant.name
             )
 
 
 def test_checkpoints_of_the_pool_lie_along_its_longest_run():
-    longest = POOL.variant("8000 labels, 800 steps")
+    longest = POOL.variant("8000 labels, 1000 steps")
     along = [variant for variant in POOL.variants if variant.stop_at]
-    assert len(along) >= 3 and all(0 < variant.stop_at < 800 for variant in along)
+    assert len(along) >= 3 and all(0 < variant.stop_at < 1000 for variant in along)
     for variant in along:
         assert replace(variant, name=longest.name, stop_at=None) == longest
 
 
-def test_those_with_teachers_and_sizes_of_their_own_are_made_for_the_built_in_world():
-    assert {name for name, study in STUDIES.items() if not study.only} == {
-        "distillation",
-        "family",
-        "layers",
-        "long-tail",
-    }
+def test_which_are_for_photographs_too_for_both_worlds_and_for_find_alone():
+    places = (), WORLDS, FIND
+    of = {only: {name for name, study in STUDIES.items() if study.only == only} for only in places}
+    assert of[()] == {"long-tail"} and of[WORLDS] == {"labels", "distillation", "family", "layers"}
+    assert sum(map(len, of.values())) == len(STUDIES)

@@ -19,7 +19,7 @@ from atlib.data import glyphs
 from atlib.lab import scales as schooling
 from atlib.lab import study as runner
 from atlib.lab.scales import METHODS, TUNING_SEED, Schooling
-from atlib.lab.studies import AVERAGES, FAMILY
+from atlib.lab.studies import AVERAGES, FAMILY, LONG_TAIL
 from atlib.lab.study import (
     CENTRAL,
     Run,
@@ -111,6 +111,9 @@ def place(finished, tmp_path):
     shutil.copytree(finished[0].work.parent, tmp_path, dirs_exist_ok=True)
     place = toy.place(tmp_path)
     score(place, CENTRAL, "distill", 0.1, 0.2)
+    record = Run(CENTRAL, place, "distill", 0).record()  # as if it had been run with the better one
+    config = record.config | {"recipe": record.config["recipe"] | toy.TRIALS[1]}
+    add_record(place.records(CENTRAL.name), replace(record, config=config))
     return place
 
 
@@ -200,6 +203,16 @@ def test_trials_of_recipes_that_the_scale_no_longer_has_are_refused(place, monke
     monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": fewer})
     with pytest.raises(ValueError, match="trial 0 of copy"):
         run_study(CENTRAL, place, 2, ["copy"])
+    assert toy.files(tmp_path) == before
+
+
+def test_a_run_of_another_recipe_is_not_taken_for_done(place, monkeypatch, tmp_path):
+    """One that keeps its tuning, but has another number of steps."""
+    longer = replace(toy.TOY, training=replace(toy.TOY.training, steps=3))
+    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": longer})
+    before = toy.files(tmp_path)
+    with pytest.raises(ValueError, match="toy.jsonl: copy, seed 0,"):
+        run_study(CENTRAL, place, 1, ["copy"])
     assert toy.files(tmp_path) == before
 
 
@@ -358,8 +371,8 @@ def test_trials_of_a_study_are_chosen_on_the_validation_split(place):
     "study, scale, seeds, methods, error, named",
     [
         (STUDY, "toy", 1, None, FileNotFoundError, "distill .*toy.jsonl"),
-        (AVERAGES, "toy", 1, None, ValueError, "'toy'.*'built-in'"),
-        (FAMILY, "toy", 1, ["copy Q"], ValueError, "'copy Q'.*'copy q'"),
+        (AVERAGES, "toy", 1, None, ValueError, "'toy'.*'find'"),
+        (LONG_TAIL, "toy", 1, ["copi"], ValueError, "'copi'.*'copy'"),
         (CENTRAL, "toy", 1, ["scratch", "copi"], ValueError, "'copi'.*'copy'"),
         (CENTRAL, "toi", 1, None, ValueError, "'toi'.*'toy'"),
         (CENTRAL, "toy", 101, None, ValueError, "101"),
@@ -490,7 +503,7 @@ def test_only_the_models_that_variants_need_are_made(monkeypatch, tmp_path):
         return made
 
     teachers = [("teacher", 0), ("teacher", 1)]
-    assert wanted("copy") == teachers
+    assert wanted("copy again") == teachers
     assert wanted("copy into another teacher's weights") == [*teachers, ("teacher", TUNING_SEED)]
     assert wanted("soft predictions") == [*teachers, ("fine-tune", 0), ("fine-tune", 1)]
 
