@@ -1,0 +1,82 @@
+"""Numbers in sentences are those of the records; a wrong one is found, and said with its place."""
+
+import numpy as np
+import pytest
+
+from atlib.lab.papers import quoted
+from atlib.record import Record, add_record, pack_bits, records_file
+from tools.sentences import Guarded, functions, guarded, pages, wrong
+
+ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
+KNOWN = functions()
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+def test_every_number_of_the_book_is_what_its_record_says(page):
+    assert [problem for each in guarded(page) if (problem := wrong(each, KNOWN))] == []
+
+
+@pytest.fixture
+def known(tmp_path):
+    """The functions on records of two methods: 75 and 25 of 100 images right, in each of two seeds."""
+    for method, right in (("copy", 75), ("scratch", 25), ("scratch-2", 25), ("scratch-3", 25)):
+        for seed in range(2):
+            results = {"test_right": pack_bits(np.arange(100) < right), "a": [0.5, {"b": 2.0 + seed}]}
+            record = Record("transfer", method, seed, {}, results, [], 1.0, 1.0, ABOUT)
+            add_record(records_file("transfer", "toy", tmp_path), record)
+    return functions(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "sentence, right",
+    [
+        ('It is 75.0 %<!-- = acc("toy", "copy") --> now', True),
+        ('It is 75.1<!-- = acc("toy", "copy") -->', False),
+        ('It gains 50 points<!-- = diff("toy", "copy", "scratch") -->', True),
+        ('It gains −50.0 points <!-- = diff("toy", "scratch",\n "copy") -->', True),
+        ('two thirds, 67 %<!-- = 100 * acc("toy", "copy") / (1.5 * 75) -->', True),
+        ('2.5<!-- = field("transfer", "toy", "copy", "a.1.b") -->', True),
+        ('85.1<!-- = paper("main_result", "attn. copy") -->', True),
+        ('85.2<!-- = paper("main_result", "attn. copy") -->', False),
+        ('1.0<!-- = acc("toy", "nothing") -->', False),
+        ('1.0<!-- = acc("toy" -->', False),
+        ("1.0<!-- = __import__('os').getpid() -->", False),
+    ],
+)
+def test_a_number_is_compared_to_the_digits_that_are_printed(tmp_path, known, sentence, right):
+    page = tmp_path / "page.md"
+    page.write_text("First line.\n\n" + sentence)
+    (each,) = guarded(page)
+    assert each.line == 3
+    problem = wrong(each, known)
+    assert (problem is None) == right and (right or problem.startswith(f"{page}:3: "))
+
+
+def test_a_changed_record_is_found(tmp_path, known):
+    each = Guarded(tmp_path / "page.md", 1, "75.0", 'acc("toy", "copy")')
+    assert wrong(each, known) is None
+    for seed in range(2):
+        record = Record("transfer", "copy", seed, {}, {"test_right": pack_bits([True])}, [], 1.0, 1.0, ABOUT)
+        add_record(records_file("transfer", "toy", tmp_path), record)
+    assert "100.0" in wrong(each, known)
+
+
+def test_a_comment_without_a_number_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text('many<!-- = acc("toy", "copy") -->')
+    with pytest.raises(ValueError, match="1 comments .* 0 have"):
+        guarded(page)
+
+
+def test_the_papers_tables():
+    copy = quoted("copy_target")
+    assert copy.value("Q", "top1") == 85.6 and copy.source.startswith("Li et al. 2024, arXiv 2411.09702, ")
+    assert "| Q | 85.6 |" in str(copy)
+    assert quoted("ood_robustness").value("ImageNet-A", "fine_tune") == 56.5
+    for call, named in (
+        (lambda: quoted("copy_targets"), "copy_target"),
+        (lambda: copy.value("q", "top1"), "'Q'"),
+        (lambda: copy.value("Q", "top-1"), "top1"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            call()

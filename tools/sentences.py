@@ -1,0 +1,125 @@
+"""Measured numbers in sentences: `82.0<!-- = acc("match", "copy") -->` is held to the records by its
+comment.
+
+The comment, invisible in the book and on Colab, is an expression over the functions below; the number in
+front of it must be what the expression gives, rounded to as many digits as are printed. A word between the
+two is allowed: `82.0 %<!-- = ... -->`. `python -m tools.sentences` lists those that no longer are.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+import numpy as np
+
+from atlib.lab.findings import SCRATCH
+from atlib.lab.papers import quoted
+from atlib.lab.verdicts import Side, estimate
+from atlib.record import read_records
+
+ROOT = Path(__file__).resolve().parent.parent
+GUARDED = re.compile(
+    r"(?P<number>[+−-]?\d[\d,]*(?:\.\d+)?)(?P<unit>(?:\s?%|\s\w+){0,2})\s?<!-- = (?P<expression>.+?) -->",
+    re.S,
+)
+
+
+class Guarded(NamedTuple):
+    """A number in a sentence, and what it is held to."""
+
+    path: Path
+    line: int
+    number: str
+    expression: str
+
+
+def guarded(path: Path) -> list[Guarded]:
+    """The numbers of a page that are held to records. Raises `ValueError` for a comment without a number in
+    front of it."""
+    text = path.read_text(encoding="utf-8")
+    found = [
+        Guarded(path, text[: m.start()].count("\n") + 1, m["number"], " ".join(m["expression"].split()))
+        for m in GUARDED.finditer(text)
+    ]
+    comments = text.count("<!-- =")
+    if len(found) != comments:
+        raise ValueError(f"{path}: {comments} comments start with '<!-- =', {len(found)} have a number before")
+    return found
+
+
+def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
+    """What expressions can call. Accuracies and their differences are in points; "scratch" is, in the central
+    experiment, the mean of its three first weights. end: "mean", "low" or "high" of the 95 % interval."""
+
+    def values(scale: str, method: str | tuple[str, ...], study: str) -> dict[int, np.ndarray]:
+        methods = (method,) if isinstance(method, str) else method
+        if study == "transfer":
+            methods = tuple(m for each in methods for m in (SCRATCH if each == "scratch" else (each,)))
+        return Side(study, methods).values(read_records(study, scale, results=results))
+
+    def acc(scale: str, method, study: str = "transfer", end: str = "mean") -> float:
+        each = values(scale, method, study)
+        return 100 * getattr(estimate(np.stack(list(each.values()))), end)
+
+    def diff(scale: str, a, b, study: str = "transfer", other: str | None = None, end: str = "mean") -> float:
+        """a less b, within seeds; `other` is b's study where it is another one."""
+        of_a, of_b = values(scale, a, study), values(scale, b, other or study)
+        shared = sorted(of_a.keys() & of_b.keys())
+        return 100 * getattr(estimate(np.stack([of_a[seed] - of_b[seed] for seed in shared])), end)
+
+    def field(study: str, scale: str, method: str, path: str, kind: str = "run") -> float:
+        """The mean over seeds of a figure of the records' results; "shape.itself" is results["shape"]
+        ["itself"]."""
+        found = []
+        for record in read_records(study, scale, kind, results):
+            if record.method == method:
+                value = record.results
+                for key in path.split("."):
+                    value = value[int(key) if isinstance(value, list) else key]
+                found.append(value)
+        return mean(found)
+
+    def paper(table: str, row: str, column: str = "top1") -> float:
+        return quoted(table).value(row, column)
+
+    return {"acc": acc, "diff": diff, "field": field, "paper": paper, "round": round}
+
+
+def wrong(each: Guarded, known: dict[str, Callable[..., float]]) -> str | None:
+    """What is wrong with a number: None where it is what its expression gives."""
+    where = f"{each.path.relative_to(ROOT) if each.path.is_relative_to(ROOT) else each.path}:{each.line}"
+    try:
+        value = eval(each.expression, {"__builtins__": {}}, known)  # written by us, in our own pages
+    except Exception as error:  # whatever it is, it is told with its place
+        return f"{where}: {each.expression} cannot be computed: {type(error).__name__}: {error}"
+    digits = len(each.number.partition(".")[2])
+    printed = float(each.number.replace(",", "").replace("−", "-"))
+    if abs(value - printed) > 0.5 * 10**-digits + 1e-9:
+        return f"{where}: {each.number} is printed, {each.expression} is {value:.{digits + 1}f}"
+    return None
+
+
+def pages() -> list[Path]:
+    """All pages that may have numbers in sentences."""
+    return [
+        *sorted((ROOT / "notebooks").glob("*.md")),
+        *sorted((ROOT / "book").glob("*.md")),
+        ROOT / "README.md",
+    ]
+
+
+def main() -> int:
+    """Print what is wrong; 1 where anything is."""
+    known = functions()
+    found = [each for page in pages() for each in guarded(page)]
+    problems = list(filter(None, map(partial(wrong, known=known), found)))
+    print(*problems, f"{len(found)} numbers in sentences, {len(problems)} wrong", sep="\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
