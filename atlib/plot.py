@@ -17,10 +17,16 @@ COLOURS = {
     "scratch": "#999999",
     "fine-tune": "#009E73",
     "copy": "#0072B2",
+    "copy-routing-twin": "#56B4E9",
+    "copy-message-twin": "#D55E00",
+    "copy-distractors-twin": "#0072B2",
     "copy-q": "#E69F00",
-    "copy-untrained": "#D55E00",
-    "copy-fine-tuned": "#56B4E9",
+    "copy-k": "#B8860B",
+    "copy-v": "#8B5A00",
+    "copy-untrained": "#A0522D",
+    "copy-fine-tuned": "#1B4F72",
     "distill": "#CC79A7",
+    "distill-long": "#CC79A7",
 }
 
 
@@ -117,6 +123,39 @@ def scores(
     axis.invert_yaxis()
     axis.grid(axis="x", alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
+    return _done(figure)
+
+
+def estimates(
+    worlds: Mapping[str, Mapping[str, tuple[float, float, float]]], methods: Mapping[str, str], chance: float
+) -> Figure:
+    """Accuracies with their intervals: a row a method, a panel a world.
+
+    worlds: {title of a panel: {method: (mean, low, high, ...)}}, as shares; what a world does not have has an
+    empty row. methods: {method: its name in the figure}. chance: a dotted line.
+    """
+    size = (4.6 + 2.4 * len(worlds), 0.42 * len(methods) + 1.1)
+    figure, axes = plt.subplots(
+        1, len(worlds), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, (title, found) in zip(axes[0], worlds.items()):
+        axis.axvline(100 * chance, linestyle=":", color="#888888")
+        for row, method in enumerate(methods):
+            if method in found:
+                mean, low, high = (100 * value for value in found[method][:3])
+                colour = COLOURS.get(method, "#333333")
+                axis.plot(
+                    [low, high], [row, row], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt"
+                )
+                axis.plot(mean, row, "o", color=colour, markersize=7)
+                axis.annotate(
+                    f"{mean:.1f}", (mean, row), (0, 6), textcoords="offset points", ha="center", fontsize=8
+                )
+        axis.set(title=title, xlim=(0, 103), xlabel="test accuracy (%)")
+        axis.grid(axis="x", alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set(yticks=range(len(methods)), yticklabels=list(methods.values()))
+    axes[0, 0].set_ylim(len(methods) - 0.5, -0.7)
     return _done(figure)
 
 

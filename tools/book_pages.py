@@ -1,4 +1,4 @@
-"""Four corrections to the built pages, as a Sphinx extension (named in _config.yml)."""
+"""Five corrections to the built pages, as a Sphinx extension (named in _config.yml)."""
 
 import re
 from itertools import zip_longest
@@ -6,6 +6,13 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.addnodes import desc_signature
+
+# Pages that have moved: old address and new one. Whoever has a link to the old one gets there.
+MOVED = {
+    "notebooks/02-routing-world": "notebooks/02-two-worlds",
+    "notebooks/04-two-ends": "notebooks/04-copy",
+    "notebooks/05-attention-copy": "notebooks/04-copy",
+}
 
 # A line of a tqdm bar: its name, and how far it was ("100%" when it was done).
 BAR = re.compile(r"^(?P<name>.*?)\s*(?P<done>\d+%\||\d+it \[)")
@@ -64,7 +71,21 @@ def name_without_link(app, domain, node):
     return True if node is not None else None
 
 
+def lead_on(app, error):
+    """At every old address a page that leads to the new one, also without JavaScript."""
+    if error is None and app.builder.format == "html":
+        for old, new in MOVED.items():
+            address = Path(new).name + ".html"  # in the same folder
+            page = (
+                '<!doctype html><html lang="en"><meta charset="utf-8"><title>This page has moved</title>'
+                f'<meta http-equiv="refresh" content="0; url={address}">'
+                f'<p>This page has moved: <a href="{address}">{address}</a></p></html>\n'
+            )
+            Path(app.outdir, f"{old}.html").write_text(page, encoding="utf-8")
+
+
 def setup(app):
+    app.connect("build-finished", lead_on)
     app.connect("warn-missing-reference", name_without_link)
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("doctree-read", shorten_bars)

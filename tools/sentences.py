@@ -47,7 +47,7 @@ def guarded(path: Path) -> list[Guarded]:
     ]
     comments = text.count("<!-- =")
     if len(found) != comments:
-        raise ValueError(f"{path}: {comments} comments start with '<!-- =', {len(found)} have a number before")
+        raise ValueError(f"{path}: {comments} comments start with '<!-- =', {len(found)} follow a number")
     return found
 
 

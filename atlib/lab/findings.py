@@ -56,7 +56,7 @@ _UNDER_SHIFTS, _COMPARED = partial(of, "shifts", metric=shifted_accuracy), parti
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
-        "05",
+        "04",
         "A student with copied maps beats one from scratch",
         _COPY,
         _SCRATCH,
@@ -64,7 +64,7 @@ CLAIMS: tuple[Claim, ...] = (
         "85.1 against 83.0",
     ),
     Claim(
-        "05",
+        "04",
         "Copied maps cover more than half of the way from scratch to fine-tuning",
         _COPY,
         _central("scratch", "fine-tune"),
@@ -72,7 +72,7 @@ CLAIMS: tuple[Claim, ...] = (
         "85.1, between 83.0 and 85.7",
     ),
     Claim(
-        "05",
+        "04",
         "Maps of an untrained teacher are worse than none",
         _SCRATCH,
         _central("copy-untrained"),
@@ -80,7 +80,7 @@ CLAIMS: tuple[Claim, ...] = (
         "72.7 against 83.0",
     ),
     Claim(
-        "05",
+        "04",
         "Maps of the fine-tuned teacher are worth more than those of the pre-trained one",
         _central("copy-fine-tuned"),
         _COPY,
@@ -156,14 +156,14 @@ CLAIMS: tuple[Claim, ...] = (
         FIND,
     ),
     Claim(
-        "09",
+        "05",
         "Routing alone beats scratch: the teacher sees other shapes at the same places",
         _central("copy-routing-twin"),
         _SCRATCH,
         WORLDS,
     ),
     Claim(
-        "09",
+        "05",
         "Routing alone is as good as the maps of the image itself",
         _central("copy-routing-twin"),
         _COPY,
@@ -171,14 +171,14 @@ CLAIMS: tuple[Claim, ...] = (
         margin=ONE_POINT,
     ),
     Claim(
-        "09",
+        "05",
         "The message alone beats scratch: the teacher sees the label at another place",
         _central("copy-message-twin"),
         _SCRATCH,
         WORLDS,
     ),
     Claim(
-        "09",
+        "05",
         "Maps of another photograph of the same class are as good as those of the image itself",
         _central("copy-same-class-twin"),
         _COPY,
@@ -186,7 +186,7 @@ CLAIMS: tuple[Claim, ...] = (
         margin=ONE_POINT,
     ),
     Claim(
-        "09",
+        "05",
         "Maps of the image itself are better than those of a photograph of another class",
         _COPY,
         _central("copy-other-class-twin"),

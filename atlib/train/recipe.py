@@ -137,6 +137,13 @@ class Recipe:
         """The recipe as plain JSON values, for a record."""
         return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}
 
+    @classmethod
+    def described(cls, values: Mapping[str, Any]) -> "Recipe":
+        """The recipe that `describe` has described; what a record says beside it, such as its plan, is left
+        out."""
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in known.items()})
+
 
 @lru_cache
 def try_optimizer(name: str, betas: tuple[float, float], width: int = 8):

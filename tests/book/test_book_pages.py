@@ -1,6 +1,12 @@
 """Progress bars in the built pages: the last state of each, and nothing else touched."""
 
-from tools.book_pages import last_of_each_bar
+from pathlib import Path
+from types import SimpleNamespace
+
+import yaml
+
+from tests.helpers import ROOT
+from tools.book_pages import MOVED, last_of_each_bar, lead_on
 
 
 def test_a_bar_is_left_with_its_last_state():
@@ -16,3 +22,18 @@ def test_two_bars_of_one_name_and_bars_of_two_names_all_stay():
 def test_other_text_stays():
     text = "accuracy 100%\naccuracy 100%\n50% | no bar"
     assert last_of_each_bar(text) == text
+
+
+def test_old_addresses_lead_to_pages_that_are_there(tmp_path):
+    contents = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    there = {chapter["file"] for part in contents["parts"] for chapter in part["chapters"]}
+    assert set(MOVED.values()) <= there and not set(MOVED) & there
+    assert all(Path(old).parent == Path(new).parent for old, new in MOVED.items()), "links are relative"
+    for old in MOVED:
+        (tmp_path / old).parent.mkdir(exist_ok=True)
+    app = SimpleNamespace(outdir=tmp_path, builder=SimpleNamespace(format="html"))
+    lead_on(app, RuntimeError("the build failed"))
+    assert not list(tmp_path.rglob("*.html"))
+    lead_on(app, None)
+    for old, new in MOVED.items():
+        assert f'url={Path(new).name}.html"' in (tmp_path / f"{old}.html").read_text()

@@ -5,6 +5,7 @@ import pytest
 
 from atlib.lab.papers import quoted
 from atlib.record import Record, add_record, pack_bits, records_file
+from tools import front_picture
 from tools.sentences import Guarded, functions, guarded, pages, wrong
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
@@ -64,7 +65,7 @@ def test_a_changed_record_is_found(tmp_path, known):
 def test_a_comment_without_a_number_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text('many<!-- = acc("toy", "copy") -->')
-    with pytest.raises(ValueError, match="1 comments .* 0 have"):
+    with pytest.raises(ValueError, match="1 comments .* 0 follow"):
         guarded(page)
 
 
@@ -80,3 +81,9 @@ def test_the_papers_tables():
     ):
         with pytest.raises(ValueError, match=named):
             call()
+
+
+def test_the_picture_of_the_readme_has_the_numbers_of_the_records():
+    assert front_picture.says() in front_picture.PICTURE.read_text(encoding="utf-8"), (
+        "draw it anew: python -m tools.front_picture"
+    )

@@ -97,7 +97,7 @@ def test_multi_head_attention_gives_the_maps_of_walk():
             assert torch.allclose(same.logits[index], vit(images)[index], atol=1e-5)
 
 
-# 02-routing-world
+# 02-two-worlds
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_multi_head_attention_gives_the_maps_of_walk():
     [Recipe(steps=37), Recipe(steps=20, warmup=0.0), Recipe(steps=50, warmup=0.3, lr=3e-3, min_lr=1e-3)],
 )
 def test_lr_factor_is_the_schedule(recipe):
-    found = [taught("02-routing-world").lr_factor(step, recipe) for step in range(recipe.steps)]
+    found = [taught("02-two-worlds").lr_factor(step, recipe) for step in range(recipe.steps)]
     assert found == pytest.approx([schedule(step, recipe) for step in range(recipe.steps)])
 
 
@@ -117,7 +117,7 @@ def test_train_by_hand_is_train(changes):
     recipe = replace(Recipe(steps=9, batch_size=16), **changes)
     images = glyph_images(glyphs.generate("train", 50, seed=5))
     by_hand, by_atlib = (small_vit(11, depth=2, reg_tokens=1, num_classes=8) for _ in range(2))
-    taught("02-routing-world").train_by_hand(by_hand, images, recipe, seed=7)
+    taught("02-two-worlds").train_by_hand(by_hand, images, recipe, seed=7)
     train(by_atlib, images, recipe, seed=7, progress=None, cpu=True)
     for (name, ours), theirs in zip(by_hand.named_parameters(), by_atlib.parameters()):
         assert torch.allclose(ours, theirs, atol=1e-5), name

@@ -256,11 +256,11 @@ def test_results_are_found_from_any_folder_of_the_clone(clone):
 
 
 def test_cost_reads_the_measurement(clone, good):
-    assert cost("05-attention-copy") == "The cost of 05-attention-copy is not measured yet."
+    assert cost("04-copy") == "The cost of 04-copy is not measured yet."
     machine = good.about | {"device": "A CPU", "threads": 2}
-    measured = replace(good, method="05-attention-copy", seconds=150.0, peak_memory_mb=1240.0, about=machine)
+    measured = replace(good, method="04-copy", seconds=150.0, peak_memory_mb=1240.0, about=machine)
     add_record(clone / "results" / "notebooks.jsonl", measured)
-    assert cost("05-attention-copy") == "Measured on A CPU, 2 threads: 2.5 minutes, 1.2 GB of memory."
+    assert cost("04-copy") == "Measured on A CPU, 2 threads: 2.5 minutes, 1.2 GB of memory."
 
 
 # --- Tables of the book's pages

@@ -5,6 +5,8 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from tools.book_pages import MOVED
+
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
 
@@ -13,6 +15,14 @@ def test_the_front_door_leads_to_the_first_page(browser):
     tab = browser.new_page()
     tab.goto((HTML / "index.html").as_uri())
     tab.wait_for_url("**/book/index.html")
+    tab.close()
+
+
+def test_old_addresses_lead_on(browser):
+    tab = browser.new_page()
+    for old, new in MOVED.items():
+        tab.goto((HTML / f"{old}.html").as_uri())
+        tab.wait_for_url(f"**/{new}.html")
     tab.close()
 
 
