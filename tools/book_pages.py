@@ -1,4 +1,4 @@
-"""Five corrections to the built pages, as a Sphinx extension (named in _config.yml)."""
+"""Six corrections to the built pages, as a Sphinx extension (named in _config.yml)."""
 
 import re
 from itertools import zip_longest
@@ -38,6 +38,17 @@ def shorten_bars(app, doctree):
                 block.children = []
                 block += nodes.Text(text)
                 block.rawsource = text  # the highlighter colours a block only when both are the same
+
+
+# A number and its unit, in a sentence.
+UNIT = re.compile(r"(?<=\d) (?=%)")
+
+
+def keep_units(app, doctree):
+    """A line does not end between a number and its per cent sign."""
+    for text in list(doctree.findall(nodes.Text)):
+        if UNIT.search(text) and not isinstance(text.parent, (nodes.literal, nodes.literal_block, nodes.raw)):
+            text.parent.replace(text, nodes.Text(UNIT.sub("\N{NO-BREAK SPACE}", text)))
 
 
 def correct(app, pagename, templatename, context, doctree):
@@ -89,6 +100,7 @@ def setup(app):
     app.connect("warn-missing-reference", name_without_link)
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("doctree-read", shorten_bars)
+    app.connect("doctree-read", keep_units)
     # 900: after the theme has put its buttons in.
     app.connect("html-page-context", correct, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

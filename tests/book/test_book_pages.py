@@ -4,9 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import yaml
+from docutils import nodes
 
 from tests.helpers import ROOT
-from tools.book_pages import MOVED, last_of_each_bar, lead_on
+from tools.book_pages import MOVED, keep_units, last_of_each_bar, lead_on
 
 
 def test_a_bar_is_left_with_its_last_state():
@@ -22,6 +23,13 @@ def test_two_bars_of_one_name_and_bars_of_two_names_all_stay():
 def test_other_text_stays():
     text = "accuracy 100%\naccuracy 100%\n50% | no bar"
     assert last_of_each_bar(text) == text
+
+
+def test_a_number_and_its_per_cent_sign_stay_on_one_line():
+    code = nodes.literal("", "10 %")
+    page = nodes.section("", nodes.paragraph("", "", nodes.Text("From 3 % to 14.7 %, or % of 5"), code))
+    keep_units(None, page)
+    assert page.astext() == "From 3\N{NO-BREAK SPACE}% to 14.7\N{NO-BREAK SPACE}%, or % of 5" + "10 %"
 
 
 def test_old_addresses_lead_to_pages_that_are_there(tmp_path):
