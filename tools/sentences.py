@@ -65,6 +65,9 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         each = values(scale, method, study)
         return 100 * getattr(estimate(np.stack(list(each.values()))), end)
 
+    def one(scale: str, method: str, seed: int, study: str = "transfer") -> float:
+        return 100 * values(scale, method, study)[seed].mean()
+
     def diff(scale: str, a, b, study: str = "transfer", other: str | None = None, end: str = "mean") -> float:
         """a less b, within seeds; `other` is b's study where it is another one."""
         of_a, of_b = values(scale, a, study), values(scale, b, other or study)
@@ -86,7 +89,7 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
     def paper(table: str, row: str, column: str = "top1") -> float:
         return quoted(table).value(row, column)
 
-    return {"acc": acc, "diff": diff, "field": field, "paper": paper, "round": round}
+    return {"acc": acc, "one": one, "diff": diff, "field": field, "paper": paper, "round": round}
 
 
 def wrong(each: Guarded, known: dict[str, Callable[..., float]]) -> str | None:

@@ -32,6 +32,7 @@ def known(tmp_path):
     "sentence, right",
     [
         ('It is 75.0 %<!-- = acc("toy", "copy") --> now', True),
+        ('It is 75 %<!-- = one("toy", "copy", 1) --> there', True),
         ('It is 75.1<!-- = acc("toy", "copy") -->', False),
         ('It gains 50 points<!-- = diff("toy", "copy", "scratch") -->', True),
         ('It gains −50.0 points <!-- = diff("toy", "scratch",\n "copy") -->', True),
