@@ -12,7 +12,6 @@ from tests.helpers import ROOT
 
 CHAPTERS = sorted((ROOT / "notebooks").glob("*.md"))
 BEFORE = {
-    *("03-making-a-teacher",),
     *("08-which-layers-which-heads", "09-what-in-a-map-matters", "10-is-it-just-distillation"),
     *("11-different-teacher-different-student", "13-same-features"),
     *("14-same-mistakes", "15-reading-maps", "16-out-of-distribution", "17-when-are-features-needed"),
