@@ -1,6 +1,7 @@
 """What the book asks of its records: at most thirty sentences, each judged by the rule of
 `atlib.lab.verdicts`."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -282,7 +283,7 @@ CLAIMS: tuple[Claim, ...] = (
 
 def findings_table(*chapters: str, results: Path | None = None) -> str:
     """The claims of some chapters ("05"), of all when none is named, as a Markdown table with a column for
-    each place where they are asked.
+    each place where they are asked: verdict, difference, interval.
 
     results: the folder of the records, by default the book's. Raises `ValueError` for a chapter without
     claims.
@@ -290,9 +291,19 @@ def findings_table(*chapters: str, results: Path | None = None) -> str:
     known = {claim.chapter for claim in CLAIMS}
     for chapter in chapters:
         require_known("chapter with claims", chapter, sorted(known))
-    judged = judge([claim for claim in CLAIMS if claim.chapter in (chapters or known)], results)
+    return _table([claim for claim in CLAIMS if claim.chapter in (chapters or known)], _cell, results)
+
+
+def verdicts_table(results: Path | None = None) -> str:
+    """All claims with their verdicts alone, one line a claim; a dash where fewer than three seeds are
+    recorded."""
+    return _table(CLAIMS, lambda judged: "–" if judged.verdict == NOT_RECORDED else judged.verdict, results)
+
+
+def _table(claims: Sequence[Claim], cell: Callable[[Judged], str], results: Path | None) -> str:
+    judged = judge(claims, results)
     scales = [scale for scale in SCALES if any(each.scale == scale for each in judged)]
-    cells = {(each.claim, each.scale): _cell(each) for each in judged}
+    cells = {(each.claim, each.scale): cell(each) for each in judged}
     rows = [
         [claim.sentence, claim.paper or "–", *(cells.get((claim, scale), "") for scale in scales)]
         for claim in dict.fromkeys(each.claim for each in judged)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from atlib.lab.evals import COMPARISON, EXAMINATIONS
-from atlib.lab.findings import CLAIMS, SCALES, cka_to_fine_tuned, findings_table, shifted_accuracy
+from atlib.lab.findings import (
+    CLAIMS,
+    SCALES,
+    cka_to_fine_tuned,
+    findings_table,
+    shifted_accuracy,
+    verdicts_table,
+)
 from atlib.lab.scales import scales
 from atlib.lab.studies import CENTRAL, STUDIES
 from atlib.record import Record, add_record, pack_bits, records_file
@@ -41,17 +48,23 @@ def test_they_are_few_and_about_what_is_run():
                 assert set(side.methods) <= set(known(side.study, scale)), claim.sentence
 
 
-def test_the_table_has_the_verdict_where_it_is_recorded(tmp_path):
+def rng_records(folder):
+    """Records of Find after which two claims of chapter 04 hold; returns how many."""
     rng = np.random.default_rng(0)
     shares = {"copy": 0.9, "fine-tune": 0.95, "scratch": 0.5, "scratch-2": 0.5, "scratch-3": 0.5}
     write(
-        tmp_path,
+        folder,
         *(
             record("transfer", method, seed, {"test_right": pack_bits(rng.random(4000) < share)})
             for method, share in shares.items()
             for seed in range(3)
         ),
     )
+    return 2
+
+
+def test_the_table_has_the_verdict_where_it_is_recorded(tmp_path):
+    rng_records(tmp_path)
     head, _, *rows = findings_table("04", results=tmp_path).splitlines()
     assert head == "| claim | paper | Find | Match | CIFAR-10 | PACS |"
     cells = [row.strip("| ").split(" | ") for row in rows]
@@ -62,6 +75,22 @@ def test_the_table_has_the_verdict_where_it_is_recorded(tmp_path):
         "holds": 2,
         "not recorded": 2,
     }
+
+
+def test_all_verdicts_in_words(tmp_path):
+    _, _, *rows = verdicts_table(tmp_path).splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row[0] for row in cells] == [claim.sentence for claim in CLAIMS]
+    assert {cell for row in cells for cell in row[2:]} == {"", "–"}, "nothing is recorded"
+    asked = sum(len(claim.scales) for claim in CLAIMS)
+    assert sum(cell == "–" for row in cells for cell in row[2:]) == asked
+    some = rng_records(tmp_path)
+    assert (
+        Counter(cell for row in verdicts_table(tmp_path).splitlines()[2:] for cell in row.split(" | "))[
+            "holds"
+        ]
+        == some
+    )
 
 
 def test_a_chapter_without_claims_is_refused():

@@ -66,6 +66,22 @@ def test_no_sideways_scroll_on_a_desktop_and_on_a_phone(page):
         page.tab.set_viewport_size({"width": 1280, "height": 900})
 
 
+def test_no_cell_of_the_claims_is_taller_than_three_lines(browser):
+    tab = browser.new_page(viewport={"width": 1300, "height": 900})
+    tab.goto((HTML / "book" / "claims.html").as_uri())
+    tall = tab.evaluate("""() => {
+        const lines = e => {
+            const style = getComputedStyle(e), range = document.createRange();
+            range.selectNodeContents(e);
+            return Math.round(range.getBoundingClientRect().height / parseFloat(style.lineHeight));
+        };
+        const shown = [...document.querySelectorAll('table td')].filter(e => e.offsetParent);
+        return shown.filter(e => lines(e) > 3).map(e => e.textContent);
+    }""")
+    tab.close()
+    assert tall == []
+
+
 def test_every_image_loads_and_says_what_it_shows(page):
     images = page.all(
         "img", "({alt: e.alt.trim(), source: e.getAttribute('src').slice(0, 80), width: e.naturalWidth})"
