@@ -19,14 +19,14 @@ COLOURS = {
     "copy": "#0072B2",
     "copy-routing-twin": "#56B4E9",
     "copy-message-twin": "#D55E00",
-    "copy-distractors-twin": "#0072B2",
+    "copy-distractors-twin": "#3B528B",
     "copy-q": "#E69F00",
     "copy-k": "#B8860B",
     "copy-v": "#8B5A00",
     "copy-untrained": "#A0522D",
     "copy-fine-tuned": "#1B4F72",
     "distill": "#CC79A7",
-    "distill-long": "#CC79A7",
+    "distill-long": "#AA3377",
 }
 
 

@@ -1,5 +1,6 @@
 """Plotting functions put the numbers they are given where they say they are."""
 
+import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot as plt
@@ -124,6 +125,25 @@ def test_scores_show_every_seed_the_mean_and_the_deviation():
 
 
 def test_every_method_has_its_own_colour():
-    from atlib.lab.scales import METHODS
+    from atlib.lab.scales import WORLD_METHODS
 
-    assert set(plot.COLOURS) == set(METHODS) and len(set(plot.COLOURS.values())) == len(METHODS)
+    methods = set(WORLD_METHODS) - {"scratch-2", "scratch-3"}
+    assert set(plot.COLOURS) == methods and len(set(plot.COLOURS.values())) == len(methods)
+
+
+def test_estimates_are_drawn_where_they_are():
+    """A panel a world: a dot at the mean, a bar from low to high, an empty row where nothing is."""
+    worlds = {
+        "Find": {"copy": (0.9, 0.85, 0.95)},
+        "Match": {"copy": (0.8, 0.7, 0.9), "scratch": (0.1, 0.1, 0.1)},
+    }
+    figure = plot.estimates(worlds, {"scratch": "no teacher", "copy": "the maps"}, chance=0.125)
+    find, match = figure.axes
+    assert [axis.get_title() for axis in (find, match)] == ["Find", "Match"]
+    assert [tick.get_text() for tick in find.get_yticklabels()] == ["no teacher", "the maps"]
+    chance, *lines = find.lines
+    assert list(chance.get_xdata()) == [12.5, 12.5]
+    bar, dot = lines
+    assert np.allclose(bar.get_xdata(), [85, 95]) and np.allclose(bar.get_ydata(), [1, 1])
+    assert np.allclose(dot.get_xdata(), [90]) and np.allclose(dot.get_ydata(), [1])
+    assert len(match.lines) == 5 and {text.get_text() for text in match.texts} == {"10.0", "80.0"}
