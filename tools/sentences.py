@@ -89,14 +89,14 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
     def paper(table: str, row: str, column: str = "top1") -> float:
         return quoted(table).value(row, column)
 
-    return {"acc": acc, "one": one, "diff": diff, "field": field, "paper": paper, "round": round}
+    return {"acc": acc, "one": one, "diff": diff, "field": field, "paper": paper, "min": min, "max": max}
 
 
 def wrong(each: Guarded, known: dict[str, Callable[..., float]]) -> str | None:
     """What is wrong with a number: None where it is what its expression gives."""
     where = f"{each.path.relative_to(ROOT) if each.path.is_relative_to(ROOT) else each.path}:{each.line}"
     try:
-        value = eval(each.expression, {"__builtins__": {}}, known)  # written by us, in our own pages
+        value = eval(each.expression, {"__builtins__": {}} | known)  # written by us, in our own pages
     except Exception as error:  # whatever it is, it is told with its place
         return f"{where}: {each.expression} cannot be computed: {type(error).__name__}: {error}"
     digits = len(each.number.partition(".")[2])
