@@ -20,6 +20,7 @@ COLOURS = {
     "copy-routing-twin": "#56B4E9",
     "copy-message-twin": "#D55E00",
     "copy-distractors-twin": "#3B528B",
+    "copy-unrelated-twin": "#7A4988",
     "copy-q": "#E69F00",
     "copy-k": "#B8860B",
     "copy-v": "#8B5A00",

@@ -25,7 +25,7 @@ GRID, CELL = 4, 8  # cells per side, pixels per cell
 SPLITS = ("train", "validation", "test", "unlabelled", "resample")
 TASKS = ("find", "match")
 # What a twin of a scene shares with it (`generate`): append only, as with SPLITS.
-TWINS = ("routing", "message", "distractors")
+TWINS = ("routing", "message", "distractors", "unrelated")
 RENDERINGS = ("filled", "inverted", "dotted")
 CHUNK = 500  # images per random stream: the first n images of a split are the same whatever its size
 
@@ -162,7 +162,8 @@ def generate(split: str, size: int, seed: int = 0, world: World = World(), twin:
     factors different, and with `twin` the i-th image is a twin of the i-th scene. "routing": the same places
     and hues, other shapes: whoever looks at it learns where the named glyph of the scene is, and nothing of
     its shape. "message": the named glyph's shape in another scene: what, and nothing of where. "distractors":
-    the same scene with other glyphs around the named one. All but the last have pixel noise of their own.
+    the same scene with other glyphs around the named one, and the same pixel noise. "unrelated": another
+    scene, neither where nor what.
 
     Raises `ValueError` for an unknown split or twin, for a size below 1, and for twins that differ in their
     distractors in a world without any.
@@ -227,6 +228,8 @@ def _twin(scenes: _Scenes, other: _Scenes, what: str) -> _Scenes:
             shape = other.shape.copy()
             shape[rows, other.cell] = scenes.shape[rows, scenes.cell]
             return other._replace(shape=shape)
+        case "unrelated":
+            return other
     keep = {"cell", "key", "decoy", "noise"}
     mixed = {
         name: np.where(named[..., None] if own.ndim == 3 else named, own, theirs)

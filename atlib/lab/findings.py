@@ -180,6 +180,13 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "05",
+        "The message alone beats maps of an unrelated image",
+        _central("copy-message-twin"),
+        _central("copy-unrelated-twin"),
+        WORLDS,
+    ),
+    Claim(
+        "05",
         "Maps of another photograph of the same class are as good as those of the image itself",
         _central("copy-same-class-twin"),
         _COPY,

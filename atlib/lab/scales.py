@@ -117,6 +117,7 @@ WORLD_METHODS = (
     "copy-routing-twin",
     "copy-message-twin",
     "copy-distractors-twin",
+    "copy-unrelated-twin",
     "distill-long",
 )
 # Of photographs, whose scenes cannot be drawn again.

@@ -85,7 +85,7 @@ def test_splits_and_twins_share_no_image(task):
 def test_what_a_twin_shares(task):
     world, n = WORLDS[task], 4000
     scene = generate("train", n, 3, world)
-    routing, message, distractors = (generate("train", n, 3, world, twin) for twin in TWINS)
+    routing, message, distractors, unrelated = (generate("train", n, 3, world, twin) for twin in TWINS)
     for name in ("cell", "hue", "key"):
         assert np.array_equal(getattr(routing, name), getattr(scene, name))
     assert np.array_equal(message.shape, scene.shape)
@@ -93,7 +93,12 @@ def test_what_a_twin_shares(task):
         np.array_equal(a, b) for name, a, b in zip(scene._fields, scene, distractors) if name != "images"
     )
     # What is not shared is even, whatever the scene has: the pairs of both are.
-    for left, right, count in ((scene.shape, routing.shape, 8), (scene.cell, message.cell, 16)):
+    for left, right, count in (
+        (scene.shape, routing.shape, 8),
+        (scene.cell, message.cell, 16),
+        (scene.shape, unrelated.shape, 8),
+        (scene.cell, unrelated.cell, 16),
+    ):
         assert chisquare(np.bincount(left * count + right, minlength=count**2)).pvalue > 1e-3
     if task == "match":
         assert chisquare(np.bincount(scene.key * 16 + message.key, minlength=256)).pvalue > 1e-3
