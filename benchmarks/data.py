@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import torch
+from recording import leave
 from timing import interleave
 
 from atlib import create_vit
@@ -24,7 +25,6 @@ from atlib.data.decoding import decode
 from atlib.data.natural_shifts import IMAGENET
 from atlib.data.photos import Photos, undecoded
 from atlib.data.sampler import ShardSpec
-from atlib.record import Record, about, add_record, peak_memory_mb, records_file
 from atlib.run.recipes import PUBLISHED
 
 RECIPE = "copy-vit-large"  # whose augmentation is measured
@@ -163,18 +163,7 @@ def main(arguments: list[str] | None = None) -> None:
         "cores": os.cpu_count(),
     }
     results = {"images_per_second": speed, "ratios": ratios, "file": size}
-    record = Record(
-        "benchmarks",
-        "data",
-        0,
-        config,
-        results,
-        rounds,
-        time.perf_counter() - start,
-        peak_memory_mb(),
-        about(),
-    )
-    print(f"wrote {add_record(given.out or records_file('benchmarks', None), record)}")
+    leave("data", config, results, rounds, start, given.out)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ taken several times in one run; 1 would be exact.
 import argparse
 import statistics
 import time
-from pathlib import Path
+
+from recording import leave
 
 from atlib.data import load
-from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
 from atlib.run.configure import configure
 from atlib.run.estimate import assembled, estimate
 from atlib.train import train
@@ -53,20 +53,8 @@ def main() -> None:
         recipe: {"ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
         for recipe, ratios in found.items()
     }
-    record = Record(
-        "benchmarks",
-        "dry_run",
-        0,
-        {"repetitions": given.repetitions, "images": IMAGES},
-        results,
-        [],
-        round(time.perf_counter() - start, 1),
-        round(peak_memory_mb(), 1),
-        about(),
-    )
-    print(
-        f"wrote {add_record(records_file('benchmarks', None, results_folder(Path(__file__).parent)), record)}"
-    )
+    config = {"repetitions": given.repetitions, "images": IMAGES}
+    leave("dry_run", config, results, [], start, None)
 
 
 if __name__ == "__main__":

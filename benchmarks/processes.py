@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from accelerate import debug_launcher
+from recording import leave
 from timing import ratio, spread
 
 from atlib import AttentionTransfer, Plan, create_vit
@@ -24,7 +25,6 @@ from atlib.data import glyph_images
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.glyphs import generate
 from atlib.data.sampler import steps_per_epoch
-from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
 from atlib.run.estimate_text import PAPER_EPOCHS, PAPER_GPU_HOURS
 from atlib.run.recipes import PUBLISHED
 from atlib.train import train
@@ -55,20 +55,7 @@ def main(arguments: list[str] | None = None) -> dict:
         "large": large(given.link),
     }
     print(table(given, results))
-    config = {name: value for name, value in vars(given).items() if name != "out"}
-    record = Record(
-        "benchmarks",
-        "processes",
-        0,
-        config,
-        results,
-        rounds,
-        time.perf_counter() - start,
-        peak_memory_mb(),
-        about("cpu"),
-    )
-    out = given.out or records_file("benchmarks", None, results_folder(Path(__file__).parent))
-    print(f"\nwrote {add_record(out, record)}")
+    leave("processes", vars(given), results, rounds, start, given.out)
     return results
 
 

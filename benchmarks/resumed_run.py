@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from recording import leave
 from torch import nn
 
 from atlib import AttentionTransfer, Plan
 from atlib.data import crop_and_flip, glyph_images, glyphs
-from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
@@ -74,19 +74,8 @@ def main(arguments: list[str] | None = None) -> dict:
         "images_per_second": median(speeds[half:]),  # the first steps prepare what the others use
     }
     print(*(f"{name}: {value:g}" for name, value in results.items()), sep="\n")
-    record = Record(
-        "benchmarks",
-        name_of(given),
-        0,
-        {name: value for name, value in vars(given).items() if name != "out"} | {"recipe": recipe.describe()},
-        results,
-        [],
-        time.perf_counter() - start,
-        peak_memory_mb(),
-        about(given.device),
-    )
-    out = given.out or records_file("benchmarks", None, results_folder(Path(__file__).parent))
-    print(f"\nwrote {add_record(out, record)}")
+    config = vars(given) | {"recipe": recipe.describe()}
+    leave(name_of(given), config, results, [], start, given.out, given.device)
     return results
 
 

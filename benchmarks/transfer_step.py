@@ -22,9 +22,8 @@ import torch
 from flops import counter, shape_of
 from memory import peak_allocated
 from methods import Step, known_methods, loss_of, make_step, optimise
+from recording import leave
 from timing import interleave, ratio, spread
-
-from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
 
 IMAGE_SIZE = {197: 224, 785: 448}  # 14 x 14 or 28 x 28 patches, and the class token
 IN_MEMORY_BY_BATCH = ("fine-tune", "copy", "distill-part", "dense-distill-part")
@@ -59,20 +58,7 @@ def main(arguments: list[str] | None = None) -> dict:
         f" {given.batch}"
     )
     print(*targets.describe(results["targets"]), sep="\n")
-    config = {name: value for name, value in vars(given).items() if name != "out"}
-    record = Record(
-        "benchmarks",
-        name_of(given),
-        0,
-        config,
-        results,
-        rounds,
-        time.perf_counter() - start,
-        peak_memory_mb(),
-        about(device),
-    )
-    out = given.out or records_file("benchmarks", None, results_folder(Path(__file__).parent))
-    print(f"\nwrote {add_record(out, record)}")
+    leave(name_of(given), vars(given), results, rounds, start, given.out, given.device)
     return results
 
 

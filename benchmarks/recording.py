@@ -1,0 +1,28 @@
+"""Leave the record of a benchmark."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
+
+
+def leave(
+    name: str,
+    config: Mapping,
+    results: dict,
+    rounds: list,
+    start: float,
+    out: Path | None,
+    device: str = "cpu",
+) -> None:
+    """Write the record of a benchmark that began at `start` (of `time.perf_counter`), and say where.
+
+    config: of the run, with or without the name `out`. rounds: what single repetitions measured. out: the
+    file that it is added to; None for the book's.
+    """
+    config = {key: value for key, value in config.items() if key != "out"}
+    seconds, memory = round(time.perf_counter() - start, 1), round(peak_memory_mb(), 1)
+    record = Record("benchmarks", name, 0, config, results, rounds, seconds, memory, about(device))
+    out = out or records_file("benchmarks", None, results_folder(Path(__file__).parent))
+    print(f"\nwrote {add_record(out, record)}")
