@@ -342,7 +342,7 @@ _LR = (1e-3, 2e-3, 4e-3)
 _DECAY = (0.05, 0.3)
 # One range for all methods. It is wide: the search tries a dozen recipes of it, and no choice lies at an end.
 AXES = {
-    "lr": (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 0.128, 0.256),
+    "lr": (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 0.128, 0.256, 0.512, 1.024, 2.048),
     "weight_decay": (0.01, 0.03, 0.1, 0.3, 1.0),
 }
 START = {"lr": 4e-3, "weight_decay": 0.1}
