@@ -35,31 +35,37 @@ def content(weights_file):
 
 
 @pytest.fixture(scope="session")
-def tab(weights_file, tmp_path_factory):
+def browser():
+    """Chromium; skips, and says why, where there is none."""
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def tab(browser, weights_file, tmp_path_factory):
     """A tab with the page open; it must neither complain nor ask the network for anything."""
     page = tmp_path_factory.mktemp("page") / "page.html"
     scripts = [weights_file, *(SCRIPTS / name for name in ("model.js", "scenes.js"))]
     tags = "".join(f'<script src="{script.as_uri()}"></script>' for script in scripts)
     page.write_text(f'<!doctype html><meta charset="utf-8"><title>test</title>{tags}')
     complaints = []
-    with chromium() as browser:
-        tab = browser.new_page()
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
-        tab.goto(page.as_uri())
-        tab.evaluate("""() => {
-            globalThis.models = {}; // opened by a test, kept for the next
-            globalThis.bytesOf = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
-            globalThis.textOf = arrays => {
-                let text = "";
-                for (const array of arrays)
-                    for (const byte of new Uint8Array(array.buffer)) text += String.fromCharCode(byte);
-                return btoa(text);
-            };
-        }""")
-        yield tab
-        assert complaints == []
+    tab = browser.new_page()
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
+    tab.goto(page.as_uri())
+    tab.evaluate("""() => {
+        globalThis.models = {}; // opened by a test, kept for the next
+        globalThis.bytesOf = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
+        globalThis.textOf = arrays => {
+            let text = "";
+            for (const array of arrays)
+                for (const byte of new Uint8Array(array.buffer)) text += String.fromCharCode(byte);
+            return btoa(text);
+        };
+    }""")
+    yield tab
+    assert complaints == []
 
 
 def sent(array):
