@@ -33,7 +33,8 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
   const opened = {};
   const model = (world, name) => (opened[`${world} ${name}`] ??= Explorer.readModel(content, world, name));
   const usual = (world, name) => ({ own: "own" })[model(world, name).maps] ?? "teacher";
-  const choices = state => (state.maps ?? usual(state.world, state.model)).split(",");
+  const all = choice => Array(L).fill(choice);
+  const choices = state => state.maps?.split(",") ?? all(usual(state.world, state.model)); // one for each layer
 
   function sceneOf(state) {
     const edits = state.edits.split("_").filter(Boolean).map(edit => edit.split("."));
@@ -94,7 +95,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     }
     wrong.push(...Object.keys(asked).filter(name => !(name in rules)));
     if (!modelsOf(state.world).includes(state.model)) state.model = modelsOf(state.world)[0];
-    if (state.maps && !state.maps.includes(",")) state.maps = Array(L).fill(state.maps).join(",");
+    if (state.maps && !state.maps.includes(",")) state.maps = all(state.maps).join(",");
     return { state, wrong };
   }
 
@@ -176,10 +177,10 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     });
     const chosenModel = select("Model", [], value => change({ model: value, maps: null }));
     const beside = select("Beside it", [], value => change({ beside: value }));
-    const all = [...pairs(CHOICES, choiceName), ["mixed", "layer by layer"]];
-    const maps = select("Maps of all layers", all, value => {
+    const ways = [...pairs(CHOICES, choiceName), ["mixed", "layer by layer"]];
+    const maps = select("Maps of all layers", ways, value => {
       if (value === "mixed") show(); // says what there is; the layers' own menus change it
-      else change({ maps: Array(L).fill(value).join(",") });
+      else change({ maps: all(value).join(",") });
     });
     const twinKind = select("Twin", pairs(TWINS), value => change({ twin: value }));
     const layers = Array.from({ length: L }, (_, l) => select(`Layer ${l + 1}`, pairs(CHOICES, choiceName),
@@ -334,7 +335,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
         button.setAttribute("aria-label", `${what}: ${percent(shares[token])} of the attention`);
         const said = token === 0 || shares[token] >= 0.03 ? percent(shares[token]) : "";
         button.firstChild.textContent = token === 0 ? `class token ${said}` : said;
-        if (token > 0) button.style.setProperty("--dim", overlay.checked ? 0.5 * (1 - shares[token] / largest) : 0);
+        if (token > 0) button.style.setProperty("--dim", overlay.checked ? 0.4 * (1 - shares[token] / largest) : 0);
       });
       for (const { button, cells, head, l } of multiples.flat()) {
         const each = rowOf(found.maps[l], head, state.token), most = Math.max(...each), at = each.indexOf(most);
@@ -368,7 +369,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
 
       const shown = [[state.model, found.logits]];
       if (state.beside !== "none") {
-        const its = Array(L).fill(usual(state.world, state.beside));
+        const its = all(usual(state.world, state.beside));
         shown.push([state.beside, answer(state, state.beside, its).logits]);
       }
       const now = shown.map(([, logits]) => (logits.length === BITMAPS.length ? softmax(logits) : null));

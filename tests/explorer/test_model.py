@@ -126,6 +126,24 @@ def glyph_images_of(pixels):
     return glyph_images(drawn).take(range(len(pixels)))[0]
 
 
+def test_the_five_kinds_of_maps_of_the_page(vit_of):
+    """What book/play.md shows on one scene holds for most: Copy with its teacher's maps of something else."""
+    drawn = generate("test", 500)
+    copy, teacher = vit_of("find", "copy"), vit_of("find", "teacher")
+    images, targets = glyph_images(drawn).take(range(500))
+
+    def right(twin):
+        seen = images if twin is None else glyph_images_of(generate("test", 500, twin=twin).images)
+        maps = {i: Instead(map=layer.map) for i, layer in enumerate(walk(teacher, seen).layers)}
+        return (walk(copy, images, replace=maps).logits.argmax(1) == targets).float().mean()
+
+    with torch.no_grad():
+        uniform = {i: Instead(map=torch.full((500, 4, 17, 17), 1 / 17)) for i in range(4)}
+        guessed = (walk(copy, images, replace=uniform).logits.argmax(1) == targets).float().mean()
+        assert right(None) > 0.9 and right("distractors") > 0.9
+        assert right("routing") < 0.5 and right("message") < 0.4 and guessed < 0.2
+
+
 def test_pixels_are_prepared_as_images_are(tab, scenes):
     prepare = "text => textOf([Explorer.prepare(bytesOf(text), ExplorerWeights.pixels)])"
     pixels = scenes["find"][0]

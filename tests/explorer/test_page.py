@@ -1,8 +1,12 @@
 """The explorer as a reader uses it: state and address, edits, undo, keyboard, names, and a narrow page."""
 
+import html
+import re
+
 import pytest
 
 from tests.explorer.conftest import SCRIPTS
+from tests.helpers import ROOT
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>play</title>
 <meta name="viewport" content="width=device-width"><link rel="stylesheet" href="{style}">
@@ -69,6 +73,8 @@ def test_a_state_in_the_address_is_restored(play):
 def test_maps_are_those_that_the_model_was_trained_with(play):
     page = play("#world=find&model=copy")
     assert chosen(page, "Maps of all layers") == "teacher"
+    probabilities = page.inner_text(".explorer-answers")
+    assert probabilities == play("#world=find&model=copy&maps=teacher").inner_text(".explorer-answers")
     page.get_by_label("Model", exact=True).select_option("distill")
     assert chosen(page, "Maps of all layers") == "own"
 
@@ -87,6 +93,13 @@ def test_a_link_within_the_page_changes_the_state(play):
     page.evaluate("location.hash = '#world=find&model=copy&maps=uniform'")
     page.wait_for_function("document.querySelector('.explorer-says').textContent.startsWith('Copy')")
     assert "uniform maps" in says(page)
+
+
+def test_the_links_of_the_page_show_what_it_says(play):
+    links = re.findall(r'<a href="(#[^"]+)">', (ROOT / "book" / "play.md").read_text(encoding="utf-8"))
+    said = [says(play(html.unescape(link))) for link in links]
+    assert ["right" in one for one in said] == [True, True, False, False, False]
+    assert all(one.startswith("Copy with") for one in said)
 
 
 def test_edits_change_the_answer_and_undo_takes_them_back(play):
