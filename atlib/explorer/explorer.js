@@ -5,7 +5,8 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
 "use strict";
 (() => {
   const { BITMAPS, WORLD, TASKS, TWINS, RENDERINGS } = Explorer, content = globalThis.ExplorerWeights;
-  const L = 4, H = 4, N = 17, GRID = 4, SIDE = 32;
+  const L = 4, H = 4, N = 17, GRID = 4;
+  const MEASURED = 500, FIRST_MEASURED = 2_000_000; // scenes, from this seed on: none that "New scene" comes to
   const NAMES = {
     find: "Find", match: "Match",
     teacher: "teacher", scratch: "scratch", copy: "Copy", distill: "Distill", "fine-tune": "fine-tuned",
@@ -56,6 +57,8 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     const instead = chosen.map((choice, l) => ({ teacher: theirs[l], twin: twins[l], uniform: even[l] })[choice]);
     return Explorer.forward(own, pixels, instead);
   }
+
+  const likeliest = answers => answers.indexOf(Math.max(...answers));
 
   function softmax(logits) {
     const powers = Array.from(logits, value => Math.exp(value - Math.max(...logits)));
@@ -248,6 +251,40 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     const rendering = select("rendering", pairs(RENDERINGS, name => name), value => change({ rendering: value }));
     const trained = el("button", { type: "button", onclick: () => change({ ...WORLD }) }, "As in training");
 
+    const progress = el("progress", { max: MEASURED, value: 0, hidden: true });
+    progress.setAttribute("aria-label", "scenes answered");
+    const measured = el("output", { className: "explorer-measured" });
+    const measure = el("button", { type: "button", onclick: startMeasuring }, `Measure on ${MEASURED} scenes`);
+    let measuring = null; // of what: a change of it ends the measurement and clears its outcome
+
+    const trainedWorld = () => Object.keys(WORLD).every(name => state[name] === WORLD[name]);
+    const measurable = () => JSON.stringify([state.world, state.model, choices(state), state.twin,
+      ...Object.keys(WORLD).map(name => state[name])]);
+
+    /* In slices of 30 ms, so that the page stays alive. */
+    function startMeasuring() {
+      const what = measuring = measurable(), asked = state, chosen = choices(state);
+      let done = 0, right = 0;
+      measured.textContent = "";
+      measure.disabled = true;
+      progress.hidden = false;
+      (function slice() {
+        if (measuring !== what) return;
+        for (const end = performance.now() + 30; done < MEASURED && performance.now() < end; done++) {
+          const one = { ...asked, seed: FIRST_MEASURED + done, edits: "" };
+          right += likeliest(answer(one, one.model, chosen).logits) === Explorer.label(sceneOf(one));
+        }
+        progress.value = done;
+        if (done < MEASURED) return setTimeout(slice);
+        const recorded = content.worlds[asked.world][asked.model].recorded;
+        const usually = trainedWorld() && chosen.every(choice => choice === usual(asked.world, asked.model));
+        const book = usually ? ` The book's record, on other scenes: ${(100 * recorded).toFixed(1)} %.` : "";
+        measured.textContent = `${(100 * right / MEASURED).toFixed(1)} % of ${MEASURED} scenes right.${book}`;
+        measure.disabled = false;
+        progress.hidden = true;
+      })();
+    }
+
     const row = (...children) => el("div", { className: "explorer-row" }, ...children);
     const more = (text, ...children) => el("details", {}, el("summary", {}, text), row(...children));
     const stage = el("div", { className: "explorer-stage" }, scene,
@@ -259,7 +296,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
       row(fresh, undo),
       el("div", { className: "explorer-columns" },
         el("div", { className: "explorer-left" }, tokens[0], stage, dimming, editor, twinFigure),
-        el("div", { className: "explorer-right" }, says, answers)),
+        el("div", { className: "explorer-right" }, says, answers, row(measure, progress, measured))),
       el("p", { className: "explorer-title" }, "Where the chosen token looks"),
       table,
       more("Other maps in every layer", ...layers.map(each => each.field)),
@@ -292,7 +329,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     function sentence(probabilities, chosen, label) {
       const right = content.shapes[label];
       if (!probabilities) return `The teacher paints what its class token fetched. The scene's answer is ${right}.`;
-      const most = probabilities.indexOf(Math.max(...probabilities)), one = new Set(chosen).size === 1;
+      const most = likeliest(probabilities), one = new Set(chosen).size === 1;
       const maps = !one ? "maps chosen layer by layer"
         : { own: "its own maps", teacher: "its teacher's maps", twin: "its teacher's maps of a twin",
             uniform: "uniform maps" }[chosen[0]];
@@ -302,7 +339,8 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     }
 
     function show() {
-      const names = modelsOf(state.world), drawn = sceneOf(state), label = Explorer.label(drawn), chosen = choices(state);
+      const names = modelsOf(state.world), chosen = choices(state);
+      const drawn = sceneOf(state), label = Explorer.label(drawn);
       fill(chosenModel.menu, pairs(names));
       fill(beside.menu, [["none", "nothing"], ...pairs(names)]);
       world.menu.value = state.world;
@@ -317,6 +355,13 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
         output.textContent = String(Math.round(100 * state[name]) / 100);
       }
       undo.disabled = past.length === 0;
+      if (measuring !== measurable()) {
+        measuring = null;
+        measured.textContent = "";
+        progress.hidden = true;
+        measure.disabled = false;
+      }
+      measure.hidden = state.model === "teacher";
 
       const found = answer(state, state.model, chosen);
       const shares = rowOf(found.maps[state.layer], state.head, state.token), largest = Math.max(...shares.slice(1));

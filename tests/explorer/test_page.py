@@ -195,3 +195,18 @@ def test_dials_are_one_step_for_undo(play):
     page.keyboard.press("ArrowLeft")
     page.get_by_role("button", name="As in training").click()
     assert "clutter" not in address(page)
+
+
+def test_accuracy_is_measured_while_the_page_stays_alive(play):
+    page = play("#world=find&model=copy&maps=twin&twin=distractors")
+    page.get_by_role("button", name="Measure on 500 scenes").click()
+    page.locator(".explorer-cells button").nth(3).click()  # looking elsewhere does not end it
+    assert address(page)["token"] == "4" and page.locator("progress").is_visible()
+    page.get_by_label("Twin", exact=True).select_option("message")  # a change of what is measured does
+    assert page.locator("progress").is_hidden() and page.inner_text(".explorer-measured") == ""
+    page.get_by_label("Maps of all layers").select_option("teacher")
+    page.get_by_role("button", name="Measure on 500 scenes").click()
+    page.wait_for_function("document.querySelector('.explorer-measured').textContent", timeout=120_000)
+    found, recorded = map(float, re.findall(r"([\d.]+) %", page.inner_text(".explorer-measured")))
+    error = 100 * (0.94 * 0.06 / 500) ** 0.5
+    assert abs(found - recorded) < 4 * error
