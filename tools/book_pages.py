@@ -1,11 +1,15 @@
-"""Six corrections to the built pages, as a Sphinx extension (named in _config.yml)."""
+"""Corrections to the built pages, and the explorer's files: a Sphinx extension (named in _config.yml)."""
 
 import re
+import shutil
 from itertools import zip_longest
 from pathlib import Path
 
 from docutils import nodes
 from sphinx.addnodes import desc_signature
+
+ROOT = Path(__file__).resolve().parent.parent
+EXPLORER = ROOT / "atlib" / "explorer"
 
 # Pages that have moved: old address and new one. Whoever has a link to the old one gets there.
 MOVED = {
@@ -95,7 +99,21 @@ def lead_on(app, error):
             Path(app.outdir, f"{old}.html").write_text(page, encoding="utf-8")
 
 
+def put_explorer(app, error):
+    """The scripts of "Play with it", with the weights of the committed models."""
+    if error is None and app.builder.format == "html":
+        # only now: most of what imports this module has no need of torch
+        from atlib.explorer import write_weights
+
+        folder = Path(app.outdir, "_static", "explorer")
+        shutil.copytree(
+            EXPLORER, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"), dirs_exist_ok=True
+        )
+        write_weights(folder / "explorer-weights.js", ROOT / "results")
+
+
 def setup(app):
+    app.connect("build-finished", put_explorer)
     app.connect("build-finished", lead_on)
     app.connect("warn-missing-reference", name_without_link)
     app.connect("autodoc-skip-member", skip_tuple_fields)

@@ -1,5 +1,6 @@
 """Progress bars in the built pages: the last state of each, and nothing else touched."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import yaml
 from docutils import nodes
 
 from tests.helpers import ROOT
-from tools.book_pages import MOVED, keep_units, last_of_each_bar, lead_on
+from tools.book_pages import MOVED, keep_units, last_of_each_bar, lead_on, put_explorer
 
 
 def test_a_bar_is_left_with_its_last_state():
@@ -45,3 +46,14 @@ def test_old_addresses_lead_to_pages_that_are_there(tmp_path):
     lead_on(app, None)
     for old, new in MOVED.items():
         assert f'url={Path(new).name}.html"' in (tmp_path / f"{old}.html").read_text()
+
+
+def test_the_explorer_has_all_the_files_that_its_page_asks_for(tmp_path):
+    app = SimpleNamespace(outdir=tmp_path, builder=SimpleNamespace(format="html"))
+    put_explorer(app, RuntimeError("the build failed"))
+    assert not list(tmp_path.iterdir())
+    put_explorer(app, None)
+    page = (ROOT / "book" / "play.md").read_text(encoding="utf-8")
+    asked = set(re.findall(r'"\.\./(_static/explorer/[^"]+)"', page))
+    files = (file for file in tmp_path.rglob("*") if file.is_file())
+    assert asked == {file.relative_to(tmp_path).as_posix() for file in files}

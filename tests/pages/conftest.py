@@ -1,31 +1,14 @@
 """The built book in a real browser: one headless Chromium for all tests, each page opened once."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.browser import chromium
+
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
-BROWSERS = [
-    "chromium",
-    "google-chrome",
-    "google-chrome-stable",
-    "chromium-browser",
-    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
-]
-# --no-sandbox: containers have no user namespaces. The others keep the browser itself from calling home.
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 def names() -> list[str]:
@@ -40,15 +23,8 @@ def browser():
     """Chromium; skips, and says why, where there is no built book or no browser."""
     if not (HTML / "index.html").exists():
         pytest.skip("the book is not built: run `make book` first")
-    executable = next((path for path in map(shutil.which, BROWSERS) if path), None)
-    if executable is None:
-        pytest.skip("no Chromium or Chrome was found on this machine (Debian: apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
+    with chromium() as opened:
+        yield opened
 
 
 class Opened:

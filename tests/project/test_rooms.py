@@ -17,6 +17,7 @@ MAY = {
     "teachers": CORE | {"methods", "train", "analysis", "teachers"},
     "lab": CORE | {"methods", "train", "analysis", "teachers", "lab"},
     "run": CORE | {"methods", "train", "analysis", "teachers", "run"},
+    "explorer": CORE | {"lab", "explorer"},
 }
 FILES = sorted(
     path.relative_to(ROOT) for path in (ROOT / "atlib").rglob("*.py") if path.name != "__main__.py"

@@ -1,0 +1,441 @@
+/* The explorer: a scene, a model, and whose attention maps it uses; what it answers is seen at once.
+
+Everything that is shown follows from one flat state, which is in the page's address: a scene is its seed and a list
+of edits. A control changes the state, `show` draws all of it anew, and undo goes back to the state before. */
+"use strict";
+(() => {
+  const { BITMAPS, WORLD, TASKS, TWINS, RENDERINGS } = Explorer, content = globalThis.ExplorerWeights;
+  const L = 4, H = 4, N = 17, GRID = 4;
+  const MEASURED = 500, FIRST_MEASURED = 2_000_000; // scenes, from this seed on: none that "New scene" comes to
+  const NAMES = {
+    find: "Find", match: "Match",
+    teacher: "teacher", scratch: "scratch", copy: "Copy", distill: "Distill", "fine-tune": "fine-tuned",
+    "copy-untrained": "Copy, teacher untrained",
+    own: "its own", teacherMaps: "its teacher's", twin: "its teacher's on a twin", uniform: "uniform",
+    routing: "same places, other shapes", message: "same shape, other places", distractors: "other distractors",
+    unrelated: "nothing the same",
+  };
+  const CHOICES = ["own", "teacher", "twin", "uniform"];
+  const choiceName = choice => NAMES[choice === "teacher" ? "teacherMaps" : choice];
+  /* The factors of a world that a reader can turn: name, lowest, highest, step. */
+  const DIALS = [
+    ["noise", 0, 0.6, 0.05], ["background", 0, 0.5, 0.05], ["contrast", 0.2, 1.5, 0.1], ["saturation", 0, 1, 0.1],
+    ["hue_shift", 0, 0.5, 1 / 24], ["clutter", 0, 15, 1], ["cue", 0.2, 1, 0.1], ["jitter", 0, 3, 1],
+    ["scale", 0.5, 1.3, 0.1],
+  ];
+  const EDITS = { shape: Explorer.withShape, hue: Explorer.withHue, cue: Explorer.withCue };
+  const START = {
+    world: "find", model: "scratch", beside: "none", maps: null, twin: "routing", seed: 1, edits: "", token: 0,
+    layer: L - 1, head: "mean", ...WORLD,
+  };
+
+  // --- What follows from a state ---
+
+  const modelsOf = world => Object.keys(content.worlds[world]);
+  const opened = {};
+  const model = (world, name) => (opened[`${world} ${name}`] ??= Explorer.readModel(content, world, name));
+  const usual = (world, name) => ({ own: "own" })[model(world, name).maps] ?? "teacher";
+  const all = choice => Array(L).fill(choice);
+  const choices = state => state.maps?.split(",") ?? all(usual(state.world, state.model)); // one for each layer
+
+  function sceneOf(state) {
+    const edits = state.edits.split("_").filter(Boolean).map(edit => edit.split("."));
+    const first = Explorer.draw(state.world, state.seed);
+    return edits.reduce((scene, [what, cell, value]) => EDITS[what](scene, +cell, +value), first);
+  }
+
+  const twinOf = (state, scene) => Explorer.twin(scene, state.twin, state.seed + 1_000_000);
+
+  /* What a model answers, when each layer uses the maps chosen for it. */
+  function answer(state, name, chosen) {
+    const own = model(state.world, name);
+    const teacher = model(state.world, own.maps === "untrained" ? "untrained" : "teacher");
+    const seen = scene => Explorer.prepare(Explorer.render(scene, state), content.pixels);
+    const scene = sceneOf(state), pixels = seen(scene), needs = choice => chosen.includes(choice);
+    const theirs = needs("teacher") ? Explorer.forward(teacher, pixels).maps : [];
+    const twins = needs("twin") ? Explorer.forward(teacher, seen(twinOf(state, scene))).maps : [];
+    const even = Explorer.uniformMaps(L, H, N);
+    const instead = chosen.map((choice, l) => ({ teacher: theirs[l], twin: twins[l], uniform: even[l] })[choice]);
+    return Explorer.forward(own, pixels, instead);
+  }
+
+  const likeliest = answers => answers.indexOf(Math.max(...answers));
+
+  function softmax(logits) {
+    const powers = Array.from(logits, value => Math.exp(value - Math.max(...logits)));
+    return powers.map(power => power / powers.reduce((a, b) => a + b));
+  }
+
+  /* The token's row of a head's map, or of the mean over heads: N shares that sum to 1. */
+  function rowOf(map, head, token) {
+    const heads = head === "mean" ? [0, 1, 2, 3] : [+head];
+    const share = j => heads.reduce((sum, h) => sum + map[(h * N + token) * N + j], 0) / heads.length;
+    return Array.from({ length: N }, (_, j) => share(j));
+  }
+
+  // --- The state and the address ---
+
+  /* The state that an address asks for, and what of it is not there. */
+  function read(address) {
+    const state = { ...START }, wrong = [];
+    const asked = Object.fromEntries(new URLSearchParams(address.replace(/^#/, "")));
+    const within = (low, high) => text => text !== "" && +text >= low && +text <= high;
+    const whole = (low, high) => text => /^\d+$/.test(text) && within(low, high)(text);
+    const among = names => text => names.includes(text);
+    const goodEdit = edit => /^(shape\.\d+\.[0-7]|hue\.\d+\.[0-5]|cue\.\d+)$/.test(edit) && +edit.split(".")[1] < 16;
+    const rules = {
+      world: among(TASKS), twin: among(TWINS), rendering: among(RENDERINGS), seed: whole(0, 2 ** 31),
+      model: text => modelsOf(state.world).includes(text),
+      beside: text => text === "none" || modelsOf(state.world).includes(text),
+      maps: text => [1, L].includes(text.split(",").length) && text.split(",").every(among(CHOICES)),
+      edits: text => text === "" || text.split("_").every(goodEdit),
+      token: whole(0, N - 1), layer: whole(0, L - 1), head: text => text === "mean" || whole(0, H - 1)(text),
+      ...Object.fromEntries(DIALS.map(([name, low, high]) => [name, within(low, high)])),
+    };
+    for (const name of Object.keys(rules)) { // the world first: models are known by it
+      if (!(name in asked)) continue;
+      if (rules[name](asked[name])) state[name] = typeof START[name] === "number" ? +asked[name] : asked[name];
+      else wrong.push(`${name}=${asked[name]}`);
+    }
+    wrong.push(...Object.keys(asked).filter(name => !(name in rules)));
+    if (!modelsOf(state.world).includes(state.model)) state.model = modelsOf(state.world)[0];
+    if (state.maps && !state.maps.includes(",")) state.maps = all(state.maps).join(",");
+    return { state, wrong };
+  }
+
+  function write(state) {
+    const chosen = new Set(choices(state)), short = chosen.size === 1 ? { maps: [...chosen][0] } : {};
+    const said = Object.keys(START).filter(name => name === "world" || name === "model" || state[name] !== START[name]);
+    return "#" + said.map(name => `${name}=${{ ...state, ...short }[name]}`).join("&");
+  }
+
+  // --- The page ---
+
+  function el(tag, properties = {}, ...children) {
+    const node = Object.assign(document.createElement(tag), properties);
+    node.append(...children);
+    return node;
+  }
+
+  const percent = share => `${Math.round(100 * share)} %`;
+  const placeOf = cell => `row ${Math.floor(cell / GRID) + 1}, column ${(cell % GRID) + 1}`;
+  const capital = text => text[0].toUpperCase() + text.slice(1);
+
+  /* bytes (3, side, side) on a canvas. */
+  function paint(canvas, bytes) {
+    const area = bytes.length / 3, side = Math.sqrt(area), rgba = new Uint8ClampedArray(4 * area).fill(255);
+    for (let i = 0; i < area; i++) for (let c = 0; c < 3; c++) rgba[4 * i + c] = bytes[c * area + i];
+    canvas.width = canvas.height = side;
+    canvas.getContext("2d").putImageData(new ImageData(rgba, side, side), 0, 0);
+  }
+
+  function icon(shape) {
+    const rows = BITMAPS[shape].flatMap((row, y) => [...row].map((c, x) => (c === "#" ? `M${x} ${y}h1v1h-1z` : "")));
+    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    svg.setAttribute("viewBox", "0 0 6 6");
+    svg.setAttribute("aria-hidden", "true");
+    svg.innerHTML = `<path fill="currentColor" d="${rows.join("")}"/>`;
+    return svg;
+  }
+
+  /* The explorer inside an element of the page. */
+  function open(root) {
+    let { state, wrong } = read(location.hash), last = null, before = {};
+    const past = [];
+
+    /* kind: what is being dragged; while it is the same, it is one step for undo. */
+    function change(patch, kind = null) {
+      if (kind === null || kind !== last) past.push(state);
+      last = kind;
+      wrong = [];
+      state = { ...state, ...patch };
+      show();
+    }
+
+    function edit(what, cell, value) {
+      const more = value === undefined ? `${what}.${cell}` : `${what}.${cell}.${value}`;
+      change({ edits: [state.edits, more].filter(Boolean).join("_") });
+    }
+
+    function select(label, values, onchange) {
+      const menu = el("select", { onchange: () => onchange(menu.value) });
+      fill(menu, values);
+      return { field: field(label, menu), menu };
+    }
+
+    function field(label, control, ...more) {
+      control.id = `explorer-${label.toLowerCase().replaceAll(" ", "-")}`;
+      const named = el("label", { htmlFor: control.id }, label);
+      return el("div", { className: "explorer-field" }, el("div", {}, named, ...more), control);
+    }
+
+    function fill(menu, values) {
+      menu.replaceChildren(...values.map(([value, text]) => el("option", { value }, text)));
+    }
+
+    const pairs = (names, text = name => NAMES[name]) => names.map(name => [name, text(name)]);
+    const world = select("World", pairs(TASKS), value => {
+      const kept = modelsOf(value).includes(state.model) ? state.model : modelsOf(value)[0];
+      const beside = modelsOf(value).includes(state.beside) ? state.beside : "none";
+      change({ world: value, model: kept, beside, edits: "" });
+    });
+    const chosenModel = select("Model", [], value => change({ model: value, maps: null }));
+    const beside = select("Beside it", [], value => change({ beside: value }));
+    const ways = [...pairs(CHOICES, choiceName), ["mixed", "layer by layer"]];
+    const maps = select("Maps of all layers", ways, value => {
+      if (value === "mixed") show(); // says what there is; the layers' own menus change it
+      else change({ maps: all(value).join(",") });
+    });
+    const twinKind = select("Twin", pairs(TWINS), value => change({ twin: value }));
+    const layers = Array.from({ length: L }, (_, l) => select(`Layer ${l + 1}`, pairs(CHOICES, choiceName),
+      value => change({ maps: choices(state).with(l, value).join(",") })));
+
+    const scene = el("canvas", { className: "explorer-scene" });
+    scene.setAttribute("role", "img");
+    const tokens = Array.from({ length: N }, (_, token) => {
+      const button = el("button", { type: "button", onclick: () => change({ token }, "token") }, el("span"));
+      button.onkeydown = event => moveBy(event, token);
+      return button;
+    });
+    tokens[0].className = "explorer-class";
+
+    /* Arrow keys go from token to token; above the first row is the class token. */
+    function moveBy(event, token) {
+      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -GRID, ArrowDown: GRID }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const to = token === 0 ? (step > 0 ? 1 : 0) : Math.min(N - 1, Math.max(0, token + step));
+      change({ token: to }, "token");
+      tokens[to].focus();
+    }
+
+    const twinScene = el("canvas", { className: "explorer-twin" });
+    twinScene.setAttribute("role", "img");
+    const caption = el("figcaption", {}, "The twin that its teacher sees");
+    const twinFigure = el("figure", { className: "explorer-twin-figure" }, twinScene, caption);
+    const numbered = names => names.map((name, i) => [i, name]);
+    const shape = select("Shape", numbered(content.shapes), value => edit("shape", state.token - 1, value));
+    const hue = select("Hue", numbered(content.hues), value => edit("hue", state.token - 1, value));
+    const cue = el("button", { type: "button", onclick: () => edit("cue", state.token - 1) });
+    const editor = el("fieldset", { className: "explorer-row" }, el("legend"), shape.field, hue.field, cue);
+    const overlay = el("input", { type: "checkbox", checked: true, onchange: () => show() });
+
+    const multiples = Array.from({ length: L }, (_, l) => ["mean", 0, 1, 2, 3].map(head => {
+      const cells = Array.from({ length: N }, () => el("i"));
+      const onclick = () => change({ layer: l, head: String(head) }, "map");
+      const button = el("button", { type: "button", className: "explorer-map", onclick }, ...cells);
+      return { button, cells, head, l };
+    }));
+    const heads = ["", "mean", "head 1", "head 2", "head 3", "head 4"].map(text => el("span", {}, text));
+    const table = el("div", { className: "explorer-maps" }, ...heads,
+      ...multiples.flatMap((row, l) => [el("span", {}, `layer ${l + 1}`), ...row.map(one => one.button)]));
+
+    const answers = el("div", { className: "explorer-answers" });
+    const says = el("p", { className: "explorer-says" });
+    says.setAttribute("aria-live", "polite");
+    const notice = el("p", { className: "explorer-notice" });
+    notice.setAttribute("role", "status");
+    function goBack() {
+      state = past.pop();
+      last = null;
+      show();
+    }
+    const undo = el("button", { type: "button", onclick: goBack }, "Undo");
+    const another = () => change({ seed: state.seed + 1, edits: "" });
+    const fresh = el("button", { type: "button", onclick: another }, "New scene");
+
+    const dials = DIALS.map(([name, min, max, step]) => {
+      const oninput = () => change({ [name]: +input.value }, name);
+      const input = el("input", { type: "range", min, max, step, oninput }), output = el("output");
+      return { name, input, output, field: field(name.replace("_", " "), input, " ", output) };
+    });
+    const rendering = select("rendering", pairs(RENDERINGS, name => name), value => change({ rendering: value }));
+    const trained = el("button", { type: "button", onclick: () => change({ ...WORLD }) }, "As in training");
+
+    const progress = el("progress", { max: MEASURED, value: 0, hidden: true });
+    progress.setAttribute("aria-label", "scenes answered");
+    const measured = el("output", { className: "explorer-measured" });
+    const measure = el("button", { type: "button", onclick: startMeasuring }, `Measure on ${MEASURED} scenes`);
+    let measuring = null; // of what: a change of it ends the measurement and clears its outcome
+
+    const trainedWorld = () => Object.keys(WORLD).every(name => state[name] === WORLD[name]);
+    const measurable = () => JSON.stringify([state.world, state.model, choices(state), state.twin,
+      ...Object.keys(WORLD).map(name => state[name])]);
+
+    /* In slices of 30 ms, so that the page stays alive. */
+    function startMeasuring() {
+      const what = measuring = measurable(), asked = state, chosen = choices(state);
+      let done = 0, right = 0;
+      measured.textContent = "";
+      measure.disabled = true;
+      progress.hidden = false;
+      (function slice() {
+        if (measuring !== what) return;
+        for (const end = performance.now() + 30; done < MEASURED && performance.now() < end; done++) {
+          const one = { ...asked, seed: FIRST_MEASURED + done, edits: "" };
+          right += likeliest(answer(one, one.model, chosen).logits) === Explorer.label(sceneOf(one));
+        }
+        progress.value = done;
+        if (done < MEASURED) return setTimeout(slice);
+        const recorded = content.worlds[asked.world][asked.model].recorded;
+        const usually = trainedWorld() && chosen.every(choice => choice === usual(asked.world, asked.model));
+        const book = usually ? ` The book's record, on other scenes: ${(100 * recorded).toFixed(1)} %.` : "";
+        measured.textContent = `${(100 * right / MEASURED).toFixed(1)} % of ${MEASURED} scenes right.${book}`;
+        measure.disabled = false;
+        progress.hidden = true;
+      })();
+    }
+
+    const row = (...children) => el("div", { className: "explorer-row" }, ...children);
+    const more = (text, ...children) => el("details", {}, el("summary", {}, text), row(...children));
+    const stage = el("div", { className: "explorer-stage" }, scene,
+      el("div", { className: "explorer-cells" }, ...tokens.slice(1)));
+    const dimming = el("label", {}, overlay, " dim what the token does not look at");
+    root.replaceChildren(
+      notice,
+      row(world.field, chosenModel.field, maps.field, twinKind.field, beside.field),
+      row(fresh, undo),
+      el("div", { className: "explorer-columns" },
+        el("div", { className: "explorer-left" }, tokens[0], stage, dimming, editor, twinFigure),
+        el("div", { className: "explorer-right" }, says, answers, row(measure, progress, measured))),
+      el("p", { className: "explorer-title" }, "Where the chosen token looks"),
+      table,
+      more("Other maps in every layer", ...layers.map(each => each.field)),
+      more("Change the world", ...dials.map(dial => dial.field), rendering.field, trained));
+
+    const titled = name => el("p", { className: "explorer-name" }, capital(NAMES[name]));
+
+    function bars(name, probabilities, right, former) {
+      const rows = probabilities.map((share, i) => {
+        const bar = el("span", { className: "explorer-bar" }, el("span", { style: `width: ${100 * share}%` }));
+        if (former) bar.append(el("b", { style: `left: ${100 * former[i]}%`, title: "before the last change" }));
+        const text = el("span", {}, content.shapes[i] + (i === right ? " ✓" : ""));
+        const className = i === right ? "explorer-right-answer" : "";
+        return el("li", { className }, icon(i), text, bar, el("span", {}, percent(share)));
+      });
+      return el("section", {}, titled(name), el("ol", {}, ...rows));
+    }
+
+    /* A teacher was trained to paint the named glyph, and answers nothing else. */
+    function picture(name, logits) {
+      const canvas = el("canvas", { className: "explorer-twin" });
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", "What the teacher paints: the cell that it was asked for");
+      paint(canvas, Uint8Array.from(logits, value => Math.min(255, Math.max(0, Math.round(255 * value)))));
+      const why = "It was trained to paint the cell in question, and knows no names of shapes.";
+      return el("section", {}, titled(name), canvas, el("p", {}, why));
+    }
+
+    /* What the reader sees, in words. */
+    function sentence(probabilities, chosen, label) {
+      const right = content.shapes[label];
+      if (!probabilities) return `The teacher paints what its class token fetched. The scene's answer is ${right}.`;
+      const most = likeliest(probabilities), one = new Set(chosen).size === 1;
+      const maps = !one ? "maps chosen layer by layer"
+        : { own: "its own maps", teacher: "its teacher's maps", twin: "its teacher's maps of a twin",
+            uniform: "uniform maps" }[chosen[0]];
+      const verdict = most === label ? "right" : `wrong, it is ${right}`;
+      const answered = `${content.shapes[most]} (${percent(probabilities[most])})`;
+      return `${capital(NAMES[state.model])} with ${maps} answers ${answered}: ${verdict}.`;
+    }
+
+    function show() {
+      const names = modelsOf(state.world), chosen = choices(state);
+      const drawn = sceneOf(state), label = Explorer.label(drawn);
+      fill(chosenModel.menu, pairs(names));
+      fill(beside.menu, [["none", "nothing"], ...pairs(names)]);
+      world.menu.value = state.world;
+      chosenModel.menu.value = state.model;
+      beside.menu.value = state.beside;
+      twinKind.menu.value = state.twin;
+      rendering.menu.value = state.rendering;
+      maps.menu.value = new Set(chosen).size === 1 ? chosen[0] : "mixed";
+      layers.forEach(({ menu }, l) => (menu.value = chosen[l]));
+      for (const { name, input, output } of dials) {
+        input.value = state[name];
+        output.textContent = String(Math.round(100 * state[name]) / 100);
+      }
+      undo.disabled = past.length === 0;
+      if (measuring !== measurable()) {
+        measuring = null;
+        measured.textContent = "";
+        progress.hidden = true;
+        measure.disabled = false;
+      }
+      measure.hidden = state.model === "teacher";
+
+      const found = answer(state, state.model, chosen);
+      const shares = rowOf(found.maps[state.layer], state.head, state.token), largest = Math.max(...shares.slice(1));
+      paint(scene, Explorer.render(drawn, state));
+      const inside = Explorer.present(drawn, state).map((held, cell) => {
+        const { hue, shape } = drawn.cells[cell];
+        if (cell === drawn.key) return `${placeOf(cell)}, the key in ${content.hues[hue]}`;
+        const marked = state.world === "find" && cell === drawn.cell ? ", marked" : "";
+        return `${placeOf(cell)}, ${held ? `${content.hues[hue]} ${content.shapes[shape]}${marked}` : "empty"}`;
+      });
+      scene.setAttribute("aria-label", `A scene of ${NAMES[state.world]}: ${inside.join("; ")}`);
+      tokens.forEach((button, token) => {
+        button.setAttribute("aria-pressed", String(token === state.token));
+        button.tabIndex = token === state.token ? 0 : -1; // one stop for Tab, arrows go on from there
+        const what = token === 0 ? "class token" : inside[token - 1];
+        button.setAttribute("aria-label", `${what}: ${percent(shares[token])} of the attention`);
+        const said = token === 0 || shares[token] >= 0.03 ? percent(shares[token]) : "";
+        button.firstChild.textContent = token === 0 ? `class token ${said}` : said;
+        if (token > 0) button.style.setProperty("--dim", overlay.checked ? 0.4 * (1 - shares[token] / largest) : 0);
+      });
+      for (const { button, cells, head, l } of multiples.flat()) {
+        const each = rowOf(found.maps[l], head, state.token), most = Math.max(...each), at = each.indexOf(most);
+        cells.forEach((cell, j) => (cell.style.opacity = each[j]));
+        const where = `${at ? placeOf(at - 1) : "the class token"}, ${percent(most)}`;
+        const which = head === "mean" ? "mean of heads" : `head ${head + 1}`;
+        button.setAttribute("aria-label", `Layer ${l + 1}, ${which}: most at ${where}`);
+        button.setAttribute("aria-pressed", String(l === state.layer && String(head) === state.head));
+      }
+
+      editor.hidden = state.token === 0;
+      if (state.token > 0) {
+        const cell = state.token - 1, isKey = cell === drawn.key;
+        editor.firstChild.textContent = capital(placeOf(cell));
+        shape.menu.value = drawn.cells[cell].shape;
+        hue.menu.value = drawn.cells[cell].hue;
+        shape.menu.disabled = isKey;
+        cue.textContent = state.world === "find" ? "Mark this cell" : "Move the key here";
+        cue.disabled = isKey || (state.world === "find" && cell === drawn.cell);
+        const free = state.world === "find" || cell === drawn.cell || isKey; // else not the hue of the key
+        const taken = drawn.cells[drawn.cell].hue;
+        for (const option of hue.menu.options) option.disabled = !free && +option.value === taken;
+      }
+      twinKind.field.hidden = twinFigure.hidden = !chosen.includes("twin");
+      if (chosen.includes("twin")) {
+        const other = twinOf(state, drawn);
+        paint(twinScene, Explorer.render(other, state));
+        const itsLabel = content.shapes[Explorer.label(other)];
+        twinScene.setAttribute("aria-label", `The twin: ${NAMES[state.twin]}; its own answer would be ${itsLabel}`);
+      }
+
+      const shown = [[state.model, found.logits]];
+      if (state.beside !== "none") {
+        const its = all(usual(state.world, state.beside));
+        shown.push([state.beside, answer(state, state.beside, its).logits]);
+      }
+      const now = shown.map(([, logits]) => (logits.length === BITMAPS.length ? softmax(logits) : null));
+      answers.replaceChildren(...shown.map(([name, logits], i) =>
+        now[i] ? bars(name, now[i], label, before[name]) : picture(name, logits)));
+      before = Object.fromEntries(shown.map(([name], i) => [name, now[i]]));
+      says.textContent = sentence(now[0], chosen, label);
+      const missing = `The address asks for ${wrong.join(", ")}, which is not here; the rest is shown.`;
+      notice.textContent = wrong.length ? missing : "";
+      history.replaceState(null, "", write(state));
+    }
+
+    addEventListener("hashchange", () => {
+      ({ state, wrong } = read(location.hash));
+      show();
+    });
+    show();
+  }
+
+  Object.assign(Explorer, { open });
+  const root = document.getElementById("explorer");
+  if (root) open(root);
+})();

@@ -1,0 +1,84 @@
+"""The explorer's JavaScript in a browser, from a folder: a page with its scripts and the weights, and what
+Python hands to it."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+
+from atlib.explorer import write_weights
+from tests.browser import chromium
+from tests.helpers import ROOT, made_once
+
+SCRIPTS = ROOT / "atlib" / "explorer"
+BEGINS, ENDS = "globalThis.ExplorerWeights = ", ";\n"
+
+
+@pytest.fixture(scope="session")
+def weights_file(tmp_path_factory):
+    """The script of weights, written from the committed ones."""
+    folder, _ = made_once(
+        tmp_path_factory,
+        "explorer",
+        lambda folder: str(write_weights(folder / "explorer-weights.js", ROOT / "results")),
+    )
+    return folder / "explorer-weights.js"
+
+
+@pytest.fixture(scope="session")
+def content(weights_file):
+    """What the script says, read without JavaScript."""
+    script = weights_file.read_text(encoding="utf-8")
+    assert script.startswith(BEGINS) and script.endswith(ENDS)
+    return json.loads(script.removeprefix(BEGINS).removesuffix(ENDS))
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium; skips, and says why, where there is none."""
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def tab(browser, weights_file, tmp_path_factory):
+    """A tab with the page open; it must neither complain nor ask the network for anything."""
+    page = tmp_path_factory.mktemp("page") / "page.html"
+    scripts = [weights_file, *(SCRIPTS / name for name in ("model.js", "scenes.js"))]
+    tags = "".join(f'<script src="{script.as_uri()}"></script>' for script in scripts)
+    page.write_text(f'<!doctype html><meta charset="utf-8"><title>test</title>{tags}')
+    complaints = []
+    tab = browser.new_page()
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
+    tab.goto(page.as_uri())
+    tab.evaluate("""() => {
+        globalThis.models = {}; // opened by a test, kept for the next
+        globalThis.bytesOf = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
+        globalThis.textOf = arrays => {
+            let text = "";
+            for (const array of arrays)
+                for (const byte of new Uint8Array(array.buffer)) text += String.fromCharCode(byte);
+            return btoa(text);
+        };
+    }""")
+    yield tab
+    assert complaints == []
+
+
+def sent(array):
+    """An array of bytes as text for the browser's `bytesOf`."""
+    return base64.b64encode(np.ascontiguousarray(array, dtype=np.uint8).tobytes()).decode()
+
+
+def received(text, dtype=np.float32):
+    """What the browser's `textOf` made of its arrays, one after the other."""
+    return np.frombuffer(base64.b64decode(text), dtype=dtype)
+
+
+def ask(tab, function, argument):
+    """What a function of JavaScript returns; as JSON, which takes a tenth of the time of playwright's own."""
+    text = tab.evaluate(f"text => JSON.stringify(({function})(JSON.parse(text)))", json.dumps(argument))
+    return None if text is None else json.loads(text)

@@ -1,0 +1,212 @@
+"""The explorer as a reader uses it: state and address, edits, undo, keyboard, names, and a narrow page."""
+
+import html
+import re
+
+import pytest
+
+from tests.explorer.conftest import SCRIPTS
+from tests.helpers import ROOT
+
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>play</title>
+<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="{style}">
+<div id="explorer"></div>{scripts}</html>"""
+
+
+@pytest.fixture(scope="session")
+def page_file(weights_file, tmp_path_factory):
+    """The page alone, without the book around it."""
+    names = ("model.js", "scenes.js", "explorer.js")
+    scripts = [weights_file, *(SCRIPTS / name for name in names)]
+    tags = "".join(f'<script src="{script.as_uri()}"></script>' for script in scripts)
+    file = tmp_path_factory.mktemp("play") / "play.html"
+    file.write_text(PAGE.format(style=(SCRIPTS / "explorer.css").as_uri(), scripts=tags))
+    return file
+
+
+@pytest.fixture
+def play(browser, page_file):
+    """A function that opens the explorer at an address; nothing may complain or be asked of the network."""
+    complaints, opened = [], []
+
+    def go(address="", width=1000):
+        page = browser.new_page()
+        opened.append(page)
+        page.set_default_timeout(5000)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
+        page.goto(page_file.as_uri() + address)
+        return page
+
+    yield go
+    for page in opened:
+        page.close()
+    assert complaints == []
+
+
+def says(page):
+    return page.inner_text(".explorer-says")
+
+
+def address(page):
+    return dict(part.split("=") for part in page.evaluate("location.hash.slice(1)").split("&"))
+
+
+def chosen(page, label):
+    return page.get_by_label(label, exact=True).input_value()
+
+
+def test_a_state_in_the_address_is_restored(play):
+    asked = "#world=find&model=copy&beside=scratch&maps=own,twin,teacher,uniform&twin=message&seed=4"
+    asked += "&edits=shape.3.5_cue.7&token=8&layer=1&head=2&noise=0.4&rendering=dotted"
+    page = play(asked)
+    assert address(page) == dict(part.split("=") for part in asked[1:].split("&"))
+    assert [chosen(page, name) for name in ("World", "Model", "Twin")] == ["find", "copy", "message"]
+    layers = [chosen(page, f"Layer {layer}") for layer in (1, 2, 3, 4)]
+    assert layers == ["own", "twin", "teacher", "uniform"]
+    again = play(page.evaluate("location.hash"))
+    assert says(again) == says(page) and "maps chosen layer by layer" in says(page)
+
+
+def test_maps_are_those_that_the_model_was_trained_with(play):
+    page = play("#world=find&model=copy")
+    assert chosen(page, "Maps of all layers") == "teacher"
+    probabilities = page.inner_text(".explorer-answers")
+    assert probabilities == play("#world=find&model=copy&maps=teacher").inner_text(".explorer-answers")
+    page.get_by_label("Model", exact=True).select_option("distill")
+    assert chosen(page, "Maps of all layers") == "own"
+
+
+def test_what_the_address_asks_for_and_is_not_here_is_said(play):
+    page = play("#world=find&model=resnet&noise=7&colour=red&seed=3&edits=shape.99.1")
+    said = page.inner_text(".explorer-notice")
+    assert all(part in said for part in ("model=resnet", "noise=7", "colour", "edits=shape.99.1"))
+    assert address(page) == {"world": "find", "model": "scratch", "seed": "3"}
+    page.get_by_role("button", name="New scene").click()
+    assert page.inner_text(".explorer-notice") == ""
+
+
+def test_a_link_within_the_page_changes_the_state(play):
+    page = play("#world=find&model=scratch")
+    page.evaluate("location.hash = '#world=find&model=copy&maps=uniform'")
+    page.wait_for_function("document.querySelector('.explorer-says').textContent.startsWith('Copy')")
+    assert "uniform maps" in says(page)
+
+
+def test_the_links_of_the_page_show_what_it_says(play):
+    links = re.findall(r'<a href="(#[^"]+)">', (ROOT / "book" / "play.md").read_text(encoding="utf-8"))
+    said = [says(play(html.unescape(link))) for link in links]
+    assert ["right" in one for one in said] == [True, True, False, False, False]
+    assert all(one.startswith("Copy with") for one in said)
+
+
+def test_edits_change_the_answer_and_undo_takes_them_back(play):
+    page = play("#world=find&model=fine-tune&seed=2&noise=0")
+    marked = page.evaluate("Explorer.draw('find', 2).cell")
+    states = [(page.evaluate("location.hash"), says(page))]
+    page.locator(".explorer-cells button").nth(marked).click()
+    for name in ("ring", "wedge"):
+        page.get_by_label("Shape", exact=True).select_option(label=name)
+        assert f"answers {name}" in says(page) and "right" in says(page)
+        states.append((page.evaluate("location.hash"), says(page)))
+    page.get_by_role("button", name="Undo").click()
+    assert (page.evaluate("location.hash"), says(page)) == states[1]
+    for _ in range(2):
+        page.get_by_role("button", name="Undo").click()
+    assert (page.evaluate("location.hash"), says(page)) == states[0]
+    assert page.get_by_role("button", name="Undo").is_disabled()
+
+
+def test_the_mark_moves_and_the_key_too(play):
+    page = play("#world=find&model=fine-tune&token=6&noise=0")
+    page.get_by_role("button", name="Mark this cell").click()
+    assert address(page)["edits"] == "cue.5"
+    assert "marked" in page.locator(".explorer-cells button").nth(5).get_attribute("aria-label")
+    key = page.evaluate("Explorer.draw('match', 1).key")
+    page = play(f"#world=match&model=teacher&token={(key + 1) % 16 + 1}")
+    page.get_by_role("button", name="Move the key here").click()
+    assert "the key" in page.locator(".explorer-cells button").nth((key + 1) % 16).get_attribute("aria-label")
+
+
+def test_a_keyboard_reaches_everything(play):
+    page = play("#world=find&model=copy&maps=twin&token=6")
+    for details in page.query_selector_all("details"):
+        details.evaluate("e => e.open = true")
+    wanted = page.eval_on_selector_all(
+        "#explorer :is(select, button, input, summary)",
+        "all => all.filter(e => e.offsetParent && !e.disabled && e.tabIndex >= 0).length",
+    )
+    page.evaluate("document.body.focus()")
+    seen = set()
+    for number in range(wanted):
+        page.keyboard.press("Tab")
+        inside = page.evaluate(
+            """n => {
+                const e = document.activeElement;
+                e.dataset.n ??= n;
+                return e.closest("#explorer") && e.dataset.n;
+            }""",
+            number,
+        )
+        assert inside is not None
+        seen.add(inside)
+    assert len(seen) == wanted
+    page.locator(".explorer-cells button").nth(5).focus()
+    for key, token in (("ArrowRight", 7), ("ArrowDown", 11), ("ArrowLeft", 10), ("ArrowUp", 6)):
+        page.keyboard.press(key)
+        assert address(page)["token"] == str(token)
+    for _ in range(3):
+        page.keyboard.press("ArrowUp")
+    assert "token" not in address(page) and "class token" in page.evaluate("document.activeElement.ariaLabel")
+
+
+def test_everything_has_a_name(play):
+    page = play("#world=match&model=teacher&maps=twin&token=6")
+    nameless = page.eval_on_selector_all(
+        "#explorer :is(select, button, input, canvas)",
+        """all => all.filter(e => ![e.getAttribute('aria-label'), e.textContent, e.labels?.[0]?.textContent]
+            .some(text => text?.trim())).map(e => e.outerHTML)""",
+    )
+    assert nameless == []
+    scene = page.locator(".explorer-scene").get_attribute("aria-label")
+    assert scene.startswith("A scene of Match: row 1, column 1,") and scene.count("the key in") == 1
+
+
+@pytest.mark.parametrize("width", (1000, 390))
+def test_it_is_no_wider_than_the_page(play, width):
+    page = play("#world=find&model=copy&beside=scratch&maps=twin&token=6", width)
+    for details in page.query_selector_all("details"):
+        details.evaluate("e => e.open = true")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_dials_are_one_step_for_undo(play):
+    page = play("#world=find&model=copy")
+    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+    page.get_by_label("clutter").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    assert address(page)["clutter"] == "12"
+    page.get_by_role("button", name="Undo").click()
+    assert "clutter" not in address(page)
+    page.get_by_label("clutter").focus()
+    page.keyboard.press("ArrowLeft")
+    page.get_by_role("button", name="As in training").click()
+    assert "clutter" not in address(page)
+
+
+def test_accuracy_is_measured_while_the_page_stays_alive(play):
+    page = play("#world=find&model=copy&maps=twin&twin=distractors")
+    page.get_by_role("button", name="Measure on 500 scenes").click()
+    page.locator(".explorer-cells button").nth(3).click()  # looking elsewhere does not end it
+    assert address(page)["token"] == "4" and page.locator("progress").is_visible()
+    page.get_by_label("Twin", exact=True).select_option("message")  # a change of what is measured does
+    assert page.locator("progress").is_hidden() and page.inner_text(".explorer-measured") == ""
+    page.get_by_label("Maps of all layers").select_option("teacher")
+    page.get_by_role("button", name="Measure on 500 scenes").click()
+    page.wait_for_function("document.querySelector('.explorer-measured').textContent", timeout=120_000)
+    found, recorded = map(float, re.findall(r"([\d.]+) %", page.inner_text(".explorer-measured")))
+    error = 100 * (0.94 * 0.06 / 500) ** 0.5
+    assert abs(found - recorded) < 4 * error

@@ -1,0 +1,243 @@
+"""Scenes in JavaScript: drawn pixel for pixel as the generator draws them, and new ones by its rules."""
+
+from collections import Counter
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from atlib.data import glyphs
+from atlib.data.glyphs import SHAPES, TASKS, TWINS, World, generate
+from tests.explorer.conftest import ask, received
+
+SCENES = 50
+FACTORS = (
+    "background",
+    "contrast",
+    "saturation",
+    "hue_shift",
+    "clutter",
+    "cue",
+    "jitter",
+    "scale",
+    "rendering",
+)
+SHIFTED = [
+    {},
+    {"background": 0.35},
+    {"contrast": 0.3},
+    {"saturation": 0.0},
+    {"saturation": 0.4, "hue_shift": -0.3},
+    {"hue_shift": 1 / 12},
+    {"clutter": 0},
+    {"clutter": 6},
+    {"cue": 0.4},
+    {"jitter": 0},
+    {"jitter": 3},
+    {"scale": 0.5},
+    {"scale": 0.75},
+    {"scale": 1.34},
+    {"rendering": "inverted"},
+    {"rendering": "dotted"},
+    {"background": 0.22, "contrast": 0.7, "clutter": 9, "rendering": "dotted", "scale": 1.2, "jitter": 2},
+]
+
+
+def exported(drawn, index, task):
+    """The scene of the explorer that the generator's i-th choices are."""
+    cell, key = int(drawn.cell[index]), int(drawn.key[index])
+    hue = drawn.hue[index].copy()
+    if task == "match":
+        named = hue[cell]
+        hue = (named + drawn.apart[index]) % len(glyphs.HUES)
+        hue[[cell, key]] = named
+    cells = [
+        {
+            "shape": int(drawn.shape[index, i]),
+            "hue": int(hue[i]),
+            "jitter": float(drawn.hue_jitter[index, i]),
+            "shade": float(drawn.shade[index, i]),
+            "offset": drawn.offset[index, i].tolist(),
+            "crowd": float(drawn.crowd[index, i]),
+        }
+        for i in range(16)
+    ]
+    return {"task": task, "cell": cell, "key": key if task == "match" else -1, "noise": 0, "cells": cells}
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """The choices behind generate("test", 50)."""
+    return glyphs._draw(np.random.default_rng([0, glyphs.SPLITS.index("test"), 0]))
+
+
+RENDER = (
+    "([scenes, world]) => textOf(scenes.map(scene => Explorer.render(scene, {...Explorer.WORLD, ...world})))"
+)
+
+
+@pytest.mark.parametrize("shift", SHIFTED, ids=str)
+@pytest.mark.parametrize("task", TASKS)
+def test_pixels_are_the_generators(tab, drawn, task, shift):
+    expected = generate("test", SCENES, 0, World(task, noise=0, **shift))
+    scenes = [exported(drawn, index, task) for index in range(SCENES)]
+    found = received(ask(tab, RENDER, [scenes, {"noise": 0} | shift]), np.uint8)
+    np.testing.assert_array_equal(found.reshape(expected.images.shape), expected.images)
+    labels = ask(tab, "scenes => scenes.map(Explorer.label)", scenes)
+    assert labels == expected.shape.tolist()
+
+
+def test_the_world_has_the_generators_values(tab):
+    world, trained = tab.evaluate("Explorer.WORLD"), asdict(World())
+    assert world == {name: trained[name] for name in ("noise", *FACTORS)}
+    assert tab.evaluate("Explorer.RENDERINGS") == list(glyphs.RENDERINGS)
+    assert tab.evaluate("Explorer.TWINS") == list(TWINS)
+    assert tab.evaluate("Explorer.TASKS") == list(TASKS)
+    assert tab.evaluate("[ExplorerWeights.shapes, ExplorerWeights.hues]") == [list(SHAPES), list(glyphs.HUES)]
+
+
+def test_noise_has_its_size_and_its_seed(tab, drawn):
+    # In the middle of the range, so that no noise is cut off.
+    scene = exported(drawn, 0, "find")
+    grey = {"background": 0.5, "contrast": 0.0, "noise": 0.1}
+    scenes = [scene | {"noise": seed} for seed in (1, 1, 2)]
+    first, again, other = received(ask(tab, RENDER, [scenes, grey]), np.uint8).reshape(3, -1).astype(int)
+    assert (first == again).all()
+    noise = (np.stack([first, other]) / 255 - 0.5) / 0.1
+    assert abs(noise.mean()) < 0.05 and abs(noise.std() - 1) < 0.05
+    assert abs(np.corrcoef(noise)[0, 1]) < 0.05 and abs((noise**4).mean() - 3) < 0.4
+
+
+def new(tab, task, size):
+    return ask(tab, "([task, n]) => Array.from({length: n}, (_, i) => Explorer.draw(task, i))", [task, size])
+
+
+def even(values, kinds):
+    """Whether all kinds are about equally frequent: a chi-square far inside what chance does."""
+    counts = Counter(values)
+    expected = len(values) / kinds
+    assert set(counts) <= set(range(kinds))
+    return sum((counts[kind] - expected) ** 2 / expected for kind in range(kinds)) < 3 * kinds + 10
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_new_scenes_follow_the_generators_rules(tab, task):
+    scenes = new(tab, task, 500)
+    assert scenes == new(tab, task, 500) and scenes[0] != scenes[1]
+    assert even([scene["cell"] for scene in scenes], 16)
+    cells = [cell for scene in scenes for cell in scene["cells"]]
+    assert even([cell["shape"] for cell in cells], 8) and even([cell["hue"] for cell in cells], 6)
+    for name, low, high in (("jitter", -0.04, 0.04), ("shade", 0.6, 1), ("crowd", 0, 1)):
+        values = np.array([cell[name] for cell in cells])
+        assert low <= values.min() and values.max() <= high
+        assert abs(values.mean() - (low + high) / 2) < 0.02 * (high - low)
+    assert abs(np.mean([cell["offset"] for cell in cells]) - 0.5) < 0.02
+    for scene in scenes:
+        hues = [cell["hue"] for cell in scene["cells"]]
+        alike = {i for i, hue in enumerate(hues) if hue == hues[scene["cell"]]}
+        if task == "match":
+            assert scene["key"] != scene["cell"] and alike == {scene["cell"], scene["key"]}
+        else:
+            assert scene["key"] == -1
+
+
+TWIN = "([scenes, what]) => scenes.map((scene, i) => Explorer.twin(scene, what, 5000 + i))"
+
+
+@pytest.mark.parametrize("what", TWINS)
+@pytest.mark.parametrize("task", TASKS)
+def test_twins_share_what_they_should(tab, task, what):
+    scenes = new(tab, task, 300)
+    twins = ask(tab, TWIN, [scenes, what])
+    labels = ask(tab, "scenes => scenes.map(Explorer.label)", scenes)
+    theirs = ask(tab, "scenes => scenes.map(Explorer.label)", twins)
+    same_places = [(a["cell"], a["key"]) == (b["cell"], b["key"]) for a, b in zip(scenes, twins)]
+    same_noise = [a["noise"] == b["noise"] for a, b in zip(scenes, twins)]
+    own = [scene["cells"][scene["cell"]] for scene in scenes]
+    if what == "routing":
+        assert all(same_places) and not any(same_noise)
+        for scene, twin in zip(scenes, twins):
+            assert [c | {"shape": 0} for c in scene["cells"]] == [c | {"shape": 0} for c in twin["cells"]]
+        assert 0.05 < np.mean(np.equal(labels, theirs)) < 0.25  # chance: an eighth
+    elif what == "unrelated":
+        assert not any(same_noise) and 0.05 < np.mean(np.equal(labels, theirs)) < 0.25
+        assert np.mean([a["cell"] == b["cell"] for a, b in zip(scenes, twins)]) < 0.2
+    elif what == "message":
+        assert labels == theirs and not any(same_noise)
+        assert np.mean([a["cell"] == b["cell"] for a, b in zip(scenes, twins)]) < 0.2
+    else:
+        assert all(same_places) and all(same_noise)
+        assert own == [twin["cells"][twin["cell"]] for twin in twins]
+        others = [
+            (a["cells"][i]["shape"], b["cells"][i]["shape"])
+            for a, b in zip(scenes, twins)
+            for i in range(16)
+            if i != a["cell"]
+        ]
+        assert 0.1 < np.mean([a == b for a, b in others]) < 0.15
+    if task == "match":
+        for twin in twins:
+            hues = [cell["hue"] for cell in twin["cells"]]
+            alike = {i for i, hue in enumerate(hues) if hue == hues[twin["cell"]]}
+            assert alike == {twin["cell"], twin["key"]}
+        apart = [
+            (cell["hue"] - twin["cells"][twin["cell"]]["hue"]) % 6 - 1
+            for twin in twins
+            for i, cell in enumerate(twin["cells"])
+            if i not in (twin["cell"], twin["key"])
+        ]
+        assert even(apart, 5)
+
+
+def test_edits_keep_the_rules_of_a_scene(tab):
+    (find,), (match,) = new(tab, "find", 1), new(tab, "match", 1)
+    edit = "([scene, name, cell, value]) => Explorer[name](scene, cell, value)"
+    shape = (ask(tab, "Explorer.label", find) + 1) % 8
+    edited = ask(tab, edit, [find, "withShape", find["cell"], shape])
+    assert ask(tab, "Explorer.label", edited) == shape and edited["cells"][3] == find["cells"][3]
+    assert ask(tab, edit, [find, "withCue", 7, None])["cell"] == 7
+    assert ask(tab, edit, [find, "withHue", 7, 4])["cells"][7]["hue"] == 4
+
+    named = match["cells"][match["cell"]]["hue"]
+    other = next(i for i in range(16) if i not in (match["cell"], match["key"]))
+    assert ask(tab, edit, [match, "withHue", other, named]) == match
+    for cell, hue in (
+        (match["key"], (named + 1) % 6),
+        (match["cell"], (named + 2) % 6),
+        (other, (named + 3) % 6),
+    ):
+        edited = ask(tab, edit, [match, "withHue", cell, hue])
+        hues = [one["hue"] for one in edited["cells"]]
+        assert hues[cell] == hue
+        alike = {i for i in range(16) if hues[i] == hues[edited["cell"]]}
+        assert alike == {edited["cell"], edited["key"]}
+    moved = ask(tab, edit, [match, "withCue", other, None])
+    assert (moved["cell"], moved["key"]) == (match["cell"], other)
+    assert moved["cells"][match["key"]] == match["cells"][other]
+    swapped = ask(tab, edit, [match, "withCue", match["cell"], None])
+    assert (swapped["cell"], swapped["key"]) == (match["key"], match["cell"])
+
+
+def test_unknown_names_are_refused(tab):
+    said = tab.evaluate("() => { try { Explorer.draw('seek', 0) } catch (error) { return error.message } }")
+    assert said == "no task is called seek; known: find, match"
+
+
+SOLVES = """([task, scenes]) => {
+    const model = Explorer.readModel(ExplorerWeights, task, "fine-tune");
+    return scenes.map(scene => {
+        const pixels = Explorer.prepare(Explorer.render(scene), ExplorerWeights.pixels);
+        const { logits } = Explorer.forward(model, pixels);
+        return logits.indexOf(Math.max(...logits)) === Explorer.label(scene);
+    });
+}"""
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_models_solve_new_scenes(tab, content, task):
+    """Drawn here, noise included, scenes are as easy as the generator's: within three standard errors."""
+    if "fine-tune" not in content["worlds"][task]:
+        pytest.skip(f"results/transfer/{task} has no fine-tuned weights yet")
+    recorded = content["worlds"][task]["fine-tune"]["recorded"]
+    found = np.mean(ask(tab, SOLVES, [task, new(tab, task, 400)]))
+    assert abs(found - recorded) < 3 * (recorded * (1 - recorded) / 400) ** 0.5 + 0.005
