@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument(
         "name", help="; ".join(f"{name}: {study.shows}" for name, study in EXPERIMENTS.items())
     )
-    parser.add_argument("--scale", default="built-in", help=f"one of {', '.join(SCALES)} (default: built-in)")
+    parser.add_argument("--scale", default="find", help=f"one of {', '.join(SCALES)} (default: find)")
     parser.add_argument(
         "--seeds",
         type=int,

@@ -575,7 +575,7 @@ def require_worth(worth: Worth, place: Place, jobs: int) -> None:
 def check_tuned(variants: list[Variant], place: Place) -> None:
     """Before hours are spent: the recipes that the variants start from must have been chosen. Raises as
     `run_study` does."""
-    for like in {variant.like for variant in variants} - {None}:
+    for like in dict.fromkeys(variant.like for variant in variants if variant.like is not None):
         if like not in scale_of(place).tuning:
             raise ValueError(
                 f"a variant starts from the recipe of {like!r}, which the scale {place.scale!r} does not run;"

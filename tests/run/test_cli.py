@@ -62,12 +62,15 @@ def test_records_and_weights_go_where_they_are_sent(here, capsys):
         ("transfr", "'transfr'.*'transfer'"),
         ("transfer --scale build-in", "'build-in'.*'built-in'"),
         ("transfer --scale toy --methods scratch destill", "'destill'.*'distill'"),
-        ("transfer --methods copy-q", "'copy-q'.*'copy-untrained', 'copy-fine-tuned', 'distill'"),
+        (
+            "transfer --scale built-in --methods copy-q",
+            "'copy-q'.*'copy-untrained', 'copy-fine-tuned', 'distill'",
+        ),
         ("transfer --scale toy --seeds 0", "--seeds .* 0 and 1"),
         ("transfer --scale toy --jobs 0", "--jobs .* and 0"),
         ("transfer --scale cifar10-cpu --data nowhere", "nowhere"),
-        ("distillation --scale toy", "distill .* experiment transfer --scale toy`"),
-        ("shifts --scale toy", "'toy'.*'built-in'"),
+        ("long-tail --scale toy", "scratch .* experiment transfer --scale toy`"),
+        ("shifts --scale toy", "'toy'.*'find'"),
         ("shifts --methods copi", "'copi'.*'copy'"),
     ],
 )
