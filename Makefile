@@ -33,10 +33,10 @@ book: set-up  ## run every notebook and build the book in _build/html, warnings 
 	@$(RUN) -m tools.build_book --jobs $(JOBS)
 
 test: set-up  ## run the test suite; ARGS="..." goes to pytest, e.g. ARGS="-m 'not slow'"
-	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(ARGS)
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(if $(ARGS),$(ARGS),--ignore tests/explorer)
 
-pages: set-up  ## test the pages of the built book in a headless Chromium
-	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/pages
+pages: set-up  ## test the explorer and the pages of the built book in a headless Chromium
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/explorer tests/pages
 
 faults: set-up  ## kill a small run 20 times with kill -9, also while it saves, and compare the bits
 	@ATLIB_KILLS=20 $(PYTEST) tests/train/test_faults.py
