@@ -233,7 +233,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "13",
-        "A second fine-tuning has features more like the first one's than a student of distilled maps has",
+        "A second fine-tuning has features nearer to the first than Distill has",
         _COMPARED("fine-tune again", metric=cka_to_fine_tuned),
         _COMPARED("distill", metric=cka_to_fine_tuned),
         FIND,
