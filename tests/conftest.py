@@ -10,6 +10,7 @@ import torch
 from atlib import create_vit
 from atlib.data import glyph_images
 from atlib.data.glyphs import generate
+from tests.browser import chromium
 from tests.helpers import SMALL_VIT, draw_nothing_on_meta, randomise
 
 
@@ -33,6 +34,14 @@ def nothing_is_drawn_on_meta():
 @pytest.fixture(autouse=True)
 def fixed_seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """One Chromium for all tests of a process, playwright cannot be started twice; skips, and says why, where
+    there is none."""
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ PRETRAINING = Study(
 
 # Few labels at the central experiment's budget; from 1,000 on four times its steps, without which scratch
 # finds nothing in Match from any number of labels.
-LABELS = {250: 500, 1000: 2000, 4000: 2000, 8000: 2000, 32_000: 2000}
+LABELS = {250: 500, 1000: 2000, 4000: 2000, 32_000: 2000}
 
 LABEL_CURVES = Study(
     "labels",
@@ -300,7 +300,7 @@ DISTILLATION = Study(
 )
 
 
-# --- Q, K, V, maps, features, predictions: everything that can go from a teacher to a student ---
+# --- Features and predictions: what else can go from a teacher to a student ---
 
 
 def _copy_into_another(sources: Sources) -> nn.Module:
@@ -336,11 +336,10 @@ def _predicted(name: str, task: float, transfer: float) -> Variant:
 
 FAMILY = Study(
     "family",
-    "what else can be transferred: distilled Q, K, V, features, predictions; and four methods once more, with"
-    " other first weights",
+    "what else can be transferred: features, predictions; and three methods once more, with other first"
+    " weights",
     "features 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7 (ViT-L)",
     (
-        *(Variant(f"distill {part}", by(part, "distill"), "distill", trials=_SEARCHED) for part in "qkv"),
         Variant("features", _features, "distill", trials=_SEARCHED),
         _predicted("soft", 0.9, 0.1),
         _predicted("hard", 0.5, 0.5),

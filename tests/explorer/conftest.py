@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from atlib.explorer import write_weights
-from tests.browser import chromium
 from tests.helpers import ROOT, made_once
 
 SCRIPTS = ROOT / "atlib" / "explorer"
@@ -32,13 +31,6 @@ def content(weights_file):
     script = weights_file.read_text(encoding="utf-8")
     assert script.startswith(BEGINS) and script.endswith(ENDS)
     return json.loads(script.removeprefix(BEGINS).removesuffix(ENDS))
-
-
-@pytest.fixture(scope="session")
-def browser():
-    """Chromium; skips, and says why, where there is none."""
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,9 @@
-"""The built book in a real browser: one headless Chromium for all tests, each page opened once."""
+"""The built book in a real browser: each page opened once."""
 
 from pathlib import Path
 
 import pytest
 import yaml
-
-from tests.browser import chromium
 
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
@@ -18,13 +16,11 @@ def names() -> list[str]:
     return [contents["root"], *chapters, "genindex", "search"]
 
 
-@pytest.fixture(scope="session")
-def browser():
-    """Chromium; skips, and says why, where there is no built book or no browser."""
+@pytest.fixture(scope="session", autouse=True)
+def built_book():
+    """Skips, and says why, where there is no built book."""
     if not (HTML / "index.html").exists():
         pytest.skip("the book is not built: run `make book` first")
-    with chromium() as opened:
-        yield opened
 
 
 class Opened:
