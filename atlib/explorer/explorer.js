@@ -12,20 +12,22 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     teacher: "teacher", scratch: "scratch", copy: "Copy", distill: "Distill", "fine-tune": "fine-tuned",
     "copy-untrained": "Copy, teacher untrained",
     own: "its own", teacherMaps: "its teacher's", twin: "its teacher's on a twin", uniform: "uniform",
+    painted: "painted by hand",
     routing: "same places, other shapes", message: "same shape, other places", distractors: "other distractors",
     unrelated: "nothing the same",
   };
-  const CHOICES = ["own", "teacher", "twin", "uniform"];
+  const CHOICES = ["own", "teacher", "twin", "uniform", "painted"];
+  const FULL = 20; // the largest share that can be painted: a digit of the address
   const choiceName = choice => NAMES[choice === "teacher" ? "teacherMaps" : choice];
   /* The factors of a world that a reader can turn: name, lowest, highest, step. */
   const DIALS = [
     ["noise", 0, 0.6, 0.05], ["background", 0, 0.5, 0.05], ["contrast", 0.2, 1.5, 0.1], ["saturation", 0, 1, 0.1],
     ["hue_shift", 0, 0.5, 1 / 24], ["clutter", 0, 15, 1], ["cue", 0.2, 1, 0.1], ["jitter", 0, 3, 1],
-    ["scale", 0.5, 1.3, 0.1],
+    ["scale", 0.5, 1.3, 0.1], ["blur", 0, 2, 0.1], ["texture", 0, 1, 0.1], ["decoy", 0, 1, 0.1],
   ];
   const EDITS = { shape: Explorer.withShape, hue: Explorer.withHue, cue: Explorer.withCue };
   const START = {
-    world: "find", model: "scratch", beside: "none", maps: null, twin: "routing", seed: 1, edits: "", token: 0,
+    world: "find", model: "scratch", beside: "none", maps: null, twin: "routing", seed: 1, edits: "", paint: "", token: 0,
     layer: L - 1, head: "mean", ...WORLD,
   };
 
@@ -46,16 +48,27 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
 
   const twinOf = (state, scene) => Explorer.twin(scene, state.twin, state.seed + 1_000_000);
 
-  /* What a model answers, when each layer uses the maps chosen for it. */
+  /* The rows painted in a layer, {token: N shares}. In the address a row is "layer.token.", then a digit for each. */
+  function paintedRows(state, layer) {
+    const rows = state.paint.split("_").filter(Boolean).map(row => row.split("."));
+    const here = rows.filter(([l]) => +l === layer);
+    return Object.fromEntries(here.map(([, token, digits]) => [token, Array.from(digits, d => parseInt(d, 36))]));
+  }
+
+  /* What a model answers, when each layer uses the maps chosen for it; a painted one has its usual map where nothing
+     was painted. */
   function answer(state, name, chosen) {
     const own = model(state.world, name);
     const teacher = model(state.world, own.maps === "untrained" ? "untrained" : "teacher");
     const seen = scene => Explorer.prepare(Explorer.render(scene, state), content.pixels);
     const scene = sceneOf(state), pixels = seen(scene), needs = choice => chosen.includes(choice);
-    const theirs = needs("teacher") ? Explorer.forward(teacher, pixels).maps : [];
+    const painting = needs("painted") && own.maps !== "own";
+    const theirs = needs("teacher") || painting ? Explorer.forward(teacher, pixels).maps : [];
     const twins = needs("twin") ? Explorer.forward(teacher, seen(twinOf(state, scene))).maps : [];
     const even = Explorer.uniformMaps(L, H, N);
-    const instead = chosen.map((choice, l) => ({ teacher: theirs[l], twin: twins[l], uniform: even[l] })[choice]);
+    const painted = l => map => Explorer.withRows(painting ? theirs[l] : map, paintedRows(state, l), N);
+    const instead = chosen.map((choice, l) =>
+      ({ teacher: theirs[l], twin: twins[l], uniform: even[l], painted: painted(l) })[choice]);
     return Explorer.forward(own, pixels, instead);
   }
 
@@ -82,6 +95,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     const within = (low, high) => text => text !== "" && +text >= low && +text <= high;
     const whole = (low, high) => text => /^\d+$/.test(text) && within(low, high)(text);
     const among = names => text => names.includes(text);
+    const goodRow = row => /^[0-3]\.(\d|1[0-6])\.[0-9a-k]{17}$/.test(row) && !row.endsWith("0".repeat(N));
     const goodEdit = edit => /^(shape\.\d+\.[0-7]|hue\.\d+\.[0-5]|cue\.\d+)$/.test(edit) && +edit.split(".")[1] < 16;
     const rules = {
       world: among(TASKS), twin: among(TWINS), rendering: among(RENDERINGS), seed: whole(0, 2 ** 31),
@@ -89,6 +103,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
       beside: text => text === "none" || modelsOf(state.world).includes(text),
       maps: text => [1, L].includes(text.split(",").length) && text.split(",").every(among(CHOICES)),
       edits: text => text === "" || text.split("_").every(goodEdit),
+      paint: text => text === "" || text.split("_").every(goodRow),
       token: whole(0, N - 1), layer: whole(0, L - 1), head: text => text === "mean" || whole(0, H - 1)(text),
       ...Object.fromEntries(DIALS.map(([name, low, high]) => [name, within(low, high)])),
     };
@@ -218,6 +233,37 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     const hue = select("Hue", numbered(content.hues), value => edit("hue", state.token - 1, value));
     const cue = el("button", { type: "button", onclick: () => edit("cue", state.token - 1) });
     const editor = el("fieldset", { className: "explorer-row" }, el("legend"), shape.field, hue.field, cue);
+    /* One slider a token: what is dragged is its share of the chosen token's row, in the chosen layer, all heads. */
+    const brushes = Array.from({ length: N }, (_, to) => {
+      const input = el("input", { type: "range", min: 0, max: FULL, step: 1, oninput: () => drawShare(to, +input.value) });
+      const output = el("output");
+      return { input, output, cell: el("div", {}, input, output) };
+    });
+    const palette = el("div", { className: "explorer-palette" }, ...brushes.map(brush => brush.cell));
+    const paintedTitle = el("p");
+    const clean = el("button", { type: "button", onclick: () => setRow(null) }, "As it was");
+    const sharpen = el("button", { type: "button", onclick: () => setRow(onlyNamed()) }, "Only the answer's cell");
+
+    function onlyNamed() {
+      const named = sceneOf(state).cell;
+      return Array.from({ length: N }, (_, to) => (to === named + 1 ? FULL : 0));
+    }
+
+    function drawShare(to, value) {
+      const row = brushes.map(brush => +brush.input.value).with(to, value);
+      if (row.some(share => share > 0)) setRow(row, `paint ${to}`);
+      else show(); // a row must have something to give: the slider goes back
+    }
+
+    /* A row of N digits for the chosen token and layer, or null to take it away. */
+    function setRow(row, kind = null) {
+      const name = `${state.layer}.${state.token}.`;
+      const others = state.paint.split("_").filter(each => each && !each.startsWith(name));
+      const added = row === null ? [] : [name + row.map(share => share.toString(36)).join("")];
+      const chosen = row === null ? choices(state) : choices(state).with(state.layer, "painted");
+      change({ paint: [...others, ...added].join("_"), maps: chosen.join(",") }, kind);
+    }
+
     const overlay = el("input", { type: "checkbox", checked: true, onchange: () => show() });
 
     const multiples = Array.from({ length: L }, (_, l) => ["mean", 0, 1, 2, 3].map(head => {
@@ -259,7 +305,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     let measuring = null; // of what: a change of it ends the measurement and clears its outcome
 
     const trainedWorld = () => Object.keys(WORLD).every(name => state[name] === WORLD[name]);
-    const measurable = () => JSON.stringify([state.world, state.model, choices(state), state.twin,
+    const measurable = () => JSON.stringify([state.world, state.model, choices(state), state.twin, state.paint,
       ...Object.keys(WORLD).map(name => state[name])]);
 
     /* In slices of 30 ms, so that the page stays alive. */
@@ -300,6 +346,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
         el("div", { className: "explorer-right" }, says, answers, row(measure, progress, measured))),
       el("p", { className: "explorer-title" }, "Where the chosen token looks"),
       table,
+      more("Paint a map", paintedTitle, palette, row(sharpen, clean)),
       more("Other maps in every layer", ...layers.map(each => each.field)),
       more("Change the world", ...dials.map(dial => dial.field), rendering.field, trained));
 
@@ -333,7 +380,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
       const most = likeliest(probabilities), one = new Set(chosen).size === 1;
       const maps = !one ? "maps chosen layer by layer"
         : { own: "its own maps", teacher: "its teacher's maps", twin: "its teacher's maps of a twin",
-            uniform: "uniform maps" }[chosen[0]];
+            uniform: "uniform maps", painted: "maps painted by hand" }[chosen[0]];
       const verdict = most === label ? "right" : `wrong, it is ${right}`;
       const answered = `${content.shapes[most]} (${percent(probabilities[most])})`;
       return `${capital(NAMES[state.model])} with ${maps} answers ${answered}: ${verdict}.`;
@@ -349,6 +396,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
       beside.menu.value = state.beside;
       twinKind.menu.value = state.twin;
       rendering.menu.value = state.rendering;
+      dials.find(dial => dial.name === "decoy").field.hidden = state.world === "match"; // it has no mark to imitate
       maps.menu.value = new Set(chosen).size === 1 ? chosen[0] : "mixed";
       layers.forEach(({ menu }, l) => (menu.value = chosen[l]));
       for (const { name, input, output } of dials) {
@@ -383,6 +431,17 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
         button.firstChild.textContent = token === 0 ? `class token ${said}` : said;
         if (token > 0) button.style.setProperty("--dim", overlay.checked ? 0.4 * (1 - shares[token] / largest) : 0);
       });
+      const own = paintedRows(state, state.layer)[state.token];
+      const painting = chosen[state.layer] === "painted" && own !== undefined;
+      const looks = rowOf(found.maps[state.layer], "mean", state.token);
+      brushes.forEach(({ input, output }, to) => {
+        input.value = painting ? own[to] : Math.round(FULL * looks[to] / Math.max(...looks));
+        input.setAttribute("aria-label", `share of ${to === 0 ? "the class token" : placeOf(to - 1)}`);
+        output.textContent = percent(looks[to]);
+      });
+      clean.disabled = !painting;
+      const whose = state.token === 0 ? "the class token" : `the token of ${placeOf(state.token - 1)}`;
+      paintedTitle.textContent = `Drag what ${whose} takes from where, in layer ${state.layer + 1}, in all heads:`;
       for (const { button, cells, head, l } of multiples.flat()) {
         const each = rowOf(found.maps[l], head, state.token), most = Math.max(...each), at = each.indexOf(most);
         cells.forEach((cell, j) => (cell.style.opacity = each[j]));

@@ -106,20 +106,21 @@ precision, so results differ from torch's by float32's rounding. */
   }
 
   /* One pre-norm block, tokens (N, D) to (N, D): x + attention(norm(x)), then x + MLP(norm(x)). `instead` is a map
-     (H, N, N) to use in place of its own, or nothing. */
+     (H, N, N) to use in place of its own, a function that makes one of its own, or nothing. */
   function block(get, tokens, H, instead) {
     const D = get("norm1.bias").length, N = tokens.length / D;
     const apply = (part, name, x) => part(x, get(`${name}.weight`), get(`${name}.bias`));
     const qkv = apply(linear, "attn.qkv", apply(layerNorm, "norm1", tokens)); // (N, 3 D)
-    const map = instead ?? attentionMap(qkv, N, H); // (H, N, N)
+    const own = () => attentionMap(qkv, N, H);
+    const map = typeof instead === "function" ? instead(own()) : instead ?? own(); // (H, N, N)
     const routed = add(tokens, apply(linear, "attn.proj", mix(map, qkv, N, H))); // (N, D)
     const hidden = gelu(apply(linear, "mlp.fc1", apply(layerNorm, "norm2", routed))); // (N, 4 D)
     return { map, tokens: add(routed, apply(linear, "mlp.fc2", hidden)) };
   }
 
-  /* model: {heads, weights}, of `readModel`. pixels: (3, 32, 32), centred and scaled. instead: for each layer a map
-     (H, N, N) to use in place of its own, or nothing. Returns logits (classes,), and of every layer the map that it
-     used, (H, N, N), and its tokens, (N, D). */
+  /* model: {heads, weights}, of `readModel`. pixels: (3, 32, 32), centred and scaled. instead: for each layer what
+     `block` takes. Returns logits (classes,), and of every layer the map that it used, (H, N, N), and its tokens,
+     (N, D). */
   function forward(model, pixels, instead = []) {
     const get = name => model.weights[name];
     const maps = [], stream = [];
@@ -131,6 +132,18 @@ precision, so results differ from torch's by float32's rounding. */
     }
     const last = layerNorm(tokens.subarray(0, get("norm.bias").length), get("norm.weight"), get("norm.bias"));
     return { logits: linear(last, get("head.weight"), get("head.bias")), maps, tokens: stream };
+  }
+
+  /* map (H, N, N) with some tokens' rows replaced in all heads: {token: N shares}, scaled to sum to 1. */
+  function withRows(map, rows, N) {
+    const H = map.length / N ** 2, painted = map.slice();
+    for (const [token, shares] of Object.entries(rows)) {
+      const total = shares.reduce((a, b) => a + b);
+      for (let head = 0; head < H; head++) {
+        painted.set(shares.map(share => share / total), (head * N + +token) * N);
+      }
+    }
+    return painted;
   }
 
   /* L maps (H, N, N) in which every token looks at all alike. */
@@ -161,5 +174,5 @@ precision, so results differ from torch's by float32's rounding. */
     return Float32Array.from(bytes, byte => Math.fround(Math.fround(byte / 255) - mean) / std);
   }
 
-  globalThis.Explorer = Object.assign(globalThis.Explorer ?? {}, { forward, uniformMaps, readModel, prepare });
+  globalThis.Explorer = Object.assign(globalThis.Explorer ?? {}, { forward, withRows, uniformMaps, readModel, prepare });
 })();

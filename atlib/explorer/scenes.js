@@ -1,10 +1,11 @@
 /* Scenes of the two worlds, Find and Match, as data, and how they are drawn: a port of atlib/data/glyphs.py.
 
-A scene is {task, cell, key, noise, cells}: task "find" or "match"; cell: where the named glyph is (and in Find the
-mark); key: the key's cell in Match, -1 in Find; noise: the seed of the pixel noise; cells: 16 of {shape, hue,
-jitter, shade, offset, crowd}, rows first. shape and hue are indices; jitter turns the hue a little; shade is the
-brightness; offset: two numbers below 1, where in its cell the glyph lies; crowd: the cells with the lowest hold a
-glyph, as many as the world has clutter. In Match the key has the named glyph's hue, and no other cell has.
+A scene is {task, cell, key, decoy, noise, cells}: task "find" or "match"; cell: where the named glyph is (and in Find
+the mark); key: the key's cell in Match, -1 in Find; decoy: the cell of Find's false mark; noise: the seed of the pixel
+noise; cells: 16 of {shape, hue, jitter, shade, offset, crowd, stripes}, rows first. shape and hue are indices; jitter
+turns the hue a little; shade is the brightness; offset: two numbers below 1, where in its cell the glyph lies; crowd:
+the cells with the lowest hold a glyph, as many as the world has clutter; stripes: the direction of those that cut the
+glyph. In Match the key has the named glyph's hue, and no other cell has.
 
 A world is an object of the factors below. Whatever is drawn follows from a scene and a world; numbers are rounded
 to float32 where the generator's are, so that without noise every byte is the same. */
@@ -23,7 +24,7 @@ to float32 where the generator's are, so that without noise every byte is the sa
   ].map(rows => rows.split(" "));
   const WORLD = Object.freeze({
     noise: 0.2, background: 0.1, contrast: 1, saturation: 1, hue_shift: 0, clutter: CELLS - 1, cue: 0.9, jitter: 1,
-    scale: 1, rendering: "filled",
+    scale: 1, rendering: "filled", blur: 0, decoy: 0, texture: 0,
   });
   const TASKS = ["find", "match"], TWINS = ["routing", "message", "distractors", "unrelated"];
   const RENDERINGS = ["filled", "inverted", "dotted"];
@@ -61,7 +62,9 @@ to float32 where the generator's are, so that without noise every byte is the sa
       for (const one of cells) one.hue = (named + 1 + below(HUES - 1)) % HUES; // never the hue of the named glyph ...
       cells[cell].hue = cells[other].hue = named; // ... but for itself and the key
     }
-    return { task, cell, key: task === "match" ? other : -1, noise: below(2 ** 32), cells };
+    const noise = below(2 ** 32), decoy = (cell + 1 + below(CELLS - 1)) % CELLS;
+    for (const one of cells) one.stripes = below(STRIPES.length);
+    return { task, cell, key: task === "match" ? other : -1, decoy, noise, cells };
   }
 
   /* A twin of a scene. "routing": the same places and hues, other shapes; "message": the named glyph's shape in
@@ -117,7 +120,7 @@ to float32 where the generator's are, so that without noise every byte is the sa
   /* A scene whose mark (Find) is on another cell, or whose key (Match) is in another cell: there it changes places
      with what was in that cell. */
   function withCue(scene, cell) {
-    if (scene.task === "find") return { ...scene, cell };
+    if (scene.task === "find") return { ...scene, cell, decoy: cell === scene.decoy ? scene.cell : scene.decoy };
     const cells = scene.cells.slice();
     [cells[cell], cells[scene.key]] = [cells[scene.key], cells[cell]];
     return { ...scene, cells, key: cell, cell: scene.cell === cell ? scene.key : scene.cell };
@@ -144,8 +147,16 @@ to float32 where the generator's are, so that without noise every byte is the sa
     return BITMAPS[shape][Math.floor(6 * y / size)][Math.floor(6 * x / size)] === "#";
   }
 
+  /* Of stripes across, down, and along both diagonals: whether they cut a pixel of a cell. */
+  const STRIPES = [
+    (row, column) => row % 2 === 1, (row, column) => column % 2 === 1,
+    (row, column) => Math.floor((row + column) / 2) % 2 === 1,
+    (row, column) => Math.abs(Math.floor((row - column) / 2)) % 2 === 1,
+  ];
+
   const atEdge = i => i === 0 || i === CELL - 1;
   const isDot = (row, column) => atEdge(row) && atEdge(column); // the mark of Find
+  const isFalseDot = (row, column) => isDot(row, column) && row + column < 2 * CELL - 2; // it lacks the last one
   const isFrame = (row, column) => atEdge(row) || atEdge(column); // the key of Match: a frame ...
   const isSquare = (row, column) => [row, column].every(i => i >= 2 && i < CELL - 2); // ... and a square in it
 
@@ -159,28 +170,51 @@ to float32 where the generator's are, so that without noise every byte is the sa
     }
   }
 
+  /* level (3, 32, 32) with a Gaussian blur along rows, then along columns; edges are repeated. */
+  function blurred(level, sigma) {
+    const radius = Math.max(1, rint(3 * sigma)), steps = Array.from({ length: 2 * radius + 1 }, (_, i) => i - radius);
+    const bell = steps.map(step => Math.exp(-0.5 * (step / sigma) ** 2));
+    const kernel = bell.map(value => f32(value / bell.reduce((a, b) => a + b)));
+    for (const stride of [1, SIDE]) {
+      level = level.map((_, place) => {
+        const at = Math.floor(place / stride) % SIDE; // along this axis
+        return steps.reduce((sum, step, i) => {
+          const from = Math.min(SIDE - 1, Math.max(0, at + step));
+          return f32(sum + f32(kernel[i] * level[place + (from - at) * stride]));
+        }, 0);
+      });
+    }
+    return level;
+  }
+
   /* A scene as the world shows it: bytes (3, 32, 32). */
   function render(scene, world = WORLD) {
-    const level = new Float32Array(3 * SIDE * SIDE), match = scene.task === "match", held = present(scene, world);
-    const background = f32(world.background), lit = f32(world.background + world.cue * (1 - world.background));
+    let level = new Float32Array(3 * SIDE * SIDE);
+    const match = scene.task === "match", held = present(scene, world);
+    const background = f32(world.background), above = part => f32(world.background + part * (1 - world.background));
+    const lit = above(world.cue), falselyLit = above(world.decoy), cut = f32(1 - world.texture);
     scene.cells.forEach((one, index) => {
       const move = one.offset.map(part => Math.floor(part * (2 * world.jitter + 1)));
       const turns = (one.hue / HUES + one.jitter + world.hue_shift) % 1;
       const full = colour(turns < 0 ? turns + 1 : turns, world.saturation, one.shade);
       const isKey = match && index === scene.key, cued = match ? isKey : index === scene.cell;
+      const misleads = !match && world.decoy > 0 && index === scene.decoy;
       for (let row = 0; row < CELL; row++) {
         for (let column = 0; column < CELL; column++) {
           const glyph = inked(one.shape, move, row, column, world) !== (world.rendering === "inverted");
           const filled = isKey ? isSquare(row, column) : held[index] && glyph;
           const shines = cued && (match ? isFrame : isDot)(row, column);
+          const deceives = misleads && isFalseDot(row, column);
+          const mask = !isKey && world.texture > 0 && STRIPES[one.stripes](row, column) ? cut : 1;
           const place = (Math.floor(index / GRID) * CELL + row) * SIDE + (index % GRID) * CELL + column;
           full.forEach((value, channel) => {
-            const ink = filled ? f32(background + f32(value - background)) : background;
-            level[channel * SIDE * SIDE + place] = shines ? lit : ink;
+            const ink = filled ? f32(background + f32(mask * f32(value - background))) : background;
+            level[channel * SIDE * SIDE + place] = shines ? lit : deceives ? falselyLit : ink;
           });
         }
       }
     });
+    if (world.blur > 0) level = blurred(level, world.blur);
     const noise = normal(scene.noise), contrast = f32(world.contrast);
     return Uint8Array.from(level, value => {
       const clear = f32(0.5 + f32(contrast * f32(value - 0.5)));

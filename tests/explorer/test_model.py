@@ -179,6 +179,34 @@ def test_one_layer_alone_is_replaced(tab, vit_of, scenes):
     np.testing.assert_allclose(maps.reshape(4, 4, 17, 17), expected_maps, atol=1e-4)
 
 
+def test_painted_rows_replace_those_of_the_models_own_maps(tab, vit_of, scenes):
+    """In every layer the class token's row and one more, in all heads; shares need not sum to 1."""
+    pixels, vit = scenes["match"][0][:1], vit_of("match", "scratch")
+    rows = {0: [0, 3] + [0] * 14 + [1], 5: list(range(17))}
+    replace = {}
+    with torch.no_grad():
+        for layer in range(4):
+            before = walk(vit, glyph_images_of(pixels), replace=replace)
+            painted = before.layers[layer].map.clone()
+            for token, shares in rows.items():
+                painted[:, :, token] = torch.tensor(shares) / sum(shares)
+            replace[layer] = Instead(map=painted)
+        walked = walk(vit, glyph_images_of(pixels), replace=replace)
+    forward = """([text, rows]) => {
+        const model = Explorer.readModel(ExplorerWeights, "match", "scratch");
+        const pixels = Explorer.prepare(bytesOf(text), ExplorerWeights.pixels);
+        const painted = Array(4).fill(map => Explorer.withRows(map, rows, 17));
+        const result = Explorer.forward(model, pixels, painted);
+        return [textOf([result.logits]), textOf(result.maps)];
+    }"""
+    given = {str(token): shares for token, shares in rows.items()}
+    logits, maps = map(received, tab.evaluate(forward, [sent(pixels), given]))
+    assert (walked.logits - before.logits).abs().max() > 1e-3, "what was painted last counts too"
+    np.testing.assert_allclose(logits, walked.logits[0], atol=1e-3)
+    expected_maps = torch.stack([layer.map[0] for layer in walked.layers])
+    np.testing.assert_allclose(maps.reshape(4, 4, 17, 17), expected_maps, atol=1e-4)
+
+
 def test_weights_are_rounded_to_half_a_step(content):
     for name in ("teacher", "copy"):
         original = load_vit(ROOT / "results" / "transfer" / "find" / f"{name}-seed0.safetensors").state_dict()

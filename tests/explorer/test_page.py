@@ -59,13 +59,13 @@ def chosen(page, label):
 
 
 def test_a_state_in_the_address_is_restored(play):
-    asked = "#world=find&model=copy&beside=scratch&maps=own,twin,teacher,uniform&twin=message&seed=4"
-    asked += "&edits=shape.3.5_cue.7&token=8&layer=1&head=2&noise=0.4&rendering=dotted"
+    asked = "#world=find&model=copy&beside=scratch&maps=painted,twin,teacher,uniform&twin=message&seed=4"
+    asked += "&edits=shape.3.5_cue.7&paint=0.8.00000k00000000005&blur=0.5&token=8&layer=1&head=2&noise=0.4&rendering=dotted"
     page = play(asked)
     assert address(page) == dict(part.split("=") for part in asked[1:].split("&"))
     assert [chosen(page, name) for name in ("World", "Model", "Twin")] == ["find", "copy", "message"]
     layers = [chosen(page, f"Layer {layer}") for layer in (1, 2, 3, 4)]
-    assert layers == ["own", "twin", "teacher", "uniform"]
+    assert layers == ["painted", "twin", "teacher", "uniform"]
     again = play(page.evaluate("location.hash"))
     assert says(again) == says(page) and "maps chosen layer by layer" in says(page)
 
@@ -80,9 +80,9 @@ def test_maps_are_those_that_the_model_was_trained_with(play):
 
 
 def test_what_the_address_asks_for_and_is_not_here_is_said(play):
-    page = play("#world=find&model=resnet&noise=7&colour=red&seed=3&edits=shape.99.1")
+    page = play("#world=find&model=resnet&noise=7&colour=red&seed=3&edits=shape.99.1&paint=0.3.k")
     said = page.inner_text(".explorer-notice")
-    assert all(part in said for part in ("model=resnet", "noise=7", "colour", "edits=shape.99.1"))
+    assert all(part in said for part in ("model=resnet", "noise=7", "colour", "edits=shape.99.1", "paint=0.3.k"))
     assert address(page) == {"world": "find", "model": "scratch", "seed": "3"}
     page.get_by_role("button", name="New scene").click()
     assert page.inner_text(".explorer-notice") == ""
@@ -128,6 +128,34 @@ def test_the_mark_moves_and_the_key_too(play):
     page = play(f"#world=match&model=teacher&token={(key + 1) % 16 + 1}")
     page.get_by_role("button", name="Move the key here").click()
     assert "the key" in page.locator(".explorer-cells button").nth((key + 1) % 16).get_attribute("aria-label")
+
+
+def test_a_row_is_painted_with_sliders(play):
+    page = play("#world=match&model=copy&layer=3")
+    page.get_by_text("Paint a map").click()
+    share = page.get_by_label("share of row 2, column 3", exact=True)
+    share.focus()
+    page.keyboard.press("End")
+    painted = address(page)
+    assert painted["maps"] == "teacher,teacher,teacher,painted"
+    layer, token, digits = painted["paint"].split(".")
+    assert (layer, token, digits[7], len(digits)) == ("3", "0", "k", 17)
+    shares = [int(digit, 36) for digit in digits]
+    looks = page.locator(".explorer-cells button").nth(6).get_attribute("aria-label")
+    assert f"{round(100 * 20 / sum(shares))} % of the attention" in looks
+    page.keyboard.press("ArrowLeft")
+    assert address(page)["paint"].split(".")[2][7] == "j"
+    page.get_by_role("button", name="Only the answer's cell").click()
+    cell = page.evaluate("Explorer.draw('match', 1).cell")
+    assert address(page)["paint"] == "3.0." + "".join("k" if to == cell + 1 else "0" for to in range(17))
+    named = page.locator(".explorer-cells button").nth(cell)
+    assert "100 % of the attention" in named.get_attribute("aria-label")
+    page.locator(".explorer-palette input").nth(cell + 1).fill("0")  # nothing would be left to give
+    assert address(page)["paint"].endswith("k" + "0" * (15 - cell))
+    page.get_by_role("button", name="Undo").click()
+    assert address(page)["paint"].split(".")[2][7] == "j"
+    page.get_by_role("button", name="As it was").click()
+    assert "paint" not in address(page)
 
 
 def test_a_keyboard_reaches_everything(play):

@@ -21,6 +21,9 @@ FACTORS = (
     "jitter",
     "scale",
     "rendering",
+    "blur",
+    "decoy",
+    "texture",
 )
 SHIFTED = [
     {},
@@ -39,6 +42,8 @@ SHIFTED = [
     {"scale": 1.34},
     {"rendering": "inverted"},
     {"rendering": "dotted"},
+    {"texture": 1.0},
+    {"texture": 0.35, "rendering": "inverted"},
     {"background": 0.22, "contrast": 0.7, "clutter": 9, "rendering": "dotted", "scale": 1.2, "jitter": 2},
 ]
 
@@ -59,10 +64,12 @@ def exported(drawn, index, task):
             "shade": float(drawn.shade[index, i]),
             "offset": drawn.offset[index, i].tolist(),
             "crowd": float(drawn.crowd[index, i]),
+            "stripes": int(drawn.stripes[index, i]),
         }
         for i in range(16)
     ]
-    return {"task": task, "cell": cell, "key": key if task == "match" else -1, "noise": 0, "cells": cells}
+    places = {"cell": cell, "key": key if task == "match" else -1, "decoy": int(drawn.decoy[index])}
+    return {"task": task, **places, "noise": 0, "cells": cells}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +92,26 @@ def test_pixels_are_the_generators(tab, drawn, task, shift):
     np.testing.assert_array_equal(found.reshape(expected.images.shape), expected.images)
     labels = ask(tab, "scenes => scenes.map(Explorer.label)", scenes)
     assert labels == expected.shape.tolist()
+
+
+@pytest.mark.parametrize("blur", [0.3, 0.8])
+@pytest.mark.parametrize("task", TASKS)
+def test_blur_is_the_generators(tab, drawn, task, blur):
+    """To one level in 10,000 bytes: in which order a dot product is summed is numpy's and the processor's
+    matter."""
+    expected = generate("test", SCENES, 0, World(task, noise=0, blur=blur)).images
+    scenes = [exported(drawn, index, task) for index in range(SCENES)]
+    found = received(ask(tab, RENDER, [scenes, {"noise": 0, "blur": blur}]), np.uint8)
+    apart = np.abs(found.reshape(expected.shape).astype(int) - expected)
+    assert apart.max() <= 1 and apart.mean() < 1e-4
+
+
+@pytest.mark.parametrize("decoy", [0.3, 0.9])
+def test_the_false_mark_is_the_generators(tab, drawn, decoy):
+    expected = generate("test", SCENES, 0, World(noise=0, decoy=decoy)).images
+    scenes = [exported(drawn, index, "find") for index in range(SCENES)]
+    found = received(ask(tab, RENDER, [scenes, {"noise": 0, "decoy": decoy}]), np.uint8)
+    np.testing.assert_array_equal(found.reshape(expected.shape), expected)
 
 
 def test_the_world_has_the_generators_values(tab):
@@ -125,8 +152,10 @@ def test_new_scenes_follow_the_generators_rules(tab, task):
     scenes = new(tab, task, 500)
     assert scenes == new(tab, task, 500) and scenes[0] != scenes[1]
     assert even([scene["cell"] for scene in scenes], 16)
+    assert even([(scene["decoy"] - scene["cell"]) % 16 - 1 for scene in scenes], 15)
     cells = [cell for scene in scenes for cell in scene["cells"]]
     assert even([cell["shape"] for cell in cells], 8) and even([cell["hue"] for cell in cells], 6)
+    assert even([cell["stripes"] for cell in cells], 4)
     for name, low, high in (("jitter", -0.04, 0.04), ("shade", 0.6, 1), ("crowd", 0, 1)):
         values = np.array([cell[name] for cell in cells])
         assert low <= values.min() and values.max() <= high
@@ -196,6 +225,8 @@ def test_edits_keep_the_rules_of_a_scene(tab):
     edited = ask(tab, edit, [find, "withShape", find["cell"], shape])
     assert ask(tab, "Explorer.label", edited) == shape and edited["cells"][3] == find["cells"][3]
     assert ask(tab, edit, [find, "withCue", 7, None])["cell"] == 7
+    onto = ask(tab, edit, [find, "withCue", find["decoy"], None])
+    assert (onto["cell"], onto["decoy"]) == (find["decoy"], find["cell"])
     assert ask(tab, edit, [find, "withHue", 7, 4])["cells"][7]["hue"] == 4
 
     named = match["cells"][match["cell"]]["hue"]
