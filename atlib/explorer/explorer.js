@@ -1,10 +1,11 @@
 /* The explorer: a scene, a model, and whose attention maps it uses; what it answers is seen at once.
 
-Everything that is shown follows from one flat state, which is in the page's address: a scene is its seed and a list
-of edits. A control changes the state, `show` draws all of it anew, and undo goes back to the state before. */
+Everything that is shown follows from one flat state, which is in an address: a scene is its seed and a list of edits.
+A control changes the state, `show` draws all of it anew, and undo goes back to the state before. The page and the
+notebook's widget differ in where the models come from and where the address is kept, and in nothing else. */
 "use strict";
 (() => {
-  const { BITMAPS, WORLD, TASKS, TWINS, RENDERINGS } = Explorer, content = globalThis.ExplorerWeights;
+  const { BITMAPS, WORLD, TWINS, RENDERINGS } = Explorer;
   const L = 4, H = 4, N = 17, GRID = 4;
   const MEASURED = 500, FIRST_MEASURED = 2_000_000; // scenes, from this seed on: none that "New scene" comes to
   const NAMES = {
@@ -16,6 +17,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     routing: "same places, other shapes", message: "same shape, other places", distractors: "other distractors",
     unrelated: "nothing the same",
   };
+  const nameOf = name => NAMES[name] ?? name; // a reader's own models have names of their own
   const CHOICES = ["own", "teacher", "twin", "uniform", "painted"];
   const FULL = 20; // the largest share that can be painted: a digit of the address
   const choiceName = choice => NAMES[choice === "teacher" ? "teacherMaps" : choice];
@@ -33,12 +35,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
 
   // --- What follows from a state ---
 
-  const modelsOf = world => Object.keys(content.worlds[world]);
-  const opened = {};
-  const model = (world, name) => (opened[`${world} ${name}`] ??= Explorer.readModel(content, world, name));
-  const usual = (world, name) => ({ own: "own" })[model(world, name).maps] ?? "teacher";
   const all = choice => Array(L).fill(choice);
-  const choices = state => state.maps?.split(",") ?? all(usual(state.world, state.model)); // one for each layer
 
   function sceneOf(state) {
     const edits = state.edits.split("_").filter(Boolean).map(edit => edit.split("."));
@@ -55,21 +52,32 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     return Object.fromEntries(here.map(([, token, digits]) => [token, Array.from(digits, d => parseInt(d, 36))]));
   }
 
-  /* What a model answers, when each layer uses the maps chosen for it; a painted one has its usual map where nothing
-     was painted. */
-  function answer(state, name, chosen) {
-    const own = model(state.world, name);
-    const teacher = model(state.world, own.maps === "untrained" ? "untrained" : "teacher");
-    const seen = scene => Explorer.prepare(Explorer.render(scene, state), content.pixels);
-    const scene = sceneOf(state), pixels = seen(scene), needs = choice => chosen.includes(choice);
-    const painting = needs("painted") && own.maps !== "own";
-    const theirs = needs("teacher") || painting ? Explorer.forward(teacher, pixels).maps : [];
-    const twins = needs("twin") ? Explorer.forward(teacher, seen(twinOf(state, scene))).maps : [];
-    const even = Explorer.uniformMaps(L, H, N);
-    const painted = l => map => Explorer.withRows(painting ? theirs[l] : map, paintedRows(state, l), N);
-    const instead = chosen.map((choice, l) =>
-      ({ teacher: theirs[l], twin: twins[l], uniform: even[l], painted: painted(l) })[choice]);
-    return Explorer.forward(own, pixels, instead);
+  /* The models of a script of weights (`export.py`): by which names, with whose maps, and what they answer. */
+  function modelsIn(content) {
+    const opened = {};
+    const of = world => Object.keys(content.worlds[world]);
+    const read = (world, name) => (opened[`${world} ${name}`] ??= Explorer.readModel(content, world, name));
+    const usual = (world, name) => ({ own: "own" })[read(world, name).maps] ?? "teacher";
+    const choices = state => state.maps?.split(",") ?? all(usual(state.world, state.model)); // one for each layer
+
+    /* What a model answers, when each layer uses the maps chosen for it; a painted one has its usual map where
+       nothing was painted. */
+    function answer(state, name, chosen) {
+      const own = read(state.world, name);
+      const teacher = read(state.world, own.maps === "untrained" ? "untrained" : "teacher");
+      const seen = scene => Explorer.prepare(Explorer.render(scene, state), content.pixels);
+      const scene = sceneOf(state), pixels = seen(scene), needs = choice => chosen.includes(choice);
+      const painting = needs("painted") && own.maps !== "own";
+      const theirs = needs("teacher") || painting ? Explorer.forward(teacher, pixels).maps : [];
+      const twins = needs("twin") ? Explorer.forward(teacher, seen(twinOf(state, scene))).maps : [];
+      const even = Explorer.uniformMaps(L, H, N);
+      const painted = l => map => Explorer.withRows(painting ? theirs[l] : map, paintedRows(state, l), N);
+      const instead = chosen.map((choice, l) =>
+        ({ teacher: theirs[l], twin: twins[l], uniform: even[l], painted: painted(l) })[choice]);
+      return Explorer.forward(own, pixels, instead);
+    }
+
+    return { worlds: Object.keys(content.worlds), of, usual, choices, answer };
   }
 
   const likeliest = answers => answers.indexOf(Math.max(...answers));
@@ -89,8 +97,8 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
   // --- The state and the address ---
 
   /* The state that an address asks for, and what of it is not there. */
-  function read(address) {
-    const state = { ...START }, wrong = [];
+  function read(address, models) {
+    const state = { ...START, world: models.worlds[0] }, wrong = [];
     const asked = Object.fromEntries(new URLSearchParams(address.replace(/^#/, "")));
     const within = (low, high) => text => text !== "" && +text >= low && +text <= high;
     const whole = (low, high) => text => /^\d+$/.test(text) && within(low, high)(text);
@@ -98,9 +106,9 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     const goodRow = row => /^[0-3]\.(\d|1[0-6])\.[0-9a-k]{17}$/.test(row) && !row.endsWith("0".repeat(N));
     const goodEdit = edit => /^(shape\.\d+\.[0-7]|hue\.\d+\.[0-5]|cue\.\d+)$/.test(edit) && +edit.split(".")[1] < 16;
     const rules = {
-      world: among(TASKS), twin: among(TWINS), rendering: among(RENDERINGS), seed: whole(0, 2 ** 31),
-      model: text => modelsOf(state.world).includes(text),
-      beside: text => text === "none" || modelsOf(state.world).includes(text),
+      world: among(models.worlds), twin: among(TWINS), rendering: among(RENDERINGS), seed: whole(0, 2 ** 31),
+      model: text => models.of(state.world).includes(text),
+      beside: text => text === "none" || models.of(state.world).includes(text),
       maps: text => [1, L].includes(text.split(",").length) && text.split(",").every(among(CHOICES)),
       edits: text => text === "" || text.split("_").every(goodEdit),
       paint: text => text === "" || text.split("_").every(goodRow),
@@ -113,18 +121,20 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
       else wrong.push(`${name}=${asked[name]}`);
     }
     wrong.push(...Object.keys(asked).filter(name => !(name in rules)));
-    if (!modelsOf(state.world).includes(state.model)) state.model = modelsOf(state.world)[0];
+    if (!models.of(state.world).includes(state.model)) state.model = models.of(state.world)[0];
     if (state.maps && !state.maps.includes(",")) state.maps = all(state.maps).join(",");
     return { state, wrong };
   }
 
-  function write(state) {
-    const chosen = new Set(choices(state)), short = chosen.size === 1 ? { maps: [...chosen][0] } : {};
+  function write(state, models) {
+    const chosen = new Set(models.choices(state)), short = chosen.size === 1 ? { maps: [...chosen][0] } : {};
     const said = Object.keys(START).filter(name => name === "world" || name === "model" || state[name] !== START[name]);
     return "#" + said.map(name => `${name}=${{ ...state, ...short }[name]}`).join("&");
   }
 
   // --- The page ---
+
+  let opened = 0; // so that no two explorers of a page share a name
 
   function el(tag, properties = {}, ...children) {
     const node = Object.assign(document.createElement(tag), properties);
@@ -153,10 +163,13 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     return svg;
   }
 
-  /* The explorer inside an element of the page. */
-  function open(root) {
-    let { state, wrong } = read(location.hash), last = null, before = {};
+  /* The explorer inside an element, with the models of `content`. place: where the address is kept, an object of
+     `read()`, `write(address)` and `moved(call)`, which calls when somebody else has changed it. */
+  function open(root, content, place) {
+    const models = modelsIn(content), { of: modelsOf, usual, choices, answer } = models, own = `explorer-${++opened}`;
+    let { state, wrong } = read(place.read(), models), last = null, before = {};
     const past = [];
+    root.classList.add("explorer");
 
     /* kind: what is being dragged; while it is the same, it is one step for undo. */
     function change(patch, kind = null) {
@@ -179,7 +192,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
     }
 
     function field(label, control, ...more) {
-      control.id = `explorer-${label.toLowerCase().replaceAll(" ", "-")}`;
+      control.id = `${own}-${label.toLowerCase().replaceAll(" ", "-")}`;
       const named = el("label", { htmlFor: control.id }, label);
       return el("div", { className: "explorer-field" }, el("div", {}, named, ...more), control);
     }
@@ -188,8 +201,8 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
       menu.replaceChildren(...values.map(([value, text]) => el("option", { value }, text)));
     }
 
-    const pairs = (names, text = name => NAMES[name]) => names.map(name => [name, text(name)]);
-    const world = select("World", pairs(TASKS), value => {
+    const pairs = (names, text = nameOf) => names.map(name => [name, text(name)]);
+    const world = select("World", pairs(models.worlds), value => {
       const kept = modelsOf(value).includes(state.model) ? state.model : modelsOf(value)[0];
       const beside = modelsOf(value).includes(state.beside) ? state.beside : "none";
       change({ world: value, model: kept, beside, edits: "" });
@@ -324,7 +337,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
         progress.value = done;
         if (done < MEASURED) return setTimeout(slice);
         const recorded = content.worlds[asked.world][asked.model].recorded;
-        const usually = trainedWorld() && chosen.every(choice => choice === usual(asked.world, asked.model));
+        const usually = recorded !== undefined && trainedWorld() && chosen.every(choice => choice === usual(asked.world, asked.model));
         const book = usually ? ` The book's record, on other scenes: ${(100 * recorded).toFixed(1)} %.` : "";
         measured.textContent = `${(100 * right / MEASURED).toFixed(1)} % of ${MEASURED} scenes right.${book}`;
         measure.disabled = false;
@@ -350,7 +363,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
       more("Other maps in every layer", ...layers.map(each => each.field)),
       more("Change the world", ...dials.map(dial => dial.field), rendering.field, trained));
 
-    const titled = name => el("p", { className: "explorer-name" }, capital(NAMES[name]));
+    const titled = name => el("p", { className: "explorer-name" }, capital(nameOf(name)));
 
     function bars(name, probabilities, right, former) {
       const rows = probabilities.map((share, i) => {
@@ -383,7 +396,7 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
             uniform: "uniform maps", painted: "maps painted by hand" }[chosen[0]];
       const verdict = most === label ? "right" : `wrong, it is ${right}`;
       const answered = `${content.shapes[most]} (${percent(probabilities[most])})`;
-      return `${capital(NAMES[state.model])} with ${maps} answers ${answered}: ${verdict}.`;
+      return `${capital(nameOf(state.model))} with ${maps} answers ${answered}: ${verdict}.`;
     }
 
     function show() {
@@ -431,11 +444,11 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
         button.firstChild.textContent = token === 0 ? `class token ${said}` : said;
         if (token > 0) button.style.setProperty("--dim", overlay.checked ? 0.4 * (1 - shares[token] / largest) : 0);
       });
-      const own = paintedRows(state, state.layer)[state.token];
-      const painting = chosen[state.layer] === "painted" && own !== undefined;
+      const dragged = paintedRows(state, state.layer)[state.token];
+      const painting = chosen[state.layer] === "painted" && dragged !== undefined;
       const looks = rowOf(found.maps[state.layer], "mean", state.token);
       brushes.forEach(({ input, output }, to) => {
-        input.value = painting ? own[to] : Math.round(FULL * looks[to] / Math.max(...looks));
+        input.value = painting ? dragged[to] : Math.round(FULL * looks[to] / Math.max(...looks));
         input.setAttribute("aria-label", `share of ${to === 0 ? "the class token" : placeOf(to - 1)}`);
         output.textContent = percent(looks[to]);
       });
@@ -484,17 +497,24 @@ of edits. A control changes the state, `show` draws all of it anew, and undo goe
       says.textContent = sentence(now[0], chosen, label);
       const missing = `The address asks for ${wrong.join(", ")}, which is not here; the rest is shown.`;
       notice.textContent = wrong.length ? missing : "";
-      history.replaceState(null, "", write(state));
+      place.write(write(state, models));
     }
 
-    addEventListener("hashchange", () => {
-      ({ state, wrong } = read(location.hash));
+    place.moved(() => {
+      ({ state, wrong } = read(place.read(), models));
       show();
     });
     show();
   }
 
+  /* In a page of the book the address is the page's own. */
+  const ADDRESS_BAR = {
+    read: () => location.hash,
+    write: address => history.replaceState(null, "", address),
+    moved: call => addEventListener("hashchange", call),
+  };
+
   Object.assign(Explorer, { open });
   const root = document.getElementById("explorer");
-  if (root) open(root);
+  if (root) open(root, globalThis.ExplorerWeights, ADDRESS_BAR);
 })();

@@ -45,17 +45,25 @@ def write_weights(path: Path, results: Path, seed: int = 0) -> Path:
     Returns the path. Raises `OSError` naming a file of weights that cannot be read, and
     `FileNotFoundError` for weights without a record.
     """
-    images = glyph_images(generate("test", 1))
-    content = {
-        "shapes": SHAPES,
-        "hues": HUES,
-        "pixels": {"mean": images.mean, "std": images.std},
-        "worlds": {world: _models(_sources(results, world, seed)) for world in WORLDS},
-        # one for both worlds: it has seen neither
-        "untrained": _model(untrained_maps(_sources(results, WORLDS[0], seed)).teacher, "own"),
-    }
+    content = as_content({world: _models(_sources(results, world, seed)) for world in WORLDS})
+    # one for both worlds: it has seen neither
+    content["untrained"] = as_model(untrained_maps(_sources(results, WORLDS[0], seed)).teacher, "own")
     script = f"globalThis.ExplorerWeights = {json.dumps(content, separators=(',', ':'))};\n"
     return write_atomically(path, script.encode())
+
+
+def as_content(worlds: dict[str, dict[str, dict]]) -> dict:
+    """What the scripts need beside themselves: {world: {name: what `as_model` makes}}, with the names of
+    shapes and hues, and how pixels are prepared."""
+    images = glyph_images(generate("test", 1))
+    pixels = {"mean": images.mean, "std": images.std}
+    return {"shapes": list(SHAPES), "hues": list(HUES), "pixels": pixels, "worlds": worlds}
+
+
+def as_model(vit: VisionTransformer, maps: str) -> dict:
+    """A ViT as the scripts read it. maps: whose it was trained with, "own", "teacher" or "untrained"."""
+    tensors = {name: as_text(value.cpu()) for name, value in vit.state_dict().items()}
+    return {"maps": maps, "heads": vit.blocks[0].attn.num_heads, "tensors": tensors}
 
 
 def as_text(tensor: Tensor) -> dict:
@@ -78,17 +86,12 @@ def _sources(results: Path, world: str, seed: int) -> Sources:
 
 
 def _models(sources: Sources) -> dict[str, dict]:
-    models = {"teacher": _model(sources.teacher(), "own")}
+    models = {"teacher": as_model(sources.teacher(), "own")}
     for name, maps in STUDENTS.items():
         weights = sources.place.work / f"{name}-seed{sources.seed}.safetensors"
         if weights.exists():
             place = sources.place
             record = find_record("transfer", name, sources.seed, place.scale, place.results)
             recorded = {"recorded": record.results["test_accuracy"]}
-            models[name] = _model(load_vit(weights), maps) | recorded
+            models[name] = as_model(load_vit(weights), maps) | recorded
     return models
-
-
-def _model(vit: VisionTransformer, maps: str) -> dict:
-    tensors = {name: as_text(value) for name, value in vit.state_dict().items()}
-    return {"maps": maps, "heads": vit.blocks[0].attn.num_heads, "tensors": tensors}

@@ -60,7 +60,8 @@ def chosen(page, label):
 
 def test_a_state_in_the_address_is_restored(play):
     asked = "#world=find&model=copy&beside=scratch&maps=painted,twin,teacher,uniform&twin=message&seed=4"
-    asked += "&edits=shape.3.5_cue.7&paint=0.8.00000k00000000005&blur=0.5&token=8&layer=1&head=2&noise=0.4&rendering=dotted"
+    asked += "&edits=shape.3.5_cue.7&paint=0.8.00000k00000000005&blur=0.5&token=8&layer=1&head=2&noise=0.4"
+    asked += "&rendering=dotted"
     page = play(asked)
     assert address(page) == dict(part.split("=") for part in asked[1:].split("&"))
     assert [chosen(page, name) for name in ("World", "Model", "Twin")] == ["find", "copy", "message"]
@@ -82,7 +83,9 @@ def test_maps_are_those_that_the_model_was_trained_with(play):
 def test_what_the_address_asks_for_and_is_not_here_is_said(play):
     page = play("#world=find&model=resnet&noise=7&colour=red&seed=3&edits=shape.99.1&paint=0.3.k")
     said = page.inner_text(".explorer-notice")
-    assert all(part in said for part in ("model=resnet", "noise=7", "colour", "edits=shape.99.1", "paint=0.3.k"))
+    assert all(
+        part in said for part in ("model=resnet", "noise=7", "colour", "edits=shape.99.1", "paint=0.3.k")
+    )
     assert address(page) == {"world": "find", "model": "scratch", "seed": "3"}
     page.get_by_role("button", name="New scene").click()
     assert page.inner_text(".explorer-notice") == ""

@@ -1,0 +1,160 @@
+"""The explorer in a notebook: a reader's own models in the page's JavaScript, the state in Python, and clear
+refusals."""
+
+import json
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+
+from atlib import AttentionTransfer, Plan, create_vit
+from atlib.data import glyph_images
+from atlib.data.glyphs import generate
+from atlib.explorer.widget import Explorer
+from tests.explorer.conftest import received, sent
+from tests.explorer.test_page import chosen, says
+from tests.helpers import randomise
+
+
+@pytest.fixture
+def teacher():
+    return randomise(create_vit("glyphs"), 0).eval()
+
+
+@pytest.fixture
+def student():
+    return randomise(create_vit("glyphs"), 1).eval()
+
+
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>notebook</title><div id="cell"></div>
+<script type="module">
+{esm}
+</script></html>"""
+# What a notebook does: the module's default export, with a model that keeps values and tells of changes.
+SHOWN = """
+const values = {values}, calls = [];
+globalThis.model = {{
+    get: name => values[name],
+    set: (name, value) => {{
+        if (values[name] === value) return;
+        values[name] = value;
+        calls.forEach(call => call());
+    }},
+    save_changes: () => {{}},
+    on: (name, call) => calls.push(call),
+}};
+widget.render({{ model, el: document.getElementById("cell") }});"""
+
+
+@pytest.fixture
+def notebook(browser, tmp_path):
+    """A function that shows a widget as a notebook would."""
+    complaints, opened = [], []
+
+    def show(widget):
+        values = json.dumps({"content": widget.content, "address": widget.address})
+        esm = widget._esm.replace("export default", "const widget =") + SHOWN.format(values=values)
+        file = tmp_path / "notebook.html"
+        file.write_text(PAGE.format(esm=esm), encoding="utf-8")
+        page = browser.new_page()
+        opened.append(page)
+        page.set_default_timeout(5000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.goto(file.as_uri())
+        return page
+
+    yield show
+    for page in opened:
+        page.close()
+    assert complaints == []
+
+
+def kept(page):
+    return dict(part.split("=") for part in page.evaluate("model.get('address').slice(1)").split("&"))
+
+
+def test_own_models_are_shown_and_the_state_goes_both_ways(notebook, teacher, student):
+    page = notebook(Explorer({"mine": student, "teacher": teacher}, "match", "#model=mine&seed=3"))
+    assert says(page).startswith("Mine with its own maps answers")
+    assert chosen(page, "World") == "match" and chosen(page, "Model") == "mine"
+    page.get_by_label("Maps of all layers").select_option("twin")
+    assert kept(page) == {"world": "match", "model": "mine", "maps": "twin", "seed": "3"}
+    assert page.evaluate("location.hash") == "", "the notebook's own address is left alone"
+    page.evaluate("model.set('address', '#model=teacher&maps=uniform')")  # as Python would
+    assert chosen(page, "Model") == "teacher" and chosen(page, "Maps of all layers") == "uniform"
+    page.get_by_label("Model", exact=True).select_option("mine")
+    page.get_by_role("button", name="Measure on 500 scenes").click()
+    page.wait_for_function("document.querySelector('.explorer-measured').textContent", timeout=120_000)
+    assert "record" not in page.inner_text(".explorer-measured"), "there is none of a model of one's own"
+
+
+@pytest.mark.parametrize("what", ["copy", "distill", "alone"])
+def test_a_pair_is_its_student_with_the_maps_it_is_made_for(notebook, teacher, student, what):
+    model = student if what == "alone" else AttentionTransfer(teacher, student, Plan(how=what))
+    page = notebook(Explorer({"mine": model, "teacher": teacher}))
+    page.get_by_label("Model", exact=True).select_option("mine")
+    assert chosen(page, "Maps of all layers") == ("teacher" if what == "copy" else "own")
+    drawn = generate("test", 5)
+    images = glyph_images(drawn).take(range(5))[0]
+    with torch.no_grad():
+        expected = model.eval()(images)
+    logits = page.evaluate(
+        """([text, copies]) => {
+            const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0)), content = model.get("content");
+            const [mine, teacher] = ["mine", "teacher"].map(n => Explorer.readModel(content, "find", n));
+            let found = "";
+            for (let i = 0; i < 5; i++) {
+                const pixels = Explorer.prepare(bytes.subarray(i * 3072, (i + 1) * 3072), content.pixels);
+                const maps = copies ? Explorer.forward(teacher, pixels).maps : [];
+                for (const b of new Uint8Array(Explorer.forward(mine, pixels, maps).logits.buffer))
+                    found += String.fromCharCode(b);
+            }
+            return btoa(found);
+        }""",
+        [sent(drawn.images), what == "copy"],
+    )
+    found = torch.from_numpy(received(logits).copy()).reshape(5, -1)
+    expected = getattr(expected, "logits", expected)
+    # weights are rounded to 12 bits on the way
+    torch.testing.assert_close(found, expected, atol=0.02 * expected.abs().max().item(), rtol=0)
+
+
+def test_models_that_cannot_be_shown_are_refused(teacher, student):
+    def refused(**models):
+        with pytest.raises(ValueError) as error:
+            Explorer({"teacher": teacher} | models)
+        return str(error.value)
+
+    said = refused(mine=create_vit("glyphs", embed_dim=32, depth=2))
+    assert "'mine'" in said and "2 layers" in said and "width 32" in said and "4 layers" in said
+    assert "register" in refused(mine=create_vit("glyphs", reg_tokens=2))
+    assert "Linear" in refused(mine=torch.nn.Linear(2, 2))
+    assert "whole maps" in refused(mine=AttentionTransfer(teacher, student, Plan(what="q")))
+    other = randomise(create_vit("glyphs"), 5)
+    assert "another teacher" in refused(mine=AttentionTransfer(other, student, Plan()))
+    with pytest.raises(ValueError, match="none called 'teacher'"):
+        Explorer({"mine": student})
+    with pytest.raises(ValueError, match="world"):
+        Explorer({"teacher": teacher}, world="seek")
+
+
+CELL = """
+from atlib import create_vit
+from atlib.explorer.widget import Explorer
+explorer = Explorer({"mine": create_vit("glyphs"), "teacher": create_vit("glyphs")}, world="match")
+explorer
+"""
+
+
+def test_a_kernel_shows_it_and_a_static_page_gets_a_sentence():
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    NotebookClient(book, timeout=300, kernel_name="python3").execute()
+    (output,) = book.cells[0].outputs
+    assert "mine, teacher in Match" in output.data["text/html"] and "play.html" in output.data["text/html"]
+    assert output.data["text/plain"] == "Explorer of mine, teacher in match"
+    shown = output.data["application/vnd.jupyter.widget-view+json"]["model_id"]
+    state = book.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"][shown]["state"]
+    assert list(state["content"]["worlds"]["match"]) == ["mine", "teacher"]
+    assert "export default" in state["_esm"] and ".explorer" in state["_css"]
