@@ -300,7 +300,7 @@ _AGAIN = ("fine-tune", "copy", "distill")
 
 # Losses of other sizes than that of maps: their weight and the rate are searched together.
 _SEARCHED = Range(
-    {"lr": AXES["lr"], "transfer_weight": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)},
+    {"lr": AXES["lr"], "transfer_weight": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)},
     {"lr": START["lr"], "transfer_weight": 1.0},
     {},
 )
