@@ -1,5 +1,6 @@
 """Corrections to the built pages, and the explorer's files: a Sphinx extension (named in _config.yml)."""
 
+import posixpath
 import re
 import shutil
 from itertools import zip_longest
@@ -16,6 +17,19 @@ MOVED = {
     "notebooks/02-routing-world": "notebooks/02-two-worlds",
     "notebooks/04-two-ends": "notebooks/04-copy",
     "notebooks/05-attention-copy": "notebooks/04-copy",
+    "notebooks/08-which-layers-which-heads": "notebooks/17-which-layers-which-heads",
+    "notebooks/09-what-in-a-map-matters": "notebooks/18-what-in-a-map-matters",
+    "notebooks/10-is-it-just-distillation": "notebooks/08-is-it-just-distillation",
+    "notebooks/11-different-teacher-different-student": "notebooks/19-different-teacher-different-student",
+    "notebooks/12-never-store-a-map": "notebooks/15-never-store-a-map",
+    "notebooks/13-same-features": "notebooks/10-same-features-same-mistakes",
+    "notebooks/14-same-mistakes": "notebooks/10-same-features-same-mistakes",
+    "notebooks/15-reading-maps": "notebooks/11-reading-maps",
+    "notebooks/16-out-of-distribution": "notebooks/12-out-of-distribution",
+    "notebooks/17-when-are-features-needed": "notebooks/09-when-are-features-needed",
+    "notebooks/18-when-it-fails": "notebooks/13-when-it-fails",
+    "notebooks/19-model-size": "book/model-size",
+    "notebooks/20-laptop-to-cluster": "notebooks/16-laptop-to-cluster",
 }
 
 # A line of a tqdm bar: its name, and how far it was ("100%" when it was done).
@@ -90,7 +104,7 @@ def lead_on(app, error):
     """At every old address a page that leads to the new one, also without JavaScript."""
     if error is None and app.builder.format == "html":
         for old, new in MOVED.items():
-            address = Path(new).name + ".html"  # in the same folder
+            address = posixpath.relpath(new, posixpath.dirname(old)) + ".html"
             page = (
                 '<!doctype html><html lang="en"><meta charset="utf-8"><title>This page has moved</title>'
                 f'<meta http-equiv="refresh" content="0; url={address}">'
@@ -107,7 +121,10 @@ def put_explorer(app, error):
 
         folder = Path(app.outdir, "_static", "explorer")
         shutil.copytree(
-            EXPLORER, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"), dirs_exist_ok=True
+            EXPLORER,
+            folder,
+            ignore=shutil.ignore_patterns("*.py", "widget.js", "__pycache__"),
+            dirs_exist_ok=True,
         )
         write_weights(folder / "explorer-weights.js", ROOT / "results")
 

@@ -59,6 +59,8 @@ def absolute_links(text: str, folder: str, url: str) -> str:
             return f"]({colab(path.with_suffix('.ipynb').as_posix(), url)})"
         return f"]({url}/blob/main/{path.as_posix()}{match['anchor'] or ''})"
 
+    # a page of the built book, opened in a state: Colab has only what the page is made from
+    text = re.sub(r'href="\.\./(book/[\w-]+)\.html#[^"]*"', rf'href="{url}/blob/main/\1.md"', text)
     return re.sub(r"\]\((?P<path>(?!\w+:)[\w./-]+\.\w+)(?P<anchor>#[\w-]+)?\)", replace, text)
 
 

@@ -338,7 +338,7 @@ notebook's widget differ in where the models come from and where the address is 
         if (done < MEASURED) return setTimeout(slice);
         const recorded = content.worlds[asked.world][asked.model].recorded;
         const usually = recorded !== undefined && trainedWorld() && chosen.every(choice => choice === usual(asked.world, asked.model));
-        const book = usually ? ` The book's record, on other scenes: ${(100 * recorded).toFixed(1)} %.` : "";
+        const book = usually ? ` The book's mean over seeds, on other scenes: ${(100 * recorded).toFixed(1)} %.` : "";
         measured.textContent = `${(100 * right / MEASURED).toFixed(1)} % of ${MEASURED} scenes right.${book}`;
         measure.disabled = false;
         progress.hidden = true;

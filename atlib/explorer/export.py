@@ -19,7 +19,7 @@ from atlib.checkpoint import load_vit
 from atlib.data.glyphs import HUES, SHAPES, generate
 from atlib.data.images import glyph_images
 from atlib.lab.study import Place, Sources, scale_of, untrained_maps
-from atlib.record import find_record
+from atlib.lab.verdicts import accuracies
 
 # Model to whose maps it was trained with: its own, or those of another model.
 STUDENTS = {
@@ -41,9 +41,8 @@ def write_weights(path: Path, results: Path, seed: int = 0) -> Path:
     is not there is left out; the teachers of both worlds must be. `untrained` is the teacher of
     "copy-untrained", as the lab draws it for this seed. Every model is an object of `maps` (whose maps it was
     trained with: "own", "teacher" or "untrained"), `heads` (the number of heads) and `tensors`: timm's names,
-    in its order, to {shape, scale, text}; a student's has `recorded` too, its accuracy on the test images.
-    Returns the path. Raises `OSError` naming a file of weights that cannot be read, and
-    `FileNotFoundError` for weights without a record.
+    in its order, to {shape, scale, text}; a student's has `recorded` too, its method's mean accuracy over the
+    recorded seeds. Returns the path. Raises `OSError` naming a file of weights that cannot be read.
     """
     content = as_content({world: _models(_sources(results, world, seed)) for world in WORLDS})
     # one for both worlds: it has seen neither
@@ -87,11 +86,9 @@ def _sources(results: Path, world: str, seed: int) -> Sources:
 
 def _models(sources: Sources) -> dict[str, dict]:
     models = {"teacher": as_model(sources.teacher(), "own")}
+    recorded = accuracies("transfer", sources.place.scale, results=sources.place.results)
     for name, maps in STUDENTS.items():
         weights = sources.place.work / f"{name}-seed{sources.seed}.safetensors"
         if weights.exists():
-            place = sources.place
-            record = find_record("transfer", name, sources.seed, place.scale, place.results)
-            recorded = {"recorded": record.results["test_accuracy"]}
-            models[name] = as_model(load_vit(weights), maps) | recorded
+            models[name] = as_model(load_vit(weights), maps) | {"recorded": recorded[name].mean}
     return models

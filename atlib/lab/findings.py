@@ -150,7 +150,7 @@ CLAIMS: tuple[Claim, ...] = (
         "85.6 against 84.4",
     ),
     Claim(
-        "08",
+        "17",
         "Maps of the last two layers are worth more than those of the first two",
         of("layers", "copy last 2"),
         of("layers", "copy first 2"),
@@ -201,7 +201,7 @@ CLAIMS: tuple[Claim, ...] = (
         PHOTOGRAPHS,
     ),
     Claim(
-        "09",
+        "18",
         "Averaged over examples, copied maps are worse than none",
         _SCRATCH,
         of("averages", "copy mean of examples"),
@@ -209,7 +209,7 @@ CLAIMS: tuple[Claim, ...] = (
         "79.7 against 83.0",
     ),
     Claim(
-        "10",
+        "08",
         "Distilled features are worse than nothing",
         _SCRATCH,
         of("family", "features"),
@@ -217,7 +217,7 @@ CLAIMS: tuple[Claim, ...] = (
         "81.3 against 83.0",
     ),
     Claim(
-        "10",
+        "08",
         "Distilled maps are worth more than distilled features",
         _DISTILL,
         of("family", "features"),
@@ -225,14 +225,14 @@ CLAIMS: tuple[Claim, ...] = (
         "85.7 against 81.3",
     ),
     Claim(
-        "11",
+        "19",
         "A student with half of the teacher's heads gains from its maps",
         of("pairs", "two heads, distill aggregate"),
         of("pairs", "two heads, scratch"),
         FIND,
     ),
     Claim(
-        "13",
+        "10",
         "A second fine-tuning has features nearer to the first than Distill has",
         _COMPARED("fine-tune again", metric=cka_to_fine_tuned),
         _COMPARED("distill", metric=cka_to_fine_tuned),
@@ -240,7 +240,7 @@ CLAIMS: tuple[Claim, ...] = (
         factor=1,
     ),
     Claim(
-        "14",
+        "10",
         "A student of distilled maps and a fine-tuned model together beat the fine-tuned model",
         _COMPARED("distill", metric=with_fine_tuned),
         _COMPARED("fine-tune", metric=plain_accuracy),
@@ -248,7 +248,7 @@ CLAIMS: tuple[Claim, ...] = (
         "86.3 against 85.7",
     ),
     Claim(
-        "16",
+        "12",
         "Under shifts, fine-tuning is better than copied and distilled maps",
         _UNDER_SHIFTS("fine-tune"),
         _UNDER_SHIFTS("copy", "distill"),
@@ -256,7 +256,7 @@ CLAIMS: tuple[Claim, ...] = (
         "ImageNet-A: 56.5 against 48.9 and 54.3",
     ),
     Claim(
-        "16",
+        "12",
         "Under shifts, copied and distilled maps are better than scratch",
         _UNDER_SHIFTS("copy", "distill"),
         _UNDER_SHIFTS("scratch"),
@@ -264,21 +264,7 @@ CLAIMS: tuple[Claim, ...] = (
         "ImageNet-A: 48.9 and 54.3 against 32.0",
     ),
     Claim(
-        "17",
-        "Where a teacher's features are of no use but its routing is, its maps beat its weights",
-        of("pretraining", "colour, copy"),
-        of("pretraining", "colour, fine-tune"),
-        FIND,
-    ),
-    Claim(
-        "17",
-        "Useless features with useful routing are better than useful features with useless routing",
-        of("pretraining", "useless features, useful routing"),
-        of("pretraining", "useful features, useless routing"),
-        FIND,
-    ),
-    Claim(
-        "18",
+        "13",
         "Maps of a teacher with registers push a standard student below scratch",
         _SCRATCH,
         of("components", "registers, copy to standard"),

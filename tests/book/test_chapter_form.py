@@ -12,10 +12,7 @@ from tests.helpers import ROOT
 
 CHAPTERS = sorted((ROOT / "notebooks").glob("*.md"))
 BEFORE = {
-    *("08-which-layers-which-heads", "09-what-in-a-map-matters", "10-is-it-just-distillation"),
-    *("11-different-teacher-different-student", "13-same-features"),
-    *("14-same-mistakes", "15-reading-maps", "16-out-of-distribution", "17-when-are-features-needed"),
-    *("18-when-it-fails", "19-model-size"),
+    *("17-which-layers-which-heads", "18-what-in-a-map-matters", "19-different-teacher-different-student")
 }
 NEW = [chapter for chapter in CHAPTERS if chapter.stem not in BEFORE]
 WORDS, CELLS, LINES, COLUMNS = 2500, 20, 25, 80

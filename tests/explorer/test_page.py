@@ -105,6 +105,14 @@ def test_the_links_of_the_page_show_what_it_says(play):
     assert all(one.startswith("Copy with") for one in said)
 
 
+def test_the_links_of_chapters_ask_for_what_is_here(play):
+    chapters = (file.read_text(encoding="utf-8") for file in sorted((ROOT / "notebooks").glob("*.md")))
+    links = [state for text in chapters for state in re.findall(r'href="\.\./book/play\.html(#[^"]+)"', text)]
+    assert len(links) >= 6
+    for link in links:
+        assert play(html.unescape(link)).inner_text(".explorer-notice") == "", link
+
+
 def test_edits_change_the_answer_and_undo_takes_them_back(play):
     page = play("#world=find&model=fine-tune&seed=2&noise=0")
     marked = page.evaluate("Explorer.draw('find', 2).cell")

@@ -1,4 +1,4 @@
-"""What notebook 12 writes out, the map-free losses, is what atlib computes, on other inputs than the
+"""What notebook 15 writes out, the map-free losses, is what atlib computes, on other inputs than the
 notebook's."""
 
 import pytest
@@ -34,7 +34,7 @@ def close(found, expected):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dense_loss_is_the_definition(shape):
     q, k, q_t, k_t = inputs(*shape)
-    ours = taught("12-never-store-a-map").dense_loss(q, k, q_t, k_t, 0.7)
+    ours = taught("15-never-store-a-map").dense_loss(q, k, q_t, k_t, 0.7)
     theirs = definition(q, k, q_t, k_t, 0.7)
     assert close([ours, *gradients(ours, q, k)], [theirs, *gradients(theirs, q, k)])
 
@@ -42,7 +42,7 @@ def test_dense_loss_is_the_definition(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_surrogate_has_the_gradients_of_atlibs_fused_loss(shape):
     q, k, q_t, k_t = inputs(*shape)
-    found = gradients(taught("12-never-store-a-map").surrogate(q, k, q_t, k_t, 0.7), q, k)
+    found = gradients(taught("15-never-store-a-map").surrogate(q, k, q_t, k_t, 0.7), q, k)
     for theirs in (by_fused_attention(q, k, q_t, k_t, 0.7, 0.7), definition(q, k, q_t, k_t, 0.7)):
         assert close(found, gradients(theirs, q, k))
 
@@ -52,6 +52,6 @@ def test_surrogate_has_the_gradients_of_atlibs_fused_loss(shape):
 def test_blockwise_is_atlibs_loss_by_blocks(shape, block):
     q, k, q_t, k_t = inputs(*shape)
     with torch.no_grad():
-        found = taught("12-never-store-a-map").blockwise(q, k, q_t, k_t, 0.7, block)
+        found = taught("15-never-store-a-map").blockwise(q, k, q_t, k_t, 0.7, block)
     for theirs in (by_blocks(q, k, q_t, k_t, 0.7, 0.7), definition(q, k, q_t, k_t, 0.7)):
         assert close(found, [theirs.detach(), *gradients(theirs, q, k)])

@@ -1,4 +1,4 @@
-"""What notebook 11 writes out, the remedies for pairs that differ, is what atlib computes, on other inputs
+"""What notebook 19 writes out, the remedies for pairs that differ, is what atlib computes, on other inputs
 than the notebook's."""
 
 import pytest
@@ -9,7 +9,7 @@ from atlib.maps import aggregate_heads, join_heads, resample, resample_class_att
 from tests.book.test_taught import small_vit, taught
 from tests.helpers import random_maps
 
-NOTEBOOK = "11-different-teacher-different-student"
+NOTEBOOK = "19-different-teacher-different-student"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0, 10.0])

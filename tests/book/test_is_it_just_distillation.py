@@ -1,5 +1,5 @@
-"""What notebook 10 writes out, soft, hard and feature distillation, is what atlib computes, on other inputs
-than the notebook's."""
+"""What notebook 08 writes out, soft, hard and feature distillation, is what atlib computes, on other inputs
+than the notebook's; and its relabelled teacher is the teacher at other sizes too."""
 
 import pytest
 import torch
@@ -13,15 +13,18 @@ from atlib.train.recipe import Recipe
 from tests.book.test_taught import small_vit as vit
 from tests.book.test_taught import taught
 
-NAME = "10-is-it-just-distillation"
+NAME = "08-is-it-just-distillation"
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 4.0])
-def test_soft_and_hard(tau):
+def test_the_transfer_losses_alone(tau):
     z_s, z_t = 5 * torch.randn(2, 7, 11, dtype=torch.float64)
-    soft = soft_distillation(z_s, z_t, tau).item()
-    assert taught(NAME).soft_by_hand(z_s, z_t, tau) == pytest.approx(soft, rel=1e-10)
-    assert taught(NAME).hard_by_hand(z_s, z_t) == pytest.approx(hard_distillation(z_s, z_t).item(), rel=1e-10)
+    labels = z_t.argmax(-1)
+    soft = taught(NAME).deit_soft(z_s, z_t, labels, tau, alpha=1.0)
+    assert soft == pytest.approx(soft_distillation(z_s, z_t, tau).item(), rel=1e-10)
+    # where the teacher is right, its top class is the label once more
+    hard = taught(NAME).deit_hard(z_s, z_t, labels)
+    assert hard == pytest.approx(hard_distillation(z_s, z_t).item(), rel=1e-10)
 
 
 def test_cross_entropy_survives_large_logits():
@@ -50,3 +53,18 @@ def test_features():
             assert torch.allclose(own, walked, atol=1e-5)
         expected = feature_mse(walk(one, images).stream, walk(other, images).stream)
     assert by_hand.feature_mse_by_hand(*streams) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_relabelled_drawers_change_features_and_nothing_else():
+    images, seen = torch.randn(3, 3, 32, 32), taught(NAME)
+    teacher, relabelled = vit(5), vit(5)
+    order = torch.randperm(teacher.embed_dim)
+    seen.relabel(relabelled, order)
+    with torch.no_grad():
+        one, other = walk(teacher, images), walk(relabelled, images)
+    assert torch.allclose(one.logits, other.logits, atol=1e-5)
+    for own, its in zip(one.layers, other.layers, strict=True):
+        assert torch.allclose(own.map, its.map, atol=1e-5)
+    for own, its in zip(one.stream, other.stream, strict=True):
+        assert torch.allclose(own[..., order], its, atol=1e-5)
+        assert not torch.allclose(own, its, atol=1e-2)

@@ -1,14 +1,15 @@
-"""What notebook 13 writes out by hand, linear CKA in two forms and features within classes, is what atlib
-computes, and what loops give."""
+"""What notebook 10 writes out by hand, linear CKA in two forms, features within classes, disagreement and the
+mean of two opinions, is what atlib computes, and what loops give."""
 
 import pytest
 import torch
 
+from atlib import analysis
 from atlib.analysis import linear_cka
 from tests.book.test_taught import taught
 from tests.helpers import random_images
 
-NAME = "13-same-features"
+NAME = "10-same-features-same-mistakes"
 
 
 def features(rows: int, columns: int, seed: int) -> torch.Tensor:
@@ -56,3 +57,41 @@ def test_within_classes():
         mean = [sum(x[j, f].item() for j in range(30) if labels[j] == labels[i]) / 10 for f in range(4)]
         assert rest[i].tolist() == pytest.approx([x[i, f].item() - mean[f] for f in range(4)], abs=1e-10)
     assert linear_cka(rest, torch.nn.functional.one_hot(labels).double()) < 1e-20
+
+
+def predictions(seed: int, images: int = 400, classes: int = 5) -> tuple[torch.Tensor, ...]:
+    """Two models of different strength that share some of their mistakes, and the labels."""
+    torch.manual_seed(seed)
+    labels = torch.randint(classes, (images,))
+    shared, *own = torch.randn(3, images, classes, dtype=torch.float64)
+    strength = torch.nn.functional.one_hot(labels, classes)
+    return (shared + own[0] + 2 * strength).softmax(-1), (shared + own[1] + strength).softmax(-1), labels
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_disagreement_and_ensemble(seed):
+    a, b, labels = predictions(seed)
+    different, together = analysis.disagreement(a, b), analysis.ensemble_accuracy(a, b, labels)
+    assert 0 < different < 1 and 0 < together < 1
+    assert taught(NAME).disagreement(a, b).item() == pytest.approx(different)
+    assert taught(NAME).ensemble_accuracy(a, b, labels).item() == pytest.approx(together)
+
+
+def answers(right: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
+    """Probabilities of a model that answers rightly where it is told to, else with any other class."""
+    wrong = (labels + torch.randint(1, classes, labels.shape)) % classes
+    return torch.nn.functional.one_hot(torch.where(right, labels, wrong), classes).double()
+
+
+@pytest.mark.parametrize("accuracy_a, accuracy_b", [(0.9, 0.7), (0.5, 0.95), (0.3, 0.2)])
+def test_position_is_0_for_nested_and_1_for_independent_mistakes(accuracy_a, accuracy_b):
+    torch.manual_seed(0)
+    images, classes = 100_000, 8
+    labels = torch.randint(classes, (images,))
+    luck = torch.rand(2, images)
+    a = answers(luck[0] < accuracy_a, labels, classes)
+    by_hand = taught(NAME)
+    independent = by_hand.disagreement(a, answers(luck[1] < accuracy_b, labels, classes))
+    assert by_hand.position(independent, accuracy_a, accuracy_b) == pytest.approx(1, abs=0.03)
+    least = abs(accuracy_a - accuracy_b)
+    assert by_hand.position(least, accuracy_a, accuracy_b) == 0

@@ -1,4 +1,4 @@
-"""What notebook 09 writes out, four averages of maps and the mean map of each cell, is what atlib computes,
+"""What notebook 18 writes out, four averages of maps and the mean map of each cell, is what atlib computes,
 on other inputs."""
 
 import pytest
@@ -11,7 +11,7 @@ from atlib.methods.mean_maps import mean_maps
 from tests.book.test_taught import small_vit, taught
 from tests.helpers import random_maps
 
-NAME = "09-what-in-a-map-matters"
+NAME = "18-what-in-a-map-matters"
 
 
 @pytest.mark.parametrize("what", AVERAGES)

@@ -1,4 +1,4 @@
-"""What notebook 08 writes out by hand is what atlib computes, on other inputs than its own."""
+"""What notebook 17 writes out by hand is what atlib computes, on other inputs than its own."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from atlib import AttentionTransfer, Plan, walk
 from atlib.walking import Instead
 from tests.book.test_taught import small_vit, taught
 
-NOTEBOOK = "08-which-layers-which-heads"
+NOTEBOOK = "17-which-layers-which-heads"
 
 
 def vit(seed: int, **changes):

@@ -1,4 +1,4 @@
-"""What notebook 20 writes out: a step's images dealt out to processes, and the ring in which they add up
+"""What notebook 16 writes out: a step's images dealt out to processes, and the ring in which they add up
 their gradients."""
 
 import pytest
@@ -7,7 +7,7 @@ import torch
 from atlib.data.sampler import ShardSpec, epoch_order, my_batches
 from tests.book.test_taught import taught
 
-NAME = "20-laptop-to-cluster"
+NAME = "16-laptop-to-cluster"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""What notebook 13 writes out, a forward pass with two native components, is what timm computes, alone and
+together."""
+
+import pytest
+import torch
+
+from atlib import create_vit
+from tests.book.test_taught import taught
+from tests.helpers import randomise
+
+NAME = "13-when-it-fails"
+SMALL = {"img_size": 24, "patch_size": 8, "embed_dim": 36, "depth": 3, "num_heads": 3, "num_classes": 5}
+REGISTERS, AVERAGE = {"reg_tokens": 4}, {"global_pool": "avg"}
+
+
+@pytest.mark.parametrize("arguments", [{}, REGISTERS, AVERAGE, REGISTERS | AVERAGE], ids=", ".join)
+def test_vit_by_hand_is_timms(arguments):
+    torch.manual_seed(len(arguments))
+    vit = randomise(create_vit(SMALL, **arguments)).eval()  # norms and biases no longer one and zero
+    images = torch.randn(3, 3, 24, 24)
+    with torch.no_grad():
+        assert torch.allclose(taught(NAME).vit_by_hand(vit, images), vit(images), atol=1e-4)
+
+
+def test_registers_change_the_answer():
+    """A forward pass that ignored them could not pass: without them the same weights give something else."""
+    torch.manual_seed(0)
+    vit = randomise(create_vit(SMALL, **REGISTERS)).eval()
+    images = torch.randn(3, 3, 24, 24)
+    with torch.no_grad():
+        before = taught(NAME).vit_by_hand(vit, images)
+        vit.reg_token.zero_()
+        after = taught(NAME).vit_by_hand(vit, images)
+        assert not torch.allclose(before, after, atol=1e-3)
+        assert torch.allclose(after, vit(images), atol=1e-4)
+
+
+def test_an_average_pools_patches_and_nothing_else():
+    """The prefix tokens' last state must not reach the logits."""
+    torch.manual_seed(1)
+    vit = randomise(create_vit(SMALL, **AVERAGE, reg_tokens=2)).eval()
+    images = torch.randn(2, 3, 24, 24)
+    with torch.no_grad():
+        tokens = vit.blocks(vit.norm_pre(vit._pos_embed(vit.patch_embed(images))))
+        expected = vit.head(vit.fc_norm(sum(tokens[:, i] for i in range(3, 12)) / 9))
+        assert torch.allclose(taught(NAME).vit_by_hand(vit, images), expected, atol=1e-4)
