@@ -30,7 +30,7 @@ from pathlib import Path
 
 if "google.colab" in sys.modules and not Path("../atlib").exists():
     !git clone --quiet --depth 1 {url}
-    %pip install --quiet ./{name}
+    %pip install --quiet "./{name}[widget]"
     %cd {name}/notebooks"""
 
 
