@@ -25,25 +25,9 @@ def page_file(weights_file, tmp_path_factory):
 
 
 @pytest.fixture
-def play(browser, page_file):
-    """A function that opens the explorer at an address; nothing may complain or be asked of the network."""
-    complaints, opened = [], []
-
-    def go(address="", width=1000):
-        page = browser.new_page()
-        opened.append(page)
-        page.set_default_timeout(5000)
-        page.set_viewport_size({"width": width, "height": 900})
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
-        page.goto(page_file.as_uri() + address)
-        return page
-
-    yield go
-    for page in opened:
-        page.close()
-    assert complaints == []
+def play(visit, page_file):
+    """A function that opens the explorer at an address."""
+    return lambda address="", width=1000: visit(page_file.as_uri() + address, width)
 
 
 def says(page):
@@ -219,6 +203,16 @@ def test_it_is_no_wider_than_the_page(play, width):
     for details in page.query_selector_all("details"):
         details.evaluate("e => e.open = true")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_nothing_moves_by_itself(play):
+    """So that whoever prefers reduced motion need not ask for it."""
+    moving = play("#world=find&model=copy&maps=twin&token=6").eval_on_selector_all(
+        "#explorer, #explorer *",
+        """all => all.map(e => getComputedStyle(e))
+            .filter(s => s.animationName !== 'none' || s.transitionDuration !== '0s').length""",
+    )
+    assert moving == 0
 
 
 def test_dials_are_one_step_for_undo(play):
