@@ -20,7 +20,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=agg $(RUN) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up book test pages faults lint format notebooks results gpu measure benchmarks lock repository clean
+.PHONY: help set-up book test pages course faults lint format notebooks results gpu measure benchmarks lock repository clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,10 +33,13 @@ book: set-up  ## run every notebook and build the book in _build/html, warnings 
 	@$(RUN) -m tools.build_book --jobs $(JOBS)
 
 test: set-up  ## run the test suite; ARGS="..." goes to pytest, e.g. ARGS="-m 'not slow'"
-	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(if $(ARGS),$(ARGS),--ignore tests/explorer)
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(if $(ARGS),$(ARGS),--ignore tests/explorer --ignore tests/course)
 
 pages: set-up  ## test the explorer and the pages of the built book in a headless Chromium
 	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/explorer tests/pages
+
+course: set-up  ## grade model solutions, planted mistakes and attacks on the assignments as a teacher would (minutes)
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/course
 
 faults: set-up  ## kill a small run 20 times with kill -9, also while it saves, and compare the bits
 	@ATLIB_KILLS=20 $(PYTEST) tests/train/test_faults.py
@@ -56,6 +59,7 @@ notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 results: set-up  ## repeat the experiments of the two worlds where records are missing (about 10 hours for all on 2 cores)
 	@for scale in find match; do for what in "transfer --seeds 10" labels twins distillation family layers comparison; do $(RUN) -m atlib experiment $$what --scale $$scale --jobs 2 || exit 1; done; done
 	@for name in pointer averages pairs pretraining components sizes pool shifts shifts-pool long-tail class-groups; do $(RUN) -m atlib experiment $$name --scale find --jobs 2 || exit 1; done
+	@$(RUN) -m atlib experiment labels-longer --scale match --jobs 2
 
 gpu: set-up  ## make the records that need one CUDA GPU, in calls of 9 minutes: ARGS="--minutes 20 --data FOLDER"
 	@$(RUN) -m tools.gpu $(ARGS)

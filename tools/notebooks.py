@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import jupytext
@@ -64,6 +65,23 @@ def absolute_links(text: str, folder: str, url: str) -> str:
     return re.sub(r"\]\((?P<path>(?!\w+:)[\w./-]+\.\w+)(?P<anchor>#[\w-]+)?\)", replace, text)
 
 
+def for_students(cells: list) -> Iterator:
+    """The cells as a student gets them: an exercise's starter is run, and its solution is folded text after
+    the check, where "Run all" cannot put it in place of an answer."""
+    solution = None
+    for cell in cells:
+        tags = cell.metadata.get("tags", [])
+        if "solution" in tags:
+            solution = cell.source
+            continue
+        if "exercise" in tags:
+            cell.metadata["tags"] = ["exercise"]
+        yield cell
+        if "check" in tags:
+            folded = f"<details>\n<summary>Solution</summary>\n\n```python\n{solution}\n```\n\n</details>"
+            yield new_markdown_cell(folded)
+
+
 def converted(source: Path) -> str:
     """The text of the .ipynb that belongs to the MyST notebook `source`."""
     book = jupytext.read(source, fmt="md:myst")
@@ -71,7 +89,7 @@ def converted(source: Path) -> str:
     badge = BADGE.format(colab=colab(f"notebooks/{source.stem}.ipynb", url))
     set_up = SET_UP.format(url=url, name=url.rpartition("/")[2])
     cells, seen = [], {}
-    for cell in [new_markdown_cell(badge), new_code_cell(set_up), *book.cells]:
+    for cell in [new_markdown_cell(badge), new_code_cell(set_up), *for_students(book.cells)]:
         text = cell.source
         if cell.cell_type == "markdown":
             text = absolute_links(text, source.parent.name, url)

@@ -1,0 +1,185 @@
+"""What the hidden tests of A1 ask; `course/a1/master.md` gives each its points."""
+
+from functools import lru_cache
+
+import hidden
+import torch
+from torch import Tensor
+
+from atlib import walk
+from atlib.checkpoint import load_vit
+from atlib.data import glyph_images
+from atlib.data.glyphs import World, generate
+from atlib.exercises.own import own_seed
+
+# --- Task 1: heads that talk ---
+
+
+def talk_inputs(env: dict, heads: int = 3, task: str = "A1.1") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v and the matrix of this edition's variant, for 2 images of 5 tokens."""
+    seed = hidden.seed(env, task)
+    made = {"a": heads, "b": heads + 1, "c": heads}[hidden.variant("q1")]
+    mix = (2, 5, made, heads) if hidden.variant("q1") == "c" else (made, heads)
+    shapes = (2, heads, 5, 4), (2, heads, 5, 4), (2, made, 5, 3), mix
+    return tuple(hidden.normal(seed + part, *shape) for part, shape in enumerate(shapes))
+
+
+def talk_map(q: Tensor, k: Tensor, mix: Tensor) -> Tensor:
+    """The maps, written the long way."""
+    z = (q[:, :, :, None] * k[:, :, None]).sum(-1) / q.shape[-1] ** 0.5
+    match hidden.variant("q1"):
+        case "a":
+            return (mix[:, :, None, None] * z[:, None]).sum(2).softmax(-1)
+        case "b":
+            return (mix[:, :, None, None] * z.softmax(-1)[:, None]).sum(2)
+        case "c":
+            each = mix.permute(0, 2, 3, 1)[..., None]  # (B, G, H, N, 1)
+            return (each * z.softmax(-1)[:, None]).sum(2)
+
+
+def given(talking, inputs: tuple) -> tuple[Tensor, Tensor]:
+    """What an answer returns for copies of some inputs: (output, maps)."""
+    result = talking(*(each.clone() for each in inputs))
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise AssertionError("talking has to return two tensors: the output and the maps")
+    return result[0], result[1]
+
+
+def listening(maps) -> Tensor:
+    """Maps that give different tokens different shares; others have nothing to do with attention."""
+    if type(maps) is not Tensor or maps.ndim != 4:
+        raise AssertionError("maps: expected a tensor (B, H, N, N)")
+    if not float((maps.amax(-1) - maps.amin(-1)).min()) > 1e-6:
+        raise AssertionError("maps: there is a row that gives every token the same")
+    return maps
+
+
+def talk_maps(talking, env: dict) -> None:
+    """The maps are those of the variant."""
+    inputs = talk_inputs(env)
+    want = talk_map(inputs[0], inputs[1], inputs[3])
+    hidden.same(given(talking, inputs)[1], want, "maps")
+
+
+def talk_rows(talking, env: dict) -> None:
+    """Rows sum to what they must sum to."""
+    inputs = talk_inputs(env, task="A1.1 rows")
+    want = talk_map(inputs[0], inputs[1], inputs[3]).sum(-1)
+    hidden.same(listening(given(talking, inputs)[1]).sum(-1), want, "row sums of the maps")
+
+
+def talk_layout(talking, env: dict) -> None:
+    """The output is what the answer's own maps make of v, head after head in a token's channels."""
+    inputs = talk_inputs(env, task="A1.1 layout")
+    v = inputs[2].clone()
+    output, maps = given(talking, inputs)
+    maps = listening(maps)
+    want = torch.cat([maps[:, head] @ v[:, head] for head in range(v.shape[1])], dim=-1)
+    hidden.same(output, want, "output")
+
+
+def talk_one_head(talking, env: dict) -> None:
+    """One head that is listened to is a case like any other."""
+    inputs = talk_inputs(env, heads=1, task="A1.1 one head")
+    want = talk_map(inputs[0], inputs[1], inputs[3])
+    hidden.same(given(talking, inputs)[1], want, "maps of one head")
+
+
+# --- Task 2: the gradient by q ---
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
+    """The attention of this edition's variant."""
+    z = q @ k.mT / q.shape[-1] ** 0.5
+    match hidden.variant("q2"):
+        case "a":
+            return torch.cat([torch.zeros_like(z[..., :1]), z], dim=-1).softmax(-1)[..., 1:] @ v
+        case "b":
+            return (rest[0] * torch.tanh(z / rest[0])).softmax(-1) @ v
+        case "c":
+            return torch.einsum("gh,bhij->bgij", rest[0], z).softmax(-1) @ v
+
+
+def back_inputs(env: dict, task: str, queries: int, keys: int) -> tuple:
+    """q, k, v, the gradient by the output, and what else the variant takes."""
+    seed = hidden.seed(env, task)
+    shapes = (2, 3, queries, 4), (2, 3, keys, 4), (2, 3, keys, 5), (2, 3, queries, 5)
+    q, k, v, grad = (hidden.normal(seed + part, *shape) for part, shape in enumerate(shapes))
+    rest = {"a": (), "b": (1.5,), "c": (hidden.normal(seed + 4, 3, 3),)}[hidden.variant("q2")]
+    return q, k, v, grad, *rest
+
+
+def back(gradient, inputs: tuple, what: str) -> None:
+    """An answer's gradient is autograd's, and was made without it."""
+    leaf = inputs[0].clone().requires_grad_()
+    output = forward(leaf, *inputs[1:3], *inputs[4:])
+    (want,) = torch.autograd.grad(output, leaf, inputs[3])
+    with torch.no_grad():
+        copies = [each.clone() if isinstance(each, Tensor) else each for each in inputs]
+        hidden.same(gradient(*copies), want, what)
+
+
+def back_values(gradient, env: dict) -> None:
+    """Values, in double precision."""
+    back(gradient, back_inputs(env, "A1.2", 5, 5), "gradient by q")
+
+
+def back_unequal(gradient, env: dict) -> None:
+    """Fewer queries than keys."""
+    back(gradient, back_inputs(env, "A1.2 unequal", 2, 7), "gradient by q of 2 queries and 7 keys")
+
+
+def back_extreme(gradient, env: dict) -> None:
+    """Rows whose scores are all about 3,000, or all about -3,000, and rows of small ones."""
+    q, k, *rest = back_inputs(env, "A1.2 extreme", 6, 6)
+    # The last channel adds a number to all scores of a row: 2 / sqrt(4) times q's.
+    q[..., -1] = 3000 * torch.tensor([1.0, -1.0, 0.0]).repeat(2)
+    k[..., -1] = 2
+    back(gradient, (q, k, *rest), "gradient by q at scores of several thousand")
+
+
+# --- Task 3: shares on your images ---
+
+WORLDS = {"a": "find", "b": "match", "c": "match"}
+
+
+@lru_cache
+def shares(student: str | None) -> Tensor:
+    """The shares of this edition's variant on a student's images: (layers, heads)."""
+    letter = hidden.variant("q3")
+    task = WORLDS[letter]
+    drawn = generate("test", 200, seed=own_seed(student, f"{hidden.EDITION['edition']}/3"), world=World(task))
+    teacher = load_vit(f"teacher-{task}.safetensors").eval()
+    with torch.no_grad():
+        seen = walk(teacher, glyph_images(drawn).take(range(200))[0]).layers
+    cell, key = (torch.from_numpy(each) + 1 for each in (drawn.cell, drawn.key))
+    images = range(200)
+    found = []
+    for layer in seen:
+        p = layer.map.double()
+        match letter:
+            case "a":
+                given = [p[i, :, 1:, cell[i]].sum(-1) - p[i, :, cell[i], cell[i]] for i in images]
+                found.append(torch.stack(given).mean(0) / 15)
+            case "b":
+                found.append(torch.stack([p[i, :, cell[i], key[i]] for i in images]).mean(0))
+            case "c":
+                rest = [1 - p[i, :, 0, [0, cell[i], key[i]]].sum(-1) for i in images]
+                found.append(torch.stack(rest).mean(0))
+    return torch.stack(found)
+
+
+def shares_of_layer(given, env: dict, layer: int) -> None:
+    """A layer's shares are those of the student's own images, to 0.002."""
+    want = shares(env.get("STUDENT"))[layer]
+    if type(given) is Tensor:
+        given = given.tolist()
+    try:
+        row = [float(each) for each in given[layer]]
+    except (TypeError, IndexError, ValueError):
+        raise AssertionError("SHARES has to be 4 rows, one a layer, of 4 numbers, one a head") from None
+    if len(row) != len(want):
+        raise AssertionError(f"SHARES: layer {layer} has {len(row)} numbers, not {len(want)}")
+    for head, (g, w) in enumerate(zip(row, want.tolist())):
+        if not abs(g - w) <= 0.002:
+            raise AssertionError(f"SHARES: layer {layer}, head {head} is off by more than 0.002")

@@ -1,0 +1,52 @@
+"""`python -m atlib.exercises NOTEBOOK` on notebooks as students hand them in."""
+
+import json
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from atlib.exercises.__main__ import main
+
+RIGHT = """
+def map_loss(s0, s1, t0, t1):
+    return sum(-(t.detach() * s.log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
+"""
+CHECK = 'from atlib.exercises import check\n\ncheck("6.{}", {})'
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    def write(*cells):
+        path = tmp_path / "mine.ipynb"
+        nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in cells]), path)
+        return path
+
+    return write
+
+
+@pytest.mark.slow
+def test_verdicts_of_what_is_right_unfinished_and_broken(notebook, capsys):
+    path = notebook(
+        RIGHT,
+        CHECK.format(1, "map_loss"),
+        "def excess(students, teachers):\n    ...",
+        CHECK.format(2, "excess"),
+        CHECK.format(3, "never_defined"),
+    )
+    assert main([str(path), "--json"]) == 1
+    found = {each["number"]: each for each in json.loads(capsys.readouterr().out)}
+    assert [found[f"6.{i}"]["right"] for i in (1, 2, 3)] == [True, False, False]
+    assert "not done" in found["6.2"]["says"] and "NameError" in found["6.3"]["says"]
+    assert found["6.1"]["title"]
+    path = notebook(RIGHT, CHECK.format(1, "map_loss"))
+    assert main([str(path)]) == 0
+    assert "1 of 1 right" in capsys.readouterr().out
+
+
+def test_what_is_no_notebook_is_named(tmp_path, capsys):
+    (tmp_path / "mine.ipynb").write_text("no")
+    assert main([str(tmp_path / "mine.ipynb")]) == 2
+    assert main([str(tmp_path / "absent.ipynb")]) == 2
+    said = capsys.readouterr().err
+    assert "mine.ipynb is not a notebook" in said and "absent.ipynb" in said
