@@ -86,8 +86,9 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
                 found.append(value)
         return mean(found)
 
-    def paper(table: str, row: str, column: str = "top1") -> float:
-        return quoted(table).value(row, column)
+    def paper(table: str, row: str, column: str = "top1", of: str = "attention-transfer") -> float:
+        """A figure of a table of `book/papers/OF.json`."""
+        return quoted(table, of).value(row, column)
 
     return {"acc": acc, "one": one, "diff": diff, "field": field, "paper": paper, "min": min, "max": max}
 

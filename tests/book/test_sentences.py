@@ -40,6 +40,8 @@ def known(tmp_path):
         ('2.5<!-- = field("transfer", "toy", "copy", "a.1.b") -->', True),
         ('85.1<!-- = paper("main_result", "attn. copy") -->', True),
         ('85.2<!-- = paper("main_result", "attn. copy") -->', False),
+        ('85.8<!-- = paper("transfer", "Flowers", "mae", of="lightweight-vits") -->', True),
+        ('85.8<!-- = paper("transfer", "Flowers", "mae") -->', False),
         ('1.0<!-- = acc("toy", "nothing") -->', False),
         ('1.0<!-- = acc("toy" -->', False),
         ("1.0<!-- = __import__('os').getpid() -->", False),

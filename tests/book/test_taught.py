@@ -14,7 +14,6 @@ from timm.layers import Attention
 from atlib import create_vit, walk
 from atlib.data import glyph_images, glyphs
 from atlib.train import schedule, train
-from atlib.train.pretrain import MaskedAutoencoder, patchify
 from atlib.train.recipe import Recipe
 from atlib.walking import Instead, Seen, attend
 from tests.helpers import ROOT, SMALL_VIT
@@ -121,32 +120,3 @@ def test_train_by_hand_is_train(changes):
     train(by_atlib, images, recipe, seed=7, progress=None, cpu=True)
     for (name, ours), theirs in zip(by_hand.named_parameters(), by_atlib.parameters()):
         assert torch.allclose(ours, theirs, atol=1e-5), name
-
-
-# 03-making-a-teacher
-
-
-@pytest.mark.parametrize("height, width, size", [(32, 32, 4), (24, 40, 8)])
-def test_to_patches_is_patchify(height, width, size):
-    images = torch.randn(3, 3, height, width)
-    assert torch.equal(taught("03-making-a-teacher").to_patches(images, size), patchify(images, (size, size)))
-
-
-def test_random_masking_keeps_and_hides_each_patch_once():
-    torch.manual_seed(0)
-    patches = torch.arange(5 * 64.0).reshape(5, 64, 1)
-    shown, kept, hidden = taught("03-making-a-teacher").random_masking(patches, 16)
-    assert torch.equal(torch.cat([kept, hidden], dim=1).sort(1).values, torch.arange(64).expand(5, -1))
-    assert torch.equal(shown[..., 0], patches[..., 0].gather(1, kept))
-    assert not torch.equal(kept[0], kept[1])
-
-
-@pytest.mark.parametrize("preset, size, ratio", [("glyphs", 8, 0.5), ("cifar", 4, 0.75)])
-def test_mae_loss_by_hand_is_the_loss(preset, size, ratio):
-    torch.manual_seed(2)
-    mae = MaskedAutoencoder(create_vit(preset, depth=2), mask_ratio=ratio, decoder_depth=1)
-    images = torch.randn(4, 3, 32, 32)
-    torch.manual_seed(9)
-    by_hand = taught("03-making-a-teacher").mae_loss_by_hand(mae, images, size)
-    torch.manual_seed(9)
-    assert torch.allclose(by_hand, mae(images), atol=1e-5)
