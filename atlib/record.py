@@ -101,7 +101,7 @@ def read_record(path: str | Path) -> Record:
 # --- The records of an experiment at a scale: results/EXPERIMENT/SCALE.jsonl, one a line ---
 
 
-def records_file(experiment: str, scale: str | None = "built-in", results: Path | None = None) -> Path:
+def records_file(experiment: str, scale: str | None = "find", results: Path | None = None) -> Path:
     """Where an experiment's records are: below `results`, by default the book's. scale: None for what has
     none, "notebooks" and "benchmarks"."""
     results = results_folder() if results is None else results
@@ -127,7 +127,7 @@ def read_file(path: str | Path) -> list[Record]:
 
 
 def read_records(
-    experiment: str, scale: str | None = "built-in", kind: str = "run", results: Path | None = None
+    experiment: str, scale: str | None = "find", kind: str = "run", results: Path | None = None
 ) -> list[Record]:
     """An experiment's records of one kind, by method, seed and trial; none where it has not been run.
 
@@ -138,7 +138,7 @@ def read_records(
 
 
 def find_record(
-    experiment: str, method: str, seed: int = 0, scale: str | None = "built-in", results: Path | None = None
+    experiment: str, method: str, seed: int = 0, scale: str | None = "find", results: Path | None = None
 ) -> Record:
     """One reported run. Raises `FileNotFoundError` where it is not recorded, and `ValueError` for a method
     that the others of its file do not have."""

@@ -205,16 +205,7 @@ def main(folder: Path) -> dict[str, list[int]]:
     }
     small = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
     for out, step in ((folder / "left-alone", 0), (folder / "terminated", 3)):
-        train_it = [
-            "train",
-            "--recipe",
-            "built-in-scratch",
-            "--data",
-            "marked-glyphs",
-            "--out",
-            str(out),
-            *small,
-        ]
+        train_it = ["train", "--recipe", "find-scratch", "--data", "marked-glyphs", "--out", str(out), *small]
         ended[out.name] = ranks(commanded, train_it, folder / out.name, step)
     ended["resumed"] = ranks(commanded, ["resume", str(folder / "terminated")], folder / "resumed", 0)
     return ended

@@ -72,21 +72,21 @@ def main(folder: Path) -> dict[str, list[int]]:
     def send(number: int):
         return lambda: os.kill(os.getpid(), number)
 
-    do("whole", asked("built-in-scratch", folder / "whole", drop_path=0.2))
+    do("whole", asked("find-scratch", folder / "whole", drop_path=0.2))
     for step in range(1, 6):
         out = folder / f"killed-{step}"
-        do(out.name, asked("built-in-scratch", out, drop_path=0.2), step, send(signal.SIGKILL))
+        do(out.name, asked("find-scratch", out, drop_path=0.2), step, send(signal.SIGKILL))
         do(out.name, ["resume", str(out)])
 
     out = folder / "terminated"
-    do(out.name, asked("built-in-scratch", out, drop_path=0.2, save_every=100), 3, send(signal.SIGTERM))
+    do(out.name, asked("find-scratch", out, drop_path=0.2, save_every=100), 3, send(signal.SIGTERM))
     do(out.name, ["resume", str(out)])
     before = (out / "record.json").stat().st_mtime_ns
     do(out.name, ["resume", str(out)])
     assert (out / "record.json").stat().st_mtime_ns == before, "a finished run was touched"
 
     out = folder / "changed"
-    do(out.name, asked("built-in-scratch", out, drop_path=0.2), 4, send(signal.SIGKILL))
+    do(out.name, asked("find-scratch", out, drop_path=0.2), 4, send(signal.SIGKILL))
     good = (out / "config.json").read_text()
     (out / "config.json").write_text(json.dumps(json.loads(good) | {"drop_path": 0.1}))
     do(out.name, ["resume", str(out)])
@@ -96,7 +96,7 @@ def main(folder: Path) -> dict[str, list[int]]:
     out = folder / "twice"
     do(
         out.name,
-        asked("built-in-scratch", out, drop_path=0.2),
+        asked("find-scratch", out, drop_path=0.2),
         3,
         lambda: do("second", ["resume", str(out)]) or (folder / "second").write_text(str(ended["second"])),
     )

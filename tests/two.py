@@ -166,7 +166,7 @@ def everything(folder: Path, rank: int) -> dict:
     from tests.stopped_runs import HELD_OUT, asked
 
     build.HELD_OUT = HELD_OUT
-    asked_for = asked("built-in-scratch", folder / "commanded", evaluation_split="validation")
+    asked_for = asked("find-scratch", folder / "commanded", evaluation_split="validation")
     found["commanded"] = gather_object([command.main(asked_for)])
     return found
 

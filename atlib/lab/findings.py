@@ -150,7 +150,7 @@ CLAIMS: tuple[Claim, ...] = (
         "85.6 against 84.4",
     ),
     Claim(
-        "17",
+        "14",
         "Maps of the last two layers are worth more than those of the first two",
         of("layers", "copy last 2"),
         of("layers", "copy first 2"),
@@ -201,7 +201,7 @@ CLAIMS: tuple[Claim, ...] = (
         PHOTOGRAPHS,
     ),
     Claim(
-        "18",
+        "14",
         "Averaged over examples, copied maps are worse than none",
         _SCRATCH,
         of("averages", "copy mean of examples"),
@@ -225,10 +225,24 @@ CLAIMS: tuple[Claim, ...] = (
         "85.7 against 81.3",
     ),
     Claim(
-        "19",
+        "14",
         "A student with half of the teacher's heads gains from its maps",
         of("pairs", "two heads, distill aggregate"),
         of("pairs", "two heads, scratch"),
+        FIND,
+    ),
+    Claim(
+        "09",
+        "Where a teacher's features are of no use, its maps beat its weights",
+        of("pretraining", "colour, copy"),
+        of("pretraining", "colour, fine-tune"),
+        FIND,
+    ),
+    Claim(
+        "09",
+        "Useless features with useful routing are better than useful features with useless routing",
+        of("pretraining", "useless features, useful routing"),
+        of("pretraining", "useful features, useless routing"),
         FIND,
     ),
     Claim(

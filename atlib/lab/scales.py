@@ -147,8 +147,6 @@ class Scale:
     training: Recipe
     tuning: Mapping[str, Sequence[dict]]
     labels: int | None
-    # of the central experiment's steps, for the runs of a study: it has many, and all share one budget
-    study_share: float = 0.4
     worth: Worth | None = None  # of its teachers; None: whatever they are worth, students are compared
     # steps between checkpoints of a teacher's pre-training; None: it is short, and begins anew
     keep_every: int | None = None
@@ -336,10 +334,8 @@ def with_twins(images: Images, twin: str | None, seed: int) -> Images:
 
 
 # the names, without what they stand for
-SCALES = ("find", "match", "built-in", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
+SCALES = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
 CIFAR_IMAGES = 45_000  # to train on: CIFAR-10's training split without the tenth that is for validation
-_LR = (1e-3, 2e-3, 4e-3)
-_DECAY = (0.05, 0.3)
 # One range for all methods. It is wide: the search tries a dozen recipes of it, and no choice lies at an end.
 AXES = {
     "lr": (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 0.128, 0.256, 0.512, 1.024, 2.048),
@@ -371,7 +367,6 @@ def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
         training,
         _equal_chances(WORLD_METHODS, training.steps),
         labels=1000,
-        study_share=1.0,
         world=world,
         gate=GATE,
     )
@@ -381,12 +376,6 @@ def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
 def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | PacsScale]:
     """All scales by name; `data` is a folder with CIFAR-10's parquet files, for "pacs" one that holds
     `cifar10` and `pacs` (None: from the hub)."""
-    free = grid(lr=_LR, weight_decay=_DECAY)
-    tuning = {
-        **dict.fromkeys(("scratch", "copy", "copy-q", "copy-untrained", "copy-fine-tuned"), free),
-        "fine-tune": grid(lr=(5e-4, 1e-3, 2e-3), layer_decay=(None, 0.75)),
-        "distill": grid(lr=(1e-3, 2e-3), transfer_weight=(1.0, 3.0, 10.0)),
-    }
     # 16 patches + class token, at the resolution of CIFAR-10: what a CPU can train.
     small, photographs = (Architecture("glyphs", {"num_classes": classes}) for classes in (10, 7))
     # For one GPU. The teacher: 800 passes, with the warm-up and the rate (in proportion to the batch) of He
@@ -414,20 +403,9 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         keep_every=500,
         path=data,
     )
-    # Its copy Q is in the study "family", with the other parts.
-    built_in = tuple(method for method in METHODS if method != "copy-q")
     return {
         "find": _world("find", recipes.RETRIEVAL, glyphs.World()),
         "match": _world("match", replace(recipes.RETRIEVAL, steps=3000), glyphs.World(task="match")),
-        "built-in": GlyphScale(
-            "built-in",
-            Architecture("glyphs"),
-            built_in,
-            recipes.RETRIEVAL,
-            recipes.STUDENT,
-            tuning,
-            labels=1000,
-        ),
         # For 2 CPU cores: about 11 passes of masked auto-encoding over CIFAR-10, 15 over 5,000 labelled
         # images. Far too little for a masked auto-encoder (arXiv 2111.06377 trains 800 passes and more), so
         # it shows what such a teacher is worth, not what the methods are.
@@ -439,7 +417,6 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
             replace(recipes.STUDENT, steps=600),
             _equal_chances(PHOTO_METHODS, 600),
             labels=5000,
-            study_share=1.0,
             path=data,
         ),
         # For 2 CPU cores: about 2 passes of pre-training over CIFAR-10, 33 over 1,169 photographs.
@@ -451,7 +428,6 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
             replace(recipes.STUDENT, steps=300),
             _equal_chances(PHOTO_METHODS, 300),
             labels=None,
-            study_share=1.0,
             path=data,
         ),
         "cifar10": on_gpu,

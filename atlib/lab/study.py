@@ -134,12 +134,11 @@ class Variant:
     world: World | None = None
 
     def base(self, scale: Scale, place: Place) -> Recipe:
-        """The recipe that it starts from: the scale's, or the one chosen for `like`, for a study's steps."""
+        """The recipe that it starts from: the scale's, or the one chosen for `like`."""
         if self.like is None:
             return scale.training
         recipe = scale.recipe(scale.tuning[self.like][chosen(place, self.like)])
-        steps = max(1, round(scale.study_share * recipe.steps))
-        return replace(recipe, **({"steps": steps} | self.changes))
+        return replace(recipe, **self.changes)
 
     def choices(self, scale: Scale) -> Sequence[Mapping]:
         """Changes to that recipe, of which the best on the validation split is taken. Where the scale has one
@@ -629,8 +628,7 @@ def make_models(study: Study, variants: list[Variant], place: Place, seeds: list
         known = _keys(place.records(CENTRAL.name))
         missing = [(run,) for run in runs if run.key not in known or not run.weights.exists()]
         run_each(make_run, missing, jobs)
-    own = [seed for seed in seeds if seed != TUNING_SEED]
-    schooled = [(place, seed, study, schooling) for schooling in study.teachers for seed in own]
+    schooled = [(place, seed, study, schooling) for schooling in study.teachers for seed in seeds]
     run_each(make_teacher, schooled, jobs)
 
 

@@ -69,7 +69,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(PRETRAINING)}")
         parser.set_defaults(teacher=None)
     else:
-        names = "a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, built-in-copy"
+        names = "a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, find-copy"
         parser.add_argument("--recipe", required=True, help=names)
         parser.add_argument("--teacher", help="a timm name or a file of weights (default: the recipe's)")
     data = f"{BUILT_IN}, a name of the catalogue (cifar10 ...), a hub id, or parquet files or image folders"

@@ -250,7 +250,7 @@ def clone(tmp_path, monkeypatch):
 
 def test_results_are_found_from_any_folder_of_the_clone(clone):
     assert results_folder() == results_folder(clone) == results_folder(clone / "results") == clone / "results"
-    assert records_file("a") == clone / "results" / "a" / "built-in.jsonl"
+    assert records_file("a") == clone / "results" / "a" / "find.jsonl"
     with pytest.raises(FileNotFoundError, match=clone.parent.name):
         results_folder(clone.parent)
 

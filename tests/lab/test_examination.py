@@ -126,7 +126,7 @@ def test_only_some_methods(place):
 @pytest.mark.parametrize(
     "scale, methods, error, named",
     [
-        ("built-in", None, ValueError, "'built-in'.*'toy'"),
+        ("finds", None, ValueError, "'finds'.*'toy'"),
         ("toy", ["scratch", "copi"], ValueError, "'copi'.*'copy'"),
         ("toy", None, FileNotFoundError, "fine-tune .* experiment transfer"),
     ],

@@ -94,8 +94,7 @@ def test_images_of_labels_and_teacher_are_drawn_apart(untrained, monkeypatch):
 
 def test_a_run_does_not_start_a_student_from_its_teachers_first_weights():
     teacher, student = (
-        build(configure(recipe, "marked-glyphs", seed=5), 8).model
-        for recipe in ("retrieval", "built-in-scratch")
+        build(configure(recipe, "marked-glyphs", seed=5), 8).model for recipe in ("retrieval", "find-scratch")
     )
     assert likeness(drawn(teacher), drawn(student)) < 0.2
 

@@ -49,7 +49,7 @@ def test_a_run_takes_its_labels_from_its_seed():
     of = {seed: toy.TOY.labelled(seed).pixels for seed in (0, 1, TUNING_SEED)}
     assert not torch.equal(of[0], of[1]) and not torch.equal(of[0], of[TUNING_SEED])
     assert torch.equal(of[0], toy.TOY.labelled(0).pixels)
-    held_out = scales()["built-in"].held_out
+    held_out = scales()["find"].held_out
     assert (len(held_out("validation")), len(held_out("test"))) == (2000, 4000)
     assert torch.equal(held_out("test").pixels[:40], toy.TOY.held_out("test").pixels), "whatever the seed"
 
@@ -58,7 +58,7 @@ def test_one_range_is_searched_for_all_methods():
     of = {"find": WORLD_METHODS, "match": WORLD_METHODS, "cifar10-cpu": PHOTO_METHODS, "pacs": PHOTO_METHODS}
     for name, methods in of.items():
         scale = scales()[name]
-        assert scale.name == name and scale.methods == methods and scale.study_share == 1
+        assert scale.name == name and scale.methods == methods
         for method in scale.methods:
             choices = scale.tuning[method]
             assert isinstance(choices, Range) and choices.axes.items() >= AXES.items()
@@ -110,7 +110,7 @@ def test_what_is_left_unlearned():
 
 def test_published_scales_tune_all_methods_alike():
     for name, scale in scales().items():
-        if name not in ("built-in", "cifar10", "cifar10-toy"):
+        if name not in ("cifar10", "cifar10-toy"):
             continue
         assert scale.name == name and set(scale.methods) <= set(PHOTO_METHODS)
         (number,) = {len(scale.tuning[method]) for method in scale.methods}

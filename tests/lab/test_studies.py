@@ -26,6 +26,7 @@ from atlib.lab.studies import (
     LABEL_CURVES,
     LAYERS,
     LONG_TAIL,
+    LONGER_LABEL_CURVES,
     PAIRS,
     POOL,
     PRETRAINING,
@@ -186,15 +187,16 @@ def test_names_are_distinct_and_recipes_valid():
                 scale.recipe(variant.changes | trial)  # raises where a value cannot be meant
 
 
-def test_label_curves_have_one_number_of_steps_for_all_methods_and_end_at_32_000():
-    labels = {variant.labels for variant in LABEL_CURVES.variants}
-    assert {250, 1000, 4000, 32_000} <= labels and len(LABEL_CURVES.variants) == 4 * len(labels)
-    for number in labels:
-        variants = [variant for variant in LABEL_CURVES.variants if variant.labels == number]
-        assert {variant.like for variant in variants} == {"scratch", "copy", "copy-routing-twin", "fine-tune"}
-        assert len({variant.changes["steps"] for variant in variants}) == 1
-        twins = {variant.like: variant.twin for variant in variants if variant.twin}
-        assert twins == {"copy-routing-twin": "routing"}
+@pytest.mark.parametrize(
+    "study, steps, numbers",
+    [(LABEL_CURVES, 500, [250, 4000, 32_000]), (LONGER_LABEL_CURVES, 2000, [4000, 32_000])],
+)
+def test_label_curves_give_all_methods_the_same_steps(study, steps, numbers):
+    assert {variant.changes["steps"] for variant in study.variants} == {steps}
+    for method in ("scratch", "copy", "copy-routing-twin", "fine-tune"):
+        variants = [variant for variant in study.variants if variant.like == method]
+        assert [variant.labels for variant in variants] == numbers
+        assert {variant.twin for variant in variants} == {"routing" if "twin" in method else None}
 
 
 def test_the_sweep_over_weights_has_every_weight_that_can_be_chosen():
@@ -415,7 +417,7 @@ def test_checkpoints_of_the_pool_lie_along_its_longest_run():
 
 
 def test_which_are_for_photographs_too_for_both_worlds_and_for_find_alone():
-    places = (), WORLDS, FIND
+    places = (), WORLDS, FIND, ("match",)
     of = {only: {name for name, study in STUDIES.items() if study.only == only} for only in places}
     assert of[()] == {"long-tail"} and of[WORLDS] == {"labels", "distillation", "family", "layers"}
     assert sum(map(len, of.values())) == len(STUDIES)

@@ -353,7 +353,7 @@ def test_a_study_starts_from_the_chosen_recipe(place):
         recipe = record.config["recipe"]
         assert record.experiment == "toy study" and set(record.results) == RESULTS
         assert (recipe["lr"], recipe["transfer_weight"]) == (toy.TRIALS[1]["lr"], 7.0)
-        assert recipe["steps"] == max(1, round(0.4 * 2)) and recipe["plan"]["how"] == "distill"
+        assert recipe["steps"] == 2 and recipe["plan"]["how"] == "distill"
 
 
 def test_trials_of_a_study_are_chosen_on_the_validation_split(place):
@@ -388,7 +388,7 @@ def test_what_cannot_be_done_is_named_before_anything_is_run(
 
 
 def test_a_scale_with_one_recipe_a_method_tunes_nothing(tmp_path, monkeypatch):
-    one = replace(toy.TOY, tuning={method: ({"lr": 3e-3},) for method in toy.TOY.tuning}, study_share=1.0)
+    one = replace(toy.TOY, tuning={method: ({"lr": 3e-3},) for method in toy.TOY.tuning})
     monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": one})
     for study, method in ((CENTRAL, "copy"), (STUDY, "tuned")):
         (record,) = run_study(study, toy.place(tmp_path), 1, [method])

@@ -18,6 +18,7 @@ MAY = {
     "lab": CORE | {"methods", "train", "analysis", "teachers", "lab"},
     "run": CORE | {"methods", "train", "analysis", "teachers", "run"},
     "explorer": CORE | {"lab", "explorer"},
+    "exercises": CORE | {"methods", "train", "analysis", "exercises"},
 }
 FILES = sorted(
     path.relative_to(ROOT) for path in (ROOT / "atlib").rglob("*.py") if path.name != "__main__.py"

@@ -113,7 +113,7 @@ def use(installed, folder):
     (parts["README"] / "example.py").write_text(example_of_the_readme())
     pretrain = ["pretrain", "retrieval", "--out", "teacher", *SMALL]
     run(installed / "attention-transfer", *pretrain, cwd=parts["run"])
-    request = f"train --recipe built-in-distill --data marked-glyphs --teacher {TEACHER}".split() + SMALL
+    request = f"train --recipe find-distill --data marked-glyphs --teacher {TEACHER}".split() + SMALL
     program = shutil.copy(ROOT / "tests" / "installed.py", folder)  # from where the clone is out of reach
     given = (json.dumps(parts, default=str), json.dumps(request))
     found = json.loads(run(installed / "python", program, *given, cwd=folder).splitlines()[-1])

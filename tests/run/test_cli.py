@@ -60,11 +60,11 @@ def test_records_and_weights_go_where_they_are_sent(here, capsys):
     "asked, named",
     [
         ("transfr", "'transfr'.*'transfer'"),
-        ("transfer --scale build-in", "'build-in'.*'built-in'"),
+        ("transfer --scale fund", "'fund'.*'find'"),
         ("transfer --scale toy --methods scratch destill", "'destill'.*'distill'"),
         (
-            "transfer --scale built-in --methods copy-q",
-            "'copy-q'.*'copy-untrained', 'copy-fine-tuned', 'distill'",
+            "transfer --scale pacs --methods copy-k",
+            "'copy-k'.*'copy-untrained', 'copy-fine-tuned', 'distill'",
         ),
         ("transfer --scale toy --seeds 0", "--seeds .* 0 and 1"),
         ("transfer --scale toy --jobs 0", "--jobs .* and 0"),
@@ -104,7 +104,7 @@ def test_help_names_experiments_scales_and_methods(capsys):
         command.main(["experiment", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert caught.value.code == 0
-    for name in "transfer distillation built-in cifar10-cpu copy-fine-tuned --seeds --data --out".split():
+    for name in "transfer distillation match cifar10-cpu copy-fine-tuned --seeds --data --out".split():
         assert name in text
 
 

@@ -53,7 +53,7 @@ def weights(folder):
 
 def test_a_run_is_what_train_does_and_leaves_weights_record_config_and_log(tmp_path, capsys):
     out = tmp_path / "run"
-    assert command.main(asked("built-in-scratch", out, "--seed", "3", lr=1e-3, evaluate_every=1)) == 0
+    assert command.main(asked("find-scratch", out, "--seed", "3", lr=1e-3, evaluate_every=1)) == 0
     printed = capsys.readouterr().out
 
     torch.manual_seed(seed_for(3, "student"))
@@ -83,7 +83,7 @@ def test_copy_keeps_its_teacher_and_distill_does_not(tmp_path, teacher, capsys):
     images = load("marked-glyphs", split="test", size=40)
     for how in ("copy", "distill"):
         out = tmp_path / how
-        assert command.main(asked(f"built-in-{how}", out, "--teacher", str(path), ema=0.5)) == 0
+        assert command.main(asked(f"find-{how}", out, "--teacher", str(path), ema=0.5)) == 0
         assert ("teacher in the same file" in capsys.readouterr().out) == (how == "copy")
         torch.manual_seed(seed_for(0, "student"))
         pair = AttentionTransfer(vit, Architecture("glyphs", {"num_classes": 8}).build(), Plan(how=how))
@@ -106,7 +106,7 @@ def test_copy_keeps_its_teacher_and_distill_does_not(tmp_path, teacher, capsys):
 def test_fine_tuning_starts_from_the_teacher_with_a_new_head(tmp_path, teacher):
     path, vit = teacher
     still = {"lr": 1e-12, "layer_decay": "none", "weight_decay": 0}
-    assert command.main(asked("built-in-fine-tune", tmp_path / "run", "--teacher", str(path), **still)) == 0
+    assert command.main(asked("find-fine-tune", tmp_path / "run", "--teacher", str(path), **still)) == 0
     found, start = weights(tmp_path / "run"), state_of(vit)
     body = [name for name in start if not name.startswith("head.")]
     assert all(torch.allclose(found[name], start[name], rtol=0, atol=1e-9) for name in body)
@@ -198,10 +198,10 @@ def at_step(step, what, monkeypatch):
 
 def test_an_interrupted_run_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
-    assert command.main(asked("built-in-scratch", tmp_path / "whole", drop_path=0.2)) == 0
+    assert command.main(asked("find-scratch", tmp_path / "whole", drop_path=0.2)) == 0
     with monkeypatch.context() as changed:
         at_step(3, KeyboardInterrupt(), changed)
-        assert command.main(asked("built-in-scratch", out, drop_path=0.2)) == 130
+        assert command.main(asked("find-scratch", out, drop_path=0.2)) == 130
     err = capsys.readouterr().err
     assert f"python -m atlib resume {out}\n" in err and "Traceback" not in err
     assert command.main(["resume", str(out)]) == 0
@@ -209,7 +209,7 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         commands, "training_images", lambda config: (_ for _ in ()).throw(KeyboardInterrupt())
     )
-    assert command.main(asked("built-in-scratch", tmp_path / "other")) == 130
+    assert command.main(asked("find-scratch", tmp_path / "other")) == 130
     assert capsys.readouterr().err.endswith(": interrupted\n"), "nothing is there to go on with"
 
 
@@ -224,7 +224,7 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
 )
 def test_out_of_memory_says_what_takes_less(tmp_path, capsys, monkeypatch, error):
     at_step(1, error, monkeypatch)
-    assert command.main(asked("built-in-scratch", tmp_path / "run")) == 1
+    assert command.main(asked("find-scratch", tmp_path / "run")) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "out of memory" in line]
     ways_out = ("--accumulate", "--checkpoint_activations true", "--batch_size")
     assert all(part in line for part in (str(error).split(".")[0], *ways_out))
@@ -233,13 +233,13 @@ def test_out_of_memory_says_what_takes_less(tmp_path, capsys, monkeypatch, error
 def test_what_is_an_error_of_ours_is_not_hidden(tmp_path, monkeypatch):
     at_step(1, RuntimeError("a shape is wrong"), monkeypatch)
     with pytest.raises(RuntimeError, match="a shape is wrong"):
-        command.main(asked("built-in-scratch", tmp_path / "run"))
+        command.main(asked("find-scratch", tmp_path / "run"))
 
 
 @pytest.mark.parametrize("checkpoints", [True, False], ids=["with checkpoints", "without"])
 def test_a_finished_run_without_its_weights_writes_them_again(tmp_path, capsys, checkpoints):
     out = tmp_path / "run"
-    assert command.main(asked("built-in-scratch", out, ema=0.5)) == 0
+    assert command.main(asked("find-scratch", out, ema=0.5)) == 0
     files = [out / "student.safetensors", out / "averaged.safetensors"]
     before, results = [load_file(path) for path in files], read_record(out / "record.json").results
     for number in (2, 1):  # both, and only the average
@@ -260,7 +260,7 @@ def test_a_finished_run_without_its_weights_writes_them_again(tmp_path, capsys, 
 
 def test_a_damaged_record_is_named_with_the_way_out(tmp_path, capsys):
     out = tmp_path / "run"
-    assert command.main(asked("built-in-scratch", out)) == 0
+    assert command.main(asked("find-scratch", out)) == 0
     results = read_record(out / "record.json").results
     (out / "record.json").write_text("junk")
     capsys.readouterr()
@@ -272,7 +272,7 @@ def test_a_damaged_record_is_named_with_the_way_out(tmp_path, capsys):
 
 def test_a_damaged_checkpoint_is_a_sentence_said_once(tmp_path, capsys):
     out = tmp_path / "run"
-    assert command.main(asked("built-in-scratch", out)) == 0
+    assert command.main(asked("find-scratch", out)) == 0
     (out / "record.json").unlink()
     newest = sorted((out / "checkpoints").iterdir())[-1]
     (newest / "manifest.json").unlink()
@@ -287,8 +287,8 @@ def test_a_damaged_checkpoint_is_a_sentence_said_once(tmp_path, capsys):
 
 
 def test_what_was_changed_against_the_recipe_is_said_when_training_starts(tmp_path, capsys):
-    assert command.main(asked("built-in-scratch", tmp_path / "run")) == 0
-    (line,) = [each for each in capsys.readouterr().err.splitlines() if "recipe built-in-scratch: " in each]
+    assert command.main(asked("find-scratch", tmp_path / "run")) == 0
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "recipe find-scratch: " in each]
     assert re.search(r"steps 5 .* \d+; batch_size 8 .* 128; lr 0.00025 .* 0.004", line)
 
 
@@ -303,7 +303,7 @@ def test_what_is_left_of_a_run_without_its_config_is_not_written_over(tmp_path, 
     out = tmp_path / "run"
     (out / left).parent.mkdir(parents=True, exist_ok=True)
     (out / left).write_text("here")
-    assert command.main(asked("built-in-scratch", out)) == 2
+    assert command.main(asked("find-scratch", out)) == 2
     first = "/".join(left.split("/")[:2])
     assert re.search(rf"{out} .*{first} .*config.json .*--out", capsys.readouterr().err)
     assert [path for path in out.rglob("*") if path.is_file()] == [out / left]
@@ -313,7 +313,7 @@ def test_what_is_left_of_a_run_without_its_config_is_not_written_over(tmp_path, 
 def test_a_folder_that_cannot_be_made_is_found_before_data_are_read(tmp_path, capsys, monkeypatch, place):
     monkeypatch.setattr(commands, "training_images", lambda config: pytest.fail("data were touched"))
     (tmp_path / "file").write_text("here")
-    assert command.main(asked("built-in-scratch", tmp_path / place)) == 2
+    assert command.main(asked("find-scratch", tmp_path / place)) == 2
     assert f"--out {tmp_path / place}: " in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "here" and list(tmp_path.iterdir()) == [tmp_path / "file"]
 
@@ -328,10 +328,10 @@ def test_trying_a_folder_leaves_nothing(tmp_path):
 
 def test_a_folder_with_a_run_is_left_alone(tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
-    assert command.main(asked("built-in-scratch", out)) == 0
+    assert command.main(asked("find-scratch", out)) == 0
     monkeypatch.setattr(commands, "training_images", lambda config: pytest.fail("data were touched"))
     before = (out / "config.json").read_bytes()
-    assert command.main(asked("built-in-scratch", out, lr=1)) == 2
+    assert command.main(asked("find-scratch", out, lr=1)) == 2
     assert f"`python -m atlib resume {out}`" in capsys.readouterr().err
     assert (out / "config.json").read_bytes() == before
 
@@ -344,7 +344,7 @@ def test_pretraining_makes_a_teacher(tmp_path, capsys):
     assert set(read_record(tmp_path / "mae" / "record.json").results) == {"loss"}
     for kind in ("retrieval", "mae"):
         teacher = str(tmp_path / kind / "teacher.safetensors")
-        assert command.main(asked("built-in-copy", tmp_path / f"after-{kind}", "--teacher", teacher)) == 0
+        assert command.main(asked("find-copy", tmp_path / f"after-{kind}", "--teacher", teacher)) == 0
     capsys.readouterr()
     assert command.main(["evaluate", str(tmp_path / "mae")]) == 2
     assert "without a class head" in capsys.readouterr().err
@@ -362,14 +362,14 @@ def test_a_file_away_from_its_run_is_evaluated_on_named_data(tmp_path, capsys):
     assert figures in capsys.readouterr().out
 
 
-BUILT_IN = "train --recipe built-in-scratch --data marked-glyphs"
+BUILT_IN = "train --recipe find-scratch --data marked-glyphs"
 
 
 @pytest.mark.parametrize(
     "wrong, named",
     [
-        ("train --recipe built-in-copi --data marked-glyphs --out OUT", "'built-in-copi'.*'built-in-copy'"),
-        ("train --recipe built-in-copy --data marked-glyphs --out OUT", "copy needs a teacher"),
+        ("train --recipe find-copi --data marked-glyphs --out OUT", "'find-copi'.*'find-copy'"),
+        ("train --recipe find-copy --data marked-glyphs --out OUT", "copy needs a teacher"),
         (BUILT_IN, "--out DIR"),
         (f"{BUILT_IN} --out OUT --lr", "--lr has no value"),
         (f"{BUILT_IN} --model.num_heads 0 --out OUT", "'num_heads': 0"),
@@ -402,13 +402,13 @@ def test_weights_that_cannot_be_downloaded_are_a_message(tmp_path, capsys, monke
 
     monkeypatch.setattr(timm, "create_model", offline)
     name = "vit_tiny_patch16_224.augreg_in21k"
-    assert command.main(asked("built-in-copy", tmp_path / "run", "--teacher", name)) == 2
+    assert command.main(asked("find-copy", tmp_path / "run", "--teacher", name)) == 2
     assert "could not be downloaded" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_a_loss_that_is_not_finite_names_step_and_checkpoint(tmp_path, capsys):
     wild = {"lr": 1e30, "warmup": 0, "clip": "none", "save_every": 1}
-    assert command.main(asked("built-in-scratch", tmp_path / "run", **wild)) == 1
+    assert command.main(asked("find-scratch", tmp_path / "run", **wild)) == 1
     assert re.search(rf"step \d+ .*{tmp_path}/run/checkpoints/step-", capsys.readouterr().err)
 
 
@@ -505,7 +505,7 @@ def test_another_teacher_in_the_same_place_is_refused(tmp_path, teacher, capsys,
     architecture = Architecture("glyphs", {"num_classes": 192})
     with monkeypatch.context() as changed:
         at_step(3, signal.SIGTERM, changed)
-        assert command.main(asked("built-in-distill", out, "--teacher", str(path))) == 75
+        assert command.main(asked("find-distill", out, "--teacher", str(path))) == 75
     good = path.read_bytes()
     save_vit(path, randomise(architecture.build(), seed=9), architecture)
     capsys.readouterr()

@@ -68,7 +68,7 @@ def test_json_and_back(tmp_path, config):
 
 def test_changes_reach_run_recipe_parts_and_model():
     changes = "lr=1e-3 steps=7 save_every=3 plan.what=q model.depth=2 plan.layers=[0] transfer_weight=2"
-    config = configure(**asked("built-in-distill", *changes.split(), teacher=__file__))
+    config = configure(**asked("find-distill", *changes.split(), teacher=__file__))
     recipe = config.recipe
     assert (recipe.lr, recipe.steps, recipe.transfer_weight, config.save_every) == (1e-3, 7, 2.0, 3)
     assert config.plan == Plan("q", "distill", layers=(0,)) and config.model.overrides["depth"] == 2
@@ -139,29 +139,29 @@ def test_changes_in_epochs_reach_the_steps():
 @pytest.mark.parametrize(
     "given, named",
     [
-        (asked("built-in-scrach"), "'built-in-scrach'.*'built-in-scratch'"),
-        (asked("built-in-scratch", "stepz=3"), "--stepz.*--steps"),
-        (asked("built-in-scratch", "recipe.stepz=3"), "--recipe.stepz"),
-        (asked("built-in-scratch", "plans.what=q"), "--plans.what.*--plan.what"),
-        (asked("built-in-scratch", "plan.what=q"), "plan.what: .*'scratch'"),
-        (asked("built-in-scratch", "epoch=3"), "--epoch.*--epochs"),
-        (asked("built-in-scratch", "published.epochs=3"), "--published.epochs"),
-        (asked("built-in-scratch", "epochs=3", "steps=9"), "steps and epochs"),
-        (asked("built-in-scratch", "epochs=3"), "warmup_epochs=12.5, epochs=3.0"),
-        (asked("built-in-scratch", "steps=1.5"), "--steps 1.5: .* int"),
-        (asked("built-in-scratch", "steps=0"), "steps=0"),
-        (asked("built-in-scratch", "betas=[2,3]"), "betas=.2.0, 3.0"),
-        (asked("built-in-scratch", "lr=Infinity"), "--lr Infinity: .* float"),
-        (asked("built-in-scratch", "optimizer=adahessian"), "optimizer='adahessian'"),
-        (asked("built-in-scratch", "recipe_name=copy-vit-large"), "--recipe_name"),
-        (asked("built-in-scratch", "data=/tmp"), "--data"),
-        (asked("built-in-copy", "teacher=here", teacher=__file__), "--teacher"),
-        (asked("built-in-scratch", "seed=3"), "--seed"),
-        (asked("built-in-scratch", "tensorboard=true"), "--tensorboard"),
-        (asked("built-in-scratch", seed=2**32), "seed=4294967296"),
-        (asked("built-in-scratch", seed=10**23), f"seed={10**23}"),
-        (asked("built-in-scratch", "model.depth=0"), "'glyphs'.*model.depth"),
-        (asked("built-in-scratch", "model.init_values=NaN"), "init_values': 'NaN'"),
+        (asked("find-scrach"), "'find-scrach'.*'find-scratch'"),
+        (asked("find-scratch", "stepz=3"), "--stepz.*--steps"),
+        (asked("find-scratch", "recipe.stepz=3"), "--recipe.stepz"),
+        (asked("find-scratch", "plans.what=q"), "--plans.what.*--plan.what"),
+        (asked("find-scratch", "plan.what=q"), "plan.what: .*'scratch'"),
+        (asked("find-scratch", "epoch=3"), "--epoch.*--epochs"),
+        (asked("find-scratch", "published.epochs=3"), "--published.epochs"),
+        (asked("find-scratch", "epochs=3", "steps=9"), "steps and epochs"),
+        (asked("find-scratch", "epochs=3"), "warmup_epochs=6.25, epochs=3.0"),
+        (asked("find-scratch", "steps=1.5"), "--steps 1.5: .* int"),
+        (asked("find-scratch", "steps=0"), "steps=0"),
+        (asked("find-scratch", "betas=[2,3]"), "betas=.2.0, 3.0"),
+        (asked("find-scratch", "lr=Infinity"), "--lr Infinity: .* float"),
+        (asked("find-scratch", "optimizer=adahessian"), "optimizer='adahessian'"),
+        (asked("find-scratch", "recipe_name=copy-vit-large"), "--recipe_name"),
+        (asked("find-scratch", "data=/tmp"), "--data"),
+        (asked("find-copy", "teacher=here", teacher=__file__), "--teacher"),
+        (asked("find-scratch", "seed=3"), "--seed"),
+        (asked("find-scratch", "tensorboard=true"), "--tensorboard"),
+        (asked("find-scratch", seed=2**32), "seed=4294967296"),
+        (asked("find-scratch", seed=10**23), f"seed={10**23}"),
+        (asked("find-scratch", "model.depth=0"), "'glyphs'.*model.depth"),
+        (asked("find-scratch", "model.init_values=NaN"), "init_values': 'NaN'"),
         (
             asked("mae-scratch-vit-base", "augmentation.mean=[0, 0, Infinity]", data="imagenet-1k"),
             "--augmentation.mean .*Infinity",
@@ -169,26 +169,26 @@ def test_changes_in_epochs_reach_the_steps():
         (asked("mae", "mask_ratio=2"), "mask_ratio=2.0 .* -16 of 16"),
         (asked("mae", "mask_ratio=0.99"), "mask_ratio=0.99 .* 0 of 16"),
         (asked("mae", "decoder_width=10"), "decoder_width=10"),
-        (asked("built-in-scratch", "save_every=0"), "save_every=0"),
-        (asked("built-in-scratch", "workers=-1"), "workers=-1"),
-        (asked("built-in-scratch", "drop_path=1"), "drop_path .* 1"),
-        (asked("built-in-scratch", "on_corrupt=ignore"), "on_corrupt 'ignore'"),
-        (asked("built-in-scratch", "method=copying"), "'copying'"),
-        (asked("built-in-scratch", "method=copy"), "copy .*teacher"),
-        (asked("built-in-scratch", "model.deepth=3"), "'glyphs'.*deepth"),
-        (asked("built-in-scratch", "model=vit_tiny_patch16_224"), "224, 224.*marked-glyphs"),
-        (asked("built-in-scratch", "model.depth=-1"), "'depth': -1"),
-        (asked("built-in-copy", "plan.layers=[[0,[1]]]", teacher=__file__), "--plan.layers "),
-        (asked("built-in-copy", "plan.layers=[[[0],1]]", teacher=__file__), "--plan.layers "),
-        (asked("built-in-copy"), "copy .*teacher"),
+        (asked("find-scratch", "save_every=0"), "save_every=0"),
+        (asked("find-scratch", "workers=-1"), "workers=-1"),
+        (asked("find-scratch", "drop_path=1"), "drop_path .* 1"),
+        (asked("find-scratch", "on_corrupt=ignore"), "on_corrupt 'ignore'"),
+        (asked("find-scratch", "method=copying"), "'copying'"),
+        (asked("find-scratch", "method=copy"), "copy .*teacher"),
+        (asked("find-scratch", "model.deepth=3"), "'glyphs'.*deepth"),
+        (asked("find-scratch", "model=vit_tiny_patch16_224"), "224, 224.*marked-glyphs"),
+        (asked("find-scratch", "model.depth=-1"), "'depth': -1"),
+        (asked("find-copy", "plan.layers=[[0,[1]]]", teacher=__file__), "--plan.layers "),
+        (asked("find-copy", "plan.layers=[[[0],1]]", teacher=__file__), "--plan.layers "),
+        (asked("find-copy"), "copy .*teacher"),
         (
-            asked("built-in-copy", teacher="vit_tinny_patch16_224"),
+            asked("find-copy", teacher="vit_tinny_patch16_224"),
             "'vit_tinny_patch16_224'.* vit_tiny_patch16_224",
         ),
-        (asked("built-in-copy", "plan.layers=[7]", teacher=__file__), "layer 7, .* 4"),
-        (asked("built-in-copy", "plan.how=distill", teacher=__file__), "'copy'.*'distill'"),
-        (asked("built-in-scratch", teacher=__file__), f"scratch .*{__file__}"),
-        (asked("built-in-scratch", data="marked-glyph"), "'marked-glyph'.*'marked-glyphs'"),
+        (asked("find-copy", "plan.layers=[7]", teacher=__file__), "layer 7, .* 4"),
+        (asked("find-copy", "plan.how=distill", teacher=__file__), "'copy'.*'distill'"),
+        (asked("find-scratch", teacher=__file__), f"scratch .*{__file__}"),
+        (asked("find-scratch", data="marked-glyph"), "'marked-glyph'.*'marked-glyphs'"),
         (asked("retrieval", data="cifar10"), "retrieval .*'cifar10'"),
     ],
 )
@@ -200,12 +200,12 @@ def test_what_is_wrong_is_named_before_data_or_weights_are_touched(given, named,
 @pytest.mark.parametrize(
     "given, belongs_to",
     [
-        (asked("built-in-distill", "mask_ratio=0.5", teacher=__file__), "masked auto-encoding"),
-        (asked("built-in-scratch", "streaming=true"), "data that are read"),
-        (asked("built-in-scratch", "data_path=/somewhere"), "data that are read"),
-        (asked("built-in-copy", "transfer_weight=1", teacher=__file__), "Distill"),
-        (asked("built-in-scratch", "transfer_weight=1"), "Distill"),
-        (asked("built-in-scratch", "teacher_heads=2"), "a teacher"),
+        (asked("find-distill", "mask_ratio=0.5", teacher=__file__), "masked auto-encoding"),
+        (asked("find-scratch", "streaming=true"), "data that are read"),
+        (asked("find-scratch", "data_path=/somewhere"), "data that are read"),
+        (asked("find-copy", "transfer_weight=1", teacher=__file__), "Distill"),
+        (asked("find-scratch", "transfer_weight=1"), "Distill"),
+        (asked("find-scratch", "teacher_heads=2"), "a teacher"),
         (asked("mae", "evaluate_every=1"), "training with labels"),
     ],
 )
@@ -217,9 +217,7 @@ def test_a_setting_that_would_change_nothing_is_refused(given, belongs_to):
 
 def test_settings_where_they_have_a_use():
     assert configure(**asked("mae", "mask_ratio=0.5", "decoder_width=32")).mask_ratio == 0.5
-    weighted = configure(
-        **asked("built-in-distill", "transfer_weight=1", "evaluate_every=2", teacher=__file__)
-    )
+    weighted = configure(**asked("find-distill", "transfer_weight=1", "evaluate_every=2", teacher=__file__))
     assert weighted.recipe.transfer_weight == 1
     changes = ("streaming=true", "on_corrupt=skip")
     assert configure(**asked("distill-vit-large", *changes, data="imagenet-1k")).streaming
@@ -227,15 +225,15 @@ def test_settings_where_they_have_a_use():
 
 def test_files_that_are_not_there():
     with pytest.raises(FileNotFoundError, match="nowhere.safetensors"):
-        configure(**asked("built-in-copy", teacher="nowhere.safetensors"))
+        configure(**asked("find-copy", teacher="nowhere.safetensors"))
     with pytest.raises(FileNotFoundError, match="nowhere/x.parquet"):
-        configure(**asked("built-in-scratch", data="nowhere/x.parquet"))
+        configure(**asked("find-scratch", data="nowhere/x.parquet"))
 
 
 def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch):
     (tmp_path / "images").mkdir()
     (tmp_path / "teacher.pth").touch()
-    given = configure(**asked("built-in-copy", teacher=__file__))
+    given = configure(**asked("find-copy", teacher=__file__))
     monkeypatch.chdir(tmp_path)
     assert data_name("images") == str(tmp_path / "images") and data_name("owner/name") == "owner/name"
     assert given.teacher == __file__

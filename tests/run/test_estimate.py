@@ -175,7 +175,7 @@ def test_without_a_count_of_flops_two_images_are_tried_first(monkeypatch):
 def test_a_small_run_is_timed_at_its_own_size():
     """How near the estimate comes to a real epoch is measured in benchmarks/dry_run.py: a test cannot rely on
     the machine's speed."""
-    config = configure("built-in-distill", "marked-glyphs", __file__, {"batch_size": "32"})
+    config = configure("find-distill", "marked-glyphs", __file__, {"batch_size": "32"})
     found = estimate(config, 256, 8)
     assert found.timing.whole and found.timing.batches == (32, 32) and found.steps_per_epoch == 8
     assert found.seconds == found.timing.measured[1] > 0

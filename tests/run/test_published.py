@@ -279,8 +279,8 @@ def test_a_fine_tuning_of_deit3_does_not_anneal():
 
 
 def recorded(method):
-    """What the committed records hold of a method at the built-in scale: its trials in order, and a run."""
-    lines = (RECORDS / "built-in.jsonl").read_text().splitlines()
+    """What the committed records of Find hold of a method: its trials in order, and a run."""
+    lines = (RECORDS / "find.jsonl").read_text().splitlines()
     records = [each for each in map(json.loads, lines) if each["method"] == method]
     trials = sorted((each for each in records if each["kind"] == "trial"), key=lambda each: each["trial"])
     return *trials, next(each for each in records if each["kind"] == "run")
@@ -288,15 +288,14 @@ def recorded(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ours_are_what_the_tuning_chose_and_what_was_run(method):
-    each = published(f"built-in-{method}")
+    each = published(f"find-{method}")
     *trials, run = recorded(method)
-    scores = [trial["results"]["validation_accuracy"] for trial in trials]
-    best = scores.index(max(scores))
-    assert each.source.endswith(f"results/transfer/built-in.jsonl, {method}, trial {best}")
+    best = max(trials, key=lambda trial: trial["results"]["validation_accuracy"])
+    assert each.source.endswith(f"results/transfer/find.jsonl, {method}, trial {best['trial']}")
     found = json.loads(json.dumps(each.recipe.on(run["config"]["labels"]).describe()))
     # What these records are too old to say is off.
     off = Recipe().describe()
-    assert found == json.loads(json.dumps(off)) | trials[best]["config"]["recipe"] | run["config"]["recipe"]
+    assert found == json.loads(json.dumps(off)) | best["config"]["recipe"] | run["config"]["recipe"]
     assert {"name": each.model, "overrides": each.options} == run["config"][
         "student"
     ] and each.method == method
