@@ -16,7 +16,7 @@ from atlib.run.configure import configure
 from atlib.run.estimate import assembled, estimate
 from atlib.train import train
 
-RECIPES = ("built-in-scratch", "built-in-copy", "built-in-distill")
+RECIPES = ("find-scratch", "find-copy", "find-distill")
 IMAGES, CLASSES = 1000, 8
 
 

@@ -17,10 +17,10 @@ MOVED = {
     "notebooks/02-routing-world": "notebooks/02-two-worlds",
     "notebooks/04-two-ends": "notebooks/04-copy",
     "notebooks/05-attention-copy": "notebooks/04-copy",
-    "notebooks/08-which-layers-which-heads": "notebooks/17-which-layers-which-heads",
-    "notebooks/09-what-in-a-map-matters": "notebooks/18-what-in-a-map-matters",
+    "notebooks/08-which-layers-which-heads": "notebooks/14-layers-heads-unequal-pairs",
+    "notebooks/09-what-in-a-map-matters": "notebooks/14-layers-heads-unequal-pairs",
     "notebooks/10-is-it-just-distillation": "notebooks/08-is-it-just-distillation",
-    "notebooks/11-different-teacher-different-student": "notebooks/19-different-teacher-different-student",
+    "notebooks/11-different-teacher-different-student": "notebooks/14-layers-heads-unequal-pairs",
     "notebooks/12-never-store-a-map": "notebooks/15-never-store-a-map",
     "notebooks/13-same-features": "notebooks/10-same-features-same-mistakes",
     "notebooks/14-same-mistakes": "notebooks/10-same-features-same-mistakes",
@@ -29,6 +29,9 @@ MOVED = {
     "notebooks/17-when-are-features-needed": "notebooks/09-when-are-features-needed",
     "notebooks/18-when-it-fails": "notebooks/13-when-it-fails",
     "notebooks/19-model-size": "book/model-size",
+    "notebooks/17-which-layers-which-heads": "notebooks/14-layers-heads-unequal-pairs",
+    "notebooks/18-what-in-a-map-matters": "notebooks/14-layers-heads-unequal-pairs",
+    "notebooks/19-different-teacher-different-student": "notebooks/14-layers-heads-unequal-pairs",
     "notebooks/20-laptop-to-cluster": "notebooks/16-laptop-to-cluster",
 }
 
