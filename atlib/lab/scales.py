@@ -391,6 +391,7 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         compile=True,
     )
     methods = tuple(method for method in PHOTO_METHODS if method != "copy-fine-tuned")
+    on_a_cpu = tuple(method for method in PHOTO_METHODS if method not in ("scratch-2", "scratch-3"))
     on_gpu = CifarScale(
         "cifar10",
         Architecture("cifar"),
@@ -412,10 +413,10 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         "cifar10-cpu": CifarScale(
             "cifar10-cpu",
             small,
-            PHOTO_METHODS,
+            on_a_cpu,
             replace(recipes.MAE, steps=4000),
             replace(recipes.STUDENT, steps=600),
-            _equal_chances(PHOTO_METHODS, 600),
+            dict.fromkeys(on_a_cpu, grid(lr=(1e-3, 2e-3, 4e-3, 8e-3))),
             labels=5000,
             path=data,
         ),
@@ -423,10 +424,10 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         "pacs": PacsScale(
             "pacs",
             photographs,
-            PHOTO_METHODS,
+            on_a_cpu,
             replace(recipes.STUDENT, steps=800),
             replace(recipes.STUDENT, steps=300),
-            _equal_chances(PHOTO_METHODS, 300),
+            dict.fromkeys(on_a_cpu, grid(lr=(5e-4, 1e-3, 2e-3, 4e-3, 8e-3))),
             labels=None,
             path=data,
         ),
