@@ -391,7 +391,6 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         compile=True,
     )
     methods = tuple(method for method in PHOTO_METHODS if method != "copy-fine-tuned")
-    on_a_cpu = tuple(method for method in PHOTO_METHODS if method not in ("scratch-2", "scratch-3"))
     on_gpu = CifarScale(
         "cifar10",
         Architecture("cifar"),
@@ -413,10 +412,10 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         "cifar10-cpu": CifarScale(
             "cifar10-cpu",
             small,
-            on_a_cpu,
+            PHOTO_METHODS,
             replace(recipes.MAE, steps=4000),
             replace(recipes.STUDENT, steps=600),
-            dict.fromkeys(on_a_cpu, grid(lr=(1e-3, 2e-3, 4e-3, 8e-3))),
+            dict.fromkeys(PHOTO_METHODS, grid(lr=(1e-3, 2e-3, 4e-3, 8e-3))),
             labels=5000,
             path=data,
         ),
@@ -424,10 +423,10 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         "pacs": PacsScale(
             "pacs",
             photographs,
-            on_a_cpu,
+            PHOTO_METHODS,
             replace(recipes.STUDENT, steps=800),
             replace(recipes.STUDENT, steps=300),
-            dict.fromkeys(on_a_cpu, grid(lr=(5e-4, 1e-3, 2e-3, 4e-3, 8e-3))),
+            dict.fromkeys(PHOTO_METHODS, grid(lr=(5e-4, 1e-3, 2e-3, 4e-3, 8e-3))),
             labels=None,
             path=data,
         ),
