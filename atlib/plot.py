@@ -4,7 +4,6 @@ Figures are closed for pyplot before they are returned, so that a notebook shows
 its cell.
 """
 
-import statistics
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
@@ -21,6 +20,8 @@ COLOURS = {
     "copy-message-twin": "#D55E00",
     "copy-distractors-twin": "#3B528B",
     "copy-unrelated-twin": "#7A4988",
+    "copy-same-class-twin": "#6A8FD0",
+    "copy-other-class-twin": "#882255",
     "copy-q": "#E69F00",
     "copy-k": "#B8860B",
     "copy-v": "#8B5A00",
@@ -101,28 +102,6 @@ def curves(
         axis.plot(*zip(*points), label=name, color=COLOURS.get(name), marker=marker, markersize=3)
     axis.set(xlabel="step", ylabel=label, yscale="log" if log else "linear")
     axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    return _done(figure)
-
-
-def scores(
-    by_method: Mapping[str, Sequence[float]],
-    label: str = "test accuracy (%)",
-    live: Mapping[str, float] | None = None,
-) -> Figure:
-    """One row per method: seeds are dots, mean ± standard deviation a bar, `live` results diamonds."""
-    figure, axis = plt.subplots(figsize=(6.5, 0.55 * len(by_method) + 0.9), layout="constrained")
-    for row, (method, values) in enumerate(by_method.items()):
-        colour = COLOURS.get(method, "#333333")
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        look = {"fmt": "|", "markersize": 16, "color": colour, "capsize": 4, "linewidth": 2}
-        axis.errorbar(statistics.mean(values), row, xerr=spread, **look)
-        axis.plot(values, np.full(len(values), row) + 0.22, ".", color=colour, alpha=0.6)
-    for method, value in (live or {}).items():
-        axis.plot(value, list(by_method).index(method) - 0.25, "D", color="black", markersize=5)
-    axis.set(yticks=range(len(by_method)), yticklabels=list(by_method), xlabel=label)
-    axis.invert_yaxis()
-    axis.grid(axis="x", alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     return _done(figure)
 

@@ -101,33 +101,10 @@ def test_curves_skip_passes_without_the_metric_and_name_runs_without_it():
         plot.curves(HISTORIES, metric="score")
 
 
-def test_scores_show_every_seed_the_mean_and_the_deviation():
-    by_method = {"scratch": [60.0, 62.0, 64.0], "copy": [80.0]}
-    axis = drawn(plot.scores(by_method, label="accuracy", live={"copy": 81.0})).axes[0]
-    assert [tick.get_text() for tick in axis.get_yticklabels()] == [
-        "scratch",
-        "copy",
-    ] and axis.get_xlabel() == "accuracy"
-    assert axis.yaxis_inverted(), "the first method is on top"
-    dots = [line for line in axis.lines if line.get_marker() == "."]
-    assert [list(line.get_xdata()) for line in dots] == [[60.0, 62.0, 64.0], [80.0]]
-    bars = [container[0] for container in axis.containers]
-    assert [list(line.get_xdata()) for line in bars] == [[62.0], [80.0]]
-    spans = [
-        segment[:, 0]
-        for container in axis.containers
-        for part in container[2]
-        for segment in part.get_segments()
-    ]
-    assert [list(span) for span in spans] == [[60.0, 64.0], [80.0, 80.0]]  # s.d. of 60, 62, 64 is 2
-    diamond = next(line for line in axis.lines if line.get_marker() == "D")
-    assert list(diamond.get_xdata()) == [81.0] and round(diamond.get_ydata()[0]) == 1
-
-
 def test_every_method_has_its_own_colour():
-    from atlib.lab.scales import WORLD_METHODS
+    from atlib.lab.scales import PHOTO_METHODS, WORLD_METHODS
 
-    methods = set(WORLD_METHODS) - {"scratch-2", "scratch-3"}
+    methods = {*WORLD_METHODS, *PHOTO_METHODS} - {"scratch-2", "scratch-3"}
     assert set(plot.COLOURS) == methods and len(set(plot.COLOURS.values())) == len(methods)
 
 
