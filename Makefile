@@ -20,7 +20,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=agg $(RUN) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up book test pages course faults lint format notebooks results gpu measure benchmarks lock repository clean
+.PHONY: help set-up book test pages course slides faults lint format notebooks results gpu measure benchmarks lock repository clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ pages: set-up  ## test the explorer and the pages of the built book in a headles
 
 course: set-up  ## grade model solutions, planted mistakes and attacks on the assignments as a teacher would (minutes)
 	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/course
+
+slides: set-up  ## build the course's slides in _build/slides, warnings are errors
+	@OMP_NUM_THREADS=1 $(RUN) -m sphinx -q -b revealjs -W --keep-going course/slides _build/slides
 
 faults: set-up  ## kill a small run 20 times with kill -9, also while it saves, and compare the bits
 	@ATLIB_KILLS=20 $(PYTEST) tests/train/test_faults.py

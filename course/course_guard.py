@@ -43,6 +43,8 @@ DOORS = set(
 # These are names of the standard library's modules and of tensors' methods alike.
 METHODS = {"array", "chunk", "copy", "math", "select", "trace"}
 SPECIAL = {"__init__", "__call__"}
+# They sound like files, and are none.
+KEPT_IN_MEMORY = {"load_state_dict", "save_for_backward", "saved_tensors"}
 ANSWER = "otter_answer_cell"
 EDITION = re.compile(r"^EDITION\s*=\s*[\"'](.+?)[\"']", re.MULTILINE)
 
@@ -152,7 +154,7 @@ def _names(node: ast.AST) -> Iterable[str]:
 def _closed(name: str) -> bool:
     """Whether an attribute of that name is refused wherever it is."""
     of_python = name in sys.stdlib_module_names and name not in METHODS
-    reads_files = name.startswith(("load", "save")) and name not in ("load_state_dict", "save_for_backward")
+    reads_files = name.startswith(("load", "save")) and name not in KEPT_IN_MEMORY
     return name.startswith("_") or name in PARTS | DOORS or of_python or reads_files
 
 

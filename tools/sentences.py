@@ -112,6 +112,7 @@ def pages() -> list[Path]:
     return [
         *sorted((ROOT / "notebooks").glob("*.md")),
         *sorted((ROOT / "book").glob("*.md")),
+        *sorted((ROOT / "course" / "slides").glob("*.md")),
         ROOT / "README.md",
     ]
 

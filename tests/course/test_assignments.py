@@ -21,12 +21,12 @@ TASKS = {name: course.questions(course.read_master(name).cells) for name in cour
 LETTERS = "abc"
 
 
-def mutants_of(name: str) -> dict:
-    """The planted mistakes of an assignment."""
+def mutants_of(name: str):
+    """The planted mistakes of an assignment, and the files that come with its solution."""
     spec = importlib.util.spec_from_file_location("mutants", ROOT / "course" / name / "mutants.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.MUTANTS
+    return module.MUTANTS, getattr(module, "UPLOADS", {})
 
 
 def edition_of(folder, name, letter):
@@ -59,6 +59,14 @@ def put(notebook, folder, name):
     return notebook
 
 
+def hand_in_with(files: dict[str, bytes], notebook, folder, name: str):
+    """A notebook, and in a folder of its own with it the files that a student hands in."""
+    own = folder / name.removesuffix(".ipynb") if files else folder
+    put(notebook, own, name)
+    for file, content in files.items():
+        (own / file).write_bytes(content)
+
+
 def graded(edition, submissions, folder) -> dict[str, dict]:
     """{file: line} of all submissions."""
     rows = grades.grade(edition, submissions, folder / "grades.csv")
@@ -74,20 +82,25 @@ def graded(edition, submissions, folder) -> dict[str, dict]:
 @pytest.mark.parametrize("name", course.assignments())
 def test_the_solution_gets_all_points_and_every_mistake_what_it_is_worth(name, letter, tmp_path):
     edition = edition_of(tmp_path, name, letter)
-    put(solution(edition), tmp_path / "handed", "solution.ipynb")
+    mutants, uploads = mutants_of(name)
+    hand_in_with(uploads, solution(edition), tmp_path / "handed", "solution.ipynb")
     automatic = {task: each["points"] for task, each in TASKS[name].items() if not each["manual"]}
     expected = {"solution.ipynb": dict(automatic)}
-    planted = {task: mutants_of(name)[task, letter] for task in automatic}
+    planted = {task: mutants[task, letter] for task in automatic}
     for number in range(max(map(len, planted.values()))):
-        notebook, points = solution(edition), dict(automatic)
+        notebook, points, files = solution(edition), dict(automatic), dict(uploads)
         for task, mistakes in planted.items():
             if number < len(mistakes):
                 right, wrong, points[task] = mistakes[number]
+                if right in files:
+                    files[right] = wrong(files[right])
+                    continue
                 cell = cell_of(notebook, right)
                 cell.source = cell.source.replace(right, wrong)
-        put(notebook, tmp_path / "handed", f"{number}.ipynb")
+        hand_in_with(files, notebook, tmp_path / "handed", f"{number}.ipynb")
         expected[f"{number}.ipynb"] = points
     rows = graded(edition, tmp_path / "handed", tmp_path)
+    rows = {file.partition("/")[2] or file: row for file, row in rows.items()}
     found = {file: {task: row.get(task) for task in automatic} for file, row in rows.items()}
     assert found == expected
     assert rows["solution.ipynb"]["points"] == sum(automatic.values())
