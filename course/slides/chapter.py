@@ -1,0 +1,45 @@
+"""A chapter's figure in a slide, drawn by the chapter's own cell: `figure("05-what-did-the-maps-bring",
+"fig-two-worlds", worlds=both_worlds())`."""
+
+import ast
+from pathlib import Path
+
+import jupytext
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from IPython.display import Markdown
+from matplotlib.figure import Figure
+
+from atlib import plot
+from atlib.exercises import find
+from atlib.record import markdown_table
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+USUAL = {"np": np, "plot": plot, "plt": plt, "torch": torch}  # what chapters import at their beginning
+
+
+def figure(chapter: str, name: str, size: tuple[float, float] | None = None, **given) -> Figure:
+    """The figure that the chapter's cell of that name draws. given: what its code takes from earlier cells;
+    size: in inches, smaller than the chapter's own where its letters are to be larger. Raises `ValueError`
+    for an unknown name."""
+    cells = [cell for cell in jupytext.read(NOTEBOOKS / f"{chapter}.md").cells if cell.cell_type == "code"]
+    named = {cell.metadata.get("mystnb", {}).get("figure", {}).get("name"): cell for cell in cells}
+    if name not in named:
+        raise ValueError(f"{chapter} has no figure {name!r}; it has {', '.join(filter(None, named))}")
+    *first, last = ast.parse(named[name].source).body
+    space = USUAL | given
+    exec(compile(ast.Module(first, []), chapter, "exec"), space)
+    drawn = eval(compile(ast.Expression(last.value), chapter, "eval"), space)
+    return sized(drawn, size) if size else drawn
+
+
+def sized(drawn: Figure, size: tuple[float, float]) -> Figure:
+    drawn.set_size_inches(*size)
+    return drawn
+
+
+def exercises(*numbers: str) -> Markdown:
+    """A table of exercises."""
+    rows = [[each.number, each.title, each.minutes] for each in map(find, numbers)]
+    return Markdown(markdown_table(["exercise", "asks", "minutes"], *rows))

@@ -1,0 +1,117 @@
+"""The slides of the course: all weeks, little text on each, numbers of the records, no network."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from tests.browser import chromium
+from tests.helpers import ROOT
+from tools.sentences import guarded, pages
+
+SLIDES = ROOT / "course" / "slides"
+WEEKS = [f"week{number}" for number in range(1, 7)]
+MOST_WORDS = 60
+WIDTH, HEIGHT = 1280, 720
+
+
+def slides(week: str) -> dict[str, str]:
+    """{heading: text} of a week's slides; the text as it is read: no code, no comments."""
+    text = (SLIDES / f"{week}.md").read_text(encoding="utf-8").split("---\n", 2)[2]
+    found = re.split(r"^#{1,2} (.+)$", text, flags=re.MULTILINE)[1:]
+    return {
+        heading: re.sub(r"```.*?```|<!--.*?-->|\$\$.*?\$\$", " ", body, flags=re.DOTALL)
+        for heading, body in zip(found[::2], found[1::2])
+    }
+
+
+@pytest.mark.parametrize("week", WEEKS)
+def test_a_week_asks_shows_and_sets_exercises(week):
+    of_week = slides(week)
+    assert 10 <= len(of_week) <= 16
+    source = (SLIDES / f"{week}.md").read_text(encoding="utf-8")
+    assert sum("redict" in heading + body for heading, body in of_week.items()) >= 2
+    assert "$$" in source and source.count("image: {alt: ") >= 2 and "Exercises for today" in of_week
+    wordy = {
+        heading: len(body.split()) for heading, body in of_week.items() if len(body.split()) > MOST_WORDS
+    }
+    assert not wordy
+
+
+def test_numbers_of_slides_are_held_to_records_with_those_of_the_book():
+    """`tests/book/test_sentences.py` compares them."""
+    assert {SLIDES / f"{week}.md" for week in WEEKS} <= set(pages())
+    assert all(guarded(SLIDES / f"{week}.md") for week in WEEKS)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The slides, built as `make slides` does."""
+    for module in ("sphinx_revealjs", "myst_nb"):
+        if not find_spec(module):
+            pytest.skip(f"{module} is not installed (the extras `course` and `book`)")
+    out = tmp_path_factory.mktemp("slides")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-b",
+        "revealjs",
+        "-W",
+        "--keep-going",
+        SLIDES,
+        out / "html",
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    done = subprocess.run(
+        [*command, "-d", out / "doctrees"], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out / "html"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("week", WEEKS)
+def test_a_built_week_has_its_slides_and_numbers_and_asks_nobody_for_anything(built, week):
+    html = (built / f"{week}.html").read_text(encoding="utf-8")
+    plain = re.sub(r"<!--.*?-->", "", html, flags=re.DOTALL)
+    assert html.count("<h2>") + html.count("<h1>") == len(slides(week))
+    assert [each.number for each in guarded(SLIDES / f"{week}.md") if each.number not in plain] == []
+    loaded = re.findall(r"<(?:script|link|img|iframe|video)[^>]*?\b(?:src|href)=\"([^\"]+)\"", html)
+    assert loaded and not [address for address in loaded if re.match(r"(?:\w+:)?//", address)]
+    assert all(
+        (built / address.split("?")[0]).exists() for address in loaded if not address.startswith("data:")
+    )
+    assert all('alt="' in image for image in re.findall(r"<img[^>]*>", html))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("week", WEEKS)
+def test_nothing_of_a_slide_is_cut_off(built, browser, week):
+    tab = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+    asked, complaints = [], []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.goto((built / f"{week}.html").as_uri(), wait_until="load")
+    tab.evaluate("() => window.MathJax?.startup?.promise")
+    sizes = tab.evaluate(
+        """() => Reveal.getSlides().map(slide => {
+            const {h, v} = Reveal.getIndices(slide);
+            Reveal.slide(h, v);
+            return [slide.querySelector("h1, h2")?.innerText, slide.scrollWidth, slide.scrollHeight];
+        })"""
+    )
+    tab.close()
+    assert len(sizes) == len(slides(week)) and complaints == []
+    assert [size for size in sizes if size[1] > WIDTH or size[2] > HEIGHT] == []
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -1,0 +1,41 @@
+"""The folder that a teacher makes a class's repository from names what exists, and may only read."""
+
+import re
+import tomllib
+from importlib.util import find_spec
+
+import yaml
+
+from tests.helpers import ROOT
+
+TEMPLATE = ROOT / "course" / "template"
+WORKFLOW = (TEMPLATE / ".github" / "workflows" / "check.yml").read_text(encoding="utf-8")
+README = (TEMPLATE / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_workflow_may_read_and_nothing_else():
+    workflow = yaml.safe_load(WORKFLOW)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all("permissions" not in job for job in workflow["jobs"].values())
+    assert "secrets." not in WORKFLOW and "pull_request_target" not in WORKFLOW
+
+
+def test_the_workflow_runs_the_public_checks_on_the_oldest_python():
+    (job,) = yaml.safe_load(WORKFLOW)["jobs"].values()
+    python = next(step["with"] for step in job["steps"] if "setup-python" in step.get("uses", ""))
+    assert python == {"python-version": PROJECT["requires-python"].removeprefix(">=")}
+    (checks,) = (step["run"] for step in job["steps"] if "atlib" in step.get("run", ""))
+    (module,) = re.findall(r"python -m ([\w.]+) \"\$notebook\"", checks)
+    assert find_spec(f"{module}.__main__")
+
+
+def test_both_install_this_repository():
+    address = f'"git+{PROJECT["urls"]["Repository"]}"'
+    assert address in WORKFLOW and address in README
+
+
+def test_the_readme_names_modules_and_assignments_that_exist():
+    assert all(find_spec(f"{module}.__main__") for module in re.findall(r"-m (atlib[\w.]*)", README))
+    named = set(re.findall(r"\b(a\d)\.ipynb", README))
+    assert named <= {path.parent.name for path in (ROOT / "course").glob("*/master.md")}
