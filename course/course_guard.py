@@ -28,7 +28,7 @@ BUILTINS = set(
 PARTS = set(
     "accelerator amp anomaly_mode ao backends char classes compiler core cpp ctypeslib cuda distributed"
     " distributions export f2py foreach forward_ad func function futures fx grad_mode graph hub intrinsic jit"
-    " lib library ma masked modules monitor mps mtia nested np onnx ops optim overrides package parallel"
+    " lib library ma masked modules monitor mps mtia nested np numa onnx ops optim overrides package parallel"
     " profiler profiler_legacy profiler_util qat quantizable quantization quantized quasirandom rec"
     " return_types serialization storage testing torch torch_version typing_extensions utils version windows"
     " xpu".split()

@@ -443,6 +443,7 @@ def raised(a: Model, b: Model) -> float:
                 break
         else:
             return bound
+    raise AssertionError("no bound lets every layer find a partner")
 
 
 def worst_in_any_order(a: Model, b: Model) -> float:
@@ -555,9 +556,10 @@ def robust(
     units: float = 100.0,
     level: float = 0.95,
     logits: bool = False,
-) -> Callable[..., tuple[int, list[float], list[list[float]]]]:
-    """(groups of (ordinary, shifted), own, classes, samples, seed) to members, the own models' points, and
-    their points in every sample; `own`: the groups that are not in the pool. Options are the mistakes."""
+) -> Callable[..., tuple[int, list[float], list[list[float]], float]]:
+    """(groups of (ordinary, shifted), own, classes, samples, seed) to members, the own models' points,
+    their points in every sample, and the interval's level; `own`: the groups that are not in
+    the pool. Options are the mistakes."""
 
     def judged(groups: Sequence, own: list[int], classes: int, samples: int, seed: int) -> tuple:
         corrected = [[(first(a, classes), second(b, classes)) for a, b in group] for group in groups]
@@ -586,9 +588,8 @@ def robust(
             members = [pool[i] for i in sample]
             if np.ptp(np.concatenate(members)[:, 0]) > 0:
                 resampled.append(points(members))
-        return sum(map(len, pool)), points(pool), resampled
+        return sum(map(len, pool)), points(pool), resampled, level
 
-    judged.level = level
     return judged
 
 
@@ -599,8 +600,8 @@ def alone(judge: Callable) -> Callable:
         ordinary: Numbers, shifted: Numbers, model: int, classes: int, samples: int, seed: int
     ) -> dict:
         groups = [[pair] for pair in zip(ordinary, shifted)]
-        members, (own,), samples_of = judge(groups, [model], classes, samples, seed)
-        return {"members": members, "points": own} | ends([each for (each,) in samples_of], judge.level)
+        members, (own,), samples_of, level = judge(groups, [model], classes, samples, seed)
+        return {"members": members, "points": own} | ends([each for (each,) in samples_of], level)
 
     return robustness
 
@@ -634,9 +635,9 @@ def two(judge: Callable, difference: Callable = lambda a, b: a - b) -> Callable:
         ordinary: Numbers, shifted: Numbers, pair: tuple[int, int], classes: int, samples: int, seed: int
     ) -> dict:
         groups = [[each] for each in zip(ordinary, shifted)]
-        members, own, samples_of = judge(groups, list(pair), classes, samples, seed)
+        members, own, samples_of, level = judge(groups, list(pair), classes, samples, seed)
         each = [difference(*found) for found in samples_of]
-        return {"members": members, "points": difference(*own)} | ends(each, judge.level)
+        return {"members": members, "points": difference(*own)} | ends(each, level)
 
     return robustness
 
@@ -668,7 +669,7 @@ def other_samples(
 ) -> dict:
     """Wrong: each model has an interval of its own, and the ends are subtracted."""
     groups = [[each] for each in zip(ordinary, shifted)]
-    members, own, samples_of = robust()(groups, list(pair), classes, samples, seed)
+    members, own, samples_of, _ = robust()(groups, list(pair), classes, samples, seed)
     one, other = (ends([found[k] for found in samples_of]) for k in (0, 1))
     return {
         "members": members,
@@ -690,8 +691,8 @@ def family(judge: Callable) -> Callable:
         seed: int,
     ) -> dict:
         groups = [list(zip(*each)) for each in zip(ordinary, shifted)]
-        members, (own,), samples_of = judge(groups, [model], classes, samples, seed)
-        return {"members": members, "points": own} | ends([each for (each,) in samples_of], judge.level)
+        members, (own,), samples_of, level = judge(groups, [model], classes, samples, seed)
+        return {"members": members, "points": own} | ends([each for (each,) in samples_of], level)
 
     return robustness
 
