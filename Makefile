@@ -39,7 +39,7 @@ pages: set-up  ## test the explorer and the pages of the built book in a headles
 	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/explorer tests/pages
 
 course: set-up  ## grade model solutions, planted mistakes and attacks on the assignments as a teacher would (minutes)
-	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/course
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/course $(ARGS)
 
 slides: set-up  ## build the course's slides in _build/slides, warnings are errors
 	@OMP_NUM_THREADS=1 $(RUN) -m sphinx -q -b revealjs -W --keep-going course/slides _build/slides
