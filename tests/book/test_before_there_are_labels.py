@@ -145,9 +145,8 @@ def test_the_shares_that_the_sentences_name():
     }
     assert [low, high] == pytest.approx([min(shares["find"]), max(shares["find"])], abs=0.6)
     assert of_match == pytest.approx(shares["match"], abs=0.6)
-    assert (
-        f"they are {low} to {high} % of" in page and f"and {of_match[3]} % in the last layer of Match's" in page
-    )
+    assert f"they are {low} to {high} % of" in page
+    assert f"and {of_match[3]} % in the last layer of Match's" in page
     perfect, untrained = re.search(
         r"a squared error of ([\d.]+), where an untrained one has ([\d.]+)", page
     ).groups()
