@@ -298,18 +298,20 @@ def findings_table(*chapters: str, results: Path | None = None) -> str:
     known = {claim.chapter for claim in CLAIMS}
     for chapter in chapters:
         require_known("chapter with claims", chapter, sorted(known))
-    return _table([claim for claim in CLAIMS if claim.chapter in (chapters or known)], _cell, results)
+    judged = judge([claim for claim in CLAIMS if claim.chapter in (chapters or known)], results)
+    return _table(judged, {each.scale for each in judged}, _cell)
 
 
 def verdicts_table(results: Path | None = None) -> str:
-    """All claims with their verdicts alone, one line a claim; a dash where fewer than three seeds are
-    recorded."""
-    return _table(CLAIMS, lambda judged: "–" if judged.verdict == NOT_RECORDED else judged.verdict, results)
+    """All claims with their verdicts alone, one line a claim, a column for each place where any is recorded;
+    a dash where fewer than three seeds are."""
+    judged = judge(CLAIMS, results)
+    recorded = {each.scale for each in judged if each.verdict != NOT_RECORDED}
+    return _table(judged, recorded, lambda each: "–" if each.verdict == NOT_RECORDED else each.verdict)
 
 
-def _table(claims: Sequence[Claim], cell: Callable[[Judged], str], results: Path | None) -> str:
-    judged = judge(claims, results)
-    scales = [scale for scale in SCALES if any(each.scale == scale for each in judged)]
+def _table(judged: Sequence[Judged], shown: set[str], cell: Callable[[Judged], str]) -> str:
+    scales = [scale for scale in SCALES if scale in shown]
     cells = {(each.claim, each.scale): cell(each) for each in judged}
     rows = [
         [claim.sentence, claim.paper or "–", *(cells.get((claim, scale), "") for scale in scales)]
