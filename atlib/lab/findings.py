@@ -255,7 +255,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "10",
-        "A student of distilled maps and a fine-tuned model together beat the fine-tuned model",
+        "Together, a student of distilled maps and a fine-tuned model beat the latter",
         _COMPARED("distill", metric=with_fine_tuned),
         _COMPARED("fine-tune", metric=plain_accuracy),
         FIND,
