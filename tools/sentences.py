@@ -86,11 +86,20 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
                 found.append(value)
         return mean(found)
 
+    def position(a: str, b: str, classes: int = 8) -> float:
+        """Of the disagreement of two methods of Find, between nested (0) and independent (1) mistakes: the
+        formula of notebook 10, of the means over seeds."""
+        share = field("comparison", "find", a, f"disagreement.{b}")
+        of_a, of_b = (field("comparison", "find", name, "test_accuracy") for name in (a, b))
+        least, agree = abs(of_a - of_b), of_a * of_b + (1 - of_a) * (1 - of_b) / (classes - 1)
+        return (share - least) / (1 - agree - least)
+
     def paper(table: str, row: str, column: str = "top1", of: str = "attention-transfer") -> float:
         """A figure of a table of `book/papers/OF.json`."""
         return quoted(table, of).value(row, column)
 
-    return {"acc": acc, "one": one, "diff": diff, "field": field, "paper": paper, "min": min, "max": max}
+    known = {"acc": acc, "one": one, "diff": diff, "field": field, "position": position, "paper": paper}
+    return known | {"min": min, "max": max}
 
 
 def wrong(each: Guarded, known: dict[str, Callable[..., float]]) -> str | None:
