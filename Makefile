@@ -60,8 +60,9 @@ notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py
 
 results: set-up  ## repeat the experiments of the two worlds where records are missing (about 10 hours for all on 2 cores)
-	@for scale in find match; do for what in "transfer --seeds 10" labels twins distillation family layers comparison; do $(RUN) -m atlib experiment $$what --scale $$scale --jobs 2 || exit 1; done; done
-	@for name in pointer averages pairs pretraining components sizes pool shifts shifts-pool long-tail class-groups; do $(RUN) -m atlib experiment $$name --scale find --jobs 2 || exit 1; done
+	@for scale in find match; do for what in "transfer --seeds 10" labels twins distillation family layers static-routing one-softmax comparison; do $(RUN) -m atlib experiment $$what --scale $$scale --jobs 2 || exit 1; done; done
+	@for name in pointer averages pairs pretraining components sizes pool shifts shifts-pool long-tail class-groups rows \
+	    distilled-too token distilled-mae layer-reserve pretraining-data depth class-attention locality; do $(RUN) -m atlib experiment $$name --scale find --jobs 2 || exit 1; done
 	@$(RUN) -m atlib experiment labels-longer --scale match --jobs 2
 
 gpu: set-up  ## make the records that need one CUDA GPU, in calls of 9 minutes: ARGS="--minutes 20 --data FOLDER"

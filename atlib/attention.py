@@ -1,12 +1,19 @@
 """One attention module of timm: its q, k and v, what they are replaced by, and what is mixed with them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.layers import apply_rot_embed_cat
+from timm.layers import Attention, apply_rot_embed_cat
 from torch import Tensor, nn
+
+from atlib.maps import keep_own
+
+# Added to the score of a token that must not be looked at. Its share is exactly 0, and unlike minus infinity
+# it leaves 0 · log 0 = 0 in a cross-entropy.
+FORBIDDEN = -1e9
 
 
 class Seen(NamedTuple):
@@ -17,6 +24,10 @@ class Seen(NamedTuple):
     every head. Where a whole map was put in (`Instead(map=...)`), q and k were never computed: they are None
     and `given` is that map. At the layer where a walk stops (`stop_after`) nothing is mixed any more, so v
     was never computed: it is None.
+
+    `bias`: (N, N), constant, added to the scores of every image and head: 0 where a query may look and
+    `FORBIDDEN` where it must not; None where it may look anywhere. A factor of a head's own (a learned
+    temperature) is part of q.
     """
 
     q: Tensor | None
@@ -24,19 +35,35 @@ class Seen(NamedTuple):
     v: Tensor | None
     scale: float
     given: Tensor | None = None
+    bias: Tensor | None = None
 
     @property
     def scores(self) -> Tensor:
-        """Attention logits z = scale · q kᵀ: (B, H, N, N). Raises ValueError where a map was given
+        """Attention logits z = scale · q kᵀ + bias: (B, H, N, N). Raises ValueError where a map was given
         instead."""
         if self.given is not None:
             raise ValueError("this layer was given a map: it has no q and k, hence no attention logits")
-        return self.scale * self.q @ self.k.mT
+        scores = self.scale * self.q @ self.k.mT
+        return scores if self.bias is None else scores + self.bias
 
     @property
     def map(self) -> Tensor:
         """The attention map the layer used, softmax(z): (B, H, N, N), rows sum to 1."""
         return self.scores.softmax(-1) if self.given is None else self.given
+
+    def without(self, bias: Tensor | None) -> "Seen":
+        """The same layer, had it not looked at what a bias (N, N) forbids too."""
+        given = None if self.given is None else forbid(self.given, bias)
+        return self._replace(given=given, bias=add_biases(self.bias, bias))
+
+
+class Own(NamedTuple):
+    """What of a layer's own map stays where another is put in: the rows of the tokens `queries`, and in every
+    other row the weights of the tokens `keys`, which take their share from what is put in
+    (`atlib.maps.keep_own`)."""
+
+    queries: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
 
 
 class Instead(NamedTuple):
@@ -45,8 +72,13 @@ class Instead(NamedTuple):
 
     With q and k both replaced the layer's own are not computed and `scale` is the factor that belongs to the
     new ones (the layer's own where None; without both it is refused). `heads` lists the heads to replace, H
-    then being len(heads); None replaces all. New q and k are taken as they are: where a layer rotates its own
+    then being len(heads); None replaces all. `own` says which rows and columns of a replaced map stay the
+    layer's own, with their gradients. New q and k are taken as they are: where a layer rotates its own
     (RoPE), new ones come rotated, as `Seen` has them.
+
+    What a layer forbids stays forbidden: its own `Seen.bias` is added to the scores of new q and k too, and a
+    new map loses those entries, rows renormalised. `bias` (N, N) comes on top, with q and k that belong to
+    it; among some heads only a map can have one.
     """
 
     q: Tensor | None = None
@@ -55,6 +87,28 @@ class Instead(NamedTuple):
     map: Tensor | None = None
     scale: float | None = None
     heads: Sequence[int] | None = None
+    own: Own | None = None
+    bias: Tensor | None = None
+
+
+class MaskedAttention(Attention, ABC):
+    """timm's self-attention with a learned factor for every head, softmax(factor · q kᵀ + bias), and pairs of
+    tokens that the bias forbids. A subclass says which: `factors` and `bias`."""
+
+    @abstractmethod
+    def factors(self) -> Tensor:
+        """What q kᵀ of every head is multiplied with, in place of `scale`: (H,)."""
+
+    @abstractmethod
+    def bias(self, x: Tensor) -> Tensor:
+        """For tokens x (B, N, D) what is added to the scores, 0 or `FORBIDDEN`: (N, N)."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Tokens (B, N, D) to tokens (B, N, D). Raises ValueError for a mask besides its own."""
+        if attn_mask is not None or is_causal:
+            raise ValueError(f"a {type(self).__name__} has a mask of its own: call it without another")
+        mixed = attend(self, see(self, x, Instead(), layer=0))
+        return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
 
 
 def see(
@@ -76,8 +130,8 @@ def see(
     """
     width = head_width(attn)
     _check_instead(instead, len(x), attn.num_heads, x.shape[1], width, layer)
-    whole = instead.heads is None
-    # with some heads replaced the layer's own are needed for the others
+    whole = instead.heads is None and instead.own is None
+    # with some heads, rows or columns replaced the layer's own are needed for the others
     known = instead if whole else Instead()
     used = ("" if known.map is not None else "qk") + ("v" if values else "")
     own = _project(attn, x, "".join(name for name in used if getattr(known, name) is None), width)
@@ -85,25 +139,46 @@ def see(
         name: _finish(attn, name, own[name], rope) if name in own else getattr(known, name) for name in used
     }
     scale = attn.scale if known.scale is None else known.scale
-    seen = Seen(parts.get("q"), parts.get("k"), parts.get("v"), scale, known.map)
+    bias = add_biases(attn.bias(x) if isinstance(attn, MaskedAttention) else None, known.bias)
+    given = None if known.map is None else forbid(known.map, bias)
+    seen = Seen(parts.get("q"), parts.get("k"), parts.get("v"), scale, given, bias)
     return seen if whole else _merge(seen, instead)
 
 
 def attend(attn: nn.Module, seen: Seen) -> Tensor:
-    """Mix the values with the map, softmax(scale · q kᵀ) v: (B, H, N, d), fused or dense as the module itself
-    would."""
+    """Mix the values with the map, softmax(scale · q kᵀ + bias) v: (B, H, N, d), fused or dense as the module
+    itself would."""
     dropout = attn.attn_drop.p if attn.training else 0.0
     if seen.given is None and attn.fused_attn:
-        return fused(seen.q, seen.k, seen.v, seen.scale, dropout)
-    return attn.attn_drop(seen.map) @ seen.v
+        return fused(seen.q, seen.k, seen.v, seen.scale, dropout, seen.bias)
+    return attn.attn_drop(seen.map).to(seen.v.dtype) @ seen.v
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0, bias: Tensor | None = None
+) -> Tensor:
     """Fused attention for any widths: kernels want the same for all three, or maps get stored; columns of
-    zeros change nothing."""
+    zeros change nothing. `bias`: (N, N), as in `Seen`."""
     width = max(q.shape[-1], v.shape[-1])
     padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    return F.scaled_dot_product_attention(*padded, dropout_p=dropout, scale=scale)[..., : v.shape[-1]]
+    mask = None if bias is None else bias.to(q.dtype)
+    return F.scaled_dot_product_attention(*padded, mask, dropout, scale=scale)[..., : v.shape[-1]]
+
+
+def add_biases(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Forbids what either of two biases (N, N) forbids; None forbids nothing."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def forbid(p: Tensor, bias: Tensor | None) -> Tensor:
+    """Maps (..., N, N) without what a bias (N, N) forbids, rows renormalised: what the same bias on their
+    scores would have made of them."""
+    if bias is None:
+        return p
+    # A share that has underflowed is not known; all that remain of a row may be such ones.
+    return (p.clamp(min=torch.finfo(p.dtype).tiny).log() + bias).softmax(-1).to(p.dtype)
 
 
 def head_width(attn: nn.Module) -> int:
@@ -160,19 +235,27 @@ def _finish(attn: nn.Module, name: str, projected: Tensor, rope: Tensor | None) 
         prefix, rest = (part[:, :, : attn.num_prefix_tokens], part[:, :, attn.num_prefix_tokens :])
         rotated = apply_rot_embed_cat(rest, rope, half=getattr(attn, "rotate_half", False))
         part = torch.cat([prefix, rotated], 2).to(projected.dtype)
+    if name == "q" and isinstance(attn, MaskedAttention):
+        part = part * (attn.factors() / attn.scale)[:, None, None].to(part.dtype)
     shared = attn.num_heads // part.shape[1]
     return part if shared == 1 else part.repeat_interleave(shared, 1)
 
 
 def _merge(own: Seen, instead: Instead) -> Seen:
-    """Replace some heads and keep the others; a map for some heads needs the dense map of the rest."""
-    heads = torch.tensor(list(instead.heads), device=own.q.device)
+    """Replace some heads, rows or columns and keep the others; a map for some needs the dense map of the
+    rest."""
+    heads = torch.arange(own.q.shape[1], device=own.q.device)
+    if instead.heads is not None:
+        heads = torch.tensor(list(instead.heads), device=own.q.device)
 
     def put(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
         return mine if mine is None or theirs is None else mine.index_copy(1, heads, theirs.to(mine.dtype))
 
     if instead.map is not None:
-        return Seen(None, None, put(own.v, instead.v), own.scale, put(own.map, instead.map))
+        mine, theirs = own.map, forbid(instead.map, own.bias)
+        if instead.own is not None:
+            theirs = keep_own(theirs.to(mine.dtype), mine[:, heads], *instead.own)
+        return Seen(None, None, put(own.v, instead.v), own.scale, put(mine, theirs), own.bias)
     q = instead.q
     if q is not None and instead.k is not None and instead.scale is not None:
         q = q * (instead.scale / own.scale)  # one layer has one scale, so the difference goes into the new q
@@ -182,9 +265,20 @@ def _merge(own: Seen, instead: Instead) -> Seen:
 def _check_instead(instead: Instead, B: int, H: int, N: int, d: int, layer: int) -> None:
     if instead.map is not None and (instead.q is not None or instead.k is not None):
         raise ValueError(f"layer {layer}: a map is made of q and k, so replace the map or q and k, not both")
+    if instead.own is not None and instead.map is None:
+        raise ValueError(
+            f"layer {layer}: {instead.own} says what of a map stays, and none is put in: give map=, or leave"
+            " own out"
+        )
     if instead.scale is not None and (instead.q is None or instead.k is None):
         raise ValueError(
             f"layer {layer}: scale={instead.scale} belongs to a new q and k: replace both, or leave scale out"
+        )
+    alone = instead.q is None or instead.k is None or instead.heads is not None
+    if instead.bias is not None and (alone or tuple(instead.bias.shape) != (N, N)):
+        raise ValueError(
+            f"layer {layer}: a bias {tuple(instead.bias.shape)} belongs to new q and k of all heads and has"
+            f" shape {(N, N)} here; for some heads or without q and k replace the map"
         )
     if instead.heads is not None:
         wrong = [head for head in instead.heads if not 0 <= head < H]

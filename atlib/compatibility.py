@@ -16,6 +16,10 @@ class Pairing(NamedTuple):
     student_grid: their patch grids; common_prefix: prefix tokens among the common ones; heads_differ,
     widths_differ: whether their numbers of heads and the widths of these do; components: what the student has
     in place of the teacher's native components, {name: (teacher's, student's)}.
+
+    own_keys: the student's tokens that the teacher lacks and that keep their share of every row; with them
+    maps have all of the student's tokens, else the common ones. queries: the tokens of these maps whose rows
+    are transferred, None for all of them.
     """
 
     layers: tuple[tuple[int, int], ...]
@@ -27,6 +31,8 @@ class Pairing(NamedTuple):
     heads_differ: bool
     widths_differ: bool
     components: dict[str, tuple]
+    own_keys: tuple[int, ...] = ()
+    queries: tuple[int, ...] | None = None
 
 
 def pair_up(teacher: nn.Module, student: nn.Module, plan: Plan) -> Pairing:
@@ -51,6 +57,7 @@ def pair_up(teacher: nn.Module, student: nn.Module, plan: Plan) -> Pairing:
     if plan.average == "layers" and len(layers) < 2:
         raise ValueError("average='layers' needs at least two transferred layers, this plan has one")
     common = _common_prefix(*sizes)
+    own_keys = tuple(range(common, sizes[1].prefix)) if plan.unequal_prefix == "own" else ()
     return Pairing(
         layers,
         _kept(sizes[0], common),
@@ -61,6 +68,8 @@ def pair_up(teacher: nn.Module, student: nn.Module, plan: Plan) -> Pairing:
         sizes[0].heads != sizes[1].heads,
         sizes[0].head_width != sizes[1].head_width,
         components,
+        own_keys,
+        _queries(plan.rows, sizes[1], common, own_keys),
     )
 
 
@@ -118,17 +127,27 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
     if teacher.prefix_kinds != student.prefix_kinds:
         counts = teacher.prefix, student.prefix
         if plan.unequal_prefix is None:
-            remedy = "or unequal_prefix='drop'" if on_maps else only_maps
+            more = " or, for tokens that only the student has, 'own'"
+            more = more if student.prefix > _common_prefix(teacher, student) else ""
+            remedy = f"or unequal_prefix='drop'{more}" if on_maps else only_maps
             if teacher.prefix == student.prefix:
                 kinds = "(class, distillation, registers: {})"
                 counts = tuple(f"{each.prefix} {kinds.format(each.prefix_kinds)}" for each in sizes)
             refuse("prefix tokens", counts, f"same class_token=, reg_tokens=, distillation token, {remedy}")
-        elif plan.how == "copy" and student.prefix > _common_prefix(teacher, student):
+        elif (
+            plan.how == "copy"
+            and plan.unequal_prefix == "drop"
+            and student.prefix > _common_prefix(teacher, student)
+        ):
             remedy = (
                 "a copied map must say where each of the student's tokens looks, and the teacher has no row"
-                " for some: build the student without them, or how='distill'"
+                " for some: unequal_prefix='own' takes these from the student; or build the student without"
+                " them, or how='distill'"
             )
             refuse("prefix tokens", counts, remedy)
+    if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
+        remedy = "rows='class' transfers the class token's row: rows='patches', or class_token=True in both"
+        refuse("class tokens", (teacher.prefix_kinds[0], student.prefix_kinds[0]), remedy)
     return found
 
 
@@ -153,6 +172,19 @@ def _common_prefix(teacher: Sizes, student: Sizes) -> int:
     if teacher.prefix_kinds == student.prefix_kinds:
         return teacher.prefix
     return min(teacher.prefix_kinds[0], student.prefix_kinds[0])
+
+
+def _queries(
+    rows: str | None, student: Sizes, common: int, own_keys: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Which rows of the maps are transferred; None for all. Their tokens are all of the student's where some
+    are its own, else the common ones."""
+    if rows == "class":
+        return (0,)
+    prefix = student.prefix if own_keys else common
+    patches = tuple(range(prefix, prefix + student.grid[0] * student.grid[1]))
+    queries = patches if rows == "patches" else (*range(common), *patches)
+    return None if len(queries) == prefix + len(patches) else queries
 
 
 def _kept(sizes: Sizes, common: int) -> tuple[int, ...] | None:

@@ -15,8 +15,9 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
 
     The same number and gradients as `dense_attention_cross_entropy`, but no (N, N) map is ever stored: see
     `atlib.map_free`. `value=False` computes the gradients only and returns 0. `student` and `teacher` pair up
-    layer by layer; no gradient reaches the teacher. Raises ValueError when their numbers or shapes differ, or
-    when a layer was given a whole map.
+    layer by layer; no gradient reaches the teacher. Where the student must not look (`Seen.bias`), the
+    teacher's share goes, its rows renormalised: no student could lower that part of the loss, which would be
+    infinite. Raises ValueError when their numbers or shapes differ, or when a layer was given a whole map.
 
     Source: Li et al. 2024, "On the Surprising Effectiveness of Attention Transfer for Vision Transformers"
     (arXiv 2411.09702), section on Attention Distillation; the reductions are those of the published
@@ -36,7 +37,15 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
                 f"pair {index}: the student's map is {maps[0]}, the teacher's {maps[1]} (B, H, N, N)"
             )
         total = total + map_free_cross_entropy(
-            own.q, own.k, target.q.detach(), target.k.detach(), own.scale, target.scale, value
+            own.q,
+            own.k,
+            target.q.detach(),
+            target.k.detach(),
+            own.scale,
+            target.scale,
+            value,
+            own.bias,
+            target.bias,
         )
     return total
 
@@ -47,11 +56,12 @@ def dense_attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[See
 
     Per layer, with maps (B, H, N, N) over queries i and keys j, it is the *mean* over batch, heads and
     queries of -Σ_j p_t(i, j) log p_s(i, j). Layers are *summed*, not averaged. The teacher's maps are
-    constants.
+    constants, without what the student's bias forbids.
     """
     _check_pairs(student, teacher)
     return sum(
-        map_cross_entropy(own.scores.log_softmax(-1), target.map) for own, target in zip(student, teacher)
+        map_cross_entropy(own.scores.log_softmax(-1), target.without(own.bias).map)
+        for own, target in zip(student, teacher)
     )
 
 

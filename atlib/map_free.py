@@ -18,7 +18,7 @@ memory with a CUDA kernel of its own.
 import torch
 from torch import Tensor
 
-from atlib.attention import fused
+from atlib.attention import add_biases, fused
 
 # queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py shows the loss
 # alone)
@@ -26,46 +26,73 @@ BLOCK = 64
 
 
 def map_free_cross_entropy(
-    q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, value: bool = True
+    q: Tensor,
+    k: Tensor,
+    q_t: Tensor,
+    k_t: Tensor,
+    scale: float,
+    scale_t: float,
+    value: bool = True,
+    bias: Tensor | None = None,
+    bias_t: Tensor | None = None,
 ) -> Tensor:
     """Mean over batch, heads and queries of the cross-entropy from the teacher's map to the student's: a
     scalar, in nats.
 
     q, k: the student's, (B, H, N, d); q_t, k_t: the teacher's, (B, H, N, any width), constants. With
-    `value=False` the result is 0 and only its gradients are computed, which saves the log-sum-exp. On a CUDA
+    `value=False` the result is 0 and only its gradients are computed, which saves the log-sum-exp. `bias`:
+    (N, N), what the student must not look at (`Seen.bias`), is added to the scores of both, `bias_t` to the
+    teacher's. On a CUDA
     device it runs through fused attention, elsewhere by blocks of queries, which needs fewer multiplications
     but no fast memory close by. Source: the loss is that of arXiv 2411.09702, section on Attention
     Distillation; the identity is this project's.
     """
     # no fused kernel knows float64
     how = by_fused_attention if q.is_cuda and q.dtype != torch.float64 else by_blocks
-    return how(q, k, q_t, k_t, scale, scale_t, value)
+    return how(q, k, q_t, k_t, scale, scale_t, value, bias, bias_t)
 
 
 def by_blocks(
-    q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, value: bool = True
+    q: Tensor,
+    k: Tensor,
+    q_t: Tensor,
+    k_t: Tensor,
+    scale: float,
+    scale_t: float,
+    value: bool = True,
+    bias: Tensor | None = None,
+    bias_t: Tensor | None = None,
 ) -> Tensor:
     """`map_free_cross_entropy` for `BLOCK` queries at a time: (B, H, BLOCK, N) is the largest tensor that
     comes and goes."""
     # inside the Function gradients are always off
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-    return _ByBlocks.apply(q, k, q_t, k_t, scale, scale_t, value, wanted)
+    return _ByBlocks.apply(q, k, q_t, k_t, scale, scale_t, value, wanted, bias, add_biases(bias, bias_t))
 
 
 def by_fused_attention(
-    q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, value: bool = True
+    q: Tensor,
+    k: Tensor,
+    q_t: Tensor,
+    k_t: Tensor,
+    scale: float,
+    scale_t: float,
+    value: bool = True,
+    bias: Tensor | None = None,
+    bias_t: Tensor | None = None,
 ) -> Tensor:
     """`map_free_cross_entropy` through `scaled_dot_product_attention` alone; the value by blocks, as only
-    that needs rows of z."""
+    that needs rows of z. Where the bias is not 0, the teacher's map is, so it is missing in Σ_j p_t z."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     exact = torch.promote_types(q.dtype, torch.float32)
     q, k = _DifferentiableOnce.apply(q), _DifferentiableOnce.apply(k)
     q_t, k_t = q_t.detach().to(k.dtype), k_t.detach().to(k.dtype)
-    expected_own = fused(q.detach(), k.detach(), k, scale).to(exact)  # Σ_j p_s k_j, a gradient to k as value
-    expected_target = fused(q_t, k_t, k, scale_t).to(exact)  # Σ_j p_t k_j
+    # Σ_j p_s k_j, with a gradient to k as value, and Σ_j p_t k_j
+    expected_own = fused(q.detach(), k.detach(), k, scale, bias=bias).to(exact)
+    expected_target = fused(q_t, k_t, k, scale_t, bias=add_biases(bias, bias_t)).to(exact)
     same_gradient = scale / rows * (q.to(exact) * (expected_own - expected_target)).sum()
     found = (
-        (_logsumexp_sum(q, k, scale) - scale * (q.to(exact) * expected_target).sum()).detach() / rows
+        (_logsumexp_sum(q, k, scale, bias) - scale * (q.to(exact) * expected_target).sum()).detach() / rows
         if value
         else 0.0
     )
@@ -77,7 +104,7 @@ class _ByBlocks(torch.autograd.Function):
     the backward pass."""
 
     @staticmethod
-    def forward(ctx, q, k, q_t, k_t, scale, scale_t, value, wanted):
+    def forward(ctx, q, k, q_t, k_t, scale, scale_t, value, wanted, bias, bias_t):
         B, H, N, _ = q.shape
         # bf16 products would cost the softmax three digits
         exact = torch.promote_types(q.dtype, torch.float32)
@@ -87,8 +114,8 @@ class _ByBlocks(torch.autograd.Function):
             grad_q, grad_k = (torch.empty_like(q_s), torch.zeros_like(k_s)) if wanted else (None, None)
             for start in range(0, N, BLOCK):
                 block = slice(start, start + BLOCK)
-                log_p_s = torch.bmm(scale * q_s[:, block], k_s.mT).log_softmax(-1)  # (B·H, BLOCK, N)
-                p_t = torch.bmm(scale_t * q_t[:, block], k_t.mT).softmax(-1)
+                log_p_s = _scores(q_s, k_s, scale, bias, block).log_softmax(-1)  # (B·H, BLOCK, N)
+                p_t = _scores(q_t, k_t, scale_t, bias_t, block).softmax(-1)
                 if value:
                     found = found - torch.dot(p_t.flatten(), log_p_s.flatten())
                 if wanted:
@@ -110,12 +137,7 @@ class _ByBlocks(torch.autograd.Function):
         factor = above * ctx.factor
         return (
             *((each.to(factor.dtype) * factor).to(each.dtype) for each in ctx.saved_tensors),
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
+            *(None,) * 8,
         )
 
 
@@ -142,11 +164,20 @@ def _refuse_second_derivative() -> None:
         )
 
 
+def _scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, block: slice) -> Tensor:
+    """The scores z of a block of queries, from q and k (B·H, N, d): (B·H, BLOCK, N)."""
+    z = torch.bmm(scale * q[:, block], k.mT)
+    return z if bias is None else z.add_(bias[block])
+
+
 @torch.no_grad()
-def _logsumexp_sum(q: Tensor, k: Tensor, scale: float) -> Tensor:
+def _logsumexp_sum(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     """Σ_i logsumexp_j z(i,j) over batch, heads and queries: a scalar, by blocks of queries."""
     exact = torch.promote_types(q.dtype, torch.float32)
-    return sum(
-        (scale * q[:, :, start : start + BLOCK] @ k.mT).to(exact).logsumexp(-1).sum()
-        for start in range(0, q.shape[2], BLOCK)
-    )
+
+    def scores(block: slice) -> Tensor:
+        z = (scale * q[:, :, block] @ k.mT).to(exact)
+        return z if bias is None else z + bias[block]
+
+    starts = range(0, q.shape[2], BLOCK)
+    return sum(scores(slice(start, start + BLOCK)).logsumexp(-1).sum() for start in starts)

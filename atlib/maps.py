@@ -15,6 +15,7 @@ from torch import Tensor
 from atlib._util import require_known
 
 AVERAGES = ("examples", "layers", "heads", "queries")
+POOLINGS = ("max", "mean", "min")
 Grid = tuple[int, int]  # patches down, patches across
 
 
@@ -86,6 +87,20 @@ def aggregate_heads(
     if scores.ndim != 4:
         raise ValueError(f"maps and scores are (B, H, queries, keys), got {tuple(scores.shape)}")
     return (scores.sum(1, keepdim=True) / temperature).softmax(-1)
+
+
+def pool_heads(map: Tensor, how: str) -> Tensor:
+    """The largest, mean or smallest weight ("max", "mean", "min") over the heads, each row rescaled to sum to
+    1: (B, H, N, N) to (B, 1, N, N), or rows alone, (B, H, 1, N) to (B, 1, 1, N).
+
+    Raises `ValueError` for another word or number of axes. Source: AttnDistill (arXiv 2210.00944), the
+    supplement's ablation of the merging; that rows are rescaled is ours, it does not say.
+    """
+    require_known("pooling", how, POOLINGS)
+    if map.ndim != 4:
+        raise ValueError(f"maps are (B, H, queries, keys), got {tuple(map.shape)}")
+    pooled = {"max": map.amax, "mean": map.mean, "min": map.amin}[how](1, keepdim=True)
+    return _rescale(pooled, torch.ones_like(pooled[..., :1]))
 
 
 def join_heads(x: Tensor) -> Tensor:
@@ -178,6 +193,38 @@ def keep_tokens(map: Tensor, tokens: Sequence[int]) -> Tensor:
             " to sum to 1. Keep the token it attends to, or make the map from the q and k of the kept tokens"
         )
     return kept / mass
+
+
+def place_tokens(map: Tensor, tokens: Sequence[int], number: int) -> Tensor:
+    """The map of some tokens, (B, H, n, n), among `number` tokens: (B, H, N, N), theirs at `tokens`, in their
+    order.
+
+    Rows and columns of the other tokens are 0, so their rows sum to 0: `keep_own` fills them. With all tokens
+    in their order the map comes back as it is.
+    """
+    _check_map(map)
+    tokens = list(tokens)
+    if tokens == list(range(number)):
+        return map
+    placed = map.new_zeros(*map.shape[:2], number, number)
+    index = torch.tensor(tokens, device=map.device)
+    placed[:, :, index[:, None], index] = map
+    return placed
+
+
+def keep_own(map: Tensor, own: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
+    """`map` with parts of `own`, both (B, H, N, N): the rows `queries` are all of `own`; in the other rows
+    the columns `keys` are, and the rest is `map` · (1 - s), where s is what such a row of `own` gives to
+    `keys`.
+
+    Rows of `map` are 0 on `keys` and sum to 1, but for those of `queries`, which are not looked at. Gradients
+    go to both. With no queries and no keys it is `map`. Source: ours, for tokens that one of two models
+    lacks, such as DeiT's distillation token (arXiv 2012.12877).
+    """
+    tokens = torch.arange(map.shape[-1], device=map.device)
+    is_query, is_key = (torch.isin(tokens, tokens.new_tensor(list(some))) for some in (queries, keys))
+    share = own.where(is_key, 0).sum(-1, keepdim=True)
+    return torch.where(is_query[:, None] | is_key, own, (1 - share) * map)
 
 
 def _resample_keys(rows: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) -> Tensor:

@@ -11,6 +11,8 @@ from atlib.maps import AVERAGES
 WHAT = ("map", "q", "k", "v")
 HOW = ("copy", "distill")
 UNEQUAL_HEADS = ("aggregate", "average", "learn")
+UNEQUAL_PREFIX = ("drop", "own")
+ROWS = ("class", "patches")
 
 Layers = tuple[int, ...] | tuple[tuple[int, int], ...] | None
 Heads = tuple[int, ...] | tuple[tuple[int, tuple[int, ...]], ...] | None
@@ -28,15 +30,20 @@ class Plan:
     differ. `heads`: indices from 0 for all these layers, None for all, or a mapping {student's layer:
     indices}, with all heads in transferred layers that it does not name; the other layers and heads are the
     student's own. `average`: the teacher's maps are averaged over "examples" (of a batch), "layers", "heads"
-    or "queries" before they are transferred (arXiv 2411.09702, appendix).
+    or "queries" before they are transferred (arXiv 2411.09702, appendix). `rows`: only those of the "class"
+    token, or only those of the "patches", None for all; the other rows are the student's own, and a
+    distilled loss is the mean over the rows that take part.
 
     What to do where the two differ; each is refused when it is not asked for. `unequal_heads`: "aggregate"
     (softmax of the summed log-maps over T = 10, AttnDistill, arXiv 2210.00944), "average", or, to distill,
     "learn" (a matrix M of each layer under MSE(p_t, M p_s): a variant of this project's own. The
     published one, distilled MAE of arXiv 2205.14443, is a squared error of attention *logits*, before the
-    softmax, in the last layer alone and with weight 1; that form is not in the library).
+    softmax, in the last layer alone, with weight 1 and during pre-training: `atlib.train.distilled_mae`).
     `unequal_grid`: "resample" the teacher's maps to the student's patches. `unequal_prefix`: "drop" registers
-    and distillation token and renormalise the rows. `mismatched=True`: accept other components than the
+    and distillation token and renormalise the rows, or let a student's tokens that the teacher lacks have
+    their "own": a query's map is then (1 - s) · the teacher's row, with s to the student's own tokens as its
+    own map gives it, and the rows of these tokens are the student's. To distill, that is "drop" with every
+    row weighted by 1 - s, and a constant. `mismatched=True`: accept other components than the
     teacher's (see `atlib.student`, and arXiv 2605.07191 for why they matter).
 
     `share_drop_path`: in training, teacher and student drop the same samples' branches, as the published
@@ -58,15 +65,17 @@ class Plan:
     unequal_prefix: str | None = None
     mismatched: bool = False
     share_drop_path: bool = True
+    rows: str | None = None
 
     def __post_init__(self):
         require_known("what", self.what, WHAT)
         require_known("how", self.how, HOW)
         for name, known in (
             ("average", AVERAGES),
+            ("rows", ROWS),
             ("unequal_heads", UNEQUAL_HEADS),
             ("unequal_grid", ("resample",)),
-            ("unequal_prefix", ("drop",)),
+            ("unequal_prefix", UNEQUAL_PREFIX),
         ):
             if getattr(self, name) is not None:
                 require_known(name, getattr(self, name), known)
@@ -78,7 +87,7 @@ class Plan:
     def _check_combinations(self) -> None:
         reshaping = [
             name
-            for name in ("average", "unequal_heads", "unequal_grid", "unequal_prefix")
+            for name in ("average", "rows", "unequal_heads", "unequal_grid", "unequal_prefix")
             if getattr(self, name) is not None
         ]
         if self.what != "map" and reshaping:
@@ -91,6 +100,14 @@ class Plan:
                 "heads= names heads that correspond one to one; with unequal_heads= there is no such"
                 " correspondence: use one of them"
             )
+        partly = f"rows={self.rows!r}" if self.rows is not None else "unequal_prefix='own'"
+        if self.rows is not None or self.unequal_prefix == "own":
+            for name in ("average", "unequal_heads"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{partly} keeps parts of the student's own maps, head by head, and"
+                        f" {name}={getattr(self, name)!r} changes which map belongs to which: use one of them"
+                    )
         if self.unequal_heads == "learn" and self.how == "copy":
             raise ValueError(
                 "unequal_heads='learn' trains a matrix against the teacher's maps, so it can only distill:"

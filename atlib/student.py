@@ -10,7 +10,7 @@ architecture unless it is said, component by component, what is to differ.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from timm.layers import Mlp
+from timm.layers import Mlp, PatchEmbed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -33,6 +33,7 @@ STANDARD: Mapping[str, Any] = {
     "norm": "LayerNorm 1e-06",
     "qkv_bias": "q k v",
     "grouped_queries": False,
+    "tokeniser": "PatchEmbed",
 }
 COMPONENTS: tuple[str, ...] = tuple(STANDARD)
 
@@ -63,6 +64,7 @@ STANDARD_SETTINGS: Mapping[str, Settings] = {
     },
     "qkv_bias": {"biases": "qkv", "proj_bias": True},
     "grouped_queries": {"num_kv_heads": None},
+    "tokeniser": {},  # of others nothing can be read off
 }
 # Weights are initialised as the teacher's constructor would (only where the student is the teacher's
 # architecture).
@@ -93,7 +95,7 @@ def describe(vit: VisionTransformer | Eva) -> dict[str, Any]:
     norm = {
         "inside attention": present(attn.norm),
         "inside the MLP": present(getattr(mlp, "norm", None)),
-        "on patches": present(getattr(embed, "norm", None)),
+        "on patches": isinstance(embed, PatchEmbed) and present(embed.norm),
         "none at the end": not present(vit.norm) and not present(vit.fc_norm),
     }
     activation = getattr(mlp, "act", mlp)  # an MLP of an unknown kind is told by its own name
@@ -116,6 +118,7 @@ def describe(vit: VisionTransformer | Eva) -> dict[str, Any]:
         "grouped_queries": any(
             getattr(one.attn, "num_kv_heads", one.attn.num_heads) != one.attn.num_heads for one in vit.blocks
         ),
+        "tokeniser": type(embed).__name__,
     }
 
 

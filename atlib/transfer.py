@@ -10,9 +10,10 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atlib.attention import MaskedAttention, Own, forbid
 from atlib.compatibility import pair_up
 from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
-from atlib.maps import average_over, join_heads, mean_heads, resample
+from atlib.maps import average_over, join_heads, keep_own, mean_heads, place_tokens, resample
 from atlib.plan import Plan
 from atlib.walking import DropPathMasks, Instead, Seen, Walk, check_walkable, sample_drop_path, walk
 
@@ -57,7 +58,8 @@ class AttentionTransfer(nn.Module):
     teacher.
 
     `path` says what happens to maps: "map-free" (none is ever stored) or "dense" (averaged, resampled or
-    learned maps, and some copied heads among narrower or wider ones, are written out). `mismatched` names the
+    learned maps, maps of which some rows or columns are the student's own, and some copied heads among
+    narrower or wider ones, are written out). `mismatched` names the
     teacher's native components that the student lacks, {name: (teacher's, student's)}.
 
     Raises `ValueError` when the two cannot be paired, naming all that differs, and `Unwalkable` for models
@@ -87,8 +89,20 @@ class AttentionTransfer(nn.Module):
             and plan.heads is not None
             and self.pairing.widths_differ
         )
+        # Nor can some heads look where others must not, but as maps.
+        mixes_masks = (
+            plan.what == "map"
+            and plan.how == "copy"
+            and plan.heads is not None
+            and any(isinstance(block.attn, MaskedAttention) for block in teacher.blocks)
+        )
         writes_maps = (
-            plan.average is not None or mixes_widths or self._heads_by("average") or self._heads_by("learn")
+            plan.average is not None
+            or mixes_widths
+            or self._own is not None
+            or mixes_masks
+            or self._heads_by("average")
+            or self._heads_by("learn")
         )
         self.path = (
             "dense" if writes_maps or self.pairing.teacher_grid != self.pairing.student_grid else "map-free"
@@ -118,14 +132,21 @@ class AttentionTransfer(nn.Module):
         """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width), or
         for pairs (B, 2, 3, height, width) of what the student and what the teacher sees
         (`atlib.data.pair`)."""
+        seen, transfer_loss = self.walk_with_loss(images)
+        return Transferred(seen.logits, transfer_loss)
+
+    def walk_with_loss(self, images: Tensor) -> tuple[Walk, Tensor]:
+        """The walk that `forward` takes its logits from, and the transfer loss, a scalar: for what reads more
+        of the student than its logits. Runs the teacher."""
         images, teacher_images = _apart(images)
         masks = self._masks(images)
         target = _one_by_one(self.teacher_layers(teacher_images, masks))
         seen = self._walked(images, target, masks)
         if self.plan.how == "copy":
-            return Transferred(seen.logits, seen.logits.new_zeros(()))
-        own = [_on_tokens(seen.layers[layer], self.pairing.student_tokens) for layer in self.layers]
-        return Transferred(seen.logits, self._distilled(own, target))
+            return seen, seen.logits.new_zeros(())
+        tokens = None if self.pairing.own_keys else self.pairing.student_tokens
+        own = [_on_tokens(seen.layers[layer], tokens) for layer in self.layers]
+        return seen, self._distilled(own, target)
 
     def walk(self, images: Tensor) -> Walk:
         """What happens inside the student for images, or pairs of them: the walk that `forward` takes its
@@ -176,7 +197,9 @@ class AttentionTransfer(nn.Module):
         # which memory needs.
         kept = [
             Seen(
-                *(getattr(seen[i], name).clone() if name in needed else None for name in "qkv"), seen[i].scale
+                *(getattr(seen[i], name).clone() if name in needed else None for name in "qkv"),
+                seen[i].scale,
+                bias=seen[i].bias.clone() if self.plan.what == "map" and seen[i].bias is not None else None,
             )
             for i in layers
         ]
@@ -184,7 +207,7 @@ class AttentionTransfer(nn.Module):
 
     def teacher_maps(self, target: Iterable[Seen]) -> list[Tensor]:
         """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: on the student's patch grid,
-        averaged."""
+        averaged, with zeros for tokens that only the student has."""
         maps = [
             resample(
                 seen.map, self.pairing.teacher_grid, self.pairing.student_grid, self.pairing.common_prefix
@@ -193,7 +216,24 @@ class AttentionTransfer(nn.Module):
         ]
         if self.plan.average is not None:
             maps = average_over(maps, self.plan.average)
+        if self.pairing.own_keys:
+            maps = [place_tokens(p, self.pairing.student_tokens, self._tokens) for p in maps]
         return [mean_heads(p) for p in maps] if self._heads_by("average") else maps
+
+    @property
+    def _tokens(self) -> int:
+        """How many tokens the transferred maps have."""
+        down, across = self.pairing.student_grid
+        return self.pairing.common_prefix + len(self.pairing.own_keys) + down * across
+
+    @property
+    def _own(self) -> Own | None:
+        """What of a transferred map is the student's own; None for nothing."""
+        pairing = self.pairing
+        if pairing.queries is None:
+            return None
+        own_queries = set(range(self._tokens)) - set(pairing.queries)
+        return Own(tuple(sorted(own_queries)), pairing.own_keys)
 
     def _heads_by(self, remedy: str) -> bool:
         """Whether heads differ in number and the plan answers with this remedy."""
@@ -204,7 +244,8 @@ class AttentionTransfer(nn.Module):
         needed."""
         if not self._heads_by("aggregate"):
             return seen
-        return Seen(join_heads(seen.q), join_heads(seen.k), None, seen.scale / TEMPERATURE)
+        q, k = join_heads(seen.q), join_heads(seen.k)
+        return Seen(q, k, None, seen.scale / TEMPERATURE, bias=seen.bias)
 
     def _copied(self, target: Iterable[Seen]) -> dict[int, Instead]:
         """What each of the student's layers uses instead of its own; one merged head serves all of the
@@ -220,7 +261,8 @@ class AttentionTransfer(nn.Module):
                 for x in ((seen.q, seen.k, seen.v, None) if p is None else (None, None, None, p))
             )
             scale = None if q is None or k is None else seen.scale
-            replace[layer] = Instead(q, k, v, p, scale, heads)
+            bias = seen.bias if p is None else None
+            replace[layer] = Instead(q, k, v, p, scale, heads, self._own, bias)
         return replace
 
     def _distilled(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
@@ -242,11 +284,16 @@ class AttentionTransfer(nn.Module):
         return sum(attention_cross_entropy([mine], [theirs]) for mine, theirs in zip(own, target))
 
     def _distilled_maps(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Tensor:
-        """The loss where the teacher's maps are written out."""
+        """The loss where the teacher's maps are written out; what the student's layers forbid goes."""
+        maps = [forbid(p, seen.bias) for p, seen in zip(maps, own)]
         if self.head_mapping is not None:
             mapped = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
             return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mapped, maps))
         log_maps = [seen.scores.log_softmax(-1) for seen in own]
+        if self._own is not None:
+            maps = [keep_own(p, log_p.detach().exp(), *self._own) for p, log_p in zip(maps, log_maps)]
+            rows = list(self.pairing.queries)
+            log_maps, maps = ([each[:, :, rows] for each in both] for both in (log_maps, maps))
         if self._heads_by("average"):  # the log of the mean over heads, where a single p may underflow
             log_maps = [log_p.logsumexp(1, keepdim=True) - math.log(log_p.shape[1]) for log_p in log_maps]
         return sum(map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
@@ -293,7 +340,8 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
     if tokens is None:
         return seen
     return seen._replace(
-        **{name: x[:, :, tokens] for name in "qkv" if (x := getattr(seen, name)) is not None}
+        **{name: x[:, :, tokens] for name in "qkv" if (x := getattr(seen, name)) is not None},
+        bias=None if seen.bias is None else seen.bias[tokens][:, tokens],
     )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import timm
 import torch
+from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
@@ -30,9 +31,10 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     constructor arguments.
 
     A timm name may also be one of timm's `Eva` family: ViTs with rotary positions, such as DINOv3 and EVA-02.
-    `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...), and for a timm
-    name also `pretrained=True`. The model is timm's own, unmodified: it saves and loads like any other timm
-    model.
+    `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...); for a timm
+    name also `pretrained=True`, and for a preset or a mapping also `distilled=True`, which adds DeiT's
+    distillation token (timm's `VisionTransformerDistilled`). The model is timm's own, unmodified: it saves
+    and loads like any other timm model.
 
     Raises `ValueError` for an unknown name (with the close ones) or a name that is not a plain ViT,
     and `WeightsUnavailable` when pre-trained weights cannot be downloaded.
@@ -72,7 +74,8 @@ def _build(config: Mapping, overrides: Mapping, what: str) -> VisionTransformer:
         )
     arguments = {**config, **overrides}
     arguments.pop("pretrained", None)
-    return VisionTransformer(**arguments)
+    kind = VisionTransformerDistilled if arguments.pop("distilled", False) else VisionTransformer
+    return kind(**arguments)
 
 
 def _is_in_timm(name: str) -> bool:

@@ -17,7 +17,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from atlib.attention import Instead, Seen, attend, see
+from atlib.attention import Instead, MaskedAttention, Seen, attend, see
 
 
 class Walk(NamedTuple):
@@ -65,6 +65,38 @@ def walk(
     """
     if not (checked and _still_walkable(vit)):
         check_walkable(vit)
+    found = _walk_blocks(vit, *_embed(vit, images), replace, stop_after, values, drop_path)
+    if stop_after is not None or not head:
+        return found
+    return found._replace(logits=vit.forward_head(vit.norm(found.tokens)))
+
+
+def walk_tokens(vit: VisionTransformer, tokens: Tensor, *, stop_after: int | None = None) -> Walk:
+    """Walk the blocks from tokens (B, N, D) that are embedded already, positions included, such as those of
+    the visible patches of masked auto-encoding. `logits` is None.
+
+    `stop_after` is that of `walk`. Raises as `walk` does, and `Unwalkable` for an `Eva`, whose rotations
+    would have to be chosen with the tokens.
+    """
+    if not isinstance(vit, VisionTransformer):
+        raise Unwalkable(
+            f"cannot walk a {type(vit).__name__} from tokens alone: it may rotate q and k by place"
+        )
+    check_walkable(vit)
+    return _walk_blocks(vit, tokens, [None] * len(vit.blocks), stop_after=stop_after)
+
+
+def _walk_blocks(
+    vit: VisionTransformer | Eva,
+    tokens: Tensor,
+    ropes: Sequence[Tensor | None],
+    replace: Mapping[int, Instead] | None = None,
+    stop_after: int | None = None,
+    values: bool = False,
+    drop_path: Sequence[DropPathMasks] | None = None,
+) -> Walk:
+    """The walk through the blocks alone, from embedded tokens (B, N, D), with each layer's rotary embedding:
+    without logits."""
     replace = dict(replace or {})
     depth = len(vit.blocks)
     for index in [*replace, *([] if stop_after is None else [stop_after])]:
@@ -75,14 +107,13 @@ def walk(
     if drop_path is not None and len(drop_path) != depth:
         raise ValueError(f"drop_path has masks for {len(drop_path)} layers, this ViT has depth {depth}")
 
-    tokens, ropes = _embed(vit, images)
     layers: list[Seen] = []
     stream: list[Tensor] = []
     for index, (block, rope) in enumerate(zip(vit.blocks, ropes)):
         instead = replace.get(index, Instead())
         if index == stop_after:
             layers.append(see(block.attn, block.norm1(tokens), instead, index, rope=rope, values=values))
-            return Walk(None, tuple(layers), tokens, tuple(stream))
+            break
         masks = None if drop_path is None else drop_path[index]
         if vit.grad_checkpointing and torch.is_grad_enabled():
             tokens, seen = checkpoint(_step, block, tokens, instead, masks, index, rope, use_reentrant=False)
@@ -90,7 +121,7 @@ def walk(
             tokens, seen = _step(block, tokens, instead, masks, index, rope)
         layers.append(seen)
         stream.append(tokens)
-    return Walk(vit.forward_head(vit.norm(tokens)) if head else None, tuple(layers), tokens, tuple(stream))
+    return Walk(None, tuple(layers), tokens, tuple(stream))
 
 
 def sample_drop_path(vit: VisionTransformer | Eva, images: Tensor) -> list[DropPathMasks]:
@@ -174,12 +205,27 @@ REASONS = {
     **dict.fromkeys(("RelPosBlock", "RelPosAttention", "VisionTransformerRelPos", "Beit"), RELATIVE),
     "NaFlexVit": "it packs images of different sizes with padding masks",
     **dict.fromkeys(("SwinTransformer", "SwinTransformerV2", "SwinTransformerV2Cr"), WINDOWS),
-    "Cait": "its talking heads mix the maps of several heads, and class attention comes in separate layers",
+    "Cait": "its talking heads mix the maps of several heads, and class attention comes in separate layers;"
+    " atlib.methods.cait.walk_cait walks it",
+    "MlpMixer": "it has no attention: what mixes patches are weights, the same for all images; of a ResMLP"
+    " atlib.methods.resmlp.static_maps shows them",
+    **dict.fromkeys(
+        ("PatchConvNet", "Pooled"),
+        "it is a convolutional network with one row of attention at its end: its own look(images) shows it",
+    ),
     "DistributedDataParallel": "it is a wrapper: pass its .module",
     "FullyShardedDataParallel": "it is a wrapper: pass the module inside",
     "OptimizedModule": "it is a wrapper made by torch.compile: pass the module inside (its ._orig_mod)",
     **dict.fromkeys(("AttentionTransfer", "AttnDistill", "FeatureDistillation", "LogitDistillation"), TWO),
+    "CaitTransfer": "it is a teacher and a student: walk its .teacher, or its .student with"
+    " atlib.methods.cait.walk_cait",
+    "DistillationToken": TWO,
     "MeanMapCopy": "it is a student with stored maps: walk its .student",
+    "PoolTransfer": "it is a teacher and a convolutional student: its look(images) shows the pool",
+    "StaticMapDistill": "it is a ResMLP with stored maps, which has no attention: see"
+    " atlib.methods.resmlp.static_maps",
+    "MaskedAutoencoder": "it paints hidden patches: walk its .vit",
+    "DistilledMae": "it is a teacher and a masked auto-encoder: walk its .student.vit or its .teacher",
 }
 
 
@@ -193,7 +239,7 @@ class Family(NamedTuple):
 
 
 FAMILIES = (
-    Family(VisionTransformer, Block, (Attention,)),
+    Family(VisionTransformer, Block, (Attention, MaskedAttention)),
     # Which attention classes timm's EVA family has depends on the timm version.
     Family(
         eva.Eva,
@@ -248,17 +294,22 @@ def _in_distilled_training(vit: nn.Module) -> bool:
 
 def _still_walkable(vit: nn.Module) -> bool:
     """Whether a ViT that was checked is still in a mode and of blocks that can be walked."""
-    stock = all(type(block) in STOCK and type(block.attn) in STOCK for block in vit.blocks)
+    stock = all(type(block) in STOCK and _stock(block.attn) in STOCK for block in vit.blocks)
     return stock and not _in_distilled_training(vit)
+
+
+def _stock(part: nn.Module | None) -> type:
+    """The class whose `forward` a part must have: its own, or that of all masked attention."""
+    return MaskedAttention if isinstance(part, MaskedAttention) else type(part)
 
 
 def _check_part(part: nn.Module | None, known: tuple[type[nn.Module], ...], where: str) -> None:
     kind = type(part)
-    if kind not in known:
+    if _stock(part) not in known:
         names = " and ".join(one.__name__ for one in known)
         reason = REASONS.get(
             kind.__name__, f"walk knows timm's {names} and cannot tell what this one computes"
         )
         raise Unwalkable(f"cannot walk {where}, a {kind.__name__}: {reason}")
-    if kind.forward is not STOCK[kind] or "forward" in vars(part):
+    if kind.forward is not STOCK[_stock(part)] or "forward" in vars(part):
         raise Unwalkable(f"cannot walk {where}: its {kind.__name__}.forward was replaced")

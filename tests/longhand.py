@@ -136,8 +136,8 @@ def layers(w, images, heads, patch=8, replace=None):
     """Logits and, per layer, {"q", "k", "v": (B, H, N, d), "map": (B, H, N, N), "stream": (B, N, D)} as they
     were used.
 
-    `replace` {layer: {(part, head): (B, N, d) or, for "map", (B, N, N)}}: what one head of one layer uses
-    instead.
+    `replace` {layer: {(part, head): (B, N, d) or, for "map", (B, N, N) or a function from the head's own map
+    to such a one}}: what one head of one layer uses instead.
     """
     x, seen = embed(w, images, patch), []
     for layer in range(len([name for name in w if name.endswith("attn.qkv.weight")])):
@@ -159,7 +159,8 @@ def layers(w, images, heads, patch=8, replace=None):
                     given.get((name, head), y @ part["attn.qkv.weight"][rows].T + part["attn.qkv.bias"][rows])
                 )
             scores = torch.einsum("bid,bjd->bij", used["q"][head], used["k"][head]) / math.sqrt(d)
-            used["map"].append(given.get(("map", head), softmax(scores)))
+            p = given.get(("map", head), softmax(scores))
+            used["map"].append(p(softmax(scores)) if callable(p) else p)
             outputs.append(torch.einsum("bij,bjd->bid", used["map"][head], used["v"][head]))
         x = x + torch.cat(outputs, -1) @ part["attn.proj.weight"].T + part["attn.proj.bias"]
         y = layer_norm(x, part["norm2.weight"], part["norm2.bias"])
@@ -232,6 +233,24 @@ def without(p, tokens):
     kept = [token for token in range(p.shape[-1]) if token not in tokens]
     left = p[:, :, kept][:, :, :, kept]
     return left / left.sum(-1, keepdim=True)
+
+
+def partly(p, own, rows, extra):
+    """One head's map (B, N, N) row by row: a row of `rows` gives to the tokens `extra` what it gives in
+    `own`, and of p, a map among the others, what is left; any other row is that of `own`."""
+    N = own.shape[-1]
+    others = [token for token in range(N) if token not in extra]
+    whole = []
+    for i in range(N):
+        if i not in rows:
+            whole.append(own[:, i])
+            continue
+        left = 1 - sum((own[:, i, token] for token in extra), torch.zeros(len(own), dtype=own.dtype))
+        row = [
+            own[:, i, j] if j in extra else left * p[:, others.index(i), others.index(j)] for j in range(N)
+        ]
+        whole.append(torch.stack(row, -1))
+    return torch.stack(whole, 1)
 
 
 def cubic_weights(before, after):

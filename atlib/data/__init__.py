@@ -1,12 +1,22 @@
 """What goes in: the built-in world and its shifts, data sets of the hub and of files, photographs at any
 size."""
 
-from atlib.data.images import Images, crop_and_flip, draw, glyph_images, load, pair
+from atlib.data.images import (
+    UNLABELLED,
+    Images,
+    crop_and_flip,
+    draw,
+    glyph_images,
+    load,
+    pair,
+    with_unlabelled,
+)
 from atlib.data.photos import Photos, open_photos
 from atlib.data.stream import PhotoStream, open_stream
 from atlib.data.transforms import Augmentation
 
 __all__ = [
+    "UNLABELLED",
     "Augmentation",
     "Images",
     "PhotoStream",
@@ -18,4 +28,5 @@ __all__ = [
     "open_photos",
     "open_stream",
     "pair",
+    "with_unlabelled",
 ]

@@ -91,6 +91,7 @@ class Known(NamedTuple):
     their number. images: how many each split has, in the splits that `open_rows_of` opens. evaluated: the
     split on which results are reported. source: who says so.
 
+    otherwise: where there is no copy on the hub, what to do instead, before the folder is passed as path=.
     columns: image and label, where they are not called as usual. files: on the hub, the pattern of each
     split's files, so that one can be fetched without the others. domains: those of PACS that it is.
     """
@@ -100,6 +101,7 @@ class Known(NamedTuple):
     images: Mapping[str, int]
     evaluated: str
     source: str
+    otherwise: str = ""
     columns: tuple[str | None, str | None] = (None, None)
     files: Mapping[str, str] = {}
     domains: tuple[str, ...] = ()
@@ -144,8 +146,7 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
         known = CATALOGUE[name]
         if path is None and known.hub is None:
             raise DataError(
-                f"no complete copy of {name} was found on the hub: fetch the images and the annotations from"
-                f" {INATURALIST}, unpack them into one folder, and pass it as path=",
+                f"no complete copy of {name} was found on the hub: {known.otherwise}, and pass it as path=",
                 "path",
             )
         if path is None:
@@ -177,7 +178,8 @@ def open_rows_of(
     `datasets`, one folder per class (of a name: train/ and validation/ or val/ with these in them, whose
     sorted names are then the order of the classes, as it is ImageNet's with WordNet ids), or images with
     annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is published,
-    a tenth of "train" becomes it, as in `atlib.data.images.load`. Columns are found by their usual names
+    a tenth of "train" becomes it, as in `atlib.data.images.load`; where one is published beside a test split,
+    "train+validation" is both. Columns are found by their usual names
     unless they are named. Raises what `find` raises, `ValueError` for unknown splits and columns, listing
     those there are, and for files and the network what `atlib.data.images.load` raises.
     """
@@ -210,6 +212,12 @@ def _with_held_out(train: int, test: int) -> dict[str, int]:
     return {"train": train - validation, "validation": validation, "train+validation": train, "test": test}
 
 
+def _with_both(train: int, validation: int, test: int) -> dict[str, int]:
+    """Images per split where all three are published, training and validation images together, too."""
+    both = {"train": train, "validation": validation, "train+validation": train + validation}
+    return {**both, "test": test}
+
+
 def _pacs(*domains: str) -> Known:
     # Images of each domain: counted in the copy in the workshop's shared/, which has all 9,991 of the hub's.
     count = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
@@ -221,6 +229,8 @@ def _pacs(*domains: str) -> Known:
 
 SPLIT_FOLDERS = ("train", "validation", "val", "test")
 INATURALIST = "https://github.com/visipedia/inat_comp"
+AIRCRAFT = "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/"
+_UNPACK_INATURALIST = f"fetch the images and the annotations from {INATURALIST}, unpack them into one folder"
 _CIFAR = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
 _CIFAR_IMAGES = _with_held_out(50_000, 10_000)
 
@@ -236,8 +246,8 @@ CATALOGUE: dict[str, Known] = {
         " Table 2",
         files={"train": "data/train-*.parquet", "validation": "data/validation-*.parquet"},
     ),
-    "cifar10": Known(HUB["cifar10"], 10, _CIFAR_IMAGES, "test", _CIFAR, ("img", "label")),
-    "cifar100": Known(HUB["cifar100"], 100, _CIFAR_IMAGES, "test", _CIFAR, ("img", "fine_label")),
+    "cifar10": Known(HUB["cifar10"], 10, _CIFAR_IMAGES, "test", _CIFAR, columns=("img", "label")),
+    "cifar100": Known(HUB["cifar100"], 100, _CIFAR_IMAGES, "test", _CIFAR, columns=("img", "fine_label")),
     # Of iNaturalist the hub was found to have parts only; the authors' archives hold images and annotations,
     # train2018.json and val2018.json.
     "inat2017": Known(
@@ -247,14 +257,70 @@ CATALOGUE: dict[str, Known] = {
         "validation",
         "Van Horn et al. 2018, The iNaturalist Species Classification and Detection Dataset, arXiv"
         f" 1707.06642; {INATURALIST}, 2017, Details",
+        _UNPACK_INATURALIST,
     ),
     "inat2018": Known(
-        None, 8142, {"train": 437_513, "validation": 24_426}, "validation", f"{INATURALIST}, 2018, Details"
+        None,
+        8142,
+        {"train": 437_513, "validation": 24_426},
+        "validation",
+        f"{INATURALIST}, 2018, Details",
+        _UNPACK_INATURALIST,
     ),
     # The authors give the sum of both, 268,243, and the classes; 265,213 is what the challenge's copies count
     # as training images.
     "inat2019": Known(
-        None, 1010, {"train": 265_213, "validation": 3_030}, "validation", f"{INATURALIST}, 2019, Details"
+        None,
+        1010,
+        {"train": 265_213, "validation": 3_030},
+        "validation",
+        f"{INATURALIST}, 2019, Details",
+        _UNPACK_INATURALIST,
+    ),
+    # The small sets of transfer learning. Papers train on training and validation images together
+    # ("train+validation") and report the test split.
+    "flowers102": Known(
+        "dpdl-benchmark/oxford_flowers102",
+        102,
+        _with_both(1_020, 1_020, 6_149),
+        "test",
+        "Nilsback and Zisserman 2008, Automated Flower Classification over a Large Number of Classes;"
+        " https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
+    ),
+    "pets": Known(
+        "timm/oxford-iiit-pet",
+        37,
+        _with_held_out(3_680, 3_669),
+        "test",
+        "Parkhi et al. 2012, Cats and Dogs; https://www.robots.ox.ac.uk/~vgg/data/pets/",
+    ),
+    # Its classes are the 100 variants. The hub's copies need code of their own to be read, or have other
+    # classes.
+    "aircraft": Known(
+        None,
+        100,
+        _with_both(3_334, 3_333, 3_333),
+        "test",
+        f"Maji et al. 2013, Fine-Grained Visual Classification of Aircraft, arXiv 1306.5151; {AIRCRAFT}",
+        f"fetch the archive from {AIRCRAFT}, lay its images into FOLDER/train/VARIANT,"
+        " FOLDER/validation/VARIANT and FOLDER/test/VARIANT, as images_variant_train.txt, _val.txt and"
+        " _test.txt list them (a slash in a variant's name as a dash)",
+    ),
+    "cars": Known(
+        "tanganke/stanford_cars",
+        196,
+        _with_held_out(8_144, 8_041),
+        "test",
+        "Krause et al. 2013, 3D Object Representations for Fine-Grained Categorization",
+    ),
+    # The hub calls its test images "validation".
+    "food101": Known(
+        "ethz/food101",
+        101,
+        {"train": 75_750, "validation": 25_250},
+        "validation",
+        "Bossard et al. 2014, Food-101: Mining Discriminative Components with Random Forests;"
+        " https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
     ),
     "pacs": _pacs(*DOMAINS),
     **{f"pacs-{domain.replace('_', '-')}": _pacs(domain) for domain in DOMAINS},

@@ -67,7 +67,9 @@ class World:
     pixel of the glyph). decoy: brightness of a false mark on another cell, which lacks the lower right dot.
     texture: how deep glyphs are cut by stripes, of one of four directions drawn for each glyph. pointer: how
     many cells to the left of the named glyph the mark of Find is (from the first column to the last), so that
-    no token holds both. Levels are in [0, 1], where 1 is white. Raises `ValueError` for a value outside its
+    no token holds both. offset: how many pixels all cells lie further down and to the right (from the last
+    row and column on to the first), so that no patch of a ViT is a cell. Levels are in [0, 1], where 1 is
+    white. Raises `ValueError` for a value outside its
     range.
     """
 
@@ -86,6 +88,7 @@ class World:
     decoy: float = 0.0
     texture: float = 0.0
     pointer: int = 0
+    offset: int = 0
 
     def __post_init__(self):
         ranges = dict(
@@ -102,13 +105,14 @@ class World:
             decoy=(0, 1),
             texture=(0, 1),
             pointer=(0, GRID - 1),
+            offset=(0, CELL - 1),
         )
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
                 raise ValueError(
                     f"World({name}={getattr(self, name)!r}) is out of range: {name} goes from {low} to {high}"
                 )
-        for name in ("clutter", "jitter", "pointer"):
+        for name in ("clutter", "jitter", "pointer", "offset"):
             if not isinstance(getattr(self, name), (int, np.integer)):
                 raise ValueError(f"World({name}={getattr(self, name)!r}): {name} is a whole number")
         require_known("rendering", self.rendering, RENDERINGS)
@@ -190,7 +194,7 @@ def marked_cell(images: Tensor) -> Tensor:
     (n,), rows first.
 
     It looks for the brightest four corners, which is no more than the mark's definition; a test holds its
-    error below 1 in 1,000.
+    error below 1 in 1,000. Cells must be where `World(offset=0)` has them.
     """
     cells = images.reshape(-1, 3, GRID, CELL, GRID, CELL)
     # (n, 3, 4, 2, 4, 2): rows and columns 0 and 7 of each cell
@@ -277,6 +281,7 @@ def _render(world: World, scenes: _Scenes) -> Glyphs:
     clean = pixels[rows, cell]
     image = pixels.reshape(n, GRID, GRID, 3, CELL, CELL).transpose(0, 3, 1, 4, 2, 5)
     image = image.reshape(n, 3, GRID * CELL, GRID * CELL)
+    image = np.roll(image, (world.offset, world.offset), (2, 3))
     if world.blur > 0:
         image = _blur(image, world.blur)
     image = 0.5 + world.contrast * (image - 0.5) + world.noise * scenes.noise

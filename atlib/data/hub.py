@@ -226,7 +226,11 @@ def _published(splits, split: str, name: str) -> str:
 
 def _choose(splits: datasets.DatasetDict, split: str, name: str) -> datasets.Dataset:
     if "validation" in splits or "train" not in splits:
-        require_known(f"split of {name}", split, splits)
+        # Beside a test split, a validation split is training data for those who report the first.
+        both = ("train+validation",) if {"train", "validation", "test"} <= set(splits) else ()
+        require_known(f"split of {name}", split, (*splits, *both))
+        if split in both:
+            return datasets.concatenate_datasets([splits["train"], splits["validation"]])
         return splits[split]
     require_known(f"split of {name}", split, (*splits, "validation", "train+validation"))
     if split not in ("train", "validation"):

@@ -18,6 +18,8 @@ from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 
 # Where short names live on the hub.
 HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
+# The target of an image whose class is not known: PyTorch's cross-entropy passes over it too.
+UNLABELLED = -100
 VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
 
 
@@ -141,6 +143,32 @@ def pair(images: Images, teacher_images: Images) -> Images:
             f" {teacher_images.mean} and {teacher_images.std}: load both with the same"
         )
     return images.with_pixels(torch.stack([images.pixels, teacher_images.pixels], dim=1))
+
+
+def with_unlabelled(images: Images, more: Images) -> Images:
+    """`images`, and after them those of `more` with their labels taken away (`UNLABELLED`): a task's loss
+    leaves them out, and what a teacher says of them is learned.
+
+    Classes and treatment are those of `images`. Raises `ValueError` for images of another shape or scaling,
+    and for targets that are not class indices.
+    """
+    if images.pixels.shape[1:] != more.pixels.shape[1:]:
+        raise ValueError(
+            f"images are {tuple(images.pixels.shape[1:])}, unlabelled ones {tuple(more.pixels.shape[1:])}:"
+            " load both with the same image_size="
+        )
+    if (images.mean, images.std) != (more.mean, more.std):
+        raise ValueError(
+            f"images are scaled by mean {images.mean} and std {images.std}, unlabelled ones by {more.mean}"
+            f" and {more.std}: load both with the same"
+        )
+    if images.targets.ndim != 1 or images.targets.is_floating_point():
+        raise ValueError(
+            f"labels are class indices (n,), got targets {images.targets.dtype} {tuple(images.targets.shape)}"
+        )
+    pixels = torch.cat([images.pixels, more.pixels])
+    targets = torch.cat([images.targets, images.targets.new_full((len(more),), UNLABELLED)])
+    return Images(pixels, targets, images.classes, images.mean, images.std, images.augment)
 
 
 def other_of_class(images: Images, same: bool, seed: int) -> Images:

@@ -25,6 +25,8 @@ RULES = (
     (("mean",), lambda value: len(value) == 3, "has three values, one a channel"),
     (("std",), lambda value: len(value) == 3 and min(value) > 0, "has three values, one a channel, above 0"),
     (("image_size",), lambda value: value >= 1, "must be at least 1 pixel"),
+    (("scale",), lambda value: len(value) == 2, "has two values, the least and the largest share"),
+    (("scale",), lambda value: 0 < value[0] <= value[1] <= 1, "are shares above 0, at most 1, in order"),
     (("padding", "color_jitter"), lambda value: value >= 0, "must not be negative"),
     (("flip", "random_erasing"), lambda value: 0 <= value <= 1, "is a probability, from 0 to 1"),
     (("crop_pct",), lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
@@ -36,22 +38,23 @@ class Augmentation:
     """How an image is cropped, changed and normalised, in training and for evaluation; checked when it is
     built.
 
-    image_size: pixels of the square that comes out. crop, in training: "random-resized" (a random 8 to 100
-    per cent of the area at an aspect of 3/4 to 4/3, resized; Szegedy et al. 2015), "padded" (shorter side to
-    image_size, `padding` reflected pixels around it, a random square: DeiT III's simple random crop, arXiv
-    2204.07118, and CIFAR's) or "centre" (shorter side to image_size, the middle). flip: probability of a
-    mirror image. rand_augment: timm's string for RandAugment (Cubuk et al. 2020), "rand-m9-mstd0.5-inc1" is
-    (9, 0.5); None for none. three_augment: one of grey, solarised, blurred (DeiT III). color_jitter: strength
-    in brightness, contrast and saturation, 0 for none. random_erasing: probability that a rectangle is filled
-    with noise (Zhong et al. 2020), after normalising. interpolation: of every resizing. crop_pct: evaluation
-    resizes the shorter side to image_size / crop_pct and takes the middle. mean, std: per channel, of pixels
-    in 0..1.
+    image_size: pixels of the square that comes out. crop, in training: "random-resized" (a random share of
+    the area, from the first to the second of `scale`, at an aspect of 3/4 to 4/3, resized; Szegedy et al.
+    2015), "padded" (shorter side to image_size, `padding` reflected pixels around it, a random square: DeiT
+    III's simple random crop, arXiv 2204.07118, and CIFAR's) or "centre" (shorter side to image_size, the
+    middle). flip: probability of a mirror image. rand_augment: timm's string for RandAugment (Cubuk et al.
+    2020), "rand-m9-mstd0.5-inc1" is (9, 0.5); None for none. three_augment: one of grey, solarised, blurred
+    (DeiT III). color_jitter: strength in brightness, contrast and saturation, 0 for none. random_erasing:
+    probability that a rectangle is filled with noise (Zhong et al. 2020), after normalising. interpolation:
+    of every resizing. crop_pct: evaluation resizes the shorter side to image_size / crop_pct and takes the
+    middle. mean, std: per channel, of pixels in 0..1.
 
     Raises `ValueError` for a value that cannot be meant and for two that exclude each other.
     """
 
     image_size: int = 224
     crop: str = "random-resized"
+    scale: tuple[float, float] = (0.08, 1.0)
     padding: int = 4
     flip: float = 0.5
     rand_augment: str | None = None
@@ -67,7 +70,7 @@ class Augmentation:
         require_known("crop", self.crop, CROPS)
         require_known("interpolation", self.interpolation, INTERPOLATIONS)
         check_fields(self, RULES)
-        for name in ("mean", "std"):  # JSON reads tuples back as lists, which cannot be hashed
+        for name in ("scale", "mean", "std"):  # JSON reads tuples back as lists, which cannot be hashed
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
         if self.rand_augment is not None:
             self._check_rand_augment()
@@ -124,6 +127,7 @@ def _training(augmentation: Augmentation) -> transforms.Compose:
     crop, colours, normalise = create_transform(
         a.image_size,
         is_training=True,
+        scale=a.scale,
         hflip=a.flip,
         color_jitter=a.color_jitter or None,
         auto_augment="3a" if a.three_augment else a.rand_augment,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from atlib._util import require_known
 from atlib.analysis.attention_maps import describe_layers
@@ -35,15 +36,28 @@ class TeacherFailed(RuntimeError):
     """A teacher has not learned its own task, so nothing can be asked of its students."""
 
 
+def _itself(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
+    return vit
+
+
+def _no_teacher() -> VisionTransformer:
+    raise ValueError("this schooling learns from the central teacher of its seed: pass central=")
+
+
 @dataclass(frozen=True)
 class Schooling:
-    """One way to make a teacher.
+    """One way to make a teacher, or any other model that is pre-trained without labels.
 
     name: of the teacher, in file names. outputs, images, loss: the pre-text task (how many numbers the model
     gives, images with their targets, what it is trained on). world: the distribution of the images. model:
     changes to the "glyphs" ViT's constructor arguments. changes: to the recipe. gate: the largest share of
-    the pre-text that a teacher may have left unlearned (`atlib.train.pretrain.unlearned`), on validation
-    images; one that is above it is trained again for twice the steps.
+    the pre-text that a teacher may have left unlearned (`unlearned`), on validation images; one that is above
+    it is trained again for twice the steps.
+
+    around: (ViT, () -> the central teacher of its seed) -> what is trained, a module with the ViT in it; the
+    ViT itself by default. unlearned: measures that module on validation images. again: other first weights
+    than the central teacher's, for a model that learns from it. number: of unlabelled images that it is to be
+    made from, the first of the scale's; None for all.
     """
 
     name: str
@@ -54,25 +68,37 @@ class Schooling:
     model: Mapping = field(default_factory=dict)
     changes: Mapping = field(default_factory=dict)
     gate: float = math.inf
+    around: Callable[[VisionTransformer, Callable[[], VisionTransformer]], nn.Module] = _itself
+    unlearned: Callable[[nn.Module, Images], float] = pretrain.unlearned
+    again: int = 0
+    number: int | None = None
 
-    def make(self, recipe: Recipe, unlabelled: int, seed: int, progress: str | None = None) -> Made:
+    def make(
+        self,
+        recipe: Recipe,
+        unlabelled: int,
+        seed: int,
+        progress: str | None = None,
+        central: Callable[[], VisionTransformer] = _no_teacher,
+    ) -> Made:
         """Pre-train a teacher on `unlabelled` images. `seed` decides all. What it has left unlearned is in
-        the last entry of its history. Raises `TeacherFailed` when that is above the gate after eight times
-        the steps."""
+        the last entry of its history. central: gives the central teacher of this seed, for a schooling that
+        needs it. Raises `TeacherFailed` when more is unlearned than the gate lets pass, after eight times the
+        steps."""
         architecture = Architecture("glyphs", {**self.model, "num_classes": self.outputs})
         images = self.images(glyphs.generate("unlabelled", unlabelled, seed, self.world))
         held_out = self.images(glyphs.generate("validation", 2000, 0, self.world))
         recipe = replace(recipe, **self.changes)
         for longer in (1, 2, 4, 8):
-            torch.manual_seed(seed_for(seed, "teacher"))
+            torch.manual_seed(seed_for(seed, "teacher", self.again))
             model = architecture.build()
             history = train(
-                model,
+                self.around(model, central),
                 images,
                 replace(recipe, steps=longer * recipe.steps),
                 loss=self.loss,
                 seed=seed_for(seed, "teacher order"),
-                evaluate=lambda model: {"unlearned": pretrain.unlearned(model, held_out)},
+                evaluate=lambda trained: {"unlearned": self.unlearned(trained, held_out)},
                 progress=progress,
             )
             if history[-1]["unlearned"] <= self.gate:

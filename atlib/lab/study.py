@@ -41,6 +41,7 @@ from atlib.record import Record, about, add_record, pack_bits, peak_memory_mb, r
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import predict, score
 from atlib.train.loop import train
+from atlib.train.objectives import Loss, student_loss
 from atlib.train.recipe import Recipe
 from atlib.train.trainer import Preempted
 from atlib.transfer import AttentionTransfer, student_of
@@ -95,6 +96,12 @@ class Sources(NamedTuple):
         load_weights(fine_tuning(self.place, self.seed).weights, vit)
         return vit
 
+    def model_of(self, study: "Study", method: str) -> nn.Module:
+        """What another variant of a study has trained on this seed: for one that names it in `needs`."""
+        model = study.variant(method).build(self)
+        load_weights(built_on(study, self.place, method, self.seed).weights, student_of(model))
+        return model
+
     def student(self) -> VisionTransformer:
         """A student fresh from its initialisation, which the seed decides."""
         torch.manual_seed(seed_for(self.seed, "student", self.again))
@@ -114,7 +121,9 @@ class Variant:
     that recipe. trials: further changes to choose from on the validation split, with the tuning seed.
     student: changes to the student's constructor arguments. labels: training images, None for the scale's
     number. images: (scale, seed) -> the training images, where they are not the scale's own. needs: models it
-    is built from beside the teacher of its seed, "fine-tuned" or "another teacher". stop_at: the step of its
+    is built from beside the teacher of its seed, "fine-tuned", "another teacher", or other variants of its
+    study by their names, which are then run first. loss: what its training makes small. stop_at: the step of
+    its
     recipe's schedule at which it ends, as a checkpoint along the run; None for the whole. twin: what the
     teacher sees in place of the student's image, in training and in evaluation; None for the image itself.
     world: of its training and test images, where it is another than the scale's.
@@ -132,6 +141,7 @@ class Variant:
     stop_at: int | None = None
     twin: str | None = None
     world: World | None = None
+    loss: Loss = student_loss
 
     def base(self, scale: Scale, place: Place) -> Recipe:
         """The recipe that it starts from: the scale's, or the one chosen for `like`."""
@@ -173,6 +183,11 @@ class Study:
         require_known("method", name, by_name)
         return by_name[name]
 
+    def needed_by(self, variants: Sequence[Variant]) -> list[Variant]:
+        """Variants of this study that these are built from."""
+        needs = {need for variant in variants for need in variant.needs}
+        return [variant for variant in self.variants if variant.name in needs]
+
 
 # --- What the studies are made of: functions from a seed's `Sources` to the model that is trained ---
 
@@ -204,11 +219,11 @@ def by(what: str = "map", how: str = "copy", schooling: Schooling | None = None,
     return partial(pair, Plan(what, how, **options), schooling=schooling)
 
 
-def untrained_maps(sources: Sources, student: nn.Module | None = None) -> nn.Module:
-    """The student with copied maps of a teacher that is only initialised."""
+def untrained_maps(sources: Sources, student: nn.Module | None = None, plan: Plan = Plan()) -> nn.Module:
+    """The student with maps, copied unless the plan says otherwise, of a teacher that is only initialised."""
     student = sources.student() if student is None else student
     torch.manual_seed(seed_for(sources.seed, "untrained", sources.again))
-    return AttentionTransfer(sources.scale.student.build(), student, Plan())
+    return AttentionTransfer(sources.scale.student.build(), student, plan)
 
 
 def again(build: Callable[[Sources], nn.Module], sources: Sources, number: int = 1) -> nn.Module:
@@ -359,12 +374,17 @@ def recipe_of(run: Run) -> Recipe:
     return replace(variant.base(scale, run.place), **variant.choices(scale)[trial])
 
 
-def fine_tuning(place: Place, seed: int) -> Run:
-    """The run that fine-tunes the teacher of a seed; for the tuning seed, the chosen trial."""
+def built_on(study: Study, place: Place, method: str, seed: int) -> Run:
+    """The run of a variant that others are built on; for the tuning seed, the chosen trial."""
     trial = None
-    if seed == TUNING_SEED and len(CENTRAL.variant("fine-tune").choices(scale_of(place))) > 1:
-        trial = chosen(place, "fine-tune")
-    return Run(CENTRAL, place, "fine-tune", seed, trial)
+    if seed == TUNING_SEED and len(study.variant(method).choices(scale_of(place))) > 1:
+        trial = chosen(place, method, study)
+    return Run(study, place, method, seed, trial)
+
+
+def fine_tuning(place: Place, seed: int) -> Run:
+    """The run that fine-tunes the teacher of a seed."""
+    return built_on(CENTRAL, place, "fine-tune", seed)
 
 
 def trained(run: Run) -> nn.Module:
@@ -395,14 +415,17 @@ def trained(run: Run) -> nn.Module:
     sets = {split: scale.held_out(split, variant.twin)} | {
         f"{split}_{name}": images for name, images in scale.elsewhere(split, variant.twin).items()
     }
-    results, history = teach(model, images, recipe, run.seed, sets, name, variant.stop_at)
+    results, history = teach(model, images, recipe, run.seed, sets, name, variant.stop_at, variant.loss)
     seconds = time.perf_counter() - start
-    if run.trial is None or (variant.like is None and run.method == "fine-tune"):  # a teacher of others
+    teaches = run.method in [each.name for each in run.study.needed_by(run.study.variants)]
+    if run.trial is None or teaches or (variant.like is None and run.method == "fine-tune"):
         save_weights(run.weights, student)
     if not known:
         described = recipe.describe() | ({"stop_at": variant.stop_at} if variant.stop_at else {})
         if variant.like is not None and hasattr(model, "plan"):  # a central method says it by its name
             described["plan"] = model.plan.describe()
+        if not isinstance(student, VisionTransformer):  # a network in the place of the scale's student
+            described["student"] = type(student).__name__
         write_run(run.study.name, run.place, scale, run.key, described, results, history, seconds)
     return model
 
@@ -415,6 +438,7 @@ def teach(
     sets: Mapping[str, Images],
     name: str,
     stop_at: int | None = None,
+    loss: Loss = student_loss,
 ) -> tuple[dict, list[dict]]:
     """Train a student in place on `images` and evaluate it on `sets`: results and history. Of the set "test"
     the results say which images were right (`atlib.record.pack_bits`).
@@ -433,7 +457,9 @@ def teach(
         return {name: value for name, value in results.items() if name != "test_right"}
 
     images, order = images.to(place_of_training()), seed_for(seed, "order")
-    history = train(student, images, recipe, seed=order, evaluate=metrics, progress=name, stop_at=stop_at)
+    history = train(
+        student, images, recipe, loss=loss, seed=order, evaluate=metrics, progress=name, stop_at=stop_at
+    )
     return results, history
 
 
@@ -451,7 +477,11 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
     recipe, before = scale.pretraining, 0.0
     if schooling is not None:
         recipe = replace(scale.pretraining, **schooling.changes)
-        teacher, architecture, history = schooling.make(scale.pretraining, scale.unlabelled, seed, name)
+        central = partial(load_vit, place.teacher(seed))
+        scale = replace(scale, unlabelled=schooling.number or scale.unlabelled)
+        teacher, architecture, history = schooling.make(
+            scale.pretraining, scale.unlabelled, seed, name, central
+        )
     elif scale.keep_every is None:
         teacher, architecture, history = scale.make_teacher(seed, name)
     else:
@@ -538,12 +568,15 @@ def run_study(
     for method in methods or ():
         require_known("method", method, known)
     variants = [study.variant(name) for name in methods or known]
+    first = study.needed_by(variants)
     tuned_here = {variant.name for variant in variants} if study is CENTRAL else set()
-    check_tuned([variant for variant in variants if variant.like not in tuned_here], place)
+    check_tuned([variant for variant in (*first, *variants) if variant.like not in tuned_here], place)
     if study is CENTRAL and scale.worth is not None:
         require_worth(scale.worth, place, jobs)
     if study is CENTRAL and any("fine-tuned" in variant.needs for variant in variants):
         _run_variants(study, [study.variant("fine-tune")], place, seeds, jobs)
+    if first:
+        _run_variants(study, first, place, seeds, jobs)
     _run_variants(study, variants, place, seeds, jobs)
     wanted = [Run(study, place, variant.name, seed).key for variant in variants for seed in range(seeds)]
     found = {record.key: record for record in read_file(place.records(study.name))}
@@ -623,11 +656,10 @@ def make_models(study: Study, variants: list[Variant], place: Place, seeds: list
     needs = {need for variant in variants for need in variant.needs}
     others = {TUNING_SEED} - {*seeds} if "another teacher" in needs else ()
     run_each(make_teacher, [(place, seed) for seed in [*seeds, *others]], jobs)
-    if "fine-tuned" in needs:
-        runs = [fine_tuning(place, seed) for seed in seeds]
-        known = _keys(place.records(CENTRAL.name))
-        missing = [(run,) for run in runs if run.key not in known or not run.weights.exists()]
-        run_each(make_run, missing, jobs)
+    runs = [fine_tuning(place, seed) for seed in seeds] if "fine-tuned" in needs else []
+    runs += [built_on(study, place, each.name, seed) for each in study.needed_by(variants) for seed in seeds]
+    missing = [(run,) for run in runs if run.record() is None or not run.weights.exists()]
+    run_each(make_run, missing, jobs)
     schooled = [(place, seed, study, schooling) for schooling in study.teachers for seed in seeds]
     run_each(make_teacher, schooled, jobs)
 

@@ -6,6 +6,8 @@ need more guidance" (arXiv 2210.00944). What is said here of "the published code
 github.com/wangkai930418/attndistill.
 """
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atlib.attention import MaskedAttention
 from atlib.maps import aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
 from atlib.transfer import Transferred
@@ -46,7 +49,9 @@ class AttnDistill(Distillation):
     `resample`: a teacher with another patch grid is let in, its class attention is resampled to the
     student's, head by head. `drop_prefix`: so is one with other prefix tokens; then only class token and
     patches count in both, rows renormalised. `hidden_width`: of the projector's wide layers, None for twice
-    the student's.
+    the student's; `projector_layers`: how many it has. `merge`: what makes one row of the heads' rows, (B, H,
+    1, N) to (B, 1, 1, N), in place of the product and its temperature, such as `atlib.maps.pool_heads` with a
+    `how`.
 
     Only student and `projector` are part of the module. The teacher is frozen in place, moves with
     `.to(...)`, and is run under inference mode, its head never. Raises `ValueError` for a pair that does not
@@ -67,6 +72,8 @@ class AttnDistill(Distillation):
         temperature: float = 10.0,
         attention_weight: float = 0.1,
         hidden_width: int | None = None,
+        projector_layers: int = 4,
+        merge: Callable[[Tensor], Tensor] | None = None,
         resample: bool = False,
         drop_prefix: bool = False,
     ):
@@ -78,15 +85,17 @@ class AttnDistill(Distillation):
             raise ValueError(f"attention_weight={attention_weight}: a weight is a finite number from 0 on")
         if hidden_width is not None and hidden_width < 1:
             raise ValueError(f"hidden_width={hidden_width}: a layer has at least one unit")
+        if projector_layers < 1:
+            raise ValueError(f"projector_layers={projector_layers}: the widths differ, so one is needed")
         _check_pair(teacher, student, resample, drop_prefix)
         super().__init__(teacher, student)
-        self.temperature, self.attention_weight = temperature, attention_weight
+        self.temperature, self.attention_weight, self.merge = temperature, attention_weight, merge
         # Registers and distillation tokens are no match for each other: where their number differs, only the
         # class token is common.
         prefix = student.num_prefix_tokens
         self.prefix_tokens = prefix if teacher.num_prefix_tokens == prefix else 1
         hidden_width = 2 * student.embed_dim if hidden_width is None else hidden_width
-        self.projector = projector(student.embed_dim, hidden_width, teacher.embed_dim)
+        self.projector = projector(student.embed_dim, hidden_width, teacher.embed_dim, projector_layers)
 
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and alignment + attention_weight · divergence, a scalar."""
@@ -100,8 +109,11 @@ class AttnDistill(Distillation):
         seen = walk(self.student, images, checked=True)
         projected = self.projector(self.student.norm(seen.tokens[:, 0]))  # (B, the teacher's width)
         scores = self._class_scores(self.student, seen.layers[-1])
-        # what aggregate_heads makes, as a logarithm
-        log_p_s = (scores.sum((1, 2)) / self.temperature).log_softmax(-1)
+        if self.merge is None:  # what aggregate_heads makes, as a logarithm
+            log_p_s = (scores.sum((1, 2)) / self.temperature).log_softmax(-1)
+        else:
+            p_s = self.merge(scores.softmax(-1))[:, 0, 0]
+            log_p_s = p_s.clamp(min=torch.finfo(p_s.dtype).tiny).log()
         if log_p_s.shape != p_t.shape:
             raise ValueError(
                 f"the student has {log_p_s.shape[1]} tokens on these images, the teacher's attention goes to"
@@ -123,7 +135,10 @@ class AttnDistill(Distillation):
                 # (B, H, the student's tokens)
                 p = resample_class_attention(scores.squeeze(2).softmax(-1), *grids, self.prefix_tokens)
                 scores = p.clamp(min=FLOOR).log().unsqueeze(2)
-            p = aggregate_heads(scores=scores, temperature=self.temperature)
+            if self.merge is None:
+                p = aggregate_heads(scores=scores, temperature=self.temperature)
+            else:
+                p = self.merge(scores.softmax(-1))
         # clones outlive inference mode, which autograd needs
         return (token.to(p.dtype).clone(), p[:, 0, 0].clone())
 
@@ -138,23 +153,19 @@ class AttnDistill(Distillation):
             return seen.scale * seen.q[:, :, :1].to(exact) @ k.to(exact).mT
 
 
-def projector(width: int, hidden_width: int, teacher_width: int) -> nn.Sequential:
-    """The 4-layer MLP from the student's class token (B, width) to the teacher's (B, teacher_width).
+def projector(width: int, hidden_width: int, teacher_width: int, layers: int = 4) -> nn.Sequential:
+    """The MLP of 4 layers, or of another number, from the student's class token (B, width) to the teacher's
+    (B, teacher_width). Its layers are in turn `hidden_width` and `width` wide, the last as the teacher.
 
     Widths, activations and the norm at its end are those of the published code of arXiv 2210.00944 (there,
     hidden_width is twice the width). The weights start as PyTorch's linear layers do: its small normal ones
     vanish in narrow students.
     """
-    return nn.Sequential(
-        nn.Linear(width, hidden_width),
-        nn.GELU(),
-        nn.Linear(hidden_width, width),
-        nn.GELU(),
-        nn.Linear(width, hidden_width),
-        nn.GELU(),
-        nn.Linear(hidden_width, teacher_width),
-        nn.LayerNorm(teacher_width, eps=1e-6),
-    )
+    widths = [width, *([hidden_width, width] * layers)[: layers - 1], teacher_width]
+    parts: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        parts += [nn.Linear(before, after), nn.GELU()]
+    return nn.Sequential(*parts[:-1], nn.LayerNorm(teacher_width, eps=1e-6))
 
 
 def _check_pair(teacher: nn.Module, student: nn.Module, resample: bool, drop_prefix: bool) -> None:
@@ -163,6 +174,12 @@ def _check_pair(teacher: nn.Module, student: nn.Module, resample: bool, drop_pre
         " class_token=True, or transfer whole maps with AttentionTransfer)"
         for role, vit in (("teacher", teacher), ("student", student))
         if vit.cls_token is None
+    ]
+    problems += [
+        f"the {role} has {type(vit.blocks[-1].attn).__name__}, in which the class token must not look at all"
+        " tokens (build it with timm's own attention, or transfer whole maps with AttentionTransfer)"
+        for role, vit in (("teacher", teacher), ("student", student))
+        if isinstance(vit.blocks[-1].attn, MaskedAttention)
     ]
     sizes = [tuple(vit.patch_embed.img_size) for vit in (teacher, student)]
     if sizes[0] != sizes[1]:

@@ -161,8 +161,7 @@ def build(config: RunConfig, outputs: int) -> Built:
     student = architecture.build()
     match config.method:
         case "mae":
-            autoencoder = pretrain.MaskedAutoencoder(student, config.mask_ratio, config.decoder_width)
-            return Built(autoencoder, architecture, None)
+            return Built(config.auto_encoder(student), architecture, None)
         case "fine-tune":
             return Built(start_from(student, teacher.vit), architecture, None)
         case "copy" | "distill":

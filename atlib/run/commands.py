@@ -18,6 +18,7 @@ from atlib.run.estimate import estimate
 from atlib.run.estimate_text import as_text
 from atlib.run.log import as_line
 from atlib.run.overrides import help_text, pairs, read
+from atlib.run.recipes import PUBLISHED
 from atlib.run.runner import (
     averaged_path,
     check_folder,
@@ -66,7 +67,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     """Of `train` and `pretrain`."""
     pretraining = parser.prog.endswith(" pretrain")
     if pretraining:
-        parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(PRETRAINING)}")
+        parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(_tasks())}")
         parser.set_defaults(teacher=None)
     else:
         names = "a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, find-copy"
@@ -126,7 +127,12 @@ def train_command(given: argparse.Namespace) -> int:
     """`train` and `pretrain`."""
     pretraining = given.command == "pretrain"
     if pretraining:
-        require_known("task of pre-training", given.recipe, PRETRAINING)
+        require_known("task of pre-training", given.recipe, _tasks())
+    elif given.recipe in _tasks():
+        raise ValueError(
+            f"the recipe {given.recipe!r} learns from images alone, and `train` from the labels of"
+            f" {given.data!r}: `python -m atlib pretrain {given.recipe} --data {given.data}` runs it"
+        )
     config = configure(
         given.recipe, given.data, given.teacher, pairs(given.settings), given.seed, given.tensorboard
     )
@@ -140,6 +146,11 @@ def train_command(given: argparse.Namespace) -> int:
     if changed := config_diff(config, len(images)):
         _note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
     return _until_stopped(given.out, lambda: start(config, given.out, images))
+
+
+def _tasks() -> tuple[str, ...]:
+    """What `pretrain` runs: this project's tasks, and the papers' recipes for them."""
+    return *PRETRAINING, *(name for name, each in PUBLISHED.items() if each.method in PRETRAINING)
 
 
 def resume_command(given: argparse.Namespace) -> int:

@@ -23,10 +23,11 @@ BUILT_IN = "marked-glyphs"  # the one data set that is generated, of 32 x 32 pix
 PARTS = ("recipe", "plan", "augmentation", "model")  # fields of a run that have fields of their own
 # Settings that only some runs have a use for: whose they are, and whether a run is one of those.
 _READ = ("data_path", "image_column", "label_column", "training_split", "streaming", "on_corrupt")
+_DECODER = ("decoder_width", "decoder_depth", "decoder_heads")
 _LABELLED = ("evaluation_split", "evaluate_every", "task_weight", "binary")
 USED_BY: tuple[tuple[tuple[str, ...], str, Callable[["RunConfig"], bool]], ...] = (
     (_READ, "data that are read", lambda run: run.data != BUILT_IN),
-    (("mask_ratio", "decoder_width"), "masked auto-encoding", lambda run: run.method == "mae"),
+    (("mask_ratio", *_DECODER), "masked auto-encoding", lambda run: run.method == "mae"),
     (("teacher_heads", "teacher_architecture"), "a teacher", lambda run: run.teacher is not None),
     (("transfer_weight",), "Distill", lambda run: run.method == "distill"),
     (_LABELLED, "training with labels", lambda run: run.method not in PRETRAINING),
@@ -34,7 +35,7 @@ USED_BY: tuple[tuple[tuple[str, ...], str, Callable[["RunConfig"], bool]], ...] 
 # The values that can be meant.
 RULES = (
     (("seed", "workers", "evaluate_every"), lambda value: value >= 0, "must be at least 0"),
-    (("save_every", "keep", "decoder_width"), lambda value: value >= 1, "must be at least 1"),
+    (("save_every", "keep", *_DECODER), lambda value: value >= 1, "must be at least 1"),
     (("data_size",), lambda value: value is None or value >= 1, "must be at least 1, or None for all"),
     (("seed",), lambda value: value < 2**32, f"must be below 2**32 = {2**32}, as NumPy's generators ask for"),
     (("drop_path",), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
@@ -57,7 +58,8 @@ class RunConfig:
     `atlib.data.photos.open_photos`; data_size: so many images, chosen by the seed (None: all); of a stream,
     their number, where nothing else says it. streaming: read rows as they come instead of by index.
     augmentation: None for the built-in world, whose images are taken as they are. plan: what is transferred
-    (copy and distill). drop_path: the student's. mask_ratio, decoder_width: of the masked auto-encoder.
+    (copy and distill). drop_path: the student's. mask_ratio, decoder_width, decoder_depth,
+    decoder_heads: of the masked auto-encoder.
     evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at the end).
     on_corrupt: "raise" or "skip" (images that cannot be decoded; the evaluation then leaves them out).
     workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay. Raises
@@ -84,6 +86,8 @@ class RunConfig:
     drop_path: float = 0.0
     mask_ratio: float = 0.75
     decoder_width: int = 64
+    decoder_depth: int = 2
+    decoder_heads: int = 4
     evaluation_split: str = "test"
     evaluate_every: int = 0
     on_corrupt: str = "raise"
@@ -145,15 +149,21 @@ class RunConfig:
             )
 
     def _check_auto_encoder(self, model: torch.nn.Module) -> None:
-        from atlib.train.pretrain import MaskedAutoencoder  # imported here: other runs do not need it
-
         try:
             with torch.device("meta"):
-                MaskedAutoencoder(model, self.mask_ratio, self.decoder_width)
+                self.auto_encoder(model)
         except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
             raise ValueError(
-                f"decoder_width={self.decoder_width} makes no decoder ({error}): take a multiple of 4"
+                f"decoder_width={self.decoder_width} makes no decoder ({error}): take a multiple of"
+                f" decoder_heads={self.decoder_heads}"
             ) from error
+
+    def auto_encoder(self, vit: torch.nn.Module) -> torch.nn.Module:
+        """The masked auto-encoder that trains `vit`."""
+        from atlib.train.pretrain import MaskedAutoencoder  # imported here: other runs do not need it
+
+        decoder = self.decoder_width, self.decoder_depth, self.decoder_heads
+        return MaskedAutoencoder(vit, self.mask_ratio, *decoder)
 
     def on(self, images: int) -> "RunConfig":
         """The run on so many training images: its recipe in steps."""

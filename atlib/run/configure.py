@@ -10,7 +10,7 @@ from atlib.data.catalogue import CATALOGUE, find
 from atlib.data.transforms import Augmentation
 from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig, with_settings
 from atlib.run.log import require_tensorboard
-from atlib.run.recipes import published
+from atlib.run.recipes import LIBRARY, published
 from atlib.teachers.load import is_file
 from atlib.train import recipe as recipes
 from atlib.vit import Architecture, create_vit
@@ -54,6 +54,12 @@ def configure(
         }
     else:
         source = published(recipe)
+        if recipe in LIBRARY:
+            raise ValueError(
+                f"the recipe {recipe!r} (method {source.method!r}, model {source.model!r}) is for Python, the"
+                " command line does not train it: atlib.train.train takes"
+                f" atlib.run.recipes.published({recipe!r}).recipe.on(IMAGES)"
+            )
         teacher = source.teacher if teacher is None else teacher
         given = {
             "method": source.method,
@@ -63,6 +69,7 @@ def configure(
             "plan": source.plan,
             "drop_path": source.drop_path,
             "augmentation": None if data == BUILT_IN else source.augmentation,
+            **source.pretext,
         }
     config = with_settings({**given, **common}, changes)
     config.recipe.require_optimizer()

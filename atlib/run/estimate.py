@@ -19,7 +19,6 @@ from atlib.run.build import loss_of
 from atlib.run.config import RunConfig
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer, schedule
-from atlib.train.pretrain import MaskedAutoencoder
 from atlib.train.recipe import PLAIN, Recipe, try_optimizer
 from atlib.transfer import AttentionTransfer
 
@@ -224,7 +223,7 @@ def assembled(config: RunConfig, outputs: int) -> nn.Module:
     """The model to train with first weights throughout, its teacher's too."""
     student = config.architecture(outputs).build()
     if config.method == "mae":
-        return MaskedAutoencoder(student, config.mask_ratio, config.decoder_width)
+        return config.auto_encoder(student)
     if config.plan is None:
         return student
     return AttentionTransfer(config.architecture(outputs).build(), student, config.plan)
@@ -303,7 +302,7 @@ def state_per_weight(recipe: Recipe, width: int = 256) -> float:
     """Numbers of float32 size that the optimiser keeps for each weight, between steps: 2 for AdamW. Counted
     on a layer of `width` x `width` weights."""
     if recipe.optimizer in PLAIN:
-        return 2.0
+        return PLAIN[recipe.optimizer]
     kept = tree_leaves(list(try_optimizer(recipe.optimizer, recipe.betas, width).state.values()))
     # What has no dimension counts steps, and does not grow with the model.
     tensors = [each for each in kept if isinstance(each, Tensor) and each.ndim]

@@ -1,53 +1,20 @@
-"""Recipes as frozen values: the papers' (attention transfer, MAE, DeiT and DeiT III), and this project's."""
+"""Recipes as frozen values, every one by its name: the papers' (here attention transfer, MAE after its
+pre-training, AugReg; the others are collected from the files beside), and this project's."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from atlib._util import require_known
 from atlib.data.transforms import Augmentation
 from atlib.plan import HOW, Plan
+from atlib.run.deit_recipes import DEIT, OTHER_NETWORKS
+from atlib.run.published import ERASED, LAST_BATCH, POOLED, RAND_AUGMENT, SCRATCH, TUNED, Published
+from atlib.run.unlabelled_recipes import OTHER_METHODS, WITHOUT_LABELS
 from atlib.train.recipe import Recipe
 
 METHODS = ("scratch", "fine-tune", "copy", "distill")
 
-
-@dataclass(frozen=True)
-class Published:
-    """A recipe as its source prints it, with its length in epochs and its rate per 256 images.
-
-    source: paper with table or section, and the command where the authors print one. model: a timm name or a
-    preset; options: its further constructor arguments. method: "scratch", "fine-tune", "copy" or "distill".
-    teacher: the timm name whose weights the method starts from, None where a run must name one. plan: what is
-    transferred, None where nothing is. drop_path: rate of stochastic depth in the last block. oddities: what
-    a reader would take for a slip, and where we depart.
-    """
-
-    name: str
-    source: str
-    model: str
-    method: str
-    recipe: Recipe
-    augmentation: Augmentation
-    options: Mapping = field(default_factory=dict)
-    teacher: str | None = None
-    plan: Plan | None = None
-    drop_path: float = 0.0
-    oddities: tuple[str, ...] = ()
-
-
 _PAPER = "arXiv 2411.09702, table of recipes"
 _CODE = "github.com/alexlioralexli/attention-transfer at 26963e8"
-_RAND_AUGMENT = Augmentation(rand_augment="rand-m9-mstd0.5-inc1")
-_ERASED = replace(_RAND_AUGMENT, random_erasing=0.25)
-# the mean of the patches, then a norm: what MAE's and attention transfer's PyTorch code build
-_POOLED = {"global_pool": "avg"}
-# mixed images, smoothed labels, and gradients as they are
-_MIXED = {"label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0, "clip": None}
-# MAE's two recipes: fine-tuning, which Copy and DeiT share much of, and training from scratch, as Distill
-_TUNED = {"warmup_epochs": 5, "betas": (0.9, 0.999), "weight_decay": 0.05, **_MIXED}
-_SCRATCH = {"warmup_epochs": 20, "base_lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.3, **_MIXED}
-
-_LAST_BATCH = "Here an epoch has one step more: the published code leaves its incomplete last batch out."
 _LAST_LAYERS = (
     "The published PyTorch code does not hand `--end_layer` on to the model, whose own default, -3, stands:"
     " read to the letter, its command transfers the first 21 of 24 layers. The paper's number is kept here."
@@ -58,13 +25,13 @@ _COPY = Published(
     "copy-vit-large",
     f"{_PAPER}; random erasing: {_CODE}, README.md, Attention Copy",
     model="vit_large_patch16_224",
-    options=_POOLED,
+    options=POOLED,
     method="copy",
     plan=Plan(),
     teacher="vit_large_patch16_224.mae",
-    augmentation=_ERASED,
+    augmentation=ERASED,
     recipe=Recipe(
-        **_TUNED, epochs=100, batch_size=2048, base_lr=1e-3, min_lr=2e-3, layer_decay=0.75, ema=0.9999
+        **TUNED, epochs=100, batch_size=2048, base_lr=1e-3, min_lr=2e-3, layer_decay=0.75, ema=0.9999
     ),
     oddities=(
         (
@@ -80,7 +47,7 @@ _COPY = Published(
         ),
         _LAST_LAYERS,
         _FLOAT32,
-        _LAST_BATCH,
+        LAST_BATCH,
     ),
 )
 
@@ -88,19 +55,19 @@ _DISTILL = Published(
     "distill-vit-large",
     f"{_PAPER}; random erasing: {_CODE}, README.md, Attention Distillation",
     model="vit_large_patch16_224",
-    options=_POOLED,
+    options=POOLED,
     method="distill",
     teacher="vit_large_patch16_224.mae",
     plan=Plan(how="distill", layers=range(18)),
     drop_path=0.2,
-    augmentation=_ERASED,
-    recipe=Recipe(**_SCRATCH, epochs=200, batch_size=2048, ema=0.9999, transfer_weight=3.0),
+    augmentation=ERASED,
+    recipe=Recipe(**SCRATCH, epochs=200, batch_size=2048, ema=0.9999, transfer_weight=3.0),
     oddities=(
         "The paper's schedule ends at 0; the command leaves the smallest rate at the code's default, 1e-6.",
         "In training the teacher drops the student's branches, image by image (`Plan.share_drop_path`).",
         _LAST_LAYERS,
         _FLOAT32,
-        _LAST_BATCH,
+        LAST_BATCH,
     ),
 )
 
@@ -135,13 +102,13 @@ def _mae_fine_tune(
         f"mae-fine-tune-vit-{size}",
         "github.com/facebookresearch/mae at 2f170f2, FINETUNE.md; compare arXiv 2111.06377, table 9",
         model=vit,
-        options=_POOLED,
+        options=POOLED,
         method="fine-tune",
         teacher=f"{vit}.mae",
         drop_path=drop_path,
-        augmentation=_ERASED,
+        augmentation=ERASED,
         recipe=Recipe(
-            **_TUNED, epochs=epochs, batch_size=1024, base_lr=base_lr, min_lr=1e-6, layer_decay=layer_decay
+            **TUNED, epochs=epochs, batch_size=1024, base_lr=base_lr, min_lr=1e-6, layer_decay=layer_decay
         ),
         oddities=(
             of_table_9,
@@ -154,7 +121,7 @@ def _mae_fine_tune(
                 "The published code draws the new head's weights with a deviation of 2e-5; here they start as"
                 " timm's `reset_classifier` leaves them."
             ),
-            _LAST_BATCH,
+            LAST_BATCH,
         ),
     )
 
@@ -164,11 +131,11 @@ def _mae_scratch(size: str, patch: int, drop_path: float, epochs: int) -> Publis
         f"mae-scratch-vit-{size}",
         "arXiv 2111.06377, appendix A.2, table 11",
         model=f"vit_{size}_patch{patch}_224",
-        options=_POOLED,
+        options=POOLED,
         method="scratch",
         drop_path=drop_path,
-        augmentation=_RAND_AUGMENT,
-        recipe=Recipe(**_SCRATCH, epochs=epochs, batch_size=4096, ema=0.9999),
+        augmentation=RAND_AUGMENT,
+        recipe=Recipe(**SCRATCH, epochs=epochs, batch_size=4096, ema=0.9999),
         oddities=(
             (
                 "The table prints no smallest rate and no pooling. Here the schedule ends at 0 and patches"
@@ -180,88 +147,52 @@ def _mae_scratch(size: str, patch: int, drop_path: float, epochs: int) -> Publis
     )
 
 
-_DEIT_SCHEDULE = (
-    "The published code changes the rate once per epoch, starts the warm-up at 1e-6 and counts the cosine"
-    " from the first epoch; here it changes every step, starts near 0 and counts the cosine from the end of"
-    " the warm-up."
-)
-_DEIT_AVERAGE = "Nothing is averaged here: DeiT's code averages (0.99996), but reports the plain weights."
+# The augmentations of AugReg that its code chooses by model size: RandAugment and mixup's alpha.
+_LIGHT_1, _MEDIUM_2 = ("rand-m0-n2-p1", 0.0), ("rand-m15-mmax15-n2-p1", 0.5)
+_STEPS_PER_EPOCH = 313  # of 4,096 images of ImageNet-1k
 
 
-def _deit(size: str) -> Published:
+def _augreg(size: str, augmented: tuple[str, float]) -> Published:
+    rand_augment, mixup = augmented
     return Published(
-        f"deit-{size}",
-        "arXiv 2012.12877, table 9; github.com/facebookresearch/deit, README_deit.md at 4da6691 and main.py"
-        " at 0282d2a",
-        model=f"deit_{size}_patch16_224",
+        f"augreg-vit-{size}",
+        "arXiv 2106.10270; github.com/google-research/big_vision at 21bd6eb, configs/vit_i1k.py",
+        model=f"vit_{size}_patch16_224",
         method="scratch",
-        drop_path=0.1,
-        augmentation=_ERASED,
-        recipe=Recipe(**_TUNED, epochs=300, batch_size=1024, base_lr=2.5e-4, min_lr=1e-5, repeats=3),
-        oddities=(
-            "The paper's rate, 5e-4, is per 512 images. The smallest, 1e-5, is the code's default.",
-            "Repeated augmentation: an epoch sees a third of the images, in three crops each.",
-            _DEIT_SCHEDULE,
-            _DEIT_AVERAGE,
-            _LAST_BATCH,
+        augmentation=Augmentation(
+            scale=(0.05, 1.0),
+            rand_augment=rand_augment,
+            interpolation="bilinear",
+            mean=(0.5,) * 3,
+            std=(0.5,) * 3,
         ),
-    )
-
-
-_DEIT3 = "arXiv 2204.07118; github.com/facebookresearch/deit at 4bd679b, README_revenge.md"
-_LAMB = _TUNED | {"optimizer": "lamb", "clip": 1.0, "label_smoothing": 0.0, "binary": True, "repeats": 3}
-_SAME_DROP = "The published model drops all blocks at one rate; timm's rises from 0 to it: half as much."
-
-
-def _deit3(size: str, patch: int, lr: float, image_size: int, drop_path: float) -> Published:
-    of_its_size = []
-    if image_size != 224:
-        of_its_size += [f"It trains at {image_size} pixels; `deit3-fine-tune-{size}` then brings it to 224."]
-    if image_size % patch:
-        of_its_size += [f"{image_size} is no multiple of the patch's {patch} pixels: the rest is not seen."]
-    return Published(
-        f"deit3-{size}",
-        f"{_DEIT3}, ImageNet-1k, 800 epochs",
-        model=f"deit3_{size}_patch{patch}_224",
-        options={"init_values": 1e-4} | ({"img_size": image_size} if image_size != 224 else {}),
-        method="scratch",
-        drop_path=drop_path,
-        augmentation=Augmentation(image_size, three_augment=True, color_jitter=0.3),
-        recipe=Recipe(**_LAMB, epochs=800, batch_size=2048, base_lr=lr * 256 / 2048, min_lr=1e-5),
+        recipe=Recipe(
+            epochs=300,
+            warmup_epochs=10_000 / _STEPS_PER_EPOCH,
+            batch_size=4096,
+            base_lr=1e-3 * 256 / 4096,
+            weight_decay=0.1,
+            label_smoothing=0.0,
+            mixup=mixup,
+            clip=1.0,
+        ),
         oddities=(
-            "The command prints absolute rates (`--unscale-lr`); per 256 images they are an eighth of it.",
+            "The warm-up is 10,000 steps, a tenth of all.",
+            "The code does not multiply its weight decay, 1e-4, by the rate, AdamW does: 1e-4 / 1e-3.",
             (
-                "Weight decay is 0.05 in this 800-epoch command and 0.02 in the 400-epoch table of Touvron's"
-                " thesis (HAL tel-03945782, table 6.1)."
+                "The code chooses one augmentation for a model size, a compromise between 30 and 300 epochs;"
+                " the paper tries seven, with and without dropout and stochastic depth of 0.1, which helped"
+                " the larger models there."
             ),
-            "The command does not clip, but its LAMB does so inside, at 1.0, as timm's does.",
-            "Mixed targets are rounded up: in the binary cross-entropy both classes are fully present.",
-            _SAME_DROP,
-            _DEIT_SCHEDULE,
-            _DEIT_AVERAGE,
-            _LAST_BATCH,
-            *of_its_size,
-        ),
-    )
-
-
-def _deit3_fine_tune(size: str, patch: int, drop_path: float) -> Published:
-    rates = {"base_lr": 1e-5 * 256 / 512, "min_lr": 1e-5, "weight_decay": 0.1}
-    return Published(
-        f"deit3-fine-tune-{size}",
-        f"{_DEIT3}, fine-tuning at 224",
-        model=f"deit3_{size}_patch{patch}_224",
-        options={"init_values": 1e-4},
-        method="fine-tune",
-        drop_path=drop_path,
-        augmentation=_RAND_AUGMENT,
-        recipe=Recipe(epochs=20, batch_size=512, **(_TUNED | rates)),
-        oddities=(
-            "The peak, 1e-5, is the code's default for the smallest rate too: after warm-up the rate stays.",
-            f"It starts from what `deit3-{size}` ends with: the run must name those weights as its teacher.",
-            _SAME_DROP,
-            _DEIT_AVERAGE,
-            _LAST_BATCH,
+            (
+                "RandAugment's operations are timm's, at the magnitude of the code's, each always applied;"
+                " `light1` has magnitude 0, which is not nothing."
+            ),
+            (
+                "The code keeps 1 % of the training images for its own validation, mixes neighbours of a"
+                " batch with the larger share first, and has a tanh layer before the head; here all images"
+                " train, the mixing is timm's and the head is one layer."
+            ),
         ),
     )
 
@@ -271,6 +202,7 @@ _BASE_BY_TABLE_9 = (
     " weights were pre-trained on normalised pixels, and the authors say they want other values."
 )
 _DROP_BY_TABLE_9 = "Table 9 prints a drop path of {} where the command has {}."
+# The papers' that the command line runs; with its `pretrain` those whose method is "mae".
 PUBLISHED: dict[str, Published] = {
     each.name: each
     for each in (
@@ -283,18 +215,18 @@ PUBLISHED: dict[str, Published] = {
         _mae_scratch("base", 16, drop_path=0.1, epochs=300),
         _mae_scratch("large", 16, drop_path=0.2, epochs=200),
         _mae_scratch("huge", 14, drop_path=0.2, epochs=200),
-        _deit("tiny"),
-        _deit("small"),
-        _deit("base"),
-        _deit3("small", 16, lr=4e-3, image_size=224, drop_path=0.05),
-        _deit3("base", 16, lr=3e-3, image_size=192, drop_path=0.2),
-        _deit3("large", 16, lr=3e-3, image_size=192, drop_path=0.45),
-        _deit3("huge", 14, lr=3e-3, image_size=160, drop_path=0.6),
-        _deit3_fine_tune("base", 16, drop_path=0.2),
-        _deit3_fine_tune("large", 16, drop_path=0.45),
-        _deit3_fine_tune("huge", 14, drop_path=0.55),
+        *WITHOUT_LABELS,
+        *DEIT,
+        _augreg("tiny", _LIGHT_1),
+        _augreg("small", _MEDIUM_2),
+        _augreg("base", _MEDIUM_2),
+        _augreg("large", _MEDIUM_2),
     )
 }
+
+
+# The papers' whose method or network the command line does not know: `atlib.train.train` takes their recipe.
+LIBRARY: dict[str, Published] = {each.name: each for each in (*OTHER_METHODS, *OTHER_NETWORKS)}
 
 
 # --- This project's own recipes, as its tuning chose them; and every recipe by its name ---
@@ -343,12 +275,12 @@ OWN: dict[str, Published] = {
 
 
 def published(name: str) -> Published:
-    """A recipe by name: a paper's from `PUBLISHED`, or "SCALE-METHOD" as this project chose it, such as
-    "find-copy". Raises `ValueError` for an unknown name, with the close ones."""
-    require_known("recipe", name, names())
-    return {**PUBLISHED, **OWN}[name]
+    """A recipe by name: a paper's from `PUBLISHED` or `LIBRARY`, or "SCALE-METHOD" as this project chose it,
+    such as "find-copy". Raises `ValueError` for an unknown name, with the close ones."""
+    require_known("recipe", name, (*names(), *LIBRARY))
+    return {**PUBLISHED, **LIBRARY, **OWN}[name]
 
 
 def names() -> tuple[str, ...]:
-    """The names of all recipes that `published` can give: the papers', and ours."""
+    """The names of all recipes that `python -m atlib` runs: the papers' in `PUBLISHED`, and ours."""
     return *PUBLISHED, *OWN

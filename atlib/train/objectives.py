@@ -8,6 +8,7 @@ import torch
 from timm.data import Mixup
 from torch import Tensor, nn
 
+from atlib.data.images import UNLABELLED
 from atlib.data.rng import rng_put_back
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
@@ -32,18 +33,34 @@ def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recip
 
 def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """Cross-entropy of logits (B, classes) with labels, class indices (B,) or shares (B, classes), smoothed:
-    the mean over the batch.
+    the mean over the batch, of which images without a label (`atlib.data.UNLABELLED`) are left out; 0 where
+    none has one.
 
     With `recipe.binary` each class is a yes-or-no question: binary cross-entropy, the mean over batch and
     classes, in which every class that has a share counts as a full yes (Wightman et al. 2021, arXiv
     2110.00476; as DeiT III trains, arXiv 2204.07118).
     """
+    if labels.ndim == 1 and (labels == UNLABELLED).any():
+        known = labels != UNLABELLED
+        logits, labels = logits[known], labels[known]
+        if len(labels) == 0:
+            return logits.sum()
     if not recipe.binary:
         return nn.functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
     shares = labels if labels.ndim == 2 else nn.functional.one_hot(labels, logits.shape[1])
     yes = (shares > 0).to(logits.dtype)
     smooth = (1 - recipe.label_smoothing) * yes + recipe.label_smoothing / logits.shape[1]
     return nn.functional.binary_cross_entropy_with_logits(logits, smooth)
+
+
+def two_class_tokens_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    """The mean of the task losses of both heads of a ViT with a distillation token and no teacher: a control,
+    whose second token is a second class token (arXiv 2012.12877, section 4). timm's ViT must be in its
+    `distilled_training` mode, in which it returns both predictions."""
+    of_class, of_token = model(images)
+    return (
+        recipe.task_weight * (task_loss(of_class, labels, recipe) + task_loss(of_token, labels, recipe)) / 2
+    )
 
 
 # --- Mixup and CutMix of a step's images, by timm; which images and how much is decided by seed and step, so
@@ -74,6 +91,11 @@ def mixed(
             "mixup and cutmix mix classes: they need class indices (b,) and a model with num_classes, got"
             f" targets {targets.dtype} {tuple(targets.shape)} and num_classes={classes}; set mixup and cutmix"
             " to 0"
+        )
+    if (targets == UNLABELLED).any():
+        raise ValueError(
+            f"{(targets == UNLABELLED).sum().item()} of {len(targets)} images have no label, so there is no"
+            " share to mix: set mixup and cutmix to 0"
         )
     # the loss smooths
     mix = Mixup(

@@ -12,6 +12,7 @@ from atlib.data.sampler import EvaluationData
 from atlib.train.evaluate import predict
 from atlib.train.recipe import Recipe
 from atlib.vit import create_vit
+from atlib.walking import Walk, walk_tokens
 
 RETRIEVAL_OUTPUTS = 3 * glyphs.CELL * glyphs.CELL  # the pixels of one cell
 
@@ -108,18 +109,26 @@ class MaskedAutoencoder(nn.Module):
         """Positions and tokens, which AdamW leaves undecayed; timm asks a model for them by this name."""
         return {"mask_token", "decoder_positions"} | {f"vit.{name}" for name in self.vit.no_weight_decay()}
 
-    def forward(self, images: Tensor) -> Tensor:
-        """The reconstruction loss, a scalar, for images (B, 3, height, width)."""
-        # positions are added before patches are hidden
-        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
-        prefix, patches = tokens.tensor_split([self.vit.num_prefix_tokens], dim=1)
-        # (B, P): a random permutation per image
-        order = torch.rand(patches.shape[:2], device=patches.device).argsort(1)
-        shown = _gather(patches, order[:, : self.visible])
-        x = self.vit.norm_pre(torch.cat([prefix, shown], dim=1))
-        x = self.vit.norm(self.vit.blocks(x))
+    def forward(self, images: Tensor, order: Tensor | None = None) -> Tensor:
+        """The reconstruction loss, a scalar, for images (B, 3, height, width). order: (B, P), a permutation
+        of the patches per image, of which the first `visible` are shown; None draws one."""
+        tokens = _with_positions(self.vit, images)
+        order = self.draw_order(images) if order is None else order
+        x = self.vit.blocks(_shown(self.vit, tokens, order[:, : self.visible]))
+        return self.reconstruction(x, images, order)
 
-        x = self.to_decoder(x[:, self.vit.num_prefix_tokens :])  # (B, visible, width)
+    def draw_order(self, images: Tensor) -> Tensor:
+        """A random permutation of the patches per image: (B, P)."""
+        return torch.rand(len(images), self.decoder_positions.shape[1], device=images.device).argsort(1)
+
+    def encode(self, images: Tensor, order: Tensor) -> Walk:
+        """What happens in the ViT while it encodes the visible patches: the walk of what `forward` runs."""
+        return walk_visible(self.vit, images, order[:, : self.visible])
+
+    def reconstruction(self, tokens: Tensor, images: Tensor, order: Tensor) -> Tensor:
+        """The reconstruction loss, a scalar, from what the ViT's last block gave for prefix and visible
+        patches, (B, prefix + visible, D)."""
+        x = self.to_decoder(self.vit.norm(tokens)[:, self.vit.num_prefix_tokens :])  # (B, visible, width)
         hidden = self.mask_token.to(x.dtype).expand(len(x), order.shape[1] - self.visible, -1)
         x = _gather(torch.cat([x, hidden], dim=1), order.argsort(1))  # back to reading order
         guess = self.decoder(x + self.decoder_positions)  # (B, P, pixels)
@@ -130,6 +139,15 @@ class MaskedAutoencoder(nn.Module):
         return error.gather(1, order[:, self.visible :]).mean()
 
 
+def walk_visible(
+    vit: VisionTransformer, images: Tensor, places: Tensor, *, stop_after: int | None = None
+) -> Walk:
+    """Walk a ViT that is shown only some patches of its images, those at `places` (B, visible), with their
+    own positions; prefix tokens come before them. `logits` is None. Raises as `walk_tokens` does."""
+    tokens = _shown(vit, _with_positions(vit, images), places)
+    return walk_tokens(vit, tokens, stop_after=stop_after)
+
+
 def mae_loss(model: MaskedAutoencoder, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
     """The auto-encoder's own loss; labels are not used."""
     return model(images)
@@ -138,6 +156,32 @@ def mae_loss(model: MaskedAutoencoder, images: Tensor, targets: Tensor, recipe: 
 def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     """Cut images (B, C, height, width) into patches in reading order: (B, P, C · patch height · width)."""
     return nn.functional.unfold(images, patch_size, stride=patch_size).mT.contiguous()
+
+
+def unpainted(model: MaskedAutoencoder, images: EvaluationData) -> float:
+    """The share of the hidden pixels' variance that an auto-encoder has not learned to paint, on patches that
+    are hidden at random, the same ones at every call. The model is left in the mode it was in."""
+    device, training = model.mask_token.device, model.training
+    draws, P = torch.Generator().manual_seed(0), model.decoder_positions.shape[1]
+    total = 0.0
+    model.eval()
+    with torch.no_grad():
+        for batch, _ in images.loader(500):
+            order = torch.rand(len(batch), P, generator=draws).argsort(1)
+            total += len(batch) * model(batch.to(device), order.to(device)).item()
+    model.train(training)
+    return total / len(images)
+
+
+def _with_positions(vit: VisionTransformer, images: Tensor) -> Tensor:
+    """Prefix tokens and all patches, embedded: (B, N, D). Positions are added before patches are hidden."""
+    return vit._pos_embed(vit.patch_embed(images))
+
+
+def _shown(vit: VisionTransformer, tokens: Tensor, places: Tensor) -> Tensor:
+    """What the first block is given of tokens (B, N, D): the prefix, and the patches at `places`."""
+    prefix, patches = tokens.tensor_split([vit.num_prefix_tokens], dim=1)
+    return vit.norm_pre(torch.cat([prefix, _gather(patches, places)], dim=1))
 
 
 def _gather(tokens: Tensor, index: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ from typing import Any
 from atlib._util import check_fields, require_known
 from atlib.data.sampler import steps_per_epoch
 
-PLAIN = ("adamw", "lamb")  # known to need nothing but a gradient: no recipe of the book has to try its own
+# Known to need nothing but a gradient, so that no recipe of the book has to try its own; the numbers that
+# each keeps for a weight.
+PLAIN = {"adamw": 2.0, "lamb": 2.0, "sgd": 1.0}
 NEED_CUDA = ("bnb", "fused")  # so the names begin of those that timm takes from bitsandbytes and from APEX
 # What stands for a value where a recipe is said in epochs, for data of any size.
 IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}

@@ -96,7 +96,37 @@ def test_a_grid_of_one_patch_cannot_be_resampled(small_vit, teacher, student):
 def test_a_copying_student_has_no_tokens_that_its_teacher_lacks(small_vit):
     message = refusal(small_vit, Plan(unequal_prefix="drop"), {"reg_tokens": 0}, reg_tokens=2)
     assert "prefix tokens: teacher 1, student 3" in message and "how='distill'" in message
+    assert "unequal_prefix='own'" in message
     pair_of(small_vit, Plan(how="distill", unequal_prefix="drop"), {"reg_tokens": 0}, reg_tokens=2)
+    assert "'own'" in refusal(small_vit, Plan(), {"reg_tokens": 0}, reg_tokens=2)
+    assert "'own'" not in refusal(small_vit, Plan(), {"reg_tokens": 2}), "the student has none of its own"
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("lacks", ["teacher", "student"])
+def test_a_class_tokens_row_needs_class_tokens(small_vit, how, lacks):
+    without = {"class_token": False, "global_pool": "avg", "reg_tokens": 1}
+    options = {"teacher": {"global_pool": "avg"}, "student": {"global_pool": "avg"}, lacks: without}
+    plan = Plan(how=how, rows="class", unequal_prefix="own", mismatched=True)
+    of_both = "teacher 0, student 1" if lacks == "teacher" else "teacher 1, student 0"
+    with pytest.raises(ValueError, match=f"class tokens: {of_both}"):
+        pair_up(small_vit(seed=1, **options["teacher"]), small_vit(seed=2, **options["student"]), plan)
+
+
+def test_which_rows_and_which_tokens_are_its_own(small_vit):
+    teacher, student, plain = small_vit(reg_tokens=1), small_vit(reg_tokens=3), small_vit()
+
+    def found(student, **options):
+        pairing = pair_up(teacher, student, Plan(how="distill", **options))
+        return pairing.own_keys, pairing.queries
+
+    patches = tuple(range(4, 20))
+    assert found(student, unequal_prefix="own") == ((1, 2, 3), (0, *patches))
+    assert found(student, unequal_prefix="own", rows="patches") == ((1, 2, 3), patches)
+    assert found(student, unequal_prefix="own", rows="class") == ((1, 2, 3), (0,))
+    assert found(student, unequal_prefix="drop", rows="patches") == ((), tuple(range(1, 17)))
+    assert found(plain, unequal_prefix="own") == found(plain, unequal_prefix="drop") == ((), None)
+    assert found(plain, unequal_prefix="own", rows="class") == ((), (0,))
 
 
 def test_a_class_token_is_no_register(small_vit):

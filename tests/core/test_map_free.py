@@ -12,6 +12,7 @@ from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from atlib import AttentionTransfer, Plan, create_vit, transfer
+from atlib.attention import FORBIDDEN
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
 from atlib.walking import Seen
@@ -34,8 +35,10 @@ def random_qk(B=2, H=3, N=70, d=8, d_t=8, seed=0, size=1.0, dtype=torch.float64)
     ]
 
 
-def dense(q, k, q_t, k_t, scale, scale_t, value=True):
-    return dense_attention_cross_entropy([Seen(q, k, None, scale)], [Seen(q_t, k_t, None, scale_t)])
+def dense(q, k, q_t, k_t, scale, scale_t, value=True, bias=None, bias_t=None):
+    return dense_attention_cross_entropy(
+        [Seen(q, k, None, scale, bias=bias)], [Seen(q_t, k_t, None, scale_t, bias=bias_t)]
+    )
 
 
 def stepped(how, tensors, scales=SCALES, times=1.0, **options):
@@ -109,6 +112,39 @@ def test_inputs_in_any_layout(how):
     loss = how(own[0], own[1], *of_teacher, *SCALES)
     loss.backward()
     assert_close([loss.detach(), *joint.grad.permute(2, 0, 3, 1, 4)], expected, 1e-10)
+
+
+@every_way
+@pytest.mark.parametrize("forbidden", ["student", "teacher", "both"])
+@pytest.mark.parametrize("N", [2, 17, 65])
+def test_with_a_mask(how, forbidden, N):
+    """Against maps written out over the tokens that are left: no biases, every row by itself."""
+    own, other = torch.zeros(2, N, N, dtype=torch.float64)
+    own.fill_diagonal_(FORBIDDEN)
+    other[:, 0] = FORBIDDEN  # nobody looks at the first token
+    other[0, 0] = 0  # but the token itself, as one that looks at nothing has no map
+    bias, bias_t = {"student": (own, None), "teacher": (None, other), "both": (own, own)}[forbidden]
+
+    def row_by_row(q, k, q_t, k_t, scale, scale_t, value=True):
+        total = 0.0
+        for i in range(N):
+            left = [j for j in range(N) if bias is None or bias[i, j] == 0]
+            left_t = [j for j in left if bias_t is None or bias_t[i, j] == 0]
+            log_p = dict(
+                zip(left, (scale * q[:, :, i : i + 1] @ k[:, :, left].mT).log_softmax(-1).unbind(-1))
+            )
+            p_t = (scale_t * q_t[:, :, i : i + 1] @ k_t[:, :, left_t].mT).softmax(-1).unbind(-1)
+            total = total - sum((p * log_p[j]).mean() for j, p in zip(left_t, p_t))
+        return total / N
+
+    tensors = random_qk(N=N, d=5, d_t=7)
+    expected = stepped(row_by_row, tensors, times=3.0)
+    found = stepped(how, tensors, times=3.0, bias=bias, bias_t=bias_t)
+    assert_close(found, expected, 1e-10)
+    assert_close(stepped(dense, tensors, times=3.0, bias=bias, bias_t=bias_t), expected, 1e-10)
+    skipped = stepped(how, tensors, times=3.0, value=False, bias=bias, bias_t=bias_t)
+    assert skipped[0].item() == 0
+    assert_close(skipped[1:], expected[1:], 1e-10)
 
 
 @every_way

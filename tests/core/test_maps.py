@@ -14,8 +14,11 @@ from atlib.maps import (
     aggregate_heads,
     average_over,
     join_heads,
+    keep_own,
     keep_tokens,
     mean_heads,
+    place_tokens,
+    pool_heads,
     resample,
     resample_class_attention,
 )
@@ -405,3 +408,60 @@ def test_tokens_that_cannot_be_kept():
     with pytest.raises(ValueError, match="batch 1, head 0, row 2"):
         keep_tokens(map, [0, 2, 3])
     assert sums_to_one(keep_tokens(map, [0, 1, 2]))
+
+
+def test_placed_tokens_equal_loops():
+    map, tokens = random_map(2, 3, 3, 3), [3, 0, 4]
+    found = place_tokens(map, tokens, 5)
+    for i in range(5):
+        for j in range(5):
+            among = i in tokens and j in tokens
+            expected = map[:, :, tokens.index(i), tokens.index(j)] if among else torch.zeros(2, 3)
+            assert torch.equal(found[:, :, i, j], expected.double())
+    torch.testing.assert_close(keep_tokens(found, tokens), map, rtol=1e-12, atol=0)
+    assert torch.equal(place_tokens(map, range(3), 3), map)
+
+
+@pytest.mark.parametrize(
+    "queries, keys", [([1, 4], [1, 4]), ([0], []), ([], [2]), ([1, 2, 3], [2]), ([], [])]
+)
+def test_what_is_kept_of_its_own_equals_loops(queries, keys):
+    """Row by row; and where a row is its own, nothing of the map put in is looked at."""
+    others = [token for token in range(5) if token not in keys]
+    map, own = (
+        place_tokens(random_map(2, 3, len(others), len(others)), others, 5),
+        random_map(2, 3, 5, 5, seed=1),
+    )
+    map[:, :, queries] = torch.nan
+    found = keep_own(map, own, queries, keys)
+    asked = [i for i in range(5) if i in queries or i in others]  # a key whose row is not its own has none
+    assert sums_to_one(found[:, :, asked])
+    for i in asked:
+        left = 1 - own[:, :, i, keys].sum(-1)
+        for j in range(5):
+            expected = own[:, :, i, j] if i in queries or j in keys else left * map[:, :, i, j]
+            torch.testing.assert_close(found[:, :, i, j], expected, rtol=1e-12, atol=0)
+
+
+def test_gradients_of_what_is_kept():
+    map, own = (random_map(1, 2, 4, 4, seed=seed).requires_grad_() for seed in (0, 1))
+    assert torch.autograd.gradcheck(lambda p, q: keep_own(p, q, [1], [3]), (map, own))
+
+
+@pytest.mark.parametrize("how, pick", [("max", max), ("min", min), ("mean", lambda x: sum(x) / len(x))])
+@pytest.mark.parametrize("queries", [5, 1])
+def test_pooled_heads_equal_loops(how, pick, queries):
+    map = random_map(2, 3, queries, 5)
+    found = pool_heads(map, how)
+    assert found.shape == (2, 1, queries, 5) and sums_to_one(found)
+    for b in range(2):
+        for i in range(queries):
+            row = [pick([map[b, h, i, j].item() for h in range(3)]) for j in range(5)]
+            np.testing.assert_allclose(found[b, 0, i].numpy(), np.array(row) / sum(row), rtol=1e-12)
+
+
+def test_heads_that_cannot_be_pooled():
+    with pytest.raises(ValueError, match="'median'.*'max', 'mean', 'min'"):
+        pool_heads(random_map(1, 2, 3, 3), "median")
+    with pytest.raises(ValueError, match=r"got \(2, 3, 3\)"):
+        pool_heads(random_map(2, 3, 3), "max")

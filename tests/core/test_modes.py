@@ -2,6 +2,7 @@
 gradients of the student."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -267,6 +268,163 @@ def test_registers_of_a_distilled_student_are_dropped(small_vit, registers):
         target=lambda maps: [longhand.without(p, of_teacher) for p in maps],
         own=lambda maps: [longhand.without(p, of_student) for p in maps],
     )
+
+
+# --- maps of which some rows or columns are the student's own
+
+
+PARTLY = {
+    "the class token's row": (Plan(rows="class"), {}, {}, [0], []),
+    "the rows of patches": (Plan(rows="patches"), {}, {}, range(1, 17), []),
+    "rows of patches, registers in both": (
+        Plan(rows="patches"),
+        {"reg_tokens": 2},
+        {"reg_tokens": 2},
+        range(3, 19),
+        [],
+    ),
+    "the class token's row, registers dropped": (
+        Plan(rows="class", unequal_prefix="drop"),
+        {"reg_tokens": 2},
+        {},
+        [0],
+        [],
+    ),
+    "tokens of its own": (Plan(unequal_prefix="own"), {}, {"reg_tokens": 2}, [0, *range(3, 19)], [1, 2]),
+    "tokens of its own, others dropped": (
+        Plan(unequal_prefix="own"),
+        {"reg_tokens": 1},
+        {"reg_tokens": 2},
+        [0, *range(3, 19)],
+        [1, 2],
+    ),
+    "tokens of its own, rows of patches": (
+        Plan(unequal_prefix="own", rows="patches"),
+        {},
+        {"reg_tokens": 1},
+        range(2, 18),
+        [1],
+    ),
+    "tokens of its own, the class token's row": (
+        Plan(unequal_prefix="own", rows="class"),
+        {},
+        {"reg_tokens": 1},
+        [0],
+        [1],
+    ),
+}
+
+
+def partly_expected(pair, images, rows, extra, chosen=None):
+    """Logits, loss and gradients where some rows and columns are the student's own: maps are written out, row
+    by row."""
+    teacher = pair.teacher.state_dict()
+    weights = {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
+    number = 0 if pair.teacher.reg_token is None else pair.teacher.reg_token.shape[1]
+    same_kinds = not extra and pair.pairing.teacher_tokens is None
+    with torch.no_grad():
+        maps = [layer["map"] for layer in longhand.layers(teacher, images, 3)[1]]
+        maps = maps if same_kinds else [longhand.without(p, range(1, 1 + number)) for p in maps]
+    heads = range(3) if chosen is None else chosen
+    layers = range(3) if pair.plan.layers is None else pair.plan.layers
+    if pair.plan.how == "copy":
+        replace = {
+            layer: {
+                ("map", h): lambda own, p=maps[layer][:, h]: longhand.partly(p, own, rows, extra)
+                for h in heads
+            }
+            for layer in layers
+        }
+        logits, loss = longhand.layers(weights, images, 3, replace=replace)[0], torch.zeros(())
+    else:
+        logits, seen = longhand.layers(weights, images, 3)
+        loss = 0.0
+        for layer in layers:
+            of_heads = []
+            for h in heads:
+                own = seen[layer]["map"][:, h]
+                target = longhand.partly(maps[layer][:, h], own.detach(), rows, extra)
+                of_heads += [-(target[:, i] * own[:, i].log()).sum(-1).mean() for i in rows]
+            loss = loss + sum(of_heads) / len(of_heads)
+    (longhand.cross_entropy(logits, LABELS) + LAMBDA * loss).backward()
+    gradients = {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in weights.items()}
+    return {"logits": logits.detach(), "loss": loss.detach()} | gradients
+
+
+def assert_partly(pair, rows, extra, chosen=None):
+    found, other = measured(pair, images_of()), partly_expected(pair, images_of(), rows, extra, chosen)
+    for name in other:
+        assert (found[name] - other[name]).abs().max() <= 1e-10, name
+    assert (found["loss"] > 0) == (pair.plan.how == "distill") and pair.path == "dense"
+    alone = longhand.layers(pair.student.state_dict(), images_of(), 3)[0]
+    assert ((found["logits"] - alone).abs().max() > 1e-3) == (pair.plan.how == "copy")
+    return found
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+@pytest.mark.parametrize("kind", PARTLY)
+def test_rows_and_columns_of_the_students_own(small_vit, how, kind):
+    plan, teacher, student, rows, extra = PARTLY[kind]
+    plan = dataclasses.replace(plan, how=how)
+    pair = AttentionTransfer(small_vit(seed=1, **teacher), small_vit(seed=2, **student), plan)
+    found = assert_partly(pair.double().train(), rows, extra)
+    q_and_k = found["blocks.0.attn.qkv.weight"][:48]
+    assert (q_and_k != 0).any(), "what is its own has a gradient, also where the rest is copied"
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_rows_of_some_heads_of_some_layers(small_vit, how):
+    pair = pair_of(small_vit, Plan(how=how, rows="class", layers=[0, 2], heads=[0, 2]))
+    assert_partly(pair, [0], [], chosen=[0, 2])
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_tokens_of_its_own_are_none_where_both_have_the_same(small_vit, how):
+    """Bit for bit what a plan without it computes."""
+    plain, asked = (
+        measured(pair_of(small_vit, Plan(how=how, unequal_prefix=prefix), reg_tokens=2), images_of())
+        for prefix in (None, "own")
+    )
+    assert same(plain, asked)
+
+
+def test_to_distill_tokens_of_its_own_are_a_weight_and_a_constant(small_vit):
+    """(1 - s) times the row's cross-entropy without these tokens, plus the entropy of (s, 1 - s)."""
+    own, drop = (
+        pair_of(
+            small_vit, Plan(how="distill", layers=[1], unequal_prefix=each), {"reg_tokens": 0}, reg_tokens=1
+        )
+        for each in ("own", "drop")
+    )
+    p = longhand.layers(own.student.state_dict(), images_of(), 3)[1][1]["map"]
+    target = longhand.layers(own.teacher.state_dict(), images_of(), 3)[1][1]["map"]
+    s = p[:, :, [0, *range(2, 18)], 1]
+    rows = -(target * longhand.without(p, [1]).log()).sum(-1)
+    entropy = -(s * s.log() + (1 - s) * (1 - s).log())
+    assert measured(drop, images_of())["loss"].item() == pytest.approx(rows.mean().item(), rel=1e-12)
+    expected = ((1 - s) * rows + entropy).mean().item()
+    assert measured(own, images_of())["loss"].item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_rows_on_another_patch_grid(small_vit, how):
+    """The class token's row of the resampled map, of which all rows are transferred elsewhere."""
+    plan = Plan(how=how, unequal_grid="resample", layers=[0])
+    of_all, of_class = (
+        pair_of(small_vit, dataclasses.replace(plan, rows=rows), {"patch_size": 4})
+        for rows in (None, "class")
+    )
+    (p,) = of_class.teacher_maps(of_class.teacher_layers(images_of()))
+    assert torch.equal(p, of_all.teacher_maps(of_all.teacher_layers(images_of()))[0])
+    if how == "copy":
+        maps = [each.walk(images_of()).layers[0].map for each in (of_all, of_class)]
+        assert torch.equal(maps[0][:, :, 0], maps[1][:, :, 0])
+        own = longhand.layers(of_class.student.state_dict(), images_of(), 3)[1][0]["map"]
+        assert (maps[1][:, :, 1:] - own[:, :, 1:]).abs().max() <= 1e-12
+    else:
+        own = longhand.layers(of_class.student.state_dict(), images_of(), 3)[1][0]["map"]
+        expected = -(p[:, :, 0] * own[:, :, 0].log()).sum(-1).mean().item()
+        assert measured(of_class, images_of())["loss"].item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlib import Plan
-from atlib.plan import AVERAGES, HOW, UNEQUAL_HEADS, WHAT
+from atlib.plan import AVERAGES, HOW, ROWS, UNEQUAL_HEADS, UNEQUAL_PREFIX, WHAT
 
 PLANS = [
     Plan(),
@@ -21,6 +21,7 @@ PLANS = [
     Plan(heads={1: range(2), 0: [5]}, mismatched=True),
     Plan(heads={0: [0, 1]}),
     Plan(average="queries", unequal_heads="average", unequal_grid="resample", unequal_prefix="drop"),
+    Plan(rows="patches", unequal_prefix="own", unequal_grid="resample", heads=[1]),
 ]
 
 
@@ -28,6 +29,7 @@ def test_what_there_is_to_choose_from():
     assert (WHAT, HOW) == (("map", "q", "k", "v"), ("copy", "distill"))
     assert AVERAGES == ("examples", "layers", "heads", "queries")
     assert UNEQUAL_HEADS == ("aggregate", "average", "learn")
+    assert (UNEQUAL_PREFIX, ROWS) == (("drop", "own"), ("class", "patches"))
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -104,6 +106,13 @@ WRONG = [
     ({"what": "q", "unequal_prefix": "drop"}, "unequal_prefix='drop' .* 'q'"),
     ({"heads": [0], "unequal_heads": "aggregate"}, "heads=.*unequal_heads="),
     ({"how": "copy", "unequal_heads": "learn"}, "'learn'.*how='distill'"),
+    ({"rows": "class token"}, "rows 'class token'.*'class', 'patches'"),
+    ({"what": "q", "rows": "class"}, "rows='class' .* 'q'"),
+    ({"what": "v", "unequal_prefix": "own"}, "unequal_prefix='own' .* 'v'"),
+    ({"rows": "class", "average": "queries"}, "rows='class' .* average='queries'"),
+    ({"rows": "patches", "unequal_heads": "average"}, "rows='patches' .* unequal_heads='average'"),
+    ({"unequal_prefix": "own", "average": "heads"}, "unequal_prefix='own' .* average='heads'"),
+    ({"unequal_prefix": "own", "unequal_heads": "aggregate"}, "'own' .* unequal_heads='aggregate'"),
 ]
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlib import create_vit, walk
+from atlib.attention import Own
 from atlib.walking import Instead
 from tests import longhand
 from tests.helpers import Adapted, random_images, randomise, set_fused
@@ -236,6 +237,7 @@ WRONG = [
     *(({part: (2, 3, 17, 8), "scale": 0.5}, "layer 1: scale=0.5") for part in ("q", "k", "v")),
     ({"map": (2, 3, 17, 17), "scale": 0.5}, "scale=0.5"),
     ({"scale": 0.5}, "scale=0.5"),
+    ({"own": Own((0,), ())}, r"layer 1: .*queries=\(0,\).*give map="),
     ({"map": (2, 1, 17, 17), "heads": [3]}, r"heads \[3\].* 0 to 2"),
     ({"map": (2, 1, 17, 17), "heads": [-1]}, r"heads \[-1\]"),
     ({"map": (2, 2, 17, 17), "heads": [1, 1]}, r"heads \[1, 1\]"),
@@ -246,7 +248,8 @@ WRONG = [
 @pytest.mark.parametrize("instead, named", WRONG, ids=str)
 def test_wrong_replacements_are_refused(small_vit, instead, named):
     given = {
-        part: shape if part in ("heads", "scale") else torch.rand(shape) for part, shape in instead.items()
+        part: shape if part in ("heads", "scale", "own") else torch.rand(shape)
+        for part, shape in instead.items()
     }
     with pytest.raises(ValueError, match=named):
         walk(small_vit(), random_images(2, 3, 32, 32), replace={1: Instead(**given)})

@@ -260,3 +260,13 @@ def test_after_distill_the_student_is_a_plain_timm_model(small_vit):
     )
     plain.load_state_dict(pair.student.state_dict(), strict=True)
     torch.testing.assert_close(plain.eval()(images), pair.eval()(images).logits)
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_a_walk_with_its_loss_is_what_forward_computes(small_vit, how):
+    pair, images = pair_of(small_vit, Plan(how=how)).train(), random_images(2, 3, 32, 32)
+    seen, loss = pair.walk_with_loss(images)
+    output = pair(images)
+    assert torch.equal(seen.logits, output.logits) and torch.equal(loss, output.transfer_loss)
+    assert torch.equal(pair.student.forward_head(pair.student.norm(seen.tokens)), output.logits)
+    assert (loss > 0) == (how == "distill")

@@ -4,11 +4,22 @@ really saw."""
 import pytest
 import torch
 from timm.layers import Attention
+from timm.models.eva import Eva
 
 from atlib import create_vit, walk
-from atlib.walking import Instead, sample_drop_path
+from atlib.walking import Instead, Unwalkable, sample_drop_path, walk_tokens
 from tests import longhand
-from tests.helpers import DROPS, assert_same_logits, mine, random_images, randomise, same, set_fused, state_of
+from tests.helpers import (
+    DROPS,
+    SMALL_VIT,
+    assert_same_logits,
+    mine,
+    random_images,
+    randomise,
+    same,
+    set_fused,
+    state_of,
+)
 
 # Depth and image size are cut: what makes a family a family stays as published.
 FAMILIES = {
@@ -56,6 +67,29 @@ def test_equals_the_model(name):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_equals_the_model_with_every_option(small_vit, option, fused):
     assert_same_logits(set_fused(small_vit(**OPTIONS[option]), fused), random_images(4, 3, 32, 32))
+
+
+@pytest.mark.parametrize("option", ["query-key norm", "layer scale", "registers"])
+def test_from_embedded_tokens_it_is_the_same_walk(small_vit, option):
+    vit, images = small_vit(**OPTIONS[option]), random_images(2, 3, 32, 32)
+    expected = walk(vit, images)
+    tokens = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
+    found = walk_tokens(vit, tokens)
+    assert found.logits is None and torch.equal(found.tokens, expected.tokens)
+    for seen, other in zip(found.layers, expected.layers, strict=True):
+        assert torch.equal(seen.scores, other.scores) and torch.equal(seen.v, other.v)
+    short = walk_tokens(vit, tokens, stop_after=1)
+    assert len(short.layers) == 2 and torch.equal(short.layers[1].q, expected.layers[1].q)
+    assert short.layers[1].v is None and torch.equal(short.tokens, expected.stream[0])
+    assert torch.equal(vit.blocks(tokens[:, 3:5]), walk_tokens(vit, tokens[:, 3:5]).tokens), "any tokens"
+
+
+def test_tokens_alone_are_not_enough_where_positions_rotate(small_vit):
+    eva = Eva(**SMALL_VIT | {"use_rot_pos_emb": True})
+    with pytest.raises(Unwalkable, match="Eva"):
+        walk_tokens(eva, torch.randn(1, 17, 24))
+    with pytest.raises(ValueError, match="layer 3 .*depth 3"):
+        walk_tokens(small_vit(), torch.randn(1, 17, 24), stop_after=3)
 
 
 @pytest.mark.parametrize("fused", [True, False])

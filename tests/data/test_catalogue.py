@@ -38,7 +38,8 @@ def hub(monkeypatch):
             label_column="fine_label" if "cifar100" in name else "label",
             label=datasets.Value("int64"),
         )
-        splits = {split: given for split in data_files or ("train", "test")}
+        published = ("train", "validation") if "food" in name else ("train", "test")
+        splits = {split: given for split in data_files or published}
         return (
             datasets.IterableDatasetDict({s: r.to_iterable_dataset() for s, r in splits.items()})
             if streaming
@@ -65,11 +66,41 @@ def test_every_entry_is_whole():
         "test": 10_000,
     }
     assert sum(CATALOGUE["inat2019"].images.values()) == 268_243  # the sum that the authors give
+    both = CATALOGUE["flowers102"].images, CATALOGUE["aircraft"].images
+    assert all(each["train+validation"] == each["train"] + each["validation"] for each in both)
     domains = [CATALOGUE[f"pacs-{domain}"] for domain in ("photo", "art-painting", "cartoon", "sketch")]
     assert {
         split: sum(one.images[split] for one in domains) for split in ("train", "validation", "test", "all")
     } == CATALOGUE["pacs"].images
     assert CATALOGUE["pacs"].images["all"] == 9_991
+
+
+@pytest.mark.parametrize(
+    "name, classes, training, test",
+    [
+        # Touvron's thesis (HAL tel-03945782), tables 2.3 and 3.6: images to train on, to report, classes
+        ("flowers102", 102, 2_040, 6_149),
+        ("cars", 196, 8_144, 8_041),
+        ("cifar100", 100, 50_000, 10_000),
+        # in thousands: arXiv 2205.14443, table 4
+        ("pets", 37, 3_680, 3_669),
+        ("aircraft", 100, 6_667, 3_333),
+    ],
+)
+def test_sets_of_transfer_learning_are_as_large_as_papers_print(name, classes, training, test):
+    known = CATALOGUE[name]
+    assert (known.classes, known.images["train+validation"], known.images["test"]) == (
+        classes,
+        training,
+        test,
+    )
+    assert known.evaluated == "test"
+
+
+def test_the_hub_calls_the_test_images_of_food101_validation():
+    known = CATALOGUE["food101"]
+    assert (known.classes, known.images) == (101, {"train": 101 * 750, "validation": 101 * 250})
+    assert known.evaluated == "validation"
 
 
 def test_numbers_of_supercategories_add_up_to_those_of_inaturalist():
@@ -151,6 +182,9 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="inat2018 .*visipedia/inat_comp") as caught:
         find("inat2018")
     assert caught.value.argument == "path"
+    with pytest.raises(DataError, match="aircraft .*fgvc-aircraft.*FOLDER/train/VARIANT") as caught:
+        find("aircraft")
+    assert caught.value.argument == "path"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +194,10 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
         ("imagenet-1k", "train", ("ILSVRC/imagenet-1k", {"train": "data/train-*.parquet"})),
         ("cifar10", "test", ("uoft-cs/cifar10", None)),
         ("cifar100", "test", ("uoft-cs/cifar100", None)),
+        ("flowers102", "test", ("dpdl-benchmark/oxford_flowers102", None)),
+        ("pets", "test", ("timm/oxford-iiit-pet", None)),
+        ("cars", "test", ("tanganke/stanford_cars", None)),
+        ("food101", "validation", ("ethz/food101", None)),
     ],
 )
 def test_hub_is_asked_for_one_split_where_others_are_large(hub, name, split, wanted):
@@ -183,6 +221,24 @@ def test_training_images_with_a_published_validation_split_are_all_used(hub):
         open_photos("imagenet-1k", split="test", train=False)
     with pytest.raises(CannotStream, match="cifar10 .*open_photos"):
         open_stream("cifar10", split="train", augmentation=SMALL)
+
+
+def test_training_and_validation_images_where_both_and_a_test_split_are_published(tmp_path, monkeypatch):
+    """Flowers' 2,040 images: both splits, in this order; where the validation split is what is reported, as
+    of ImageNet, there is no such union."""
+    for split, indices in (("train", range(5)), ("validation", range(5, 8)), ("test", range(8, 12))):
+        write_parquet(tmp_path, split, indices)
+    images = {"train": 5, "validation": 3, "train+validation": 8, "test": 4}
+    monkeypatch.setitem(CATALOGUE, "flowers102", CATALOGUE["flowers102"]._replace(classes=3, images=images))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for split, indices in (("train+validation", range(8)), ("train", range(5)), ("test", range(8, 12))):
+            photos = open_photos("flowers102", path=tmp_path, split=split, train=False)
+            assert [index_of(image) for image in photos.take(range(len(photos)))[0]] == list(indices)
+    for file in tmp_path.glob("test*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"'train\+validation'.*'train', 'validation'"):
+        open_photos(tmp_path, split="train+validation", train=False)
 
 
 def test_another_set_under_a_known_name_is_refused(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlib.data.glyphs import HUES, SHAPES, SPLITS, World, generate, marked_cell
+from atlib.data.glyphs import HUES, SHAPES, SPLITS, TWINS, World, generate, marked_cell
 
 CLEAN = World(noise=0)
 BACKGROUND = 26  # World.background = 0.1 as a byte
@@ -158,6 +158,7 @@ CHANGES = dict(
     decoy=0.6,
     texture=1.0,
     pointer=1,
+    offset=4,
 )
 
 
@@ -176,7 +177,7 @@ def test_a_factor_changes_the_picture_and_no_choice(factor):
     for name in CHOICES:
         assert np.array_equal(getattr(plain, name), getattr(changed, name))
     # these come after the cells have been drawn, or lie elsewhere
-    if factor in ("noise", "contrast", "blur", "decoy"):
+    if factor in ("noise", "contrast", "blur", "decoy", "offset"):
         assert np.array_equal(plain.clean, changed.clean)
 
 
@@ -206,6 +207,30 @@ def test_background_and_cue_change_their_pixels_only():
                 c[:, [0, 0, -1, -1], [0, -1, 0, -1]] = corners(a)
             assert np.array_equal(a, c)
     assert (corners(drawn_with(cue=0.0).clean[0]) == BACKGROUND).all()
+
+
+@pytest.mark.parametrize("offset", [1, 4, 7])
+def test_an_offset_moves_all_cells_and_leaves_the_noise_where_it_is(offset):
+    """Every pixel comes from `offset` rows above and as many columns to the left, the first ones from the
+    last."""
+    plain, moved = drawn_with().images, drawn_with(offset=offset).images
+    for row, column in ((0, 0), (3, 30), (offset, offset), (31, 17)):
+        above, left = (row - offset) % 32, (column - offset) % 32
+        assert np.array_equal(moved[:, :, row, column], plain[:, :, above, left])
+    noisy, still = (
+        drawn_with(background=0.5, cue=0.0, clutter=0, noise=0.05, offset=some).images.astype(int)
+        for some in (offset, 0)
+    )
+    quiet = (drawn_with(background=0.5, cue=0.0, clutter=0, offset=some).images for some in (offset, 0))
+    empty = np.logical_and(*(image == 128 for image in quiet))
+    assert empty.mean() > 0.8 and np.array_equal(noisy[empty], still[empty])
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_twins_are_moved_alike(twin):
+    plain, moved = (generate("test", 20, 1, replace(CLEAN, offset=some), twin) for some in (0, 4))
+    assert np.array_equal(np.roll(plain.images, (4, 4), (2, 3)), moved.images)
+    assert np.array_equal(plain.shape, moved.shape)
 
 
 def test_contrast_scales_around_mid_grey():
@@ -376,6 +401,9 @@ def test_texture_cuts_stripes_into_the_glyph():
         {"decoy": -0.1},
         {"texture": 1.5},
         {"texture": -1},
+        {"offset": 8},
+        {"offset": -1},
+        {"offset": 0.5},
         {"jitter": 0.5},
         {"clutter": 2.0},
     ],

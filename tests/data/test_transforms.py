@@ -118,11 +118,13 @@ def test_half_of_the_images_are_mirrored():
     assert 80 <= sum(found) <= 120  # 2.8 standard deviations
 
 
-def test_random_resized_crops_have_the_published_area_and_aspect():
+@pytest.mark.parametrize("least, lowest", [(0.08, (0.07, 0.2)), (0.2, (0.19, 0.3))])
+def test_random_resized_crops_have_the_published_area_and_aspect(least, lowest):
     """The image says where each of its pixels was: red grows with x, green with y."""
     ramp = np.zeros((256, 256, 3), np.uint8)
     ramp[..., 0], ramp[..., 1] = np.arange(256)[None], np.arange(256)[:, None]
-    plain, widths, heights = Augmentation(32, flip=0.0, interpolation="bilinear"), [], []
+    plain = Augmentation(32, scale=(least, 1.0), flip=0.0, interpolation="bilinear")
+    widths, heights = [], []
     for seed in range(150):
         found = pixels_of(plain.train(Image.fromarray(ramp), seed), plain)
         # between two columns half the square apart
@@ -130,7 +132,7 @@ def test_random_resized_crops_have_the_published_area_and_aspect():
         heights.append((found[24, :, 1] - found[8, :, 1]).mean() * 2 / 256)
     area, aspect = np.multiply(widths, heights), np.divide(widths, heights)
     # A step of the ramp is 1 / 256, which the tolerances allow for.
-    assert 0.07 < area.min() < 0.2 and 0.8 < area.max() < 1.01
+    assert lowest[0] < area.min() < lowest[1] and 0.8 < area.max() < 1.01
     assert 0.72 < aspect.min() < 0.85 and 1.2 < aspect.max() < 1.38
 
 
@@ -252,7 +254,8 @@ def test_images_of_other_modes_become_rgb(mode):
 
 def test_it_goes_through_json_and_can_be_a_key():
     read = Augmentation(**json.loads(json.dumps(THREE.describe())))
-    assert read == THREE and hash(read) == hash(THREE) and isinstance(read.mean, tuple)
+    assert read == THREE and hash(read) == hash(THREE)
+    assert isinstance(read.mean, tuple) and isinstance(read.scale, tuple)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +267,10 @@ def test_it_goes_through_json_and_can_be_a_key():
         ({"flip": 1.5}, "flip=1.5"),
         ({"random_erasing": -0.1}, "random_erasing=-0.1"),
         ({"padding": -1}, "padding=-1"),
+        ({"scale": (0.5,)}, "scale=.*two"),
+        ({"scale": (0.0, 1.0)}, "scale=.0.0"),
+        ({"scale": (0.5, 0.2)}, "scale=.0.5, 0.2"),
+        ({"scale": (0.2, 1.5)}, "scale=.0.2, 1.5"),
         ({"color_jitter": -1}, "color_jitter=-1"),
         ({"crop_pct": 0.0}, "crop_pct=0.0"),
         ({"std": (1.0, 0.0, 1.0)}, "std=.*above 0"),

@@ -8,44 +8,75 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from atlib import AttentionTransfer, Plan
-from atlib.checkpoint import load_vit
-from atlib.data import glyphs
+from atlib.checkpoint import load_vit, save_weights
+from atlib.data import UNLABELLED, glyphs
 from atlib.data.rng import seed_for
 from atlib.lab import study as runner
 from atlib.lab.scales import RETRIEVAL, Schooling, colour, scales
 from atlib.lab.studies import (
+    ABLATIONS,
     AVERAGES,
+    CLASS_ATTENTION,
     COMPONENT_STUDY,
     COMPONENTS,
+    DEPTH,
     DISTILLATION,
+    DISTILLED_MAE,
+    DISTILLED_TOO,
     FAMILY,
     FIND,
     IMBALANCE,
     LABEL_CURVES,
+    LAYER_RESERVE,
     LAYERS,
+    LOCALITY,
     LONG_TAIL,
     LONGER_LABEL_CURVES,
+    MIXED,
+    ONE_SOFTMAX,
     PAIRS,
+    POINTER,
     POOL,
     PRETRAINING,
+    ROW_STUDY,
     SIZES,
+    STATIC,
     STUDIES,
+    TOKEN,
     WITH_COMPONENT,
     WORLDS,
 )
-from atlib.lab.study import CENTRAL, Sources, again, by, fine_tune, pair, scratch, untrained_maps
+from atlib.lab.study import CENTRAL, Sources, again, built_on, by, fine_tune, pair, scratch, untrained_maps
+from atlib.methods.distillation import LogitDistillation
+from atlib.methods.locality import LocalityAttention, ShiftedPatches
+from atlib.methods.patch_conv import AttentionPool, AveragePool, PatchConvNet
+from atlib.methods.resmlp import mean_patch_maps, static_maps
+from atlib.record import read_file
 from atlib.student import describe, differences
 from atlib.train import pretrain
 from atlib.train import recipe as recipes
+from atlib.train.distilled_mae import (
+    DistilledMae,
+    centred_squared_error,
+    cross_entropy_of_maps,
+    distilled_mae_loss,
+    squared_error,
+)
+from atlib.train.objectives import two_class_tokens_loss
 from atlib.vit import Architecture
 from tests import toy
-from tests.helpers import same
+from tests.helpers import randomise, same
 
 EVERY = [(study, variant) for study in (CENTRAL, *STUDIES.values()) for variant in study.variants]
 TEACHERS = {each.name: each for study in STUDIES.values() for each in study.teachers}
 COLOUR = TEACHERS["colour"]
+PAINTERS = [name for name in TEACHERS if name.startswith(("mae", "dmae"))]
 BODY = "blocks.2.mlp.fc1.weight"
 
 
@@ -59,6 +90,10 @@ def place(tmp_path_factory):
     """Untrained models for every source of every study."""
     place = toy.place(tmp_path_factory.mktemp("models"))
     toy.untrained_models(place, TEACHERS.values())
+    for study in STUDIES.values():
+        for each in study.needed_by(study.variants):
+            model = randomise(each.build(Sources(place, toy.TOY, 0)), 20)
+            save_weights(built_on(study, place, each.name, 0).weights, model)
     return place
 
 
@@ -217,6 +252,7 @@ def built_of(student):
         "reg_tokens": describe(student)["registers"],
         "pre_norm": describe(student)["pre_norm"],
         "global_pool": student.global_pool,
+        "distilled": isinstance(student, VisionTransformerDistilled),
     }
 
 
@@ -237,17 +273,22 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
             needed.add("another teacher")
             return super().another_teacher()
 
+        def model_of(self, study, method):
+            needed.add(method)
+            return super().model_of(study, method)
+
     plain = variant.build
     watched = replace(variant, build=lambda sources: plain(Watched(*sources)))
     model = build(replace(study, variants=(watched,)), variant.name).train()
     assert needed == set(variant.needs)
     assert all(each is None or each in study.teachers for each in asked), "it makes those that it needs"
     output = model(torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
-    logits = output if isinstance(output, torch.Tensor) else output.logits
+    logits = output if isinstance(output, torch.Tensor) else output[0]
     assert logits.shape == (4, 8) and logits.isfinite().all()
     logits.sum().backward()
-    found = built_of(getattr(model, "student", model))
-    assert {name: found[name] for name in variant.student} == variant.student
+    if variant.student:  # a ViT
+        found = built_of(getattr(model, "student", model).eval())
+        assert {name: found[name] for name in variant.student} == variant.student
 
 
 def test_plans_are_what_their_names_say(build):
@@ -275,6 +316,90 @@ def test_copying_into_another_teachers_weights(build, sources):
     assert model.student.head.out_features == 8
 
 
+# --- A distillation token, rows, and what is distilled too
+
+
+def test_the_tokens_variants_are_what_their_names_say(build, sources):
+    for name in ("soft", "hard"):
+        for teacher, kind in (("ViT", VisionTransformer), ("convnet", nn.Sequential)):
+            model = build(TOKEN, f"{name}, {teacher}")
+            assert type(model) is LogitDistillation and model.hard == (name == "hard")
+            assert type(model.teacher) is kind and type(model.student) is VisionTransformer
+    for teacher, kind in (("ViT", VisionTransformer), ("convnet", nn.Sequential)):
+        model = build(TOKEN, f"token, {teacher}")
+        assert type(model.teacher) is kind and model.hard and model.maps is None
+    both = build(TOKEN, "maps and token, ViT")
+    expected = Plan(how="distill", unequal_prefix="own", mismatched=True)
+    assert both.maps.plan == expected and both.maps.pairing.own_keys == (1,)
+    assert same(both.teacher.state_dict(), sources.fine_tuned().state_dict())
+    body = both.maps.teacher.state_dict()[BODY]
+    assert torch.equal(body, sources.teacher().state_dict()[BODY]), "maps come from the central teacher"
+    weight = TOKEN.variant("maps").changes["transfer_weight"]
+    assert both.maps_weight * TOKEN.variant("maps and token, ViT").changes["transfer_weight"] == weight == 10
+    two = build(TOKEN, "two class tokens")
+    assert two.distilled_training and TOKEN.variant("two class tokens").loss is two_class_tokens_loss
+
+
+def test_the_convnets_predictions_are_those_of_its_run(build, place):
+    kept = load_file(built_on(TOKEN, place, "convnet", 0).weights)
+    assert same(build(TOKEN, "token, convnet").teacher.state_dict(), kept)
+    fresh = build(TOKEN, "convnet")
+    assert same(fresh.state_dict(), build(TOKEN, "convnet").state_dict())
+    assert not torch.equal(fresh[0].weight, kept["0.weight"])
+
+
+def test_all_of_the_tokens_study_is_tuned_alike_and_sees_the_same_images():
+    assert len({str(variant.trials) for variant in TOKEN.variants}) == 1
+    assert {variant.changes["steps"] for variant in TOKEN.variants} == {800}
+    labelled_only = {variant.name for variant in TOKEN.variants if variant.images is None}
+    assert labelled_only == {"scratch", "two class tokens", "convnet"}
+    scale = replace(toy.TOY, unlabelled=40)
+    (images,) = {variant.images for variant in TOKEN.variants if variant.images}
+    found, labelled, more = images(scale, 3), scale.labelled(3), scale.unlabelled_images(3)
+    assert torch.equal(found.pixels, torch.cat([labelled.pixels, more.pixels])) and len(found) == 56
+    assert found.targets.tolist() == [*labelled.targets.tolist(), *[UNLABELLED] * 40]
+    assert len(scales()["find"].unlabelled_images(0)) == 8000
+
+
+def test_the_rows_are_those_of_the_name(build):
+    for variant in ROW_STUDY.variants:
+        how, rows, _ = variant.name.split()
+        assert build(ROW_STUDY, variant.name).plan == Plan(how=how, rows=rows) and variant.like == how
+    assert len(ROW_STUDY.variants) == 4
+
+
+def test_what_is_distilled_too(build, sources, kept):
+    model = build(DISTILLED_TOO, "distill untrained")
+    assert model.plan == Plan(how="distill") and same(model.student.state_dict(), fresh(0))
+    assert same(model.teacher.state_dict(), untrained_maps(sources).teacher.state_dict())
+    model = build(DISTILLED_TOO, "distill into another teacher's weights")
+    assert model.plan == Plan(how="distill")
+    assert torch.equal(model.teacher.state_dict()[BODY], kept()[BODY])
+    other = sources.another_teacher().state_dict()
+    assert same(without_head(model.student.state_dict()), without_head(other))
+
+
+def test_one_thing_of_attndistill_is_different(build):
+    def found(study, name):
+        model = build(study, f"two heads, attndistill{name}")
+        merge = model.merge and model.merge.keywords
+        return model.temperature, model.attention_weight, merge, (len(model.projector) // 2)
+
+    plain = found(PAIRS, "")
+    assert plain == (10.0, 0.1, None, 4)
+    expected = {
+        "T = 5": (5.0, 0.1, None, 4),
+        "T = 20": (20.0, 0.1, None, 4),
+        "max of heads": (10.0, 0.1, {"how": "max"}, 4),
+        "min of heads": (10.0, 0.1, {"how": "min"}, 4),
+        "projector of 1": (10.0, 0.1, None, 1),
+        "class token alone": (10.0, 0.0, None, 4),
+    }
+    assert {name: found(DISTILLED_TOO, f" {name}") for name in ABLATIONS} == expected
+    tuned = [PAIRS.variant("two heads, attndistill"), *DISTILLED_TOO.variants[2:]]
+    assert len({str((variant.like, variant.trials, variant.student)) for variant in tuned}) == 1
+
+
 # --- Teachers
 
 
@@ -287,17 +412,25 @@ def test_teachers_have_names_and_recipes_of_their_own():
         assert not name.startswith("seed"), "nor is any taken for the central one, teacher-seed0"
         recipe = replace(recipes.RETRIEVAL, **schooling.changes)
         # the central ones' steps, but where the task is harder
-        steps = 3000 if name == "pointer" else recipes.RETRIEVAL.steps
-        assert recipe == replace(recipes.RETRIEVAL, steps=steps)
+        steps = 3000 if name in ("pointer", "offset") else recipes.RETRIEVAL.steps
+        if name in PAINTERS:  # alike, so that they can be compared
+            expected = replace(recipes.RETRIEVAL, steps=500, betas=(0.9, 0.95), transfer_weight=1.0)
+        else:
+            expected = replace(recipes.RETRIEVAL, steps=steps)
+        assert recipe == expected
 
 
 def test_teachers_differ_in_one_thing():
-    parts = ("outputs", "images", "loss", "world", "model")
-    assert len(TEACHERS) == 6 and RETRIEVAL.model == {}
+    parts = ("outputs", "images", "loss", "world", "model", "around", "again", "number")
+    others = {"colour": {"outputs", "images", "loss"}, "pointer": {"world"}, "offset": {"world"}}
+    others |= {f"retrieval-{word}-images": {"number"} for word in ("few", "more")}
+    assert len(TEACHERS) == 19 and len(PAINTERS) == 10 and RETRIEVAL.model == {}
     for name, schooling in TEACHERS.items():
         changed = {part for part in parts if getattr(schooling, part) != getattr(RETRIEVAL, part)}
-        assert changed == {"colour": {"outputs", "images", "loss"}, "pointer": {"world"}}.get(name, {"model"})
+        if name not in PAINTERS:
+            assert changed == others.get(name, {"model"})
     assert TEACHERS["pointer"].world == glyphs.World(pointer=1)
+    assert TEACHERS["offset"].world == glyphs.World(offset=4)
     assert (
         (COLOUR.outputs, COLOUR.images)
         == (6, pretrain.colour_images)
@@ -333,6 +466,139 @@ def test_methods_take_the_teacher_that_they_name(build, kept):
         model = build(PRETRAINING, f"colour, {how}")
         assert same(model.teacher.state_dict(), expected)
         assert model.plan.how == how == PRETRAINING.variant(f"colour, {how}").like
+
+
+# --- Objects across patches
+
+
+@pytest.mark.parametrize("name", [variant.name for variant in LOCALITY.variants])
+def test_local_students_have_both_remedies_and_standard_ones_neither(build, kept, name):
+    kind, method, labels = name.split(", ")
+    model, variant = build(LOCALITY, name), LOCALITY.variant(name)
+    student = getattr(model, "student", model)
+    local = kind == "local"
+    assert isinstance(student.patch_embed, ShiftedPatches) == local
+    assert {isinstance(block.attn, LocalityAttention) for block in student.blocks} == {local}
+    assert torch.equal(student.state_dict()[BODY], fresh(0)[BODY]), "the same first weights"
+    assert (variant.like, variant.labels) == (method, int(labels.split()[0]))
+    assert (variant.world, variant.trials) == (glyphs.World(offset=4), LOCALITY.variants[0].trials)
+    if method != "scratch":
+        held = model.teacher.state_dict()
+        assert same(held, {each: kept("offset")[each] for each in held}) and model.plan.how == method
+
+
+# --- Before there are labels
+
+
+@pytest.mark.parametrize("name", [name for name in PAINTERS if name != "mae"])
+def test_an_auto_encoder_learns_from_the_central_teacher_what_its_name_says(name, kept, sources):
+    schooling = TEACHERS[name]
+    vit = Architecture("glyphs", {"num_classes": schooling.outputs}).build()
+    model = schooling.around(vit, sources.teacher)
+    assert isinstance(model, DistilledMae) and same(model.teacher.state_dict(), kept())
+    assert model.student.vit is vit and model.student.visible == 8
+    layers = (3,) if name.endswith("last-layer") else (0, 1, 2, 3)
+    assert model.layers == tuple((layer, layer) for layer in layers)
+    match = cross_entropy_of_maps if "maps" in name or "images" in name else squared_error
+    assert model.match is (centred_squared_error if "without-row-means" in name else match)
+    mixed = "layer" in name
+    assert len([*model.mixing.parameters()]) == (len(layers) if mixed else 0)
+    images = {"few": 400, "more": 4000}.get(name.split("-")[1])
+    assert (schooling.number, schooling.loss) == (images, distilled_mae_loss)
+
+
+def test_an_auto_encoder_alone():
+    vit = Architecture("glyphs").build()
+    model = TEACHERS["mae"].around(vit, None)
+    assert isinstance(model, pretrain.MaskedAutoencoder) and model.vit is vit and model.visible == 8
+    assert TEACHERS["mae"].loss is pretrain.mae_loss
+
+
+def test_targets_and_depths_are_crossed_and_all_have_one_grid():
+    crossed = {tuple(name.split(", ")) for name in MIXED}
+    assert len(crossed) == len(MIXED) == 6 and {len(set(each)) for each in zip(*crossed)} == {2, 3}
+    for study in (DISTILLED_MAE, LAYER_RESERVE):
+        assert all(variant.trials == study.variants[0].trials for variant in study.variants)
+        assert len(study.variants[0].trials) >= 3
+    assert [variant.name for variant in DISTILLED_MAE.variants if variant.like == "distill"] == [
+        "maps, all layers, head by head, then distill"
+    ]
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Makes a teacher of distilled-mae in two steps, from a central one that is there: its place and
+    record."""
+    toy.few_held_out(monkeypatch)
+    place = toy.place(tmp_path)
+    toy.untrained_models(place)
+
+    def make(schooling, **changes):
+        short = replace(schooling, changes={**schooling.changes, "steps": 2}, **changes)
+        runner.make_teacher(place, 0, DISTILLED_MAE, short)
+        (record,) = read_file(place.records("distilled-mae"))
+        return place, short, record
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["mae", "dmae-logits-last-layer"])
+def test_what_is_pretrained_with_a_teacher_is_kept_and_recorded(made, name, monkeypatch):
+    place, schooling, record = made(TEACHERS[name])
+    assert (record.method, record.seed, record.kind) == (f"teacher {name}", 0, "teacher")
+    assert 0.5 < record.results["unlearned"] < 2 and math.isfinite(record.results["pretraining_loss"])
+    assert record.config["recipe"]["steps"] == 2 and record.config["unlabelled"] == 16
+    vit = load_vit(place.teacher(0, schooling))
+    assert vit.num_classes == 0
+    student = fine_tune(Sources(place, toy.TOY, 0), schooling)
+    assert same(without_head(student.state_dict()), without_head(vit.state_dict()))
+    assert student.head.out_features == 8
+    toy.forbid_training(monkeypatch)
+    runner.make_teacher(place, 0, DISTILLED_MAE, schooling)  # nothing is made twice
+
+
+def test_fewer_images_are_the_first_of_all_and_recorded(made):
+    _, _, record = made(TEACHERS["dmae-few-images"], number=8)
+    assert record.config["unlabelled"] == 8 and record.history[-1]["epoch"] == 2
+
+
+def test_a_student_of_a_teacher_starts_from_other_first_weights(monkeypatch):
+    """It is built like its teacher, and from the teacher's first weights it would have its maps at once."""
+    firsts = []
+
+    def keep(model, *arguments, **options):
+        firsts.append(getattr(getattr(model, "student", model), "vit", model).state_dict())
+        return [{"unlearned": 0.0, "step": 0}]
+
+    monkeypatch.setattr("atlib.lab.scales.train", keep)
+    for schooling in (RETRIEVAL, TEACHERS["mae"], TEACHERS["dmae-maps-all-layers"]):
+        schooling.make(toy.TOY.pretraining, 8, 0, central=Architecture("glyphs").build)
+    retrieval, mae, dmae = firsts
+    assert not torch.equal(retrieval[BODY], mae[BODY]) and torch.equal(mae[BODY], dmae[BODY])
+    assert not torch.equal(mae[BODY], fresh(0)[BODY]), "nor from those of the students that are taught later"
+
+
+def test_a_schooling_that_needs_a_teacher_says_so():
+    with pytest.raises(ValueError, match="central="):
+        TEACHERS["dmae-maps-all-layers"].make(toy.TOY.pretraining, 8, 0)
+
+
+def test_distilling_into_a_pretrained_student(build, kept):
+    model = build(DISTILLED_MAE, "maps, all layers, head by head, then distill")
+    assert same(model.teacher.state_dict(), kept()) and model.plan == Plan(how="distill")
+    assert same(without_head(model.student.state_dict()), kept("dmae-maps-head-by-head"))
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("labels", [250, 4000])
+def test_the_first_blocks_are_the_teachers(build, kept, number, labels):
+    assert LAYER_RESERVE.variant(f"first {number}, {labels} labels").labels == labels
+    found = build(LAYER_RESERVE, f"first {number}, {labels} labels").state_dict()
+    teacher, drawn = kept(), fresh(0)
+    assert torch.equal(found["pos_embed"], teacher["pos_embed"])
+    for layer in range(4):
+        name = f"blocks.{layer}.attn.qkv.weight"
+        assert torch.equal(found[name], (teacher if layer < number else drawn)[name])
 
 
 # --- Imbalanced labels
@@ -376,6 +642,71 @@ def test_a_teacher_has_one_component_more_and_a_matched_student_has_it_too(build
     assert differences(build(COMPONENT_STUDY, f"{name}, scratch"), teacher) == {}, "so has the floor"
 
 
+# --- Static maps, and one row
+
+
+@pytest.mark.parametrize("study, teacher", [(STATIC, None), (POINTER, "pointer")])
+def test_static_maps_are_of_the_studys_teacher_in_its_world(sources, study, teacher):
+    vit = sources.teacher(TEACHERS.get(teacher))
+    variant = study.variant("resmlp, mean map copied")
+    assert variant.world == (teacher and glyphs.World(pointer=1))
+    scale = replace(toy.TOY, world=variant.world or toy.TOY.world)
+    sources = sources._replace(scale=scale)
+    images = scale.unlabelled_images(0).take(range(16))[0]
+    maps = mean_patch_maps(vit, images)
+    copied, distilled, mean, plain, none = (
+        study.variant(name).build(sources)
+        for name in (
+            "resmlp, mean map copied",
+            "resmlp, mean map distilled",
+            "vit, mean map copied",
+            "resmlp",
+            "resmlp, no mixing",
+        )
+    )
+    assert all(torch.equal(A, p) and not A.requires_grad for A, p in zip(static_maps(copied), maps))
+    assert torch.equal(distilled.maps, torch.stack(maps))
+    own = [A for A in static_maps(distilled.student)]
+    assert all(torch.equal(A, B) and A.requires_grad for A, B in zip(own, static_maps(plain)))
+    assert torch.equal(mean.walk(images[:2]).layers[1].map[0], mean.walk(images[2:4]).layers[1].map[1])
+    assert isinstance(none.blocks[0].linear_tokens, torch.nn.Identity)
+    for model in (copied, plain, none):
+        assert (model.embed_dim, len(model.blocks), model.stem.num_patches) == (64, 4, 16)
+
+
+def test_pools_are_what_their_names_say(build, kept):
+    for name, pool, copy in (
+        ("average", AveragePool, None),
+        ("attention", AttentionPool, None),
+        ("row copied", AttentionPool, True),
+        ("row distilled", AttentionPool, False),
+        ("average, row copied", AveragePool, True),
+    ):
+        model = build(ONE_SOFTMAX, name)
+        student = getattr(model, "student", model)
+        assert isinstance(student.pool, pool) and isinstance(student, PatchConvNet)
+        assert getattr(model, "needs_teacher", None) is copy
+        assert len(student.trunk) == 1 + 4 and student.trunk[0][-1].out_channels == 64
+        if copy is not None:
+            assert model.temperature == 4 and model.layer == 3 and same(model.teacher.state_dict(), kept())
+
+
+@pytest.mark.parametrize("study", [STATIC, ONE_SOFTMAX])
+def test_other_networks_are_tuned_like_the_vits_beside_them(study):
+    assert len({(variant.like, *map(str, variant.trials)) for variant in study.variants}) == 1
+    assert [set(each) for each in study.variants[0].trials] == [{"lr"}] * 4
+
+
+def test_the_record_of_another_network_says_which(place):
+    run = runner.Run(ONE_SOFTMAX, place, "average", 0, trial=0)
+    for trial, method in ((0, "scratch"), (1, "scratch")):
+        runner.make_run(runner.Run(CENTRAL, place, method, 100, trial))
+    runner.make_run(run)
+    assert run.record().config["recipe"]["student"] == "PatchConvNet"
+    (central,) = (r for r in read_file(place.records("transfer")) if r.trial == 0 and r.method == "scratch")
+    assert "student" not in central.config["recipe"]
+
+
 # --- Sizes and the pool
 
 
@@ -416,8 +747,69 @@ def test_checkpoints_of_the_pool_lie_along_its_longest_run():
         assert replace(variant, name=longest.name, stop_at=None) == longest
 
 
+# --- Depth and class attention
+
+
+def test_all_of_a_comparison_choose_from_the_same_rates_at_the_same_budget():
+    for study in (DEPTH, CLASS_ATTENTION):
+        for variant in study.variants:
+            assert variant.changes == {"steps": 400}
+            assert [trial["lr"] for trial in variant.trials] == [5e-4, 2e-3, 8e-3]
+            method = next(
+                word for word in ("copy", "distill", "scratch") if word in f"{variant.name} scratch"
+            )
+            assert variant.like == method
+
+
+@pytest.mark.parametrize("variant", DEPTH.variants, ids=lambda variant: variant.name)
+def test_depth_and_factors_are_those_of_the_name(build, variant):
+    model = build(DEPTH, variant.name)
+    student = getattr(model, "student", model)
+    assert len(student.blocks) == int(variant.name.split()[0])
+    found = {
+        gamma for block in student.blocks for scale in (block.ls1, block.ls2) for gamma in starts_of(scale)
+    }
+    scaled = (64, pytest.approx(0.1 if len(student.blocks) == 4 else 1e-5))
+    expected = {"layer scale": scaled, "rezero": (1, 0.0)}
+    assert [*found] == [value for name, value in expected.items() if name in variant.name]
+    if "copy" in variant.name:
+        pairs = [(layer, layer * 4 // len(student.blocks)) for layer in range(len(student.blocks))]
+        assert [*model.pairing.layers] == pairs and model.plan.how == "copy"
+    else:
+        assert model is student
+
+
+def starts_of(scale):
+    """How many factors a branch has, and where they all start; nothing where it has none."""
+    return {(len(scale.gamma), value) for value in scale.gamma.tolist()} if hasattr(scale, "gamma") else set()
+
+
+def test_scratch_and_taught_caits_begin_alike_and_are_taught_the_part_named(build, kept):
+    first = build(CLASS_ATTENTION, "cait, scratch").state_dict()
+    for variant in CLASS_ATTENTION.variants[2:]:
+        model = build(CLASS_ATTENTION, variant.name)
+        assert same(model.student.state_dict(), first) and same(model.teacher.state_dict(), kept())
+        how, part = variant.name.removeprefix("cait, ").split(" ", 1)
+        given = {"patches": (how, None), "class rows": (None, how), "both": (how, how)}[part]
+        assert (model.patches, model.class_rows) == given
+        assert model.layers == ({i: i for i in range(4)} if model.patches else {})
+        assert model.class_layers == ({0: 2, 1: 3} if model.class_rows else {})
+
+
+def test_the_late_class_token_has_two_layers_and_the_students_first_weights(build):
+    model = build(CLASS_ATTENTION, "late class token, scratch")
+    assert (model.insert_at, len(model.blocks)) == (2, 4) and same(model.state_dict(), fresh(0))
+
+
 def test_which_are_for_photographs_too_for_both_worlds_and_for_find_alone():
     places = (), WORLDS, FIND, ("match",)
     of = {only: {name for name, study in STUDIES.items() if study.only == only} for only in places}
-    assert of[()] == {"long-tail"} and of[WORLDS] == {"labels", "distillation", "family", "layers"}
+    assert of[()] == {"long-tail"} and of[WORLDS] == {
+        "labels",
+        "distillation",
+        "family",
+        "layers",
+        "static-routing",
+        "one-softmax",
+    }
     assert sum(map(len, of.values())) == len(STUDIES)

@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit
+from atlib.checkpoint import load_weights as load
 from atlib.data import glyphs
+from atlib.data.rng import seed_for
 from atlib.lab import scales as schooling
 from atlib.lab import study as runner
 from atlib.lab.scales import METHODS, TUNING_SEED, Schooling
@@ -27,6 +29,7 @@ from atlib.lab.study import (
     Study,
     Variant,
     build_student,
+    built_on,
     by,
     chosen,
     fine_tuning,
@@ -41,6 +44,7 @@ from atlib.lab.tuning import Range, grid
 from atlib.plan import Plan
 from atlib.record import add_record, read_file
 from atlib.train.evaluate import evaluate
+from atlib.train.loop import train
 from atlib.train.pretrain import retrieval_model
 from atlib.vit import Architecture
 from tests import toy
@@ -506,6 +510,68 @@ def test_only_the_models_that_variants_need_are_made(monkeypatch, tmp_path):
     assert wanted("copy again") == teachers
     assert wanted("copy into another teacher's weights") == [*teachers, ("teacher", TUNING_SEED)]
     assert wanted("soft predictions") == [*teachers, ("fine-tune", 0), ("fine-tune", 1)]
+
+
+def squared_loss(model, images, labels, recipe):
+    return model(images).square().mean()
+
+
+def head_of(sources):
+    """A student that starts with the head of what the variant "first" has trained."""
+    student = sources.student()
+    student.head.load_state_dict(sources.model_of(BUILT_ON, "first").head.state_dict())
+    return student.requires_grad_(True)
+
+
+BUILT_ON = Study(
+    "toy built on",
+    "",
+    "",
+    (
+        Variant("second", head_of, "distill", trials=LR[:2], needs=("first",)),
+        Variant("first", scratch, "distill", trials=LR[:2], loss=squared_loss),
+    ),
+)
+
+
+def test_a_variant_that_others_are_built_on_is_run_first(place, monkeypatch):
+    """Tuned, then trained; the weights of its trials are kept, because trials of others start from them."""
+    order, make = [], runner.make_run
+    monkeypatch.setattr(runner, "make_run", lambda run: order.append((run.method, run.seed)) or make(run))
+    asked = []
+    monkeypatch.setattr(runner, "load_weights", lambda path, vit: asked.append(path.name) or load(path, vit))
+    (record,) = run_study(BUILT_ON, place, 1, ["second"])
+    assert record.method == "second"
+    names = [method for method, _ in order]
+    assert names == ["first"] * 3 + ["second"] * 3
+    best = chosen(place, "first", BUILT_ON)
+    assert [name for name in asked if name.startswith("first")] == [f"first-trial{best}.safetensors"] * 2 + [
+        "first-seed0.safetensors"
+    ]
+    kept = {path.name for path in (place.work / BUILT_ON.name).iterdir()}
+    assert kept == {*(f"first-trial{i}.safetensors" for i in (0, 1)), "first-seed0.safetensors"} | {
+        "second-seed0.safetensors"
+    }
+    built_on(BUILT_ON, place, "first", 0).weights.unlink()  # thrown away with the work folder
+    forget(place, BUILT_ON, ("run", "second", 0, None))
+    order.clear()
+    (again,) = run_study(BUILT_ON, place, 1, ["second"])
+    assert [method for method, _ in order] == ["first", "second"] and again.results == record.results
+
+
+def test_a_variants_own_loss_is_what_it_is_trained_on(place):
+    scale, run = runner.scale_of(place), Run(BUILT_ON, place, "first", 0)
+    for trial in (0, 1):
+        runner.make_run(run._replace(seed=TUNING_SEED, trial=trial))
+    recipe = runner.recipe_of(run)
+    found = trained(run).state_dict()
+    student = scratch(Sources(place, scale, 0))
+    loss = partial(train, student, scale.labelled(0), recipe, seed=seed_for(0, "order"), progress=None)
+    loss(loss=squared_loss)
+    assert same(found, student.state_dict())
+    other = scratch(Sources(place, scale, 0))
+    train(other, scale.labelled(0), recipe, seed=seed_for(0, "order"), progress=None)
+    assert not same(found, other.state_dict())
 
 
 # --- Side by side

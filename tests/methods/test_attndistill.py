@@ -2,6 +2,7 @@
 which remedies let them in."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from atlib import create_vit
-from atlib.maps import resample_class_attention
+from atlib.maps import pool_heads, resample_class_attention
 from atlib.methods.attndistill import AttnDistill, projector
 from atlib.train import make_optimizer, train
 from atlib.train.recipe import Recipe
@@ -63,21 +64,28 @@ def merged(attention, temperature):
     return product / product.sum(-1, keepdim=True)
 
 
-def reference(pair, weights, of_projector):
+def pooled(attention, pool):
+    """Entry by entry the largest, smallest or mean weight of all heads, rescaled."""
+    found = pool(torch.stack([attention[:, head] for head in range(attention.shape[1])]))
+    return found / found.sum(-1, keepdim=True)
+
+
+def reference(pair, weights, of_projector, pool=None):
     """Logits, alignment and divergence, from two dicts of weights and those of the projector."""
     with torch.no_grad():
         token_t, attention_t, _ = class_token(pair.teacher.state_dict(), pair.teacher)
         grids = pair.teacher.patch_embed.grid_size, pair.student.patch_embed.grid_size
         if grids[0] != grids[1]:
             attention_t = resample_class_attention(attention_t, *grids).clamp(min=1e-5)
-        p_t = merged(attention_t, pair.temperature)
+        p_t = merged(attention_t, pair.temperature) if pool is None else pooled(attention_t, pool)
     token, attention, logits = class_token(weights, pair.student)
     x = token
-    for layer in (0, 2, 4, 6):
+    last = 2 * (len(pair.projector) // 2) - 2
+    for layer in range(0, last + 1, 2):
         x = x @ of_projector[f"{layer}.weight"].T + of_projector[f"{layer}.bias"]
-        x = x if layer == 6 else longhand.gelu(x)
-    x = longhand.layer_norm(x, of_projector["7.weight"], of_projector["7.bias"])
-    p_s = merged(attention, pair.temperature)
+        x = x if layer == last else longhand.gelu(x)
+    x = longhand.layer_norm(x, of_projector[f"{last + 1}.weight"], of_projector[f"{last + 1}.bias"])
+    p_s = merged(attention, pair.temperature) if pool is None else pooled(attention, pool)
     alignment, divergence = 0.0, 0.0
     B, width = token_t.shape
     for b in range(B):
@@ -109,6 +117,31 @@ def test_equals_matrices_and_loops(small_vit, kind):
         for name, parameter in module.named_parameters():
             assert (parameter.grad - expected[name].grad).abs().max() <= 1e-10, name
             assert (parameter.grad != 0).any(), name
+
+
+POOLS = {"max": lambda x: x.max(0).values, "min": lambda x: x.min(0).values, "mean": lambda x: x.mean(0)}
+
+
+@pytest.mark.parametrize("how", POOLS)
+def test_other_ways_to_merge_heads(small_vit, how):
+    pair = pair_of(small_vit, merge=partial(pool_heads, how=how))
+    expected = reference(pair, pair.student.state_dict(), pair.projector.state_dict(), POOLS[how])
+    for mine, theirs in zip(pair.losses(IMAGES), expected):
+        assert (mine - theirs).abs().max() <= 1e-10
+    plain = pair_of(small_vit).losses(IMAGES)
+    assert (plain.divergence - expected[2]).abs() > 1e-3 and plain.alignment.item() == pytest.approx(
+        expected[1].item()
+    )
+
+
+@pytest.mark.parametrize("layers", [1, 2, 8])
+def test_another_projector(small_vit, layers):
+    pair = pair_of(small_vit, projector_layers=layers)
+    linear = [layer for layer in pair.projector if isinstance(layer, torch.nn.Linear)]
+    assert len(linear) == layers and linear[0].in_features == linear[-1].out_features == 24
+    assert [layer.out_features for layer in linear[:-1]] == [48, 24, 48, 24, 48, 24, 48][: layers - 1]
+    expected = reference(pair, pair.student.state_dict(), pair.projector.state_dict())
+    assert (pair.losses(IMAGES).alignment - expected[1]).abs() <= 1e-10
 
 
 def test_the_published_settings_are_the_defaults(small_vit):
@@ -296,7 +329,13 @@ def test_models_that_cannot_be_walked(small_vit):
             AttnDistill(*pair)
 
 
-WRONG = [("temperature", 0), ("temperature", math.nan), ("attention_weight", -0.1), ("hidden_width", 0)]
+WRONG = [
+    ("temperature", 0),
+    ("temperature", math.nan),
+    ("attention_weight", -0.1),
+    ("hidden_width", 0),
+    ("projector_layers", 0),
+]
 
 
 @pytest.mark.parametrize("name, value", [*WRONG, ("attention_weight", math.inf)])

@@ -15,7 +15,7 @@ from atlib import create_vit
 from atlib.data.transforms import Augmentation
 from atlib.lab.scales import scales
 from atlib.run.configure import configure
-from atlib.run.recipes import METHODS, PUBLISHED, Published, names, published
+from atlib.run.recipes import LIBRARY, METHODS, PUBLISHED, Published, names, published
 from atlib.train import make_optimizer, schedule
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
@@ -90,48 +90,201 @@ def test_the_two_recipes_of_attention_transfer():
         ("deit3-small", 800, 4e-3, 1e-5, 0.05, None, 0.05, 2048),
         ("deit3-base", 800, 3e-3, 1e-5, 0.05, None, 0.2, 2048),
         ("deit3-fine-tune-large", 20, 1e-5, 1e-5, 0.1, None, 0.45, 512),
+        # mae PRETRAIN.md and MAE's table 8; mae-lite README.md, DISTILL.md, TRANSFER.md and their files
+        ("mae-pretrain-vit-base", 800, 2.4e-3, 0, 0.05, None, 0, 4096),
+        ("mae-pretrain-vit-large", 800, 2.4e-3, 0, 0.05, None, 0, 4096),
+        ("mae-lite-pretrain", 400, 2.4e-3, 0, 0.05, None, 0, 4096),
+        ("mae-lite-distilled-pretrain", 400, 2.4e-3, 0, 0.05, None, 0, 4096),
+        ("mae-lite-fine-tune", 300, 4e-3, 1e-6, 0.05, 0.85, 0, 1024),
+        ("mae-lite-fine-tune-original", 100, 4e-3, 1e-6, 0.05, 0.85, 0.1, 1024),
+        ("mae-lite-scratch", 300, 4e-3, 1e-6, 0.05, 0.85, 0, 1024),
+        ("mae-lite-scratch-original", 300, 1e-3, 1e-5, 0.05, None, 0.1, 1024),
+        ("mae-lite-cifar100", 50, 0.1, 1e-6, 0.0, 0.75, 0, 512),
+        # AttnDistill's table 8
+        ("attndistill-vit-tiny", 500, 2.4e-3, 0, 0.05, None, 0, 4096),
+        ("attndistill-vit-small", 800, 2.4e-3, 0, 0.05, None, 0, 4096),
+        ("attndistill-vit-tiny-subset", 3200, 2.4e-3, 0, 0.05, None, 0, 4096),
+        # deit README_deit.md and README_revenge.md
+        ("deit-base-384", 30, 5e-6, 5e-6, 1e-8, None, 0.1, 512),
+        ("deit3-fine-tune-small-384", 20, 1e-5, 1e-5, 0.1, None, 0, 512),
+        ("deit3-fine-tune-base-384", 20, 1e-5, 1e-5, 0.1, None, 0.15, 512),
+        ("deit3-fine-tune-large-384", 20, 1e-5, 1e-5, 0.1, None, 0.4, 512),
+        ("deit3-21k-small", 240, 1e-3, 1e-5, 0.02, None, 0.05, 2048),
+        ("deit3-21k-base", 240, 1e-3, 1e-5, 0.02, None, 0.1, 2048),
+        ("deit3-21k-large", 240, 1e-3, 1e-5, 0.02, None, 0.3, 2048),
+        ("deit3-21k-huge", 90, 1e-3, 1e-5, 0.02, None, 0.5, 2048),
+        ("deit3-21k-fine-tune-small", 50, 3e-4, 1e-5, 0.02, None, 0.05, 2048),
+        ("deit3-21k-fine-tune-base", 50, 3e-4, 1e-5, 0.02, None, 0.15, 2048),
+        ("deit3-21k-fine-tune-large", 50, 3e-4, 1e-5, 0.02, None, 0.4, 2048),
+        ("deit3-21k-fine-tune-huge", 50, 3e-4, 1e-5, 0.02, None, 0.45, 2048),
+        # CaiT: section 3.7 and table 3.16 of Touvron's thesis; ResMLP: its section 4.3; PatchConvNet: 5.3
+        ("cait-xxs24", 400, 1e-3, 1e-5, 0.05, None, 0.05, 1024),
+        ("cait-xxs36", 400, 1e-3, 1e-5, 0.05, None, 0.1, 1024),
+        ("cait-xs24", 400, 1e-3, 1e-5, 0.05, None, 0.05, 1024),
+        ("cait-s24", 400, 1e-3, 1e-5, 0.05, None, 0.1, 1024),
+        ("cait-s36", 400, 1e-3, 1e-5, 0.05, None, 0.2, 1024),
+        ("cait-m36", 400, 1e-3, 1e-5, 0.05, None, 0.3, 1024),
+        ("resmlp-s12", 400, 5e-3, 1e-5, 0.2, None, 0.1, 1024),
+        ("resmlp-s24", 400, 5e-3, 1e-5, 0.2, None, 0.1, 1024),
+        ("resmlp-b24", 400, 5e-3, 1e-5, 0.2, None, 0.1, 1024),
+        ("patch-conv-s60", 400, 3e-3, 0, 0.01, None, 0.15, 2048),
+        ("patch-conv-s120", 400, 3e-3, 0, 0.01, None, 0.2, 2048),
+        ("patch-conv-b60", 400, 3e-3, 0, 0.05, None, 0.3, 2048),
+        ("patch-conv-b120", 400, 3e-3, 0, 0.05, None, 0.4, 2048),
+        # AugReg: big_vision/configs/vit_i1k.py; 1e-4 is not multiplied by the rate there
+        ("augreg-vit-tiny", 300, 1e-3, 0, 1e-4 / 1e-3, None, 0, 4096),
+        ("augreg-vit-large", 300, 1e-3, 0, 1e-4 / 1e-3, None, 0, 4096),
     ],
 )
 def test_numbers_of_the_tables(name, epochs, peak, smallest, decay, layer_decay, drop_path, batch_size):
-    found = PUBLISHED[name]
+    found = published(name)
     recipe = found.recipe.on(IMAGENET)
     assert (found.recipe.epochs, found.drop_path, recipe.batch_size) == (epochs, drop_path, batch_size)
-    assert (recipe.weight_decay, recipe.layer_decay) == (decay, layer_decay)
+    assert (recipe.weight_decay, recipe.layer_decay) == (pytest.approx(decay), layer_decay)
     assert recipe.lr == pytest.approx(peak) and recipe.min_lr == pytest.approx(smallest)
     assert recipe.steps == epochs * math.ceil(IMAGENET / batch_size)
 
 
-def test_which_recipes_repeat_augmentation_use_lamb_and_train_classes_one_by_one():
-    def named(**values):
-        return {
-            name
-            for name, each in PUBLISHED.items()
-            if all(getattr(each.recipe.on(IMAGENET), key) == value for key, value in values.items())
-        }
-
-    from_scratch = {f"deit3-{size}" for size in ("small", "base", "large", "huge")}
-    assert named(repeats=3) == from_scratch | {"deit-tiny", "deit-small", "deit-base"}
-    assert named(repeats=1) == set(PUBLISHED) - named(repeats=3)
-    assert named(optimizer="lamb", binary=True, label_smoothing=0.0, clip=1.0) == from_scratch
-    assert {name for name, each in PUBLISHED.items() if each.augmentation.three_augment} == from_scratch
-    assert named(ema=0.9999) == {
-        name for name in PUBLISHED if name.startswith(("copy", "distill", "partial", "mae-scratch"))
+def named(**values):
+    """The recipes whose own or whose augmentation's values are these."""
+    every = {**PUBLISHED, **LIBRARY}
+    described = {
+        name: each.augmentation.describe() | each.recipe.on(IMAGENET).describe()
+        for name, each in every.items()
     }
-    assert named(mixup=0.8, cutmix=1.0) == set(PUBLISHED)
+    return {name for name, each in described.items() if all(each[key] == values[key] for key in values)}
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_every_recipe_names_its_source_model_and_teacher(name):
-    each = PUBLISHED[name]
-    assert each.name == name and ("arXiv" in each.source or "github.com" in each.source) and each.oddities
-    assert timm.is_model(each.model) and (
-        each.teacher is None or each.teacher in timm.list_pretrained(each.model + "*")
+def starting(*starts):
+    return {name for name in (*PUBLISHED, *LIBRARY) if name.startswith(starts)}
+
+
+FROM_SCRATCH = {f"deit3-{size}" for size in ("small", "base", "large", "huge")}
+OF_DEIT = {f"deit-{size}" for size in ("tiny", "small", "base", "base-384")} | {"mae-lite-scratch-original"}
+WITHOUT_LABELS = starting("mae-pretrain", "attndistill") | {
+    "mae-lite-pretrain",
+    "mae-lite-distilled-pretrain",
+}
+IMPROVED = {"mae-lite-fine-tune", "mae-lite-scratch"}
+
+
+def test_which_recipes_repeat_augmentation_use_lamb_and_train_classes_one_by_one():
+    assert named(repeats=3) == FROM_SCRATCH | OF_DEIT | starting("cait", "resmlp")
+    assert named(repeats=1) | named(repeats=3) == starting("")
+    assert named(optimizer="lamb", binary=True, label_smoothing=0.0, clip=1.0) == FROM_SCRATCH
+    assert named(binary=True) == FROM_SCRATCH
+    assert named(optimizer="lamb", clip=1.0) == FROM_SCRATCH | starting("deit3-21k", "resmlp", "patch-conv")
+    assert named(optimizer="sgd", clip=1.0) == {"mae-lite-cifar100"}
+    assert named(clip=1.0) == starting("augreg") | {"mae-lite-cifar100"} | named(optimizer="lamb")
+    assert named(three_augment=True, color_jitter=0.3) == FROM_SCRATCH | starting("deit3-21k")
+    assert named(ema=0.9999) == starting("copy", "distill", "partial", "mae-scratch")
+    assert named(task_weight=0.0, transfer_weight=1.0) == starting("attndistill")
+    assert named(betas=[0.9, 0.95]) == WITHOUT_LABELS | {"partial-copy-vit-large", "distill-vit-large"} | (
+        starting("mae-scratch")
     )
-    assert each.method in METHODS and (None if each.plan is None else each.plan.how) == (
+
+
+def test_which_recipes_mix_and_smooth():
+    cut_alone, neither = starting("deit3-21k"), WITHOUT_LABELS | {"mae-lite-cifar100", "augreg-vit-tiny"}
+    mixed_alone = IMPROVED | {f"augreg-vit-{size}" for size in ("small", "base", "large")}
+    assert named(mixup=0.0, cutmix=0.0) == neither and named(mixup=0.0, cutmix=1.0) == cut_alone
+    assert named(mixup=0.2, cutmix=0.0) == IMPROVED and named(mixup=0.5, cutmix=0.0) == mixed_alone - IMPROVED
+    assert named(mixup=0.8, cutmix=1.0) == starting("") - cut_alone - neither - mixed_alone
+    assert named(label_smoothing=0.0) == neither | mixed_alone | FROM_SCRATCH
+
+
+def test_which_recipes_crop_and_change_images_how():
+    assert named(crop="padded", padding=4) == starting("deit3-21k")
+    assert named(scale=[0.2, 1.0]) == starting("mae-pretrain", "attndistill")
+    assert named(scale=[0.05, 1.0], interpolation="bilinear", std=[0.5] * 3) == starting("augreg")
+    assert named(scale=[0.08, 1.0]) == starting("") - starting("mae-pretrain", "attndistill", "augreg")
+    assert named(rand_augment="rand-m10-mstd0.5-inc1", random_erasing=0.0) == IMPROVED
+    assert named(rand_augment="rand-m15-mmax15-n2-p1") == starting("augreg") - {"augreg-vit-tiny"}
+    assert named(rand_augment="rand-m0-n2-p1") == {"augreg-vit-tiny"}
+    assert named(random_erasing=0.25) == OF_DEIT | {"mae-lite-fine-tune-original"} | starting(
+        "copy", "distill", "partial", "mae-fine-tune", "cait", "resmlp"
+    )
+    assert named(crop_pct=1.0) == starting("deit3", "cait") and named(crop_pct=0.9) == starting("resmlp")
+    assert named(image_size=384) == {name for name in starting("") if name.endswith("384")}
+
+
+@pytest.mark.parametrize(
+    "name, warmup",
+    [
+        ("mae-pretrain-vit-large", 40),
+        ("mae-lite-pretrain", 40),
+        ("mae-lite-fine-tune", 5),
+        ("mae-lite-cifar100", 10),
+        ("attndistill-vit-tiny-subset", 40),
+        ("deit-base-384", 5),
+        ("deit3-21k-huge", 5),
+        ("deit3-21k-fine-tune-base", 5),
+        ("cait-s24", 5),
+        ("augreg-vit-small", 10_000 / 313),
+    ],
+)
+def test_lengths_of_the_warm_up(name, warmup):
+    recipe = published(name).recipe
+    assert recipe.warmup_epochs == warmup
+    steps = recipe.on(IMAGENET).warmup * recipe.on(IMAGENET).steps
+    assert steps == pytest.approx(warmup * math.ceil(IMAGENET / recipe.batch_size))
+
+
+@pytest.mark.parametrize(
+    "name, parts",
+    [
+        ("mae-pretrain-vit-base", (49, 512, 8, 16)),
+        ("mae-pretrain-vit-large", (49, 512, 8, 16)),
+        ("mae-lite-pretrain", (49, 96, 1, 3)),
+    ],
+)
+def test_the_decoder_is_the_published_one(name, parts):
+    """Visible patches, width, blocks and heads: models_mae.py of both repositories."""
+    config = configure(name, "imagenet-1k", changes={"model.depth": "1"})
+    with torch.device("meta"):
+        model = config.auto_encoder(config.skeleton(1000))
+    blocks = model.decoder[: parts[2]]
+    assert (model.visible, model.mask_token.shape[-1], len(blocks), blocks[0].attn.num_heads) == parts
+    assert len(model.decoder) == parts[2] + 2, "blocks, a norm and a layer to pixels"
+    assert (
+        model.vit.blocks[0].attn.num_heads == {"base": 12, "large": 16, "pretrain": 12}[name.split("-")[-1]]
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, each in {**PUBLISHED, **LIBRARY}.items() if "lite" in name])
+def test_vit_tiny_of_mae_lite_has_twelve_heads(name):
+    each = published(name)
+    vit = create_vit(each.model, **each.options, depth=1)
+    assert (vit.embed_dim, vit.blocks[0].attn.num_heads, len(create_vit(each.model).blocks)) == (192, 12, 12)
+    pooled = each.method in ("scratch", "fine-tune") and "scratch-original" not in name
+    assert vit.global_pool == ("avg" if pooled else "token")
+
+
+def test_recipes_for_python_are_refused_by_the_command_line_by_name():
+    for name, each in LIBRARY.items():
+        with pytest.raises(
+            ValueError, match=f"'{name}' .*'{each.method}'.*'{each.model}'.*atlib.train.train"
+        ):
+            configure(name, "imagenet-1k")
+    assert not set(LIBRARY) & set(names())
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *LIBRARY])
+def test_every_recipe_names_its_source_model_and_teacher(name):
+    each = published(name)
+    assert each.name == name and ("arXiv" in each.source or "github.com" in each.source) and each.oddities
+    assert timm.is_model(each.model) or each.model in ("S60", "S120", "B60", "B120")
+    assert each.teacher is None or each.teacher in timm.list_pretrained(
+        "vit_base_patch16_224*" if each.method == "dmae" else each.model + "*"
+    )
+    assert each.method in (*METHODS, "mae") or name in LIBRARY
+    assert bool(each.pretext) == (each.method in ("mae", "dmae"))
+    assert (None if each.plan is None else each.plan.how) == (
         each.method if each.method in ("copy", "distill") else None
     )
     assert each.method != "scratch" or each.teacher is None
     assert each.augmentation.image_size == each.options.get("img_size", 224)
+    assert each.name in names() or each.name in LIBRARY
     with pytest.raises(FrozenInstanceError):
         each.drop_path = 1
 

@@ -13,6 +13,7 @@ from atlib.train.pretrain import (
     retrieval_images,
     retrieval_loss,
     retrieval_model,
+    unpainted,
 )
 from atlib.train.recipe import Recipe
 from tests import longhand
@@ -147,6 +148,54 @@ def test_the_encoder_sees_visible_patches_only(autoencoder):
         "hidden pixels are target and nothing else"
     )
     assert not torch.equal(shown_changed, plain)
+
+
+def test_an_order_that_is_given_is_the_one_that_would_be_drawn(autoencoder):
+    """Also where the ViT draws before it: positions are dropped first, as they always were."""
+    for vit in ({}, {"pos_drop_rate": 0.3}):
+        model = autoencoder(vit=vit).train()
+        torch.manual_seed(3)
+        expected = model(IMAGES)
+        after = torch.get_rng_state()
+        torch.manual_seed(3)
+        model.vit._pos_embed(model.vit.patch_embed(IMAGES))
+        order = torch.rand(3, 16).argsort(1)
+        assert torch.equal(torch.get_rng_state(), after), "nothing else is drawn"
+        torch.manual_seed(3)
+        assert torch.equal(model(IMAGES, order), expected)
+
+
+@pytest.mark.parametrize("prefix, vit", [(1, {}), (3, {"reg_tokens": 2}), (1, {"pre_norm": True})])
+def test_encoding_is_walked(autoencoder, prefix, vit):
+    """Every layer's map among the visible, and what the ViT's own blocks give for them."""
+    model, order = autoencoder(vit=vit), order_of(3, 3, 16)
+    given = []
+    model.vit.blocks.register_forward_hook(lambda module, inputs, output: given.append((inputs[0], output)))
+    loss = model(IMAGES, order)
+    found = model.encode(IMAGES, order)
+    ((tokens, expected),) = given
+    assert found.logits is None and found.tokens.shape == (3, prefix + 4, 24)
+    assert (found.tokens - expected).abs().max() <= 1e-12
+    assert (model.reconstruction(found.tokens, IMAGES, order) - loss).abs() <= 1e-12
+    _, maps, _ = longhand.run_blocks(model.vit.state_dict(), tokens, 3)
+    assert len(found.layers) == 3
+    for seen, p in zip(found.layers, maps):
+        assert (seen.map - p).abs().max() <= 1e-12 and seen.map.shape == (3, 3, prefix + 4, prefix + 4)
+
+
+def test_what_is_left_unpainted(autoencoder, glyphs64):
+    """The mean over all images of the loss on places that do not change, whatever else was drawn."""
+    model = autoencoder().float().train()
+    order = torch.rand(64, 16, generator=torch.Generator().manual_seed(0)).argsort(1)
+    images, _ = glyphs64.take(range(64))
+    with torch.no_grad():
+        each = [model(images[i : i + 1], order[i : i + 1]).item() for i in range(64)]
+    torch.manual_seed(8)
+    found = unpainted(model, glyphs64)
+    assert found == pytest.approx(sum(each) / 64, rel=1e-5) and model.training
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    assert unpainted(model, glyphs64) == found and torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_visible_places_differ_between_images_and_calls(autoencoder):

@@ -1,0 +1,192 @@
+"""How loudly a branch speaks: learned factors on the residual branches of timm's ViT, and how loud each is.
+
+LayerScale and its rivals differ in three things only: whether a branch has one factor or one for each
+channel, where the factors start, and which weights the branch starts with. timm's `LayerScale` holds both
+kinds of factors, D of them or a single one, so that every ViT from here is one that `atlib.walk` takes.
+
+All of them keep the norm before the branch, and need warm-up: so Touvron's thesis compares them (section
+3.5.2, table 3.11), which has ReZero, Fixup and T-Fixup with both put back; they were published to do without.
+Fixup's further biases are left out. Where weights start follows the papers, not code of theirs.
+"""
+
+import copy
+from typing import NamedTuple
+
+import torch
+from timm.layers import LayerScale
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from atlib.attention import attend
+from atlib.transfer import student_of
+from atlib.walking import check_walkable, walk
+
+
+def layer_scale(vit: VisionTransformer, start: float | None = None) -> VisionTransformer:
+    """The freshly built `vit` itself, with LayerScale: a factor for each channel of each branch, all starting
+    at `start`.
+
+    None takes `published_start` of its depth. With a start above 0 it is what timm builds with `init_values`.
+    Raises `ValueError` for a ViT that has factors, `Unwalkable` for models `walk` refuses. Source: arXiv
+    2103.17239, section 2.
+    """
+    _require_plain(vit)
+    return _with_factors(vit, vit.embed_dim, published_start(len(vit.blocks)) if start is None else start)
+
+
+def one_scalar(vit: VisionTransformer, start: float) -> VisionTransformer:
+    """The freshly built `vit` itself, with a single factor for each branch, starting at `start`.
+
+    Raises as `layer_scale` does. Source: arXiv 2103.17239, section 2, where it starts as LayerScale does
+    (table 3.11 of Touvron's thesis).
+    """
+    _require_plain(vit)
+    return _with_factors(vit, 1, start)
+
+
+def rezero(vit: VisionTransformer) -> VisionTransformer:
+    """`one_scalar` from 0, so that the untrained ViT is its embedding and its head.
+
+    Source: Bachlechner et al. 2020 (arXiv 2003.04887); its Transformer has one factor for both branches of a
+    layer, here each has its own, as in arXiv 2103.17239. Raises as `layer_scale` does.
+    """
+    return one_scalar(vit, 0.0)
+
+
+def skip_init(vit: VisionTransformer) -> VisionTransformer:
+    """`one_scalar` from 1/√(number of branches), two a layer.
+
+    Source: De and Smith 2020 (arXiv 2002.10444), where 0, the start of `rezero`, serves as well.
+    Raises as `layer_scale` does.
+    """
+    _require_plain(vit)
+    return _with_factors(vit, 1, (2 * len(vit.blocks)) ** -0.5)
+
+
+def fixup(vit: VisionTransformer) -> VisionTransformer:
+    """`one_scalar` from 1; the head and the last weights of each branch become 0, the first are multiplied by
+    L^(-1 / (2m - 2)), L the number of branches and m = 2 the weights in one.
+
+    In the attention branch these two are the projections of the values and of the output: q and k say where
+    to look, not how loudly, and stay as they are. This reading of the formula is ours, and so is that there
+    are no further biases: timm's layers and norms have them. Raises as `layer_scale` does. Source: Zhang et
+    al. 2019 (arXiv 1901.09321), its three rules.
+    """
+    one_scalar(vit, 1.0)
+    m, branches = 2, 2 * len(vit.blocks)
+    with torch.no_grad():
+        for block in vit.blocks:
+            _, _, values = block.attn.qkv.weight.chunk(3)
+            for first, last in ((values, block.attn.proj), (block.mlp.fc1.weight, block.mlp.fc2)):
+                first.mul_(branches ** (-1 / (2 * m - 2)))
+                last.weight.zero_()
+        for parameter in vit.head.parameters():
+            parameter.zero_()
+    return vit
+
+
+def t_fixup(vit: VisionTransformer) -> VisionTransformer:
+    """The freshly built `vit` itself, with other weights in its blocks and no factors: Xavier's, those of
+    values, attention output and MLP multiplied by 0.67 · depth^(-1/4).
+
+    They are drawn anew from torch's global generator. Embedding and head keep timm's weights (there,
+    embeddings have a start of their own). Raises as `layer_scale` does. Source: Huang et al. 2020, "Improving
+    Transformer Optimization Through Better Initialization" (ICML 2020), the encoder's rule.
+    """
+    _require_plain(vit)
+    with torch.no_grad():
+        for block in vit.blocks:
+            q, k, values = block.attn.qkv.weight.chunk(3)
+            scaled = values, block.attn.proj.weight, block.mlp.fc1.weight, block.mlp.fc2.weight
+            for weight in (q, k, *scaled):
+                nn.init.xavier_uniform_(weight)
+            for weight in scaled:
+                weight.mul_(0.67 * len(vit.blocks) ** -0.25)
+    return vit
+
+
+def published_start(depth: int) -> float:
+    """Where LayerScale starts in a ViT of this depth: 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond.
+
+    Source: arXiv 2103.17239, section 2; it names 18, 24 and deeper.
+    """
+    return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+
+
+def fold_scales(vit: VisionTransformer) -> VisionTransformer:
+    """A copy of `vit` that computes the same without factors: they are multiplied into the last weights and
+    biases of their branches, `attn.proj` and `mlp.fc2`.
+
+    What a trained LayerScale says can be said without it; only training differs. Source: the remark
+    on equation 3.7 of Touvron's thesis (arXiv 2103.17239, section 2).
+    """
+    check_walkable(vit)
+    folded = copy.deepcopy(vit)
+    with torch.no_grad():
+        for block in folded.blocks:
+            for name, last in (("ls1", block.attn.proj), ("ls2", block.mlp.fc2)):
+                factors = getattr(block, name)
+                if isinstance(factors, LayerScale):
+                    last.weight.mul_(factors.gamma[:, None])  # a row makes one channel
+                    if last.bias is not None:
+                        last.bias.mul_(factors.gamma)
+                    setattr(block, name, nn.Identity())
+    return folded
+
+
+# --- How loud they are ---
+
+
+class BranchRatios(NamedTuple):
+    """How loud each branch is beside the residual stream that it is added to, ‖branch‖ / ‖stream‖ of a token,
+    the mean over images and tokens: one (L,) for the attention branches, one for the MLPs."""
+
+    attention: Tensor
+    mlp: Tensor
+
+
+@torch.no_grad()
+def branch_ratios(model: nn.Module, images: Tensor) -> BranchRatios:
+    """The ratios of a ViT in eval mode, or of the student of a pair such as `AttentionTransfer` with the maps
+    that it is given, on images (B, 3, height, width).
+
+    Raises `ValueError` for a model in training mode and `Unwalkable` for one that `walk` refuses. Source:
+    figure 3.6 of Touvron's thesis; over what to average is our choice.
+    """
+    if model.training:
+        raise ValueError(
+            "in training mode branches are dropped at random, training=True: call .eval() on the model"
+        )
+    vit = student_of(model)
+    start = walk(vit, images, stop_after=0).tokens
+    walked = model.walk(images) if hasattr(model, "walk") else walk(vit, images, head=False)
+    ratios = []
+    for block, seen, stream in zip(vit.blocks, walked.layers, (start, *walked.stream)):
+        mixed = block.attn.norm(attend(block.attn, seen).transpose(1, 2).flatten(2))
+        attention = block.ls1(block.attn.proj(mixed))
+        between = stream + attention
+        mlp = block.ls2(block.mlp(block.norm2(between)))
+        ratios.append((_loudness(attention, stream), _loudness(mlp, between)))
+    return BranchRatios(*(torch.stack(of_branch) for of_branch in zip(*ratios)))
+
+
+def _loudness(branch: Tensor, stream: Tensor) -> Tensor:
+    return (branch.norm(dim=-1) / stream.norm(dim=-1)).mean()
+
+
+def _with_factors(vit: VisionTransformer, number: int, start: float) -> VisionTransformer:
+    for block in vit.blocks:
+        for branch in ("ls1", "ls2"):
+            setattr(block, branch, LayerScale(number, start).to(block.norm1.weight))
+    return vit
+
+
+def _require_plain(vit: VisionTransformer) -> None:
+    check_walkable(vit)
+    if not isinstance(vit, VisionTransformer):
+        raise ValueError(f"the factors stand in timm's VisionTransformer, got {type(vit).__name__}")
+    named = [f"layer {i}" for i, block in enumerate(vit.blocks) if not isinstance(block.ls1, nn.Identity)]
+    if named:
+        raise ValueError(
+            f"{named[0]} of this ViT has factors on its branches already: build it without init_values="
+        )

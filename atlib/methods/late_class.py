@@ -1,0 +1,43 @@
+"""A ViT whose class token comes late: the first layers are for patches alone, the others as ever."""
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+
+class LateClassViT(VisionTransformer):
+    """timm's ViT, whose class token joins the patches before layer `insert_at` (from 0) and is no part of the
+    layers before.
+
+    options: `VisionTransformer`'s; its parameters are the same ones, so that with insert_at=0 it is that ViT.
+    In a CaiT the patches would be done by then; here they go on looking at each other, and at the class
+    token. `walk` refuses it, as its layers have different tokens. Raises `ValueError` for a layer that does
+    not exist and for a ViT whose only prefix token is not the class token. Source: Touvron et al. 2021 (arXiv
+    2103.17239), section 3; Touvron's thesis, table 3.13.
+    """
+
+    def __init__(self, insert_at: int, **options):
+        super().__init__(**options)
+        depth = len(self.blocks)
+        if not 0 <= insert_at < depth:
+            raise ValueError(
+                f"insert_at={insert_at}: the class token joins before a layer from 0 to {depth - 1}, as"
+                f" after all {depth} it would see no image"
+            )
+        if self.cls_token is None or self.num_prefix_tokens != 1:
+            raise ValueError(
+                f"class_token={self.cls_token is not None} and {self.num_prefix_tokens} prefix tokens: only a"
+                " class token can come late; leave out reg_tokens= and class_token="
+            )
+        self.insert_at = insert_at
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, classes) for images (B, 3, height, width)."""
+        tokens = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(images))))
+        class_token, patches = tokens[:, :1], tokens[:, 1:]
+        for block in self.blocks[: self.insert_at]:
+            patches = block(patches)
+        tokens = torch.cat([class_token, patches], 1)
+        for block in self.blocks[self.insert_at :]:
+            tokens = block(tokens)
+        return self.forward_head(self.norm(tokens))

@@ -1,0 +1,155 @@
+"""Two remedies for few labels that need no teacher: tokens that see beyond their patch (SPT), and attention
+that is sharper and leaves its own token out (LSA).
+
+Source: Lee, Lee, Song 2021, "Vision Transformer for Small-Size Datasets" (arXiv 2112.13492). What is said
+here of "the published code" was read in github.com/aanna0701/SPT_LSA_ViT.
+"""
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention, PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from atlib.attention import FORBIDDEN, MaskedAttention
+from atlib.timm_config import present
+
+
+class ShiftedPatches(nn.Module):
+    """Shifted patch tokenisation: a token is made of its patch and of the four patches that overlap a quarter
+    of it.
+
+    The image and its shifts by half a patch to the lower right, lower left, upper right and upper left, with
+    zeros moving in, are laid on each other as channels and cut into patches; each is normalised and projected
+    to a token. A drop-in for timm's `PatchEmbed` (`embed_layer=ShiftedPatches`): images (B, in_chans, height,
+    width) to tokens (B, N, embed_dim). `img_size`, `patch_size`: in pixels, one number or (height, width).
+
+    Raises `ValueError` when an image does not consist of whole patches, when padding is asked for
+    (`dynamic_img_pad`), and for images of another size.
+
+    Source: arXiv 2112.13492, section on SPT. That the four shifts are diagonal is from the published code,
+    which has others in comments. A patch is flattened as channel, row, column here, as timm's convolution
+    has it, there as row, column, channel: the same with the columns of the weights in another order.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        in_chans: int = 3,
+        embed_dim: int = 768,
+        bias: bool = True,
+        dynamic_img_pad: bool = False,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.img_size, self.patch_size = (
+            (size, size) if isinstance(size, int) else tuple(size) for size in (img_size, patch_size)
+        )
+        if dynamic_img_pad or any(side % p for side, p in zip(self.img_size, self.patch_size)):
+            raise ValueError(
+                f"images of {self.img_size} pixels, patches of {self.patch_size}, dynamic_img_pad="
+                f"{dynamic_img_pad}: shifted patches are cut from images of whole patches, without padding"
+            )
+        self.grid_size = tuple(side // p for side, p in zip(self.img_size, self.patch_size))
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        width = 5 * in_chans * self.patch_size[0] * self.patch_size[1]
+        self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
+        self.proj = nn.Linear(width, embed_dim, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, in_chans, height, width) to tokens (B, N, embed_dim)."""
+        if tuple(images.shape[-2:]) != self.img_size:
+            raise ValueError(f"images of {tuple(images.shape[-2:])} pixels, built for {self.img_size}")
+        patches = F.unfold(with_shifts(images, self.patch_size), self.patch_size, stride=self.patch_size)
+        return self.proj(self.norm(patches.mT))
+
+
+def with_shifts(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """Images (B, C, height, width) and their shifts by half a patch to the lower right, lower left, upper
+    right and upper left, with zeros moving in: (B, 5 · C, height, width)."""
+    height, width = images.shape[-2:]
+    down, right = patch_size[0] // 2, patch_size[1] // 2
+    padded = F.pad(images, (right, right, down, down))
+    shifted = [
+        padded[:, :, top : top + height, left : left + width]
+        for top in (0, 2 * down)
+        for left in (0, 2 * right)
+    ]
+    return torch.cat([images, *shifted], 1)
+
+
+class LocalityAttention(MaskedAttention):
+    """Locality self-attention: no token looks at itself, and how sharp a head's map is is learned.
+
+    Takes over the parts of a timm `Attention`: on equal tokens both have equal q, k and v at first.
+    `sharpness`: (H,), learned, what q kᵀ is multiplied with; it starts at the usual 1/√d. Raises `ValueError`
+    for attention with a gate on its output.
+
+    Source: arXiv 2112.13492, section on LSA. There one divides by a learned temperature τ; the published code
+    multiplies, with a number for every head, and so does this module: sharpness = 1 / τ. It puts -987654321
+    where this module puts `FORBIDDEN`, also for the class token, and its map is the same bit for bit. The
+    published SL-CaiT puts -1e-9 there and forbids nothing.
+    """
+
+    def __init__(self, attn: Attention):
+        if getattr(attn, "gate", None) is not None:
+            raise ValueError(f"{type(attn).__name__} has a gate on its output, which has no place in LSA")
+        super().__init__(attn.qkv.in_features, attn.num_heads)
+        self.head_dim, self.scale, self.fused_attn = attn.head_dim, attn.scale, attn.fused_attn
+        for name, part in attn.named_children():
+            setattr(self, name, part)
+        self.sharpness = nn.Parameter(attn.qkv.weight.new_full((attn.num_heads,), attn.scale))
+
+    def factors(self) -> Tensor:
+        """What q kᵀ of every head is multiplied with: (H,)."""
+        return self.sharpness
+
+    def bias(self, x: Tensor) -> Tensor:
+        """For tokens x (B, N, D) what forbids the diagonal: (N, N)."""
+        return diagonal(x.shape[1], x)
+
+
+def diagonal(tokens: int, like: Tensor) -> Tensor:
+    """What forbids N tokens to look at themselves: (N, N), `FORBIDDEN` on the diagonal and 0 elsewhere, on
+    the device of `like`."""
+    exact = torch.promote_types(like.dtype, torch.float32)  # fp16 cannot hold it
+    return torch.zeros(tokens, tokens, dtype=exact, device=like.device).fill_diagonal_(FORBIDDEN)
+
+
+def shift_patches(vit: VisionTransformer) -> VisionTransformer:
+    """Give a ViT `ShiftedPatches`, freshly initialised, in place of its patch embedding; the ViT is changed
+    and handed back. All other weights stay. Raises `ValueError` as `ShiftedPatches` does, and for a patch
+    embedding that does more than project patches of images of one size."""
+    embed = vit.patch_embed
+    if type(embed) is not PatchEmbed or vit.dynamic_img_size or present(embed.norm):
+        raise ValueError(
+            f"this ViT has {type(embed).__name__}, dynamic_img_size={vit.dynamic_img_size} and a norm on"
+            f" patches: {present(getattr(embed, 'norm', None))}; shifted patches take the place of a plain"
+            " PatchEmbed for one image size"
+        )
+    vit.patch_embed = ShiftedPatches(
+        embed.img_size,
+        embed.patch_size,
+        embed.proj.in_channels,
+        vit.embed_dim,
+        embed.proj.bias is not None,
+        embed.dynamic_img_pad,
+        embed.proj.weight.device,
+        embed.proj.weight.dtype,
+    )
+    return vit
+
+
+def localise_attention(vit: VisionTransformer) -> VisionTransformer:
+    """Give every layer of a ViT `LocalityAttention`, made of the layer's own; the ViT is changed and handed
+    back. All weights stay. Raises `ValueError` as `LocalityAttention` does, and for other kinds of
+    attention than timm's `Attention`."""
+    kinds = {type(block.attn) for block in vit.blocks}
+    if kinds != {Attention}:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"the blocks have {names}: LSA is made of timm's Attention")
+    for block in vit.blocks:
+        block.attn = LocalityAttention(block.attn)
+    return vit

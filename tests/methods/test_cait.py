@@ -1,0 +1,430 @@
+"""CaiT walked against timm's own, talking heads against logits mixed one by one, and what is copied or
+distilled from a ViT against maps written out."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from timm.models.cait import Cait, ClassAttn, TalkingHeadAttn
+from torch.nn.functional import cross_entropy
+
+from atlib import create_vit, walk
+from atlib.analysis import walks
+from atlib.attention import Seen
+from atlib.data import Images
+from atlib.methods.cait import CaitTransfer, check_cait, talking_heads, walk_cait
+from atlib.train import train
+from atlib.train.recipe import Recipe
+from atlib.transfer import Pair, student_of
+from atlib.walking import Unwalkable
+from tests.helpers import SMALL_VIT, Bomb, mine, random_images, randomise, same, state_of
+
+SMALL = {**SMALL_VIT, "depth_token_only": 2}
+DROPS = {f"{name}_rate": 0.3 for name in ("drop", "pos_drop", "proj_drop", "attn_drop", "drop_path")}
+IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
+LABELS = torch.tensor([0, 3, 1])
+BOTH = ("copy", "distill")
+
+
+def small_cait(seed=0, **changes):
+    """Random weights of a size at which every part matters; gammas among them, which timm starts at 1e-4."""
+    cait = randomise(Cait(**SMALL | changes), seed).eval()
+    with torch.no_grad():
+        for block in (*cait.blocks, *cait.blocks_token_only):
+            block.gamma_1.uniform_(0.5, 1.5)
+            block.gamma_2.uniform_(0.5, 1.5)
+    return cait
+
+
+@pytest.fixture
+def pair_of(small_vit):
+    def build(teacher=(), **options):
+        return CaitTransfer(small_vit(seed=1, **dict(teacher)), small_cait(2), **options).double().train()
+
+    return build
+
+
+def gradients(cait):
+    """Of all weights but the bias of the first mixing, which softmax ignores: timm's is rounding, walk_cait's
+    None."""
+    named = cait.named_parameters()
+    return {name: p.grad.clone() for name, p in named if not name.endswith("proj_l.bias")}
+
+
+def logits_of(attn, x):
+    """Talking heads up to the softmax, head by head: x (B, N, D) to mixed logits (B, H, N, N)."""
+    B, N, D = x.shape
+    H = attn.num_heads
+    q, k, _ = (x @ attn.qkv.weight.T + attn.qkv.bias).reshape(B, N, 3, H, D // H).permute(2, 0, 3, 1, 4)
+    z = [q[:, g] @ k[:, g].transpose(1, 2) / (D // H) ** 0.5 for g in range(H)]
+    mixed = [sum(attn.proj_l.weight[h, g] * z[g] for g in range(H)) + attn.proj_l.bias[h] for h in range(H)]
+    return torch.stack(mixed, 1)
+
+
+# --- The walk
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"global_pool": "avg"},
+        {"depth_token_only": 1},
+        {"depth_token_only": 3, "qkv_bias": False},
+        {"num_heads": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_walk_equals_timm(options, kind, tolerance):
+    cait, images = small_cait(**options).to(kind), IMAGES.to(kind)
+    expected, found = cait(images), walk_cait(cait, images)
+    assert expected.std() > 0.05 and (found.logits - expected).abs().max() <= tolerance * expected.abs().max()
+    assert len(found.layers) == 3 and len(found.class_layers) == options.get("depth_token_only", 2)
+
+
+def test_walk_equals_timm_in_training_with_its_gradients():
+    cait = small_cait(**DROPS).double().train()
+    for fused in (True, False):
+        for block in cait.blocks_token_only:
+            block.attn.fused_attn = fused
+        grads = []
+        for forward in (cait, lambda images: walk_cait(cait, images).logits):
+            cait.zero_grad()
+            torch.manual_seed(5)
+            cross_entropy(forward(IMAGES), LABELS).backward()
+            grads.append(gradients(cait))
+        for name, timms in grads[0].items():
+            assert (grads[1][name] - timms).abs().max() <= 1e-12 and (timms != 0).any(), name
+
+
+def test_a_published_model_is_walked():
+    cait = timm.create_model("cait_xxs24_224", depth=2, num_classes=7).eval()
+    randomise(cait)
+    images = random_images(1, 3, 224, 224)
+    assert (walk_cait(cait, images).logits - cait(images)).abs().max() <= 1e-5 * cait(images).abs().max()
+
+
+def test_activations_are_computed_twice_where_that_is_asked_for():
+    cait = small_cait().double().train()
+    expected = walk_cait(cait, IMAGES).logits
+    expected.sum().backward()
+    grads = gradients(cait)
+    cait.zero_grad()
+    cait.set_grad_checkpointing(True)
+    found = walk_cait(cait, IMAGES).logits
+    found.sum().backward()
+    assert torch.equal(found, expected)
+    assert all(torch.equal(grad, gradients(cait)[name]) for name, grad in grads.items())
+
+
+def test_talking_heads_are_one_wide_head_each():
+    q, k, mixing = (
+        random_images(*shape, seed=seed, dtype=torch.float64)
+        for seed, shape in enumerate([(2, 4, 9, 5)] * 2 + [(4, 4)])
+    )
+    wide_q, wide_k = talking_heads(q, k, mixing)
+    assert wide_q.shape == wide_k.shape == (2, 4, 9, 20)
+    expected = torch.einsum("hg,bgij->bhij", mixing, q @ k.mT)
+    assert (wide_q @ wide_k.mT - expected).abs().max() <= 1e-12
+    assert not torch.allclose(wide_q @ wide_k.mT, torch.einsum("gh,bgij->bhij", mixing, q @ k.mT)), (
+        "L, not its transpose"
+    )
+
+
+def test_maps_are_those_between_the_two_mixings():
+    cait = small_cait().double()
+    found, x = walk_cait(cait, IMAGES), cait.patch_embed(IMAGES) + cait.pos_embed
+    for block, seen in zip(cait.blocks, found.layers):
+        expected = logits_of(block.attn, block.norm1(x)).softmax(-1)
+        assert seen.map.shape == (3, 3, 16, 16) and (seen.map - expected).abs().max() <= 1e-12
+        assert not torch.allclose(seen.scores, logits_of(block.attn, block.norm1(x))), (
+            "they differ by proj_l's bias"
+        )
+        x = block(x)
+        shares = block.attn.proj_w(seen.map.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        assert (shares.sum(-1) - 1).abs().max() > 0.1, "after the second mixing they are no maps"
+
+
+def test_class_rows_go_to_the_class_token_and_the_patches():
+    cait = small_cait().double()
+    found, patches = walk_cait(cait, IMAGES), cait.blocks(cait.patch_embed(IMAGES) + cait.pos_embed)
+    token = cait.cls_token.expand(3, -1, -1)
+    for block, seen in zip(cait.blocks_token_only, found.class_layers):
+        x, attn = block.norm1(torch.cat([token, patches], 1)), block.attn
+        q, k = attn.q(x[:, 0]).reshape(3, 3, 8), attn.k(x).reshape(3, 17, 3, 8)
+        expected = (torch.einsum("bhd,bnhd->bhn", q, k) / 8**0.5).softmax(-1)
+        assert seen.map.shape == (3, 3, 1, 17) and (seen.map[:, :, 0] - expected).abs().max() <= 1e-12
+        token = block(patches, token)
+
+
+def test_the_bias_of_the_first_mixing_does_nothing_and_of_the_second_something():
+    cait = small_cait().double()
+    expected = walk_cait(cait, IMAGES).logits
+    with torch.no_grad():
+        cait.blocks[0].attn.proj_l.bias += 3
+    assert (walk_cait(cait, IMAGES).logits - expected).abs().max() <= 1e-12
+    with torch.no_grad():
+        cait.blocks[0].attn.proj_w.bias += 0.1
+    assert (walk_cait(cait, IMAGES).logits - expected).abs().max() > 1e-3
+
+
+def test_its_own_attention_in_its_place_changes_nothing():
+    cait = small_cait().double()
+    plain = walk_cait(cait, IMAGES)
+    own, own_class = dict(enumerate(plain.layers)), dict(enumerate(plain.class_layers))
+    assert torch.equal(walk_cait(cait, IMAGES, replace=own, replace_class=own_class).logits, plain.logits)
+    maps = (
+        {i: Seen(None, None, None, 1.0, seen.map) for i, seen in layers.items()}
+        for layers in (own, own_class)
+    )
+    found = walk_cait(cait, IMAGES, replace=next(maps), replace_class=next(maps))
+    assert (found.logits - plain.logits).abs().max() <= 1e-12
+    others = {1: Seen(None, None, None, 1.0, torch.eye(16).double().expand(3, 3, 16, 16))}
+    assert not torch.allclose(walk_cait(cait, IMAGES, replace=others).logits, plain.logits)
+
+
+@pytest.mark.parametrize(
+    "which, layer, shape",
+    [
+        ("replace", 3, (3, 3, 16, 16)),
+        ("replace", 0, (3, 3, 17, 17)),
+        ("replace_class", 2, (3, 3, 1, 17)),
+        ("replace_class", 0, (3, 3, 17, 17)),
+        ("replace", 0, (3, 2, 16, 16)),
+    ],
+)
+def test_a_replacement_that_does_not_fit(which, layer, shape):
+    B, H, queries, keys = shape
+    q_and_k = Seen(torch.zeros(B, H, queries, 4), torch.zeros(B, H, keys, 4), None, 1.0)
+    for seen in (q_and_k, Seen(None, None, None, 1.0, torch.zeros(shape))):
+        with pytest.raises(ValueError, match=f"layer {layer} "):
+            walk_cait(small_cait(), IMAGES.float(), **{which: {layer: seen}})
+
+
+def test_other_models_are_refused_by_name(small_vit):
+    class Half(TalkingHeadAttn):
+        pass
+
+    with pytest.raises(Unwalkable, match="VisionTransformer.*atlib.walk"):
+        check_cait(small_vit())
+    with pytest.raises(Unwalkable, match=r"blocks\.0 .*Half.*TalkingHeadAttn"):
+        walk_cait(Cait(**SMALL, attn_block=Half), IMAGES.float())
+    with pytest.raises(Unwalkable, match=r"blocks_token_only\.0 .*Other"):
+        check_cait(Cait(**SMALL, attn_block_token_only=type("Other", (ClassAttn,), {})))
+    with pytest.raises(Unwalkable, match="Own"):
+        check_cait(type("Own", (Cait,), {})(**SMALL))
+    with pytest.raises(Unwalkable, match=r"Cait: .*atlib\.methods\.cait\.walk_cait"):
+        walk(small_cait(), IMAGES.float())
+
+
+# --- Transfer
+
+
+def teacher_maps(pair):
+    return [seen.map for seen in walk(pair.teacher, IMAGES, head=False).layers]
+
+
+def among_patches(p):
+    """A map without the class token's row and column, rows rescaled."""
+    return p[:, :, 1:, 1:] / p[:, :, 1:, 1:].sum(-1, keepdim=True)
+
+
+def test_copied_parts_are_the_teachers(pair_of):
+    pair = pair_of(patches="copy", class_rows="copy")
+    maps = teacher_maps(pair)
+    replace = {i: Seen(None, None, None, 1.0, among_patches(p)) for i, p in enumerate(maps)}
+    rows = {
+        i: Seen(None, None, None, 1.0, p[:, :, :1]) for i, p in enumerate(maps[1:])
+    }  # the teacher's last two
+    expected = walk_cait(pair.student, IMAGES, replace=replace, replace_class=rows).logits
+    found = pair(IMAGES)
+    assert (found.logits - expected).abs().max() <= 1e-12 and found.transfer_loss == 0
+    assert not torch.allclose(found.logits, pair.student(IMAGES))
+    for part, given in (("patches", {"replace": replace}), ("class_rows", {"replace_class": rows})):
+        alone = pair_of(**{part: "copy"})
+        assert (alone(IMAGES).logits - walk_cait(alone.student, IMAGES, **given).logits).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "patches, class_rows", [("distill", None), (None, "distill"), ("distill", "distill")]
+)
+def test_the_loss_is_a_loop_over_rows(pair_of, patches, class_rows):
+    pair = pair_of(patches=patches, class_rows=class_rows)
+    maps, own = teacher_maps(pair), walk_cait(pair.student, IMAGES)
+    expected = 0.0
+    if patches:
+        for p_t, seen in zip(maps, own.layers):
+            p_t, p_s = among_patches(p_t), seen.map
+            each = [
+                -(p_t[b, h, i] * p_s[b, h, i].log()).sum()
+                for b in range(3)
+                for h in range(3)
+                for i in range(16)
+            ]
+            expected = expected + sum(each) / len(each)
+    if class_rows:
+        for p_t, seen in zip(maps[1:], own.class_layers):
+            each = [-(p_t[b, h, 0] * seen.map[b, h, 0].log()).sum() for b in range(3) for h in range(3)]
+            expected = expected + sum(each) / len(each)
+    found = pair(IMAGES)
+    assert found.transfer_loss.item() == pytest.approx(expected.item(), rel=1e-10) and expected > 1
+    assert (found.logits - pair.student(IMAGES)).abs().max() <= 1e-12
+    grads = [
+        torch.autograd.grad(loss, [p for p in pair.student.parameters()], allow_unused=True)
+        for loss in (found.transfer_loss, expected)
+    ]
+    for (name, _), one, other in zip(pair.student.named_parameters(), *grads):
+        assert (one is None) == (other is None), name
+        assert one is None or (one - other).abs().max() <= 1e-10, name
+
+
+@pytest.mark.parametrize("how", BOTH)
+@pytest.mark.parametrize("part", ["patches", "class_rows"])
+def test_where_gradients_go(pair_of, part, how):
+    """What is copied teaches the student's q, k and first mixing nothing; what is distilled teaches them, and
+    the other part is the student's own."""
+    pair = pair_of(**{part: how})
+    before = state_of(pair.teacher)
+    output = pair(IMAGES)
+    (cross_entropy(output.logits, LABELS) + output.transfer_loss).backward()
+    assert all(p.grad is None and not p.requires_grad for p in pair.teacher.parameters())
+    assert same(before, pair.teacher.state_dict())
+    for block in pair.student.blocks:
+        q_and_k, v = block.attn.qkv.weight.grad[:48], block.attn.qkv.weight.grad[48:]
+        copied = part == "patches" and how == "copy"
+        assert bool((q_and_k == 0).all()) == (block.attn.proj_l.weight.grad is None) == copied
+        assert (v != 0).any() and (block.attn.proj_w.weight.grad != 0).any()
+    for block in pair.student.blocks_token_only:
+        copied = part == "class_rows" and how == "copy"
+        assert (block.attn.q.weight.grad is None) == (block.attn.k.weight.grad is None) == copied
+        assert (block.attn.v.weight.grad != 0).any()
+    loss = pair(IMAGES).transfer_loss
+    if part == "class_rows" and how == "distill":
+        pair.zero_grad()
+        loss.backward()
+        assert (pair.student.blocks[0].attn.qkv.weight.grad != 0).any(), (
+            "the rows depend on the patches' features"
+        )
+
+
+def test_the_teacher_hands_over_q_and_k_and_is_run_no_further(pair_of):
+    """No map of it is written out, and of its last layer nothing after q and k is computed."""
+    pair = pair_of(patches="distill", class_rows="distill")
+    mine(pair.teacher, after=2)
+    target, class_target = pair.teacher_layers(IMAGES)
+    assert all(seen.q.shape == seen.k.shape == (3, 3, 16, 8) for seen in target.values())
+    assert all((seen.q.shape[2], seen.k.shape[2]) == (1, 17) for seen in class_target.values())
+    assert all(seen.v is seen.given is None for seen in (*target.values(), *class_target.values()))
+
+
+def test_the_student_alone_is_the_result_of_distilling(pair_of):
+    pair = pair_of(patches="distill", class_rows="distill").eval()
+    pair._teacher = (Bomb("the teacher"),)
+    pair.teacher.eval()
+    output = pair(IMAGES)
+    assert torch.equal(output.logits, pair.student(IMAGES)) and output.transfer_loss == 0
+    assert isinstance(pair, Pair) and not pair.needs_teacher and student_of(pair) is pair.student
+    assert set(pair.state_dict()) == {f"student.{name}" for name in pair.student.state_dict()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"patches": "copy"}, {"class_rows": "copy"}, {"patches": "distill", "class_rows": "copy"}],
+    ids=str,
+)
+def test_copying_needs_the_teacher_in_evaluation_too(pair_of, options):
+    pair = pair_of(**options)
+    trained = pair(IMAGES).logits
+    pair.teacher.train()
+    assert (
+        pair.needs_teacher and torch.equal(pair.eval()(IMAGES).logits, trained) and not pair.teacher.training
+    )
+    assert not torch.allclose(pair.student(IMAGES), trained)
+
+
+def test_layers_are_paired_as_asked(pair_of):
+    pair = pair_of(
+        teacher={"depth": 2}, patches="copy", class_rows="copy", layers={0: 1, 2: 0}, class_layers={1: 0}
+    )
+    target, class_target = pair.teacher_layers(IMAGES)
+    maps = teacher_maps(pair)
+    assert set(target) == {0, 2} and set(class_target) == {1}
+    assert (target[0].map - among_patches(maps[1])).abs().max() <= 1e-12
+    assert (target[2].map - among_patches(maps[0])).abs().max() <= 1e-12
+    assert (class_target[1].map - maps[0][:, :, :1]).abs().max() <= 1e-12
+    assert pair_of(class_rows="copy").class_layers == {0: 1, 1: 2}, "by default the teacher's last"
+
+
+def test_a_wider_teacher_with_registers(pair_of):
+    """Of registers neither rows nor columns are left; widths of heads may differ."""
+    pair = pair_of(teacher={"embed_dim": 48, "reg_tokens": 2}, patches="distill", class_rows="distill")
+    target, class_target = pair.teacher_layers(IMAGES)
+    p = teacher_maps(pair)[2]
+    kept = [0, *range(3, 19)]
+    row = p[:, :, :1, kept] / p[:, :, :1, kept].sum(-1, keepdim=True)
+    block = p[:, :, 3:, 3:] / p[:, :, 3:, 3:].sum(-1, keepdim=True)
+    assert (class_target[1].map - row).abs().max() <= 1e-12 and (target[2].map - block).abs().max() <= 1e-12
+    pair(IMAGES).transfer_loss.backward()
+
+
+@pytest.mark.parametrize(
+    "named, teacher, options",
+    [
+        ("heads: teacher 6, student 3", {"num_heads": 6}, {"patches": "copy"}),
+        (r"patch grid: teacher \(8, 8\), student \(4, 4\)", {"patch_size": 4}, {"class_rows": "copy"}),
+        (r"image size: teacher \(64, 64\), student \(32, 32\)", {"img_size": 64}, {"class_rows": "copy"}),
+        ("depth: teacher 4, .*student 3 .*layers=", {"depth": 4}, {"patches": "copy"}),
+        ("class token", {"class_token": False, "global_pool": "avg"}, {"class_rows": "distill"}),
+        (r"layers=\{3: 0\}", {}, {"patches": "copy", "layers": {0: 0, 3: 0}}),
+        (r"class_layers=\{0: 3\}", {}, {"class_rows": "copy", "class_layers": {0: 3}}),
+        (r"class_layers=\{0: -1\}", {"depth": 1}, {"class_rows": "copy"}),
+        (r"layers=\{\}", {}, {"patches": "copy", "layers": {}}),
+        (r"\{0: 1\} .*patches=None", {}, {"class_rows": "copy", "layers": {0: 1}}),
+        (r"\{0: 1\} .*class_rows=None", {}, {"patches": "copy", "class_layers": {0: 1}}),
+        ("unknown patches 'copies'", {}, {"patches": "copies"}),
+        ("patches=None and class_rows=None", {}, {}),
+    ],
+)
+def test_pairs_that_do_not_fit(small_vit, named, teacher, options):
+    vit = small_vit(**teacher)
+    with pytest.raises(ValueError, match=named):
+        CaitTransfer(vit, small_cait(), **options)
+    assert all(parameter.requires_grad for parameter in vit.parameters()), "a refused teacher stays as it was"
+
+
+def test_a_teacher_without_class_token_teaches_patches(pair_of):
+    pair = pair_of(teacher={"class_token": False, "global_pool": "avg"}, patches="distill")
+    target, _ = pair.teacher_layers(IMAGES)
+    assert (target[0].map - teacher_maps(pair)[0]).abs().max() <= 1e-12
+
+
+def test_an_analysis_of_vits_says_that_it_is_none(pair_of):
+    pair = pair_of(patches="copy").float()
+    with pytest.raises(Unwalkable, match="walk_cait"):
+        next(walks([pair], Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4)), 4))
+    with pytest.raises(Unwalkable, match=r"CaitTransfer.*\.student"):
+        walk(pair, IMAGES.float())
+
+
+@pytest.mark.parametrize(
+    "options", [{"patches": "copy", "class_rows": "distill"}, {"patches": "distill"}], ids=str
+)
+def test_it_trains(small_vit, glyphs64, options):
+    recipe = Recipe(steps=6, batch_size=16, lr=3e-3, checkpoint_activations=True)
+    torch.manual_seed(0)
+    pair = CaitTransfer(
+        small_vit(seed=1, num_classes=8), Cait(**SMALL | {"num_classes": 8}, init_values=0.1), **options
+    )
+    before = copy.deepcopy(pair.student.state_dict())
+    history = train(pair, glyphs64, recipe, progress=None, cpu=True)
+    assert history[-1]["loss"] < history[0]["loss"]
+    assert not same(before, pair.student.state_dict())
+
+
+def test_a_student_for_the_presets_of_the_book(small_vit):
+    """A CaiT of the built-in world's sizes fits its teacher."""
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 4, "num_classes": 8}
+    pair = CaitTransfer(create_vit("glyphs"), Cait(**sizes), patches="copy", class_rows="copy")
+    assert pair(IMAGES.float()).logits.shape == (3, 8)

@@ -1,0 +1,277 @@
+"""Factors on residual branches: where they start, what they compute, what is left when they are folded in,
+and how loud branches are, against timm's modules."""
+
+import math
+
+import pytest
+import torch
+from timm.layers import LayerScale
+from timm.models.vision_transformer import VisionTransformer
+
+from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.methods import depth
+from atlib.methods.depth import branch_ratios, fold_scales, published_start
+from atlib.train import make_optimizer
+from atlib.train.recipe import Recipe
+from atlib.walking import Unwalkable
+from tests.helpers import DROPS, SMALL_VIT, assert_same_logits, random_images, randomise, same, state_of
+
+IMAGES = random_images(3, 3, 32, 32)
+SCALED = {
+    "layer scale": lambda vit: depth.layer_scale(vit, 1e-5),
+    "one scalar": lambda vit: depth.one_scalar(vit, 0.1),
+    "rezero": depth.rezero,
+    "skip-init": depth.skip_init,
+    "fixup": depth.fixup,
+    "t-fixup": depth.t_fixup,
+}
+
+
+def fresh(seed=0, **changes):
+    torch.manual_seed(seed)
+    return create_vit(SMALL_VIT | changes)
+
+
+def factors(vit):
+    return [getattr(block, name).gamma for block in vit.blocks for name in ("ls1", "ls2")]
+
+
+# --- Where they start
+
+
+@pytest.mark.parametrize("start", [0.1, 1e-5])
+def test_layer_scale_is_timms(start):
+    mine, timms = depth.layer_scale(fresh(), start), fresh(init_values=start)
+    assert same(mine.state_dict(), timms.state_dict()) and str(mine) == str(timms)
+    assert torch.equal(mine(IMAGES), timms(IMAGES))
+
+
+@pytest.mark.parametrize(
+    "name, count, start",
+    [
+        ("layer scale", 24, 1e-5),
+        ("one scalar", 1, 0.1),
+        ("rezero", 1, 0.0),
+        ("skip-init", 1, 1 / math.sqrt(6)),
+        ("fixup", 1, 1.0),
+    ],
+)
+def test_factors_and_their_start(name, count, start):
+    vit = SCALED[name](fresh())
+    for gamma in factors(vit):
+        assert gamma.requires_grad and torch.equal(gamma.detach(), torch.full((count,), start))
+    decayed = make_optimizer(vit, Recipe(weight_decay=0.1)).param_groups
+    by_id = {id(p): group["weight_decay"] for group in decayed for p in group["params"]}
+    assert {by_id[id(gamma)] for gamma in factors(vit)} == {0.0}, "a factor is not pulled to 0"
+
+
+def test_where_layer_scale_starts_by_depth():
+    assert [published_start(depth) for depth in (12, 18, 24, 36, 48)] == [0.1, 0.1, 1e-5, 1e-6, 1e-6]
+    vit = depth.layer_scale(fresh(depth=20, embed_dim=6, num_heads=1))
+    assert all((gamma == 1e-5).all() for gamma in factors(vit))
+    assert (depth.layer_scale(fresh(), 0.0).blocks[0].ls1.gamma == 0).all(), "0 is a start, not no factors"
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_all_are_walked_and_trained(name):
+    vit = SCALED[name](fresh(**DROPS)).train()
+    randomise(vit)
+    assert_same_logits(vit, IMAGES)
+    vit(IMAGES).sum().backward()
+    assert all(parameter.grad is not None for parameter in vit.parameters())
+
+
+@pytest.mark.parametrize("name", ["rezero", "fixup"])
+def test_branches_that_begin_silent(name):
+    vit = SCALED[name](fresh()).eval()
+    walked, start = walk(vit, IMAGES), walk(vit, IMAGES, stop_after=0).tokens
+    assert all(torch.equal(tokens, start) for tokens in walked.stream)
+    for ratio in branch_ratios(vit, IMAGES):
+        assert torch.equal(ratio, torch.zeros(3))
+
+
+def test_fixup_by_its_formula():
+    """Six branches of two weights each: the first are multiplied by 6^(-1/2), the last and the head are 0."""
+    plain, vit = state_of(fresh()), depth.fixup(fresh()).state_dict()
+    for name, before in plain.items():
+        expected = before.clone()
+        if name.endswith("qkv.weight"):
+            expected[48:] *= 6**-0.5  # values only
+        elif name.endswith("fc1.weight"):
+            expected *= 6**-0.5
+        elif name.endswith(("attn.proj.weight", "fc2.weight")) or name.startswith("head"):
+            expected *= 0
+        torch.testing.assert_close(vit[name], expected, rtol=1e-6, atol=0, msg=name)
+
+
+def test_t_fixup_by_its_formula():
+    """Uniform weights up to Xavier's bound, √(6 / (fan in + fan out)), that of values, proj, fc1 and fc2
+    times 0.67 · depth^(-1/4)."""
+    wide = {"embed_dim": 96, "depth": 5}
+    plain, vit = fresh(**wide).state_dict(), depth.t_fixup(fresh(**wide))
+    assert all(isinstance(block.ls1, torch.nn.Identity) for block in vit.blocks)
+    factor = 0.67 / 5**0.25
+    for block in vit.blocks:
+        q, k, v = block.attn.qkv.weight.chunk(3)
+        for weight, scale in (
+            *((q, 1.0), (k, 1.0), (v, factor), (block.attn.proj.weight, factor)),
+            *((block.mlp.fc1.weight, factor), (block.mlp.fc2.weight, factor)),
+        ):
+            bound = scale * (6 / sum(weight.shape)) ** 0.5
+            assert 0.99 * bound < weight.abs().max() <= bound * (1 + 1e-6)
+            assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+    for name, value in vit.state_dict().items():
+        untouched = (
+            not name.endswith(("qkv.weight", "proj.weight", "fc1.weight", "fc2.weight")) or "embed" in name
+        )
+        assert torch.equal(value, plain[name]) == untouched, name
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_what_has_factors_gets_no_others(name):
+    vit = fresh(init_values=0.1)
+    before = state_of(vit)
+    with pytest.raises(ValueError, match="layer 0 .*init_values="):
+        SCALED[name](vit)
+    assert same(before, vit.state_dict())
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_other_models_are_refused(name):
+    with pytest.raises(ValueError, match="Eva"):
+        SCALED[name](create_vit("vit_small_patch16_dinov3", **SMALL_VIT))
+    with pytest.raises(Unwalkable, match="Linear"):
+        SCALED[name](torch.nn.Linear(2, 2))
+
+
+# --- Folded in
+
+
+@pytest.mark.parametrize("name", ["layer scale", "one scalar"])
+@pytest.mark.parametrize("options", [{}, {"proj_bias": False}], ids=["biases", "none"])
+def test_factors_can_be_folded_into_the_last_weights(name, options):
+    vit = randomise(SCALED[name](fresh(**options))).double().eval()
+    assert all(len(gamma) == 1 or gamma.std() > 0.1 for gamma in factors(vit)), "a wrong axis would show"
+    before, images = state_of(vit), IMAGES.double()
+    folded = fold_scales(vit)
+    assert (folded(images) - vit(images)).abs().max() <= 1e-12
+    assert not [module for module in folded.modules() if isinstance(module, LayerScale)]
+    assert same(before, vit.state_dict()), "the original stays as it is"
+    plain = create_vit(SMALL_VIT | options).double()
+    plain.load_state_dict(folded.state_dict())
+    assert torch.equal(plain.eval()(images), folded(images)), "it is a plain ViT"
+
+
+def test_a_vit_without_factors_is_folded_already():
+    vit = randomise(fresh())
+    assert same(fold_scales(vit).state_dict(), vit.state_dict())
+
+
+# --- How loud
+
+
+def by_hand(vit, images):
+    """Ratios from what timm's own modules receive and hand on, read with hooks."""
+    seen, found = {}, {"ls1": [], "ls2": []}
+    handles = [
+        module.register_forward_hook(
+            lambda module, given, made, key=key: seen.update({key: (given[0], made)})
+        )
+        for i, block in enumerate(vit.blocks)
+        for key, module in (
+            ((i, "ls1"), block.ls1),
+            ((i, "ls2"), block.ls2),
+            ((i, "norm1"), block.norm1),
+            ((i, "norm2"), block.norm2),
+        )
+    ]
+    vit(images)
+    for handle in handles:
+        handle.remove()
+    for i in range(len(vit.blocks)):
+        for branch, norm in (("ls1", "norm1"), ("ls2", "norm2")):
+            branch_out, stream = seen[i, branch][1], seen[i, norm][0]
+            each = [
+                branch_out[b, n].square().sum().sqrt() / stream[b, n].square().sum().sqrt()
+                for b in range(branch_out.shape[0])
+                for n in range(branch_out.shape[1])
+            ]
+            found[branch].append(sum(each) / len(each))
+    return [torch.stack(values) for values in found.values()]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"init_values": 1e-5}, {"init_values": 1e-5, "qk_norm": True}], ids=str
+)
+def test_ratios_equal_those_read_off_timms_modules(options):
+    vit = fresh(**options).double().eval()
+    with torch.no_grad():
+        for block in vit.blocks:
+            block.attn.qkv.weight *= 10
+    found, expected = branch_ratios(vit, IMAGES.double()), by_hand(vit, IMAGES.double())
+    for mine, other in zip(found, expected):
+        assert mine.shape == (3,) and (mine > 0).all()
+        torch.testing.assert_close(mine, other.detach(), rtol=1e-10, atol=0)
+    if "init_values" in options:
+        plain = branch_ratios(create_vit(SMALL_VIT).double().eval(), IMAGES.double())
+        assert all((mine < 1e-3 * other).all() for mine, other in zip(found, plain))
+
+
+def test_ratios_of_a_copying_student_are_those_with_the_teachers_maps(small_vit):
+    teacher, student = small_vit(seed=1).double(), small_vit(seed=2).double()
+    pair = AttentionTransfer(teacher, student, Plan()).eval()
+    found, alone = branch_ratios(pair, IMAGES.double()), branch_ratios(student, IMAGES.double())
+    assert not torch.allclose(found.attention, alone.attention)
+    x = walk(student, IMAGES.double(), stop_after=0).tokens
+    maps = [seen.map for seen in walk(teacher, IMAGES.double()).layers]
+    for layer, (block, p) in enumerate(zip(student.blocks, maps)):
+        v = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, 3, 8))[:, :, 2].transpose(1, 2)
+        branch = block.attn.proj((p @ v).transpose(1, 2).flatten(2))
+        expected = (branch.norm(dim=-1) / x.norm(dim=-1)).mean()
+        assert found.attention[layer].item() == pytest.approx(expected.item(), rel=1e-10)
+        x = x + branch
+        branch = block.mlp(block.norm2(x))
+        assert found.mlp[layer].item() == pytest.approx(
+            (branch.norm(dim=-1) / x.norm(dim=-1)).mean().item(), rel=1e-10
+        )
+        x = x + branch
+
+
+def test_ratios_need_eval_mode():
+    with pytest.raises(ValueError, match="training=True"):
+        branch_ratios(fresh().train(), IMAGES)
+
+
+# --- A deep student
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_four_layers_teach_twenty_four(how):
+    """Every six layers of the student share the maps of one of the teacher's, with layer scale or without."""
+    teacher = randomise(create_vit(SMALL_VIT | {"depth": 4}))
+    for student, options in (
+        (fresh(depth=24), {}),
+        (depth.layer_scale(fresh(depth=24)), {"mismatched": True}),
+    ):
+        plan = Plan(how=how, layers={i: i // 6 for i in range(24)}, **options)
+        pair = AttentionTransfer(teacher, student, plan).train()
+        maps, seen = [each.map for each in walk(pair.teacher, IMAGES).layers], pair.walk(IMAGES).layers
+        for layer in range(24):
+            same_map = (seen[layer].map - maps[layer // 6]).abs().max() <= 1e-6
+            assert bool(same_map) == (how == "copy")
+        output = pair(IMAGES)
+        (output.logits.sum() + output.transfer_loss).backward()
+        assert all((block.attn.qkv.weight.grad[48:] != 0).any() for block in student.blocks)
+        if how == "copy":
+            assert all((block.attn.qkv.weight.grad[:48] == 0).all() for block in student.blocks)
+        else:
+            assert (student.blocks[23].attn.qkv.weight.grad[:48] != 0).any()
+    with pytest.raises(ValueError, match="layer_scale"):
+        AttentionTransfer(
+            teacher, depth.layer_scale(fresh(depth=24)), Plan(layers={i: i // 6 for i in range(24)})
+        )
+
+
+def test_it_is_the_same_model_that_comes_back():
+    vit = fresh()
+    assert depth.layer_scale(vit, 0.1) is vit and isinstance(vit, VisionTransformer)

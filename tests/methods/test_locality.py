@@ -1,0 +1,420 @@
+"""SPT and LSA: against the published code, against loops, in a walk, and beside teachers with and without
+them."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from timm.layers import Attention
+from timm.models.vision_transformer import VisionTransformer
+
+from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.attention import Instead
+from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
+from atlib.methods.attndistill import AttnDistill
+from atlib.methods.locality import (
+    LocalityAttention,
+    ShiftedPatches,
+    localise_attention,
+    shift_patches,
+    with_shifts,
+)
+from atlib.student import create_student, differences
+from atlib.walking import Unwalkable, check_walkable
+from tests.helpers import DROPS, ROOT, Seer, assert_same_logits, random_images, randomise, set_fused
+
+GOLDEN = ROOT / "tests" / "golden" / "locality.safetensors"
+IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
+
+
+@pytest.fixture
+def vits(small_vit):
+    """A ViT in float64, with LSA or without; the numbers of its weights depend on the seed."""
+
+    def build(local, seed, **options):
+        vit = small_vit(**options)
+        return randomise(localise_attention(vit) if local else vit, seed).double()
+
+    return build
+
+
+def off_diagonal(scores):
+    """The map of scores (B, H, N, N) the long way: every row's softmax over the other tokens."""
+    p = torch.zeros_like(scores)
+    for i in range(scores.shape[-1]):
+        others = [j for j in range(scores.shape[-1]) if j != i]
+        p[:, :, i, others] = scores[:, :, i, others].softmax(-1)
+    return p
+
+
+# --- The published code
+
+
+def test_equals_the_published_code():
+    golden = load_file(GOLDEN)
+    vit = VisionTransformer(
+        img_size=16,
+        patch_size=4,
+        num_classes=5,
+        embed_dim=8,
+        depth=2,
+        num_heads=2,
+        mlp_ratio=2,
+        qkv_bias=False,
+        norm_layer=torch.nn.LayerNorm,
+    )
+    localise_attention(shift_patches(vit)).double().load_state_dict(translated(golden))
+    images = golden["images"]
+    assert (vit.patch_embed(images) - golden["tokens"]).abs().max() <= 1e-10
+    for fused in (True, False):
+        set_fused(vit, fused)
+        found = walk(vit, images)
+        for layer, seen in enumerate(found.layers):
+            assert (seen.map - golden[f"map.{layer}"]).abs().max() <= 1e-10
+        for logits in (found.logits, vit(images)):
+            assert (logits - golden["logits"]).abs().max() <= 1e-10
+
+
+def translated(golden):
+    """The published model's state in timm's names. Its patches are rows, columns, channels: of 15 channels
+    and 4 x 4 pixels the number of each in ours is looked up."""
+    weight = {name.removeprefix("weight."): x for name, x in golden.items() if name.startswith("weight.")}
+    ours = torch.arange(240).reshape(4, 4, 15).permute(2, 0, 1).flatten()
+    merging = "to_patch_embedding.merging"
+    state = {
+        "cls_token": weight["cls_token"],
+        "pos_embed": weight["pos_embedding"],
+        "patch_embed.norm.weight": weight[f"{merging}.1.weight"][ours],
+        "patch_embed.norm.bias": weight[f"{merging}.1.bias"][ours],
+        "patch_embed.proj.weight": weight[f"{merging}.2.weight"][:, ours],
+        "patch_embed.proj.bias": weight[f"{merging}.2.bias"],
+    }
+    names = {
+        "0.norm": "norm1",
+        "0.fn.to_qkv": "attn.qkv",
+        "0.fn.to_out.0": "attn.proj",
+        "1.norm": "norm2",
+        "1.fn.net.0": "mlp.fc1",
+        "1.fn.net.3": "mlp.fc2",
+    }
+    for layer in range(2):
+        for theirs, mine in names.items():
+            for kind in ("weight", "bias"):
+                if (x := weight.get(f"transformer.layers.{layer}.{theirs}.{kind}")) is not None:
+                    state[f"blocks.{layer}.{mine}.{kind}"] = x
+        state[f"blocks.{layer}.attn.sharpness"] = weight[f"transformer.layers.{layer}.0.fn.scale"]
+    for kind in ("weight", "bias"):
+        state[f"norm.{kind}"] = weight[f"mlp_head.0.{kind}"]
+        state[f"head.{kind}"] = weight[f"mlp_head.1.{kind}"]
+    return state
+
+
+# --- Shifted patches
+
+
+def test_an_impulse_moves_by_half_a_patch_in_four_directions():
+    image = torch.zeros(1, 1, 12, 16)
+    image[0, 0, 5, 6] = 1
+    found = with_shifts(image, (4, 8))
+    where = [tuple(place[1:].tolist()) for place in found[0].nonzero()]
+    assert found.shape == (1, 5, 12, 16)
+    assert where == [(5, 6), (7, 10), (7, 2), (3, 10), (3, 2)], (
+        "lower right, lower left, upper right and left"
+    )
+
+
+def test_zeros_move_in():
+    found = with_shifts(torch.ones(1, 2, 8, 8), (4, 4))
+    assert found[0, 0].sum() == 64
+    assert (found[0, 2:].sum((1, 2)) == 36).all() and (found[0, 2, :2] == 0).all(), "two rows, two columns"
+
+
+def test_a_token_is_made_of_a_patch_and_its_shifts():
+    """Patch by patch, with sides that differ."""
+    torch.manual_seed(0)
+    embed = ShiftedPatches((8, 24), (4, 8), in_chans=2, embed_dim=5).double()
+    images = random_images(2, 2, 8, 24, dtype=torch.float64)
+    tokens, shifted = embed(images), with_shifts(images, (4, 8))
+    assert embed.grid_size == (2, 3) and embed.num_patches == 6 and tokens.shape == (2, 6, 5)
+    for row in range(2):
+        for column in range(3):
+            patch = shifted[:, :, 4 * row : 4 * row + 4, 8 * column : 8 * column + 8].flatten(1)
+            centred = patch - patch.mean(1, keepdim=True)
+            normal = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+            expected = normal @ embed.proj.weight.T + embed.proj.bias
+            assert (tokens[:, 3 * row + column] - expected).abs().max() <= 1e-10
+
+
+def test_timm_builds_a_vit_with_it(small_vit):
+    vit = randomise(small_vit(embed_layer=ShiftedPatches))
+    assert type(vit.patch_embed) is ShiftedPatches
+    assert_same_logits(vit, IMAGES.float(), 1e-6)
+
+
+def test_shifting_changes_the_tokeniser_alone(small_vit):
+    plain, shifted = small_vit(), shift_patches(small_vit())
+    before, after = plain.state_dict(), shifted.state_dict()
+    assert all(torch.equal(after[name], x) for name, x in before.items() if "patch_embed" not in name)
+    assert (shifted.patch_embed.img_size, shifted.patch_embed.patch_size) == ((32, 32), (8, 8))
+    assert shifted(IMAGES.float()).shape == plain(IMAGES.float()).shape
+
+
+@pytest.mark.parametrize(
+    "options, value",
+    [({"img_size": 30}, "30"), ({"patch_size": (8, 5)}, "5"), ({"dynamic_img_pad": True}, "True")],
+    ids=str,
+)
+def test_images_that_are_no_whole_patches_are_refused(options, value):
+    with pytest.raises(ValueError, match=value):
+        ShiftedPatches(**{"img_size": 32, "patch_size": 8} | options)
+
+
+def test_images_of_another_size_are_refused():
+    with pytest.raises(ValueError, match=r"\(16, 64\).*\(32, 32\)"):
+        ShiftedPatches(32, 8)(torch.zeros(1, 3, 16, 64))
+
+
+@pytest.mark.parametrize(
+    "options, value",
+    [
+        ({"dynamic_img_size": True}, "dynamic_img_size=True"),
+        ({"embed_norm_layer": torch.nn.LayerNorm}, "norm on patches: True"),
+        ({"embed_layer": ShiftedPatches}, "ShiftedPatches"),
+    ],
+    ids=["any size", "norm", "twice"],
+)
+def test_only_plain_patch_embeddings_are_replaced(small_vit, options, value):
+    with pytest.raises(ValueError, match=value):
+        shift_patches(small_vit(**options))
+
+
+# --- Locality attention
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_equals_attention_written_out(vits, fused):
+    vit = set_fused(vits(True, 1, qk_norm=True), fused)
+    attn, x = vit.blocks[1].attn, random_images(2, 17, 24, dtype=torch.float64)
+    q, k, v = (each.unflatten(-1, (3, 8)).transpose(1, 2) for each in attn.qkv(x).chunk(3, -1))
+    scores = torch.stack(
+        [attn.sharpness[h] * attn.q_norm(q)[:, h] @ attn.k_norm(k)[:, h].mT for h in range(3)], 1
+    )
+    expected = attn.proj((off_diagonal(scores) @ v).transpose(1, 2).flatten(2))
+    assert (attn(x) - expected).abs().max() <= 1e-10
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, DROPS, {"qk_norm": True, "scale_attn_norm": True, "init_values": 0.1}], ids=str
+)
+def test_walks_as_the_model_computes(small_vit, fused, options):
+    vit = set_fused(randomise(localise_attention(small_vit(**options))), fused).train()
+    assert_same_logits(vit, IMAGES.float(), 1e-6)
+    for seen in walk(vit.eval(), IMAGES.float()).layers:
+        assert (seen.map.diagonal(dim1=-2, dim2=-1) == 0).all(), "exactly"
+        torch.testing.assert_close(seen.map.sum(-1), torch.ones(3, 3, 17))
+        torch.testing.assert_close(seen.map, off_diagonal(seen.scores), rtol=0, atol=1e-6)
+
+
+def test_it_starts_as_the_attention_that_it_is_made_of(small_vit):
+    plain, local = walk(small_vit(), IMAGES.float()), walk(localise_attention(small_vit()), IMAGES.float())
+    assert torch.equal(plain.layers[0].q, local.layers[0].q) and torch.equal(
+        plain.layers[0].v, local.layers[0].v
+    )
+    torch.testing.assert_close(local.layers[0].map, off_diagonal(plain.layers[0].scores))
+
+
+def test_every_heads_sharpness_learns(vits):
+    vit = vits(True, 1)
+    vit(IMAGES).square().sum().backward()
+    for block in vit.blocks:
+        assert block.attn.sharpness.shape == (3,) and (block.attn.sharpness.grad != 0).all()
+
+
+def test_a_sharper_head_is_a_sharper_map_of_that_head_alone(vits):
+    vit = vits(True, 1)
+    before = walk(vit, IMAGES).layers[0].map
+    with torch.no_grad():
+        vit.blocks[0].attn.sharpness[1] *= 1000
+    after = walk(vit, IMAGES).layers[0].map
+    assert torch.equal(after[:, [0, 2]], before[:, [0, 2]]) and after[:, 1].amax(-1).mean() > 0.9
+
+
+def test_reduced_precision_stays_finite(small_vit):
+    vit, images = randomise(localise_attention(small_vit())), IMAGES.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        for fused in (True, False):
+            found = walk(set_fused(vit, fused), images)
+            torch.testing.assert_close(found.logits, vit(images), rtol=0, atol=0)
+            assert found.logits.isfinite().all()
+        loss = attention_cross_entropy(found.layers, walk(randomise(small_vit(), 1), images).layers)
+    loss.backward()
+    assert loss.isfinite() and vit.blocks[0].attn.sharpness.grad.isfinite().all()
+    halved = set_fused(vit.half(), False)
+    for seen in walk(halved, images.half()).layers:
+        assert seen.map.isfinite().all() and (seen.map.diagonal(dim1=-2, dim2=-1) == 0).all()
+
+
+def test_what_lsa_cannot_be_made_of(small_vit):
+    with pytest.raises(ValueError, match="LocalityAttention"):
+        localise_attention(localise_attention(small_vit()))
+    attn = Attention(24, 3)
+    attn.gate = torch.nn.Linear(24, 24)  # timm >= 1.0.28 builds it with gated=True
+    with pytest.raises(ValueError, match="gate"):
+        LocalityAttention(attn)
+    with pytest.raises(ValueError, match="LocalityAttention"):
+        localise_attention(small_vit())(IMAGES.float(), attn_mask=torch.zeros(17, 17))
+
+
+def test_a_subclass_that_computes_something_else_cannot_be_walked(small_vit):
+    class Other(LocalityAttention):
+        def forward(self, x, **options):
+            return x
+
+    vit = small_vit()
+    vit.blocks[1].attn = Other(vit.blocks[1].attn)
+    with pytest.raises(Unwalkable, match="Other.forward"):
+        check_walkable(vit)
+
+
+# --- With a teacher: (teacher, student) with LSA or without
+
+PAIRS = pytest.mark.parametrize(
+    "of_teacher, of_student", [(False, True), (True, False), (True, True)], ids=str
+)
+PLANS = {
+    "all": {},
+    "some heads": {"heads": (0, 2)},
+    "one layer": {"layers": (1,)},
+    "average": {"average": "examples"},
+}
+
+
+def expected_maps(teacher, plan, masked):
+    """What a student is to see or learn: the teacher's maps, without the diagonal where the teacher or the
+    student has none."""
+    maps = [
+        off_diagonal(seen.scale * seen.q @ seen.k.mT) if masked[0] else seen.map
+        for seen in walk(teacher, IMAGES).layers
+    ]
+    if plan.average == "examples":
+        maps = [p.mean(0, keepdim=True).expand_as(p) for p in maps]
+    return [off_diagonal(p.log()) for p in maps] if masked[1] else maps
+
+
+@PAIRS
+@pytest.mark.parametrize("name", PLANS)
+def test_copy(vits, of_teacher, of_student, name):
+    plan = Plan(**PLANS[name])
+    teacher, student = vits(of_teacher, 1), vits(of_student, 2)
+    pair = AttentionTransfer(teacher, student, plan)
+    found = pair.walk(IMAGES).layers
+    for layer, p in enumerate(expected_maps(teacher, plan, (of_teacher, of_student))):
+        if layer in (plan.layers or range(3)):
+            heads = list(plan.heads or range(3))
+            assert (found[layer].map[:, heads] - p[:, heads]).abs().max() <= 1e-10
+        if of_student:
+            assert (found[layer].map.diagonal(dim1=-2, dim2=-1) == 0).all()
+    assert pair.path == (
+        "dense" if name == "average" or (of_teacher and name == "some heads") else "map-free"
+    )
+
+
+def test_copied_maps_leave_sharpness_nothing_to_learn(vits):
+    student = vits(True, 2)
+    AttentionTransfer(vits(False, 1), student, Plan())(IMAGES).logits.sum().backward()
+    assert all(block.attn.sharpness.grad is None for block in student.blocks)
+
+
+@PAIRS
+@pytest.mark.parametrize("name", PLANS)
+def test_distill(vits, of_teacher, of_student, name):
+    """The loss against sums over the tokens that are left; it is finite, and sharpness learns from it."""
+    plan = Plan(how="distill", **PLANS[name])
+    teacher, student = vits(of_teacher, 1), vits(of_student, 2)
+    loss = AttentionTransfer(teacher, student, plan)(IMAGES).transfer_loss
+    seen, expected = walk(student, IMAGES).layers, 0.0
+    for layer, p_t in enumerate(expected_maps(teacher, plan, (of_teacher, of_student))):
+        if layer in (plan.layers or range(3)):
+            heads = list(plan.heads or range(3))
+            p_s = seen[layer].map
+            assert (p_t[p_s == 0] == 0).all(), "nothing is asked for that the student cannot give"
+            terms = torch.where(p_t > 0, -p_t * p_s.log(), 0.0)
+            expected = expected + terms[:, heads].sum(-1).mean()
+    assert loss.isfinite() and abs(loss - expected) <= 1e-10
+    loss.backward()
+    if of_student:
+        assert (student.blocks[1].attn.sharpness.grad[list(plan.heads or range(3))] != 0).all()
+
+
+@PAIRS
+def test_the_map_free_loss_equals_the_dense_one(vits, of_teacher, of_student):
+    found = []
+    for loss in (attention_cross_entropy, dense_attention_cross_entropy):
+        student, teacher = vits(of_student, 2), vits(of_teacher, 1)
+        value = loss(walk(student, IMAGES).layers, walk(teacher, IMAGES).layers)
+        value.backward()
+        found.append([value.detach(), *(block.attn.qkv.weight.grad for block in student.blocks)])
+    for one, other in zip(*found):
+        assert (one - other).abs().max() <= 1e-10
+
+
+def test_no_map_is_stored(small_vit):
+    pair = AttentionTransfer(small_vit(seed=1), localise_attention(small_vit(seed=2)), Plan(how="distill"))
+    with Seer() as seer:
+        set_fused(pair.student, True)
+        set_fused(pair.teacher, True)
+        walk(pair.student, IMAGES.float())
+    assert not [shape for shape in seer.shapes if len(shape) == 4 and shape[-2:] == (17, 17)]
+
+
+def test_a_given_map_loses_what_the_layer_forbids(vits):
+    """Also where the rest of a row has underflowed to 0: then nothing is known of it, and it is even."""
+    vit = vits(True, 1)
+    p = torch.eye(17, dtype=torch.float64).expand(3, 3, 17, 17).clone()
+    p[0] = random_images(3, 17, 17, dtype=torch.float64).softmax(-1)
+    found = walk(vit, IMAGES, replace={0: Instead(map=p)}).layers[0].map
+    assert (found[0] - off_diagonal(p.log())[0]).abs().max() <= 1e-10
+    assert (found[1:] - (1 - torch.eye(17)) / 16).abs().max() <= 1e-10
+
+
+def test_a_bias_belongs_to_new_q_and_k(vits):
+    vit, bias = vits(False, 1), torch.zeros(17, 17)
+    seen = walk(vit, IMAGES).layers[0]
+    for instead, value in (
+        (Instead(bias=bias), "(17, 17)"),
+        (Instead(q=seen.q[:, :1], k=seen.k[:, :1], heads=[0], bias=bias), "(17, 17)"),
+        (Instead(q=seen.q, k=seen.k, bias=bias[:5]), "(5, 17)"),
+    ):
+        with pytest.raises(ValueError, match="layer 0: a bias") as caught:
+            walk(vit, IMAGES, replace={0: instead})
+        assert value in str(caught.value)
+
+
+def test_attndistill_refuses_a_class_token_that_must_not_look_at_itself(small_vit):
+    plain, local = small_vit(), localise_attention(small_vit())
+    for teacher, student, role in ((plain, local, "student"), (local, plain, "teacher")):
+        with pytest.raises(ValueError, match=f"the {role} has LocalityAttention"):
+            AttnDistill(teacher, student)
+
+
+# --- The tokeniser is a component
+
+
+def test_another_tokeniser_is_a_mismatch_by_that_name(small_vit):
+    teacher, student = small_vit(seed=1), shift_patches(small_vit(seed=2))
+    expected = {"tokeniser": ("PatchEmbed", "ShiftedPatches")}
+    assert differences(teacher, student) == expected
+    with pytest.raises(ValueError, match=r"\(tokeniser: teacher PatchEmbed, student ShiftedPatches;"):
+        AttentionTransfer(teacher, student, Plan())
+    pair = AttentionTransfer(teacher, student, Plan(mismatched=True))
+    assert pair.mismatched == expected and pair(IMAGES.float()).logits.isfinite().all()
+
+
+def test_a_student_of_a_shifted_teacher_is_not_read_off_it(small_vit):
+    with pytest.raises(ValueError, match="ShiftedPatches"):
+        create_student(shift_patches(small_vit()), 7)
+
+
+def test_a_preset_can_have_both():
+    vit = localise_attention(shift_patches(create_vit("glyphs")))
+    assert walk(vit, IMAGES.float()).logits.shape == (3, 8)

@@ -1,0 +1,294 @@
+"""PatchConvNet against the published code, its pool against a loop, and a ViT's class row in such a pool."""
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from atlib import create_vit, walk
+from atlib.data import Images
+from atlib.maps import aggregate_heads
+from atlib.methods.patch_conv import (
+    AttentionPool,
+    AveragePool,
+    ConvBlock,
+    ConvStem,
+    PatchConvNet,
+    PoolTransfer,
+    from_published,
+    with_attention_pool,
+)
+from atlib.train.loop import train
+from atlib.train.recipe import Recipe
+from atlib.transfer import Pair
+from atlib.walking import Unwalkable
+from tests.helpers import ROOT, SMALL_VIT, random_images, randomise, same, state_of
+
+GOLDEN = ROOT / "tests" / "golden" / "patch_conv.safetensors"
+
+
+def small(**options):
+    """On the grid of `SMALL_VIT`, 4 x 4."""
+    torch.manual_seed(3)
+    return randomise(
+        PatchConvNet(**{"num_classes": 5, "width": 16, "depth": 2, "patch_size": 8} | options), 3
+    )
+
+
+def vit(seed=1, **options):
+    return randomise(create_vit(SMALL_VIT | options), seed).eval()
+
+
+@pytest.fixture
+def images():
+    return random_images(3, 3, 32, 32)
+
+
+# --- The network
+
+
+@pytest.mark.parametrize("name, pool", [("single", "attention"), ("multi", "per class")])
+def test_equals_the_published_network(name, pool):
+    golden = load_file(GOLDEN)
+    state = {
+        key.removeprefix(f"{name}.weights."): value.double()
+        for key, value in golden.items()
+        if key.startswith(f"{name}.weights.")
+    }
+    model = PatchConvNet(5, width=16, depth=2, pool=pool).double().eval()
+    model.load_state_dict(from_published(state))
+    look = model.look(golden["images"].double())
+    torch.testing.assert_close(look.logits, golden[f"{name}.logits"], rtol=0, atol=1e-10)
+    torch.testing.assert_close(look.map, golden[f"{name}.map"], rtol=0, atol=1e-10)
+    assert torch.equal(model(golden["images"].double()), look.logits) and look.grid == (4, 4)
+
+
+def test_defaults_are_the_papers_s60():
+    with torch.device("meta"):
+        model = PatchConvNet()
+    millions = sum(each.numel() for each in model.parameters()) / 1e6
+    assert len(model.trunk) == 61 and round(millions, 1) == 25.2
+    assert model.trunk(torch.zeros(1, 3, 224, 224, device="meta")).shape == (1, 384, 14, 14)
+
+
+@pytest.mark.parametrize("patch_size", [2, 4, 8, 16, 32])
+def test_the_stem_divides_by_what_it_is_told(patch_size):
+    """The published one always divides by 16."""
+    stem = ConvStem(32, patch_size)
+    assert stem(torch.zeros(1, 3, 64, 96)).shape == (1, 32, 64 // patch_size, 96 // patch_size)
+    widths = [layer.out_channels for layer in stem if isinstance(layer, torch.nn.Conv2d)]
+    assert widths == [32 // 2**i for i in reversed(range(len(widths)))]
+
+
+@pytest.mark.parametrize("width, patch_size, named", [(16, 12, "12"), (16, 1, "1"), (12, 16, "12")])
+def test_stems_that_cannot_be_are_refused(width, patch_size, named):
+    with pytest.raises(ValueError, match=rf"={named}\b"):
+        ConvStem(width, patch_size)
+
+
+def test_a_block_sees_its_neighbours_on_a_grid_that_is_not_square():
+    block = randomise(ConvBlock(8).double(), 2)
+    block.mix[4] = torch.nn.Identity()  # squeeze-excite sees everything
+    x = random_images(1, 8, 3, 5, dtype=torch.float64)
+    other = x.clone()
+    other[:, :, 1, 0] += torch.arange(8)  # a constant would be lost in the norm
+    changed = (block(other) - block(x)).abs().amax(1)[0] > 1e-12
+    expected = torch.zeros(3, 5, dtype=torch.bool)
+    expected[:, :2] = True
+    assert torch.equal(changed, expected)
+
+
+def test_any_number_of_classes_has_its_queries():
+    """In the published code 1,000 is the only one that runs."""
+    for classes in (2, 7):
+        look = small(num_classes=classes, pool="per class").look(random_images(2, 3, 32, 32))
+        assert look.logits.shape == (2, classes) and look.map.shape == (2, 1, classes, 16)
+
+
+def test_with_a_query_a_class_each_logit_has_its_own(images):
+    model = small(pool="per class").double()
+    logits = model(images.double())
+    with torch.no_grad():
+        model.pool.queries[:, 2] += torch.arange(16)
+    changed = (model(images.double()) - logits).abs().amax(0) > 1e-9
+    assert changed.tolist() == [False, False, True, False, False]
+
+
+def test_an_unknown_pool():
+    with pytest.raises(ValueError, match="'maximum'"):
+        small(pool="maximum")
+
+
+# --- Pools
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_pool_equals_a_loop(queries, heads):
+    pool = randomise(AttentionPool(8, queries, heads).double(), 4)
+    patches = random_images(2, 6, 8, dtype=torch.float64)
+    gathered, p = pool(patches)
+    assert p.shape == (2, heads, queries, 6 + (queries == 1))
+    torch.testing.assert_close(p.sum(-1), torch.ones(2, heads, queries, dtype=torch.float64))
+    d = 8 // heads
+    for b in range(2):
+        for i in range(queries):
+            own = pool.queries[0, i]
+            keys = [*([own] if queries == 1 else []), *patches[b]]
+            mixed = []
+            for h in range(heads):
+                some = slice(h * d, (h + 1) * d)
+                q = pool.q(pool.norm1(own))[some]
+                scores = torch.stack([q @ pool.k(pool.norm1(key))[some] for key in keys]) / d**0.5
+                weights = scores.exp() / scores.exp().sum()
+                torch.testing.assert_close(p[b, h, i], weights)
+                mixed.append(sum(w * pool.v(pool.norm1(key))[some] for w, key in zip(weights, keys)))
+            x = own + pool.scale1.gamma * pool.proj(torch.cat(mixed))
+            x = x + pool.scale2.gamma * pool.mlp(pool.norm2(x))
+            torch.testing.assert_close(gathered[b, i], x)
+
+
+def test_a_given_map_replaces_the_pools_own():
+    pool = randomise(AttentionPool(8).double(), 4)
+    patches = random_images(2, 6, 8, dtype=torch.float64)
+    gathered, p = pool(patches)
+    torch.testing.assert_close(pool(patches, p)[0], gathered)
+    only = torch.zeros_like(p)
+    only[..., 3] = 1  # the third patch, because the query is the first key
+    other = patches.clone()
+    other[:, [0, 1, 3, 4, 5]] += 1
+    assert torch.equal(pool(patches, only)[0], pool(other, only)[0])
+    pool(patches, only)[0].sum().backward()
+    assert pool.q.weight.grad is None and pool.k.weight.grad is None
+
+
+def test_the_average_pool_is_the_mean():
+    patches = random_images(2, 6, 8, dtype=torch.float64)
+    gathered, p = AveragePool()(patches)
+    torch.testing.assert_close(gathered[:, 0], patches.mean(1))
+    assert torch.equal(p, torch.full_like(p, 1 / 6)) and p.shape == (2, 1, 1, 6)
+    weights = torch.tensor([0.0, 1, 0, 0, 0, 0], dtype=torch.float64).expand(2, 1, 1, 6)
+    assert torch.equal(AveragePool()(patches, weights)[0][:, 0], patches[:, 1])
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "convnext_atto", "efficientnet_lite0"])
+def test_a_pool_for_any_convolutional_network(name):
+    network = timm.create_model(name, num_classes=3).train()
+    before = state_of(network)
+    model = with_attention_pool(network, 7)
+    assert same(network.state_dict(), before) and network.training and model.trunk.training
+    assert same(model.trunk.state_dict(), {key: before[key] for key in model.trunk.state_dict()})
+    look = model.eval().look(torch.zeros(2, 3, 64, 96))
+    assert look.grid == (2, 3) and look.map.shape == (2, 1, 1, 7) and look.logits.shape == (2, 7)
+
+
+def test_a_network_without_a_patch_grid_at_its_end_is_refused():
+    with pytest.raises(ValueError, match="VisionTransformer"):
+        with_attention_pool(create_vit(SMALL_VIT | {"img_size": 64}), 5)
+
+
+def test_a_convolutional_network_is_not_walked(images):
+    with pytest.raises(Unwalkable, match="PatchConvNet.* look"):
+        walk(small(), images)
+
+
+# --- A ViT's class row
+
+
+def expected_row(teacher, images, temperature, tokens, layer=-1):
+    """The merged class row, from the maps that `walk` hands back."""
+    p = walk(teacher, images).layers[layer].map
+    row = aggregate_heads(p, temperature)[:, :, :1, tokens]
+    return row / row.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("pool, first", [("attention", 0), ("per class", 1), ("average", 1)])
+@pytest.mark.parametrize("layer", [-1, 0])
+def test_copy_puts_the_class_row_into_the_pool(images, pool, first, layer):
+    teacher, student = vit().double(), small(pool=pool).double()
+    pair = PoolTransfer(teacher, student, copy=True, temperature=2.0, layer=layer)
+    images = images.double()
+    row = expected_row(teacher, images, 2.0, range(first, 17), layer)
+    look = pair.look(images)
+    torch.testing.assert_close(look.map, row.expand_as(look.map), rtol=0, atol=1e-10)
+    for training in (True, False):
+        found = pair.train(training)(images)
+        torch.testing.assert_close(found.logits, student.look(images, row).logits, rtol=0, atol=1e-10)
+        assert found.transfer_loss == 0 and pair.needs_teacher
+    assert (found.logits - student(images)).abs().max() > 1e-3, "the row is used"
+
+
+def test_registers_are_left_out(images):
+    teacher = vit(reg_tokens=2)
+    row = PoolTransfer(teacher, small(), temperature=2.0).teacher_row(images)
+    torch.testing.assert_close(row, expected_row(teacher, images, 2.0, [0, *range(3, 19)]))
+
+
+@pytest.mark.parametrize("pool, first", [("attention", 0), ("per class", 1)])
+def test_distill_is_a_divergence_by_hand(images, pool, first):
+    teacher, student = vit().double(), small(pool=pool).double()
+    pair, images = PoolTransfer(teacher, student).train(), images.double()
+    p_t, p_s = expected_row(teacher, images, 10.0, range(first, 17)), student.look(images).map
+    total = sum(
+        (p_t[b, 0, 0] * (p_t[b, 0, 0] / p_s[b, 0, i]).log()).sum()
+        for b in range(3)
+        for i in range(p_s.shape[2])
+    )
+    found = pair(images)
+    torch.testing.assert_close(found.transfer_loss, total / (3 * p_s.shape[2]), rtol=0, atol=1e-10)
+    assert torch.equal(found.logits, student(images)) and not pair.needs_teacher
+    found.transfer_loss.backward()
+    assert student.pool.q.weight.grad.abs().max() > 0 and student.trunk[0][0].weight.grad.abs().max() > 0
+    assert student.pool.proj.weight.grad is None and all(p.grad is None for p in teacher.parameters())
+    assert pair.eval()(images).transfer_loss == 0
+
+
+def test_the_teacher_is_no_part_of_the_pair(images):
+    teacher, student = vit(), small()
+    pair = PoolTransfer(teacher, student)
+    assert isinstance(pair, Pair)
+    assert {name.split(".")[0] for name in pair.state_dict()} == {"student"}
+    teacher.train()
+    expected = expected_row(vit(), images, 10.0, range(17))
+    torch.testing.assert_close(pair.teacher_row(images), expected)
+    assert not teacher.training and not any(p.requires_grad for p in teacher.parameters())
+    assert pair.double().teacher_row(images.double()).dtype == torch.float64
+
+
+def test_another_grid_is_resampled_only_when_asked_for(images):
+    teacher, student = vit(), small(patch_size=4)
+    with pytest.raises(ValueError, match=r"\(4, 4\).*\(8, 8\)"):
+        PoolTransfer(teacher, student)
+    row = PoolTransfer(teacher, student, resample=True).teacher_row(images)
+    own = expected_row(teacher, images, 10.0, range(17))
+    assert row.shape == (3, 1, 1, 65)
+    torch.testing.assert_close(row.sum(-1), torch.ones(3, 1, 1))
+    torch.testing.assert_close(row[..., 0], own[..., 0])  # the class token's own share stays
+
+
+@pytest.mark.parametrize(
+    "teacher, student, options, named",
+    [
+        ({}, {}, {"temperature": 0.0}, "temperature=0.0"),
+        ({}, {}, {"layer": 3}, "layer=3"),
+        ({}, {}, {"layer": -4}, "layer=-4"),
+        ({"class_token": False, "global_pool": "avg"}, {}, {}, "class_token"),
+        ({}, {"pool": "average"}, {}, "average"),
+    ],
+)
+def test_pairs_that_cannot_be(teacher, student, options, named):
+    with pytest.raises(ValueError, match=named):
+        PoolTransfer(vit(**teacher), small(**student), **options)
+
+
+def test_only_a_vit_has_a_class_row():
+    with pytest.raises(Unwalkable):
+        PoolTransfer(small(), small())
+
+
+def test_it_trains_by_the_one_loop(images):
+    data = Images((images * 40 + 128).clamp(0, 255).byte().repeat(4, 1, 1, 1), torch.arange(12) % 5)
+    recipe = Recipe(steps=20, batch_size=12, lr=1e-2, transfer_weight=3.0)
+    pair = PoolTransfer(vit(), small(init_values=0.1))
+    history = train(pair, data, recipe, progress=None, cpu=True)
+    assert history[-1]["loss"] < 0.7 * history[0]["loss"]

@@ -1,0 +1,196 @@
+"""ResMLP: timm's network by our builder, its static maps, and a teacher's mean map in their place."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from atlib import create_vit, walk
+from atlib.data import Images
+from atlib.methods.resmlp import (
+    MIXINGS,
+    StaticMapDistill,
+    copy_static_maps,
+    mean_patch_maps,
+    resmlp,
+    static_maps,
+)
+from atlib.train.loop import train
+from atlib.train.optim import make_optimizer
+from atlib.train.recipe import Recipe
+from atlib.transfer import Pair
+from atlib.walking import Unwalkable
+from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, same, state_of
+
+
+def small(seed=2, **options):
+    """With the patch grid and depth of `SMALL_VIT`."""
+    torch.manual_seed(seed)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 8, "depth": 3, "num_classes": 5}
+    return randomise(resmlp(**sizes | options), seed)
+
+
+def test_equals_timms_by_its_weights():
+    theirs = randomise(timm.create_model("resmlp_12_224"), 1).eval()
+    ours = resmlp().eval()
+    ours.load_state_dict(theirs.state_dict())
+    images = random_images(1, 3, 224, 224)
+    with torch.no_grad():
+        assert torch.equal(ours(images), theirs(images))
+
+
+@pytest.mark.parametrize(
+    "mixing, millions", [("linear", 15.4), ("none", 14.9), ("mlp", 18.6), ("conv", 30.8), ("depthwise", 14.9)]
+)
+def test_as_many_parameters_as_in_the_ablation(mixing, millions):
+    """Touvron's thesis, tab. 4.3."""
+    with torch.device("meta"):
+        found = sum(each.numel() for each in resmlp(mixing=mixing).parameters())
+    assert round(found / 1e6, 1) == millions
+
+
+def reached(model, token):
+    """The tokens that change after one block when this one does, on a 4 x 4 grid."""
+    block, x = model.double().eval().blocks[0], random_images(1, 16, 8, dtype=torch.float64)
+    other = x.clone()
+    other[:, token] += 1
+    with torch.no_grad():
+        changed = (block(other) - block(x)).abs().amax(2)[0] > 1e-12
+    return set(changed.nonzero()[:, 0].tolist())
+
+
+def test_who_reaches_whom():
+    corner = {0, 1, 4, 5}
+    expected = {
+        "linear": set(range(16)),
+        "none": {0},
+        "mlp": set(range(16)),
+        "conv": corner,
+        "depthwise": corner,
+    }
+    assert {mixing: reached(small(mixing=mixing), 0) for mixing in MIXINGS} == expected
+
+
+def test_layer_scales_start_where_they_are_told():
+    for block in resmlp(32, 8, 8, 2, 5, init_values=0.3).blocks:
+        assert torch.equal(block.ls1, torch.full((8,), 0.3)) and torch.equal(block.ls2, block.ls1)
+    torch.testing.assert_close(resmlp(32, 8, 8, 1, 5).blocks[0].ls1, torch.full((8,), 0.1))
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="'attention'"):
+        resmlp(mixing="attention")
+    with pytest.raises(ValueError, match="img_size=30 .*patch_size=8"):
+        resmlp(30, 8)
+    with pytest.raises(Unwalkable, match="MlpMixer.*static_maps"):
+        walk(small(), random_images(1, 3, 32, 32))
+
+
+# --- The static map
+
+
+def test_a_static_map_is_what_the_block_mixes_with():
+    model = small().double()
+    block, A = model.blocks[1], static_maps(model)[1]
+    x = random_images(2, 16, 8, dtype=torch.float64)
+    normed, bias = block.norm1(x), block.linear_tokens.bias
+    mixed = torch.stack([sum(A[i, j] * normed[:, j] for j in range(16)) + bias[i] for i in range(16)], 1)
+    middle = x + block.ls1 * mixed
+    expected = middle + block.ls2 * block.mlp_channels(block.norm2(middle))
+    torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-12)
+    assert len(static_maps(model)) == 3 and A.requires_grad
+
+
+def test_it_depends_on_no_image_and_is_no_distribution():
+    model = small()
+    before = [A.clone() for A in static_maps(model)]
+    model(random_images(2, 3, 32, 32))
+    assert all(torch.equal(A, B) for A, B in zip(before, static_maps(model)))
+    A = torch.stack(before)
+    assert (A < 0).any() and ((A.sum(-1) - 1).abs() > 0.1).any()
+
+
+@pytest.mark.parametrize("mixing", sorted({*MIXINGS} - {"linear"}))
+def test_other_mixings_have_none(mixing):
+    model = small(mixing=mixing)
+    kind = type(model.blocks[0].linear_tokens).__name__
+    with pytest.raises(ValueError, match=kind):
+        static_maps(model)
+
+
+def test_nor_has_a_mixer():
+    mixer = timm.models.mlp_mixer.MlpMixer(img_size=32, patch_size=8, num_blocks=1, embed_dim=8)
+    with pytest.raises(ValueError, match="MixerBlock"):
+        static_maps(mixer)
+
+
+# --- The teacher's mean map
+
+
+def test_mean_maps_among_patches_by_a_loop(small_vit):
+    images = random_images(6, 3, 32, 32)
+    vit = randomise(create_vit(SMALL_VIT | {"reg_tokens": 2}), 1).eval()
+    found = mean_patch_maps(vit, images)
+    for layer, p in enumerate(found):
+        maps = [walk(vit, image[None]).layers[layer].map[0, h] for image in images for h in range(3)]
+        mean = (sum(maps) / 18)[3:, 3:]
+        torch.testing.assert_close(p, mean / mean.sum(-1, keepdim=True), rtol=1e-5, atol=1e-6)
+    assert [p.shape for p in found] == [(16, 16)] * 3
+
+
+def test_copied_maps_are_used_and_stay():
+    maps, model = list(random_maps(3, 16, 16, dtype=torch.float32)), small()
+    bias = state_of(model)["blocks.0.linear_tokens.bias"]
+    assert copy_static_maps(model, maps) is model
+    assert all(torch.equal(A, p) and not A.requires_grad for A, p in zip(static_maps(model), maps))
+    assert torch.equal(model.blocks[0].linear_tokens.bias, bias)
+    recipe = Recipe(steps=1, batch_size=2, lr=1e-1, weight_decay=0.5)
+    trained = {id(p) for group in make_optimizer(model, recipe).param_groups for p in group["params"]}
+    assert {id(A) for A in static_maps(model)}.isdisjoint(trained)
+    assert trained == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+def test_the_loss_by_a_loop():
+    model, maps = small().double(), random_maps(3, 16, 16)
+    pair, images = StaticMapDistill(model, list(maps)).train(), random_images(2, 3, 32, 32).double()
+    expected = 0.0
+    for A, p in zip(static_maps(model), maps):
+        expected += sum((A[i, j] - p[i, j]) ** 2 for i in range(16) for j in range(16)) / 16
+    found = pair(images)
+    torch.testing.assert_close(found.transfer_loss, expected, rtol=0, atol=1e-10)
+    assert torch.equal(found.logits, model(images))
+    found.transfer_loss.backward()
+    moved = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert moved == {f"blocks.{i}.linear_tokens.weight" for i in range(3)}
+    assert pair.eval()(images).transfer_loss == 0
+
+
+def test_the_pair_keeps_nothing_but_its_student():
+    model = small()
+    pair = StaticMapDistill(model, list(random_maps(3, 16, 16, dtype=torch.float32)))
+    assert isinstance(pair, Pair) and not pair.needs_teacher
+    assert same(pair.state_dict(), {f"student.{name}": value for name, value in model.state_dict().items()})
+    assert pair.double().maps.dtype == torch.float64
+
+
+@pytest.mark.parametrize("put", [StaticMapDistill, copy_static_maps])
+@pytest.mark.parametrize(
+    "shape, named", [((2, 16, 16), "2 maps.*3 blocks"), ((3, 64, 64), r"64, 64.*16, 16")]
+)
+def test_maps_of_another_model_are_refused(put, shape, named):
+    model = small()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=named):
+        put(model, list(random_maps(*shape, dtype=torch.float32)))
+    assert same(model.state_dict(), before)
+
+
+def test_it_trains_by_the_one_loop():
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    pair = StaticMapDistill(small(), list(random_maps(3, 16, 16, dtype=torch.float32)))
+    before = pair.train()(random_images(2, 3, 32, 32)).transfer_loss.item()
+    recipe = Recipe(steps=30, batch_size=12, lr=3e-2, transfer_weight=3.0)
+    train(pair, Images(pixels, torch.arange(12) % 5), recipe, progress=None, cpu=True)
+    assert pair.train()(random_images(2, 3, 32, 32)).transfer_loss.item() < 0.2 * before
+    assert all(isinstance(block.linear_tokens, nn.Linear) for block in pair.student.blocks)

@@ -1,0 +1,145 @@
+"""Recipes on a few small photographs: those of the command line through it, in the order that their papers
+run them, those for Python through `train`; two steps each."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
+
+from atlib import __main__ as command
+from atlib import create_vit
+from atlib.checkpoint import load_vit
+from atlib.data.images import Images
+from atlib.methods.attndistill import AttnDistill
+from atlib.record import read_record
+from atlib.run.config import read_config
+from atlib.run.recipes import LIBRARY, PUBLISHED
+from atlib.train import train
+
+SMALL = {"batch_size": 8, "steps": 2, "warmup": 0, "training_split": "train+validation"}
+VIT = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 12, "img_size": 16}
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Twelve photographs in two classes, one folder each."""
+    folder, generator = tmp_path_factory.mktemp("photographs"), np.random.default_rng(0)
+    for index in range(12):
+        path = folder / "train" / ("cat", "dog")[index % 2] / f"{index:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(photographs):
+    """Runs a recipe, smaller, from the weights of another; its folder."""
+    made = {}
+
+    def run(name, teacher=None, image_size=16):
+        if name not in made:
+            method = PUBLISHED[name].method
+            vit = VIT | {"img_size": image_size}
+            settings = SMALL | {f"model.{key}": value for key, value in vit.items()}
+            settings |= {"augmentation.image_size": image_size}
+            if method == "mae":
+                settings |= {"decoder_width": 4 * PUBLISHED[name].pretext["decoder_heads"]}
+            asked = ["pretrain", name] if method == "mae" else ["train", "--recipe", name]
+            if teacher is not None:
+                asked += ["--teacher", str(made[teacher] / result(teacher))]
+            out = photographs.parent / f"run-{len(made)}"
+            asked += ["--data", str(photographs), "--out", str(out)]
+            asked += [f"--{key}={value}" for key, value in settings.items()]
+            assert command.main(asked) == 0
+            made[name] = out
+        return made[name]
+
+    return run
+
+
+def result(name):
+    return "teacher.safetensors" if PUBLISHED[name].method == "mae" else "student.safetensors"
+
+
+CHAINS = [
+    ("mae-pretrain-vit-base", None),
+    ("mae-lite-pretrain", None),
+    ("mae-lite-fine-tune", "mae-lite-pretrain"),
+    ("mae-lite-cifar100", "mae-lite-pretrain"),
+    ("mae-lite-scratch", None),
+    ("deit-base-384", "mae-lite-pretrain"),
+    ("deit3-21k-base", None),
+    ("deit3-21k-fine-tune-base", "deit3-21k-base"),
+    ("deit3-fine-tune-base-384", "deit3-21k-fine-tune-base"),
+    ("augreg-vit-small", None),
+]
+
+
+def test_each_recipe_runs_and_begins_where_the_one_before_it_ended(run):
+    for name, teacher in CHAINS:
+        bigger = 24 if name.endswith("384") else 16  # positions are resized
+        folder = run(name, teacher, bigger)
+        config, vit = read_config(folder), load_vit(folder / result(name))
+        assert (config.recipe_name, config.method) == (name, PUBLISHED[name].method)
+        assert config.recipe.steps == 2 and vit.patch_embed.img_size == (bigger, bigger)
+        assert vit.num_classes == (0 if config.method == "mae" else 2)
+        if teacher is not None:  # two steps of such small rates leave the weights where they were
+            before = load_vit(run(teacher) / result(teacher))
+            pairs = zip(before.blocks.parameters(), vit.blocks.parameters(), strict=True)
+            assert max((old - new).abs().max().item() for old, new in pairs) < 0.02, name
+        assert np.isfinite(read_record(folder / "record.json").results["loss"])
+
+
+def test_a_task_of_pretraining_is_not_trained_with_labels_nor_the_other_way_round(
+    photographs, tmp_path, capsys
+):
+    out = ["--out", str(tmp_path / "out")]
+    assert command.main(["train", "--recipe", "mae-lite-pretrain", "--data", str(photographs), *out]) == 2
+    error = capsys.readouterr().err
+    assert "'mae-lite-pretrain'" in error and f"'{photographs}'" in error
+    assert f"python -m atlib pretrain mae-lite-pretrain --data {photographs}" in error
+    assert command.main(["train", "--recipe", "mae", "--data", "marked-glyphs", *out]) == 2
+    assert "'mae'" in capsys.readouterr().err
+    assert command.main(["pretrain", "deit-tiny", *out]) == 2 and "'deit-tiny'" in capsys.readouterr().err
+    assert command.main(["pretrain", "mae-lite-pretrain", *out]) == 2, "the built-in images are too small"
+    assert "marked-glyphs" in (error := capsys.readouterr().err) and "(224, 224)" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def two_steps(name, model):
+    """The recipe, for two steps, on twelve images: the losses."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8, generator=generator)
+    images = Images(pixels, torch.arange(12) % 2, ("cat", "dog"))
+    recipe = LIBRARY[name].recipe.changed({"steps": 2, "batch_size": 8}).on(len(images))
+    history = train(model, images, recipe, seed=0)
+    return history[-1]["loss"]
+
+
+def test_recipes_for_python_go_through_train():
+    drop = {name: each.drop_path for name, each in LIBRARY.items()}
+    own = {"img_size": 16, "patch_size": 8, "num_classes": 2}
+    cait = timm.create_model(
+        LIBRARY["cait-xxs24"].model,
+        **own,
+        **LIBRARY["cait-xxs24"].options,
+        depth=1,
+        embed_dim=16,
+        num_heads=2,
+        drop_path_rate=drop["cait-xxs24"],
+    )
+    layers = {"block_layer": ResBlock, "norm_layer": Affine, "num_blocks": 1, "embed_dim": 16, "mlp_ratio": 4}
+    resmlp = MlpMixer(**own, **layers, drop_path_rate=drop["resmlp-s12"])
+    small = {"patch_size": 8, "img_size": 16, "depth": 1}
+    teacher, student = (
+        create_vit("glyphs", **small, embed_dim=width, num_heads=2, num_classes=2) for width in (32, 16)
+    )
+    attndistill = AttnDistill(teacher, student)
+    models = {"cait-xxs24": cait, "resmlp-s12": resmlp, "attndistill-vit-tiny": attndistill}
+    for name, model in models.items():
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        assert np.isfinite(two_steps(name, model)), name
+        pairs = zip(before, model.parameters(), strict=True)
+        assert any(not torch.equal(old, new) for old, new in pairs), name

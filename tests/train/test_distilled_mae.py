@@ -1,0 +1,325 @@
+"""Distilled MAE: the published code's loss and gradients, the same patches for both, and what of a squared
+error of logits no map can show."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from timm.models.eva import Eva
+from torch import nn
+
+from atlib import create_vit, walk
+from atlib.train import make_optimizer, train
+from atlib.train.distilled_mae import (
+    DistilledMae,
+    centred_squared_error,
+    cross_entropy_of_maps,
+    distilled_mae_loss,
+    logit_error,
+    squared_error,
+)
+from atlib.train.pretrain import MaskedAutoencoder
+from atlib.train.recipe import Recipe
+from atlib.walking import Unwalkable
+from tests.helpers import ROOT, SMALL_VIT, mine, random_images, randomise
+
+IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
+ORDER = torch.rand(3, 16, generator=torch.Generator().manual_seed(5)).argsort(1)
+
+
+@pytest.fixture
+def build(small_vit):
+    """A randomised pair in float64: teacher, with changes to its arguments, and student (16 patches, 4
+    visible)."""
+
+    def built(teacher=None, student=None, **options):
+        vit = small_vit(1, **(student or {}))
+        mae = randomise(MaskedAutoencoder(vit, decoder_width=16, decoder_heads=2, decoder_depth=1), 3)
+        model = DistilledMae(small_vit(2, **(teacher or {})), mae, **options)
+        return randomise(model, 4).double()
+
+    return built
+
+
+# --- The published code
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return load_file(ROOT / "tests" / "golden" / "distilled_mae.safetensors")
+
+
+@pytest.mark.parametrize("name, layers", [("2", None), ("2", [1]), ("12", [0, 1])])
+def test_loss_and_gradients_are_those_of_the_published_code(golden, name, layers):
+    vits = []
+    for who, width, heads in (("student", 12, 3), ("teacher", 16, 4)):
+        shape = {"img_size": 16, "patch_size": 4, "depth": 2, "num_classes": 0}
+        vit = create_vit(shape | {"embed_dim": width, "num_heads": heads})
+        part = {n.removeprefix(f"{who}."): w for n, w in golden.items() if n.startswith(who)}
+        missing = vit.load_state_dict(part, strict=False)
+        assert missing.unexpected_keys == [] and {n.split(".")[0] for n in missing.missing_keys} <= {"norm"}
+        vits.append(vit)
+    student, teacher = vits
+    mae = MaskedAutoencoder(student, decoder_width=8, decoder_heads=2, decoder_depth=1)
+    model = DistilledMae(teacher, mae, layers=layers).double()
+    assert [type(mix) for mix in model.mixing] == [nn.Conv2d] * len(model.layers)
+    with torch.no_grad():
+        for (layer, _), mix in zip(model.layers, model.mixing):
+            mix.weight.copy_(golden[f"mixing.adapter{layer}.weight"])
+    found = model(golden["images"].double(), golden["order"]).transfer_loss
+    found.backward()
+    assert abs(found - golden[f"loss{name}"]).item() <= 1e-10
+    gradients = {
+        "qkv": student.blocks[1].attn.qkv.weight.grad,
+        "cls_token": student.cls_token.grad,
+        "mixing": model.mixing[-1].weight.grad,
+    }
+    for part, gradient in gradients.items():
+        expected = golden[f"grad{name}.{part}"]
+        assert (gradient - expected).abs().max() <= 1e-10 and expected.abs().max() > 1e-3, part
+
+
+# --- By hand
+
+
+def logits_by_hand(vit, images, order, visible, heads):
+    """Attention logits of every layer, (B, heads, N, N) each, image by image, with timm's own blocks."""
+    per_image = []
+    for image, places in zip(images, order.tolist()):
+        tokens = vit._pos_embed(vit.patch_embed(image[None]))
+        prefix = vit.num_prefix_tokens
+        x = tokens[:, [*range(prefix), *(prefix + place for place in places[:visible])]]
+        layers = []
+        for block in vit.blocks:
+            q, k, _ = block.attn.qkv(block.norm1(x))[0].chunk(3, -1)
+            d = q.shape[-1] // heads
+            parts = [slice(head * d, (head + 1) * d) for head in range(heads)]
+            layers.append(torch.stack([q[:, part] @ k[:, part].T / d**0.5 for part in parts]))
+            x = block(x)
+        per_image.append(layers)
+    return [torch.stack(of_layer) for of_layer in zip(*per_image)]
+
+
+def squares(z_s, z_t):
+    return ((z_s - z_t) ** 2).sum() / z_s.numel()
+
+
+def squares_about_row_means(z_s, z_t):
+    return squares(z_s - z_s.mean(-1, keepdim=True), z_t - z_t.mean(-1, keepdim=True))
+
+
+def entropy_across(z_s, z_t):
+    p_t, p_s = z_t.exp() / z_t.exp().sum(-1, keepdim=True), z_s.exp() / z_s.exp().sum(-1, keepdim=True)
+    return -(p_t * p_s.log()).sum() / z_s[..., 0].numel()
+
+
+MATCHES = {
+    squared_error: squares,
+    centred_squared_error: squares_about_row_means,
+    cross_entropy_of_maps: entropy_across,
+}
+REGISTERS = {"reg_tokens": 2}
+NO_TOKEN = {"class_token": False, "global_pool": "avg"}
+TWO_OF_DEPTH_TWO = {"depth": 2, "num_heads": 2}
+
+
+@pytest.mark.parametrize("match", MATCHES)
+@pytest.mark.parametrize(
+    "both, teacher, layers, pairs",
+    [
+        ({}, {}, None, ((2, 2),)),
+        ({}, TWO_OF_DEPTH_TWO, None, ((2, 1),)),
+        ({}, {"num_heads": 6, "embed_dim": 48}, range(3), ((0, 0), (1, 1), (2, 2))),
+        (REGISTERS, TWO_OF_DEPTH_TWO, {0: 1, 2: 0}, ((0, 1), (2, 0))),
+        (NO_TOKEN, {}, [1], ((1, 1),)),
+    ],
+    ids=str,
+)
+def test_attention_among_visible_patches_by_hand(build, match, both, teacher, layers, pairs):
+    model = build(both | teacher, both, layers=layers, match=match)
+    assert model.layers == pairs
+    heads = (SMALL_VIT | teacher)["num_heads"]
+    ours = logits_by_hand(model.student.vit, IMAGES, ORDER, 4, 3)
+    theirs = logits_by_hand(model.teacher, IMAGES, ORDER, 4, heads)
+    expected = 0
+    for (of_student, of_teacher), mix in zip(pairs, model.mixing, strict=True):
+        M = mix.weight[:, :, 0, 0]
+        assert M.shape == (heads, 3) and mix.bias is None
+        mixed = sum(M[:, g, None, None] * ours[of_student][:, g, None] for g in range(3))
+        expected = expected + MATCHES[match](mixed, theirs[of_teacher])
+    assert abs(model(IMAGES, ORDER).transfer_loss - expected).item() <= 1e-10
+
+
+def test_without_mixing_head_is_compared_with_head(build):
+    model = build(mix_heads=False)
+    assert [*model.mixing.parameters()] == []
+    both = [logits_by_hand(vit, IMAGES, ORDER, 4, 3)[2] for vit in (model.student.vit, model.teacher)]
+    assert abs(model(IMAGES, ORDER).transfer_loss - squares(*both)).item() <= 1e-10
+
+
+def test_reconstruction_is_the_auto_encoders_own(build):
+    model = build()
+    expected = model.student(IMAGES, ORDER)
+    assert abs(model(IMAGES, ORDER).reconstruction - expected).item() <= 1e-12
+    torch.manual_seed(3)
+    drawn = torch.rand(3, 16).argsort(1)
+    torch.manual_seed(3)
+    assert torch.equal(torch.stack(model(IMAGES)), torch.stack(model(IMAGES, drawn)))
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.1])
+def test_the_weight_is_the_recipes(build, weight):
+    model = build()
+    torch.manual_seed(3)
+    reconstruction, transfer_loss = model(IMAGES)
+    torch.manual_seed(3)
+    found = distilled_mae_loss(model, IMAGES, torch.zeros(3), Recipe(transfer_weight=weight))
+    assert abs(found - reconstruction - weight * transfer_loss).item() <= 1e-12
+
+
+# --- The same patches, and no others
+
+
+def test_only_visible_patches_are_compared(build):
+    model = build()
+    losses = []
+    for place in (None, -1, 0):
+        images = IMAGES.clone()
+        for image, order in zip(images, ORDER.tolist()):
+            if place is not None:
+                top, left = divmod(order[place], 4)
+                image[:, 8 * top : 8 * top + 8, 8 * left : 8 * left + 8] += 1
+        losses.append(model(images, ORDER).transfer_loss.item())
+    plain, hidden_changed, shown_changed = losses
+    assert hidden_changed == plain != shown_changed
+
+
+def test_a_student_that_is_its_teachers_double_has_nothing_to_learn(build):
+    model = build(mix_heads=False, layers=range(3))
+    model.student.vit.load_state_dict(model.teacher.state_dict())
+    assert model(IMAGES, ORDER).transfer_loss.item() == 0.0
+
+
+# --- The teacher
+
+
+def test_the_teacher_is_frozen_and_no_part_of_the_module(build):
+    model = build()
+    names = {name.split(".")[0] for name in model.state_dict()}
+    assert names == {"student", "mixing"} and all(p.requires_grad for p in model.parameters())
+    assert not any(p.requires_grad for p in model.teacher.parameters())
+    assert model.teacher.cls_token.dtype == torch.float64, "it moves along"
+    model.teacher.train()
+    model.train()(IMAGES, ORDER)
+    assert not model.teacher.training and model.student.training
+
+
+def test_the_teacher_is_run_no_further_than_its_last_compared_layer(build):
+    model = build(layers={0: 0, 2: 1})
+    mine(model.teacher, after=1)
+    assert model(IMAGES, ORDER).transfer_loss.isfinite()
+
+
+def test_gradients_reach_what_makes_the_logits(build):
+    model = build()
+    model(IMAGES, ORDER).transfer_loss.backward()
+    qkv = model.student.vit.blocks[2].attn.qkv.weight.grad.view(3, -1)
+    assert qkv[0].any() and qkv[1].any() and not qkv[2].any()
+    assert model.student.vit.cls_token.grad.any() and model.mixing[0].weight.grad.any()
+    assert model.student.decoder_positions.grad is None and model.student.vit.norm.weight.grad is None
+
+
+def test_positions_and_tokens_are_not_decayed(build):
+    model = build()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = make_optimizer(model, Recipe(weight_decay=0.05)).param_groups
+    decayed = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
+    assert decayed == {
+        name for name, p in model.named_parameters() if name.endswith(".weight") and p.ndim >= 2
+    }
+    assert "mixing.0.weight" in decayed and sum(len(group["params"]) for group in groups) == len(names)
+
+
+# --- What no map can show
+
+
+def test_constants_added_to_rows_are_what_no_map_can_show():
+    z_s, z_t = (3 * random_images(2, 4, 6, 6, seed=seed, dtype=torch.float64) for seed in (1, 2))
+    constants = random_images(2, 4, 6, 1, seed=3, dtype=torch.float64)
+    before, after = logit_error(z_s, z_t), logit_error(z_s + constants, z_t)
+    assert abs(after.visible - before.visible).item() <= 1e-12
+    assert (after.whole - before.whole).abs().item() > 0.1
+    row_means = (z_s + constants - z_t).mean(-1)
+    assert abs(after.whole - after.visible - row_means.square().mean()).item() <= 1e-12
+    share = after.invisible_share.item()
+    assert share == pytest.approx((row_means.square().mean() / after.whole).item()) and 0 < share < 1
+    only_constants = logit_error(z_t + constants, z_t)
+    assert only_constants.visible.item() <= 1e-24 and only_constants.invisible_share.item() == 1
+    torch.testing.assert_close((z_t + constants).softmax(-1), z_t.softmax(-1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("match", MATCHES)
+def test_gradients_of_a_row_sum_to_zero_unless_row_means_are_asked_for(match):
+    z_s, z_t = (random_images(2, 3, 5, 5, seed=seed, dtype=torch.float64).requires_grad_() for seed in (1, 2))
+    match(z_s, z_t).backward()
+    of_rows = z_s.grad.sum(-1).abs().max()
+    assert of_rows > 1e-3 if match is squared_error else of_rows <= 1e-15
+    assert z_t.grad is None and z_s.grad.abs().max() > 1e-3
+
+
+# --- What does not fit
+
+
+@pytest.mark.parametrize(
+    "teacher, options, words",
+    [
+        ({"patch_size": 4}, {}, ["(8, 8)", "(4, 4)"]),
+        ({"img_size": 48}, {}, ["(48, 48)", "(32, 32)"]),
+        (REGISTERS, {}, ["prefix tokens: teacher 3, student 1"]),
+        ({"num_heads": 4}, {"mix_heads": False}, ["mix_heads=True): teacher 4, student 3"]),
+        ({"num_heads": 4, "patch_size": 4}, {"mix_heads": False}, ["heads", "patch grid"]),
+        ({}, {"layers": [3]}, ["layer 3", "depth is 3"]),
+        ({"depth": 2}, {"layers": [2]}, ["teacher's layer 2", "depth is 2"]),
+    ],
+    ids=str,
+)
+def test_pairs_that_do_not_fit_are_named(build, teacher, options, words):
+    with pytest.raises(ValueError) as caught:
+        build(teacher, **options)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_other_models_are_refused(small_vit):
+    mae = MaskedAutoencoder(small_vit())
+    with pytest.raises(ValueError, match="same object"):
+        DistilledMae(mae.vit, mae)
+    with pytest.raises(ValueError, match="Eva"):
+        DistilledMae(Eva(**SMALL_VIT), mae)
+    with pytest.raises(Unwalkable, match="MaskedAutoencoder: .*walk its .vit"):
+        DistilledMae(mae, mae)
+    model = DistilledMae(small_vit(1), mae)
+    with pytest.raises(Unwalkable, match=r"DistilledMae: .*\.student\.vit"):
+        walk(model, IMAGES.float())
+
+
+# --- Training
+
+
+@pytest.mark.parametrize("match", MATCHES)
+def test_attention_is_learned(glyphs64, match):
+    torch.manual_seed(0)
+    teacher, vit = (create_vit("glyphs", depth=1, embed_dim=16, num_heads=2) for _ in range(2))
+    mae = MaskedAutoencoder(vit, 0.5, decoder_width=16, decoder_heads=2, decoder_depth=1)
+    model = DistilledMae(randomise(teacher, 1), mae, match=match)
+    order = mae.draw_order(glyphs64.pixels)
+    images, _ = glyphs64.take(range(64))
+
+    @torch.no_grad()
+    def excess():
+        """Above the least that can be reached: of a cross-entropy, the teacher's entropy."""
+        (z_t,) = model.teacher_logits(images, order)
+        return model(images, order).transfer_loss.item() - match(z_t, z_t).item()
+
+    before = excess()
+    recipe = Recipe(steps=150, batch_size=32, lr=1e-2, transfer_weight=1.0)
+    train(model, glyphs64, recipe, loss=distilled_mae_loss, progress=None)
+    assert excess() < 0.5 * before
