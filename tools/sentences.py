@@ -3,9 +3,11 @@ comment.
 
 The comment, invisible in the book and on Colab, is an expression over the functions below; the number in
 front of it must be what the expression gives, rounded to as many digits as are printed. A word between the
-two is allowed: `82.0 %<!-- = ... -->`. `python -m tools.sentences` lists those that no longer are.
+two is allowed: `82.0 %<!-- = ... -->`. `python -m tools.sentences` lists those that no longer are; with
+`--mend` it writes them anew, and whoever runs it reads the sentences around each.
 """
 
+import argparse
 import re
 import sys
 from collections.abc import Callable
@@ -102,11 +104,15 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
     return known | {"min": min, "max": max}
 
 
+def evaluated(expression: str, known: dict[str, Callable[..., float]]) -> float:
+    return eval(expression, {"__builtins__": {}} | known)  # written by us, in our own pages
+
+
 def wrong(each: Guarded, known: dict[str, Callable[..., float]]) -> str | None:
     """What is wrong with a number: None where it is what its expression gives."""
     where = f"{each.path.relative_to(ROOT) if each.path.is_relative_to(ROOT) else each.path}:{each.line}"
     try:
-        value = eval(each.expression, {"__builtins__": {}} | known)  # written by us, in our own pages
+        value = evaluated(each.expression, known)
     except Exception as error:  # whatever it is, it is told with its place
         return f"{where}: {each.expression} cannot be computed: {type(error).__name__}: {error}"
     digits = len(each.number.partition(".")[2])
@@ -114,6 +120,22 @@ def wrong(each: Guarded, known: dict[str, Callable[..., float]]) -> str | None:
     if abs(value - printed) > 0.5 * 10**-digits + 1e-9:
         return f"{where}: {each.number} is printed, {each.expression} is {value:.{digits + 1}f}"
     return None
+
+
+def mend(path: Path, known: dict[str, Callable[..., float]]) -> None:
+    """Write the numbers of a page that are no longer what their expressions give, with the digits and the
+    sign that they were printed with."""
+
+    def anew(match: re.Match) -> str:
+        if wrong(Guarded(path, 0, match["number"], " ".join(match["expression"].split())), known) is None:
+            return match[0]
+        digits = len(match["number"].partition(".")[2])
+        form = "+" * match["number"].startswith("+") + "," * ("," in match["number"]) + f".{digits}f"
+        number = format(evaluated(" ".join(match["expression"].split()), known), form)
+        return number.replace("-", "−") + match[0][len(match["number"]) :]
+
+    text = path.read_text(encoding="utf-8")
+    path.write_text(GUARDED.sub(anew, text), encoding="utf-8")
 
 
 def pages() -> list[Path]:
@@ -127,12 +149,16 @@ def pages() -> list[Path]:
 
 
 def main() -> int:
-    """Print what is wrong; 1 where anything is."""
-    known = functions()
+    """Print what is wrong; 1 where anything is and was not mended."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--mend", action="store_true", help="write the wrong numbers anew")
+    mending, known = parser.parse_args().mend, functions()
     found = [each for page in pages() for each in guarded(page)]
     problems = list(filter(None, map(partial(wrong, known=known), found)))
+    for page in {each.path for each in found} if mending and problems else ():
+        mend(page, known)
     print(*problems, f"{len(found)} numbers in sentences, {len(problems)} wrong", sep="\n")
-    return 1 if problems else 0
+    return 1 if problems and not mending else 0
 
 
 if __name__ == "__main__":

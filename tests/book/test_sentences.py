@@ -6,7 +6,7 @@ import pytest
 from atlib.lab.papers import quoted
 from atlib.record import Record, add_record, pack_bits, records_file
 from tools import front_picture
-from tools.sentences import Guarded, functions, guarded, pages, wrong
+from tools.sentences import Guarded, functions, guarded, mend, pages, wrong
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 KNOWN = functions()
@@ -54,6 +54,15 @@ def test_a_number_is_compared_to_the_digits_that_are_printed(tmp_path, known, se
     assert each.line == 3
     problem = wrong(each, known)
     assert (problem is None) == right and (right or problem.startswith(f"{page}:3: "))
+
+
+def test_mending_writes_wrong_numbers_as_they_were_printed_and_no_other(tmp_path, known):
+    page = tmp_path / "page.md"
+    right, gain = '75 %<!-- = acc("toy", "copy") -->', '<!-- = diff("toy", "copy", "scratch") -->'
+    loss, many = '<!-- = diff("toy", "scratch", "copy") -->', '<!-- = 100 * acc("toy", "copy") -->'
+    page.write_text(f"{right}, +49.9{gain}, −1{loss}, 7,501{many}, 12 of 30.")
+    mend(page, known)
+    assert page.read_text() == f"{right}, +50.0{gain}, −50{loss}, 7,500{many}, 12 of 30."
 
 
 def test_a_changed_record_is_found(tmp_path, known):
