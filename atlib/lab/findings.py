@@ -1,5 +1,5 @@
-"""What the book asks of its records: at most thirty sentences, each judged by the rule of
-`atlib.lab.verdicts`."""
+"""What the book asks of its records: at most thirty sentences, and a few of the family, each judged by the
+rule of `atlib.lab.verdicts`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -53,6 +53,14 @@ _central = partial(of, "transfer")
 SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that a seed has three
 _SCRATCH = _central(*SCRATCH)
 _COPY, _DISTILL, _FINE_TUNE = _central("copy"), _central("distill"), _central("fine-tune")
+_CAIT, _ONE_ROW = partial(of, "class-attention"), partial(of, "one-softmax")
+
+
+def _answered(method: str) -> Side:
+    """A method with 31,000 more labels than the central experiment has."""
+    return of("labels", f"{method}, 32000 labels")
+
+
 _UNDER_SHIFTS, _COMPARED = partial(of, "shifts", metric=shifted_accuracy), partial(of, "comparison")
 
 CLAIMS: tuple[Claim, ...] = (
@@ -284,6 +292,40 @@ CLAIMS: tuple[Claim, ...] = (
         of("components", "registers, copy to standard"),
         FIND,
         "arXiv 2605.07191: four of 11 families, up to 5.1 points",
+    ),
+    # of the family: labels stand for the predictions of a teacher that is always right
+    Claim("18", "Copied maps bring more than 31,000 right answers", _COPY, _answered("scratch"), WORLDS),
+    Claim("18", "Beside copied maps, right answers still help", _answered("copy"), _COPY, WORLDS),
+    Claim(
+        "18", "Beside right answers, copied maps still help", _answered("copy"), _answered("scratch"), WORLDS
+    ),
+    Claim(
+        "19",
+        "A CaiT gains from copied class rows alone",
+        _CAIT("cait, copy class rows"),
+        _CAIT("cait, scratch"),
+        FIND,
+    ),
+    Claim(
+        "19",
+        "Copied class rows are worth more than copied patch maps",
+        _CAIT("cait, copy class rows"),
+        _CAIT("cait, copy patches"),
+        FIND,
+    ),
+    Claim(
+        "20",
+        "A convolutional network with its teacher's row beats one with its own",
+        _ONE_ROW("row copied"),
+        _ONE_ROW("attention"),
+        ("match",),
+    ),
+    Claim(
+        "20",
+        "A convolutional network's own row can be taught",
+        _ONE_ROW("row distilled"),
+        _ONE_ROW("attention"),
+        ("match",),
     ),
 )
 

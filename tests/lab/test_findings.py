@@ -40,7 +40,9 @@ def write(folder, *records):
 
 
 def test_they_are_few_and_about_what_is_run():
-    assert len(CLAIMS) <= 30 and len({claim.sentence for claim in CLAIMS}) == len(CLAIMS)
+    family = [claim for claim in CLAIMS if claim.chapter > "16"]
+    assert len(CLAIMS) - len(family) <= 30 and len(family) <= 12
+    assert len({claim.sentence for claim in CLAIMS}) == len(CLAIMS)
     for claim in CLAIMS:
         assert claim.scales and set(claim.scales) <= set(SCALES)
         for scale in claim.scales:
