@@ -9,7 +9,7 @@ from atlib.exercises.judging import Exercise, Wrong
 # --- 19.1 ---
 
 
-def folded(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
+def fold_in(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
     """A row of the weight makes one channel, and so does an entry of the bias."""
     return {"weight": gamma[:, None] * weight, "bias": gamma * bias}
 
@@ -163,7 +163,7 @@ EXERCISES = (
         stars=1,
         minutes=10,
         subject="deep ViTs",
-        right=folded,
+        right=fold_in,
         cases={"square": lambda: linear(4, 4), "wide": lambda: linear(3, 12, seed=5)},
         also_right=(by_diagonal,),
         wrong={
