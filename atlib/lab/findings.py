@@ -314,6 +314,13 @@ CLAIMS: tuple[Claim, ...] = (
         FIND,
     ),
     Claim(
+        "19",
+        "Distilled patch maps are worth more than distilled class rows",
+        _CAIT("cait, distill patches"),
+        _CAIT("cait, distill class rows"),
+        FIND,
+    ),
+    Claim(
         "20",
         "A convolutional network with its teacher's row beats one with its own",
         _ONE_ROW("row copied"),
