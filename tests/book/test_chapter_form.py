@@ -1,6 +1,7 @@
 """How a chapter reads: short, no cell that the page cuts off, a question that is answered at both ends."""
 
 import re
+from collections import Counter
 
 import jupytext
 import pytest
@@ -55,3 +56,12 @@ def test_it_asks_first_and_answers_at_the_end_with_numbers(chapter):
     learned = section(chapter, "What we learned")
     assert "<!-- = " in learned, "what was found, with its number"
     assert not POINTING.search(learned), "a bullet makes sense without the table above it"
+
+
+def test_no_two_figures_of_the_book_have_one_name():
+    """Sphinx finds it too, after all notebooks have run."""
+    pages = [*(ROOT / "notebooks").glob("*.md"), *(ROOT / "book").glob("*.md")]
+    names = [
+        name for page in pages for name in re.findall(r"name: (fig-\S+)$", page.read_text("utf-8"), re.M)
+    ]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
