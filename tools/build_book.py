@@ -16,8 +16,8 @@ yet run.
 
 import argparse
 import hashlib
+import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -76,6 +76,24 @@ def run_notebooks(jobs: int) -> None:
         sys.exit(f"The book did not build: {names} failed, see above. The others need not run again.")
 
 
+def build_pages(html: Path, jobs: int) -> bool:
+    """Make the pages from the notebooks' outputs, `jobs` at a time; whether that passed.
+
+    This is `jupyter-book build . -W --keep-going -n`, which has no option for more than one process: warnings
+    are errors, and so are links to names that do not exist; all are reported before giving up.
+    """
+    from jupyter_book.sphinx import build_sphinx
+
+    os.environ.update(execute.FIXED)
+    found = {"external_toc_path": (ROOT / "_toc.yml").as_posix(), "nitpicky": True}
+    strict = {"warningiserror": True, "keep_going": True}
+    config = ROOT / "_config.yml"
+    # an exit code, or the exception that ended it
+    return 0 == build_sphinx(
+        ROOT, html, path_config=config, noconfig=True, confoverrides=found, jobs=jobs, **strict
+    )
+
+
 def size(folder: Path) -> float:
     """Megabytes (10^6 bytes) of all files below `folder`."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
@@ -91,17 +109,12 @@ def main() -> None:
     for stale in ("html", "failed-html", UNFINISHED.name):
         shutil.rmtree(BUILD / stale, ignore_errors=True)
     run_notebooks(arguments.jobs)
-    # -W: warnings are errors, all of them reported before giving up; -n: so are links to names that do not
-    # exist.
-    command = [Path(sys.executable).with_name("jupyter-book"), "build", ".", "-W", "--keep-going", "-n"]
-    command += ["--path-output", UNFINISHED]
-    code = subprocess.call(command, cwd=ROOT, env=execute.surroundings())
     built, html = UNFINISHED / "_build" / "html", BUILD / "html"
-    if code != 0:
+    if not build_pages(built, arguments.jobs):
         if built.exists():
             built.rename(BUILD / "failed-html")
         sys.exit(
-            f"\nThe book did not build (exit status {code}); the reasons are above."
+            "\nThe book did not build; the reasons are above."
             "\nPages written so far, if any: _build/failed-html"
         )
     built.rename(html)
