@@ -1,6 +1,8 @@
 """Detection data in COCO's form, a folder of images and a file of annotations: read, jittered, written."""
 
 import json
+import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,13 +13,16 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from atlib.data.decoding import CorruptImage, DataError, MissingData
+from atlib._util import write_atomically
+from atlib.data.decoding import CorruptImage, DataError, MissingData, as_is
 from atlib.data.rng import augmentation_seeds, draw_below
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.detection.objects import Found, ObjectBatch, ObjectImages, Objects, check_objects
 
 # Edges in annotations are rounded; one that lies further out of its image than this is an error.
 ROUNDING = 1.0  # pixels
+# The lists of a file of annotations, and what each entry of them must have.
+FORM = {"images": ("id", "file_name", "height", "width"), "annotations": ("id",), "categories": ("id",)}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, which COCO's models are started from
 
 
@@ -43,7 +48,9 @@ class CocoObjects:
     read, too.
 
     Raises `MissingData` for files that are not there, and `DataError`, naming the file and the ids, for
-    annotations that are not COCO's, of unknown images or categories, without area, or outside their image.
+    entries that are not COCO's, for ids that come twice, and for annotations of unknown images or categories,
+    without area, outside their image, or (with `masks`) without pixels that can be drawn. An image that
+    cannot be decoded raises `CorruptImage` when it is read.
     """
 
     corrupt: Mapping[int, str] = {}  # an image that cannot be decoded is an error
@@ -71,10 +78,11 @@ class CocoObjects:
         self.entries = sorted(read["images"], key=lambda each: each["id"])
         self._number = {each["id"]: number for number, each in enumerate(categories)}
         self._annotations: dict[int, list[dict]] = {each["id"]: [] for each in self.entries}
-        _check(read, self.file, self._number, leave_out)
-        for each in read["annotations"]:
-            if each["id"] not in leave_out:
-                self._annotations[each["image_id"]].append(each)
+        without = set(leave_out)
+        used = [each for each in read["annotations"] if each["id"] not in without]
+        _check(used, read["images"], self.file, self._number, masks)
+        for each in used:
+            self._annotations[each["image_id"]].append(each)
         absent = [
             each["file_name"] for each in self.entries if not (self.folder / each["file_name"]).is_file()
         ]
@@ -99,7 +107,7 @@ class CocoObjects:
         labels = torch.tensor([self._number[each["category_id"]] for each in found], dtype=torch.long)
         masks = None
         if self.masks:
-            drawn = [_pixels(each["segmentation"], height, width) for each in found]
+            drawn = [self._pixels(each, height, width) for each in found]
             masks = torch.from_numpy(np.stack(drawn)) if drawn else torch.zeros(0, height, width).bool()
         crowd = torch.tensor([bool(each.get("iscrowd", 0)) for each in found])
         name = f"{self.file}, image {entry['id']}"
@@ -116,7 +124,7 @@ class CocoObjects:
         share, across, down = (draw_below(draws, which, 1 << 20).item() / (1 << 20) for which in range(3))
         low, high = self.jitter
         scale = (low + share * (high - low)) * self.size / longer
-        room = [max(0, round(scale * side) - self.size) for side in (entry["width"], entry["height"])]
+        room = [max(0, side - self.size) for side in _scaled(scale, entry["width"], entry["height"])]
         left, top = int(across * (room[0] + 1)), int(down * (room[1] + 1))
         return Placed(scale, left, top, bool(draw_below(draws, 3, 2).item()))
 
@@ -124,7 +132,8 @@ class CocoObjects:
         """An image, float32 (3, size, size), and what is visible of its objects in it."""
         place = self.placed(number, seed)
         pixels = place_image(self._decoded(number), place, self.size)
-        return pixels, place_objects(self.original(number), place, self.entries[number]["width"], self.size)
+        width, height = (self.entries[number][side] for side in ("width", "height"))
+        return pixels, place_objects(self.original(number), place, width, height, self.size)
 
     def take(self, indices: Sequence[int]) -> tuple[Tensor, ObjectBatch]:
         """The images at `indices` as evaluation sees them, float32 (B, 3, size, size), and their objects."""
@@ -146,19 +155,39 @@ class CocoObjects:
 
     def back(self, number: int, found: Found) -> Found:
         """What `detect` found in an image as evaluation sees it, in the image's own pixels."""
-        entry, scale = self.entries[number], self.placed(number, None).scale
-        edges = torch.tensor([entry["width"], entry["height"]] * 2)
-        boxes = (found.boxes / scale).minimum(edges)
+        entry = self.entries[number]
+        width, height = entry["width"], entry["height"]
+        across, down = _scaled(self.placed(number, None).scale, width, height)
+        factors = torch.tensor([width / across, height / down] * 2)
+        boxes = (found.boxes * factors).minimum(torch.tensor([width, height] * 2))
         masks = found.masks
         if masks is not None and len(masks):
-            inside = masks[:, : round(scale * entry["height"]), : round(scale * entry["width"])].float()
+            inside = masks[:, :down, :across].float()
             whole = nn.functional.interpolate(
-                inside[None], (entry["height"], entry["width"]), mode="bilinear", align_corners=False
+                inside[None], (height, width), mode="bilinear", align_corners=False
             )
             masks = whole[0] > 0.5
         elif masks is not None:
-            masks = torch.zeros(0, entry["height"], entry["width"], dtype=torch.bool)
+            masks = torch.zeros(0, height, width, dtype=torch.bool)
         return Found(boxes, found.labels, found.scores, masks)
+
+    def _pixels(self, annotation: dict, height: int, width: int) -> np.ndarray:
+        """The mask of one annotation, polygons or run lengths: bool (height, width)."""
+        segmentation = annotation["segmentation"]
+        if isinstance(segmentation, list):
+            from pycocotools import mask as run_lengths
+
+            packed = run_lengths.merge(run_lengths.frPyObjects(segmentation, height, width))
+            return run_lengths.decode(packed).astype(bool)
+        counts = segmentation["counts"]
+        # by hand: of run lengths that do not fill the image, pycocotools makes whatever lies in memory
+        lengths = np.array(counts if isinstance(counts, list) else _lengths(counts), dtype=np.int64)
+        if (lengths < 0).any() or lengths.sum() != height * width:
+            raise DataError(
+                f"{self.file}, annotation {annotation['id']}: run lengths fill {lengths.sum()} pixels, its"
+                f" image has {height * width}. Mend the file, or name its id in leave_out="
+            )
+        return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(width, height).T
 
     def _share(self, share: tuple[list[int], list[int], float]) -> Batch:
         indices, seeds, weight = share
@@ -171,7 +200,7 @@ class CocoObjects:
         try:
             with Image.open(path) as file:
                 picture = file.convert("RGB")
-        except OSError as error:
+        except Exception as error:  # PIL raises half a dozen kinds for a damaged file
             raise CorruptImage(f"{path} cannot be decoded ({error})") from error
         if picture.size != (entry["width"], entry["height"]):
             raise DataError(
@@ -186,7 +215,7 @@ def place_image(picture: Image.Image, place: Placed, size: int) -> Tensor:
     standard deviation, 0 where there is no picture."""
     if place.flipped:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    across, down = (max(1, round(place.scale * side)) for side in picture.size)
+    across, down = _scaled(place.scale, *picture.size)
     picture = picture.resize((across, down), Image.Resampling.BILINEAR)
     picture = picture.crop(
         (place.left, place.top, min(across, place.left + size), min(down, place.top + size))
@@ -198,30 +227,54 @@ def place_image(picture: Image.Image, place: Placed, size: int) -> Tensor:
     return square
 
 
-def place_objects(objects: Objects, place: Placed, width: int, size: int) -> Objects:
-    """What lies in the square of objects of an image that is `width` pixels wide. Objects of which less than
-    a pixel is left in width or height go."""
+def place_objects(objects: Objects, place: Placed, width: int, height: int, size: int) -> Objects:
+    """What lies in the square of objects of an image of that width and height in pixels. A box that the
+    square's edge cuts holds the pixels that are left, where masks tell which. Objects of which less than a
+    pixel is left in width or height go, and those of which no pixel is."""
     boxes, labels, masks, crowd = objects
     if place.flipped:
         boxes = torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], dim=1)
         masks = None if masks is None else masks.flip(-1)
     corner = torch.tensor([place.left, place.top] * 2)
-    boxes = (boxes * place.scale - corner).clamp(0, size)
-    left = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1)
+    across, down = _scaled(place.scale, width, height)
+    # as the picture, which has whole pixels
+    moved = boxes * torch.tensor([across / width, down / height] * 2) - corner
+    boxes = moved.clamp(0, size)
+    seen = torch.ones(len(boxes), dtype=torch.bool)
     if masks is not None:
-        height, across = (max(1, round(place.scale * side)) for side in masks.shape[-2:])
         whole = torch.zeros(len(masks), size, size, dtype=torch.bool)
         if len(masks):
-            scaled = nn.functional.interpolate(masks[None].float(), (height, across), mode="nearest")[0] > 0.5
+            # "nearest" would move masks up and left against the image, by up to half a pixel
+            scaled = (
+                nn.functional.interpolate(masks[None].float(), (down, across), mode="nearest-exact")[0] > 0
+            )
             part = scaled[:, place.top : place.top + size, place.left : place.left + size]
             whole[:, : part.shape[1], : part.shape[2]] = part
-        masks = whole[left]
-    return Objects(boxes[left], labels[left], masks, crowd[left])
+        masks, seen = whole, whole.flatten(1).any(1)
+        cut = ((moved - boxes).abs() >= 1).any(1)
+        around = _around(masks)
+        tight = torch.cat([boxes[:, :2].maximum(around[:, :2]), boxes[:, 2:].minimum(around[:, 2:])], dim=1)
+        boxes = torch.where(cut[:, None], tight, boxes)
+    left = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1) & seen
+    return Objects(boxes[left], labels[left], None if masks is None else masks[left], crowd[left])
+
+
+def _scaled(scale: float, *sides: int) -> list[int]:
+    """The sides of a scaled image, in whole pixels."""
+    return [max(1, round(scale * side)) for side in sides]
+
+
+def _around(masks: Tensor) -> Tensor:
+    """The boxes around the pixels of masks: float32 (k, 4); the whole square where there are none."""
+    down, across = masks.any(2), masks.any(1)  # (k, height), (k, width)
+    first = [side.int().argmax(1) for side in (across, down)]  # the first of equals
+    last = [side.shape[1] - side.flip(1).int().argmax(1) for side in (across, down)]
+    return torch.stack([*first, *last], dim=1).float()
 
 
 def export_coco(images: ObjectImages, folder: str | Path) -> tuple[Path, Path]:
-    """Write images in memory as PNG files and their objects as annotations with run lengths, and return the
-    folder of the images and the file of annotations."""
+    """Write images in memory as PNG files and their objects as annotations, masks as run lengths where there
+    are some, and return the folder of the images and the file of annotations, which is written last."""
     from pycocotools import mask as run_lengths
 
     pictures, file = Path(folder) / "images", Path(folder) / "annotations.json"
@@ -232,78 +285,131 @@ def export_coco(images: ObjectImages, folder: str | Path) -> tuple[Path, Path]:
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(pictures / name)
         entries.append({"id": number, "file_name": name, "height": height, "width": width})
         for i, (left, top, right, bottom) in enumerate(objects.boxes.tolist()):
-            packed = run_lengths.encode(np.asfortranarray(objects.masks[i].numpy().astype(np.uint8)))
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": number,
-                    "category_id": int(objects.labels[i]) + 1,
-                    "bbox": [left, top, right - left, bottom - top],
-                    "area": float(run_lengths.area(packed)),
-                    "iscrowd": int(objects.crowd[i]),
-                    "segmentation": {"size": packed["size"], "counts": packed["counts"].decode()},
-                }
-            )
-    categories = [{"id": number + 1, "name": name} for number, name in enumerate(images.classes)]
-    file.write_text(json.dumps({"images": entries, "annotations": annotations, "categories": categories}))
-    return pictures, file
+            annotation = {
+                "id": len(annotations) + 1,
+                "image_id": number,
+                "category_id": int(objects.labels[i]) + 1,
+                "bbox": [left, top, right - left, bottom - top],
+                "area": (right - left) * (bottom - top),
+                "iscrowd": int(objects.crowd[i]),
+            }
+            if objects.masks is not None:
+                packed = run_lengths.encode(np.asfortranarray(objects.masks[i].numpy().astype(np.uint8)))
+                annotation["area"] = float(run_lengths.area(packed))
+                annotation["segmentation"] = {"size": packed["size"], "counts": packed["counts"].decode()}
+            annotations.append(annotation)
+    classes = max((int(each.labels.max()) + 1 for each in images.objects if len(each.labels)), default=0)
+    names = images.classes or [str(number) for number in range(classes)]
+    categories = [{"id": number + 1, "name": name} for number, name in enumerate(names)]
+    whole = {"images": entries, "annotations": annotations, "categories": categories}
+    return pictures, write_atomically(file, json.dumps(whole).encode())
 
 
 def _read(file: Path) -> dict:
+    """The file of annotations, with the lists and entries that it must have."""
     if not file.is_file():
         raise MissingData(f"{file} is not there: annotations= names the JSON file", "path")
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{file} is no JSON: {error}") from error
-    for name in ("images", "annotations", "categories"):
+    for name, fields in FORM.items():
         if not isinstance(read, dict) or not isinstance(read.get(name), list):
             raise DataError(
                 f"{file} has no list {name!r}: COCO's form has images, annotations and categories"
             )
+        for place, each in enumerate(read[name]):
+            missing = [field for field in fields if not isinstance(each, dict) or field not in each]
+            if missing:
+                raise DataError(
+                    f"{file}: entry {place} of {name!r} has no {', '.join(missing)}: {each!r:.200}"
+                )
+        twice = [key for key, times in Counter(each["id"] for each in read[name]).items() if times > 1]
+        if twice:
+            raise DataError(f"{file}: ids of {name!r} that come twice: {_listed(twice)}")
+    if not read["images"]:
+        raise DataError(f"{file} lists no images")
     return read
 
 
-def _check(read: dict, file: Path, categories: dict[int, int], leave_out: Collection[int]) -> None:
+def _check(
+    annotations: Sequence[dict], images: Sequence[dict], file: Path, categories: Collection[int], masks: bool
+) -> None:
     """Find all annotations that cannot be used, and name them."""
-    sizes = {each["id"]: (each["width"], each["height"]) for each in read["images"]}
+    sizes = {each["id"]: (each["width"], each["height"]) for each in images}
     wrong: dict[str, list[int]] = {}
-    for each in read["annotations"]:
-        if each["id"] in leave_out:
-            continue
-        if each["image_id"] not in sizes:
-            why = "are of images that are not listed"
-        elif each["category_id"] not in categories:
-            why = "are of categories that are not listed"
-        else:
-            (width, height), (left, top, across, down) = sizes[each["image_id"]], each["bbox"]
-            out = max(-left, -top, left + across - width, top + down - height)
-            if not (across > 0 and down > 0):
-                why = "have boxes without area"
-            elif out > ROUNDING:
-                why = "have boxes that reach out of their image"
-            else:
-                continue
-        wrong.setdefault(why, []).append(each["id"])
+    for each in annotations:
+        why = _why_not(each, sizes, categories, masks)
+        if why:
+            wrong.setdefault(why, []).append(each["id"])
     if wrong:
-        said = "; ".join(
-            f"{len(ids)} {why} (ids {', '.join(map(str, ids[:10]))}{' ...' if len(ids) > 10 else ''})"
-            for why, ids in wrong.items()
-        )
+        said = "; ".join(f"{len(ids)} {why} (ids {_listed(ids)})" for why, ids in wrong.items())
         raise DataError(f"{file}, annotations: {said}. Mend the file, or name their ids in leave_out=")
 
 
-def _pixels(segmentation: list | dict, height: int, width: int) -> np.ndarray:
-    """The mask of one annotation, polygons or run lengths: bool (height, width)."""
-    from pycocotools import mask as run_lengths
+def _why_not(
+    annotation: dict, sizes: Mapping[int, tuple[int, int]], categories: Collection[int], masks: bool
+) -> str | None:
+    """Why an annotation cannot be used; None where it can."""
+    if annotation.get("image_id") not in sizes:
+        return "are of images that are not listed"
+    if annotation.get("category_id") not in categories:
+        return "are of categories that are not listed"
+    width, height = sizes[annotation["image_id"]]
+    try:
+        left, top, across, down = map(float, annotation["bbox"])
+    except (KeyError, TypeError, ValueError):
+        return "have no bbox of four numbers"
+    if not all(map(math.isfinite, (left, top, across, down))):
+        return "have no bbox of four numbers"
+    if across <= 0 or down <= 0:
+        return "have boxes without area"
+    if max(-left, -top, left + across - width, top + down - height) > ROUNDING:
+        return "have boxes that reach out of their image"
+    if left >= width or top >= height or left + across <= 0 or top + down <= 0:
+        return "have boxes without area in their image"
+    if masks and not _can_be_drawn(annotation.get("segmentation"), height, width):
+        return "have neither polygons nor run lengths of their image's size (masks=False reads boxes alone)"
+    return None
 
+
+def _can_be_drawn(segmentation: object, height: int, width: int) -> bool:
+    """Whether there are polygons of three points or more, or run lengths of an image of that size."""
     if isinstance(segmentation, list):
-        packed = run_lengths.merge(run_lengths.frPyObjects(segmentation, height, width))
-    elif isinstance(segmentation["counts"], list):
-        packed = run_lengths.frPyObjects(segmentation, height, width)
-    else:
-        packed = segmentation
-    return run_lengths.decode(packed).astype(bool)
+        return bool(segmentation) and all(
+            isinstance(each, list) and len(each) >= 6 and len(each) % 2 == 0 for each in segmentation
+        )
+    return (
+        isinstance(segmentation, dict)
+        and segmentation.get("size") == [height, width]
+        and isinstance(segmentation.get("counts"), list | str)
+    )
+
+
+def _lengths(counts: str) -> list[int]:
+    """The run lengths that COCO writes as characters.
+
+    A character less 48 has six bits: five of a number, the lowest first, and whether more of it follow; the
+    last of them tells the sign. From the fourth number on, what is written is the difference to the last but
+    one.
+    """
+    lengths, number, bits = [], 0, 0
+    for character in counts:
+        value = ord(character) - 48
+        number |= (value & 31) << bits
+        bits += 5
+        if value & 32:
+            continue
+        if value & 16:
+            number -= 1 << bits
+        lengths.append(number + (lengths[-2] if len(lengths) > 2 else 0))
+        number, bits = 0, 0
+    return lengths
+
+
+def _listed(ids: Sequence) -> str:
+    """The first ten."""
+    return ", ".join(map(str, ids[:10])) + (" ..." if len(ids) > 10 else "")
 
 
 def _together(each: Sequence[tuple[Tensor, Objects]]) -> tuple[Tensor, ObjectBatch]:
@@ -313,7 +419,13 @@ def _together(each: Sequence[tuple[Tensor, Objects]]) -> tuple[Tensor, ObjectBat
 
 def _loader(make, parts: Sequence, workers: int) -> DataLoader:
     """`make` of each part, by workers ahead of time."""
-    return DataLoader(_Made(make, parts), batch_size=None, num_workers=workers, generator=torch.Generator())
+    return DataLoader(
+        _Made(make, parts),
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=as_is,
+        generator=torch.Generator(),
+    )
 
 
 class _Made:

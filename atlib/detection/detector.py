@@ -210,7 +210,7 @@ class Detector(nn.Module):
 
     `forward(images, objects)` in training gives the heads' losses and the pair's transfer loss;
     `forward(images)` in evaluation gives what it found. Copy keeps routing frozen under a pyramid that is
-    trained.
+    trained. Raises `ValueError` in training without objects.
     """
 
     def __init__(self, vit: VisionTransformer | AttentionTransfer, heads: nn.Module, sizes: Sizes):
@@ -221,8 +221,10 @@ class Detector(nn.Module):
         self.heads = heads
 
     def forward(self, images: Tensor, objects: ObjectBatch | None = None) -> Detected:
+        if self.training and objects is None:
+            raise ValueError("in training a detector needs objects, got None: call .eval() to detect")
         seen = self.backbone(images)
-        losses, found = self.heads(self.pyramid(seen.grid), images, objects)
+        losses, found = self.heads(self.pyramid(seen.grid), images, objects if self.training else None)
         return Detected(losses, seen.transfer_loss, found)
 
 

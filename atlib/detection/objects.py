@@ -69,13 +69,18 @@ def check_objects(objects: Objects, height: int, width: int, name: str) -> Objec
     """The objects of an image of that size, if nothing learns a wrong thing from them.
 
     Raises `ValueError`, with the image's `name` and the box, for a box without area and for one outside the
-    image, and for boxes, labels and masks that are not as many or not of the image's size.
+    image, for labels that do not count classes from 0, and for boxes, labels and masks that are not as many
+    or not of the image's size.
     """
     boxes, labels, masks, crowd = objects
     if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes) == len(labels) == len(crowd):
         raise ValueError(
             f"{name}: boxes (k, 4), labels (k,) and crowd (k,) are wanted, got {tuple(boxes.shape)},"
             f" {tuple(labels.shape)} and {tuple(crowd.shape)}"
+        )
+    if labels.dtype != torch.int64 or (labels < 0).any():
+        raise ValueError(
+            f"{name}: labels are classes from 0 in int64, got {labels.tolist()[:10]} in {labels.dtype}"
         )
     if masks is not None and masks.shape != (len(boxes), height, width):
         raise ValueError(
@@ -96,7 +101,8 @@ class ObjectImages:
     `detect` evaluates.
 
     pixels: uint8 (n, 3, height, width); an image comes out as (pixel / 255 - mean) / std. Raises `ValueError`
-    for another number of objects than images, and as `check_objects` does.
+    for pixels that are no such images, for another number of objects than images, and as `check_objects`
+    does.
     """
 
     corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
@@ -111,6 +117,10 @@ class ObjectImages:
     ):
         if len(pixels) != len(objects):
             raise ValueError(f"{len(pixels)} images, but objects of {len(objects)}")
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4:
+            raise ValueError(
+                f"pixels must be uint8 (n, 3, height, width), got {pixels.dtype} {tuple(pixels.shape)}"
+            )
         height, width = pixels.shape[-2:]
         self.objects = [
             check_objects(each, height, width, f"image {number}") for number, each in enumerate(objects)

@@ -53,7 +53,8 @@ def area_under(right: np.ndarray, objects: int) -> float:
 def average_precision(
     found: Sequence[Found], objects: Sequence[Objects], thresholds: Sequence[float] = THRESHOLDS
 ) -> float:
-    """COCO's AP of boxes, in [0, 1]: the mean over thresholds and over the classes that occur.
+    """COCO's AP of boxes, in [0, 1]: the mean over thresholds and over the classes that occur; NaN where none
+    does.
 
     The same as pycocotools where there is no crowd (`coco_precision` knows crowds, sizes and masks, too).
     Source: Lin et al. 2014, "Microsoft COCO" (arXiv 1405.0312), and its evaluation code.
@@ -72,7 +73,7 @@ def average_precision(
         for threshold in thresholds:
             right = np.concatenate([matched(overlap, threshold) for overlap in overlaps])
             each.append(area_under(right[order], number))
-    return float(np.mean(each))
+    return float(np.mean(each)) if each else float("nan")
 
 
 class Precision(NamedTuple):
