@@ -336,4 +336,5 @@ def blurred(image: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def to_bytes(image: np.ndarray) -> np.ndarray:
+    """Levels in [0, 1] as uint8 from 0 to 255; what lies outside is cut off."""
     return np.clip(np.rint(image * 255), 0, 255).astype(np.uint8)
