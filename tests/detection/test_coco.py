@@ -11,6 +11,7 @@ from torch import nn
 
 from atlib.data.decoding import CorruptImage, DataError, MissingData
 from atlib.data.glyphs import SHAPES
+from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import ShardSpec, epoch_order
 from atlib.data.scenes import SceneWorld, generate_scenes
 from atlib.detection.coco import MEAN, STD, CocoObjects, Placed, export_coco, place_objects
@@ -308,6 +309,18 @@ def test_an_epoch_has_every_image_once_over_two_processes(files, workers):
                 "jitter hangs on the image, not on who asks"
             )
             assert all(same(mine, theirs) for mine, theirs in zip(part.targets, whole.targets[rank::2]))
+
+
+def test_each_image_of_an_epoch_is_jittered_by_its_own_seed(files):
+    jittered, part = CocoObjects(*files, size=64, jitter=(0.5, 2.0)), ShardSpec(4, 1, 6)
+    places = set()
+    for batch in jittered.epoch(part):
+        seeds = augmentation_seeds(part, torch.tensor(batch.indices), torch.zeros(len(batch.indices)).long())
+        for index, seed, image, objects in zip(batch.indices, seeds.tolist(), batch.images, batch.targets):
+            expected, theirs = jittered.one(index, seed)
+            assert torch.equal(image, expected) and same(objects, theirs)
+            places.add(jittered.placed(index, seed))
+    assert len(places) == SCENES
 
 
 def test_an_epoch_goes_on_where_it_was(files):

@@ -69,7 +69,7 @@ def test_losses_are_finite_with_and_without_objects(scenes, name, kind, empty):
     for part in (model.pyramid, model.heads):
         gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
         assert gradients and all(torch.isfinite(each).all() for each in gradients)
-    said = model.eval()(images)
+    said = model.eval()(images, objects)  # evaluation does not look at them
     assert said.losses == {} and said.transfer_loss.item() == 0 and len(said.found) == 3
 
 
@@ -203,6 +203,21 @@ def test_classes_are_counted_from_0_outside_and_the_background_is_inside():
     predictor.cls_score.bias.data[0] = 30.0
     _, (found,) = heads(levels, torch.zeros(1, 3, 64, 64), None)
     assert len(found.labels) == 0 and found.masks.shape == (0, 64, 64)
+
+
+def test_the_first_class_is_not_learned_as_background(scenes):
+    """A classifier that says the first class of all regions is the better one where all objects are of it."""
+    images, objects = scenes.take([0, 1])
+    objects = ObjectBatch([each._replace(labels=torch.zeros_like(each.labels)) for each in objects])
+    model = detector("mask_rcnn")
+    scores = model.heads.regions.box_predictor.cls_score
+    torch.nn.init.zeros_(scores.weight)
+    loss = []
+    for favoured in (1, 2):
+        scores.bias.data[:] = 0.0
+        scores.bias.data[favoured] = 3.0
+        loss.append(losses(model, images, objects).losses["loss_classifier"].item())
+    assert loss[0] < loss[1] - 0.1
 
 
 def test_two_scenes_are_learned_by_heart(scenes):
