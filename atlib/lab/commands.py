@@ -30,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument(
         "name", help="; ".join(f"{name}: {study.shows}" for name, study in EXPERIMENTS.items())
     )
-    parser.add_argument("--scale", default="find", help=f"one of {', '.join(SCALES)} (default: find)")
+    parser.add_argument(
+        "--scale",
+        default=None,
+        help=f"one of {', '.join(SCALES)} (default: find, or the first that the experiment is made for)",
+    )
     parser.add_argument(
         "--seeds",
         type=int,
@@ -118,12 +122,13 @@ def overview(results: Path) -> str:
 def _run_experiment(given: argparse.Namespace) -> tuple[list[Record], Path]:
     """Repeat an experiment; its records, and their file."""
     require_known("experiment", given.name, EXPERIMENTS)
-    require_known("scale", given.scale, scales())
     study = EXPERIMENTS[given.name]
+    scale = given.scale or (study.only or CLASSIFYING)[0]
+    require_known("scale", scale, scales())
     seeds = study.seeds if given.seeds is None else given.seeds
     if seeds < 1 or given.jobs < 1:
         raise ValueError(f"--seeds and --jobs must be at least 1, got {seeds} and {given.jobs}")
-    place = Place(given.scale, given.data, given.out, given.work or Path("runs", "transfer", given.scale))
+    place = Place(scale, given.data, given.out, given.work or Path("runs", "transfer", scale))
     run = run_examination if isinstance(study, Examination) else run_study
     return run(study, place, seeds, given.methods, given.jobs), place.records(given.name)
 

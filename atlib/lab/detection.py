@@ -129,7 +129,7 @@ DETECTION = Study(
         *_variants("segment", METHODS),
     ),
     seeds=3,
-    minutes=200,
+    minutes=110,
     only=("scenes",),
     teachers=(LABELLED_SCENES,),
 )

@@ -130,8 +130,8 @@ def _painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -
     return pretrain.MaskedAutoencoder(vit, mask_ratio=0.5)
 
 
-# Scenes, painted: a hidden patch can be foretold from its object's others. Half of the patches are nothing but
-# noise, so that whoever knew every object would still leave 0.62 unpainted.
+# Scenes, painted: a hidden patch can be foretold from its object's others. Half of the patches hold noise
+# alone, so that whoever knew every object would still leave 0.62 unpainted.
 PAINTED_SCENES = Schooling(
     "mae",
     0,
@@ -394,7 +394,7 @@ class SceneScale(Scale):
 
     def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> ObjectImages:
         """The students' training scenes, or another number of them, with all that is in them."""
-        return self._draw("train", number or self.labels or 2000, seed, twin)
+        return self._draw("train", number or self.labels, seed, twin)
 
     def unlabelled_images(self, seed: int) -> Images:
         """The first 1,000 of the teacher's scenes, for what is estimated from its maps; their labels are not
@@ -403,6 +403,7 @@ class SceneScale(Scale):
 
     def held_out(self, split: str, twin: str | None = None) -> ObjectImages:
         """ "validation" (300 scenes) or "test" (500)."""
+        require_known("split", split, self.held_out_sizes)
         return self._draw(split, self.held_out_sizes[split], 0, twin)
 
     def _draw(self, split: str, size: int, seed: int, twin: str | None) -> ObjectImages:

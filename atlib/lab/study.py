@@ -190,8 +190,8 @@ class Study:
 
     shows: what they are to show. paper: where the paper (arXiv 2411.09702) has the like, with its figures.
     seeds: as recorded. minutes: of all runs at one scale on two cores, the central teachers not
-    counted. only: the scales that it is made for, none for any. teachers: made for this study, beside the
-    central ones.
+    counted. only: the scales that it is made for, none for any whose students are classifiers. teachers: made
+    for this study, beside the central ones.
     """
 
     name: str

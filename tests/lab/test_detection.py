@@ -1,6 +1,7 @@
 """The study of where things are: backbones, heads and figures are those that its names say, and at toy size
 it runs, chooses and goes on as the other studies do."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -102,6 +103,12 @@ def test_a_variant_is_what_its_name_says(variant, sources):
     trained = {name for name, weights in model.named_parameters() if weights.requires_grad}
     assert any(name.startswith("backbone") for name in trained) == (how != "frozen")
     assert any(not name.startswith("backbone") for name in trained)
+
+
+def test_its_runs_travel_to_other_processes(tmp_path):
+    for variant in DETECTION.variants:
+        run = pickle.loads(pickle.dumps(Run(DETECTION, place_in(tmp_path), variant.name, 1)))
+        assert run.key == ("run", variant.name, 1, None)
 
 
 def test_heads_start_alike_on_all_backbones_of_a_seed(sources):
