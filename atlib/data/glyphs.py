@@ -336,4 +336,5 @@ def blurred(image: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def to_bytes(image: np.ndarray) -> np.ndarray:
+    """Levels from 0 to 1 as uint8, those outside as the nearer end."""
     return np.clip(np.rint(image * 255), 0, 255).astype(np.uint8)

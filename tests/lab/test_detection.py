@@ -119,6 +119,8 @@ def test_heads_start_alike_on_all_backbones_of_a_seed(sources):
         first = starts.setdefault(variant.name.split(",")[0], state)
         assert len(state) >= 2 and same(state, first), variant.name
     assert len(starts) == 3
+    other = DETECTION.variant("segment, scratch").build(sources._replace(seed=1)).head.weight
+    assert torch.cosine_similarity(other.flatten(), starts["segment"]["head.weight"].flatten(), 0).abs() < 0.2
 
 
 def test_all_of_one_head_choose_from_the_same_rates_at_the_same_budget(tmp_path):
