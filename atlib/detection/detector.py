@@ -220,6 +220,10 @@ class Detector(nn.Module):
         self.pyramid = SimplePyramid(student_of(vit).embed_dim, sizes.width, sizes.scales, top)
         self.heads = heads
 
+    def no_weight_decay(self) -> set[str]:
+        """The backbone's positions and tokens."""
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
+
     def forward(self, images: Tensor, objects: ObjectBatch | None = None) -> Detected:
         if self.training and objects is None:
             raise ValueError("in training a detector needs objects, got None: call .eval() to detect")

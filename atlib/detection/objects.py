@@ -135,6 +135,11 @@ class ObjectImages:
         pixels = self.pixels[torch.as_tensor(indices)]
         return (pixels.float() / 255 - self.mean) / self.std, ObjectBatch([self.objects[i] for i in indices])
 
+    def to(self, device: torch.device | str) -> "ObjectImages":
+        """The same images and objects on a device, where training then takes them."""
+        objects = ObjectBatch(self.objects).to(device)
+        return ObjectImages(self.pixels.to(device), objects, self.classes, self.mean, self.std)
+
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, ObjectBatch]]:
         """All images in order."""
         for start in range(0, len(self), batch_size):

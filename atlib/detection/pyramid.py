@@ -42,6 +42,11 @@ class GridOfTokens(nn.Module):
         """The ViT whose tokens are read."""
         return student_of(self.vit)
 
+    def no_weight_decay(self) -> set[str]:
+        """Positions and tokens, which AdamW leaves undecayed; timm asks a model for them by this name."""
+        where = "vit." if self.student is self.vit else "vit.student."
+        return {where + name for name in self.student.no_weight_decay()}
+
     def forward(self, images: Tensor) -> Seen2d:
         if not isinstance(self.vit, AttentionTransfer):
             seen, transfer_loss = walk(self.vit, images, head=False, checked=True), images.new_zeros(())

@@ -5,6 +5,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.data.images import Images
+from atlib.detection.objects import ObjectImages
 from atlib.detection.pyramid import GridOfTokens
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer, Transferred, student_of
@@ -22,11 +23,28 @@ class Segmenter(nn.Module):
         self.backbone = GridOfTokens(vit)
         self.head = nn.Conv2d(student_of(vit).embed_dim, classes, 1)
 
+    def no_weight_decay(self) -> set[str]:
+        """The backbone's positions and tokens."""
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
+
     def forward(self, images: Tensor) -> Transferred:
         seen = self.backbone(images)
         size = images.shape[-2:]
         logits = nn.functional.interpolate(self.head(seen.grid), size, mode="bilinear", align_corners=False)
         return Transferred(logits, seen.transfer_loss)
+
+
+def pixel_images(images: ObjectImages) -> Images:
+    """The same images with the class of every pixel as target, int64 (n, height, width): 0 for the background
+    and 1 + class elsewhere; of objects that share a pixel the later one has it. Raises `ValueError` for
+    objects without masks."""
+    classes = torch.zeros(len(images), *images.pixels.shape[-2:], dtype=torch.long)
+    for number, (pixels, each) in enumerate(zip(classes, images.objects)):
+        if each.masks is None:
+            raise ValueError(f"image {number}: its objects have no masks, so no pixel has a class")
+        for label, mask in zip(each.labels.tolist(), each.masks):
+            pixels[mask] = 1 + label
+    return Images(images.pixels, classes, ("background", *images.classes), images.mean, images.std)
 
 
 def segmentation_loss(model: nn.Module, images: Tensor, classes: Tensor, recipe: Recipe) -> Tensor:
