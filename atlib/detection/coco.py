@@ -143,7 +143,9 @@ class CocoObjects:
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, ObjectBatch]]:
         """All images in order, as evaluation sees them."""
-        return self.batches([range(i, min(i + batch_size, len(self))) for i in range(0, len(self), batch_size)])
+        return self.batches(
+            [range(i, min(i + batch_size, len(self))) for i in range(0, len(self), batch_size)]
+        )
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch, read by `workers` processes ahead of time (0: by this one).

@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 from accelerate.utils import gather_object
-from torch import nn
 
 from atlib.detection.coco import CocoObjects
+from atlib.detection.detector import Detector
 from atlib.detection.objects import Found
 from atlib.detection.precision import annotated_precision, annotations
 
@@ -13,17 +13,15 @@ from atlib.detection.precision import annotated_precision, annotations
 FIGURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75", "small": "APs", "medium": "APm", "large": "APl"}
 
 
-def evaluate_detector(
-    model: nn.Module, images: CocoObjects, *, masks: bool, batch_size: int = 16
-) -> dict[str, float]:
+def evaluate_detector(model: Detector, images: CocoObjects, batch_size: int = 16) -> dict[str, float]:
     """COCO's figures in [0, 1] of what a detector says of all images, in their own pixels: {"box_AP": ...,
-    "box_AP50": ...} and, with `masks`, {"mask_AP": ...}; what there is nothing to find of is left out.
+    "box_AP50": ...} and, where it has masks, {"mask_AP": ...}; what there is nothing to find of is left out.
 
     Where Accelerate has started several processes every one must call it: each looks at a share of the
     images, each image counts once, and the first has the figures, the others {}. Masks are kept as run
     lengths. The model is left in the mode it was in.
     """
-    rank, processes = 0, 1
+    rank, processes, masks = 0, 1, model.heads.masks
     if dist.is_available() and dist.is_initialized():
         rank, processes = dist.get_rank(), dist.get_world_size()
     starts = range(0, len(images), batch_size)

@@ -53,12 +53,16 @@ def save_detector(
         header |= {"teacher": teacher._asdict(), "plan": vit.plan.describe()}
         parts["teacher"] = vit.teacher
     tensors = {
-        f"{part}.{name}": value for part, module in parts.items() for name, value in module.state_dict().items()
+        f"{part}.{name}": value
+        for part, module in parts.items()
+        for name, value in module.state_dict().items()
     }
     try:
         _assembled(header, tensors)
     except (KeyError, RuntimeError) as error:
-        raise ValueError(f"{student}, {heads!r} and these sizes do not build this detector: {error}") from error
+        raise ValueError(
+            f"{student}, {heads!r} and these sizes do not build this detector: {error}"
+        ) from error
     return write_tensors(Path(path), tensors, header)
 
 
@@ -67,9 +71,7 @@ def load_detector(path: str | Path) -> Loaded:
     is another."""
     tensors, header = read_tensors(Path(path))
     if "detector" not in header:
-        raise OSError(
-            f"{path} holds no detector: a run that detects leaves one, in detector.safetensors"
-        )
+        raise OSError(f"{path} holds no detector: a run that detects leaves one, in detector.safetensors")
     try:
         return _assembled(header, tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
