@@ -100,16 +100,16 @@ def coco_images(
     masks: bool = True,
     workers: int = 0,
 ):
-    """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in them
-    in FOLDER/annotations/instances_SPLIT.json. jitter, masks, workers: as in
+    """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in
+    them in FOLDER/annotations/instances_SPLIT.json. jitter, masks, workers: as in
     `atlib.detection.coco.CocoObjects`; without masks nobody knows which objects COCO counts as small.
 
     Raises `ValueError` without a folder and without pycocotools, and what `CocoObjects` raises.
     """
     if folder is None:
         raise ValueError(
-            f"data {COCO!r} needs data_path, a folder that you have, with the folder {split} of images and the"
-            f" file annotations/instances_{split}.json, as https://cocodataset.org gives them:"
+            f"data {COCO!r} needs data_path, a folder that you have, with the folder {split} of images and"
+            f" the file annotations/instances_{split}.json, as https://cocodataset.org gives them:"
             " --data_path FOLDER"
         )
     if find_spec("pycocotools") is None:
