@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -43,8 +43,8 @@ LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by
 class Ready(NamedTuple):
     """What a run trains on, is tested on (None where there is nothing to test), and trains."""
 
-    images: object
-    tested_on: object | None
+    images: Any
+    tested_on: Any | None
     built: Built
 
 

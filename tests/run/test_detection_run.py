@@ -2,6 +2,7 @@
 leave, that they go on after being stopped, what they refuse."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -17,8 +18,8 @@ from atlib.detection.detector import DETECTORS, SIZES, detection_loss, mask_rcnn
 from atlib.detection.evaluate import evaluate_detector
 from atlib.detection.files import load_detector
 from atlib.record import read_record
+from atlib.run import commands, runner
 from atlib.run import config as configs
-from atlib.run import runner
 from atlib.run.config import read_config
 from atlib.run.configure import configure
 from atlib.run.estimate import estimate
@@ -50,9 +51,9 @@ def teacher(tmp_path_factory):
     return save_vit(tmp_path_factory.mktemp("teacher") / "teacher.safetensors", vit, MODEL), vit
 
 
-def asked(coco, out, *more, method="scratch", **settings):
+def asked(coco, out, *more, recipe="scratch", **settings):
     """The command that trains a small detector."""
-    request = ["train", "--recipe", f"vitdet-{method}-vit-base", "--data", "coco", "--out", str(out)]
+    request = ["train", "--recipe", f"vitdet-{recipe}-vit-base", "--data", "coco", "--out", str(out)]
     settings = SETTINGS | ({} if coco is None else {"data_path": coco}) | settings
     return request + [*more, *(text for name, x in settings.items() for text in (f"--{name}", str(x)))]
 
@@ -139,7 +140,7 @@ def test_copy_keeps_its_teacher_and_distill_and_fine_tuning_do_not(coco, teacher
         more |= {"plan.layers": "[0, 1]"} if method == "distill" else {}
         more |= {"method": "copy", **instead, "ema": 0.5} if method == "copy" else {}
         still = {"lr": 1e-12, "weight_decay": 0} if method == "fine-tune" else {}
-        request = asked(coco, out, "--teacher", str(path), method=recipe, **more, **still)
+        request = asked(coco, out, "--teacher", str(path), recipe=recipe, **more, **still)
         assert command.main(request) == 0
         detector = load_detector(out / "detector.safetensors").detector
         assert isinstance(detector.backbone.vit, AttentionTransfer) == (method == "copy")
@@ -207,7 +208,7 @@ def test_broken_annotations_are_named_and_nothing_is_written(coco, tmp_path, cap
 
 def assert_said(pattern, capsys):
     said = " ".join(capsys.readouterr().err.split())
-    assert __import__("re").search(pattern, said), said
+    assert re.search(pattern, said), said
 
 
 def test_what_is_missing_is_named(coco, tmp_path, capsys):
@@ -272,7 +273,13 @@ def test_names_are_those_of_the_detectors():
     assert set(configs.HEADS) == set(DETECTORS) and set(configs.HEAD_SIZES) == set(SIZES)
 
 
-def test_a_dry_run_counts_parameters_steps_and_memory_without_data(capsys):
+@pytest.fixture
+def soon(monkeypatch):
+    """Dry runs that measure for half a second."""
+    monkeypatch.setattr(commands, "estimate", lambda *arguments: estimate(*arguments, limit=0.5))
+
+
+def test_a_dry_run_counts_parameters_steps_and_memory_without_data(soon, capsys):
     """On COCO's published number of images, 118,287; weights are counted on the built detector."""
     assert command.main([*asked(None, "nowhere", steps=5), "--dry-run"]) == 0
     printed = capsys.readouterr().out
@@ -280,6 +287,7 @@ def test_a_dry_run_counts_parameters_steps_and_memory_without_data(capsys):
     vit = sum(each.numel() for each in of_coco.backbone.parameters())
     rest = sum(each.numel() for each in of_coco.parameters()) - vit
     assert "118,287 training images" in printed and f"{rest:,} parameters in pyramid and heads" in printed
+    assert "GiB on one device for 4 images" in printed and " s a step" in printed
     assert f"{vit:,} parameters" in printed and "29,572 an epoch" in printed
 
 
@@ -305,6 +313,6 @@ def test_the_published_detector_by_its_numbers(monkeypatch):
     assert found.moments["last step"][1] == pytest.approx(1e-6)
 
 
-def test_a_folder_that_is_there_is_counted(coco, capsys):
+def test_a_folder_that_is_there_is_counted(coco, soon, capsys):
     assert command.main([*asked(coco, "nowhere", steps=1), "--dry-run"]) == 0
     assert "6 training images" in capsys.readouterr().out
