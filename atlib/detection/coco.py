@@ -1,5 +1,6 @@
 """Detection data in COCO's form, a folder of images and a file of annotations: read, jittered, written."""
 
+import copy
 import json
 import math
 from collections import Counter
@@ -96,6 +97,12 @@ class CocoObjects:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def select(self, indices: Sequence[int]) -> "CocoObjects":
+        """Some of the images, in the order of `indices`."""
+        chosen = copy.copy(self)
+        chosen.entries = [self.entries[index] for index in indices]
+        return chosen
+
     def original(self, number: int) -> Objects:
         """What is in an image, in its own pixels."""
         entry = self.entries[number]
@@ -139,10 +146,15 @@ class CocoObjects:
         """The images at `indices` as evaluation sees them, float32 (B, 3, size, size), and their objects."""
         return _together([self.one(index, None) for index in indices])
 
+    def batches(self, parts: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, ObjectBatch]]:
+        """`take` of each part, read by the workers ahead of time."""
+        return iter(_loader(self.take, parts, self.workers))
+
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, ObjectBatch]]:
         """All images in order, as evaluation sees them."""
-        parts = [range(i, min(i + batch_size, len(self))) for i in range(0, len(self), batch_size)]
-        return iter(_loader(self.take, parts, self.workers))
+        return self.batches(
+            [range(i, min(i + batch_size, len(self))) for i in range(0, len(self), batch_size)]
+        )
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch, read by `workers` processes ahead of time (0: by this one).

@@ -1,7 +1,8 @@
 """Detectors: a backbone's grid of tokens, a pyramid on it, and torchvision's heads on the pyramid."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -216,6 +217,7 @@ class Detector(nn.Module):
     def __init__(self, vit: VisionTransformer | AttentionTransfer, heads: nn.Module, sizes: Sizes):
         super().__init__()
         self.backbone = GridOfTokens(vit)
+        self.sizes = sizes
         top = len(sizes.anchors) > len(sizes.scales)
         self.pyramid = SimplePyramid(student_of(vit).embed_dim, sizes.width, sizes.scales, top)
         self.heads = heads
@@ -231,6 +233,36 @@ class Detector(nn.Module):
         losses, found = self.heads(self.pyramid(seen.grid), images, objects if self.training else None)
         return Detected(losses, seen.transfer_loss, found)
 
+    @property
+    def teacher(self) -> nn.Module | None:
+        """The frozen teacher of the pair that the detector stands on; None on a ViT alone."""
+        return getattr(self.backbone.vit, "teacher", None)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute the ViT's activations a second time instead of keeping them."""
+        self.backbone.student.set_grad_checkpointing(enable)
+
+    # By the next two names timm's optimisers ask a model about its parameters.
+
+    def no_weight_decay(self) -> set[str]:
+        """Positions and tokens of the ViT, which stay undecayed as in a classifier."""
+        return {self._prefix + name for name in self.backbone.student.no_weight_decay()}
+
+    def group_matcher(self, coarse: bool = False) -> dict:
+        """Layers for layer-wise decay of the learning rate: the ViT's own; all that stands on it is the last,
+        and has the whole rate (Li et al. 2022, arXiv 2203.16527, as in its published code)."""
+        prefix = f"^{re.escape(self._prefix)}"
+        return {
+            "stem": prefix + r"(?:cls_token|reg_token|pos_embed|patch_embed|norm_pre)",
+            "blocks": [(prefix + r"blocks\.(\d+)", None), (prefix + "norm", (99999,))],
+        }
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of the ViT's parameters begin with."""
+        on_pair = self.backbone.student is not self.backbone.vit
+        return "backbone.vit.student." if on_pair else "backbone.vit."
+
 
 def fcos(vit: VisionTransformer | AttentionTransfer, classes: int, sizes: Sizes = SMALL) -> Detector:
     """FCOS on a ViT's simple pyramid."""
@@ -244,6 +276,20 @@ def mask_rcnn(
     """Mask R-CNN on a ViT's simple pyramid; Faster R-CNN without `masks`."""
     side = student_of(vit).patch_embed.patch_size[0]
     return Detector(vit, RegionHeads(classes, side, sizes, masks), sizes)
+
+
+def faster_rcnn(vit: VisionTransformer | AttentionTransfer, classes: int, sizes: Sizes = SMALL) -> Detector:
+    """Faster R-CNN on a ViT's simple pyramid."""
+    return mask_rcnn(vit, classes, sizes, masks=False)
+
+
+# What can stand on a ViT, by the name that a run and a file of weights have for it.
+DETECTORS: dict[str, Callable[[VisionTransformer | AttentionTransfer, int, Sizes], Detector]] = {
+    "fcos": fcos,
+    "faster-rcnn": faster_rcnn,
+    "mask-rcnn": mask_rcnn,
+}
+SIZES = {"vitdet": VITDET, "small": SMALL}
 
 
 def detection_loss(model: nn.Module, images: Tensor, objects: ObjectBatch, recipe: Recipe) -> Tensor:

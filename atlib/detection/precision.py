@@ -2,8 +2,8 @@
 
 import contextlib
 import io
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,8 +109,7 @@ def coco_precision(
     detector or the data do not have.
     """
     try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
+        import pycocotools  # noqa: F401
     except ImportError as error:
         raise ImportError(
             "average precision of COCO needs pycocotools: pip install 'attention-transfer[detection]'"
@@ -119,20 +118,34 @@ def coco_precision(
         raise ValueError(f"{len(found)} images with predictions, but {len(objects)} with objects")
     if masks and any(each.masks is None for each in (*found, *objects)):
         raise ValueError("masks=True, but the predictions or the data have none: take masks=False")
-    labels = sorted({int(label) for image in objects for label in image.labels})
-    truth = {
-        "info": {},
-        "images": [{"id": number} | _size(each) for number, each in enumerate(objects)],
-        "categories": [{"id": label} for label in labels],
-        "annotations": [],
-    }
-    said = []
-    for number, (predicted, true) in enumerate(zip(found, objects)):
-        for i, annotation in enumerate(_annotations(true, masks)):
-            more = {"id": len(truth["annotations"]) + 1, "image_id": number, "iscrowd": int(true.crowd[i])}
-            truth["annotations"].append(annotation | more)
-        for i, annotation in enumerate(_annotations(predicted, masks)):
-            said.append(annotation | {"image_id": number, "score": float(predicted.scores[i])})
+    each = zip(found, objects)
+    pairs = ((annotations(predicted, masks), annotations(true, masks)) for predicted, true in each)
+    return annotated_precision(pairs, masks=masks, sizes=sizes)
+
+
+def annotated_precision(
+    images: Iterable[tuple[list[dict], list[dict]]],
+    *,
+    masks: bool = False,
+    sizes: tuple[float, float] = COCO_SIZES,
+) -> Precision:
+    """The figures of `coco_precision` from images as `annotations` writes them, (predicted, true) each: for
+    images in numbers whose masks, pixel by pixel, are too many to hold."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    truth: dict[str, Any] = {"info": {}, "images": [], "annotations": []}
+    said: list[dict] = []
+    for number, (predicted, true) in enumerate(images):
+        packed = (each["segmentation"]["size"] for each in (*true, *predicted) if "segmentation" in each)
+        height, width = next(packed, (0, 0))
+        truth["images"].append({"id": number, "height": height, "width": width})
+        for each in true:
+            own = {"id": len(truth["annotations"]) + 1, "image_id": number}
+            truth["annotations"].append(each | own)
+        said += [each | {"image_id": number} for each in predicted]
+    labels = sorted({each["category_id"] for each in truth["annotations"]})
+    truth["categories"] = [{"id": label} for label in labels]
     if not said or not truth["annotations"]:
         none = 0.0 if truth["annotations"] else float("nan")
         return Precision(none, none, none, none, none, none)
@@ -150,13 +163,9 @@ def coco_precision(
     return Precision(*(float("nan") if value < 0 else float(value) for value in evaluation.stats[:6]))
 
 
-def _size(image: Objects) -> dict[str, int]:
-    """Height and width of an image, where its masks tell."""
-    return {} if image.masks is None else dict(zip(("height", "width"), image.masks.shape[-2:]))
-
-
-def _annotations(image: Found | Objects, masks: bool) -> list[dict]:
-    """The boxes of an image in COCO's form; the area is that of the mask, where there is one."""
+def annotations(image: Found | Objects, masks: bool) -> list[dict]:
+    """The objects of an image, or what is said of it, in COCO's form, with run lengths of the `masks` if they
+    are asked for; the area is that of the mask, where there is one."""
     from pycocotools import mask as run_lengths
 
     each = []
@@ -164,6 +173,10 @@ def _annotations(image: Found | Objects, masks: bool) -> list[dict]:
         left, top, right, bottom = box
         annotation = {"category_id": label, "bbox": [left, top, right - left, bottom - top]}
         annotation["area"] = (right - left) * (bottom - top)
+        if isinstance(image, Found):
+            annotation["score"] = float(image.scores[i])
+        else:
+            annotation["iscrowd"] = int(image.crowd[i])
         if image.masks is not None:
             packed = run_lengths.encode(np.asfortranarray(image.masks[i].numpy().astype(np.uint8)))
             annotation["area"] = float(run_lengths.area(packed))
