@@ -222,10 +222,6 @@ class Detector(nn.Module):
         self.pyramid = SimplePyramid(student_of(vit).embed_dim, sizes.width, sizes.scales, top)
         self.heads = heads
 
-    def no_weight_decay(self) -> set[str]:
-        """The backbone's positions and tokens."""
-        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
-
     def forward(self, images: Tensor, objects: ObjectBatch | None = None) -> Detected:
         if self.training and objects is None:
             raise ValueError("in training a detector needs objects, got None: call .eval() to detect")
@@ -245,23 +241,17 @@ class Detector(nn.Module):
     # By the next two names timm's optimisers ask a model about its parameters.
 
     def no_weight_decay(self) -> set[str]:
-        """Positions and tokens of the ViT, which stay undecayed as in a classifier."""
-        return {self._prefix + name for name in self.backbone.student.no_weight_decay()}
+        """The backbone's positions and tokens."""
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
 
     def group_matcher(self, coarse: bool = False) -> dict:
         """Layers for layer-wise decay of the learning rate: the ViT's own; all that stands on it is the last,
         and has the whole rate (Li et al. 2022, arXiv 2203.16527, as in its published code)."""
-        prefix = f"^{re.escape(self._prefix)}"
+        prefix = f"^{re.escape(f'backbone.{self.backbone.prefix}')}"
         return {
             "stem": prefix + r"(?:cls_token|reg_token|pos_embed|patch_embed|norm_pre)",
             "blocks": [(prefix + r"blocks\.(\d+)", None), (prefix + "norm", (99999,))],
         }
-
-    @property
-    def _prefix(self) -> str:
-        """What the names of the ViT's parameters begin with."""
-        on_pair = self.backbone.student is not self.backbone.vit
-        return "backbone.vit.student." if on_pair else "backbone.vit."
 
 
 def fcos(vit: VisionTransformer | AttentionTransfer, classes: int, sizes: Sizes = SMALL) -> Detector:

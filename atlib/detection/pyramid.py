@@ -42,10 +42,14 @@ class GridOfTokens(nn.Module):
         """The ViT whose tokens are read."""
         return student_of(self.vit)
 
+    @property
+    def prefix(self) -> str:
+        """What the names of the student's parameters begin with here."""
+        return "vit." if self.student is self.vit else "vit.student."
+
     def no_weight_decay(self) -> set[str]:
         """Positions and tokens, which AdamW leaves undecayed; timm asks a model for them by this name."""
-        where = "vit." if self.student is self.vit else "vit.student."
-        return {where + name for name in self.student.no_weight_decay()}
+        return {self.prefix + name for name in self.student.no_weight_decay()}
 
     def forward(self, images: Tensor) -> Seen2d:
         if not isinstance(self.vit, AttentionTransfer):
