@@ -64,6 +64,7 @@ results: set-up  ## repeat the experiments of the two worlds where records are m
 	@for name in pointer averages pairs pretraining components sizes pool shifts shifts-pool long-tail class-groups rows \
 	    distilled-too token distilled-mae layer-reserve pretraining-data depth class-attention locality; do $(RUN) -m atlib experiment $$name --scale find --jobs 2 || exit 1; done
 	@$(RUN) -m atlib experiment labels-longer --scale match --jobs 2
+	@$(RUN) -m atlib experiment detection --jobs 2
 
 gpu: set-up  ## make the records that need one CUDA GPU, in calls of 9 minutes: ARGS="--minutes 20 --data FOLDER"
 	@$(RUN) -m tools.gpu $(ARGS)

@@ -19,7 +19,7 @@ from atlib.vit import Architecture
 
 def save_weights(path: str | Path, model: nn.Module) -> Path:
     """Write a model's `state_dict` as safetensors: for a ViT, a plain timm state. Returns the path."""
-    return _write(Path(path), dict(model.state_dict()), {})
+    return write_tensors(Path(path), dict(model.state_dict()), {})
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
@@ -38,7 +38,7 @@ def save_vit(
     reads them. Raises `ValueError`, before anything is written, when `architecture` does not describe `vit`.
     """
     _check_architecture(vit, architecture)
-    return _write(Path(path), dict(vit.state_dict()), {**more, "architecture": architecture._asdict()})
+    return write_tensors(Path(path), dict(vit.state_dict()), {**more, "architecture": architecture._asdict()})
 
 
 def load_vit(path: str | Path) -> VisionTransformer:
@@ -72,7 +72,7 @@ def save_bundle(
         _check_architecture(transfer.teacher, teacher)
         header["teacher"] = teacher._asdict()
         tensors |= {f"teacher.{name}": value for name, value in transfer.teacher.state_dict().items()}
-    return _write(Path(path), tensors, header)
+    return write_tensors(Path(path), tensors, header)
 
 
 def load_bundle(path: str | Path) -> nn.Module:
@@ -95,7 +95,8 @@ def load_bundle(path: str | Path) -> nn.Module:
         ) from error
 
 
-def _write(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
+def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
+    """Write tensors by name with atlib's header: what `read_tensors` reads."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     return write_atomically(path, save(tensors, {"atlib": json.dumps(header)}))
 

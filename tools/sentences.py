@@ -20,7 +20,7 @@ import numpy as np
 
 from atlib.lab.findings import SCRATCH
 from atlib.lab.papers import quoted
-from atlib.lab.verdicts import Side, estimate
+from atlib.lab.verdicts import Side, estimate, on_test
 from atlib.record import read_records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,24 +55,38 @@ def guarded(path: Path) -> list[Guarded]:
 
 def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
     """What expressions can call. Accuracies and their differences are in points; "scratch" is, in the central
-    experiment, the mean of its three first weights. end: "mean", "low" or "high" of the 95 % interval."""
+    experiment, the mean of its three first weights. end: "mean", "low" or "high" of the 95 % interval.
+    figure: of the test images, such as "ap" or "iou", in place of accuracy."""
 
-    def values(scale: str, method: str | tuple[str, ...], study: str) -> dict[int, np.ndarray]:
+    def values(
+        scale: str, method: str | tuple[str, ...], study: str, figure: str | None
+    ) -> dict[int, np.ndarray]:
         methods = (method,) if isinstance(method, str) else method
         if study == "transfer":
             methods = tuple(m for each in methods for m in (SCRATCH if each == "scratch" else (each,)))
-        return Side(study, methods).values(read_records(study, scale, results=results))
+        side = Side(study, methods, figure and on_test(figure))
+        return side.values(read_records(study, scale, results=results))
 
-    def acc(scale: str, method, study: str = "transfer", end: str = "mean") -> float:
-        each = values(scale, method, study)
+    def acc(
+        scale: str, method, study: str = "transfer", end: str = "mean", figure: str | None = None
+    ) -> float:
+        each = values(scale, method, study, figure)
         return 100 * getattr(estimate(np.stack(list(each.values()))), end)
 
-    def one(scale: str, method: str, seed: int, study: str = "transfer") -> float:
-        return 100 * values(scale, method, study)[seed].mean()
+    def one(scale: str, method: str, seed: int, study: str = "transfer", figure: str | None = None) -> float:
+        return 100 * values(scale, method, study, figure)[seed].mean()
 
-    def diff(scale: str, a, b, study: str = "transfer", other: str | None = None, end: str = "mean") -> float:
+    def diff(
+        scale: str,
+        a,
+        b,
+        study: str = "transfer",
+        other: str | None = None,
+        end: str = "mean",
+        figure: str | None = None,
+    ) -> float:
         """a less b, within seeds; `other` is b's study where it is another one."""
-        of_a, of_b = values(scale, a, study), values(scale, b, other or study)
+        of_a, of_b = values(scale, a, study, figure), values(scale, b, other or study, figure)
         shared = sorted(of_a.keys() & of_b.keys())
         return 100 * getattr(estimate(np.stack([of_a[seed] - of_b[seed] for seed in shared])), end)
 

@@ -13,7 +13,7 @@ measures.
 Memory is read off the tensors that a step holds, not off an allocator: the same on every run and every CPU.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -102,14 +102,17 @@ def method_costs(
     ]
 
 
-def step_memory(model: nn.Module, images: Tensor) -> Memory:
+def step_memory(
+    model: nn.Module, images: Tensor, loss: Callable[[nn.Module, Tensor], Tensor] | None = None
+) -> Memory:
     """What a training step of `model` holds on a batch of images (B, 3, height, width), in bytes; one forward
     pass is run, with no step taken.
 
     `model`: a ViT, `AttentionTransfer` or another module that `train` takes, in training mode. Every storage
     that autograd keeps is counted once and whole, however many tensors share it; weights are not counted
     again. What comes and goes within an operation is extra. Every CPU gives the same figures; the kernels
-    that run on a GPU keep other things. Labels are made up, as sizes do not depend on them. Raises
+    that run on a GPU keep other things. loss: what is trained, of the model and the images; None:
+    cross-entropy. Labels are made up, as sizes do not depend on them. Raises
     `ValueError` for a model in eval mode or with activation checkpointing.
     """
     from atlib.train.objectives import outputs  # brings Accelerate, which takes seconds to import
@@ -125,9 +128,12 @@ def step_memory(model: nn.Module, images: Tensor) -> Memory:
     kept: list[Tensor] = []
     # `append` gives the graph None to keep: one that held its own tensors would never be let go.
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.detach()), lambda nothing: None):
-        logits = outputs(model, images).logits
-        labels = logits.new_zeros(len(logits), dtype=torch.long)
-        nn.functional.cross_entropy(logits, labels)  # for what it keeps
+        if loss is None:
+            logits = outputs(model, images).logits
+            labels = logits.new_zeros(len(logits), dtype=torch.long)
+            nn.functional.cross_entropy(logits, labels)  # for what it keeps
+        else:
+            loss(model, images)
     saved = {key: size for key, size in _sizes(kept).items() if key not in weights and key not in frozen}
     gradients = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
     return Memory(sum(weights.values()), gradients, 2 * gradients, sum(saved.values()), sum(frozen.values()))

@@ -40,6 +40,8 @@ _BITMAPS = {
     "cup": "##..## ##..## ##..## ##..## ###### ######",
 }
 SHAPES = tuple(_BITMAPS)
+# 1 where a glyph has ink: bool (shapes, 6, 6)
+BITMAPS = np.array([[[c == "#" for c in row] for row in bitmap.split()] for bitmap in _BITMAPS.values()])
 # Stripes of a cell, 1 where they cut: across, down, and along both diagonals, each one pixel wide and one
 # apart (two on the diagonals).
 _ROW, _COLUMN = np.indices((CELL, CELL))
@@ -259,7 +261,7 @@ def _render(world: World, scenes: _Scenes) -> Glyphs:
     # (n, 16, 8, 8)
     mask = _stamps(world)[scenes.shape, move[..., 0], move[..., 1]] * present[..., None, None]
     turns = (hue / len(HUES) + scenes.hue_jitter + world.hue_shift) % 1.0
-    colour = _colour(turns, world.saturation, scenes.shade)  # (n, 16, 3)
+    colour = hsv_to_rgb(turns, world.saturation, scenes.shade)  # (n, 16, 3)
     if world.rendering == "inverted":
         mask = present[..., None, None] * (1 - mask)
     if world.texture > 0:
@@ -283,11 +285,11 @@ def _render(world: World, scenes: _Scenes) -> Glyphs:
     image = image.reshape(n, 3, GRID * CELL, GRID * CELL)
     image = np.roll(image, (world.offset, world.offset), (2, 3))
     if world.blur > 0:
-        image = _blur(image, world.blur)
+        image = blurred(image, world.blur)
     image = 0.5 + world.contrast * (image - 0.5) + world.noise * scenes.noise
     shape = scenes.shape[rows, cell]
     where = key if world.task == "match" else np.full(n, -1)
-    return Glyphs(_to_bytes(image), shape, hue[rows, cell], cell, _to_bytes(clean), where)
+    return Glyphs(to_bytes(image), shape, hue[rows, cell], cell, to_bytes(clean), where)
 
 
 def _left(cell: np.ndarray, steps: int) -> np.ndarray:
@@ -300,8 +302,8 @@ def _stamps(world: World) -> np.ndarray:
     size, steps = round(6 * world.scale), 2 * world.jitter + 1
     pick = (np.arange(size) * 6) // size
     stamps = np.zeros((len(SHAPES), steps, steps, CELL, CELL), dtype=np.float32)
-    for index, bitmap in enumerate(_BITMAPS.values()):
-        glyph = np.array([[c == "#" for c in row] for row in bitmap.split()], dtype=float)[np.ix_(pick, pick)]
+    for index, bitmap in enumerate(BITMAPS):
+        glyph = bitmap[np.ix_(pick, pick)].astype(float)
         if world.rendering == "dotted":
             glyph *= np.add.outer(np.arange(size), np.arange(size)) % 2 == 0
         for row, column in np.ndindex(steps, steps):
@@ -312,13 +314,13 @@ def _stamps(world: World) -> np.ndarray:
     return stamps
 
 
-def _colour(hue: np.ndarray, saturation: float, shade: np.ndarray) -> np.ndarray:
+def hsv_to_rgb(hue: np.ndarray, saturation: float, shade: np.ndarray) -> np.ndarray:
     """HSV to RGB, (..., 3), for hues in turns of the colour circle."""
     pure = np.clip(np.abs((hue[..., None] * 6 + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1, 0, 1)
     return (shade[..., None] * (1 - saturation + saturation * pure)).astype(np.float32)
 
 
-def _blur(image: np.ndarray, sigma: float) -> np.ndarray:
+def blurred(image: np.ndarray, sigma: float) -> np.ndarray:
     """Separable Gaussian blur over the last two axes, edges repeated."""
     radius = max(1, round(3 * sigma))
     kernel = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
@@ -333,5 +335,6 @@ def _blur(image: np.ndarray, sigma: float) -> np.ndarray:
     return image
 
 
-def _to_bytes(image: np.ndarray) -> np.ndarray:
+def to_bytes(image: np.ndarray) -> np.ndarray:
+    """Levels in [0, 1] as uint8 from 0 to 255; what lies outside is cut off."""
     return np.clip(np.rint(image * 255), 0, 255).astype(np.uint8)

@@ -6,14 +6,20 @@ import sys
 from pathlib import Path
 
 from atlib._util import STOPPED, require_known
+from atlib.lab.detection import DETECTION
 from atlib.lab.evals import EXAMINATIONS, Examination, run_examination
-from atlib.lab.scales import SCALES, WORLD_METHODS, TeacherFailed, scales
+from atlib.lab.scales import CLASSIFYING, SCALES, WORLD_METHODS, TeacherFailed, scales
 from atlib.lab.studies import CENTRAL, STUDIES
-from atlib.lab.study import Place, Study, run_study
+from atlib.lab.study import ACCURACY, Place, Study, run_study
 from atlib.record import Record, read_records
 from atlib.train.trainer import Preempted
 
-EXPERIMENTS: dict[str, Study | Examination] = {"transfer": CENTRAL, **STUDIES, **EXAMINATIONS}
+EXPERIMENTS: dict[str, Study | Examination] = {
+    "transfer": CENTRAL,
+    **STUDIES,
+    DETECTION.name: DETECTION,
+    **EXAMINATIONS,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -24,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument(
         "name", help="; ".join(f"{name}: {study.shows}" for name, study in EXPERIMENTS.items())
     )
-    parser.add_argument("--scale", default="find", help=f"one of {', '.join(SCALES)} (default: find)")
+    parser.add_argument(
+        "--scale",
+        default=None,
+        help=f"one of {', '.join(SCALES)} (default: find, or the first that the experiment is made for)",
+    )
     parser.add_argument(
         "--seeds",
         type=int,
@@ -82,7 +92,7 @@ def experiment_command(given: argparse.Namespace) -> int:
     except (TeacherFailed, Preempted) as error:
         print(f"python -m atlib: {error}", file=sys.stderr)
         return 1 if isinstance(error, TeacherFailed) else STOPPED
-    _print_table(records)
+    _print_table(records, EXPERIMENTS[given.name])
     print(f"records: {path}")
     return 0
 
@@ -92,7 +102,7 @@ def overview(results: Path) -> str:
     cost, and records in `results`."""
     lines = []
     for name, study in EXPERIMENTS.items():
-        where = study.only or SCALES
+        where = study.only or CLASSIFYING
         runs = {scale: len(read_records(name, scale, results=results)) for scale in where}
         found = (
             ", ".join(f"{number} runs at {scale}" for scale, number in runs.items() if number) or "none here"
@@ -112,25 +122,30 @@ def overview(results: Path) -> str:
 def _run_experiment(given: argparse.Namespace) -> tuple[list[Record], Path]:
     """Repeat an experiment; its records, and their file."""
     require_known("experiment", given.name, EXPERIMENTS)
-    require_known("scale", given.scale, scales())
     study = EXPERIMENTS[given.name]
+    scale = given.scale or (study.only or CLASSIFYING)[0]
+    require_known("scale", scale, scales())
     seeds = study.seeds if given.seeds is None else given.seeds
     if seeds < 1 or given.jobs < 1:
         raise ValueError(f"--seeds and --jobs must be at least 1, got {seeds} and {given.jobs}")
-    place = Place(given.scale, given.data, given.out, given.work or Path("runs", "transfer", given.scale))
+    place = Place(scale, given.data, given.out, given.work or Path("runs", "transfer", scale))
     run = run_examination if isinstance(study, Examination) else run_study
     return run(study, place, seeds, given.methods, given.jobs), place.records(given.name)
 
 
-def _print_table(records) -> None:
-    # what is measured on a teacher has none
-    records = [record for record in records if "test_accuracy" in record.results]
-    methods = list(dict.fromkeys(record.method for record in records))
-    width = max((len(method) for method in methods), default=0)
-    for method in methods:
-        scores = [100 * record.results["test_accuracy"] for record in records if record.method == method]
-        spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+def _print_table(records: list[Record], study: Study | Examination) -> None:
+    figures = {each.name: each.measure.figure for each in study.variants} if isinstance(study, Study) else {}
+    scores: dict[str, list[float]] = {}
+    for record in records:
+        value = record.results.get(f"test_{figures.get(record.method, ACCURACY.figure)}")
+        if value is not None:  # what is measured on a teacher has none
+            scores.setdefault(record.method, []).append(100 * value)
+    width = max((len(method) for method in scores), default=0)
+    for method, values in scores.items():
+        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        figure = figures.get(method, ACCURACY.figure)
+        named = "" if figure == ACCURACY.figure else f" {figure}"
         print(
-            f"{method:{width}} {statistics.mean(scores):5.1f}{spread}  ({len(scores)}"
-            f" seed{'s' if len(scores) > 1 else ''})"
+            f"{method:{width}} {statistics.mean(values):5.1f}{spread}{named}  ({len(values)}"
+            f" seed{'s' if len(values) > 1 else ''})"
         )

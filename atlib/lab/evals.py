@@ -47,6 +47,7 @@ from atlib.lab.study import (
     check_tuned,
     make_models,
     make_run,
+    require_made_for,
     run_each,
     scale_of,
     trained,
@@ -95,8 +96,7 @@ def run_examination(
     method.
     """
     methods = tuple(methods or examination.methods)
-    if examination.only:
-        require_known("scale", place.scale, examination.only)
+    require_made_for(examination, place)
     studies = {method: examination.study_of(method) for method in methods}
     known = {(r.method, r.seed) for r in read_file(place.records(examination.name))}
     missing = {seed: [m for m in methods if (m, seed) not in known] for seed in range(seeds)}

@@ -1,12 +1,12 @@
-"""Where the central experiment is run: the built-in worlds on a laptop, CIFAR-10 and PACS on a patient CPU,
-CIFAR-10 on a GPU."""
+"""Where experiments are run: the built-in worlds on a laptop, CIFAR-10 and PACS on a patient CPU, CIFAR-10 on
+a GPU; and scenes, where objects are to be found."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -18,12 +18,14 @@ from atlib.data import glyphs
 from atlib.data.catalogue import DOMAINS, load_pacs
 from atlib.data.images import Images, crop_and_flip, draw, glyph_images, load, other_of_class, pair
 from atlib.data.rng import seed_for
+from atlib.data.scenes import SceneWorld, generate_scenes, scene_images
+from atlib.detection.objects import ObjectImages, scene_objects
 from atlib.lab.tuning import Range, grid
 from atlib.train import pretrain
 from atlib.train import recipe as recipes
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.loop import train
-from atlib.train.objectives import Loss
+from atlib.train.objectives import Loss, student_loss
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
@@ -40,6 +42,10 @@ def _itself(vit: VisionTransformer, central: Callable[[], VisionTransformer]) ->
     return vit
 
 
+def _glyphs(split: str, size: int, seed: int, world: glyphs.World) -> glyphs.Glyphs:
+    return glyphs.generate(split, size, seed, world)
+
+
 def _no_teacher() -> VisionTransformer:
     raise ValueError("this schooling learns from the central teacher of its seed: pass central=")
 
@@ -49,10 +55,11 @@ class Schooling:
     """One way to make a teacher, or any other model that is pre-trained without labels.
 
     name: of the teacher, in file names. outputs, images, loss: the pre-text task (how many numbers the model
-    gives, images with their targets, what it is trained on). world: the distribution of the images. model:
-    changes to the "glyphs" ViT's constructor arguments. changes: to the recipe. gate: the largest share of
-    the pre-text that a teacher may have left unlearned (`unlearned`), on validation images; one that is above
-    it is trained again for twice the steps.
+    gives, what was drawn -> images with their targets, what it is trained on). world: the distribution of the
+    images, which `draw` draws from: (split, size, seed, world) -> what `images` takes. preset, model: of the
+    ViT, and changes to its constructor arguments. changes: to the recipe. gate: the largest share of
+    the pre-text that a teacher may have left unlearned (`unlearned`), on `validation` validation images; one
+    that is above it is trained again for twice the steps.
 
     around: (ViT, () -> the central teacher of its seed) -> what is trained, a module with the ViT in it; the
     ViT itself by default. unlearned: measures that module on validation images. again: other first weights
@@ -62,9 +69,12 @@ class Schooling:
 
     name: str
     outputs: int = pretrain.RETRIEVAL_OUTPUTS
-    images: Callable[[glyphs.Glyphs], Images] = pretrain.retrieval_images
+    images: Callable[[Any], Images] = pretrain.retrieval_images
     loss: Loss = pretrain.retrieval_loss
-    world: glyphs.World = glyphs.World()
+    world: glyphs.World | SceneWorld = glyphs.World()
+    draw: Callable[[str, int, int, Any], Any] = _glyphs
+    validation: int = 2000
+    preset: str = "glyphs"
     model: Mapping = field(default_factory=dict)
     changes: Mapping = field(default_factory=dict)
     gate: float = math.inf
@@ -85,9 +95,9 @@ class Schooling:
         the last entry of its history. central: gives the central teacher of this seed, for a schooling that
         needs it. Raises `TeacherFailed` when more is unlearned than the gate lets pass, after eight times the
         steps."""
-        architecture = Architecture("glyphs", {**self.model, "num_classes": self.outputs})
-        images = self.images(glyphs.generate("unlabelled", unlabelled, seed, self.world))
-        held_out = self.images(glyphs.generate("validation", 2000, 0, self.world))
+        architecture = Architecture(self.preset, {**self.model, "num_classes": self.outputs})
+        images = self.images(self.draw("unlabelled", unlabelled, seed, self.world))
+        held_out = self.images(self.draw("validation", self.validation, 0, self.world))
         recipe = replace(recipe, **self.changes)
         for longer in (1, 2, 4, 8):
             torch.manual_seed(seed_for(seed, "teacher", self.again))
@@ -111,6 +121,35 @@ class Schooling:
 
 
 RETRIEVAL = Schooling("retrieval")
+# What it does with scenes in place of glyphs.
+_OF_SCENES = {"images": scene_images, "world": SceneWorld(), "draw": generate_scenes, "preset": "scenes"}
+
+
+def _painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
+    """From half of the patches, not a quarter: an object covers few, and some of them must be seen."""
+    return pretrain.MaskedAutoencoder(vit, mask_ratio=0.5)
+
+
+# Scenes, painted: a hidden patch can be foretold from its object's others. Half of the patches hold noise
+# alone, so that whoever knew every object would still leave 0.62 unpainted.
+PAINTED_SCENES = Schooling(
+    "mae",
+    0,
+    loss=pretrain.mae_loss,
+    around=_painter,
+    unlearned=pretrain.unpainted,
+    validation=300,
+    **_OF_SCENES,
+)
+# Scenes with one label each, that of the largest object: what an image classifier is pre-trained on.
+LABELLED_SCENES = Schooling(
+    "supervised",
+    len(glyphs.SHAPES),
+    loss=student_loss,
+    changes={"betas": recipes.STUDENT.betas, "label_smoothing": recipes.STUDENT.label_smoothing},
+    validation=300,
+    **_OF_SCENES,
+)
 GATE = 0.2  # of the variance of the pixels to retrieve, for the teachers of the two worlds
 
 
@@ -337,6 +376,42 @@ class PacsScale(Scale):
         return None if self.path is None else self.path / name
 
 
+@dataclass(frozen=True)
+class SceneScale(Scale):
+    """Scenes: the teacher is a masked auto-encoder of unlabelled ones, students learn from labelled ones what
+    is where. No student classifies images, so `methods` are none; a study of this scale says what its
+    variants choose from. Raises `ValueError` for a twin, which scenes do not have."""
+
+    unlabelled: int = 8000
+    world: SceneWorld = SceneWorld()
+    held_out_sizes: Mapping[str, int] = field(default_factory=lambda: {"validation": 300, "test": 500})
+
+    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
+        """Pre-train a teacher. What it has left unpainted of validation scenes, where the mean predictor
+        leaves 1, is in the last entry of its history as "unlearned"."""
+        school = replace(PAINTED_SCENES, world=self.world)
+        return school.make(self.pretraining, self.unlabelled, seed, progress)
+
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> ObjectImages:
+        """The students' training scenes, or another number of them, with all that is in them."""
+        return self._draw("train", number or self.labels, seed, twin)
+
+    def unlabelled_images(self, seed: int) -> Images:
+        """The first 1,000 of the teacher's scenes, for what is estimated from its maps; their labels are not
+        for use."""
+        return scene_images(generate_scenes("unlabelled", min(1000, self.unlabelled), seed, self.world))
+
+    def held_out(self, split: str, twin: str | None = None) -> ObjectImages:
+        """ "validation" (300 scenes) or "test" (500)."""
+        require_known("split", split, self.held_out_sizes)
+        return self._draw(split, self.held_out_sizes[split], 0, twin)
+
+    def _draw(self, split: str, size: int, seed: int, twin: str | None) -> ObjectImages:
+        if twin is not None:
+            raise ValueError(f"scenes have no twins, got twin={twin!r}: leave it out")
+        return scene_objects(generate_scenes(split, size, seed, self.world))
+
+
 def place_of_training() -> str:
     """Where everything is trained, and images should be by then: the GPU, if there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -359,8 +434,9 @@ def with_twins(images: Images, twin: str | None, seed: int) -> Images:
     return pair(images, other_of_class(images, twin == "same class", seed_for(seed, "twins")))
 
 
-# the names, without what they stand for
-SCALES = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
+# the names, without what they stand for: those whose students are classifiers, and all
+CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
+SCALES = (*CLASSIFYING, "scenes")
 CIFAR_IMAGES = 45_000  # to train on: CIFAR-10's training split without the tenth that is for validation
 # One range for all methods. It is wide: the search tries a dozen recipes of it, and no choice lies at an end.
 AXES = {
@@ -399,7 +475,7 @@ def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
 
 
 @lru_cache
-def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | PacsScale]:
+def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | PacsScale | SceneScale]:
     """All scales by name; `data` is a folder with CIFAR-10's parquet files, for "pacs" one that holds
     `cifar10` and `pacs` (None: from the hub)."""
     # 16 patches + class token, at the resolution of CIFAR-10: what a CPU can train.
@@ -470,5 +546,15 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
             test_size=100,
             worth=Worth(gain=-1.0, evenness=1.1),
             keep_every=1,
+        ),
+        # For 2 CPU cores: 48 passes of masked auto-encoding over 8,000 scenes, 12 of detection over 2,000.
+        "scenes": SceneScale(
+            "scenes",
+            Architecture("scenes", {"num_classes": 0}),
+            (),
+            replace(recipes.MAE, steps=3000, lr=4e-3),
+            replace(recipes.STUDENT, steps=1500, batch_size=16, label_smoothing=0.0),
+            {},
+            labels=2000,
         ),
     }

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -23,7 +23,9 @@ from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
 from atlib.data.glyphs import TWINS, World
 from atlib.data.images import Images
 from atlib.data.rng import seed_for
+from atlib.detection.objects import ObjectImages
 from atlib.lab.scales import (
+    CLASSIFYING,
     METHODS,
     PHOTO_TWINS,
     TUNING_SEED,
@@ -112,18 +114,41 @@ class Sources(NamedTuple):
         return self.scale.unlabelled_images(self.seed)
 
 
+class Measure(NamedTuple):
+    """What is measured on a trained model. of: (model, held-out images) -> {figure: number}, and under
+    `RIGHT` which images it got right (`atlib.record.pack_bits`), where that can be said. figure: the one that
+    trials are chosen by and tables show, more being better, from 0 to 1."""
+
+    figure: str
+    of: Callable[[nn.Module, Any], dict]
+
+
+RIGHT = "right"
+
+
+def _accuracy(model: nn.Module, images: Images) -> dict:
+    logits = predict(model, images)
+    found = score(logits, images.targets)
+    right = pack_bits(logits.argmax(1) == images.targets)
+    return {"accuracy": found.accuracy, "loss": found.loss, RIGHT: right}
+
+
+ACCURACY = Measure("accuracy", _accuracy)
+
+
 @dataclass(frozen=True)
 class Variant:
     """One way to teach a student.
 
     build: makes what `train` is given. like: the method of the central experiment whose chosen recipe it
-    starts from (None: it is one of these methods, and chooses from the scale's recipes for it); changes: to
+    starts from (None: from the scale's training recipe, and without trials of its own it is one of these
+    methods, and chooses from the scale's recipes for it); changes: to
     that recipe. trials: further changes to choose from on the validation split, with the tuning seed.
     student: changes to the student's constructor arguments. labels: training images, None for the scale's
     number. images: (scale, seed) -> the training images, where they are not the scale's own. needs: models it
     is built from beside the teacher of its seed, "fine-tuned", "another teacher", or other variants of its
-    study by their names, which are then run first. loss: what its training makes small. stop_at: the step of
-    its
+    study by their names, which are then run first. loss: what its training makes small. measure: what is
+    measured on it. stop_at: the step of its
     recipe's schedule at which it ends, as a checkpoint along the run; None for the whole. twin: what the
     teacher sees in place of the student's image, in training and in evaluation; None for the image itself.
     world: of its training and test images, where it is another than the scale's.
@@ -142,11 +167,12 @@ class Variant:
     twin: str | None = None
     world: World | None = None
     loss: Loss = student_loss
+    measure: Measure = ACCURACY
 
     def base(self, scale: Scale, place: Place) -> Recipe:
         """The recipe that it starts from: the scale's, or the one chosen for `like`."""
         if self.like is None:
-            return scale.training
+            return replace(scale.training, **self.changes)
         recipe = scale.recipe(scale.tuning[self.like][chosen(place, self.like)])
         return replace(recipe, **self.changes)
 
@@ -154,7 +180,7 @@ class Variant:
         """Changes to that recipe, of which the best on the validation split is taken. Where the scale has one
         recipe for each method, so has every study."""
         if self.like is None:
-            return scale.tuning[self.name]
+            return self.trials or scale.tuning[self.name]
         return self.trials if self.trials and len(scale.tuning[self.like]) > 1 else ({},)
 
 
@@ -164,8 +190,8 @@ class Study:
 
     shows: what they are to show. paper: where the paper (arXiv 2411.09702) has the like, with its figures.
     seeds: as recorded. minutes: of all runs at one scale on two cores, the central teachers not
-    counted. only: the scales that it is made for, none for any. teachers: made for this study, beside the
-    central ones.
+    counted. only: the scales that it is made for, none for any whose students are classifiers. teachers: made
+    for this study, beside the central ones.
     """
 
     name: str
@@ -341,7 +367,7 @@ def chosen(place: Place, method: str, study: Study = CENTRAL) -> int:
     if len(choices) == 1:
         return 0
     path = place.records(study.name)
-    scores = _scores(path, method, choices)
+    scores = _scores(path, study.variant(method), choices)
     if missing := to_try(choices, scores):
         raise FileNotFoundError(
             f"{method} is not tuned yet, {path} has no trial {missing[0]} of it: "
@@ -350,10 +376,10 @@ def chosen(place: Place, method: str, study: Study = CENTRAL) -> int:
     return max(sorted(scores), key=scores.__getitem__)
 
 
-def _scores(path: Path, method: str, choices: Sequence[Mapping]) -> dict[int, float]:
-    """The validation accuracies of a method's trials in a file of records. Raises `ValueError` for trials of
-    other recipes than these."""
-    scores = {}
+def _scores(path: Path, variant: Variant, choices: Sequence[Mapping]) -> dict[int, float]:
+    """What a variant's trials in a file of records have reached on the validation split, by the figure that
+    they are chosen by. Raises `ValueError` for trials of other recipes than these."""
+    scores, method = {}, variant.name
     for record in read_file(path):
         if (record.kind, record.method, record.seed) != ("trial", method, TUNING_SEED):
             continue
@@ -363,7 +389,7 @@ def _scores(path: Path, method: str, choices: Sequence[Mapping]) -> dict[int, fl
                 f"{path}: trial {record.trial} of {method} was run with another recipe than {given}, which"
                 " the scale has now: move this file away, and tune anew"
             )
-        scores[record.trial] = record.results["validation_accuracy"]
+        scores[record.trial] = record.results[f"validation_{variant.measure.figure}"]
     return scores
 
 
@@ -415,7 +441,9 @@ def trained(run: Run) -> nn.Module:
     sets = {split: scale.held_out(split, variant.twin)} | {
         f"{split}_{name}": images for name, images in scale.elsewhere(split, variant.twin).items()
     }
-    results, history = teach(model, images, recipe, run.seed, sets, name, variant.stop_at, variant.loss)
+    results, history = teach(
+        model, images, recipe, run.seed, sets, name, variant.stop_at, variant.loss, variant.measure
+    )
     seconds = time.perf_counter() - start
     teaches = run.method in [each.name for each in run.study.needed_by(run.study.variants)]
     if run.trial is None or teaches or (variant.like is None and run.method == "fine-tune"):
@@ -432,16 +460,17 @@ def trained(run: Run) -> nn.Module:
 
 def teach(
     student: nn.Module,
-    images: Images,
+    images: Images | ObjectImages,
     recipe: Recipe,
     seed: int,
-    sets: Mapping[str, Images],
+    sets: Mapping[str, Images | ObjectImages],
     name: str,
     stop_at: int | None = None,
     loss: Loss = student_loss,
+    measure: Measure = ACCURACY,
 ) -> tuple[dict, list[dict]]:
-    """Train a student in place on `images` and evaluate it on `sets`: results and history. Of the set "test"
-    the results say which images were right (`atlib.record.pack_bits`).
+    """Train a student in place on `images` and measure it on `sets`: results and history. Of the set "test"
+    the results say which images were right, where the measure says it.
 
     stop_at: end after that many steps of the recipe, as a checkpoint along the run would be.
     """
@@ -449,12 +478,11 @@ def teach(
 
     def metrics(model: nn.Module) -> dict:
         for name, each in sets.items():
-            logits = predict(model, each)
-            found = score(logits, each.targets)
-            results.update({f"{name}_accuracy": found.accuracy, f"{name}_loss": found.loss})
-            if name == "test":
-                results["test_right"] = pack_bits(logits.argmax(1) == each.targets)
-        return {name: value for name, value in results.items() if name != "test_right"}
+            found = measure.of(model, each)
+            right = {f"{name}_{RIGHT}": found.pop(RIGHT)} if RIGHT in found else {}
+            results.update({f"{name}_{figure}": value for figure, value in found.items()})
+            results.update(right if name == "test" else {})
+        return {name: value for name, value in results.items() if name != f"test_{RIGHT}"}
 
     images, order = images.to(place_of_training()), seed_for(seed, "order")
     history = train(
@@ -557,8 +585,7 @@ def run_study(
     study is not made for, and `TeacherFailed` as `require_worth` does.
     """
     scale = scale_of(place)
-    if study.only:  # it uses what only that world has
-        require_known("scale", place.scale, study.only)
+    require_made_for(study, place)
     if seeds > TUNING_SEED:
         raise ValueError(
             f"at most {TUNING_SEED} seeds: seed {TUNING_SEED} is the one that recipes are tuned on, got"
@@ -583,6 +610,28 @@ def run_study(
     return [found[key] for key in wanted]
 
 
+class _Experiment(Protocol):
+    """A study or an examination."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def only(self) -> tuple[str, ...]: ...
+
+
+def require_made_for(experiment: _Experiment, place: Place) -> None:
+    """That an experiment is made for a place's scale: one of its `only`, where there are any, since it uses
+    what only that world has, else one whose students are classifiers. Raises `ValueError` where it is not."""
+    if experiment.only:
+        require_known("scale", place.scale, experiment.only)
+    elif not scale_of(place).methods:
+        raise ValueError(
+            f"{experiment.name} compares classifiers, and the scale {place.scale!r} has none: choose"
+            f" one of {', '.join(CLASSIFYING)}"
+        )
+
+
 def require_worth(worth: Worth, place: Place, jobs: int) -> None:
     """Make the tuning seed's teacher, tune scratch and fine-tune with it, and raise `TeacherFailed` unless it
     is worth what the scale asks for. All that is measured is in the records of this teacher and these trials.
@@ -592,7 +641,7 @@ def require_worth(worth: Worth, place: Place, jobs: int) -> None:
         run_each(make_teacher, [(place, TUNING_SEED)], jobs)
     _run_variants(CENTRAL, [CENTRAL.variant(name) for name in ends], place, 0, jobs)
     path, tuning = place.records(CENTRAL.name), scale_of(place).tuning
-    scratch, fine_tuned = (max(_scores(path, name, tuning[name]).values()) for name in ends)
+    scratch, fine_tuned = (max(_scores(path, CENTRAL.variant(name), tuning[name]).values()) for name in ends)
     (evenness,) = (record.results["evenness"] for record in read_file(path) if record.key == key)
     if fine_tuned - scratch < worth.gain or evenness > worth.evenness:
         raise TeacherFailed(
@@ -621,11 +670,11 @@ def _run_variants(study: Study, variants: list[Variant], place: Place, seeds: in
 
     def trials() -> list[Run]:
         """Those that the search asks for next, of all variants together."""
-        path, choices = place.records(study.name), {each.name: each.choices(scale) for each in variants}
+        path, choices = place.records(study.name), [(each, each.choices(scale)) for each in variants]
         return [
-            Run(study, place, method, TUNING_SEED, trial)
-            for method, known in choices.items()
-            for trial in to_try(known, _scores(path, method, known))
+            Run(study, place, each.name, TUNING_SEED, trial)
+            for each, known in choices
+            for trial in to_try(known, _scores(path, each, known))
         ]
 
     path = place.records(study.name)

@@ -7,12 +7,14 @@ three verdicts, one of which says that the experiment was too small.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
+from atlib._util import require_known
 from atlib.record import Record, read_records, unpack_bits
 
 VERDICTS = ("holds", "does not hold", "too small to tell", "not recorded")
@@ -22,6 +24,16 @@ LEVEL = 0.05  # of a chapter's wrong verdicts
 
 
 Metric = Callable[[Record], float]
+
+
+def on_test(figure: str) -> Metric:
+    """A figure that was measured on test images as a whole, such as "ap" or "iou", of a record."""
+    return partial(_on_test, f"test_{figure}")
+
+
+def _on_test(name: str, record: Record) -> float:
+    require_known("figure", name, record.results)
+    return record.results[name]
 
 
 @dataclass(frozen=True)
@@ -122,17 +134,23 @@ def estimate(differences: np.ndarray, margin: float = 0.0) -> Estimate:
 
 
 def accuracies(
-    study: str, scale: str, of: Mapping[str, tuple[str, ...]] = {}, results: Path | None = None
+    study: str,
+    scale: str,
+    of: Mapping[str, tuple[str, ...]] = {},
+    results: Path | None = None,
+    figure: str | None = None,
 ) -> dict[str, Estimate]:
     """{method: test accuracy} of a study's methods of which at least two seeds are recorded image by image.
 
     of: the methods that a name is the mean of, where it is not that method alone. results: the folder of the
-    records, by default the book's.
+    records, by default the book's. figure: of the test images, such as "ap" or "iou", in place of accuracy,
+    of the methods that have it.
     """
     records = read_records(study, scale, results=results)
+    records = [record for record in records if figure is None or f"test_{figure}" in record.results]
     found = {}
     for method in dict.fromkeys(record.method for record in records):
-        values = Side(study, of.get(method, (method,))).values(records)
+        values = Side(study, of.get(method, (method,)), figure and on_test(figure)).values(records)
         if len(values) > 1:
             found[method] = estimate(np.stack([values[seed] for seed in sorted(values)]))
     return found

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from atlib.data.images import Images, draw, load
 from atlib.data.rng import seed_for
 from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
-from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig
+from atlib.run.config import BUILT_IN, COCO, PRETRAINING, RunConfig
 from atlib.student import differences
 from atlib.train import pretrain
 from atlib.train.objectives import Loss, student_loss
@@ -29,6 +30,7 @@ LOSSES: dict[str, Loss] = {"retrieval": pretrain.retrieval_loss, "mae": pretrain
 # images of the built-in world, for students and for pre-training: the central experiment's numbers
 LABELLED, UNLABELLED = (1000, 40_000)
 HELD_OUT = {"validation": 2000, "test": 4000}  # likewise
+COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
 # Fields of a run, and arguments of `held_out_images`, that say how data are read.
 READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
@@ -41,13 +43,20 @@ class Built(NamedTuple):
     teacher: Architecture | None
 
 
-def loss_of(method: str) -> Loss:
-    """What a method trains on: labels (with what is distilled), or a pre-text."""
-    return LOSSES.get(method, student_loss)
+def loss_of(config: RunConfig) -> Loss:
+    """What a run trains on: labels or objects (with what is distilled), or a pre-text."""
+    if config.heads is not None:
+        from atlib.detection.detector import detection_loss  # other runs do not need torchvision's detectors
+
+        return detection_loss
+    return LOSSES.get(config.method, student_loss)
 
 
 def training_images(config: RunConfig):
-    """The images that a run trains on. Raises what `images.load` and `photos.open_photos` raise."""
+    """The images that a run trains on. Raises what `images.load`, `photos.open_photos` and `coco_images`
+    raise."""
+    if config.heads is not None:
+        return _scenes(config)
     if config.data != BUILT_IN:
         return _photographs(config)
     if config.method not in PRETRAINING:
@@ -82,6 +91,45 @@ def held_out_images(
     return photos.readable() if on_corrupt == "skip" else photos
 
 
+def coco_images(
+    folder: str | None,
+    split: str,
+    size: int,
+    *,
+    jitter: tuple[float, float] | None = None,
+    masks: bool = True,
+    workers: int = 0,
+):
+    """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in
+    them in FOLDER/annotations/instances_SPLIT.json. jitter, masks, workers: as in
+    `atlib.detection.coco.CocoObjects`; without masks nobody knows which objects COCO counts as small.
+
+    Raises `ValueError` without a folder and without pycocotools, and what `CocoObjects` raises.
+    """
+    if folder is None:
+        raise ValueError(
+            f"data {COCO!r} needs data_path, a folder that you have, with the folder {split} of images and"
+            f" the file annotations/instances_{split}.json, as https://cocodataset.org gives them:"
+            " --data_path FOLDER"
+        )
+    if find_spec("pycocotools") is None:
+        raise ValueError(
+            f"data {COCO!r} needs pycocotools, which reads masks and measures precision: pip install"
+            " 'attention-transfer[detection]'"
+        )
+    from atlib.detection.coco import CocoObjects
+
+    images, file = Path(folder) / split, Path(folder) / "annotations" / f"instances_{split}.json"
+    return CocoObjects(images, file, size=size, jitter=jitter, masks=masks, workers=workers)
+
+
+def image_size(config: RunConfig) -> int:
+    """Pixels a side of the images that a run's model takes."""
+    if config.augmentation is not None:
+        return config.augmentation.image_size
+    return config.skeleton(2).patch_embed.img_size[0]
+
+
 def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
     """Whether a file of weights says how images are prepared for it, and how: None where they are taken as
     they are.
@@ -100,10 +148,14 @@ def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
 
 
 def known_size(config: RunConfig) -> tuple[int, int] | None:
-    """(training images, outputs of the model) of a run, None where the data must be opened to know."""
+    """(training images, outputs of the model) of a run, None where the data must be opened to know, as
+    those of a folder of COCO's form must, which need not be COCO."""
     if config.data == BUILT_IN:
         outputs = pretrain.RETRIEVAL_OUTPUTS if config.method == "retrieval" else len(glyphs.SHAPES)
         return config.data_size or (UNLABELLED if config.method in PRETRAINING else LABELLED), outputs
+    if config.data == COCO:
+        published = config.data_path is None and config.training_split == "train2017"
+        return (config.data_size or COCO_KNOWN[0], COCO_KNOWN[1]) if published else None
     if config.data not in CATALOGUE:
         return None
     known = CATALOGUE[config.data]
@@ -135,10 +187,25 @@ def _photographs(config: RunConfig):
     return photos.select(draw(len(photos), config.data_size, config.seed, f"{config.data} train"))
 
 
+def _scenes(config: RunConfig):
+    images = coco_images(
+        config.data_path,
+        config.training_split,
+        image_size(config),
+        jitter=config.jitter,
+        masks=config.heads == "mask-rcnn",
+    )
+    if config.data_size is None:
+        return images
+    return images.select(draw(len(images), config.data_size, config.seed, f"{COCO} {config.training_split}"))
+
+
 def outputs_for(config: RunConfig, images) -> int:
     """How many outputs a model for these images has: their classes, or the numbers a pre-text regresses."""
     if config.method == "retrieval":
         return images.targets[0].numel()
+    if config.heads is not None:
+        return len(images.classes)
     return len(images.classes) or int(images.targets.max()) + 1
 
 
@@ -152,22 +219,34 @@ def build(config: RunConfig, outputs: int) -> Built:
     if config.teacher is not None:
         from atlib.teachers.load import load_teacher
 
-        size = None if config.augmentation is None else config.augmentation.image_size
+        known = config.augmentation is not None or config.heads is not None
+        size = image_size(config) if known else None
         told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
         teacher = load_teacher(config.teacher, image_size=size, **told)
     architecture = config.architecture(outputs)
     # What is pre-trained with a seed and what learns from it are independent.
     torch.manual_seed(seed_for(config.seed, "teacher" if config.method in PRETRAINING else "student"))
-    student = architecture.build()
+    model: nn.Module = architecture.build()
     match config.method:
         case "mae":
-            return Built(config.auto_encoder(student), architecture, None)
+            model = config.auto_encoder(model)
         case "fine-tune":
-            return Built(start_from(student, teacher.vit), architecture, None)
+            model = start_from(model, teacher.vit)
         case "copy" | "distill":
-            transfer = AttentionTransfer(teacher.vit, student, plan_for(config, teacher.vit, student))
-            return Built(transfer, architecture, teacher.architecture)
-    return Built(student, architecture, None)
+            model = AttentionTransfer(teacher.vit, model, plan_for(config, teacher.vit, model))
+    paired = isinstance(model, AttentionTransfer)
+    model = with_heads(config, model, outputs)
+    return Built(model, architecture, teacher.architecture if paired else None)
+
+
+def with_heads(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:
+    """The detector of a run on its ViT or pair, with first weights; of a run that classifies, the model
+    itself."""
+    if config.heads is None:
+        return model
+    from atlib.detection.detector import DETECTORS, SIZES
+
+    return DETECTORS[config.heads](model, classes, SIZES[config.head_sizes])
 
 
 def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> Plan:

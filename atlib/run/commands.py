@@ -9,10 +9,19 @@ from pathlib import Path
 import torch
 
 from atlib._util import STOPPED, memory_message, out_of_memory, require_known
+from atlib.checkpoint import read_header
 from atlib.data.transforms import Augmentation
 from atlib.record import Record
-from atlib.run.build import READING, held_out_images, known_size, outputs_for, preparation_of, training_images
-from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig, config_path, read_config, settings
+from atlib.run.build import (
+    READING,
+    coco_images,
+    held_out_images,
+    known_size,
+    outputs_for,
+    preparation_of,
+    training_images,
+)
+from atlib.run.config import BUILT_IN, COCO, PRETRAINING, RunConfig, config_path, read_config, settings
 from atlib.run.configure import config_diff, configure, data_name, evaluated_split, oddities
 from atlib.run.estimate import estimate
 from atlib.run.estimate_text import as_text
@@ -22,11 +31,13 @@ from atlib.run.recipes import PUBLISHED
 from atlib.run.runner import (
     averaged_path,
     check_folder,
+    detector_path,
     held_out,
     is_finished,
     is_main_process,
     load_result,
     missing_results,
+    precision,
     record_path,
     result_path,
     resume,
@@ -73,7 +84,10 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         names = "a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, find-copy"
         parser.add_argument("--recipe", required=True, help=names)
         parser.add_argument("--teacher", help="a timm name or a file of weights (default: the recipe's)")
-    data = f"{BUILT_IN}, a name of the catalogue (cifar10 ...), a hub id, or parquet files or image folders"
+    data = (
+        f"{BUILT_IN}, a name of the catalogue (cifar10 ...), a hub id, or parquet files or image folders;"
+        f" {COCO} for a detector, with --data_path FOLDER"
+    )
     default = {"default": BUILT_IN} if pretraining else {"required": True}
     parser.add_argument("--data", metavar="NAME|PATH", help=data, **default)
     seed = "decides first weights, order and augmentation (default: 0)"
@@ -157,7 +171,8 @@ def resume_command(given: argparse.Namespace) -> int:
     """`resume`: a finished run says so; one without its weights says from what they are made again."""
     folder, config = given.folder, read_config(given.folder)
     if is_finished(folder, config):
-        return _say(f"{folder} is finished: {result_path(folder, config.method)}, {record_path(folder)}")
+        weights = result_path(folder, config.method) if config.heads is None else detector_path(folder)
+        return _say(f"{folder} is finished: {weights}, {record_path(folder)}")
     if record_path(folder).exists():
         missing = ", ".join(map(str, missing_results(folder, config)))
         again = "by training from the beginning: no checkpoint is left"
@@ -190,7 +205,11 @@ def evaluate_command(given: argparse.Namespace) -> int:
         raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
     path = given.path
     if path.is_dir():
-        path = averaged_path(folder) if given.averaged else result_path(folder, config.method)
+        plain = result_path(folder, config.method) if config.heads is None else detector_path(folder)
+        path = averaged_path(folder) if given.averaged else plain
+    whole = config.heads is not None if config is not None else "detector" in read_header(path)
+    if whole:
+        return _evaluate_detector(path, config, given, reading)
     model = load_result(path)
     note = ""
     if given.data is None:
@@ -216,6 +235,48 @@ def evaluate_command(given: argparse.Namespace) -> int:
         f"{path} on {name}, {split}: accuracy {100 * found.accuracy:.2f} % of"
         f" {found.count:,} images{without}, loss {found.loss:.4f}{note}"
     )
+
+
+def _evaluate_detector(path: Path, config: RunConfig | None, given: argparse.Namespace, reading: dict) -> int:
+    """`evaluate` of a whole detector, on its run's folder of images or on another."""
+    if given.data not in (None, COCO):
+        raise ValueError(
+            f"--data {given.data}: {path} holds a detector, which is measured on data {COCO!r}; another"
+            " folder of that form is --data_path FOLDER"
+        )
+    for name in reading:
+        if name not in ("data_path", "workers"):
+            raise ValueError(
+                f"--{name} would change nothing: images of {COCO!r} have no such choice; leave it out"
+            )
+    detector, classes, _ = load_detector_of(path)
+    folder, split = None, evaluated_split(COCO)
+    if config is not None:
+        folder, split = config.data_path, config.evaluation_split
+    folder, split = reading.get("data_path", folder), given.split or split
+    size = detector.backbone.student.patch_embed.img_size[0]
+    images = coco_images(folder, split, size, workers=reading.get("workers", 0))
+    if images.classes != classes:
+        raise ValueError(
+            f"{folder}, {split} has categories {images.classes}, and {path} knows {classes}: evaluate it on"
+            " data with the classes that it was trained for"
+        )
+    found = precision(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
+    figures = [f"{name.replace('_', ' ')} {100 * value:.1f}" for name, value in found.items()]
+    said = ", ".join(figures) or "nothing to find"
+    return _say(f"{path} on {COCO}, {split}: {said} (per cent), of {len(images):,} images")
+
+
+def load_detector_of(path: Path):
+    """The detector in a file that a run has left, as `atlib.detection.files.load_detector` reads it."""
+    from atlib.detection.files import load_detector
+
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist: `python -m atlib resume {path.parent}` goes on with the run, or writes"
+            " its weights again where it is finished"
+        )
+    return load_detector(path)
 
 
 def _require_size(model: torch.nn.Module, images, name: str) -> None:
@@ -295,6 +356,8 @@ def summary(folder: Path, record: Record) -> str:
     """What a finished run prints."""
     needs = ", with its teacher in the same file, which it needs" if record.method == "copy" else ""
     weights = f"weights: {result_path(folder, record.method)}{needs}"
+    if detector_path(folder).exists():
+        weights = f"detector: {detector_path(folder)}{needs}\n{weights}"
     return f"{as_line(record.results)}\n{weights}\nrecord: {record_path(folder)}"
 
 

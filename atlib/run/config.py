@@ -20,13 +20,27 @@ METHODS = ("scratch", "fine-tune", "copy", "distill", "retrieval", "mae")
 NEED_TEACHER = ("fine-tune", "copy", "distill")
 PRETRAINING = ("retrieval", "mae")
 BUILT_IN = "marked-glyphs"  # the one data set that is generated, of 32 x 32 pixels
+COCO = "coco"  # what detectors learn from, in COCO's form
+HEADS = ("fcos", "faster-rcnn", "mask-rcnn")  # of a detector, as in `atlib.detection.detector.DETECTORS`
+HEAD_SIZES = ("vitdet", "small")  # likewise, `SIZES`
 PARTS = ("recipe", "plan", "augmentation", "model")  # fields of a run that have fields of their own
 # Settings that only some runs have a use for: whose they are, and whether a run is one of those.
 _READ = ("data_path", "image_column", "label_column", "training_split", "streaming", "on_corrupt")
 _DECODER = ("decoder_width", "decoder_depth", "decoder_heads")
+_ROWS = ("image_column", "label_column", "streaming", "on_corrupt")
+_OF_HEADS = ("head_sizes", "jitter")
+_CLASSES = (
+    "label_smoothing",
+    "mixup",
+    "cutmix",
+    "binary",
+)  # of a recipe, 0 or False without classes of images
 _LABELLED = ("evaluation_split", "evaluate_every", "task_weight", "binary")
 USED_BY: tuple[tuple[tuple[str, ...], str, Callable[["RunConfig"], bool]], ...] = (
     (_READ, "data that are read", lambda run: run.data != BUILT_IN),
+    (_ROWS, "data in rows", lambda run: run.heads is None),
+    (_CLASSES, "classifying whole images", lambda run: run.heads is None),
+    (_OF_HEADS, "detection", lambda run: run.heads is not None),
     (("mask_ratio", *_DECODER), "masked auto-encoding", lambda run: run.method == "mae"),
     (("teacher_heads", "teacher_architecture"), "a teacher", lambda run: run.teacher is not None),
     (("transfer_weight",), "Distill", lambda run: run.method == "distill"),
@@ -39,6 +53,11 @@ RULES = (
     (("data_size",), lambda value: value is None or value >= 1, "must be at least 1, or None for all"),
     (("seed",), lambda value: value < 2**32, f"must be below 2**32 = {2**32}, as NumPy's generators ask for"),
     (("drop_path",), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
+    (
+        ("jitter",),
+        lambda value: value is None or len(value) == 2 and 0 < value[0] <= value[1] < math.inf,
+        "must be the least and the largest scale, such as (0.1, 2.0), or None for none",
+    ),
 )
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
 FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt")
@@ -60,6 +79,9 @@ class RunConfig:
     augmentation: None for the built-in world, whose images are taken as they are. plan: what is transferred
     (copy and distill). drop_path: the student's. mask_ratio, decoder_width, decoder_depth,
     decoder_heads: of the masked auto-encoder.
+    heads: of a detector on the model, one of `HEADS`, trained on data "coco"; None: the model classifies.
+    head_sizes: one of `HEAD_SIZES`. jitter: the range of large-scale jitter
+    (`atlib.detection.coco.CocoObjects`), None for none.
     evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at the end).
     on_corrupt: "raise" or "skip" (images that cannot be decoded; the evaluation then leaves them out).
     workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay. Raises
@@ -96,6 +118,9 @@ class RunConfig:
     keep: int = 2
     tensorboard: bool = False
     seed: int = 0
+    heads: str | None = None
+    head_sizes: str | None = None
+    jitter: tuple[float, float] | None = None
 
     def __post_init__(self):
         require_known("method", self.method, METHODS)
@@ -118,6 +143,7 @@ class RunConfig:
         check_fields(self, RULES)
         if self.method in PRETRAINING and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
+        self._check_heads()
         if self.method == "retrieval" and self.data != BUILT_IN:
             raise ValueError(
                 f"retrieval is a task of the built-in world, data 'marked-glyphs', not of {self.data!r}: use"
@@ -126,6 +152,41 @@ class RunConfig:
         if (name := _not_finite(self.describe())) is not None:
             raise ValueError(f"{name} must be a finite number")
         self._check_model()
+
+    def _check_heads(self) -> None:
+        """A run on COCO detects, and no other does; it has no settings of classes and of their images."""
+        if (self.heads is not None) != (self.data == COCO):
+            raise ValueError(
+                f"data {self.data!r} and heads {self.heads!r} do not go together: a detector (one of"
+                f" {', '.join(HEADS)}) learns from data {COCO!r}, and nothing else does; choose a recipe of"
+                " detection, such as vitdet-scratch-vit-base, with --data coco, or other data"
+            )
+        if self.heads is None:
+            if self.head_sizes is not None or self.jitter is not None:
+                raise ValueError(
+                    f"head_sizes={self.head_sizes!r} and jitter={self.jitter!r} are of a detector, and this"
+                    " run has no heads: leave them out"
+                )
+            return
+        require_known("heads", self.heads, HEADS)
+        require_known("head_sizes", self.head_sizes, HEAD_SIZES)
+        if self.method in PRETRAINING:
+            raise ValueError(
+                f"{self.method} learns without objects, heads {self.heads!r} with them: leave one out"
+            )
+        classified = {name: getattr(self.recipe, name) for name in _CLASSES}
+        of_images = {"augmentation": self.augmentation, "streaming": self.streaming}
+        columns = {"image_column": self.image_column, "label_column": self.label_column}
+        for name, value in (classified | of_images | columns).items():
+            if value:
+                raise ValueError(
+                    f"{name}={value!r} is of classifying images, and a detector has no use for it"
+                )
+        if self.on_corrupt != "raise":
+            raise ValueError(
+                f"on_corrupt={self.on_corrupt!r}: an image of COCO that cannot be decoded is an error,"
+                " 'raise'"
+            )
 
     def _check_model(self) -> None:
         model = self.skeleton(self.model.overrides.get("num_classes", 2))
@@ -170,8 +231,10 @@ class RunConfig:
         return replace(self, recipe=self.recipe.on(images))
 
     def architecture(self, num_classes: int) -> Architecture:
-        """The model for so many classes, unless it has its own `num_classes`; without a head for masking."""
-        arguments = {"num_classes": 0 if self.method == "mae" else num_classes}
+        """The model for so many classes, unless it has its own `num_classes`; without a class head for
+        masking and for detection."""
+        headless = self.method == "mae" or self.heads is not None
+        arguments: dict[str, Any] = {"num_classes": 0 if headless else num_classes}
         if self.augmentation is not None:
             arguments["img_size"] = self.augmentation.image_size
         if self.drop_path:

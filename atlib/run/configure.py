@@ -8,7 +8,7 @@ import torch
 from atlib._util import require_known
 from atlib.data.catalogue import CATALOGUE, find
 from atlib.data.transforms import Augmentation
-from atlib.run.config import BUILT_IN, PRETRAINING, RunConfig, with_settings
+from atlib.run.config import BUILT_IN, COCO, PRETRAINING, RunConfig, with_settings
 from atlib.run.log import require_tensorboard
 from atlib.run.recipes import LIBRARY, published
 from atlib.teachers.load import is_file
@@ -70,7 +70,10 @@ def configure(
             "drop_path": source.drop_path,
             "augmentation": None if data == BUILT_IN else source.augmentation,
             **source.pretext,
+            **source.detection,
         }
+    if data == COCO:
+        common["training_split"] = "train2017"
     config = with_settings({**given, **common}, changes)
     config.recipe.require_optimizer()
     return config
@@ -97,10 +100,10 @@ def _short(value: object) -> str:
 
 def data_name(name_or_path: str, path: str | None = None) -> str:
     """A data set's name as it is, a path in full. Raises where there is nothing of that name."""
-    if name_or_path == BUILT_IN:
+    if name_or_path in (BUILT_IN, COCO):
         return name_or_path
     if "/" not in name_or_path and not Path(name_or_path).exists():  # neither a hub id nor a path
-        require_known("data set", name_or_path, [BUILT_IN, *CATALOGUE])
+        require_known("data set", name_or_path, [BUILT_IN, COCO, *CATALOGUE])
     place = find(name_or_path, path)
     return str(place.path.resolve()) if path is None and place.path is not None else name_or_path
 
@@ -109,6 +112,8 @@ def evaluated_split(data: str) -> str:
     """The split on which results are reported."""
     if data == BUILT_IN:
         return "test"
+    if data == COCO:
+        return "val2017"
     return CATALOGUE[data].evaluated if data in CATALOGUE else "validation"
 
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from atlib.analysis.accounting import Memory, copy, distill, fine_tuning, shape_of, step_memory
 from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
-from atlib.run.build import loss_of
+from atlib.run.build import loss_of, with_heads
 from atlib.run.config import RunConfig
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer, schedule
@@ -148,13 +148,32 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
     recipe = replace(config.recipe, steps=STEPS, batch_size=batch, accumulate=accumulate, repeats=1)
     size = config.skeleton(outputs).patch_embed.img_size
     images = RandomImages((3, *size), lambda count: made_up(config, outputs, count), batch, STEPS)
-    train(model, images, recipe, loss=loss_of(config.method), progress=None)
+    train(model, images, recipe, loss=loss_of(config), progress=None)
     return statistics.median(after - before for before, after in zip(images.times[1:], images.times[2:]))
 
 
-def made_up(config: RunConfig, outputs: int, count: int) -> Tensor:
-    """Targets of the kind that a method learns, without meaning."""
+def made_up(config: RunConfig, outputs: int, count: int):
+    """Targets of the kind that a method learns, without meaning: classes, numbers, or objects, seven in an
+    image, as many as COCO has on average."""
+    if config.heads is not None:
+        return _made_up_objects(config, outputs, count)
     return torch.rand(count, outputs) if config.method == "retrieval" else torch.randint(outputs, (count,))
+
+
+def _made_up_objects(config: RunConfig, classes: int, count: int):
+    from atlib.detection.objects import ObjectBatch, Objects
+
+    height, width = config.skeleton(classes).patch_embed.img_size
+    down, across = torch.arange(height)[:, None], torch.arange(width)
+    images = []
+    for _ in range(count):
+        corner = torch.rand(7, 2) * torch.tensor([0.7 * width, 0.7 * height])
+        boxes = torch.cat([corner, corner + (0.05 + 0.25 * torch.rand(7, 2)) * min(height, width)], dim=1)
+        left, top, right, bottom = boxes.T[:, :, None, None]
+        masks = (across >= left) & (across < right) & (down >= top) & (down < bottom)
+        labels = torch.randint(classes, (7,))
+        images.append(Objects(boxes, labels, masks, torch.zeros(7, dtype=torch.bool)))
+    return ObjectBatch(images)
 
 
 class Group(NamedTuple):
@@ -169,7 +188,8 @@ class Group(NamedTuple):
 class Estimate(NamedTuple):
     """What `estimate` found. moments: {when: (step, lr of the smallest factor, lr of the largest)}; flops: of
     one image, None where they are not counted; memory: of a step; seconds: of one step on this machine, None
-    where not known; timing: what was measured for that, None where it comes from FLOPs."""
+    where not known; timing: what was measured for that, None where it comes from FLOPs; on_vit: numbers in
+    the pyramid and heads of a detector, 0 of others."""
 
     config: RunConfig
     count: int
@@ -180,6 +200,7 @@ class Estimate(NamedTuple):
     memory: Memory
     seconds: float | None
     timing: Timing | None
+    on_vit: int = 0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -216,7 +237,12 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
         seconds = timing.seconds(config.recipe.batch_size)
     elif flops is not None:
         seconds = flops * config.recipe.batch_size / speed()
-    return Estimate(config, count, skeleton, groups, moments(config, groups), flops, memory, seconds, timing)
+    on_vit = 0
+    if config.heads is not None:
+        of_vit = sum(each.numel() for each in model.backbone.parameters())
+        on_vit = sum(each.numel() for each in model.parameters()) - of_vit
+    when = moments(config, groups)
+    return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timing, on_vit)
 
 
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
@@ -224,9 +250,9 @@ def assembled(config: RunConfig, outputs: int) -> nn.Module:
     student = config.architecture(outputs).build()
     if config.method == "mae":
         return config.auto_encoder(student)
-    if config.plan is None:
-        return student
-    return AttentionTransfer(config.architecture(outputs).build(), student, config.plan)
+    if config.plan is not None:
+        student = AttentionTransfer(config.architecture(outputs).build(), student, config.plan)
+    return with_heads(config, student, outputs)
 
 
 def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
@@ -248,20 +274,26 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
     recipe = config.recipe
     warm = round(recipe.warmup * recipe.steps)
     smallest, largest = min(group.factors[0] for group in groups), max(group.factors[1] for group in groups)
-    when = {
-        "first step": 0,
-        "end of warm-up": max(0, warm - 1),
-        "middle": recipe.steps // 2,
-        "last step": recipe.steps - 1,
-    }
+    when = {"first step": 0, "end of warm-up": max(0, warm - 1)}
+    if recipe.milestones is None:
+        when["middle"] = recipe.steps // 2
+    for number, share in enumerate(recipe.milestones or (), 1):
+        when[f"milestone {number}"] = min(round(share * recipe.steps), recipe.steps - 1)
+    when["last step"] = recipe.steps - 1
     lr = {name: recipe.lr * schedule(step, recipe) for name, step in when.items()}
     return {name: (step, smallest * lr[name], largest * lr[name]) for name, step in when.items()}
 
 
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
-    counted: other kinds of ViT, masked auto-encoding, and transfers of something else than maps."""
-    if config.method == "mae" or config.plan is not None and config.plan.what != "map":
+    counted: other kinds of ViT, masked auto-encoding, detection, and transfers of something else than
+    maps."""
+    if (
+        config.method == "mae"
+        or config.heads is not None
+        or config.plan is not None
+        and config.plan.what != "map"
+    ):
         return None
     try:
         shape = shape_of(skeleton)
@@ -277,9 +309,12 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     counted on shapes, nothing is allocated.
 
     What is kept for the backward pass is linear in the batch: counted for one image and for two. It is 0 for
-    masked auto-encoding, where it is not counted.
+    masked auto-encoding, where it is not counted. Of a detector, whose shapes hang on what it finds, it is
+    measured on an image with made-up objects.
     """
     size = config.skeleton(outputs).patch_embed.img_size
+    if config.heads is not None:
+        return _with_average(config, _memory_of_detector(config, outputs, size))
     with torch.device("meta"):
         model = assembled(config, outputs)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -289,13 +324,27 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
             one = two = Memory(weights, weights, 2 * weights, 0, 0)
         else:
             one, two = (step_memory(model, torch.empty(images, 3, *size)) for images in (1, 2))
-    averaged = one.weights if config.recipe.ema is not None else 0
-    moments = int(one.optimizer / 2 * state_per_weight(config.recipe))  # counted for AdamW, which has two
-    return one._replace(
-        saved=one.saved + (part_of(config) - 1) * (two.saved - one.saved),
-        weights=one.weights + averaged,
-        optimizer=moments,
+    saved = one.saved + (part_of(config) - 1) * (two.saved - one.saved)
+    return _with_average(config, one._replace(saved=saved))
+
+
+def _with_average(config: RunConfig, memory: Memory) -> Memory:
+    """What the recipe's average and its own optimiser take, in place of AdamW, which has two moments."""
+    averaged = memory.weights if config.recipe.ema is not None else 0
+    moments = int(memory.optimizer / 2 * state_per_weight(config.recipe))
+    return memory._replace(weights=memory.weights + averaged, optimizer=moments)
+
+
+def _memory_of_detector(config: RunConfig, outputs: int, size: tuple[int, int]) -> Memory:
+    """From one forward pass of one image, taken to be linear in the images."""
+    model = assembled(config, outputs).train()
+    objects = made_up(config, outputs, 1)
+    one = step_memory(
+        model,
+        torch.randn(1, 3, *size),
+        lambda model, images: loss_of(config)(model, images, objects, config.recipe),
     )
+    return one._replace(saved=part_of(config) * one.saved)
 
 
 def state_per_weight(recipe: Recipe, width: int = 256) -> float:

@@ -46,6 +46,10 @@ def _model(found: Estimate) -> list[str]:
         f"{config.model.name}: {weights:,} parameters, {len(vit.blocks)} layers of width {vit.embed_dim}",
         f"{tokens}, {attention.num_heads} heads of width {attention.head_dim}",
     ]
+    if config.heads is not None:
+        lines.append(
+            f"{config.heads} on it ({config.head_sizes}): {found.on_vit:,} parameters in pyramid and heads"
+        )
     if config.plan is not None:
         layers = config.plan.layers_of(len(vit.blocks))
         how = f"{config.plan.how} {config.plan.what}"
@@ -91,7 +95,7 @@ def _memory(found: Estimate) -> list[str]:
         rest, each = (memory.total - memory.saved) / GIB, memory.saved / images / GIB
         lines += [
             f"that is {rest:.3g}, and {each:.3g} for each image on a device",
-            "counted from shapes; what comes and goes within an operation is extra",
+            f"{_counted(found)}; what comes and goes within an operation is extra",
         ]
     else:
         lines.append("what masked auto-encoding keeps for the backward pass is not counted")
@@ -100,6 +104,12 @@ def _memory(found: Estimate) -> list[str]:
     if found.config.recipe.mixed_precision != "no":
         lines.append(f"in {found.config.recipe.mixed_precision} about half as much is saved")
     return lines
+
+
+def _counted(found: Estimate) -> str:
+    if found.config.heads is None:
+        return "counted from shapes"
+    return "measured on one image with seven made-up objects; what is kept hangs on what is found"
 
 
 def _time(found: Estimate) -> list[str]:
@@ -136,6 +146,8 @@ def _cost(found: Estimate) -> list[str]:
     else:
         each, whole = found.flops / 1e9, found.flops * recipe.batch_size * recipe.steps
         lines.append(f"at least {each:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
+    if found.config.heads is not None:
+        return lines  # the paper's hours are of classification
     paper = f"{PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of ViT-L on ImageNet-1k"
     if found.config.model.name.startswith("vit_large") and "imagenet" in found.config.data:
         hours = PAPER_GPU_HOURS * found.epochs / PAPER_EPOCHS

@@ -18,8 +18,9 @@ class Published:
     "attndistill" are trained from Python only. teacher: the timm name whose weights the method starts from or
     learns from, None where a run must name one. plan: what is transferred, None where nothing is. drop_path:
     rate of stochastic depth in the last block. pretext: of masked auto-encoding, the run's `mask_ratio`,
-    `decoder_width`, `decoder_depth` and `decoder_heads`. oddities: what a reader would take for a slip, and
-    where we depart.
+    `decoder_width`, `decoder_depth` and `decoder_heads`. detection: of a detector, the run's `heads`,
+    `head_sizes` and `jitter`; its images are jittered and not augmented otherwise. oddities: what a reader
+    would take for a slip, and where we depart.
     """
 
     name: str
@@ -27,12 +28,13 @@ class Published:
     model: str
     method: str
     recipe: Recipe
-    augmentation: Augmentation
+    augmentation: Augmentation | None
     options: Mapping = field(default_factory=dict)
     teacher: str | None = None
     plan: Plan | None = None
     drop_path: float = 0.0
     pretext: Mapping = field(default_factory=dict)
+    detection: Mapping = field(default_factory=dict)
     oddities: tuple[str, ...] = ()
 
 

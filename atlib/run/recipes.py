@@ -7,6 +7,7 @@ from atlib._util import require_known
 from atlib.data.transforms import Augmentation
 from atlib.plan import HOW, Plan
 from atlib.run.deit_recipes import DEIT, OTHER_NETWORKS
+from atlib.run.detection_recipes import DETECTION
 from atlib.run.published import ERASED, LAST_BATCH, POOLED, RAND_AUGMENT, SCRATCH, TUNED, Published
 from atlib.run.unlabelled_recipes import OTHER_METHODS, WITHOUT_LABELS
 from atlib.train.recipe import Recipe
@@ -221,6 +222,7 @@ PUBLISHED: dict[str, Published] = {
         _augreg("small", _MEDIUM_2),
         _augreg("base", _MEDIUM_2),
         _augreg("large", _MEDIUM_2),
+        *DETECTION,
     )
 }
 

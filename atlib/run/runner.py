@@ -4,11 +4,11 @@ import copy
 import fcntl
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +19,9 @@ from atlib.run.build import (
     READING,
     Built,
     build,
+    coco_images,
     held_out_images,
+    image_size,
     loss_of,
     outputs_for,
     result_of,
@@ -34,15 +36,15 @@ from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
 from atlib.transfer import student_of
 
-WEIGHTS = ("student.safetensors", "teacher.safetensors", "averaged.safetensors")
+WEIGHTS = tuple(f"{name}.safetensors" for name in ("student", "teacher", "averaged", "detector"))
 LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by a run, besides its config
 
 
 class Ready(NamedTuple):
     """What a run trains on, is tested on (None where there is nothing to test), and trains."""
 
-    images: object
-    tested_on: object | None
+    images: Any
+    tested_on: Any | None
     built: Built
 
 
@@ -123,6 +125,7 @@ def resume(folder: Path, on_corrupt: str | None = None) -> Record:
                 f"--on-corrupt would change nothing: the images of {BUILT_IN} are generated, not decoded;"
                 " leave it out"
             )
+        config.require_use(["on_corrupt"])
         changed, config = config.on_corrupt != on_corrupt, replace(config, on_corrupt=on_corrupt)
     if is_finished(folder, config):
         return read_record(record_path(folder))
@@ -149,7 +152,9 @@ def is_finished(folder: Path, config: RunConfig) -> bool:
 def missing_results(folder: Path, config: RunConfig) -> list[Path]:
     """The files of weights that a finished run has, and that are not there."""
     averaged = [] if config.recipe.ema is None else [averaged_path(folder)]
-    return [path for path in (result_path(folder, config.method), *averaged) if not path.exists()]
+    detector = [] if config.heads is None else [detector_path(folder)]
+    paths = result_path(folder, config.method), *averaged, *detector
+    return [path for path in paths if not path.exists()]
 
 
 def record_path(folder: Path) -> Path:
@@ -163,8 +168,14 @@ def result_path(folder: Path, method: str) -> Path:
 
 
 def averaged_path(folder: Path) -> Path:
-    """Where a finished run has its averaged weights, where its recipe has them."""
+    """Where a finished run has its averaged weights, where its recipe has them; of a detector, the whole of
+    it."""
     return Path(folder) / "averaged.safetensors"
+
+
+def detector_path(folder: Path) -> Path:
+    """Where a finished run that detects has the whole detector; `result_path` is its ViT's."""
+    return Path(folder) / "detector.safetensors"
 
 
 def is_main_process() -> bool:
@@ -187,6 +198,13 @@ def _make_ready(config: RunConfig, images) -> Ready:
     config.recipe.require_optimizer()
     tested_on = None if config.method in PRETRAINING else held_out(config)
     built = build(config, outputs_for(config, images))
+    if config.heads is not None:
+        if tested_on.classes != images.classes:
+            raise ValueError(
+                f"{config.data} {config.evaluation_split} has categories {tested_on.classes}, and"
+                f" {config.training_split} has {images.classes}: both files must name the same, in one order"
+            )
+        return Ready(images, tested_on, built)
     outputs = built.student.overrides["num_classes"]
     if tested_on is not None and tested_on.targets.max() >= outputs:
         raise ValueError(
@@ -205,9 +223,12 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     if config.teacher is not None and is_file(config.teacher):
         same["teacher's sha256"] = digest(Path(config.teacher))
     checkpoints = folder / "checkpoints"
-    keeper = CheckpointManager(checkpoints, config.save_every, config.keep, same, f"{split}_accuracy", FREE)
+    best = f"{split}_{'accuracy' if config.heads is None else 'box_AP'}"
+    keeper = CheckpointManager(checkpoints, config.save_every, config.keep, same, best, FREE)
 
     def metrics(model: nn.Module) -> dict:
+        if config.heads is not None:
+            return {f"{split}_{name}": value for name, value in precision(model, tested_on).items()}
         found = evaluate_together(model, tested_on)
         # the accuracy is not that of the whole split
         fewer = {f"{split}_images": found.count} if getattr(tested_on, "left_out", 0) else {}
@@ -218,7 +239,7 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
             built.model,
             images,
             config.recipe,
-            loss=loss_of(config.method),
+            loss=loss_of(config),
             seed=config.seed,
             evaluate=None if tested_on is None else metrics,
             evaluate_every=config.evaluate_every,
@@ -231,9 +252,13 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
         if log is None:
             return None
         seconds = log.seconds
-    _save(result_path(folder, config.method), config, built)
-    if averaged is not None:
-        _save(averaged_path(folder), config, built._replace(model=with_student(built.model, averaged)))
+    averaged = averaged and built._replace(model=with_student(built.model, averaged))
+    if config.heads is None:
+        _save(result_path(folder, config.method), config, built)
+        if averaged is not None:
+            _save(averaged_path(folder), config, averaged)
+    else:
+        _save_detectors(folder, config, built, averaged, images.classes)
     no_results = ("epoch", "step", "lr", "corrupt_indices")
     results = {name: value for name, value in history[-1].items() if name not in no_results}
     cost = round(seconds, 2), round(peak_memory_mb(), 1)
@@ -244,8 +269,18 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     return record
 
 
+def precision(detector: nn.Module, images) -> dict[str, float]:
+    """COCO's figures of a detector, as `atlib.detection.evaluate.evaluate_detector` gives them."""
+    from atlib.detection.evaluate import evaluate_detector
+
+    return evaluate_detector(detector, images)
+
+
 def held_out(config: RunConfig):
     """The images that a run is evaluated on."""
+    if config.heads is not None:
+        size = image_size(config)
+        return coco_images(config.data_path, config.evaluation_split, size, workers=config.workers)
     reading = {name: getattr(config, name) for name in READING}
     return held_out_images(config.data, config.evaluation_split, config.augmentation, **reading)
 
@@ -268,6 +303,24 @@ def _log_of(config: RunConfig, folder: Path, keeper: CheckpointManager) -> Itera
         after = 0 if newest is None else int(newest.name.removeprefix("step-"))
         with closing(RunLog(folder, after, config.tensorboard)) as log:
             yield log
+
+
+def _save_detectors(
+    folder: Path, config: RunConfig, built: Built, averaged: Built | None, classes: Sequence[str]
+) -> None:
+    """Keep the ViT (after Copy with its teacher), which other runs can start from and learn from, and the
+    whole detector."""
+    from atlib.detection.files import save_detector
+
+    vit = built.model.backbone.vit
+    if config.method == "copy":
+        save_bundle(result_path(folder, config.method), vit, built.student, built.teacher)
+    else:
+        save_vit(result_path(folder, config.method), student_of(vit), built.student)
+    described = config.heads, classes, built.student, built.teacher
+    save_detector(detector_path(folder), built.model, *described)
+    if averaged is not None:
+        save_detector(averaged_path(folder), averaged.model, *described)
 
 
 def _save(path: Path, config: RunConfig, built: Built) -> None:

@@ -14,10 +14,13 @@ from atlib.transfer import student_of
 
 
 def schedule(step: int, recipe: Recipe) -> float:
-    """The factor on the peak lr at `step` (from 0): linear warm-up, then a half cosine down to min_lr."""
+    """The factor on the peak lr at `step` (from 0): linear warm-up, then a half cosine down to min_lr, or a
+    tenth after each of the recipe's milestones."""
     warmup = round(recipe.warmup * recipe.steps)
     if step < warmup:
         return (step + 1) / warmup
+    if recipe.milestones is not None:
+        return 0.1 ** sum(step >= round(share * recipe.steps) for share in recipe.milestones)
     floor = recipe.min_lr / recipe.lr
     done = (step - warmup) / max(1, recipe.steps - warmup)
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))

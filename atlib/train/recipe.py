@@ -33,6 +33,11 @@ RULES = (
     (("betas",), lambda value: len(value) == 2, "must be two, such as (0.9, 0.999)"),
     (("betas",), lambda value: all(0 <= b < 1 for b in value), "are two: both must be at least 0, below 1"),
     (("layer_decay",), lambda value: value is None or 0 < value <= 1, "must be above 0, at most 1, or None"),
+    (
+        ("milestones",),
+        lambda value: value is None or len(value) > 0 and all(0 < share < 1 for share in value),
+        "must be shares of the run above 0 and below 1, such as (8/9, 26/27), or None for a cosine",
+    ),
     (("ema",), lambda value: value is None or 0 < value < 1, "must be above 0 and below 1, or None for none"),
     (("mixed_precision",), lambda value: value in ("no", "bf16", "fp16"), "must be 'no', 'bf16' or 'fp16'"),
 )
@@ -43,7 +48,8 @@ class Recipe:
     """Everything `train` needs to know besides model, data and seed; checked when it is built.
 
     steps: optimiser steps. batch_size: images per step, over all processes. lr: peak learning rate. min_lr:
-    at the end. warmup: share of the steps in which lr rises linearly from 0. epochs, warmup_epochs, base_lr
+    at the end. warmup: share of the steps in which lr rises linearly from 0. milestones: shares of the steps
+    at which lr is divided by ten, in place of the half cosine down to min_lr. epochs, warmup_epochs, base_lr
     (lr per 256 images): where they are given they stand for steps, warmup and lr, which `on` computes from
     them for data of a known size. weight_decay, betas: AdamW's (no decay on biases, norms, positions and
     tokens). layer_decay: factor on lr per layer below the head, None for one lr everywhere. label_smoothing:
@@ -87,6 +93,7 @@ class Recipe:
     repeats: int = 1
     checkpoint_activations: bool = False
     compile: bool = False
+    milestones: tuple[float, ...] | None = None
 
     def __post_init__(self):
         check_fields(self, RULES)

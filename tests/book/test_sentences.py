@@ -25,6 +25,11 @@ def known(tmp_path):
             results = {"test_right": pack_bits(np.arange(100) < right), "a": [0.5, {"b": 2.0 + seed}]}
             record = Record("transfer", method, seed, {}, results, [], 1.0, 1.0, ABOUT)
             add_record(records_file("transfer", "toy", tmp_path), record)
+    for method, share in (("fcos, copy", 0.4), ("fcos, scratch", 0.1)):
+        for seed in range(2):
+            results = {"test_ap": share + seed / 10, "test_ap50": 0.5}
+            record = Record("detection", method, seed, {}, results, [], 1.0, 1.0, ABOUT)
+            add_record(records_file("detection", "scenes", tmp_path), record)
     return functions(tmp_path)
 
 
@@ -42,6 +47,12 @@ def known(tmp_path):
         ('85.2<!-- = paper("main_result", "attn. copy") -->', False),
         ('85.8<!-- = paper("transfer", "Flowers", "mae", of="lightweight-vits") -->', True),
         ('85.8<!-- = paper("transfer", "Flowers", "mae") -->', False),
+        ('45.0<!-- = acc("scenes", "fcos, copy", "detection", figure="ap") -->', True),
+        ('45.0<!-- = acc("scenes", "fcos, copy", "detection") -->', False),
+        ('45.0<!-- = acc("scenes", "fcos, copy", "detection", figure="iou") -->', False),
+        ('50.0<!-- = one("scenes", "fcos, copy", 1, "detection", figure="ap") -->', True),
+        ('30<!-- = diff("scenes", "fcos, copy", "fcos, scratch", "detection", figure="ap") -->', True),
+        ('0<!-- = diff("scenes", "fcos, copy", "fcos, scratch", "detection", figure="ap50") -->', True),
         ('1.0<!-- = acc("toy", "nothing") -->', False),
         ('1.0<!-- = acc("toy" -->', False),
         ("1.0<!-- = __import__('os').getpid() -->", False),

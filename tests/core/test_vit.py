@@ -28,19 +28,24 @@ def weights_folder(tmp_path, monkeypatch, no_network):
 
 
 @pytest.mark.parametrize(
-    "name, tokens, width, depth, heads, classes",
-    [("glyphs", 17, 64, 4, 4, 8), ("cifar-small", 65, 96, 4, 4, 10), ("cifar", 65, 192, 6, 6, 10)],
+    "name, size, tokens, width, depth, heads, classes",
+    [
+        ("glyphs", 32, 17, 64, 4, 4, 8),
+        ("scenes", 64, 65, 64, 4, 4, 8),
+        ("cifar-small", 32, 65, 96, 4, 4, 10),
+        ("cifar", 32, 65, 192, 6, 6, 10),
+    ],
 )
-def test_presets(name, tokens, width, depth, heads, classes):
+def test_presets(name, size, tokens, width, depth, heads, classes):
     vit = create_vit(name)
     assert type(vit) is VisionTransformer
     assert vit.pos_embed.shape == (1, tokens, width) and len(vit.blocks) == depth
     assert all(block.attn.num_heads == heads for block in vit.blocks)
-    assert vit(torch.zeros(1, 3, 32, 32)).shape == (1, classes)
+    assert vit(torch.zeros(1, 3, size, size)).shape == (1, classes)
 
 
 def test_all_presets_are_tested():
-    assert set(PRESETS) == {"glyphs", "cifar-small", "cifar"}
+    assert set(PRESETS) == {"glyphs", "scenes", "cifar-small", "cifar"}
 
 
 def test_overrides_go_to_timm_and_leave_the_preset_alone():

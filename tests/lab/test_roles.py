@@ -59,6 +59,8 @@ def test_no_two_roles_share_first_weights(name, untrained, tmp_path):
     for left, right in combinations(weights, 2):
         # an entry of about 1,000 numbers: a cosine of independent ones has a standard deviation of 0.03
         assert likeness(weights[left], weights[right]) < 0.2, (left, right)
+    if scale.student.build().num_classes == 0:  # detectors' heads: tests/lab/test_detection.py
+        return
     head = with_new_head(scale.student.build(), sources).head.weight.detach().flatten().double()
     for role, vit in weights.items():
         if vit.get("head.weight", head[:0]).shape == head.shape:

@@ -254,7 +254,7 @@ def test_a_teacher_must_be_worth_something_before_students_are_compared(
     )
     monkeypatch.setattr(study, "scales", lambda data: {"toy": scale})
 
-    def teach(student, images, recipe, seed, sets, name, stop_at=None, loss=None):
+    def teach(student, images, recipe, seed, sets, name, *how):
         taught.append(name)
         (split,) = sets
         best = {"scratch": 0.4, "fine-tune": fine_tuned}.get(name.split(",")[0], 1.0)

@@ -17,6 +17,7 @@ from atlib.lab.verdicts import (
     estimate,
     holm,
     judge,
+    on_test,
 )
 from atlib.record import Record, add_record, pack_bits, read_records, unpack_bits
 
@@ -134,6 +135,26 @@ def test_verdicts_from_records(results):
     assert judged[0].estimate.mean == pytest.approx(0.4, abs=0.03) and judged[0].estimate.images == 1000
     assert judged[3].estimate is None
     assert judged[4].estimate.mean == pytest.approx(0.4) and judged[4].estimate.images == 1
+
+
+def test_figures_of_whole_test_sets_have_intervals_over_seeds(tmp_path):
+    precisions = {"copy": (0.3, 0.5, 0.4), "scratch": (0.1, 0.1, 0.4)}
+    for method, values in precisions.items():
+        for seed, value in enumerate(values):
+            record = Record("s", method, seed, {}, {"test_ap": value}, [], 1.0, 1.0, ABOUT)
+            add_record(tmp_path / "s" / "toy.jsonl", record)
+    other = Record("s", "segment", 0, {}, {"test_iou": 0.7}, [], 1.0, 1.0, ABOUT)
+    add_record(tmp_path / "s" / "toy.jsonl", other)
+    found = accuracies("s", "toy", results=tmp_path, figure="ap")
+    assert found.keys() == precisions.keys()
+    expected = stats.ttest_1samp(precisions["copy"], 0).confidence_interval(0.95)
+    assert found["copy"].mean == pytest.approx(0.4)
+    assert (found["copy"].low, found["copy"].high) == pytest.approx(tuple(expected))
+    claim = Claim("1", "", *(Side("s", (m,), on_test("ap")) for m in precisions), ("toy",))
+    (judged,) = judge([claim], tmp_path)
+    assert judged.estimate.mean == pytest.approx(0.2) and judged.verdict == TOO_SMALL
+    with pytest.raises(ValueError, match="'test_iou'.*'test_ap'"):
+        judge([replace(claim, lower=Side("s", ("copy",), on_test("iou")))], tmp_path)
 
 
 def test_accuracies_have_intervals_and_one_seed_has_none(results):

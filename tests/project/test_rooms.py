@@ -15,8 +15,9 @@ MAY = {
     "train": CORE | {"methods", "train"},
     "analysis": CORE | {"methods", "train", "analysis"},
     "teachers": CORE | {"methods", "train", "analysis", "teachers"},
-    "lab": CORE | {"methods", "train", "analysis", "teachers", "lab"},
-    "run": CORE | {"methods", "train", "analysis", "teachers", "run"},
+    "detection": CORE | {"train", "detection"},
+    "lab": CORE | {"methods", "train", "analysis", "teachers", "detection", "lab"},
+    "run": CORE | {"methods", "train", "analysis", "teachers", "detection", "run"},
     "explorer": CORE | {"lab", "explorer"},
     "exercises": CORE | {"methods", "train", "analysis", "exercises"},
 }

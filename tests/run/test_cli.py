@@ -72,6 +72,9 @@ def test_records_and_weights_go_where_they_are_sent(here, capsys):
         ("long-tail --scale toy", "scratch .* experiment transfer --scale toy`"),
         ("shifts --scale toy", "'toy'.*'find'"),
         ("shifts --methods copi", "'copi'.*'copy'"),
+        ("transfer --scale scenes", "'scenes'.*find"),
+        ("detection --scale find", "'find'.*'scenes'"),
+        ("detection --methods copi", "'copi'.*'fcos, copy'"),
     ],
 )
 def test_wrong_requests_end_with_2_and_write_nothing(here, capsys, asked, named):

@@ -11,8 +11,9 @@ import timm
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from atlib import create_vit
+from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data.transforms import Augmentation
+from atlib.detection.detector import mask_rcnn
 from atlib.lab.scales import scales
 from atlib.run.configure import configure
 from atlib.run.recipes import LIBRARY, METHODS, PUBLISHED, Published, names, published
@@ -146,8 +147,8 @@ def test_numbers_of_the_tables(name, epochs, peak, smallest, decay, layer_decay,
 
 
 def named(**values):
-    """The recipes whose own or whose augmentation's values are these."""
-    every = {**PUBLISHED, **LIBRARY}
+    """The recipes of classifiers whose own or whose augmentation's values are these."""
+    every = {name: published(name) for name in starting("")}
     described = {
         name: each.augmentation.describe() | each.recipe.on(IMAGENET).describe()
         for name, each in every.items()
@@ -156,7 +157,8 @@ def named(**values):
 
 
 def starting(*starts):
-    return {name for name in (*PUBLISHED, *LIBRARY) if name.startswith(starts)}
+    every = {**PUBLISHED, **LIBRARY}
+    return {name for name in every if name.startswith(starts) and not every[name].detection}
 
 
 FROM_SCRATCH = {f"deit3-{size}" for size in ("small", "base", "large", "huge")}
@@ -283,7 +285,10 @@ def test_every_recipe_names_its_source_model_and_teacher(name):
         each.method if each.method in ("copy", "distill") else None
     )
     assert each.method != "scratch" or each.teacher is None
-    assert each.augmentation.image_size == each.options.get("img_size", 224)
+    if each.detection:
+        assert each.augmentation is None and each.options["img_size"] % 64 == 0
+    else:
+        assert each.augmentation.image_size == each.options.get("img_size", 224)
     assert each.name in names() or each.name in LIBRARY
     with pytest.raises(FrozenInstanceError):
         each.drop_path = 1
@@ -365,6 +370,30 @@ def test_parameter_groups(name):
         ), parameter_name
 
 
+@pytest.mark.parametrize("paired", [False, True])
+def test_parameter_groups_of_a_detector(paired):
+    """The ViT's layers as a classifier's, all on it at the whole rate, as get_vit_lr_decay_rate of ViTDet's
+    code has it; there the pyramid's and the heads' weights are decayed, norms and positions not."""
+    each = PUBLISHED["vitdet-fine-tune-vit-base"]
+    recipe, vit = each.recipe.on(118_287), create_vit("glyphs", depth=3, num_classes=0)
+    if paired:
+        vit = AttentionTransfer(create_vit("glyphs", depth=3, num_classes=0), vit, Plan(how="distill"))
+    model, found = mask_rcnn(vit, 5), {}
+    of = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in make_optimizer(model, recipe).param_groups:
+        for parameter in group["params"]:
+            found[of[id(parameter)]] = group["lr"], group["weight_decay"]
+    assert set(found) == set(of.values())
+    prefix = "backbone.vit.student." if paired else "backbone.vit."
+    for name, parameter in model.named_parameters():
+        own = name.removeprefix(prefix)
+        factor = factor_by_mae(own, 3, 0.7)
+        if own.startswith("norm."):  # timm counts it to the last block
+            factor = 0.7
+        free = parameter.ndim == 1 or own in ("cls_token", "pos_embed")
+        assert found[name] == (pytest.approx(1e-4 * factor), 0.0 if free else 0.1), name
+
+
 def test_lamb_in_timm_clips_at_the_norm_that_the_recipe_names():
     optimizer = make_optimizer(small(PUBLISHED["deit3-small"]), PUBLISHED["deit3-small"].recipe.on(IMAGENET))
     assert optimizer.defaults["max_grad_norm"] == PUBLISHED["deit3-small"].recipe.clip
@@ -395,6 +424,38 @@ def test_the_cosine_per_step_is_maes(name):
             (step + 1) / per_epoch if step < warm - 1 else max(step, warm) / per_epoch, each
         )
         assert schedule(step, recipe) * recipe.lr == pytest.approx(expected, rel=1e-9, abs=1e-12), step
+
+
+@pytest.mark.parametrize("name", [name for name, each in PUBLISHED.items() if each.detection])
+def test_the_steps_of_vitdets_rate(name):
+    """mask_rcnn_vitdet_b_100ep.py: 184,375 steps of 64, a tenth from 163,889 on and from 177,546 on, after a
+    warm-up of 250; 118,000 images there, 118,287 here."""
+    each = PUBLISHED[name].recipe
+    recipe = each.on(118_287)
+    assert recipe.lr == pytest.approx(1e-4) and recipe.batch_size == 64 and recipe.steps == 100 * 1849
+    assert round(recipe.warmup * recipe.steps) == 250
+    as_published = replace(recipe, steps=184_375, warmup=250 / 184_375)
+    for step, factor in [(249, 1), (250, 1), (163_888, 1), (163_889, 0.1), (177_545, 0.1), (177_546, 0.01)]:
+        assert schedule(step, as_published) == pytest.approx(factor), step
+    assert schedule(99, as_published) == pytest.approx(0.4) and schedule(184_374, as_published) < 0.011
+
+
+def test_what_the_detectors_are():
+    """ViTDet's configuration; mask_rcnn_vitdet_t_100ep.py of MAE-Lite; the table of attention transfer."""
+    found = {name: each for name, each in PUBLISHED.items() if each.detection}
+    assert {name: each.options["img_size"] for name, each in found.items()} == {
+        "vitdet-scratch-vit-base": 448,
+        "vitdet-fine-tune-vit-base": 448,
+        "vitdet-distill-vit-base": 448,
+        "vitdet-fine-tune-vit-tiny": 640,
+    }
+    tiny = found.pop("vitdet-fine-tune-vit-tiny")
+    assert (tiny.recipe.weight_decay, tiny.recipe.layer_decay, tiny.drop_path) == (0.05, None, 0)
+    assert tiny.options["num_heads"] == 12
+    for each in found.values():
+        assert (each.recipe.weight_decay, each.drop_path) == (0.1, 0.1)
+        assert each.recipe.layer_decay == (0.7 if each.method == "fine-tune" else None)
+        assert each.detection == {"heads": "mask-rcnn", "head_sizes": "vitdet", "jitter": (0.1, 2.0)}
 
 
 def test_a_smallest_rate_above_the_base_rate_is_a_quarter_of_the_peak_in_every_group():

@@ -1,0 +1,162 @@
+"""Images with what is in them: boxes, classes and masks, in the form that the training loop takes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atlib.data.glyphs import SHAPES
+from atlib.data.sampler import Batch, ShardSpec, my_batches
+from atlib.data.scenes import Scenes
+
+
+class Found(NamedTuple):
+    """What a detector says of one image, on the CPU, the surest first. boxes: (k, 4), left, top, right,
+    bottom, in pixels; labels: (k,), classes from 0; scores: (k,); masks: bool (k, height, width), None from a
+    detector without masks."""
+
+    boxes: Tensor
+    labels: Tensor
+    scores: Tensor
+    masks: Tensor | None = None
+
+
+class Objects(NamedTuple):
+    """What is in one image. boxes: (k, 4); labels: int64 (k,), classes from 0; masks: bool (k, height,
+    width), None where nobody knows; crowd: bool (k,), a box around many objects that nobody told apart:
+    nothing learns from it, and a prediction within it is neither right nor wrong."""
+
+    boxes: Tensor
+    labels: Tensor
+    masks: Tensor | None
+    crowd: Tensor
+
+
+class ObjectBatch(Sequence[Objects]):
+    """The objects of a batch of images, which moves and is divided like a tensor whose first axis is the
+    batch."""
+
+    def __init__(self, images: Sequence[Objects]):
+        self.images = list(images)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return ObjectBatch(self.images[index]) if isinstance(index, slice) else self.images[index]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "ObjectBatch":
+        """The same on a device."""
+        return ObjectBatch(
+            [
+                Objects(*(x if x is None else x.to(device, non_blocking=non_blocking) for x in each))
+                for each in self.images
+            ]
+        )
+
+    def tensor_split(self, parts: int) -> list["ObjectBatch"]:
+        """In parts whose sizes differ by one at most, the larger ones first, as `Tensor.tensor_split`."""
+        size, more = divmod(len(self), parts)
+        ends = [0]
+        for part in range(parts):
+            ends.append(ends[-1] + size + (part < more))
+        return [self[start:end] for start, end in pairwise(ends)]
+
+
+def check_objects(objects: Objects, height: int, width: int, name: str) -> Objects:
+    """The objects of an image of that size, if nothing learns a wrong thing from them.
+
+    Raises `ValueError`, with the image's `name` and the box, for a box without area and for one outside the
+    image, for labels that do not count classes from 0, and for boxes, labels and masks that are not as many
+    or not of the image's size.
+    """
+    boxes, labels, masks, crowd = objects
+    if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes) == len(labels) == len(crowd):
+        raise ValueError(
+            f"{name}: boxes (k, 4), labels (k,) and crowd (k,) are wanted, got {tuple(boxes.shape)},"
+            f" {tuple(labels.shape)} and {tuple(crowd.shape)}"
+        )
+    if labels.dtype != torch.int64 or (labels < 0).any():
+        raise ValueError(
+            f"{name}: labels are classes from 0 in int64, got {labels.tolist()[:10]} in {labels.dtype}"
+        )
+    if masks is not None and masks.shape != (len(boxes), height, width):
+        raise ValueError(
+            f"{name}: masks of {len(boxes)} objects in {height} x {width} pixels are wanted, got"
+            f" {tuple(masks.shape)}"
+        )
+    for box in boxes.tolist():
+        left, top, right, bottom = box
+        if not (right > left and bottom > top):
+            raise ValueError(f"{name}: box {box} has no area: it needs left < right and top < bottom")
+        if left < 0 or top < 0 or right > width or bottom > height:
+            raise ValueError(f"{name}: box {box} reaches out of the image of {width} x {height} pixels")
+    return objects
+
+
+class ObjectImages:
+    """Images of one size in memory, each with its `Objects`: what `atlib.train.train` takes, and what
+    `detect` evaluates.
+
+    pixels: uint8 (n, 3, height, width); an image comes out as (pixel / 255 - mean) / std. Raises `ValueError`
+    for pixels that are no such images, for another number of objects than images, and as `check_objects`
+    does.
+    """
+
+    corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
+
+    def __init__(
+        self,
+        pixels: Tensor,
+        objects: Sequence[Objects],
+        classes: Sequence[str] = (),
+        mean: float = 0.5,
+        std: float = 0.25,
+    ):
+        if len(pixels) != len(objects):
+            raise ValueError(f"{len(pixels)} images, but objects of {len(objects)}")
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4:
+            raise ValueError(
+                f"pixels must be uint8 (n, 3, height, width), got {pixels.dtype} {tuple(pixels.shape)}"
+            )
+        height, width = pixels.shape[-2:]
+        self.objects = [
+            check_objects(each, height, width, f"image {number}") for number, each in enumerate(objects)
+        ]
+        self.pixels, self.classes, self.mean, self.std = pixels, tuple(classes), mean, std
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def take(self, indices: Sequence[int]) -> tuple[Tensor, ObjectBatch]:
+        """The images at `indices`, float32 (B, 3, height, width), and their objects."""
+        pixels = self.pixels[torch.as_tensor(indices)]
+        return (pixels.float() / 255 - self.mean) / self.std, ObjectBatch([self.objects[i] for i in indices])
+
+    def to(self, device: torch.device | str) -> "ObjectImages":
+        """The same images and objects on a device, where training then takes them."""
+        objects = ObjectBatch(self.objects).to(device)
+        return ObjectImages(self.pixels.to(device), objects, self.classes, self.mean, self.std)
+
+    def loader(self, batch_size: int) -> Iterator[tuple[Tensor, ObjectBatch]]:
+        """All images in order."""
+        for start in range(0, len(self), batch_size):
+            yield self.take(range(start, min(start + batch_size, len(self))))
+
+    def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
+        """One process's batches of one epoch. They are in memory: `workers` are not started."""
+        for indices, weight in my_batches(len(self), part):
+            yield Batch(*self.take(indices), indices, weight)
+
+
+def scene_objects(drawn: Scenes) -> ObjectImages:
+    """Generated scenes with all that is in them."""
+    each = []
+    for shape, boxes, instances in zip(drawn.shape, drawn.boxes, drawn.instances):
+        k = int((shape >= 0).sum())
+        masks = torch.from_numpy(instances)[None] == torch.arange(1, k + 1)[:, None, None]
+        labels = torch.from_numpy(shape[:k].copy())
+        each.append(Objects(torch.from_numpy(boxes[:k].copy()), labels, masks, torch.zeros(k).bool()))
+    return ObjectImages(torch.from_numpy(drawn.images), each, SHAPES)

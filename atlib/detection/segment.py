@@ -1,0 +1,74 @@
+"""Which class every pixel has: a linear head on the grid of tokens, and mean intersection over union."""
+
+import torch
+from timm.models import VisionTransformer
+from torch import Tensor, nn
+
+from atlib.data.images import Images
+from atlib.detection.objects import ObjectImages
+from atlib.detection.pyramid import GridOfTokens
+from atlib.train.recipe import Recipe
+from atlib.transfer import AttentionTransfer, Transferred, student_of
+
+
+class Segmenter(nn.Module):
+    """A ViT, or an `AttentionTransfer` pair, with a linear head on its last tokens, drawn up to the image.
+
+    `forward(images)` gives the logits of all pixels, (B, classes, height, width), and the pair's transfer
+    loss. Source: the linear protocol of Strudel et al. 2021, "Segmenter" (arXiv 2105.05633), section 3.2.
+    """
+
+    def __init__(self, vit: VisionTransformer | AttentionTransfer, classes: int):
+        super().__init__()
+        self.backbone = GridOfTokens(vit)
+        self.head = nn.Conv2d(student_of(vit).embed_dim, classes, 1)
+
+    def no_weight_decay(self) -> set[str]:
+        """The backbone's positions and tokens."""
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
+
+    def forward(self, images: Tensor) -> Transferred:
+        seen = self.backbone(images)
+        size = images.shape[-2:]
+        logits = nn.functional.interpolate(self.head(seen.grid), size, mode="bilinear", align_corners=False)
+        return Transferred(logits, seen.transfer_loss)
+
+
+def pixel_images(images: ObjectImages) -> Images:
+    """The same images with the class of every pixel as target, int64 (n, height, width): 0 for the background
+    and 1 + class elsewhere; of objects that share a pixel the later one has it. Raises `ValueError` for
+    objects without masks."""
+    classes = torch.zeros(len(images), *images.pixels.shape[-2:], dtype=torch.long)
+    for number, (pixels, each) in enumerate(zip(classes, images.objects)):
+        if each.masks is None:
+            raise ValueError(f"image {number}: its objects have no masks, so no pixel has a class")
+        for label, mask in zip(each.labels.tolist(), each.masks):
+            pixels[mask] = 1 + label
+    return Images(images.pixels, classes, ("background", *images.classes), images.mean, images.std)
+
+
+def segmentation_loss(model: nn.Module, images: Tensor, classes: Tensor, recipe: Recipe) -> Tensor:
+    """Cross-entropy of all pixels' classes (B, height, width), and λ · transfer loss."""
+    logits, transfer_loss = model(images)
+    loss = nn.functional.cross_entropy(logits, classes, label_smoothing=recipe.label_smoothing)
+    return recipe.task_weight * loss + recipe.transfer_weight * transfer_loss
+
+
+def mean_iou(model: nn.Module, images: Images, classes: int, batch_size: int = 100) -> float:
+    """The mean over classes of intersection over union, counted over the pixels of all images; classes that
+    neither occur nor are named are left out. The model is left in the mode it was in."""
+    device, training = next(model.parameters()).device, model.training
+    confusion = torch.zeros(classes, classes, dtype=torch.long)
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch, true in images.loader(batch_size):
+                said = model(batch.to(device)).logits.argmax(1).cpu()
+                confusion += torch.bincount((true * classes + said).flatten(), minlength=classes**2).view(
+                    classes, classes
+                )
+    finally:
+        model.train(training)
+    both = confusion.diagonal()
+    either = confusion.sum(0) + confusion.sum(1) - both
+    return (both[either > 0] / either[either > 0]).mean().item()

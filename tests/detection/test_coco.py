@@ -1,0 +1,460 @@
+"""Objects in COCO's form: what is written is read, jitter moves boxes, masks and pixels together, an epoch
+is found again, and what cannot be used is named."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from atlib.data.decoding import CorruptImage, DataError, MissingData
+from atlib.data.glyphs import SHAPES
+from atlib.data.rng import augmentation_seeds
+from atlib.data.sampler import ShardSpec, epoch_order
+from atlib.data.scenes import SceneWorld, generate_scenes
+from atlib.detection.coco import MEAN, STD, CocoObjects, Placed, export_coco, place_objects
+from atlib.detection.objects import Found, ObjectImages, Objects, scene_objects
+
+pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")
+
+SCENES = 20
+EMPTY, CROWDED = 3, 5  # the image without objects, and the one whose first object is a crowd
+NOT_SQUARE = 40, 60  # height, width of the other data set
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    """Without noise, so that each object has one colour; some hide parts of others."""
+    world = SceneWorld(noise=0.0, overlap=0.3, fewest=3)
+    objects = scene_objects(generate_scenes("train", SCENES, world=world))
+    objects.objects[EMPTY] = without_objects(*objects.pixels.shape[-2:])
+    crowd = objects.objects[CROWDED].crowd.clone()
+    crowd[0] = True
+    objects.objects[CROWDED] = objects.objects[CROWDED]._replace(crowd=crowd)
+    return objects
+
+
+@pytest.fixture(scope="module")
+def files(scenes, tmp_path_factory):
+    """The folder of images and the file of annotations."""
+    return export_coco(scenes, tmp_path_factory.mktemp("scenes"))
+
+
+@pytest.fixture(scope="module")
+def coco(files):
+    return CocoObjects(*files, size=64)
+
+
+def without_objects(height, width):
+    masks = torch.zeros(0, height, width, dtype=torch.bool)
+    return Objects(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), masks, torch.zeros(0).bool())
+
+
+def one_object(mask, label=0):
+    down, across = mask.nonzero().unbind(1)
+    box = torch.stack([across.min(), down.min(), across.max() + 1, down.max() + 1]).float()
+    return Objects(box[None], torch.tensor([label]), mask[None], torch.tensor([False]))
+
+
+def same(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def rgb(image):
+    """An image as a model gets it, in levels from 0 to 255 again."""
+    mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
+    return 255 * (image * std + mean)
+
+
+def changed(files, tmp_path, change):
+    """The annotations with a change, beside the same images."""
+    content = json.loads(files[1].read_text())
+    change(content)
+    file = tmp_path / "changed.json"
+    file.write_text(json.dumps(content))
+    return files[0], file
+
+
+# --- written and read ---
+
+
+def test_what_is_written_is_read(scenes, coco):
+    assert len(coco) == SCENES and coco.classes == SHAPES
+    images, objects = coco.take(range(SCENES))
+    for number, (mine, image) in enumerate(zip(scenes.objects, images)):
+        assert same(coco.original(number), mine) and same(objects[number], mine)
+        assert (rgb(image) - scenes.pixels[number].float()).abs().max() < 1e-3
+    assert len(objects[EMPTY].boxes) == 0 and objects[EMPTY].masks.shape == (0, 64, 64)
+    assert objects[CROWDED].crowd.tolist() == [True] + [False] * (len(objects[CROWDED].boxes) - 1)
+
+
+def test_cocos_own_program_reads_the_same(scenes, files):
+    from pycocotools.coco import COCO
+
+    theirs = COCO(files[1])
+    for number, mine in enumerate(scenes.objects):
+        annotations = theirs.loadAnns(theirs.getAnnIds(number))
+        assert len(annotations) == len(mine.boxes)
+        for each, box, label, mask in zip(annotations, mine.boxes, mine.labels, mine.masks):
+            left, top, width, height = each["bbox"]
+            assert [left, top, left + width, top + height] == box.tolist()
+            assert theirs.loadCats(each["category_id"])[0]["name"] == SHAPES[label]
+            assert (theirs.annToMask(each) == mask.numpy()).all() and each["area"] == mask.sum()
+
+
+def test_boxes_without_masks_are_written_and_read(scenes, tmp_path):
+    boxes = [each._replace(masks=None) for each in scenes.objects[:4]]
+    files = export_coco(ObjectImages(scenes.pixels[:4], boxes), tmp_path)
+    with pytest.raises(DataError, match="ids 1, 2, 3"):
+        CocoObjects(*files, size=64)
+    read = CocoObjects(*files, size=64, jitter=(0.5, 1.5), masks=False)
+    assert all(same(read.original(i)[:2], boxes[i][:2]) and read.original(i).masks is None for i in range(4))
+    assert read.one(0, 7)[1].masks is None
+
+
+@pytest.mark.parametrize("written", ["characters", "numbers"])
+def test_run_lengths_are_those_of_cocos_program(written, scenes, files, tmp_path):
+    """Masks of every kind: none and all pixels, noise with many short runs, and long runs."""
+    from pycocotools import mask as run_lengths
+
+    rng = np.random.default_rng(0)
+    shares = [0.0, 1.0, *rng.random(20)]
+    masks = [rng.random((64, 64)) < share for share in shares] + [np.tri(64, dtype=bool)]
+    segmentations = []
+    for mask in masks:
+        packed = run_lengths.encode(np.asfortranarray(mask.astype(np.uint8)))
+        counts = packed["counts"].decode()
+        if written == "numbers":
+            flat = mask.T.reshape(-1)
+            edges = np.flatnonzero(np.diff(np.concatenate([[False], flat]))).tolist()
+            counts = np.diff([0, *edges, flat.size]).tolist()
+        segmentations.append({"size": [64, 64], "counts": counts})
+
+    def change(content):
+        form = content["annotations"][0]
+        content["annotations"] = [
+            form | {"id": i, "image_id": 0, "segmentation": each} for i, each in enumerate(segmentations)
+        ]
+
+    read = CocoObjects(*changed(files, tmp_path, change), size=64).original(0).masks
+    assert (read.numpy() == np.stack(masks)).all()
+
+
+def test_polygons_are_drawn(files, tmp_path):
+    """Two rectangles of one object."""
+
+    def change(content):
+        first = content["annotations"][0]
+        first["segmentation"] = [[2, 3, 10, 3, 10, 8, 2, 8], [20, 30, 40, 30, 40, 50, 20, 50]]
+
+    mask = CocoObjects(*changed(files, tmp_path, change), size=64).original(0).masks[0]
+    expected = torch.zeros(64, 64, dtype=torch.bool)
+    expected[3:8, 2:10] = expected[30:50, 20:40] = True
+    assert torch.equal(mask, expected)
+
+
+def test_categories_are_classes_in_the_order_of_their_ids(files, tmp_path):
+    def change(content):
+        content["categories"] = [
+            {"id": 100 - each["id"], "name": each["name"]} for each in content["categories"]
+        ]
+        for each in content["annotations"]:
+            each["category_id"] = 100 - each["category_id"]
+
+    read = CocoObjects(*changed(files, tmp_path, change), size=64)
+    plain = CocoObjects(*files, size=64)
+    assert read.classes == SHAPES[::-1]
+    assert torch.equal(read.original(0).labels, 7 - plain.original(0).labels)
+
+
+# --- placed ---
+
+
+@pytest.mark.parametrize("size", [64, 96])
+def test_jitter_moves_pixels_boxes_and_masks_together(scenes, files, size):
+    """Against each pixel of the square asked where in the scene its middle comes from; and an object's
+    inner pixels have its colour still."""
+    jittered = CocoObjects(*files, size=size, jitter=(0.3, 2.0))
+    kinds, checked = set(), 0
+    for number in range(SCENES):
+        for seed in (2 * number + 1, 1000 + number):
+            place = jittered.placed(number, seed)
+            image, objects = jittered.one(number, seed)
+            assert 0.3 * size / 64 <= place.scale <= 2 * size / 64
+            kinds |= {(place.flipped, place.scale * 64 > size)}
+            scale = round(place.scale * 64) / 64  # a picture has whole pixels
+            column, row = ((np.arange(size) + 0.5 + first) / scale for first in (place.left, place.top))
+            # a middle on the line between two pixels of the scene is of either
+            surely = np.ix_(*(np.abs(each - each.round()) > 1e-3 for each in (row, column)))
+            column, row = column.astype(int), row.astype(int)
+            inside = (row < 64)[:, None] & (column < 64)[None]
+            row, column = row.clip(max=63), column.clip(max=63)
+            if place.flipped:
+                column = 63 - column
+            assert (image[:, torch.from_numpy(~inside)] == 0).all()
+            for i, mask in enumerate(scenes.objects[number].masks.numpy()):
+                expected = mask[np.ix_(row, column)] & inside
+                if expected.sum() < 40:  # what is about to leave may be there or not
+                    continue
+                overlaps = [(each.numpy() & expected).sum() for each in objects.masks]
+                best = int(np.argmax(overlaps))
+                checked += 1
+                assert objects.labels[best] == scenes.objects[number].labels[i]
+                assert (objects.masks[best].numpy()[surely] == expected[surely]).all()
+                down, across = np.nonzero(objects.masks[best].numpy())
+                around = [across.min(), down.min(), across.max() + 1, down.max() + 1]
+                assert np.abs(objects.boxes[best].numpy() - around).max() <= 1
+                # two pixels and more from all that is not the object, and from the square's edge
+                padded = nn.functional.pad(torch.from_numpy(expected)[None].float(), (2,) * 4)
+                inner = -nn.functional.max_pool2d(-padded, 5, 1)[0] == 1
+                colour = scenes.pixels[number][:, torch.from_numpy(mask)][:, 0].float()
+                if inner.any() and place.scale >= 1:
+                    assert (rgb(image)[:, inner] - colour[:, None]).abs().max() < 8
+    assert len(kinds) == 4, "flipped or not, cut or not"
+    assert checked > 60
+
+
+def test_the_same_seed_places_alike_and_seeds_are_even(files):
+    jittered = CocoObjects(*files, size=64, jitter=(0.5, 2.0))
+    assert jittered.placed(0, 5) == jittered.placed(0, 5)
+    assert same(jittered.one(0, 5)[1], jittered.one(0, 5)[1])
+    places = [jittered.placed(0, seed) for seed in range(400)]
+    assert 0.4 < np.mean([each.flipped for each in places]) < 0.6
+    assert np.mean([each.scale for each in places]) == pytest.approx(1.25, abs=0.08)
+    assert all(each.left + 64 <= round(64 * each.scale) or each.left == 0 for each in places)
+    assert jittered.placed(0, None) == CocoObjects(*files, size=64).placed(0, 5) == Placed(1, 0, 0, False)
+
+
+def test_an_object_that_is_cut_keeps_what_is_seen_of_it():
+    """An L: down the left edge, and along the lower one."""
+    mask = torch.zeros(40, 40, dtype=torch.bool)
+    mask[10:30, 10:14] = mask[26:30, 10:30] = True
+    whole, other = one_object(mask, 3), one_object(mask.flip(0), 4)
+    both = Objects(*(torch.cat(parts) for parts in zip(whole, other)))
+
+    def seen(left, top, size, masks=True):
+        objects = both if masks else both._replace(masks=None)
+        return place_objects(objects, Placed(1.0, left, top, False), 40, 40, size)
+
+    assert seen(0, 0, 40).boxes.tolist() == both.boxes.tolist()
+    # the square shows columns 20 to 39 and rows 20 to 39: the L's foot, and nothing of the other
+    right = seen(20, 20, 20)
+    assert right.labels.tolist() == [3] and right.boxes.tolist() == [[0, 6, 10, 10]]
+    assert torch.equal(right.masks[0], mask[20:, 20:])
+    # without masks the boxes are cut, and nobody knows
+    assert seen(20, 20, 20, masks=False).boxes.tolist() == [[0, 0, 10, 10]] * 2
+    nothing = seen(31, 31, 8)
+    assert len(nothing.boxes) == len(nothing.labels) == len(nothing.masks) == len(nothing.crowd) == 0
+
+
+def test_a_flip_is_a_mirror():
+    mask = torch.zeros(20, 30, dtype=torch.bool)
+    mask[2:9, 4:11] = True
+    flipped = place_objects(one_object(mask), Placed(1.0, 0, 0, True), 30, 20, 30)
+    assert flipped.boxes.tolist() == [[19, 2, 26, 9]]
+    assert torch.equal(flipped.masks[0, :20], mask.flip(1)) and not flipped.masks[0, 20:].any()
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Images that are wider than high."""
+    height, width = NOT_SQUARE
+    pixels = torch.zeros(2, 3, height, width, dtype=torch.uint8)
+    objects = []
+    for number in range(2):
+        mask = torch.zeros(height, width, dtype=torch.bool)
+        mask[8:24, 20 + number : 50] = True
+        pixels[number][:, mask] = 200
+        objects.append(one_object(mask, number))
+    return CocoObjects(*export_coco(ObjectImages(pixels, objects), tmp_path_factory.mktemp("wide")), size=30)
+
+
+def test_evaluation_sees_the_whole_image(wide):
+    image, objects = wide.take([0])
+    assert image.shape == (1, 3, 30, 30) and (image[0, :, 20:] == 0).all()
+    assert objects[0].boxes.tolist() == [[10, 4, 25, 12]]
+    assert objects[0].masks[0].nonzero().min(0).values.tolist() == [4, 10]
+    assert [len(batch) for batch, _ in wide.loader(1)] == [1, 1]
+
+
+def test_what_is_found_is_carried_back_to_the_image(wide):
+    _, objects = wide.take([0])
+    (true,) = objects
+    found = wide.back(0, Found(true.boxes, true.labels, torch.ones(1), true.masks))
+    assert found.boxes.tolist() == [[20, 8, 50, 24]] and found.masks.shape == (1, *NOT_SQUARE)
+    assert (found.masks != wide.original(0).masks).sum() <= 2 * (30 + 16), "but for a pixel around it"
+    none = Found(torch.zeros(0, 4), true.labels[:0], torch.zeros(0), true.masks[:0])
+    assert wide.back(0, none).masks.shape == (0, *NOT_SQUARE)
+    beyond = wide.back(0, Found(torch.tensor([[0.0, 0, 30, 30]]), true.labels, torch.ones(1)))
+    assert beyond.boxes.tolist() == [[0, 0, 60, 40]] and beyond.masks is None
+
+
+# --- epochs ---
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_has_every_image_once_over_two_processes(files, workers):
+    jittered = CocoObjects(*files, size=64, jitter=(0.5, 2.0))
+    alone = list(jittered.epoch(ShardSpec(4, 1, 6)))
+    two = [list(jittered.epoch(ShardSpec(4, 1, 6, rank, 2), workers)) for rank in range(2)]
+    assert len(alone) == len(two[0]) == len(two[1]) == 4
+    for step, whole in enumerate(alone):
+        assert whole.indices == epoch_order(SCENES, 4, 1)[6 * step : 6 * step + 6]
+        for rank in range(2):
+            part = two[rank][step]
+            assert part.indices == whole.indices[rank::2]
+            assert torch.equal(part.images, whole.images[rank::2]), (
+                "jitter hangs on the image, not on who asks"
+            )
+            assert all(same(mine, theirs) for mine, theirs in zip(part.targets, whole.targets[rank::2]))
+
+
+def test_each_image_of_an_epoch_is_jittered_by_its_own_seed(files):
+    jittered, part = CocoObjects(*files, size=64, jitter=(0.5, 2.0)), ShardSpec(4, 1, 6)
+    places = set()
+    for batch in jittered.epoch(part):
+        seeds = augmentation_seeds(part, torch.tensor(batch.indices), torch.zeros(len(batch.indices)).long())
+        for index, seed, image, objects in zip(batch.indices, seeds.tolist(), batch.images, batch.targets):
+            expected, theirs = jittered.one(index, seed)
+            assert torch.equal(image, expected) and same(objects, theirs)
+            places.add(jittered.placed(index, seed))
+    assert len(places) == SCENES
+
+
+def test_an_epoch_goes_on_where_it_was(files):
+    jittered = CocoObjects(*files, size=64, jitter=(0.5, 2.0))
+    part = ShardSpec(4, 2, 6)
+    whole, rest = list(jittered.epoch(part)), list(jittered.epoch(part._replace(start=2)))
+    assert [each.indices for each in rest] == [each.indices for each in whole[2:]]
+    assert all(torch.equal(a.images, b.images) for a, b in zip(rest, whole[2:]))
+    other = list(jittered.epoch(part._replace(epoch=3)))
+    now, then = (
+        {index: image for batch in epoch for index, image in zip(batch.indices, batch.images)}
+        for epoch in (whole, other)
+    )
+    anew = [not torch.equal(now[index], then[index]) for index in range(SCENES)]
+    assert sum(anew) >= SCENES - 2, "one whose part shows bare ground may be the same"
+
+
+# --- what cannot be used ---
+
+
+def annotation(**values):
+    """Give the third annotation, with id 3, other values."""
+
+    def change(content):
+        content["annotations"][2] |= values
+
+    return change
+
+
+def without(part, number, name):
+    def change(content):
+        del content[part][number][name]
+
+    return change
+
+
+def twice(part):
+    def change(content):
+        content[part].append(content[part][1])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (annotation(bbox=[60, 10, 20, 10]), "ids 3"),
+        (annotation(bbox=[-3, 10, 20, 10]), "ids 3"),
+        (annotation(bbox=[10, 10, 0, 10]), "ids 3"),
+        (annotation(bbox=[10, 10, 10, -4]), "ids 3"),
+        (annotation(bbox=[64, 10, 0.5, 10]), "ids 3"),
+        (annotation(bbox=[10, 10, float("nan"), 10]), "ids 3"),
+        (annotation(bbox=[10, 10, 5]), "ids 3"),
+        (annotation(bbox="all"), "ids 3"),
+        (annotation(category_id=99), "ids 3"),
+        (annotation(image_id=99), "ids 3"),
+        (annotation(segmentation=[]), "ids 3"),
+        (annotation(segmentation=[[1, 1, 5, 5]]), "ids 3"),
+        (annotation(segmentation={"size": [32, 64], "counts": [2048]}), "ids 3"),
+        (without("annotations", 2, "segmentation"), "ids 3"),
+        (without("annotations", 2, "category_id"), "ids 3"),
+        (without("annotations", 2, "id"), "entry 2 of 'annotations' has no id"),
+        (without("images", 4, "width"), "entry 4 of 'images' has no width"),
+        (without("categories", 0, "id"), "entry 0 of 'categories' has no id"),
+        (twice("images"), "'images' that come twice: 1"),
+        (twice("annotations"), "'annotations' that come twice: 2"),
+        (lambda content: content.pop("categories"), "'categories'"),
+        (lambda content: content.update(images=[]), "no images"),
+    ],
+)
+def test_annotations_that_cannot_be_used_are_named(files, tmp_path, change, named):
+    images, file = changed(files, tmp_path, change)
+    before = file.read_bytes()
+    with pytest.raises(DataError, match=named) as caught:
+        CocoObjects(images, file, size=64)
+    assert str(file) in str(caught.value) and file.read_bytes() == before
+
+
+def test_all_that_are_wrong_are_named_at_once_and_can_be_left_out(files, tmp_path):
+    def change(content):
+        content["annotations"][0]["bbox"] = [0, 0, 0, 0]
+        content["annotations"][2]["category_id"] = 99
+
+    images, file = changed(files, tmp_path, change)
+    with pytest.raises(DataError, match=r"\(ids 1\).*\(ids 3\)"):
+        CocoObjects(images, file, size=64)
+    left = CocoObjects(images, file, size=64, leave_out=(1, 3)).original(0)
+    whole = CocoObjects(*files, size=64).original(0)
+    kept = [i for i in range(len(whole.boxes)) if i not in (0, 2)]
+    assert same(left, [each[kept] for each in whole])
+
+
+def test_an_edge_that_is_rounded_is_not_outside(files, tmp_path):
+    images, file = changed(files, tmp_path, annotation(bbox=[50.4, 40, 14.2, 24.5]))
+    box = CocoObjects(images, file, size=64).original(0).boxes[2].tolist()
+    assert box == pytest.approx([50.4, 40, 64, 64])
+
+
+@pytest.mark.parametrize("counts", [[4000], [5000], [2000, 2097, -1], "", "0", "zzzz"], ids=str)
+def test_run_lengths_that_do_not_fill_the_image_are_named(files, tmp_path, counts):
+    """pycocotools makes pixels of them from what lies in memory."""
+    change = annotation(segmentation={"size": [64, 64], "counts": counts})
+    read = CocoObjects(*changed(files, tmp_path, change), size=64)
+    with pytest.raises(DataError, match="annotation 3"):
+        read.original(0)
+
+
+def test_files_that_are_not_there_or_broken_are_named(files, tmp_path):
+    images, file = files
+    with pytest.raises(MissingData, match="nowhere"):
+        CocoObjects(tmp_path / "nowhere", file, size=64)
+    with pytest.raises(MissingData, match="nothing.json"):
+        CocoObjects(images, tmp_path / "nothing.json", size=64)
+    half = tmp_path / "half.json"
+    half.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(DataError, match="half.json"):
+        CocoObjects(images, half, size=64)
+    half.write_text("[1, 2]")
+    with pytest.raises(DataError, match="half.json.*'images'"):
+        CocoObjects(images, half, size=64)
+
+
+def test_an_image_that_is_not_there_broken_or_of_another_size_is_named(files, scenes, tmp_path):
+    images, file = export_coco(ObjectImages(scenes.pixels[:4], scenes.objects[:4], SHAPES), tmp_path)
+    name = f"{2:012d}.png"
+    whole = (images / name).read_bytes()
+    (images / name).write_bytes(whole[: len(whole) // 2])
+    read = CocoObjects(images, file, size=64)
+    with pytest.raises(CorruptImage, match=name):
+        read.take([2])
+    Image.new("RGB", (32, 64)).save(images / name)
+    with pytest.raises(DataError, match=f"{name} is 32 x 64"):
+        read.take([2])
+    assert len(read.take([0, 1, 3])[0]) == 3
+    (images / name).unlink()
+    with pytest.raises(MissingData, match=f"1 of 4 .*{name}"):
+        CocoObjects(images, file, size=64)

@@ -1,0 +1,256 @@
+"""Detectors on a ViT or a pair: losses of any number of objects, gradients where the plan lets them, and what
+is said of an image."""
+
+import pytest
+import torch
+
+from atlib import AttentionTransfer, Plan, create_vit
+from atlib.data.glyphs import SHAPES
+from atlib.data.scenes import generate_scenes
+from atlib.detection.detector import SMALL, VITDET, RegionHeads, detect, detection_loss, fcos, mask_rcnn
+from atlib.detection.objects import ObjectBatch, ObjectImages, Objects, scene_objects
+from atlib.detection.precision import average_precision
+from atlib.train.recipe import Recipe
+from tests.helpers import Bomb, random_images, randomise
+
+VIT = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 0}
+MAKE = {"fcos": fcos, "mask_rcnn": mask_rcnn}
+LOSSES = {
+    "fcos": {"classification", "bbox_regression", "bbox_ctrness"},
+    "mask_rcnn": {"loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg", "loss_mask"},
+}
+
+
+def vit(seed=0, **options):
+    torch.manual_seed(seed)
+    return create_vit("glyphs", **(VIT | options))
+
+
+def backbone(kind):
+    """A ViT, or a pair with a plan."""
+    if kind == "plain":
+        return randomise(vit(2), 1)
+    return AttentionTransfer(randomise(vit(1)), randomise(vit(2), 1), Plan(how=kind))
+
+
+def detector(name, kind="plain"):
+    torch.manual_seed(3)
+    return MAKE[name](backbone(kind), len(SHAPES))
+
+
+def nothing(size=64):
+    masks = torch.zeros(0, size, size, dtype=torch.bool)
+    return Objects(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), masks, torch.zeros(0).bool())
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return scene_objects(generate_scenes("train", 4))
+
+
+def losses(model, images, objects):
+    """With the boxes that are sampled chosen alike."""
+    torch.manual_seed(5)
+    return model.train()(images, objects)
+
+
+@pytest.mark.parametrize("kind", ["plain", "copy", "distill"])
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("empty", [(), (1,), (0, 1, 2)], ids=["none-empty", "one-empty", "all-empty"])
+def test_losses_are_finite_with_and_without_objects(scenes, name, kind, empty):
+    images, objects = scenes.take([0, 1, 2])
+    objects = ObjectBatch([nothing() if i in empty else each for i, each in enumerate(objects)])
+    model = detector(name, kind)
+    said = losses(model, images, objects)
+    assert said.losses.keys() == LOSSES[name] and said.found == []
+    total = sum(said.losses.values()) + said.transfer_loss
+    assert torch.isfinite(total) and all(loss.ndim == 0 for loss in said.losses.values())
+    total.backward()
+    for part in (model.pyramid, model.heads):
+        gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
+        assert gradients and all(torch.isfinite(each).all() for each in gradients)
+    said = model.eval()(images, objects)  # evaluation does not look at them
+    assert said.losses == {} and said.transfer_loss.item() == 0 and len(said.found) == 3
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_gradients_and_the_transfer_loss_of_a_pair(scenes, name, how):
+    """The transfer loss is the pair's own. A copied backbone gives no gradient to the teacher nor to its own
+    q and k; a distilled one also without the transfer loss gives to q and k, and none to the teacher."""
+    images, objects = scenes.take([0, 1])
+    model = detector(name, how)
+    pair = model.backbone.vit
+    said = losses(model, images, objects)
+    assert said.transfer_loss.item() == pytest.approx(pair.train()(images).transfer_loss.item(), rel=1e-6)
+    assert (said.transfer_loss.item() > 0) == (how == "distill")
+    sum(said.losses.values()).backward()
+    assert all(parameter.grad is None for parameter in pair.teacher.parameters())
+    for block in pair.student.blocks:
+        q, k, v = block.attn.qkv.weight.grad.chunk(3)
+        assert (q.abs().max() > 0) == (k.abs().max() > 0) == (how == "distill") and v.abs().max() > 0
+
+
+def test_the_loss_of_a_step_is_weighted_as_the_recipe_says(scenes):
+    images, objects = scenes.take([0, 1])
+    model = detector("fcos", "distill").train()
+    said = model(images, objects)
+    recipe = Recipe(transfer_weight=3.0, task_weight=0.5)
+    expected = 0.5 * sum(loss.item() for loss in said.losses.values()) + 3 * said.transfer_loss.item()
+    assert detection_loss(model, images, objects, recipe).item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_only_copy_needs_its_teacher_to_detect(scenes, how):
+    model = detector("fcos", how)
+    model.backbone.vit.teacher.patch_embed = Bomb("the teacher")
+    images, objects = scenes.take([0])
+    with pytest.raises(AssertionError, match="the teacher"):
+        model.train()(images, objects)
+    if how == "copy":
+        with pytest.raises(AssertionError, match="the teacher"):
+            model.eval()(images)
+    else:
+        assert len(model.eval()(images).found) == 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_detect_leaves_the_mode_and_the_weights_as_they_were(scenes, training):
+    model = detector("fcos").train(training)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = detect(model, scenes, batch_size=3)
+    assert model.training == training and model.backbone.training == training and len(found) == 4
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(tensor.requires_grad for each in found for tensor in each[:3])
+
+    class Broken(ObjectImages):
+        def loader(self, batch_size):
+            raise OSError("no more")
+            yield
+
+    with pytest.raises(OSError):
+        detect(model, Broken(scenes.pixels, scenes.objects))
+    assert model.training == training
+
+
+def test_a_batch_says_what_its_images_say_alone(scenes):
+    model = detector("fcos").eval()
+    together, alone = detect(model, scenes, batch_size=4), detect(model, scenes, batch_size=1)
+    for a, b in zip(together, alone, strict=True):
+        assert torch.equal(a.labels, b.labels) and (a.boxes - b.boxes).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_crowds_reach_no_loss(scenes, name):
+    images, objects = scenes.take([0, 1])
+    with_crowd = []
+    for each in objects:
+        box, mask = torch.tensor([[3.0, 3, 61, 61]]), torch.ones(1, 64, 64, dtype=torch.bool)
+        more = Objects(box, torch.tensor([2]), mask, torch.tensor([True]))
+        with_crowd.append(Objects(*(torch.cat(parts) for parts in zip(more, each))))
+    single = [each._replace(crowd=torch.zeros_like(each.crowd)) for each in with_crowd]
+    model = detector(name)
+    without, crowds, counted = (
+        losses(model, images, ObjectBatch(each)).losses for each in (objects, with_crowd, single)
+    )
+    assert all(torch.equal(without[key], crowds[key]) for key in without)
+    assert any(without[key] != counted[key] for key in without)
+
+
+@pytest.mark.parametrize("kind", ["fcos", "faster_rcnn", "mask_rcnn"])
+def test_what_is_said_of_an_image(scenes, kind):
+    """Boxes within the image, the surest first, classes from 0, and masks of the image's size."""
+    torch.manual_seed(3)
+    model = (
+        fcos(backbone("plain"), 8)
+        if kind == "fcos"
+        else mask_rcnn(backbone("plain"), 8, masks="mask" in kind)
+    )
+    if kind == "fcos":  # nothing is sure of itself before it has learned
+        model.heads.fcos.head.classification_head.cls_logits.bias.data[:] = 1.0
+    else:
+        model.heads.regions.score_thresh = 0.0
+    found = detect(model, scenes)
+    assert sum(len(each.boxes) for each in found) > 20
+    for each in found:
+        assert len(each.boxes) == len(each.labels) == len(each.scores) <= SMALL.kept
+        assert (each.boxes >= 0).all() and (each.boxes <= 64).all()
+        assert (each.scores[:-1] >= each.scores[1:]).all()
+        assert each.labels.min() >= 0 and each.labels.max() < 8
+        if kind == "mask_rcnn":
+            assert each.masks.shape == (len(each.boxes), 64, 64) and each.masks.dtype == torch.bool
+            for box, mask in zip(each.boxes, each.masks):
+                down, across = mask.nonzero().unbind(1)
+                if len(down):  # masks are drawn into their boxes
+                    assert across.min() >= box[0] - 2 and across.max() <= box[2] + 2
+                    assert down.min() >= box[1] - 2 and down.max() <= box[3] + 2
+        else:
+            assert each.masks is None
+
+
+def test_classes_are_counted_from_0_outside_and_the_background_is_inside():
+    """Every region is said to be the first class: 0, where torchvision's program counts 1."""
+    heads = RegionHeads(8, 8, SMALL, masks=True).eval()
+    predictor = heads.regions.box_predictor
+    for part in (predictor.cls_score, predictor.bbox_pred):
+        torch.nn.init.zeros_(part.weight)
+        torch.nn.init.zeros_(part.bias)
+    predictor.cls_score.bias.data[1] = 9.0
+    levels = [random_images(1, SMALL.width, side, side) for side in (16, 8, 4)]
+    _, (found,) = heads(levels, torch.zeros(1, 3, 64, 64), None)
+    assert predictor.cls_score.out_features == 9
+    assert len(found.labels) > 0 and (found.labels == 0).all() and (found.scores > 0.9).all()
+    predictor.cls_score.bias.data[0] = 30.0
+    _, (found,) = heads(levels, torch.zeros(1, 3, 64, 64), None)
+    assert len(found.labels) == 0 and found.masks.shape == (0, 64, 64)
+
+
+def test_the_first_class_is_not_learned_as_background(scenes):
+    """A classifier that says the first class of all regions is the better one where all objects are of it."""
+    images, objects = scenes.take([0, 1])
+    objects = ObjectBatch([each._replace(labels=torch.zeros_like(each.labels)) for each in objects])
+    model = detector("mask_rcnn")
+    scores = model.heads.regions.box_predictor.cls_score
+    torch.nn.init.zeros_(scores.weight)
+    loss = []
+    for favoured in (1, 2):
+        scores.bias.data[:] = 0.0
+        scores.bias.data[favoured] = 3.0
+        loss.append(losses(model, images, objects).losses["loss_classifier"].item())
+    assert loss[0] < loss[1] - 0.1
+
+
+def test_two_scenes_are_learned_by_heart(scenes):
+    """A ViT and FCOS, 30 steps: the boxes of both scenes are found."""
+    two = ObjectImages(scenes.pixels[:2], scenes.objects[:2], SHAPES)
+    images, objects = two.take([0, 1])
+    torch.manual_seed(0)
+    model = fcos(vit(0, embed_dim=48, num_heads=3), 8).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    seen = []
+    for _ in range(30):
+        loss = detection_loss(model, images, objects, Recipe())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    assert seen[-1] < 0.5 * seen[0]
+    assert average_precision(detect(model, two), two.objects, [0.5]) > 0.5
+
+
+def test_vitdets_detector_is_put_together_at_its_size():
+    """On the meta device: four levels for regions and a fifth for proposals, three anchors a place."""
+    with torch.device("meta"):
+        model = mask_rcnn(vit(0, img_size=448, patch_size=16), 80, VITDET)
+    levels = model.pyramid(torch.zeros(1, 16, 28, 28, device="meta"))
+    assert [level.shape for level in levels] == [(1, 256, side, side) for side in (112, 56, 28, 14, 7)]
+    assert model.heads.proposals.anchor_generator.num_anchors_per_location() == [3] * 5
+    assert model.heads.regions.box_roi_pool.featmap_names == ["0", "1", "2", "3"]
+    assert model.heads.regions.box_predictor.cls_score.weight.shape == (81, 1024)
+    assert model.heads.regions.mask_predictor.mask_fcn_logits.weight.shape[:2] == (81, 256)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_training_without_objects_is_refused(name):
+    with pytest.raises(ValueError, match="None"):
+        detector(name).train()(torch.zeros(1, 3, 64, 64))

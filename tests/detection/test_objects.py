@@ -1,0 +1,138 @@
+"""Objects of a batch are divided and moved as tensors are, and what nothing could learn from is refused."""
+
+import pytest
+import torch
+
+from atlib.data.glyphs import SHAPES
+from atlib.data.sampler import ShardSpec, epoch_order
+from atlib.data.scenes import SceneWorld, generate_scenes
+from atlib.detection.objects import ObjectBatch, ObjectImages, Objects, check_objects, scene_objects
+
+
+def objects(boxes=((1, 2, 5, 8), (0, 0, 20, 10)), labels=(0, 3), masks=None, crowd=(False, False)):
+    labels = labels if isinstance(labels, torch.Tensor) else torch.tensor(labels, dtype=torch.int64)
+    return Objects(torch.tensor(boxes, dtype=torch.float32), labels, masks, torch.tensor(crowd))
+
+
+def numbered(count):
+    """Each image's objects say which it is."""
+    return [objects(labels=(number, number)) for number in range(count)]
+
+
+def numbers(batch):
+    return [each.labels[0].item() for each in batch]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_a_batch_is_split_as_a_tensor(count, parts):
+    batch = ObjectBatch(numbered(count))
+    assert [numbers(part) for part in batch.tensor_split(parts)] == [
+        part.tolist() for part in torch.arange(count).tensor_split(parts)
+    ]
+    assert all(isinstance(part, ObjectBatch) for part in batch.tensor_split(parts))
+
+
+def test_a_batch_is_a_sequence():
+    batch = ObjectBatch(numbered(5))
+    assert len(batch) == 5 and numbers(batch) == [0, 1, 2, 3, 4] and numbers(batch[1:3]) == [1, 2]
+    assert isinstance(batch[1:3], ObjectBatch) and isinstance(batch[-1], Objects)
+    assert batch[-1].labels[0] == 4
+
+
+def test_a_batch_moves_whole():
+    masks = torch.zeros(2, 10, 20, dtype=torch.bool)
+    moved = ObjectBatch([objects(masks=masks), objects()]).to("meta", non_blocking=True)
+    assert isinstance(moved, ObjectBatch)
+    assert all(part.device.type == "meta" for part in moved[0]) and moved[0].masks.shape == masks.shape
+    assert moved[1].masks is None and moved[1].boxes.device.type == "meta"
+
+
+NARROW = torch.zeros(2, 10, 19, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        (objects(boxes=((1, 2, 5, 8), (3, 4, 3, 9))), r"\[3.0, 4.0, 3.0, 9.0\]"),
+        (objects(boxes=((1, 2, 5, 8), (3, 9, 5, 4))), r"\[3.0, 9.0, 5.0, 4.0\]"),
+        (objects(boxes=((1, 2, 5, 8), (3, 4, float("nan"), 9))), "nan"),
+        (objects(boxes=((1, 2, 5, 8), (3, 4, 20.5, 9))), "20.5.* 20 x 10"),
+        (objects(boxes=((1, 2, 5, 8), (3, 4, 5, 11))), "11.0.* 20 x 10"),
+        (objects(boxes=((-1, 2, 5, 8), (3, 4, 5, 9))), "-1.0"),
+        (objects(boxes=((1, 2, 5, 8),)), r"\(1, 4\), \(2,\)"),
+        (objects(labels=(0,)), r"\(1,\)"),
+        (objects(crowd=(False,)), r"\(1,\)"),
+        (objects(labels=(0, -1)), "-1"),
+        (objects(labels=torch.tensor([0.0, 1.0])), "float32"),
+        (objects(masks=NARROW), r"\(2, 10, 19\)"),
+    ],
+)
+def test_what_nothing_could_learn_from_is_refused(wrong, named):
+    with pytest.raises(ValueError, match=f"(?s)one.jpg.*{named}"):
+        check_objects(wrong, 10, 20, "one.jpg")
+    with pytest.raises(ValueError, match="image 1"):
+        ObjectImages(torch.zeros(2, 3, 10, 20, dtype=torch.uint8), [objects(), wrong])
+
+
+def test_what_is_right_is_handed_back():
+    right = objects(masks=torch.zeros(2, 10, 20, dtype=torch.bool))
+    assert check_objects(right, 10, 20, "one.jpg") is right
+    none = objects(boxes=(), labels=(), crowd=())._replace(boxes=torch.zeros(0, 4))
+    assert check_objects(none, 10, 20, "one.jpg") is none
+
+
+@pytest.mark.parametrize(
+    "pixels, named",
+    [
+        (torch.zeros(3, 3, 10, 20, dtype=torch.uint8), "3 images, but objects of 2"),
+        (torch.zeros(2, 3, 10, 20), "float32"),
+        (torch.zeros(2, 10, 20, dtype=torch.uint8), r"\(2, 10, 20\)"),
+    ],
+)
+def test_pixels_that_are_no_images_are_refused(pixels, named):
+    with pytest.raises(ValueError, match=named):
+        ObjectImages(pixels, [objects(), objects()])
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Each image has one level, its number."""
+    pixels = torch.arange(11, dtype=torch.uint8)[:, None, None, None].expand(11, 3, 10, 20).contiguous()
+    return ObjectImages(pixels, numbered(11), mean=0.0, std=1 / 255)
+
+
+def test_an_epoch_has_every_image_once_over_two_processes(images):
+    part = ShardSpec(3, 2, 4)
+    alone = list(images.epoch(part))
+    two = [list(images.epoch(part._replace(rank=rank, world=2), workers=2)) for rank in range(2)]
+    assert [index for batch in alone for index in batch.indices] == epoch_order(11, 3, 2)
+    for step, (whole, *shares) in enumerate(zip(alone, *two, strict=True)):
+        for rank, share in enumerate(shares):
+            assert share.indices == whole.indices[rank::2]
+            assert numbers(share.targets) == share.images[:, 0, 0, 0].round().int().tolist() == share.indices
+            assert share.weight == pytest.approx(len(share.indices) * 2 / len(whole.indices)), step
+    rest = list(images.epoch(part._replace(start=1)))
+    assert [each.indices for each in rest] == [each.indices for each in alone[1:]]
+
+
+def test_the_loader_has_all_in_order(images):
+    batches = list(images.loader(4))
+    assert [numbers(objects) for _, objects in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    assert torch.cat([pixels for pixels, _ in batches])[:, 0, 0, 0].round().tolist() == list(range(11))
+    plain = ObjectImages(images.pixels, images.objects)
+    assert torch.allclose(plain.take([5])[0], torch.full((1, 3, 10, 20), (5 / 255 - 0.5) / 0.25))
+
+
+def test_scenes_are_objects_with_their_pixels():
+    """Masks tile what is not background, boxes hold them, classes are those drawn."""
+    drawn = generate_scenes("train", 30, world=SceneWorld(overlap=0.3))
+    made = scene_objects(drawn)
+    assert len(made) == 30 and made.classes == SHAPES
+    for number, each in enumerate(made.objects):
+        assert (each.masks.sum(0).numpy() == (drawn.instances[number] > 0)).all(), "no pixel has two owners"
+        assert each.labels.tolist() == [shape for shape in drawn.shape[number] if shape >= 0]
+        assert not each.crowd.any()
+        for box, mask in zip(each.boxes.tolist(), each.masks):
+            down, across = mask.nonzero().unbind(1)
+            assert box == [across.min(), down.min(), across.max() + 1, down.max() + 1]

@@ -1,0 +1,143 @@
+"""Mean intersection over union is what a loop counts, and a linear head on tokens names pixels."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from atlib import AttentionTransfer, Plan, create_vit
+from atlib.data.images import Images
+from atlib.data.scenes import SceneWorld, class_of_pixels, generate_scenes
+from atlib.detection.segment import Segmenter, mean_iou, segmentation_loss
+from atlib.train.recipe import Recipe
+from atlib.transfer import Transferred
+from tests.helpers import random_images, randomise
+
+VIT = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 0}
+
+
+def vit(seed=0):
+    torch.manual_seed(seed)
+    return randomise(create_vit("glyphs", **VIT), seed)
+
+
+class Says(nn.Module):
+    """A model that says what it reads in an image's red channel: the class of each pixel, in levels."""
+
+    def __init__(self, classes, always=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))  # the device is a parameter's
+        self.classes, self.always = classes, always
+
+    def forward(self, images):
+        assert not self.training, "evaluation is in evaluation mode"
+        said = (images[:, 0] * 0.25 * 255 + 0.5 * 255).round().long()
+        if self.always is not None:
+            said = torch.full_like(said, self.always)
+        return Transferred(nn.functional.one_hot(said, self.classes).movedim(-1, 1).float(), said.sum())
+
+
+def painted(said, true):
+    """Images whose red channel holds what `Says` says, with the true classes, (n, height, width) each."""
+    pixels = torch.zeros(len(said), 3, *said.shape[1:], dtype=torch.uint8)
+    pixels[:, 0] = said
+    return Images(pixels, true)
+
+
+def by_loops(said, true, classes):
+    each = []
+    for name in range(classes):
+        both = either = 0
+        for mine, theirs in zip(said.flatten().tolist(), true.flatten().tolist()):
+            both += mine == name and theirs == name
+            either += mine == name or theirs == name
+        if either:
+            each.append(both / either)
+    return sum(each) / len(each)
+
+
+def test_by_hand():
+    """Two classes of three occur. Class 0: one pixel of four that have or are said to have it; class 2: two
+    of five."""
+    true, said = torch.tensor([[[0, 0, 2], [2, 2, 2]]]), torch.tensor([[[0, 2, 2], [0, 0, 2]]])
+    assert mean_iou(Says(3), painted(said, true), 3) == pytest.approx((1 / 4 + 2 / 5) / 2)
+
+
+@pytest.mark.parametrize("seed, classes", [(0, 3), (1, 9), (2, 40)])
+def test_it_is_what_a_loop_counts_over_all_images(seed, classes):
+    """Over all pixels at once, whatever the batches; with forty classes some are missing."""
+    rng = np.random.default_rng(seed)
+    true = torch.from_numpy(rng.integers(classes, size=(5, 3, 4)))
+    other = torch.from_numpy(rng.integers(classes, size=(5, 3, 4)))
+    said = torch.where(torch.from_numpy(rng.random((5, 3, 4)) < 0.5), true, other)
+    expected = by_loops(said, true, classes)
+    for batch_size in (2, 100):
+        found = mean_iou(Says(classes), painted(said, true), classes, batch_size)
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_perfect_and_constant_answers_and_the_mode_is_left():
+    drawn = generate_scenes("test", 30)
+    true = class_of_pixels(drawn)
+    model = Says(9).train()
+    assert mean_iou(model, painted(true, true), 9) == 1 and model.training
+    ground = mean_iou(Says(9, always=0).eval(), painted(true, true), 9)
+    assert ground == pytest.approx((drawn.instances == 0).mean() / 9, rel=1e-6)
+    nowhere = torch.zeros_like(true)
+    assert mean_iou(Says(9, always=4).eval(), painted(nowhere, nowhere), 9) == 0
+
+
+def test_the_class_of_every_pixel_is_that_of_its_object():
+    """Where objects hide each other, too: each pixel is asked."""
+    drawn = generate_scenes("train", 8, world=SceneWorld(fewest=5, most=8, overlap=0.3))
+    classes = class_of_pixels(drawn)
+    for number in range(8):
+        for row in range(0, 64, 3):
+            for column in range(64):
+                owner = drawn.instances[number, row, column]
+                expected = 0 if owner == 0 else 1 + drawn.shape[number, owner - 1]
+                assert classes[number, row, column] == expected
+    assert classes.min() == 0 and classes.max() <= 8
+
+
+@pytest.mark.parametrize("kind", ["plain", "copy", "distill"])
+def test_a_segmenter_says_a_class_of_every_pixel(kind):
+    """And its gradients go where the plan lets them."""
+    student = vit(2)
+    model = student if kind == "plain" else AttentionTransfer(vit(1), student, Plan(how=kind))
+    segmenter = Segmenter(model, 9).train()
+    images, classes = random_images(2, 3, 64, 64), torch.randint(9, (2, 64, 64))
+    logits, transfer_loss = segmenter(images)
+    assert logits.shape == (2, 9, 64, 64)
+    assert (transfer_loss.item() > 0) == (kind == "distill")
+    segmentation_loss(segmenter, images, classes, Recipe(transfer_weight=0.0)).backward()
+    assert segmenter.head.weight.grad.abs().max() > 0
+    for block in student.blocks:
+        q, k, v = block.attn.qkv.weight.grad.chunk(3)
+        assert (q.abs().max() > 0) == (k.abs().max() > 0) == (kind != "copy") and v.abs().max() > 0
+    if kind != "plain":
+        assert all(parameter.grad is None for parameter in model.teacher.parameters())
+
+
+def test_the_head_is_linear_on_tokens_and_drawn_up():
+    """A pixel's logits are those of the four patches whose middles are around it, the nearer the more."""
+    segmenter = Segmenter(vit(2), 5).eval()
+    images = random_images(1, 3, 64, 64)
+    logits, grid = segmenter(images).logits[0], segmenter.backbone(images).grid[0]
+    for row, column in ((27, 20), (32, 40), (6, 57)):
+        (y, down), (x, across) = (divmod((place + 0.5) / 8 - 0.5, 1) for place in (row, column))
+        expected = 0
+        for below, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            share = (down if below else 1 - down) * (across if right else 1 - across)
+            token = grid[:, int(y) + below, int(x) + right]
+            expected += share * (segmenter.head.weight[:, :, 0, 0] @ token + segmenter.head.bias)
+        assert (logits[:, row, column] - expected).abs().max() < 1e-5
+
+
+def test_the_loss_is_that_of_all_pixels_and_the_transfer_loss():
+    segmenter = Segmenter(AttentionTransfer(vit(1), vit(2), Plan(how="distill")), 5)
+    images, classes = random_images(2, 3, 64, 64), torch.randint(5, (2, 64, 64))
+    logits, transfer_loss = segmenter(images)
+    of_pixels = -logits.log_softmax(1).gather(1, classes[:, None]).mean()
+    loss = segmentation_loss(segmenter, images, classes, Recipe(transfer_weight=2.0, label_smoothing=0.0))
+    assert loss.item() == pytest.approx((of_pixels + 2 * transfer_loss).item(), rel=1e-5)

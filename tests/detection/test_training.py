@@ -1,0 +1,113 @@
+"""Detectors and segmenters in the one training loop: kept and gone on with, decayed where others are, and on
+the pixels that they are asked about."""
+
+import pytest
+import torch
+
+from atlib import AttentionTransfer, Plan, create_vit
+from atlib.data.scenes import class_of_pixels, generate_scenes
+from atlib.detection.detector import detection_loss, fcos, mask_rcnn
+from atlib.detection.objects import ObjectImages, scene_objects
+from atlib.detection.precision import SCENE_SIZES
+from atlib.detection.segment import Segmenter, pixel_images, segmentation_loss
+from atlib.train import train
+from atlib.train.checkpoint_manager import CheckpointManager
+from atlib.train.optim import make_optimizer
+from atlib.train.recipe import Recipe
+from tests.helpers import same, state_of
+
+RECIPE = Recipe(steps=5, batch_size=4, lr=1e-2, label_smoothing=0.0)  # 10 scenes: passes of three steps
+
+
+def vit(seed):
+    torch.manual_seed(seed)
+    return create_vit("scenes", embed_dim=16, depth=2, num_heads=2, num_classes=0)
+
+
+def backbone(how):
+    return vit(0) if how is None else AttentionTransfer(vit(1), vit(0), Plan(how=how))
+
+
+def head(build, how, classes=8):
+    model = backbone(how)
+    torch.manual_seed(2)
+    return build(model, classes)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return generate_scenes("train", 100)
+
+
+@pytest.fixture(scope="module")
+def scenes(drawn):
+    few = scene_objects(type(drawn)(*(each[:10] for each in drawn)))
+    few.objects[3] = type(few.objects[3])(*(each[:0] for each in few.objects[3]))  # nothing is in it
+    return few
+
+
+@pytest.mark.parametrize("build, how", [(fcos, "copy"), (mask_rcnn, "distill")])
+def test_a_detector_that_was_stopped_goes_on_with_the_same_bits(build, how, scenes, tmp_path):
+    """In the middle of its second pass; Mask R-CNN draws which regions it learns from."""
+
+    def run(folder=None, **options):
+        model = head(build, how)
+        keeper = None if folder is None else CheckpointManager(folder, every=100)
+        history = train(
+            model, scenes, RECIPE, loss=detection_loss, seed=7, progress=None, keeper=keeper, **options
+        )
+        return state_of(model), history
+
+    whole, history = run()
+    run(tmp_path, stop_at=4)
+    torch.manual_seed(99)  # what was drawn between must not matter
+    resumed, again = run(tmp_path)
+    assert same(resumed, whole) and again == history and history[-1]["step"] == 5
+    assert not same(whole, state_of(head(build, how)))
+
+
+@pytest.mark.parametrize("how", [None, "copy"])
+@pytest.mark.parametrize("build", [fcos, Segmenter])
+def test_positions_and_tokens_of_the_backbone_are_not_decayed(build, how):
+    model = head(build, how)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = make_optimizer(model, RECIPE).param_groups
+    free = {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    where = "backbone.vit." if how is None else "backbone.vit.student."
+    assert {f"{where}pos_embed", f"{where}cls_token"} <= free
+    decayed = {names[id(p)] for group in groups if group["weight_decay"] > 0 for p in group["params"]}
+    assert f"{where}blocks.0.mlp.fc1.weight" in decayed and decayed | free == set(names.values())
+
+
+def test_the_class_of_every_pixel(drawn):
+    """The one that the scenes were painted with."""
+    images = pixel_images(scene_objects(drawn))
+    assert torch.equal(images.targets, class_of_pixels(drawn))
+    assert images.classes[0] == "background" and len(images.classes) == 9
+    assert torch.equal(images.pixels, torch.from_numpy(drawn.images))
+
+
+def test_pixels_of_objects_without_masks_have_no_class(scenes):
+    unmasked = [each._replace(masks=None) for each in scenes.objects]
+    with pytest.raises(ValueError, match="image 0"):
+        pixel_images(ObjectImages(scenes.pixels, unmasked))
+
+
+def test_a_segmenter_learns_its_pixels(scenes):
+    """Better than naming the background everywhere, on the scenes that it has seen."""
+    images, model = pixel_images(scenes), head(Segmenter, None, 9)
+    recipe = Recipe(steps=60, batch_size=10, lr=1e-2, label_smoothing=0.0)
+    history = train(model, images, recipe, loss=segmentation_loss, progress=None)
+    share = (images.targets == 0).double().mean()
+    objects = torch.bincount(images.targets.flatten(), minlength=9)[1:].double()
+    objects = objects[objects > 0] / objects.sum()
+    # the entropy of a pixel's class, if nothing of the image is looked at
+    blind = -(share * share.log() + (1 - share) * ((1 - share).log() + (objects * objects.log()).sum()))
+    assert history[-1]["loss"] < 0.9 * blind
+
+
+def test_a_third_of_the_scenes_objects_is_of_each_size(drawn):
+    sizes = torch.cat([each.masks.flatten(1).sum(1) for each in scene_objects(drawn).objects])
+    small, medium = SCENE_SIZES
+    for share in (sizes <= small, (sizes > small) & (sizes <= medium), sizes > medium):
+        assert abs(share.double().mean() - 1 / 3) < 0.08  # of about 310 objects: three standard deviations

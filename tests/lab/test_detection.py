@@ -1,0 +1,271 @@
+"""The study of where things are: backbones, heads and figures are those that its names say, and at toy size
+it runs, chooses and goes on as the other studies do."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+from atlib import AttentionTransfer
+from atlib.checkpoint import load_vit, save_vit
+from atlib.data.scenes import SceneWorld, generate_scenes, scene_images
+from atlib.detection.detector import Detector, FcosHeads, RegionHeads, detect
+from atlib.detection.precision import SCENE_SIZES, coco_precision
+from atlib.detection.segment import Segmenter, mean_iou, pixel_images
+from atlib.lab import commands
+from atlib.lab import scales as schooling
+from atlib.lab import study as runner
+from atlib.lab.detection import DETECTION
+from atlib.lab.evals import COMPARISON, run_examination
+from atlib.lab.scales import LABELLED_SCENES, PAINTED_SCENES, TUNING_SEED, SceneScale, scales
+from atlib.lab.studies import LONG_TAIL, STUDIES
+from atlib.lab.study import CENTRAL, Place, Run, Sources, chosen, make_teacher, run_study, scratch, trained
+from atlib.record import add_record, read_file
+from atlib.train import recipe as recipes
+from atlib.vit import Architecture
+from tests import toy
+from tests.helpers import randomise, same
+
+SMALL = {"steps": 2, "batch_size": 4}
+TOY = SceneScale(
+    "scenes",
+    Architecture("scenes", {"num_classes": 0}),
+    (),
+    replace(recipes.MAE, **SMALL),
+    replace(recipes.STUDENT, label_smoothing=0.0, **SMALL),
+    {},
+    labels=8,
+    unlabelled=8,
+    held_out_sizes={"validation": 4, "test": 6},
+)
+HEADS = {"fcos": FcosHeads, "mask r-cnn": RegionHeads}
+
+
+@pytest.fixture(autouse=True)
+def toy_scale(monkeypatch):
+    monkeypatch.setattr(runner, "scales", lambda data=None: {"scenes": TOY, "toy": toy.TOY})
+    monkeypatch.setattr(schooling, "PAINTED_SCENES", replace(PAINTED_SCENES, validation=4))
+
+
+def place_in(folder):
+    return Place("scenes", None, folder / "results", folder / "work")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Untrained teachers where the study's are looked for."""
+    place = place_in(tmp_path_factory.mktemp("teachers"))
+    for number, (path, classes) in enumerate(
+        ((place.teacher(0), 0), (place.teacher(0, LABELLED_SCENES), 8)), start=1
+    ):
+        architecture = Architecture("scenes", {"num_classes": classes})
+        save_vit(path, randomise(architecture.build(), number), architecture)
+    return Sources(place, TOY, 0)
+
+
+def without_head(state):
+    return {name: value for name, value in state.items() if not name.startswith("head.")}
+
+
+# --- What is built
+
+
+def test_names_are_distinct_and_it_is_no_study_of_classifiers():
+    names = [variant.name for variant in DETECTION.variants]
+    assert len(set(names)) == len(names) and DETECTION.name not in STUDIES
+    assert commands.EXPERIMENTS["detection"] is DETECTION and DETECTION.only == ("scenes",)
+
+
+@pytest.mark.parametrize("variant", DETECTION.variants, ids=lambda variant: variant.name)
+def test_a_variant_is_what_its_name_says(variant, sources):
+    name, method = variant.name.split(", ")
+    how, _, of = method.partition(" from ")
+    model = variant.build(sources)
+    vit, student = model.backbone.vit, model.backbone.student
+    if name == "segment":
+        assert type(model) is Segmenter and model.head.out_channels == 9
+    else:
+        assert type(model) is Detector and type(model.heads) is HEADS[name]
+        assert model.heads.masks == (name == "mask r-cnn")
+    path = sources.place.teacher(0, LABELLED_SCENES if of == "supervised" else None)
+    of_teacher = without_head(load_vit(path).state_dict())
+    if how in ("copy", "distill"):
+        assert isinstance(vit, AttentionTransfer) and (vit.plan.what, vit.plan.how) == ("map", how)
+        assert vit.layers == (0, 1, 2, 3)
+        assert same(without_head(vit.teacher.state_dict()), of_teacher) == (of != "untrained")
+    else:
+        assert type(vit) is VisionTransformer
+    fresh = how in ("scratch", "copy", "distill")
+    expected = without_head(scratch(sources).state_dict()) if fresh else of_teacher
+    assert same(without_head(student.state_dict()), expected)
+    trained = {name for name, weights in model.named_parameters() if weights.requires_grad}
+    assert any(name.startswith("backbone") for name in trained) == (how != "frozen")
+    assert any(not name.startswith("backbone") for name in trained)
+
+
+def test_its_runs_travel_to_other_processes(tmp_path):
+    for variant in DETECTION.variants:
+        run = pickle.loads(pickle.dumps(Run(DETECTION, place_in(tmp_path), variant.name, 1)))
+        assert run.key == ("run", variant.name, 1, None)
+
+
+def test_heads_start_alike_on_all_backbones_of_a_seed(sources):
+    starts = {}
+    for variant in DETECTION.variants:
+        model = variant.build(sources)
+        state = {k: v for k, v in model.state_dict().items() if not k.startswith("backbone")}
+        first = starts.setdefault(variant.name.split(",")[0], state)
+        assert len(state) >= 2 and same(state, first), variant.name
+    assert len(starts) == 3
+    other = DETECTION.variant("segment, scratch").build(sources._replace(seed=1)).head.weight
+    assert torch.cosine_similarity(other.flatten(), starts["segment"]["head.weight"].flatten(), 0).abs() < 0.2
+
+
+def test_all_of_one_head_choose_from_the_same_rates_at_the_same_budget(tmp_path):
+    for name in (*HEADS, "segment"):
+        variants = [variant for variant in DETECTION.variants if variant.name.startswith(name)]
+        scale, place = scales()["scenes"], place_in(tmp_path)
+        first = variants[0].base(scale, place), variants[0].choices(scale)
+        assert len(first[1]) == 3 and all(choice.keys() == {"lr"} for choice in first[1])
+        for variant in variants:
+            assert (variant.base(scale, place), variant.choices(scale)) == first
+            assert variant.measure.figure == ("iou" if name == "segment" else "ap")
+
+
+def test_other_methods_of_scenes_than_their_own_are_refused(tmp_path):
+    scenes, glyphs = place_in(tmp_path), toy.place(tmp_path)
+    for study in (CENTRAL, LONG_TAIL):
+        with pytest.raises(ValueError, match="'scenes'"):
+            run_study(study, scenes, 1)
+    with pytest.raises(ValueError, match="'scenes'"):
+        run_examination(COMPARISON, scenes, 1)
+    with pytest.raises(ValueError, match="'toy'.*'scenes'"):
+        run_study(DETECTION, glyphs, 1)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="'routing'"):
+        TOY.labelled(0, twin="routing")
+
+
+# --- Teachers and images of scenes
+
+
+def test_scenes_are_drawn_by_split_and_seed():
+    assert torch.equal(
+        TOY.labelled(3).pixels, torch.from_numpy(generate_scenes("train", 8, 3, SceneWorld()).images)
+    )
+    held_out = TOY.held_out("test")
+    assert torch.equal(held_out.pixels, torch.from_numpy(generate_scenes("test", 6).images))
+    assert len(TOY.labelled(0, 5)) == 5 and len(TOY.held_out("validation")) == 4
+    assert torch.equal(
+        TOY.unlabelled_images(1).pixels, scene_images(generate_scenes("unlabelled", 8, 1)).pixels
+    )
+    assert {"validation": 300, "test": 500} == scales()["scenes"].held_out_sizes
+
+
+def test_teachers_of_scenes(tmp_path):
+    """The auto-encoder's ViT, which has no classifier, with what it left unpainted in its record; and a
+    classifier of the largest object."""
+    place = place_in(tmp_path)
+    of_labels = replace(LABELLED_SCENES, validation=4)
+    make_teacher(place, 0)
+    make_teacher(place, 0, DETECTION, of_labels)
+    painter, classifier = load_vit(place.teacher(0)), load_vit(place.teacher(0, LABELLED_SCENES))
+    assert painter.num_classes == 0 and classifier.num_classes == 8
+    assert painter.pos_embed.shape == classifier.pos_embed.shape == (1, 65, 64)
+    (of_painter,), (of_classifier,) = (read_file(place.records(name)) for name in ("transfer", "detection"))
+    assert of_painter.results["unlearned"] == of_painter.history[-1]["unlearned"] > 0.5
+    assert 0 <= of_classifier.results["unlearned"] <= 1
+    assert of_classifier.config["recipe"]["label_smoothing"] == recipes.STUDENT.label_smoothing
+
+
+# --- A small study, from its teachers to its table
+
+
+METHODS = ("fcos, copy from supervised", "mask r-cnn, distill", "segment, frozen")
+STUDY = replace(
+    DETECTION,
+    variants=tuple(
+        replace(each, changes={}, trials=each.trials[:2])
+        for each in DETECTION.variants
+        if each.name in METHODS
+    ),
+    teachers=(replace(LABELLED_SCENES, validation=4),),
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    place = place_in(tmp_path_factory.mktemp("study"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "scales", lambda data=None: {"scenes": TOY})
+        patch.setattr(schooling, "PAINTED_SCENES", replace(PAINTED_SCENES, validation=4))
+        return place, run_study(STUDY, place, 1)
+
+
+def test_every_run_and_trial_leaves_a_record_with_its_figures(finished):
+    place, records = finished
+    assert [record.method for record in records] == list(METHODS)
+    boxes = {f"test_{name}" for name in ("ap", "ap50", "ap75", "small", "medium", "large")}
+    masks = {name.replace("test_", "test_mask_") for name in boxes}
+    for record, expected in zip(records, (boxes, boxes | masks, {"test_iou"}), strict=True):
+        assert set(record.results) <= expected and expected - set(record.results) <= {
+            name for name in boxes | masks if name.endswith(("small", "medium", "large"))
+        }
+        assert all(0 <= value <= 1 for value in record.results.values())
+        assert record.config["scale"] == "scenes" and record.config["labels"] == 8
+    trials = [record for record in read_file(place.records("detection")) if record.kind == "trial"]
+    assert {(record.method, record.trial) for record in trials} == {(m, t) for m in METHODS for t in (0, 1)}
+    for record in trials:
+        figure = "iou" if record.method == METHODS[2] else "ap"
+        assert record.seed == TUNING_SEED and f"validation_{figure}" in record.results
+        assert not any(name.startswith("test") for name in record.results)
+
+
+def test_a_finished_study_is_not_run_again(finished, monkeypatch):
+    place, records = finished
+    toy.forbid_training(monkeypatch)
+    before = toy.files(place.results)
+    assert run_study(STUDY, place, 1) == records and toy.files(place.results) == before
+
+
+def test_kept_weights_give_the_recorded_figures(finished, monkeypatch):
+    place, records = finished
+    toy.forbid_training(monkeypatch)
+    test = TOY.held_out("test")
+    for record in records:
+        model = trained(Run(STUDY, place, record.method, 0))
+        if record.method == METHODS[2]:
+            found = {"iou": mean_iou(model, pixel_images(test), 9)}
+        else:
+            found = coco_precision(detect(model, test), test.objects, sizes=SCENE_SIZES)._asdict()
+        for name, value in found.items():
+            if value == value:
+                assert record.results[f"test_{name}"] == pytest.approx(value, abs=1e-9), (record.method, name)
+
+
+def test_trials_are_chosen_by_average_precision(finished, tmp_path):
+    """What else was measured says the opposite."""
+    place = place_in(tmp_path)
+    first = [r for r in read_file(finished[0].records("detection")) if r.kind == "trial"][:2]
+    for values, best in (((0.2, 0.3), 1), ((0.3, 0.2), 0)):
+        for record, value in zip(first, values):
+            results = {"validation_ap": value, "validation_ap50": 1 - value}
+            add_record(place.records("detection"), replace(record, results=results))
+        assert chosen(place, METHODS[0], STUDY) == best
+
+
+def test_its_table_shows_average_precision(finished, capsys):
+    records = [replace(finished[1][0], seed=seed, results={"test_ap": 0.25 + seed / 10}) for seed in (0, 1)]
+    commands._print_table([*records, replace(finished[1][2], results={"test_iou": 0.5})], DETECTION)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == [*METHODS[0].split(), "30.0", "±", "7.1", "ap", "(2", "seeds)"]
+    assert lines[1].split() == [*METHODS[2].split(), "50.0", "iou", "(1", "seed)"]
+
+
+def test_the_list_of_experiments_has_it_at_scenes_alone(tmp_path):
+    lines = commands.overview(tmp_path).splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("detection: ")]
+    assert lines[at + 2].endswith("scales: scenes")
+    assert sum("scenes" in line.rpartition("scales: ")[2] for line in lines if "scales: " in line) == 1

@@ -1,0 +1,318 @@
+"""Runs that detect, by the command line on a folder of COCO's form that scenes were written to: what they
+leave, that they go on after being stopped, what they refuse."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from atlib import AttentionTransfer
+from atlib import __main__ as command
+from atlib.checkpoint import load_bundle, load_vit, save_vit
+from atlib.data.rng import seed_for
+from atlib.detection.coco import CocoObjects
+from atlib.detection.detector import DETECTORS, SIZES, detection_loss, mask_rcnn
+from atlib.detection.evaluate import evaluate_detector
+from atlib.detection.files import load_detector
+from atlib.record import read_record
+from atlib.run import commands, runner
+from atlib.run import config as configs
+from atlib.run.config import read_config
+from atlib.run.configure import configure
+from atlib.run.estimate import estimate
+from atlib.run.estimate_text import as_text
+from atlib.run.recipes import published
+from atlib.train import train
+from atlib.vit import Architecture
+from tests.detection.coco_folder import coco_folder
+from tests.helpers import randomise, same, state_of
+
+pytest.importorskip("pycocotools")
+
+VIT = {"img_size": 64, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+SETTINGS = {"model": "vit_tiny_patch16_224", **{f"model.{name}": value for name, value in VIT.items()}}
+SETTINGS |= {"head_sizes": "small", "batch_size": 4, "steps": 3, "lr": 1e-3}
+MODEL = Architecture("vit_tiny_patch16_224", {"num_classes": 0, "drop_path_rate": 0.1, **VIT})
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    """Six scenes to learn from (two steps a pass), three to be measured on."""
+    return coco_folder(tmp_path_factory.mktemp("data") / "coco", train2017=6, val2017=3)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A file of weights, and the ViT."""
+    vit = randomise(MODEL.build())
+    return save_vit(tmp_path_factory.mktemp("teacher") / "teacher.safetensors", vit, MODEL), vit
+
+
+def asked(coco, out, *more, recipe="scratch", **settings):
+    """The command that trains a small detector."""
+    request = ["train", "--recipe", f"vitdet-{recipe}-vit-base", "--data", "coco", "--out", str(out)]
+    settings = SETTINGS | ({} if coco is None else {"data_path": coco}) | settings
+    return request + [*more, *(text for name, x in settings.items() for text in (f"--{name}", str(x)))]
+
+
+def images_of(coco, split, **how):
+    file = coco / "annotations" / f"instances_{split}.json"
+    return CocoObjects(coco / split, file, size=64, **how)
+
+
+@pytest.fixture(scope="module")
+def whole(coco, tmp_path_factory):
+    """The folder of a run that nobody stopped."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert command.main(asked(coco, out, save_every=1)) == 0
+    return out
+
+
+def test_a_run_is_the_library_by_hand_and_evaluate_repeats_its_precision(coco, whole, capsys):
+    torch.manual_seed(seed_for(0, "student"))
+    detector = mask_rcnn(MODEL.build(), 8, SIZES["small"])
+    recipe = replace(
+        published("vitdet-scratch-vit-base").recipe.on(6), steps=3, batch_size=4, lr=1e-3, warmup=0.135 / 100
+    )
+    data = images_of(coco, "train2017", jitter=(0.1, 2.0))
+    train(detector, data, recipe, loss=detection_loss, seed=0, progress=None)
+    read, classes, _ = load_detector(whole / "detector.safetensors")
+    assert same(read.state_dict(), detector.state_dict()) and classes == data.classes
+    assert same(state_of(load_vit(whole / "student.safetensors")), state_of(detector.backbone.vit))
+    found = evaluate_detector(detector, images_of(coco, "val2017"))
+    record = read_record(whole / "record.json")
+    assert {name: x for name, x in record.results.items() if name != "loss"} == {
+        f"val2017_{name}": x for name, x in found.items()
+    }
+    assert {"box_AP", "mask_AP"} <= set(found)
+    capsys.readouterr()
+    assert command.main(["evaluate", str(whole)]) == 0
+    printed = capsys.readouterr().out
+    assert str(whole / "detector.safetensors") in printed and "of 3 images" in printed
+    assert (
+        f"box AP {100 * found['box_AP']:.1f}" in printed
+        and f"mask AP {100 * found['mask_AP']:.1f}" in printed
+    )
+    assert command.main(["evaluate", str(whole), "--split", "train2017"]) == 0
+    assert "train2017" in (printed := capsys.readouterr().out) and "of 6 images" in printed
+
+
+def test_a_file_alone_is_evaluated_on_a_named_folder(coco, whole, tmp_path, capsys):
+    alone = shutil.copy(whole / "detector.safetensors", tmp_path / "detector.safetensors")
+    assert command.main(["evaluate", str(alone), "--data", "coco", "--data_path", str(coco)]) == 0
+    assert "val2017: box AP " in capsys.readouterr().out
+    assert command.main(["evaluate", str(alone), "--data", "coco"]) == 2
+    assert "data_path" in capsys.readouterr().err
+    assert command.main(["evaluate", str(whole / "student.safetensors")]) == 2
+    assert "detector.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("step", [1, 2])  # within a pass, and at its end
+def test_stopped_at_a_step_it_goes_on_to_the_same_bits(coco, whole, tmp_path, monkeypatch, step):
+    out, plain = tmp_path / "run", runner.RunLog.__call__
+
+    def stop(self, entry):
+        plain(self, entry)
+        if entry["step"] == step and entry["event"] == "step":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.RunLog, "__call__", stop)
+        assert command.main(asked(coco, out, save_every=1)) == 130
+    assert not (out / "detector.safetensors").exists()
+    assert command.main(["resume", str(out)]) == 0
+    ends = [load_detector(each / "detector.safetensors").detector for each in (out, whole)]
+    assert same(ends[0].state_dict(), ends[1].state_dict())
+    assert read_record(out / "record.json").results == read_record(whole / "record.json").results
+    (out / "detector.safetensors").unlink()
+    assert command.main(["resume", str(out)]) == 0 and (out / "detector.safetensors").exists()
+
+
+def test_copy_keeps_its_teacher_and_distill_and_fine_tuning_do_not(coco, teacher, tmp_path, capsys):
+    path, vit = teacher
+    instead = {"plan.how": "copy", "plan.layers": "null"}
+    for method in ("distill", "fine-tune", "copy"):
+        out, more = tmp_path / method, {"steps": 1, "heads": "fcos"}
+        recipe = "distill" if method == "copy" else method
+        more |= {"plan.layers": "[0, 1]"} if method == "distill" else {}
+        more |= {"method": "copy", **instead, "ema": 0.5} if method == "copy" else {}
+        still = {"lr": 1e-12, "weight_decay": 0} if method == "fine-tune" else {}
+        request = asked(coco, out, "--teacher", str(path), recipe=recipe, **more, **still)
+        assert command.main(request) == 0
+        detector = load_detector(out / "detector.safetensors").detector
+        assert isinstance(detector.backbone.vit, AttentionTransfer) == (method == "copy")
+        if method == "copy":
+            assert same(state_of(detector.teacher), state_of(vit))
+            assert same(state_of(load_bundle(out / "student.safetensors").teacher), state_of(vit))
+        else:
+            assert same(state_of(load_vit(out / "student.safetensors")), state_of(detector.backbone.vit))
+        if method == "fine-tune":
+            start, found = state_of(vit), state_of(detector.backbone.vit)
+            assert all(torch.allclose(found[name], start[name], rtol=0, atol=1e-9) for name in start)
+    averaged = load_detector(tmp_path / "copy" / "averaged.safetensors").detector
+    assert not same(averaged.heads.state_dict(), detector.heads.state_dict())
+    assert read_config(tmp_path / "copy").heads == "fcos"
+    capsys.readouterr()
+    assert command.main(["evaluate", str(tmp_path / "copy"), "--averaged"]) == 0
+    assert "averaged.safetensors on coco" in (said := capsys.readouterr().out) and "mask" not in said
+
+
+def test_some_of_the_images_and_another_seed(coco, tmp_path):
+    for seed in (0, 1):
+        request = asked(coco, tmp_path / str(seed), "--seed", str(seed), data_size=2, steps=1)
+        assert command.main(request) == 0
+    losses = [read_record(tmp_path / str(seed) / "record.json").results["loss"] for seed in (0, 1)]
+    assert losses[0] != losses[1]
+
+
+def broken(coco, folder, change):
+    """A copy of the folder whose annotations were changed."""
+    shutil.copytree(coco, folder)
+    file = folder / "annotations" / "instances_train2017.json"
+    read = json.loads(file.read_text())
+    change(read)
+    file.write_text(json.dumps(read))
+    return folder
+
+
+def set_category(read):
+    read["annotations"][3]["category_id"] = 77
+
+
+def set_image(read):
+    read["annotations"][4]["image_id"] = 1234
+
+
+def add_image(read):
+    read["images"].append(read["images"][0] | {"id": 55, "file_name": "not-there.png"})
+
+
+@pytest.mark.parametrize(
+    "change, names",
+    [
+        (set_category, "instances_train2017.json.*categories.*ids 4"),
+        (set_image, "instances_train2017.json.*ids 5"),
+        (add_image, "train2017.*not-there.png"),
+        (lambda read: read.pop("categories"), "instances_train2017.json.*'categories'"),
+    ],
+)
+def test_broken_annotations_are_named_and_nothing_is_written(coco, tmp_path, capsys, change, names):
+    folder = broken(coco, tmp_path / "coco", change)
+    assert command.main(asked(folder, tmp_path / "run")) == 2
+    assert_said(names, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def assert_said(pattern, capsys):
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(pattern, said), said
+
+
+def test_what_is_missing_is_named(coco, tmp_path, capsys):
+    assert command.main(asked(None, tmp_path / "run")) == 2
+    assert_said("data_path.*train2017.*instances_train2017.json", capsys)
+    assert command.main(asked(tmp_path / "nowhere", tmp_path / "run")) == 2
+    assert_said("nowhere/train2017", capsys)
+    half = shutil.copytree(coco, tmp_path / "half")
+    (half / "annotations" / "instances_val2017.json").unlink()
+    assert command.main(asked(half, tmp_path / "run")) == 2
+    assert_said("instances_val2017.json", capsys)
+    other = broken(coco, tmp_path / "other", lambda read: read["categories"].reverse())
+    assert command.main(asked(other, tmp_path / "ok", steps=1)) == 0, (
+        "the order of ids counts, not the file's"
+    )
+    fewer = broken(
+        coco, tmp_path / "fewer", lambda read: read["categories"].append({"id": 99, "name": "bird"})
+    )
+    assert command.main(asked(fewer, tmp_path / "run")) == 2
+    assert_said("'bird'", capsys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "settings, names",
+    [
+        ({"mixup": 0.8}, "mixup"),
+        ({"cutmix": 1.0}, "cutmix"),
+        ({"label_smoothing": 0.1}, "label_smoothing"),
+        ({"binary": "true"}, "binary"),
+        ({"label_column": "label"}, "label_column"),
+        ({"streaming": "true"}, "streaming"),
+        ({"on_corrupt": "skip"}, "on_corrupt"),
+        ({"augmentation.flip": 0}, "augmentation"),
+        ({"method": "mae"}, "mae"),
+        ({"heads": "mask-rcn"}, "'mask-rcnn'"),
+        ({"head_sizes": "tiny"}, "'tiny'.*'small'"),
+        ({"jitter": "[2.0, 0.1]"}, "jitter"),
+        ({"heads": "null"}, "coco.*None"),
+        ({"milestones": "[1.5]"}, "milestones"),
+        ({"decoder_width": 8}, "decoder_width"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(coco, settings, names):
+    changes = SETTINGS | {"data_path": coco} | settings
+    with pytest.raises(ValueError, match=names):
+        configure("vitdet-scratch-vit-base", "coco", changes={name: str(x) for name, x in changes.items()})
+
+
+def test_other_recipes_and_other_data_do_not_detect(tmp_path):
+    with pytest.raises(ValueError, match="'coco'.*vitdet-scratch-vit-base"):
+        configure("mae-scratch-vit-base", "coco")
+    with pytest.raises(ValueError, match="'cifar10'.*'mask-rcnn'"):
+        configure("vitdet-scratch-vit-base", "cifar10")
+    with pytest.raises(ValueError, match="jitter"):
+        configure("find-scratch", "marked-glyphs", changes={"jitter": "[0.1, 2.0]"})
+    with pytest.raises(ValueError, match="teacher"):
+        configure("vitdet-fine-tune-vit-base", "coco")
+
+
+def test_names_are_those_of_the_detectors():
+    assert set(configs.HEADS) == set(DETECTORS) and set(configs.HEAD_SIZES) == set(SIZES)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Dry runs that measure for half a second."""
+    monkeypatch.setattr(commands, "estimate", lambda *arguments: estimate(*arguments, limit=0.5))
+
+
+def test_a_dry_run_counts_parameters_steps_and_memory_without_data(soon, capsys):
+    """On COCO's published number of images, 118,287; weights are counted on the built detector."""
+    assert command.main([*asked(None, "nowhere", steps=5), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    of_coco = mask_rcnn(MODEL.build(), 80)
+    vit = sum(each.numel() for each in of_coco.backbone.parameters())
+    rest = sum(each.numel() for each in of_coco.parameters()) - vit
+    assert "118,287 training images" in printed and f"{rest:,} parameters in pyramid and heads" in printed
+    assert "GiB on one device for 4 images" in printed and " s a step" in printed
+    assert f"{vit:,} parameters" in printed and "29,572 an epoch" in printed
+
+
+def test_the_published_detector_by_its_numbers(monkeypatch):
+    """ViT-B of 448 pixels, counted without being run: 784 patches, 1,849 steps an epoch, 184,900 in all."""
+    from atlib.analysis.accounting import Memory
+    from atlib.run import estimate as of
+
+    monkeypatch.setattr(of, "memory_of", lambda config, outputs: Memory(0, 0, 0, 0, 0))
+    monkeypatch.setattr(of, "time_steps", lambda *arguments: None)
+    config = configure("vitdet-scratch-vit-base", "coco")
+    found = estimate(config, 118_287, 80)
+    text = as_text(found)
+    assert found.steps_per_epoch == 1849 and "184,900 steps of 64 images" in text
+    assert "785 tokens (28 x 28 patches and 1 more)" in text
+    with torch.device("meta"):
+        detector = mask_rcnn(configure("vitdet-scratch-vit-base", "coco").skeleton(80), 80, SIZES["vitdet"])
+    numbers = sum(each.numel() for each in detector.parameters())
+    assert sum(group.numbers for group in found.groups) == numbers and found.on_vit == numbers - sum(
+        each.numel() for each in found.skeleton.parameters()
+    )
+    assert found.moments["milestone 1"] == (164_356, pytest.approx(1e-5), pytest.approx(1e-5))
+    assert found.moments["last step"][1] == pytest.approx(1e-6)
+
+
+def test_a_folder_that_is_there_is_counted(coco, soon, capsys):
+    assert command.main([*asked(coco, "nowhere", steps=1), "--dry-run"]) == 0
+    assert "6 training images" in capsys.readouterr().out
