@@ -54,6 +54,12 @@ SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that
 _SCRATCH = _central(*SCRATCH)
 _COPY, _DISTILL, _FINE_TUNE = _central("copy"), _central("distill"), _central("fine-tune")
 _CAIT, _ONE_ROW = partial(of, "class-attention"), partial(of, "one-softmax")
+_PAINTED, _ROWS, _STATIC = partial(of, "distilled-mae"), partial(of, "rows"), partial(of, "static-routing")
+_TARGETS = ("logits", "logits without row means", "maps")
+_IN_LAST_LAYER, _IN_ALL_LAYERS = (
+    tuple(f"{t}, {where}" for t in _TARGETS) for where in ("last layer", "all layers")
+)
+_BY_HEAD = "maps, all layers, head by head"
 
 
 def _answered(method: str) -> Side:
@@ -293,12 +299,61 @@ CLAIMS: tuple[Claim, ...] = (
         FIND,
         "arXiv 2605.07191: four of 11 families, up to 5.1 points",
     ),
-    # of the family: labels stand for the predictions of a teacher that is always right
+    # of the family
+    Claim(
+        "17",
+        "To paint beside a teacher, before there are labels, beats labels alone",
+        _PAINTED(*_IN_LAST_LAYER, *_IN_ALL_LAYERS, _BY_HEAD),
+        _SCRATCH,
+        FIND,
+        "arXiv 2205.14443: 78.4 against 75.8",
+    ),
+    Claim(
+        "17",
+        "A student that paints gains from a teacher's attention logits",
+        _PAINTED("logits, last layer"),
+        _PAINTED("MAE"),
+        FIND,
+        "arXiv 2205.14443: 78.4 against 78.0",
+    ),
+    Claim(
+        "17",
+        "The last layer alone is better than all",
+        _PAINTED(*_IN_LAST_LAYER),
+        _PAINTED(*_IN_ALL_LAYERS),
+        FIND,
+        "arXiv 2205.14443: so in its figure 7",
+    ),
+    Claim(
+        "17",
+        "Attention before and with labels beats Distill of as many steps",
+        _PAINTED(f"{_BY_HEAD}, then distill"),
+        _central("distill-long"),
+        FIND,
+    ),
+    Claim(
+        "17",
+        "With few labels, the two high blocks of four are worth keeping",
+        of("layer-reserve", "first 4, 250 labels"),
+        of("layer-reserve", "first 2, 250 labels"),
+        FIND,
+        "arXiv 2205.14443: so for MAE-Tiny",
+    ),
+    # labels stand for the predictions of a teacher that is always right
     Claim("18", "Copied maps bring more than 31,000 right answers", _COPY, _answered("scratch"), WORLDS),
     Claim("18", "Beside copied maps, right answers still help", _answered("copy"), _COPY, WORLDS),
     Claim(
         "18", "Beside right answers, copied maps still help", _answered("copy"), _answered("scratch"), WORLDS
     ),
+    Claim(
+        "18",
+        "Copied rows of the class token alone are as good as whole maps",
+        _ROWS("copy class rows"),
+        _COPY,
+        FIND,
+        margin=ONE_POINT,
+    ),
+    Claim("18", "Copied rows of the patches alone beat scratch", _ROWS("copy patches rows"), _SCRATCH, FIND),
     Claim(
         "19",
         "A CaiT gains from copied class rows alone",
@@ -318,6 +373,21 @@ CLAIMS: tuple[Claim, ...] = (
         "Distilled patch maps are worth more than distilled class rows",
         _CAIT("cait, distill patches"),
         _CAIT("cait, distill class rows"),
+        FIND,
+    ),
+    Claim(
+        "20",
+        "A ResMLP that learns to mix patches beats one without any mixing",
+        _STATIC("resmlp"),
+        _STATIC("resmlp, no mixing"),
+        FIND,
+        "arXiv 2105.03404: 76.6 against 56.5",
+    ),
+    Claim(
+        "20",
+        "A ResMLP gains from its teacher's mean map",
+        _STATIC("resmlp, mean map copied"),
+        _STATIC("resmlp"),
         FIND,
     ),
     Claim(
