@@ -1,8 +1,9 @@
-"""One way to say that a name is unknown."""
+"""What several rooms need: errors that name a value, files written whole, memory that ran out."""
 
 import difflib
 import os
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,18 @@ def require_known(kind: str, name: object, known: Iterable[str]) -> None:
     close = difflib.get_close_matches(str(name), known)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(map(repr, known))}.")
+
+
+def require_ranges(of: object, ranges: dict[str, tuple], whole: dict[str, tuple]) -> None:
+    """Raise `ValueError` for a field outside its range, (low, high), ends included, and for one of
+    `whole` that is no whole number."""
+    kind = type(of).__name__
+    for name, (low, high) in (ranges | whole).items():
+        value = getattr(of, name)
+        if not low <= value <= high:
+            raise ValueError(f"{kind}({name}={value!r}) is out of range: {name} goes from {low} to {high}")
+        if name in whole and not isinstance(value, Integral):
+            raise ValueError(f"{kind}({name}={value!r}): {name} is a whole number")
 
 
 def check_fields(value: object, rules: Iterable[tuple[Iterable[str], Callable[[Any], bool], str]]) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from atlib._util import require_known
+from atlib._util import require_known, require_ranges
 
 GRID, CELL = 4, 8  # cells per side, pixels per cell
 # the position of a name is part of its random stream: append only
@@ -54,6 +54,18 @@ _DOTS[[0, 0, -1, -1], [0, -1, 0, -1]] = 1
 _FRAME[[0, -1], :] = _FRAME[:, [0, -1]] = 1
 _SQUARE[2:-2, 2:-2] = 1
 HUES = ("red", "yellow", "green", "cyan", "blue", "magenta")
+
+
+# Where the values of all generated worlds lie that say how a scene is painted.
+PAINTED = {
+    "noise": (0, 2),
+    "background": (0, 1),
+    "contrast": (0, 4),
+    "blur": (0, 4),
+    "saturation": (0, 1),
+    "hue_shift": (-1, 1),
+    "texture": (0, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -93,30 +105,13 @@ class World:
     offset: int = 0
 
     def __post_init__(self):
-        ranges = dict(
-            noise=(0, 2),
-            background=(0, 1),
-            contrast=(0, 4),
-            blur=(0, 4),
-            saturation=(0, 1),
-            hue_shift=(-1, 1),
-            clutter=(0, GRID * GRID - 1),
-            cue=(0, 1),
-            jitter=(0, 3),
-            scale=(0.5, 1.34),
-            decoy=(0, 1),
-            texture=(0, 1),
-            pointer=(0, GRID - 1),
-            offset=(0, CELL - 1),
-        )
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(
-                    f"World({name}={getattr(self, name)!r}) is out of range: {name} goes from {low} to {high}"
-                )
-        for name in ("clutter", "jitter", "pointer", "offset"):
-            if not isinstance(getattr(self, name), (int, np.integer)):
-                raise ValueError(f"World({name}={getattr(self, name)!r}): {name} is a whole number")
+        whole = {
+            "clutter": (0, GRID * GRID - 1),
+            "jitter": (0, 3),
+            "pointer": (0, GRID - 1),
+            "offset": (0, CELL - 1),
+        }
+        require_ranges(self, PAINTED | {"cue": (0, 1), "scale": (0.5, 1.34), "decoy": (0, 1)}, whole)
         require_known("rendering", self.rendering, RENDERINGS)
         require_known("task", self.task, TASKS)
         for name in ("decoy", "pointer"):

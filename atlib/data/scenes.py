@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlib._util import require_known
-from atlib.data.glyphs import BITMAPS, SHAPES, SPLITS, blurred, hsv_to_rgb, to_bytes
+from atlib._util import require_known, require_ranges
+from atlib.data.glyphs import BITMAPS, PAINTED, SHAPES, SPLITS, blurred, hsv_to_rgb, to_bytes
 from atlib.data.images import Images
 
 SIZE = 64  # pixels per side
@@ -53,29 +53,9 @@ class SceneWorld:
     overlap: float = 0.0
 
     def __post_init__(self):
-        ranges = dict(
-            noise=(0, 2),
-            background=(0, 1),
-            contrast=(0, 4),
-            blur=(0, 4),
-            saturation=(0, 1),
-            hue_shift=(-1, 1),
-            texture=(0, 1),
-            fewest=(1, MOST),
-            most=(1, MOST),
-            smallest=(6, SIZE),
-            largest=(6, SIZE),
-            overlap=(0, 0.3),
-        )
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(
-                    f"SceneWorld({name}={getattr(self, name)!r}) is out of range: {name} goes from {low} to"
-                    f" {high}"
-                )
-        for name in ("fewest", "most", "smallest", "largest"):
-            if not isinstance(getattr(self, name), (int, np.integer)):
-                raise ValueError(f"SceneWorld({name}={getattr(self, name)!r}): {name} is a whole number")
+        sides, numbers = (6, SIZE), (1, MOST)
+        whole = {"fewest": numbers, "most": numbers, "smallest": sides, "largest": sides}
+        require_ranges(self, PAINTED | {"overlap": (0, 0.3)}, whole)
         for low, high in (("fewest", "most"), ("smallest", "largest")):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(
