@@ -85,7 +85,8 @@ def build_pages(html: Path, jobs: int) -> bool:
     from jupyter_book.sphinx import build_sphinx
 
     os.environ.update(execute.FIXED)
-    found = {"external_toc_path": (ROOT / "_toc.yml").as_posix(), "nitpicky": True}
+    toc = (ROOT / "_toc.yml").as_posix()
+    found = {"external_toc_path": toc, "nitpicky": True, "latex_individualpages": False}
     strict = {"warningiserror": True, "keep_going": True}
     config = ROOT / "_config.yml"
     # an exit code, or the exception that ended it
