@@ -133,8 +133,8 @@ def put_explorer(app, error):
 
 
 def setup(app):
-    # Brought by sphinx_external_toc, it numbers sections when all pages are read (here none), and does not say
-    # that pages may be read side by side.
+    # Brought by sphinx_external_toc, it numbers sections (here none) when all pages are read, and does not
+    # say that they may be read side by side.
     app.setup_extension("sphinx_multitoc_numbering")
     app.extensions["sphinx_multitoc_numbering"].parallel_read_safe = True
     app.connect("build-finished", put_explorer)
