@@ -21,7 +21,8 @@ from atlib.methods.mean_maps import mean_maps
 from atlib.transfer import Transferred
 from atlib.walking import check_walkable
 
-MIXINGS = ("linear", "none", "mlp", "conv", "depthwise")
+MIXINGS = ("linear", "none", "mlp", "conv", "depthwise", "separable")
+POOLINGS = ("average", "class")
 
 
 def resmlp(
@@ -32,21 +33,28 @@ def resmlp(
     num_classes: int = 1000,
     init_values: float = 0.1,
     mixing: str = "linear",
+    pooling: str = "average",
     drop_path_rate: float = 0.0,
 ) -> MlpMixer:
     """A ResMLP: timm's `MlpMixer`, made of `ResBlock` and affine layers; by default the S12 of the paper.
 
     `mixing`: how patches talk to each other. "linear", the matrix A (N, N) of every block, with a bias for
-    each patch; "none", not at all; "mlp", a hidden layer of 4 N units; "conv" and "depthwise", 3 x 3
-    convolutions over the patch grid, dense or channel by channel (the rows of the thesis's ablation, tab.
-    4.3, which gives them 76.6, 56.5, 77.3, 77.3 and 76.3 % on ImageNet). With "none" the branch is only a
-    factor and a shift of each channel, which the next affine layer could make as well.
+    each patch; "none", not at all; "mlp", a hidden layer of 4 N units; "conv", "depthwise" and "separable",
+    3 x 3 convolutions over the patch grid, dense, channel by channel, or so and then 1 x 1 (the rows of the
+    thesis's ablation, tab. 4.3, which gives them 76.6, 56.5, 77.3, 77.3, 76.3 and 77.0 % on ImageNet). With
+    "none" the branch is only a factor and a shift of each channel, which the next affine layer could make as
+    well.
+
+    `pooling`: what the classifier reads. "average", of the patches; "class", a token of a `ClassMlp` (77.5 %
+    there).
 
     `init_values`: of the layer scales. 0.1 is the official code's for 12 layers (timm has 1e-4 there); it has
     1e-5 for 24 and 1e-6 for 36. With `mixing="linear"` it loads the weights of timm's `resmlp_12_224`, and
-    computes the same. Raises `ValueError` for an unknown mixing, and for an image that patches do not fill.
+    computes the same. Raises `ValueError` for an unknown mixing or pooling, and for an image
+    that patches do not fill.
     """
     require_known("mixing", mixing, MIXINGS)
+    require_known("pooling", pooling, POOLINGS)
     if img_size % patch_size:
         raise ValueError(
             f"img_size={img_size} is no multiple of patch_size={patch_size}: a strip of the image would be"
@@ -66,13 +74,57 @@ def resmlp(
     if mixing != "linear":
         for block in model.blocks:
             block.linear_tokens = _mixer(mixing, embed_dim, model.stem.grid_size)
+    if pooling == "class":  # timm averages what leaves the norm: here one token
+        model.norm = nn.Sequential(ClassMlp(embed_dim, model.stem.num_patches, init_values), model.norm)
     return model
+
+
+class ClassMlp(nn.Module):
+    """Class attention without attention: a class token that gathers the patches by learned shares, the same
+    for all images, twice, each time followed by an MLP; the patches stay as they are.
+
+    Two blocks as in CaiT. What they gather is one share a patch and one for the token itself, with a bias,
+    between the affine layers and factors of a ResMLP. The paper (arXiv 2105.03404, sec. 2) says this in words
+    and publishes no code: our reading is the one that has the 17.7 M parameters of the thesis's tab. 4.3. A
+    linear layer over channels beside the shares would make 18.0.
+    """
+
+    def __init__(self, width: int, patches: int, init_values: float):
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        nn.init.trunc_normal_(self.token, std=0.02)
+        self.blocks = nn.ModuleList(ClassMlpBlock(width, patches, init_values) for _ in range(2))
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """(B, N, D) to the class token, (B, 1, D)."""
+        token = self.token.expand(len(patches), -1, -1)
+        for block in self.blocks:
+            token = block(token, patches)
+        return token
+
+
+class ClassMlpBlock(nn.Module):
+    """One gathering and one MLP of a `ClassMlp`."""
+
+    def __init__(self, width: int, patches: int, init_values: float):
+        super().__init__()
+        self.norm1, self.norm2 = Affine(width), Affine(width)
+        self.shares = nn.Linear(1 + patches, 1)
+        self.mlp = Mlp(width, 4 * width)
+        self.ls1 = nn.Parameter(torch.full((width,), init_values))
+        self.ls2 = nn.Parameter(torch.full((width,), init_values))
+
+    def forward(self, token: Tensor, patches: Tensor) -> Tensor:
+        """The class token (B, 1, D) after it has gathered patches (B, N, D)."""
+        every = self.norm1(torch.cat([token, patches], dim=1))
+        token = token + self.ls1 * self.shares(every.mT).mT
+        return token + self.ls2 * self.mlp(self.norm2(token))
 
 
 class OverGrid(nn.Module):
     """A convolution where a ResMLP has its matrix: tokens (B, D, N) are laid out on the patch grid for it."""
 
-    def __init__(self, convolution: nn.Conv2d, grid: Grid):
+    def __init__(self, convolution: nn.Module, grid: Grid):
         super().__init__()
         self.convolution, self.grid = convolution, grid
 
@@ -91,6 +143,9 @@ def _mixer(mixing: str, width: int, grid: Grid) -> nn.Module:
             return OverGrid(nn.Conv2d(width, width, 3, padding=1), grid)
         case "depthwise":
             return OverGrid(nn.Conv2d(width, width, 3, padding=1, groups=width), grid)
+        case "separable":
+            depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
+            return OverGrid(nn.Sequential(depthwise, nn.Conv2d(width, width, 1)), grid)
     return nn.Identity()
 
 

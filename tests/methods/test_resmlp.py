@@ -40,12 +40,21 @@ def test_equals_timms_by_its_weights():
 
 
 @pytest.mark.parametrize(
-    "mixing, millions", [("linear", 15.4), ("none", 14.9), ("mlp", 18.6), ("conv", 30.8), ("depthwise", 14.9)]
+    "options, millions",
+    [
+        ({}, 15.4),
+        ({"mixing": "none"}, 14.9),
+        ({"mixing": "mlp"}, 18.6),
+        ({"mixing": "conv"}, 30.8),
+        ({"mixing": "depthwise"}, 14.9),
+        ({"mixing": "separable"}, 16.7),
+        ({"pooling": "class"}, 17.7),
+    ],
 )
-def test_as_many_parameters_as_in_the_ablation(mixing, millions):
+def test_as_many_parameters_as_in_the_ablation(options, millions):
     """Touvron's thesis, tab. 4.3."""
     with torch.device("meta"):
-        found = sum(each.numel() for each in resmlp(mixing=mixing).parameters())
+        found = sum(each.numel() for each in resmlp(**options).parameters())
     assert round(found / 1e6, 1) == millions
 
 
@@ -67,8 +76,27 @@ def test_who_reaches_whom():
         "mlp": set(range(16)),
         "conv": corner,
         "depthwise": corner,
+        "separable": corner,
     }
     assert {mixing: reached(small(mixing=mixing), 0) for mixing in MIXINGS} == expected
+
+
+def test_a_class_token_gathers_by_shares():
+    """Two blocks, token by token and patch by patch; the patches stay what they are."""
+    model = small(pooling="class").double().eval()
+    images = random_images(2, 3, 32, 32, dtype=torch.float64)
+    patches = model.stem(images)
+    for block in model.blocks:
+        patches = block(patches)
+    gathering, norm = model.norm
+    token = gathering.token.expand(2, -1, -1)
+    for block in gathering.blocks:
+        every = [block.norm1(each) for each in (token, *patches.split(1, dim=1))]
+        shares = block.shares.weight[0]
+        token = token + block.ls1 * (sum(s * each for s, each in zip(shares, every)) + block.shares.bias)
+        token = token + block.ls2 * block.mlp(block.norm2(token))
+    torch.testing.assert_close(model(images), model.head(norm(token)[:, 0]), rtol=0, atol=1e-12)
+    assert len(gathering.blocks) == 2 and model.forward_features(images).shape == (2, 1, 8)
 
 
 def test_layer_scales_start_where_they_are_told():
@@ -80,6 +108,8 @@ def test_layer_scales_start_where_they_are_told():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="'attention'"):
         resmlp(mixing="attention")
+    with pytest.raises(ValueError, match="'token'"):
+        resmlp(pooling="token")
     with pytest.raises(ValueError, match="img_size=30 .*patch_size=8"):
         resmlp(30, 8)
     with pytest.raises(Unwalkable, match="MlpMixer.*static_maps"):
