@@ -88,7 +88,7 @@ SMALL = Sizes(
     box_width=128,
     mask_convs=2,
     canonical=12,
-    sampled=(64, 64),
+    sampled=(64, 32),
     proposals=(200, 60),
     kept=20,
 )
