@@ -32,7 +32,7 @@ from atlib.lab.tuning import Range, grid
 from atlib.maps import pool_heads
 from atlib.methods.attndistill import AttnDistill
 from atlib.methods.cait import CaitTransfer
-from atlib.methods.depth import layer_scale, published_start, rezero
+from atlib.methods.depth import fixup, layer_scale, one_scalar, published_start, rezero, skip_init, t_fixup
 from atlib.methods.distillation import FeatureDistillation, LogitDistillation
 from atlib.methods.distillation_token import DistillationToken, small_convnet
 from atlib.methods.late_class import LateClassViT
@@ -656,10 +656,19 @@ def _copy_into_deeper(student: Callable[[Sources], nn.Module], sources: Sources)
 
 _scaled = partial(_with_factors, layer_scale)
 _DEEP = {"depth": 24}
+# LayerScale's rivals in the thesis: one factor a branch, from elsewhere, or other first weights.
+RIVALS: dict[str, Callable[[VisionTransformer], VisionTransformer]] = {
+    "one scalar": partial(one_scalar, start=published_start(_DEEP["depth"])),
+    "rezero": rezero,
+    "skip init": skip_init,
+    "fixup": fixup,
+    "t-fixup": t_fixup,
+}
 
 DEPTH = Study(
     "depth",
-    "4 and 24 layers, plain, with LayerScale and with one scalar from 0, from scratch and with copied maps",
+    "4 and 24 layers, plain and with LayerScale, from scratch and with copied maps; and what else was thought"
+    " of for 24 layers",
     "not in the paper; Touvron's thesis, table 3.11, DeiT-S with 24 layers: plain 78.9, ReZero 80.8, Fixup"
     " 82.3, LayerScale 82.4",
     (
@@ -668,12 +677,15 @@ DEPTH = Study(
         _brief("4 layers, copy", by(), "copy"),
         _brief("24 layers", scratch, "scratch", student=_DEEP),
         _brief("24 layers, layer scale", _scaled, "scratch", student=_DEEP),
-        _brief("24 layers, rezero", partial(_with_factors, rezero), "scratch", student=_DEEP),
+        *(
+            _brief(f"24 layers, {name}", partial(_with_factors, rival), "scratch", student=_DEEP)
+            for name, rival in RIVALS.items()
+        ),
         _brief("24 layers, copy", partial(_copy_into_deeper, scratch), "copy", student=_DEEP),
         _brief("24 layers, layer scale, copy", partial(_copy_into_deeper, _scaled), "copy", student=_DEEP),
     ),
     seeds=3,
-    minutes=40,
+    minutes=62,
     only=FIND,
 )
 

@@ -769,9 +769,20 @@ def test_depth_and_factors_are_those_of_the_name(build, variant):
     found = {
         gamma for block in student.blocks for scale in (block.ls1, block.ls2) for gamma in starts_of(scale)
     }
-    scaled = (64, pytest.approx(0.1 if len(student.blocks) == 4 else 1e-5))
-    expected = {"layer scale": scaled, "rezero": (1, 0.0)}
+    expected = {
+        "layer scale": (64, pytest.approx(0.1 if len(student.blocks) == 4 else 1e-5)),
+        "one scalar": (1, pytest.approx(1e-5)),
+        "rezero": (1, 0.0),
+        "skip init": (1, pytest.approx(48**-0.5)),
+        ", fixup": (1, 1.0),
+    }
     assert [*found] == [value for name, value in expected.items() if name in variant.name]
+    spread = torch.stack([block.attn.proj.weight for block in student.blocks]).std().item()
+    xavier = 0.67 * 24**-0.25 * (6 / 128) ** 0.5 / 3**0.5
+    starts = {", fixup": 0.0, "t-fixup": xavier}  # timm's is 0.02
+    assert spread == pytest.approx(
+        next((v for name, v in starts.items() if name in variant.name), 0.02), rel=0.02
+    )
     if "copy" in variant.name:
         pairs = [(layer, layer * 4 // len(student.blocks)) for layer in range(len(student.blocks))]
         assert [*model.pairing.layers] == pairs and model.plan.how == "copy"
