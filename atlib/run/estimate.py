@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from atlib.analysis.accounting import Memory, copy, distill, fine_tuning, shape_of, step_memory
 from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
@@ -227,7 +228,8 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
     config, skeleton = config.on(count), config.skeleton(outputs)
     with torch.device("meta"):
         model = assembled(config, outputs)
-    groups, flops = parameter_groups(model, config), flops_of(config, skeleton)
+    groups = parameter_groups(model, config)
+    flops = flops_of(config, skeleton) if config.heads is None else flops_of_detector(config, outputs)
     memory = memory_of(config, outputs)
     at_rest, each = memory.total - memory.saved, memory.saved // part_of(config)
     make = partial(assembled, config, outputs)
@@ -286,14 +288,8 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
-    counted: other kinds of ViT, masked auto-encoding, detection, and transfers of something else than
-    maps."""
-    if (
-        config.method == "mae"
-        or config.heads is not None
-        or config.plan is not None
-        and config.plan.what != "map"
-    ):
+    counted: other kinds of ViT, masked auto-encoding, and transfers of something else than maps."""
+    if config.method == "mae" or config.plan is not None and config.plan.what != "map":
         return None
     try:
         shape = shape_of(skeleton)
@@ -302,6 +298,22 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     if config.plan is None:
         return fine_tuning(shape)
     return {"copy": copy, "distill": distill}[config.method](shape, len(config.plan.layers_of(shape.depth)))
+
+
+def flops_of_detector(config: RunConfig, outputs: int) -> int:
+    """FLOPs of a training step of one image with made-up objects, as PyTorch counts them while it runs:
+    convolutions and matrix products, forward and backward. Of boxes that a head looks into, as many as it
+    finds then; a trained one finds more."""
+    model = assembled(config, outputs).train()
+    size = config.skeleton(outputs).patch_embed.img_size
+    objects = made_up(config, outputs, 1)
+    # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
+    also = {
+        torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]
+    }
+    with FlopCounterMode(display=False, custom_mapping=also) as counter:
+        loss_of(config)(model, torch.randn(1, 3, *size), objects, config.recipe).backward()
+    return counter.get_total_flops()
 
 
 def memory_of(config: RunConfig, outputs: int) -> Memory:

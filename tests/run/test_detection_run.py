@@ -11,18 +11,20 @@ import torch
 
 from atlib import AttentionTransfer
 from atlib import __main__ as command
+from atlib.analysis.accounting import copy, distill, fine_tuning, shape_of
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data.rng import seed_for
 from atlib.detection.coco import CocoObjects
 from atlib.detection.detector import DETECTORS, SIZES, detection_loss, mask_rcnn
 from atlib.detection.evaluate import evaluate_detector
 from atlib.detection.files import load_detector
+from atlib.plan import Plan
 from atlib.record import read_record
 from atlib.run import commands, runner
 from atlib.run import config as configs
 from atlib.run.config import read_config
 from atlib.run.configure import configure
-from atlib.run.estimate import estimate
+from atlib.run.estimate import estimate, flops_of_detector
 from atlib.run.estimate_text import as_text
 from atlib.run.recipes import published
 from atlib.train import train
@@ -298,10 +300,12 @@ def test_the_published_detector_by_its_numbers(monkeypatch):
 
     monkeypatch.setattr(of, "memory_of", lambda config, outputs: Memory(0, 0, 0, 0, 0))
     monkeypatch.setattr(of, "time_steps", lambda *arguments: None)
+    monkeypatch.setattr(of, "flops_of_detector", lambda config, outputs: 10**12)
     config = configure("vitdet-scratch-vit-base", "coco")
     found = estimate(config, 118_287, 80)
     text = as_text(found)
     assert found.steps_per_epoch == 1849 and "184,900 steps of 64 images" in text
+    assert "at least 1000 GFLOPs an image in training, 1.18e+19 FLOPs in all" in text
     assert "785 tokens (28 x 28 patches and 1 more)" in text
     with torch.device("meta"):
         detector = mask_rcnn(configure("vitdet-scratch-vit-base", "coco").skeleton(80), 80, SIZES["vitdet"])
@@ -311,6 +315,25 @@ def test_the_published_detector_by_its_numbers(monkeypatch):
     )
     assert found.moments["milestone 1"] == (164_356, pytest.approx(1e-5), pytest.approx(1e-5))
     assert found.moments["last step"][1] == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("method, again", [("scratch", 1), ("copy", 5), ("distill", 5)])
+def test_two_layers_more_cost_a_detector_what_they_cost_a_classifier(method, again):
+    """By the formulas of `accounting`, and, `again` times a layer, a product of the size of queries by keys
+    that is made over again in order to store no map: of Copy the scores twice, and three that its gradient
+    does not need."""
+    config = configure("vitdet-scratch-vit-base", "coco")
+    config = replace(config, heads="fcos", head_sizes="small")
+    formula_of = {"copy": copy, "distill": distill}.get(method, lambda shape, layers: fine_tuning(shape))
+    if method != "scratch":
+        config = replace(config, method=method, plan=Plan(how=method), teacher="t")
+    counted, formula = [], []
+    for depth in (2, 4):
+        deeper = replace(config, model=Architecture("scenes", {"depth": depth}))
+        counted.append(flops_of_detector(deeper, 80))
+        formula.append(formula_of(shape_of(deeper.skeleton(80)), depth))
+    product = 4 * 2 * 65 * 65 * 16  # of four heads, 65 tokens
+    assert counted[1] - counted[0] == formula[1] - formula[0] + 2 * again * product
 
 
 def test_a_folder_that_is_there_is_counted(coco, soon, capsys):
