@@ -54,6 +54,7 @@ SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that
 _SCRATCH = _central(*SCRATCH)
 _COPY, _DISTILL, _FINE_TUNE = _central("copy"), _central("distill"), _central("fine-tune")
 _CAIT, _ONE_ROW = partial(of, "class-attention"), partial(of, "one-softmax")
+_DEEP, _ACROSS = partial(of, "depth"), partial(of, "locality")
 _PAINTED, _STATIC = partial(of, "distilled-mae"), partial(of, "static-routing")
 _TARGETS = ("logits", "logits without row means", "maps")
 _IN_LAST_LAYER, _IN_ALL_LAYERS = (
@@ -363,9 +364,17 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "19",
-        "A CaiT gains from copied class rows alone",
-        _CAIT("cait, copy class rows"),
-        _CAIT("cait, scratch"),
+        "LayerScale helps 24 layers from scratch",
+        _DEEP("24 layers, layer scale"),
+        _DEEP("24 layers"),
+        FIND,
+        "arXiv 2103.17239: 82.4 against 78.9",
+    ),
+    Claim(
+        "19",
+        "Copied maps bring 24 layers more than LayerScale does",
+        _DEEP("24 layers, copy"),
+        _DEEP("24 layers, layer scale"),
         FIND,
     ),
     Claim(
@@ -380,6 +389,20 @@ CLAIMS: tuple[Claim, ...] = (
         "Distilled patch maps are worth more than distilled class rows",
         _CAIT("cait, distill patches"),
         _CAIT("cait, distill class rows"),
+        FIND,
+    ),
+    Claim(
+        "20",
+        "Where objects lie across patches, maps bring more than SPT and LSA",
+        _ACROSS("standard, copy, 1000 labels"),
+        _ACROSS("local, scratch, 1000 labels"),
+        FIND,
+    ),
+    Claim(
+        "20",
+        "SPT and LSA still help beside copied maps",
+        _ACROSS("local, copy, 1000 labels"),
+        _ACROSS("standard, copy, 1000 labels"),
         FIND,
     ),
     Claim(
