@@ -52,6 +52,7 @@ class ShiftedPatches(nn.Module):
                 f"images of {self.img_size} pixels, patches of {self.patch_size}, dynamic_img_pad="
                 f"{dynamic_img_pad}: shifted patches are cut from images of whole patches, without padding"
             )
+        self.strict_img_size = True  # as timm's says that one image size is taken
         self.grid_size = tuple(side // p for side, p in zip(self.img_size, self.patch_size))
         self.num_patches = self.grid_size[0] * self.grid_size[1]
         width = 5 * in_chans * self.patch_size[0] * self.patch_size[1]

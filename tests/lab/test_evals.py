@@ -30,7 +30,7 @@ from atlib.lab.scales import TUNING_SEED
 from atlib.lab.studies import ACROSS_TEACHER, CENTRAL, LONG_TAIL, POOL, STUDIES
 from atlib.lab.study import Sources
 from atlib.methods.distillation import FeatureDistillation
-from atlib.methods.locality import localise_attention
+from atlib.methods.locality import localise_attention, shift_patches
 from atlib.methods.mean_maps import MeanMapCopy
 from tests import toy
 from tests.helpers import random_images, randomise
@@ -344,7 +344,7 @@ def test_sharpness_by_hand(tmp_path):
     place = toy.place(tmp_path)
     toy.untrained_models(place, [ACROSS_TEACHER])
     sources = Sources(place, SCALE, 0)
-    local = randomise(localise_attention(create_vit("glyphs")), 14).eval()
+    local = randomise(localise_attention(shift_patches(create_vit("glyphs"))), 14).eval()
     teacher = sources.teacher(ACROSS_TEACHER).eval()
     models = {"local": local, "copy": AttentionTransfer(teacher, vit(11), Plan()).eval()}
     found = sharpness(models, sources)
