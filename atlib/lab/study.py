@@ -692,8 +692,9 @@ def _run_variants(study: Study, variants: list[Variant], place: Place, seeds: in
 
 def _require_recipe(run: Run, record: Record, path: Path) -> None:
     """That a record is of the recipe that is chosen now: a run is known by its method and seed alone, so it
-    could be from before its scale was changed. Raises `ValueError` where it is."""
-    if not recipe_of(run).describe().items() <= record.config["recipe"].items():
+    could be from before its scale was changed. A setting that a recipe did not have yet was at its default.
+    Raises `ValueError` where it is."""
+    if Recipe.described(record.config["recipe"]) != recipe_of(run):
         raise ValueError(
             f"{path}: {run.method}, seed {run.seed}, was run with another recipe than is chosen now: move"
             " this file away, and run it anew"

@@ -1,6 +1,7 @@
 """Studies: tuned on validation images, reported on test images, repeatable, resumed where they stopped; the
 central experiment first, then one that starts from it."""
 
+import json
 import multiprocessing
 import pickle
 import shutil
@@ -218,6 +219,17 @@ def test_a_run_of_another_recipe_is_not_taken_for_done(place, monkeypatch, tmp_p
     with pytest.raises(ValueError, match="toy.jsonl: copy, seed 0,"):
         run_study(CENTRAL, place, 1, ["copy"])
     assert toy.files(tmp_path) == before
+
+
+def test_a_run_from_before_recipes_had_a_setting_is_taken_for_done(place, tmp_path, monkeypatch):
+    path = place.records(CENTRAL.name)
+    older = [json.loads(line) for line in path.read_text().splitlines()]
+    for each in older:
+        assert each["config"]["recipe"].pop("milestones", None) is None, "its default"
+    path.write_text("".join(json.dumps(each) + "\n" for each in older))
+    toy.forbid_training(monkeypatch)
+    before = toy.files(tmp_path)
+    assert len(run_study(CENTRAL, place, 1)) == len(METHODS) and toy.files(tmp_path) == before
 
 
 def test_running_again_does_nothing(place, tmp_path, monkeypatch):
