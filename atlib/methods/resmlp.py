@@ -84,9 +84,9 @@ class ClassMlp(nn.Module):
     for all images, twice, each time followed by an MLP; the patches stay as they are.
 
     Two blocks as in CaiT. What they gather is one share a patch and one for the token itself, with a bias,
-    between the affine layers and factors of a ResMLP. The paper (arXiv 2105.03404, sec. 2) says this in words
-    and publishes no code: our reading is the one that has the 17.7 M parameters of the thesis's tab. 4.3. A
-    linear layer over channels beside the shares would make 18.0.
+    between the affine layers and factors of a ResMLP. The paper (arXiv 2105.03404, sec. 2) says this in
+    words, and we know of no published code: our reading is the one that has the 17.7 M parameters of the
+    thesis's tab. 4.3. A linear layer over channels beside the shares would make 18.0.
     """
 
     def __init__(self, width: int, patches: int, init_values: float):
