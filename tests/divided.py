@@ -29,11 +29,16 @@ from atlib import __main__ as command
 from atlib.checkpoint import save_weights
 from atlib.data import glyph_images
 from atlib.data.glyphs import generate
+from atlib.detection.coco import CocoObjects
+from atlib.detection.detector import SIZES, detection_loss, mask_rcnn
+from atlib.detection.evaluate import evaluate_detector
 from atlib.run import build, runner
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate_together
 from atlib.train.recipe import Recipe
+from tests.detection.coco_folder import coco_folder
+from tests.detection.knows import Knows
 from tests.helpers import draw_nothing_on_meta
 from tests.launching import surroundings
 
@@ -195,6 +200,23 @@ def commanded(rank: int, other: int, arguments: list[str], text: Path, step: int
     return command.main(arguments)
 
 
+def detected(rank: int, _: int, folder: Path, coco: Path) -> None:
+    """A detector learns three scenes a process; one whose answers are known is measured on five."""
+    train_on, measured_on = (
+        CocoObjects(coco / split, coco / "annotations" / f"instances_{split}.json", size=64)
+        for split in ("train2017", "val2017")
+    )
+    torch.manual_seed(1)
+    detector = mask_rcnn(create_vit("scenes", num_classes=0), 8, SIZES["small"])
+    recipe = Recipe(steps=3, batch_size=4)
+    train(detector, train_on, recipe, loss=detection_loss, progress=None, out=folder / "out")
+    found = evaluate_detector(Knows(measured_on, moved=6), measured_on, batch_size=2)
+    folder.mkdir(exist_ok=True)
+    (folder / f"found-{rank}.json").write_text(json.dumps({"world": dist.get_world_size(), "found": found}))
+    save_weights(folder / f"detector-{rank}.safetensors", detector)
+    dist.destroy_process_group()
+
+
 def unless_aborted(made: Path | None, start, *arguments, **options) -> list[int]:
     """How the two processes of a start ended. On some machines gloo has aborted one of them now and then
     (SIGABRT, once in hundreds of starts), with no word of ours: this start alone is then made again, at most
@@ -222,6 +244,8 @@ def main(folder: Path) -> dict[str, list[int]]:
         "counted": unless_aborted(None, ranks, counted, divided, extra=large),
         "blocks": unless_aborted(wrapped, ranks, wrapped_as_blocks, wrapped, extra=blocks),
     }
+    coco = coco_folder(folder / "coco", train2017=6, val2017=5)
+    ended["detected"] = unless_aborted(folder / "detected", ranks, detected, folder / "detected", coco)
     small = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
     for out, step in ((folder / "left-alone", 0), (folder / "terminated", 3)):
         train_it = ["train", "--recipe", "find-scratch", "--data", "marked-glyphs", "--out", str(out), *small]

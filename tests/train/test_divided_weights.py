@@ -12,8 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from atlib import create_vit
+from atlib.detection.coco import CocoObjects
+from atlib.detection.detector import SIZES, mask_rcnn
+from atlib.detection.evaluate import evaluate_detector
 from atlib.run.log import read_log
 from tests import divided
+from tests.detection.knows import Knows
 from tests.helpers import in_a_fork, made_once
 
 pytestmark = pytest.mark.slow
@@ -46,7 +51,7 @@ def of_student(weights):
 
 def test_the_processes_ended_as_they_should(done):
     _, ended, said = done
-    assert ended["whole"] == ended["divided"] == [0, 0], said
+    assert ended["whole"] == ended["divided"] == ended["detected"] == [0, 0], said
     assert ended["terminated"] == [STOPPED, STOPPED], "one process got SIGTERM: both save and say so"
     assert ended["left-alone"] == ended["resumed"] == ended["counted"] == ended["blocks"] == [0, 0], said
 
@@ -130,3 +135,19 @@ def test_a_terminated_run_of_two_goes_on_to_the_same_bits(done):
     assert all(torch.equal(value, right[name]) for name, value in left.items())
     log = read_log(folder / "terminated")
     assert [entry["step"] for entry in log if entry["event"] == "step"] == [1, 2, 3, 4, 5]
+
+
+def test_a_detector_learns_in_two_processes_and_is_measured_by_both(done):
+    """Both end with the same weights, which have moved; the first tells the precision of all five scenes."""
+    folder, _, _ = done
+    first, second = (found(folder, "detected", rank) for rank in range(2))
+    assert first["world"] == 2 and second["found"] == {}
+    ends = [load_file(folder / "detected" / f"detector-{rank}.safetensors") for rank in range(2)]
+    assert difference(*ends) == 0
+    torch.manual_seed(1)
+    start = mask_rcnn(create_vit("scenes", num_classes=0), 8, SIZES["small"]).state_dict()
+    assert difference(start, ends[0]) > 1e-4
+    file = folder / "coco" / "annotations" / "instances_val2017.json"
+    images = CocoObjects(folder / "coco" / "val2017", file, size=64)
+    alone = evaluate_detector(Knows(images, moved=6), images)
+    assert 0 < alone["box_AP"] < 1 and first["found"] == alone
