@@ -55,17 +55,20 @@ class _Head:
     images: Callable[[SceneScale, int], Images] | None = None
 
 
+_PIXELS = partial(
+    _Head,
+    loss=segmentation_loss,
+    measure=Measure("iou", _iou),
+    steps=500,
+    more=1,  # the background
+    images=_labelled_pixels,
+)
 HEADS = {
     "fcos": _Head(fcos, detection_loss, Measure("ap", partial(_figures, masks=False)), steps=1500),
     "mask r-cnn": _Head(mask_rcnn, detection_loss, Measure("ap", partial(_figures, masks=True)), steps=800),
-    "segment": _Head(
-        Segmenter,
-        segmentation_loss,
-        Measure("iou", _iou),
-        steps=500,
-        more=1,  # the background
-        images=_labelled_pixels,
-    ),
+    "segment": _PIXELS(Segmenter),
+    # Do detectors need a teacher's maps less because they have convolutions? These are all that differs.
+    "segment with convolutions": _PIXELS(partial(Segmenter, convolutions=2)),
 }
 
 
@@ -91,7 +94,7 @@ OTHERS: dict[str, Backbone] = {
     "copy from untrained": untrained_maps,
 }
 # One grid for all that stands on a backbone; λ is the paper's for all.
-_RATES = grid(lr=(5e-4, 2e-3, 8e-3))
+_RATES = grid(lr=(5e-4, 2e-3, 8e-3, 3.2e-2))
 
 
 def _under(name: str, backbone: Backbone, sources: Sources) -> nn.Module:
@@ -120,13 +123,14 @@ def _variants(name: str, backbones: Mapping[str, Backbone]) -> tuple[Variant, ..
 
 DETECTION = Study(
     "detection",
-    "where things are: FCOS, Mask R-CNN and a linear segmenter on backbones from scratch, fine-tuned, with"
-    " distilled and with copied maps, and frozen",
+    "where things are: FCOS, Mask R-CNN, and segmenters with and without convolutions, on backbones from"
+    " scratch, fine-tuned, with distilled and with copied maps, and frozen",
     "ViTDet on COCO (ViT-B): box AP scratch 39.1, distill 43.6, fine-tuning 46.3; copy was not tried",
     (
         *_variants("fcos", METHODS | OTHERS),
         *_variants("mask r-cnn", {name: METHODS[name] for name in ("scratch", "fine-tune", "distill")}),
         *_variants("segment", METHODS),
+        *_variants("segment with convolutions", METHODS),
     ),
     seeds=3,
     minutes=110,

@@ -134,6 +134,20 @@ def test_the_head_is_linear_on_tokens_and_drawn_up():
         assert (logits[:, row, column] - expected).abs().max() < 1e-5
 
 
+def test_with_convolutions_places_hear_of_their_neighbours_and_no_others():
+    """Two of 3 x 3 reach two places in every direction; without any, a place hears only of itself."""
+    for convolutions in (0, 2):
+        segmenter = randomise(Segmenter(vit(2), 5, convolutions), 3)
+        grid = torch.randn(1, 16, 8, 8)
+        other = grid.clone()
+        other[:, :, 3, 4] += 1
+        with torch.no_grad():
+            heard = [segmenter.head(segmenter.neighbours(each)) for each in (grid, other)]
+        expected = torch.zeros(8, 8, dtype=torch.bool)
+        expected[3 - convolutions : 4 + convolutions, 4 - convolutions : 5 + convolutions] = True
+        assert torch.equal((heard[0] != heard[1]).any(1)[0], expected)
+
+
 def test_the_loss_is_that_of_all_pixels_and_the_transfer_loss():
     segmenter = Segmenter(AttentionTransfer(vit(1), vit(2), Plan(how="distill")), 5)
     images, classes = random_images(2, 3, 64, 64), torch.randint(5, (2, 64, 64))

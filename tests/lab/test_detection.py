@@ -84,8 +84,9 @@ def test_a_variant_is_what_its_name_says(variant, sources):
     how, _, of = method.partition(" from ")
     model = variant.build(sources)
     vit, student = model.backbone.vit, model.backbone.student
-    if name == "segment":
+    if name.startswith("segment"):
         assert type(model) is Segmenter and model.head.out_channels == 9
+        assert len(model.neighbours) == (6 if name == "segment with convolutions" else 0)
     else:
         assert type(model) is Detector and type(model.heads) is HEADS[name]
         assert model.heads.masks == (name == "mask r-cnn")
@@ -118,20 +119,20 @@ def test_heads_start_alike_on_all_backbones_of_a_seed(sources):
         state = {k: v for k, v in model.state_dict().items() if not k.startswith("backbone")}
         first = starts.setdefault(variant.name.split(",")[0], state)
         assert len(state) >= 2 and same(state, first), variant.name
-    assert len(starts) == 3
+    assert len(starts) == 4
     other = DETECTION.variant("segment, scratch").build(sources._replace(seed=1)).head.weight
     assert torch.cosine_similarity(other.flatten(), starts["segment"]["head.weight"].flatten(), 0).abs() < 0.2
 
 
 def test_all_of_one_head_choose_from_the_same_rates_at_the_same_budget(tmp_path):
-    for name in (*HEADS, "segment"):
-        variants = [variant for variant in DETECTION.variants if variant.name.startswith(name)]
+    for name in (*HEADS, "segment", "segment with convolutions"):
+        variants = [variant for variant in DETECTION.variants if variant.name.startswith(f"{name},")]
         scale, place = scales()["scenes"], place_in(tmp_path)
         first = variants[0].base(scale, place), variants[0].choices(scale)
-        assert len(first[1]) == 3 and all(choice.keys() == {"lr"} for choice in first[1])
+        assert len(first[1]) == 4 and all(choice.keys() == {"lr"} for choice in first[1])
         for variant in variants:
             assert (variant.base(scale, place), variant.choices(scale)) == first
-            assert variant.measure.figure == ("iou" if name == "segment" else "ap")
+            assert variant.measure.figure == ("iou" if name.startswith("segment") else "ap")
 
 
 def test_other_methods_of_scenes_than_their_own_are_refused(tmp_path):
