@@ -1,0 +1,171 @@
+"""What notebook 21 writes out, average precision and the simple pyramid, is what atlib computes, on other
+inputs than the notebook's; and what its sentences say of oracles that are spoiled is so."""
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from atlib.checkpoint import load_vit
+from atlib.data.scenes import SceneWorld, generate_scenes
+from atlib.detection.objects import Found, scene_objects
+from atlib.detection.precision import (
+    area_under,
+    average_precision,
+    coco_precision,
+    intersection_over_union,
+    matched,
+)
+from atlib.detection.pyramid import SimplePyramid
+from atlib.train.pretrain import patchify
+from atlib.walking import walk
+from tests.book.test_taught import NOTEBOOKS, taught
+from tests.helpers import ROOT, randomise
+
+NAME = "21-where-things-are"
+
+
+def text() -> str:
+    """The notebook's, without the comments that hold its numbers."""
+    source = (NOTEBOOKS / f"{NAME}.md").read_text(encoding="utf-8")
+    return " ".join(re.sub(r"<!--.*?-->", "", source, flags=re.S).split())
+
+
+@pytest.mark.parametrize("rows, columns, scales", [(4, 4, (2, 1, 0.5)), (8, 6, (1, 2))])
+@torch.no_grad()
+def test_levels_by_hand_are_the_pyramids(rows, columns, scales):
+    pyramid = randomise(SimplePyramid(16, 12, scales), 1).double()
+    grid = torch.randn(3, 16, rows, columns, dtype=torch.float64)
+    for level, expected, scale in zip(pyramid.levels, pyramid(grid), scales, strict=True):
+        assert torch.allclose(taught(NAME).level_by_hand(level, grid, scale), expected, atol=1e-10)
+
+
+def objects_and_said(seed):
+    """Objects of 40 scenes, and predictions of every quality, some images without any."""
+    objects = scene_objects(generate_scenes("validation", 40, seed)).objects
+    rng, found = np.random.default_rng(seed), []
+    for number, each in enumerate(objects):
+        n = 0 if number % 7 == 0 else 2 * len(each.boxes)
+        pick = rng.integers(len(each.boxes), size=n)
+        boxes = each.boxes[pick] + torch.tensor(rng.normal(0, 1.5, (n, 4)), dtype=torch.float32)
+        other = torch.tensor(rng.integers(8, size=n))
+        labels = torch.where(torch.tensor(rng.random(n) < 0.7), each.labels[pick], other)
+        found.append(Found(boxes, labels, torch.tensor(rng.random(n))))
+    return objects, found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_average_precision_by_hand_is_atlibs_and_cocos(seed):
+    objects, found = objects_and_said(seed)
+    by_hand = taught(NAME).precision_by_hand(found, objects)
+    assert 0.05 < by_hand < 0.9
+    assert by_hand == pytest.approx(average_precision(found, objects), abs=1e-9)
+    at_half = taught(NAME).precision_by_hand(found, objects, [0.5])
+    assert at_half == pytest.approx(average_precision(found, objects, [0.5]), abs=1e-9)
+    pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")
+    theirs = coco_precision(found, objects)
+    assert (by_hand, at_half) == pytest.approx((theirs.ap, theirs.ap50), abs=1e-9)
+
+
+def test_its_parts_are_atlibs():
+    rng = np.random.default_rng(0)
+    corner, size = rng.uniform(0, 40, (2, 20, 2))
+    boxes = np.concatenate([corner, corner + size], axis=1)
+    overlaps = intersection_over_union(boxes[:12], boxes[12:])
+    assert np.allclose(taught(NAME).shared(boxes[:12], boxes[12:]), overlaps)
+    for threshold in (0.1, 0.3, 0.5):
+        expected = matched(overlaps, threshold)
+        assert taught(NAME).which_are_right(overlaps, threshold) == expected.tolist()
+        assert taught(NAME).area_under(expected, 9) == pytest.approx(area_under(expected, 9), abs=1e-12)
+    assert taught(NAME).which_are_right(np.zeros((3, 0)), 0.5) == [False] * 3
+    assert taught(NAME).area_under(np.zeros(0, bool), 4) == 0
+
+
+# --- The sentences about spoiled oracles ---
+
+
+def precision(change=lambda boxes: boxes, keep=slice(None), twice=1):
+    objects = scene_objects(generate_scenes("test", 100)).objects
+    found = [
+        Found(
+            torch.cat(twice * [change(each.boxes)[keep]]),
+            torch.cat(twice * [each.labels[keep]]),
+            torch.linspace(1, 0, twice * len(each.boxes[keep])),
+        )
+        for each in objects
+    ]
+    return [100 * average_precision(found, objects, at) for at in ([0.5], [0.75], np.linspace(0.5, 0.95, 10))]
+
+
+def to_patches(boxes, less):
+    corner, opposite = boxes.split(2, 1)
+    return torch.cat([8 * (corner / 8).floor() + less, 8 * (opposite / 8).ceil() - less], 1)
+
+
+def test_what_the_sentences_say_of_oracles():
+    for spoiled in (precision(), precision(twice=2)):
+        assert spoiled == [100] * 3
+    left = precision(keep=slice(None, None, 2))
+    assert left == pytest.approx([left[0]] * 3) and left[0] > 50, "what is left out, and no more"
+    half, strict, ap = precision(partial(to_patches, less=3))
+    for less in range(8):
+        assert precision(partial(to_patches, less=less))[2] <= ap, "makes the best of it"
+    said = text()
+    words = r"is right with (\S+) % at the mildest threshold, and its AP is (\S+)\. Keep that number"
+    assert re.search(words, said).groups() == (f"{half:.1f}", f"{ap:.1f}")
+    assert f"Will it beat the {ap:.1f} of the oracle" in said
+    assert f"of 0.75, where the oracle has {strict:.1f}, by far; at 0.5, where it has {half:.1f}," in said
+    again = r"knows only which patches hold an object has an AP of (\S+), with (\S+) at the mildest threshold"
+    assert re.search(again, said).groups() == (f"{ap:.1f}", f"{half:.1f}")
+    assert precision(torch.tensor([8, 0, 8, 0]).add)[2] < ap
+
+
+# --- The sentences about the teacher ---
+
+
+def test_noise_alone_leaves_what_the_pages_say():
+    """Of a hidden patch's variance, 1 of itself less its mean, the noise's share."""
+    noisy, clean = (
+        patchify(torch.from_numpy(generate_scenes("validation", 300, world=world).images) / 255, (8, 8))
+        for world in (SceneWorld(), replace(SceneWorld(), noise=0.0))
+    )
+    noise = (noisy - clean) - (noisy - clean).mean(-1, keepdim=True)
+    left = (noise.square().mean(-1) / noisy.var(-1)).mean().item()
+    mean_leaves = (noisy.var(-1, correction=0) / noisy.var(-1)).mean().item()
+    page = " ".join((ROOT / "book" / "results.md").read_text(encoding="utf-8").split())
+    said = re.search(r"the mean of each patch leaves (\d+), the noise of the pixels alone (\d+)\.", page)
+    assert said.groups() == (f"{100 * mean_leaves:.0f}", f"{100 * left:.0f}")
+    assert f"Of the hidden pixels' variance {100 * left:.0f} % is noise, which nobody can guess" in text()
+
+
+@torch.no_grad()
+def test_the_teachers_patches_look_where_the_sentence_says():
+    drawn = generate_scenes("test", 100)
+    pixels = drawn.instances.reshape(100, 8, 8, 8, 8).transpose(0, 1, 3, 2, 4).reshape(100, 64, 64)
+    owner = np.zeros((100, 64), int)
+    for image, patch in np.ndindex(100, 64):
+        counts = np.bincount(pixels[image, patch], minlength=2)
+        if counts[1:].max() > 16:  # more than a quarter of the patch
+            owner[image, patch] = 1 + counts[1:].argmax()
+    teacher = load_vit(ROOT / "results" / "transfer" / "scenes" / "teacher-seed0.safetensors").eval()
+    layers = walk(teacher, scene_objects(drawn).take(range(100))[0], head=False).layers
+    maps = np.stack([layer.map[:, :, 1:, 1:].mean(1).numpy() for layer in layers])
+    own, of_mean, evenly = [], [], []
+    for image, patch in zip(*np.nonzero(owner)):
+        same = owner[image] == owner[image, patch]
+        same[patch] = False
+        if same.any():
+            own.append(maps[:, image, patch][:, same].sum(-1))
+            of_mean.append(maps.mean(1)[:, patch][:, same].sum(-1))
+            evenly.append(same.sum() / 65)
+    own, of_mean = 100 * np.mean(own, axis=0), 100 * np.mean(of_mean, axis=0)
+    said = re.search(
+        r"In the last layer the teacher's patches give (\S+) % of their attention to others of their object;"
+        r" its mean map would give (\S+), an even map (\S+)\. ",
+        text(),
+    )
+    assert said.groups() == (f"{own[3]:.1f}", f"{of_mean[3]:.1f}", f"{100 * np.mean(evenly):.1f}")
+    assert all(own > of_mean), "more than nearness, in every layer"
