@@ -114,10 +114,10 @@ def test_what_the_sentences_say_of_oracles():
     for less in range(8):
         assert precision(partial(to_patches, less=less))[2] <= ap, "makes the best of it"
     said = text()
-    words = r"is right with (\S+) % at the mildest threshold, and its AP is (\S+)\. Keep that number"
+    words = r"has (\S+) at the mildest threshold, and its AP is (\S+)\. Keep that number"
     assert re.search(words, said).groups() == (f"{half:.1f}", f"{ap:.1f}")
     assert f"Will it beat the {ap:.1f} of the oracle" in said
-    assert f"of 0.75, where the oracle has {strict:.1f}, by far; at 0.5, where it has {half:.1f}," in said
+    assert f"at 0.75 it wins by far (the oracle has {strict:.1f}), at 0.5 it loses ({half:.1f})." in said
     again = r"knows only which patches hold an object has an AP of (\S+), with (\S+) at the mildest threshold"
     assert re.search(again, said).groups() == (f"{ap:.1f}", f"{half:.1f}")
     assert precision(torch.tensor([8, 0, 8, 0]).add)[2] < ap
