@@ -478,19 +478,23 @@ def findings_table(*chapters: str, results: Path | None = None) -> str:
     results: the folder of the records, by default the book's. Raises `ValueError` for a chapter without
     claims.
     """
-    known = {claim.chapter for claim in CLAIMS}
-    for chapter in chapters:
-        require_known("chapter with claims", chapter, sorted(known))
-    judged = judge([claim for claim in CLAIMS if claim.chapter in (chapters or known)], results)
+    judged = _judged(chapters, results)
     return _table(judged, {each.scale for each in judged}, _cell)
 
 
-def verdicts_table(results: Path | None = None) -> str:
-    """All claims with their verdicts alone, one line a claim, a column for each place where any is recorded;
-    a dash where fewer than three seeds are."""
-    judged = judge(CLAIMS, results)
+def verdicts_table(*chapters: str, results: Path | None = None) -> str:
+    """The same with the verdicts alone, one line a claim, a column for each place where any is recorded; a
+    dash where fewer than three seeds are."""
+    judged = _judged(chapters, results)
     recorded = {each.scale for each in judged if each.verdict != NOT_RECORDED}
     return _table(judged, recorded, lambda each: "–" if each.verdict == NOT_RECORDED else each.verdict)
+
+
+def _judged(chapters: Sequence[str], results: Path | None) -> list[Judged]:
+    known = {claim.chapter for claim in CLAIMS}
+    for chapter in chapters:
+        require_known("chapter with claims", chapter, sorted(known))
+    return judge([claim for claim in CLAIMS if claim.chapter in (chapters or known)], results)
 
 
 def _table(judged: Sequence[Judged], shown: set[str], cell: Callable[[Judged], str]) -> str:

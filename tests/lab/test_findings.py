@@ -85,7 +85,7 @@ def test_all_verdicts_in_words(tmp_path):
     def cells():
         return [
             [cell.strip() for cell in row.strip("|").split("|")]
-            for row in verdicts_table(tmp_path).splitlines()
+            for row in verdicts_table(results=tmp_path).splitlines()
         ]
 
     head, _, *rows = cells()
@@ -94,6 +94,8 @@ def test_all_verdicts_in_words(tmp_path):
     some = rng_records(tmp_path)
     head, _, *rows = cells()
     assert head == ["claim", "paper", "Find"]
+    one = verdicts_table("04", results=tmp_path).splitlines()
+    assert len(one) == 2 + sum(claim.chapter == "04" for claim in CLAIMS)
     asked = sum("find" in claim.scales for claim in CLAIMS)
     found = Counter(row[2] for row in rows)
     assert found == {"holds": some, "–": asked - some, "": len(CLAIMS) - asked}
