@@ -20,7 +20,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=agg $(RUN) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up book test pages course slides faults lint format notebooks results gpu measure benchmarks lock repository clean
+.PHONY: help set-up book test pages course slides faults lint format notebooks results measure benchmarks lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,7 +33,7 @@ book: set-up  ## run every notebook and build the book in _build/html, warnings 
 	@$(RUN) -m tools.build_book --jobs $(JOBS)
 
 test: set-up  ## run the test suite; ARGS="..." goes to pytest, e.g. ARGS="-m 'not slow'"
-	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(if $(ARGS),$(ARGS),--ignore tests/explorer --ignore tests/course)
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(if $(ARGS),$(ARGS),--ignore tests/explorer --ignore tests/course --ignore tests/colab)
 
 pages: set-up  ## test the explorer and the pages of the built book in a headless Chromium
 	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/explorer tests/pages
@@ -47,10 +47,11 @@ slides: set-up  ## build the course's slides in _build/slides, warnings are erro
 faults: set-up  ## kill a small run 20 times with kill -9, also while it saves, and compare the bits
 	@ATLIB_KILLS=20 $(PYTEST) tests/train/test_faults.py
 
-lint: set-up  ## check style (ruff) and types (ty)
+lint: set-up  ## check style (ruff), types (ty) and which room imports from which (import-linter)
 	@$(RUN) -m ruff check
 	@$(RUN) -m ruff format --check
 	@$(RUN) -m ty check --python $(VENV)
+	@PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo --cache-dir _build/import_linter
 
 format: set-up  ## put the code into the form that `make lint` asks for
 	@$(RUN) -m ruff check --quiet --fix
@@ -59,15 +60,8 @@ format: set-up  ## put the code into the form that `make lint` asks for
 notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py
 
-results: set-up  ## repeat the experiments of the two worlds where records are missing (about 10 hours for all on 2 cores)
-	@for scale in find match; do for what in "transfer --seeds 10" labels twins distillation family layers static-routing one-softmax comparison; do $(RUN) -m atlib experiment $$what --scale $$scale --jobs 2 || exit 1; done; done
-	@for name in pointer averages pairs pretraining components sizes pool shifts shifts-pool long-tail class-groups rows \
-	    distilled-too token distilled-mae layer-reserve pretraining-data depth class-attention locality; do $(RUN) -m atlib experiment $$name --scale find --jobs 2 || exit 1; done
-	@$(RUN) -m atlib experiment labels-longer --scale match --jobs 2
-	@$(RUN) -m atlib experiment detection --jobs 2
-
-gpu: set-up  ## make the records that need one CUDA GPU, in calls of 9 minutes: ARGS="--minutes 20 --data FOLDER"
-	@$(RUN) -m tools.gpu $(ARGS)
+results: set-up  ## repeat the experiments where records are missing (about 10 hours for all on 2 cores)
+	@$(RUN) -m atbook experiment --all --jobs 2
 
 measure: set-up  ## measure seconds and memory of every notebook into results/notebooks.jsonl; needs an idle machine
 	@$(RUN) tools/measure_notebooks.py
@@ -81,10 +75,6 @@ benchmarks: set-up  ## time a walk, the transfer steps and the import, as ratios
 
 lock: set-up  ## write requirements.lock and environment.yml anew from pyproject.toml; UPGRADE=1 takes the newest
 	@$(RUN) tools/lock.py $(if $(UPGRADE),--upgrade)
-
-repository: set-up  ## set the repository's address everywhere: make repository URL=https://github.com/OWNER/NAME
-	@$(RUN) tools/repository.py "$(URL)"
-	@$(RUN) tools/notebooks.py
 
 clean:  ## remove the built book and the caches, keep .venv
 	rm -rf _build .pytest_cache .ruff_cache .hypothesis *.egg-info build

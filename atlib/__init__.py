@@ -1,10 +1,57 @@
 """Attention transfer between Vision Transformers: copy a teacher's attention maps, or distill them."""
 
-from atlib.plan import Plan
-from atlib.student import create_student
-from atlib.transfer import AttentionTransfer
-from atlib.vit import create_vit
-from atlib.walking import walk
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atlib.losses import attention_cross_entropy
+    from atlib.plan import Plan
+    from atlib.student import create_student
+    from atlib.teachers.load import load_teacher
+    from atlib.train.recipe import Recipe
+    from atlib.transfer import AttentionTransfer
+    from atlib.vit import create_vit
+    from atlib.walking import Instead, Seen, Unwalkable, Walk, walk
 
 __version__ = "0.1.0"
-__all__ = ["AttentionTransfer", "Plan", "create_student", "create_vit", "walk"]
+# Where each name is. It is imported when it is asked for: `python -m atlib --help` does without torch, and
+# whoever copies or distills without Accelerate. `train` stands in its room, `from atlib.train import train`:
+# here the same name would be the function or the room, by what was imported before.
+_HOME = {
+    "AttentionTransfer": "atlib.transfer",
+    "Plan": "atlib.plan",
+    "create_student": "atlib.student",
+    "create_vit": "atlib.vit",
+    "walk": "atlib.walking",
+    "Walk": "atlib.walking",
+    "Seen": "atlib.walking",
+    "Instead": "atlib.walking",
+    "Unwalkable": "atlib.walking",
+    "attention_cross_entropy": "atlib.losses",
+    "load_teacher": "atlib.teachers.load",
+    "Recipe": "atlib.train.recipe",
+}
+__all__ = [
+    "AttentionTransfer",
+    "Instead",
+    "Plan",
+    "Recipe",
+    "Seen",
+    "Unwalkable",
+    "Walk",
+    "attention_cross_entropy",
+    "create_student",
+    "create_vit",
+    "load_teacher",
+    "walk",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'atlib' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

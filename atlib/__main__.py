@@ -1,34 +1,21 @@
 """The command line: `python -m atlib train` trains by a recipe, `resume` goes on, `evaluate`, `pretrain` and
-`teacher` are about what it makes and takes; `experiments` lists the book's experiments, `experiment NAME`
-repeats one."""
+`teacher` are about what it makes and takes."""
 
 import argparse
 import sys
 import warnings
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-
-from atlib._util import memory_message, out_of_memory
-from atlib.data.decoding import CorruptImage
-from atlib.vit import WeightsUnavailable
-from atlib.walking import Unwalkable
 
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 # Where each command is, which is imported only when it is called, and its line of help.
 COMMANDS = {
-    "experiments": (
-        "atlib.lab.commands",
-        "list the experiments of the book: what they show, their cost, which records are committed",
-    ),
-    "experiment": ("atlib.lab.commands", "repeat an experiment of the book and write its records"),
     "train": (
         "atlib.run.commands",
         "train a student by a recipe, in a folder of its own; also under accelerate launch and torchrun",
     ),
-    "pretrain": (
-        "atlib.run.commands",
-        "make a teacher: retrieval on the built-in world, masked auto-encoding on any images",
-    ),
+    "pretrain": ("atlib.run.commands", "make a teacher: masked auto-encoding on any images"),
     "resume": ("atlib.run.commands", "go on with a run that was stopped, from its newest good checkpoint"),
     "evaluate": ("atlib.run.commands", "accuracy of what a run has made, on any data"),
     "teacher": ("atlib.run.commands", "what a teacher is, and what of it can be transferred"),
@@ -36,40 +23,63 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns 0, 2 after printing what was wrong with the request, 1 for a training that
-    failed, 75 for one that was stopped, 130 for one that was interrupted."""
+    """Run a command of `python -m atlib`; returns what `dispatch` does."""
+    return dispatch("atlib", __doc__, COMMANDS, arguments)
+
+
+def dispatch(
+    package: str, says: str, known: Mapping[str, tuple[str, str]], arguments: list[str] | None = None
+) -> int:
+    """Run the command of a package that the arguments (None: those of this process) ask for.
+
+    known: {command: (the module that has `add_arguments(parser, command)`, its line of help)}. Returns what
+    the command does, 2 after printing what was wrong with the request, 1 for a training that failed, 75 for
+    one that was stopped, 130 for one that was interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog="python -m atlib", description=__doc__)
+    program = f"python -m {package}"
+    parser = argparse.ArgumentParser(prog=program, description=says)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, (module, says) in COMMANDS.items():
+    for name, (module, help_line) in known.items():
         command = commands.add_parser(
-            name, help=says, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+            name, help=help_line, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if arguments[:1] == [name]:
             import_module(module).add_arguments(command, name)
-    given, given_too = parser.parse_known_args(arguments)
-    if given_too and not getattr(given, "takes_settings", False):
-        parser.error(f"unrecognized arguments: {' '.join(given_too)}")
-    given.settings = given_too
+    request, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(request, "takes_settings", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    request.settings = rest
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _as_sentence(warnings.showwarning)
-            return given.run(given)
-    except (ValueError, OSError, WeightsUnavailable, Unwalkable) as error:
-        print(f"python -m atlib: {error}{_hint(error)}", file=sys.stderr)
-        return 2
+            warnings.showwarning = _as_sentence(program, warnings.showwarning)
+            return request.run(request)
     except KeyboardInterrupt:
-        print("python -m atlib: interrupted", file=sys.stderr)
+        print(f"{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
+    except Exception as error:
+        code, text = _explained(error)
+        if text is None:
             raise
-        print(f"python -m atlib: {memory_message(error)}", file=sys.stderr)
-        return 1
+        print(f"{program}: {text}", file=sys.stderr)
+        return code
+
+
+def _explained(error: Exception) -> tuple[int, str | None]:
+    """How a command ends on an error, and what is said of it; None where it is a fault of ours."""
+    # imported here: `--help` needs none of it, and torch takes seconds
+    from atlib._util import memory_message, out_of_memory
+    from atlib.vit import WeightsUnavailable
+    from atlib.walking import Unwalkable
+
+    if isinstance(error, (ValueError, OSError, WeightsUnavailable, Unwalkable)):
+        return 2, f"{error}{_hint(error)}"
+    return 1, memory_message(error) if out_of_memory(error) else None
 
 
 def _hint(error: Exception) -> str:
     """How what an error names is set on the command line; nothing where it names no argument."""
+    from atlib.data.decoding import CorruptImage
+
     if isinstance(error, CorruptImage):
         return " (--on_corrupt skip leaves such images out; `python -m atlib resume DIR --on-corrupt skip`)"
     options = {
@@ -83,12 +93,13 @@ def _hint(error: Exception) -> str:
     return f" ({option})" if option else ""
 
 
-def _as_sentence(plain):
+def _as_sentence(program: str, plain):
     """What shows a warning: ours as a sentence, those of other packages as Python does it."""
+    ours = [Path(__file__).parent, Path(__file__).parents[1] / "atbook"]
 
     def show(message, category, filename, lineno, file=None, line=None):
-        if Path(filename).is_relative_to(Path(__file__).parent):
-            print(f"python -m atlib: {message}", file=sys.stderr)
+        if any(Path(filename).is_relative_to(folder) for folder in ours):
+            print(f"{program}: {message}", file=sys.stderr)
         else:
             plain(message, category, filename, lineno, file, line)
 

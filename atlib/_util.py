@@ -7,8 +7,6 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-import torch
-
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a command was stopped, and goes on when it is called again
 
 
@@ -61,6 +59,8 @@ def write_atomically(path: Path, content: bytes) -> Path:
 
 def out_of_memory(error: Exception) -> bool:
     """Whether memory has run out, on a GPU or (torch says so in a plain RuntimeError) on the CPU."""
+    import torch  # here, so that what needs no torch does not wait seconds for it
+
     return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(
         error
     )

@@ -17,24 +17,26 @@ FORBIDDEN = -1e9
 
 
 class Seen(NamedTuple):
-    """What one attention layer saw and used. q, k, v: (B, H, N, d); scale: the factor on q kᵀ, usually 1/√d.
+    """What one attention layer saw and used.
 
     q and k are what the map is really made of: those *after* q-norm and k-norm and *after* rotation by
     position (RoPE), where a ViT has them, and with shared keys and values (grouped queries) repeated for
-    every head. Where a whole map was put in (`Instead(map=...)`), q and k were never computed: they are None
-    and `given` is that map. At the layer where a walk stops (`stop_after`) nothing is mixed any more, so v
-    was never computed: it is None.
-
-    `bias`: (N, N), constant, added to the scores of every image and head: 0 where a query may look and
-    `FORBIDDEN` where it must not; None where it may look anywhere. A factor of a head's own (a learned
-    temperature) is part of q.
+    every head. A factor of a head's own (a learned temperature) is part of q.
     """
 
+    #: Queries, (B, H, N, d); None where a whole map was put in (`Instead(map=...)`), as they were never
+    #: computed.
     q: Tensor | None
+    #: Keys, as q.
     k: Tensor | None
+    #: Values, (B, H, N, d); None at the layer where a walk stops (`stop_after`), as nothing is mixed there.
     v: Tensor | None
+    #: The factor on q kᵀ, usually 1/√d.
     scale: float
+    #: The whole map that was put in, (B, H, N, N).
     given: Tensor | None = None
+    #: (N, N), constant, added to the scores of every image and head: 0 where a query may look and `FORBIDDEN`
+    #: where it must not; None where it may look anywhere.
     bias: Tensor | None = None
 
     @property
@@ -58,36 +60,39 @@ class Seen(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What of a layer's own map stays where another is put in: the rows of the tokens `queries`, and in every
-    other row the weights of the tokens `keys`, which take their share from what is put in
-    (`atlib.maps.keep_own`)."""
+    """What of a layer's own map stays where another is put in (`atlib.maps.keep_own`)."""
 
+    #: The tokens whose rows stay.
     queries: tuple[int, ...] = ()
+    #: The tokens that keep their weight in every other row, and take it from what is put in.
     keys: tuple[int, ...] = ()
 
 
 class Instead(NamedTuple):
-    """What a layer's attention shall use instead of its own: q, k, v (B, H, N, d), or a whole map (B, H, N,
-    N).
+    """What a layer's attention shall use instead of its own; None: its own.
 
-    With q and k both replaced the layer's own are not computed and `scale` is the factor that belongs to the
-    new ones (the layer's own where None; without both it is refused). `heads` lists the heads to replace, H
-    then being len(heads); None replaces all. `own` says which rows and columns of a replaced map stay the
-    layer's own, with their gradients. New q and k are taken as they are: where a layer rotates its own
-    (RoPE), new ones come rotated, as `Seen` has them.
-
-    What a layer forbids stays forbidden: its own `Seen.bias` is added to the scores of new q and k too, and a
-    new map loses those entries, rows renormalised. `bias` (N, N) comes on top, with q and k that belong to
-    it; among some heads only a map can have one.
+    New q and k are taken as they are: where a layer rotates its own (RoPE), new ones come rotated, as `Seen`
+    has them. With both replaced the layer's own are not computed. What a layer forbids stays forbidden: its
+    own `Seen.bias` is added to the scores of new q and k too, and a new map loses those entries, rows
+    renormalised.
     """
 
+    #: Queries, (B, H, N, d).
     q: Tensor | None = None
+    #: Keys, as q.
     k: Tensor | None = None
+    #: Values, as q.
     v: Tensor | None = None
+    #: A whole map, (B, H, N, N), in place of q and k.
     map: Tensor | None = None
+    #: The factor that belongs to new q and k; without both it is refused.
     scale: float | None = None
+    #: The heads to replace, H being their number; None for all.
     heads: Sequence[int] | None = None
+    #: Which rows and columns of a replaced map stay the layer's own, with their gradients.
     own: Own | None = None
+    #: (N, N), on top of what the layer forbids, with q and k that belong to it; among some heads only a map
+    #: can have one.
     bias: Tensor | None = None
 
 
@@ -294,9 +299,9 @@ def _check_instead(instead: Instead, B: int, H: int, N: int, d: int, layer: int)
     width = instead.q.shape[-1] if both else d
     expected = dict(q=(B, heads, N, width), k=(B, heads, N, width), v=(B, heads, N, d), map=(B, heads, N, N))
     for name, shape in expected.items():
-        given = getattr(instead, name)
-        if given is not None and tuple(given.shape) != shape:
+        new = getattr(instead, name)
+        if new is not None and tuple(new.shape) != shape:
             raise ValueError(
-                f"layer {layer}: {name} has shape {tuple(given.shape)}, this layer needs {shape} "
+                f"layer {layer}: {name} has shape {tuple(new.shape)}, this layer needs {shape} "
                 f"(batch, heads, tokens, {'tokens' if name == 'map' else 'head width'})"
             )

@@ -10,28 +10,29 @@ from atlib.student import differences
 
 
 class Pairing(NamedTuple):
-    """How a teacher's attention fits a student's. layers: (student's, teacher's) pairs.
+    """How a teacher's attention fits a student's."""
 
-    teacher_tokens, student_tokens: the tokens both have, None where that is all of them; teacher_grid,
-    student_grid: their patch grids; common_prefix: prefix tokens among the common ones; heads_differ,
-    widths_differ: whether their numbers of heads and the widths of these do; components: what the student has
-    in place of the teacher's native components, {name: (teacher's, student's)}.
-
-    own_keys: the student's tokens that the teacher lacks and that keep their share of every row; with them
-    maps have all of the student's tokens, else the common ones. queries: the tokens of these maps whose rows
-    are transferred, None for all of them.
-    """
-
+    #: (student's, teacher's) layers.
     layers: tuple[tuple[int, int], ...]
+    #: The teacher's tokens that both have, None where that is all of them.
     teacher_tokens: tuple[int, ...] | None
+    #: The same tokens in the student.
     student_tokens: tuple[int, ...] | None
+    #: Patches down and across.
     teacher_grid: tuple[int, int]
     student_grid: tuple[int, int]
+    #: How many of the common tokens are prefix tokens.
     common_prefix: int
+    #: Whether the two have different numbers of heads.
     heads_differ: bool
+    #: Whether their heads have different widths.
     widths_differ: bool
+    #: What the student has in place of the teacher's native components: {name: (teacher's, student's)}.
     components: dict[str, tuple]
+    #: The student's tokens that the teacher lacks and that keep their share of every row. With them maps have
+    #: all of the student's tokens, else the common ones.
     own_keys: tuple[int, ...] = ()
+    #: The tokens of these maps whose rows are transferred, None for all of them.
     queries: tuple[int, ...] | None = None
 
 
@@ -99,10 +100,10 @@ class Sizes(NamedTuple):
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
-    found = []
+    obstacles = []
 
     def refuse(name: str, of_both: tuple, remedy: str) -> None:
-        found.append(f"{name}: teacher {of_both[0]}, student {of_both[1]} ({remedy})")
+        obstacles.append(f"{name}: teacher {of_both[0]}, student {of_both[1]} ({remedy})")
 
     sizes, on_maps = (teacher, student), plan.what == "map"
     only_maps = "only maps can be transferred between them: what='map'"
@@ -132,7 +133,7 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
             remedy = f"or unequal_prefix='drop'{more}" if on_maps else only_maps
             if teacher.prefix == student.prefix:
                 kinds = "(class, distillation, registers: {})"
-                counts = tuple(f"{each.prefix} {kinds.format(each.prefix_kinds)}" for each in sizes)
+                counts = tuple(f"{one.prefix} {kinds.format(one.prefix_kinds)}" for one in sizes)
             refuse("prefix tokens", counts, f"same class_token=, reg_tokens=, distillation token, {remedy}")
         elif (
             plan.how == "copy"
@@ -148,7 +149,7 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
     if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
         remedy = "rows='class' transfers the class token's row: rows='patches', or class_token=True in both"
         refuse("class tokens", (teacher.prefix_kinds[0], student.prefix_kinds[0]), remedy)
-    return found
+    return obstacles
 
 
 def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:

@@ -36,17 +36,7 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
             raise ValueError(
                 f"pair {index}: the student's map is {maps[0]}, the teacher's {maps[1]} (B, H, N, N)"
             )
-        total = total + map_free_cross_entropy(
-            own.q,
-            own.k,
-            target.q.detach(),
-            target.k.detach(),
-            own.scale,
-            target.scale,
-            value,
-            own.bias,
-            target.bias,
-        )
+        total = total + map_free_cross_entropy(own, target, value)
     return total
 
 
@@ -84,7 +74,7 @@ def projection_mse(student: Sequence[Seen], teacher: Sequence[Seen], what: str) 
     """
     _check_pairs(student, teacher)
     return _summed_mse(
-        [getattr(each, what) for each in student], [getattr(each, what) for each in teacher], what
+        [getattr(seen, what) for seen in student], [getattr(seen, what) for seen in teacher], what
     )
 
 

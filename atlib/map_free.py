@@ -18,106 +18,77 @@ memory with a CUDA kernel of its own.
 import torch
 from torch import Tensor
 
-from atlib.attention import add_biases, fused
+from atlib.attention import Seen, fused
 
 # queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py shows the loss
 # alone)
 BLOCK = 64
 
 
-def map_free_cross_entropy(
-    q: Tensor,
-    k: Tensor,
-    q_t: Tensor,
-    k_t: Tensor,
-    scale: float,
-    scale_t: float,
-    value: bool = True,
-    bias: Tensor | None = None,
-    bias_t: Tensor | None = None,
-) -> Tensor:
+def map_free_cross_entropy(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
     """Mean over batch, heads and queries of the cross-entropy from the teacher's map to the student's: a
     scalar, in nats.
 
-    q, k: the student's, (B, H, N, d); q_t, k_t: the teacher's, (B, H, N, any width), constants. With
-    `value=False` the result is 0 and only its gradients are computed, which saves the log-sum-exp. `bias`:
-    (N, N), what the student must not look at (`Seen.bias`), is added to the scores of both, `bias_t` to the
-    teacher's. On a CUDA
+    `student` and `teacher`: what a layer of each saw, with q and k; their head widths may differ. The
+    teacher's are constants. What the student must not look at (`Seen.bias`) the teacher's map loses too. With
+    `value=False` the result is 0 and only its gradients are computed, which saves the log-sum-exp. On a CUDA
     device it runs through fused attention, elsewhere by blocks of queries, which needs fewer multiplications
     but no fast memory close by. Source: the loss is that of arXiv 2411.09702, section on Attention
     Distillation; the identity is this project's.
     """
     # no fused kernel knows float64
-    how = by_fused_attention if q.is_cuda and q.dtype != torch.float64 else by_blocks
-    return how(q, k, q_t, k_t, scale, scale_t, value, bias, bias_t)
+    on_fused = student.q.is_cuda and student.q.dtype != torch.float64
+    return (by_fused_attention if on_fused else by_blocks)(student, teacher, value)
 
 
-def by_blocks(
-    q: Tensor,
-    k: Tensor,
-    q_t: Tensor,
-    k_t: Tensor,
-    scale: float,
-    scale_t: float,
-    value: bool = True,
-    bias: Tensor | None = None,
-    bias_t: Tensor | None = None,
-) -> Tensor:
+def by_blocks(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
     """`map_free_cross_entropy` for `BLOCK` queries at a time: (B, H, BLOCK, N) is the largest tensor that
     comes and goes."""
+    q, k, _, scale, _, bias = student
     # inside the Function gradients are always off
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-    return _ByBlocks.apply(q, k, q_t, k_t, scale, scale_t, value, wanted, bias, add_biases(bias, bias_t))
+    return _ByBlocks.apply(q, k, scale, bias, teacher.without(bias), value, wanted)
 
 
-def by_fused_attention(
-    q: Tensor,
-    k: Tensor,
-    q_t: Tensor,
-    k_t: Tensor,
-    scale: float,
-    scale_t: float,
-    value: bool = True,
-    bias: Tensor | None = None,
-    bias_t: Tensor | None = None,
-) -> Tensor:
+def by_fused_attention(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
     """`map_free_cross_entropy` through `scaled_dot_product_attention` alone; the value by blocks, as only
     that needs rows of z. Where the bias is not 0, the teacher's map is, so it is missing in Σ_j p_t z."""
+    teacher = teacher.without(student.bias)
+    q, k, _, scale, _, bias = student
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     exact = torch.promote_types(q.dtype, torch.float32)
     q, k = _DifferentiableOnce.apply(q), _DifferentiableOnce.apply(k)
-    q_t, k_t = q_t.detach().to(k.dtype), k_t.detach().to(k.dtype)
+    q_t, k_t = teacher.q.detach().to(k.dtype), teacher.k.detach().to(k.dtype)
     # Σ_j p_s k_j, with a gradient to k as value, and Σ_j p_t k_j
     expected_own = fused(q.detach(), k.detach(), k, scale, bias=bias).to(exact)
-    expected_target = fused(q_t, k_t, k, scale_t, bias=add_biases(bias, bias_t)).to(exact)
+    expected_target = fused(q_t, k_t, k, teacher.scale, bias=teacher.bias).to(exact)
     same_gradient = scale / rows * (q.to(exact) * (expected_own - expected_target)).sum()
-    found = (
-        (_logsumexp_sum(q, k, scale, bias) - scale * (q.to(exact) * expected_target).sum()).detach() / rows
-        if value
-        else 0.0
-    )
-    return same_gradient - same_gradient.detach() + found  # the value of one, the gradient of the other
+    loss = 0.0
+    if value:
+        expected_score = scale * (q.to(exact) * expected_target).sum()
+        loss = (_logsumexp_sum(q, k, scale, bias) - expected_score).detach() / rows
+    return same_gradient - same_gradient.detach() + loss  # the value of one, the gradient of the other
 
 
 class _ByBlocks(torch.autograd.Function):
     """Gradients are made in the forward pass, while a block's maps exist: two (B, H, N, d) tensors wait for
-    the backward pass."""
+    the backward pass. q and k come apart from the rest, because autograd sees no tensor inside a `Seen`."""
 
     @staticmethod
-    def forward(ctx, q, k, q_t, k_t, scale, scale_t, value, wanted, bias, bias_t):
+    def forward(ctx, q, k, scale, bias, teacher, value, wanted):
         B, H, N, _ = q.shape
         # bf16 products would cost the softmax three digits
         exact = torch.promote_types(q.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
-            q_s, k_s, q_t, k_t = (each.to(exact).reshape(B * H, N, -1) for each in (q, k, q_t, k_t))
-            found = q_s.new_zeros(())
+            q_s, k_s, q_t, k_t = (x.to(exact).reshape(B * H, N, -1) for x in (q, k, teacher.q, teacher.k))
+            total = q_s.new_zeros(())
             grad_q, grad_k = (torch.empty_like(q_s), torch.zeros_like(k_s)) if wanted else (None, None)
             for start in range(0, N, BLOCK):
                 block = slice(start, start + BLOCK)
                 log_p_s = _scores(q_s, k_s, scale, bias, block).log_softmax(-1)  # (B·H, BLOCK, N)
-                p_t = _scores(q_t, k_t, scale_t, bias_t, block).softmax(-1)
+                p_t = _scores(q_t, k_t, teacher.scale, teacher.bias, block).softmax(-1)
                 if value:
-                    found = found - torch.dot(p_t.flatten(), log_p_s.flatten())
+                    total = total - torch.dot(p_t.flatten(), log_p_s.flatten())
                 if wanted:
                     difference = log_p_s.exp_().sub_(p_t)  # ∂/∂z; log_p_s is used up
                     grad_q[:, block] = torch.bmm(difference, k_s)
@@ -126,9 +97,9 @@ class _ByBlocks(torch.autograd.Function):
                 # applied last: this small number would leave few digits of an fp16 gradient
                 ctx.factor = scale / (B * H * N)
                 ctx.save_for_backward(
-                    *(each.view_as(like).to(like.dtype) for each, like in ((grad_q, q), (grad_k, k)))
+                    *(grad.view_as(like).to(like.dtype) for grad, like in ((grad_q, q), (grad_k, k)))
                 )
-        return found / (B * H * N)
+        return total / (B * H * N)
 
     @staticmethod
     def backward(ctx, above):
@@ -136,8 +107,8 @@ class _ByBlocks(torch.autograd.Function):
         # in float32 at least: an fp16 run scales its loss by more than fp16 can hold
         factor = above * ctx.factor
         return (
-            *((each.to(factor.dtype) * factor).to(each.dtype) for each in ctx.saved_tensors),
-            *(None,) * 8,
+            *((grad.to(factor.dtype) * factor).to(grad.dtype) for grad in ctx.saved_tensors),
+            *(None,) * 5,
         )
 
 

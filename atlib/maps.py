@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atlib._util import require_known
 
-AVERAGES = ("examples", "layers", "heads", "queries")
+AVERAGES = ("examples", "layers", "heads", "queries")  # of a plan: all but the first
 POOLINGS = ("max", "mean", "min")
 Grid = tuple[int, int]  # patches down, patches across
 
@@ -47,8 +47,7 @@ def average_over(maps: Sequence[Tensor], what: str) -> list[Tensor]:
     if what == "examples" and (alone := [index for index, map in enumerate(maps) if len(map) == 1]):
         raise ValueError(
             f'an average over "examples" needs at least two examples, the batch size of layer {alone[0]} is'
-            " 1: there is nothing to average, and the map would be the example's own. Use a larger batch,"
-            " also in evaluation"
+            " 1: there is nothing to average, and the map would be the example's own"
         )
     axis = {"examples": 0, "heads": 1, "queries": 2}[what]
     return [map.mean(axis, keepdim=True).expand_as(map) for map in maps]

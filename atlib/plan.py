@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 
 from atlib._util import require_known
-from atlib.maps import AVERAGES
 
 WHAT = ("map", "q", "k", "v")
 HOW = ("copy", "distill")
+AVERAGES = ("layers", "heads", "queries")
 UNEQUAL_HEADS = ("aggregate", "average", "learn")
 UNEQUAL_PREFIX = ("drop", "own")
 ROWS = ("class", "patches")
@@ -22,54 +22,61 @@ Heads = tuple[int, ...] | tuple[tuple[int, tuple[int, ...]], ...] | None
 class Plan:
     """What goes from teacher to student, and how; checked when it is built.
 
-    `what`: "map", softmax(q kᵀ/√d), or "q", "k", "v" alone. `how`: "copy" (the student uses the teacher's in
-    place of its own and computes the rest itself) or "distill" (the student makes its own; a loss pulls it to
-    the teacher's: cross-entropy for maps, mean squared error for q, k, v).
+    Where the two differ, a pair is refused unless the plan says what to do: `unequal_heads`, `unequal_grid`,
+    `unequal_prefix`, `mismatched`. Raises `ValueError` for an unknown choice, for choices that exclude each
+    other, and for indices that are not distinct integers from 0 on.
 
-    `layers`: indices from 0, None for all, or a mapping {student's layer: teacher's layer} where the depths
-    differ. `heads`: indices from 0 for all these layers, None for all, or a mapping {student's layer:
-    indices}, with all heads in transferred layers that it does not name; the other layers and heads are the
-    student's own. `average`: the teacher's maps are averaged over "examples" (of a batch), "layers", "heads"
-    or "queries" before they are transferred (arXiv 2411.09702, appendix). `rows`: only those of the "class"
-    token, or only those of the "patches", None for all; the other rows are the student's own, and a
-    distilled loss is the mean over the rows that take part.
-
-    What to do where the two differ; each is refused when it is not asked for. `unequal_heads`: "aggregate"
-    (softmax of the summed log-maps over T = 10, AttnDistill, arXiv 2210.00944), "average", or, to distill,
-    "learn" (a matrix M of each layer under MSE(p_t, M p_s): a variant of this project's own. The
-    published one, distilled MAE of arXiv 2205.14443, is a squared error of attention *logits*, before the
-    softmax, in the last layer alone, with weight 1 and during pre-training: `atlib.train.distilled_mae`).
-    `unequal_grid`: "resample" the teacher's maps to the student's patches. `unequal_prefix`: "drop" registers
-    and distillation token and renormalise the rows, or let a student's tokens that the teacher lacks have
-    their "own": a query's map is then (1 - s) · the teacher's row, with s to the student's own tokens as its
-    own map gives it, and the rows of these tokens are the student's. To distill, that is "drop" with every
-    row weighted by 1 - s, and a constant. `mismatched=True`: accept other components than the
-    teacher's (see `atlib.student`, and arXiv 2605.07191 for why they matter).
-
-    `share_drop_path`: in training, teacher and student drop the same samples' branches, as the published
-    implementation does; with False, with layers paired with others, or in ViTs of different depth, the
-    teacher drops nothing. Without stochastic depth in the student the two are the same.
-
-    Raises `ValueError` for an unknown choice, for choices that exclude each other, and for indices that are
-    not distinct integers from 0 on. Source: arXiv 2411.09702, sections on Attention Copy and Attention
-    Distillation, ablations of Q, K, V, layers and heads.
+    Source: arXiv 2411.09702, sections on Attention Copy and Attention Distillation, ablations of Q, K, V,
+    layers and heads.
     """
 
+    #: "map", softmax(q kᵀ/√d), or "q", "k", "v" alone.
     what: str = "map"
+    #: "copy" (the student uses the teacher's in place of its own and computes the rest itself) or "distill"
+    #: (the student makes its own; a loss pulls it to the teacher's: cross-entropy for maps, mean squared
+    #: error for q, k, v).
     how: str = "copy"
+    #: Indices from 0, None for all, or a mapping {student's layer: teacher's layer} where the depths differ.
+    #: The other layers are the student's own.
     layers: Iterable[int] | Mapping[int, int] | None = None
+    #: Indices from 0 for all transferred layers, None for all, or a mapping {student's layer: indices}, with
+    #: all heads in transferred layers that it does not name. The other heads are the student's own.
     heads: Iterable[int] | Mapping[int, Iterable[int]] | None = None
+    #: Average an image's maps over "layers", "heads" or "queries" before they are transferred (arXiv
+    #: 2411.09702, appendix; its average over examples is `atlib.methods.mean_maps.MeanMapCopy`).
     average: str | None = None
+    #: Where the two have different numbers of heads: "aggregate" (softmax of the summed log-maps over T = 10,
+    #: AttnDistill, arXiv 2210.00944), "average", or, to distill, "learn" (a matrix M of each layer under
+    #: MSE(p_t, M p_s): a variant of this project's own. The published one, distilled MAE of arXiv 2205.14443,
+    #: is a squared error of attention *logits*, before the softmax, in the last layer alone, with weight 1
+    #: and during pre-training: `atlib.train.distilled_mae`).
     unequal_heads: str | None = None
+    #: Where their patch grids differ: "resample" the teacher's maps to the student's patches.
     unequal_grid: str | None = None
+    #: Where their prefix tokens differ: "drop" registers and distillation token and renormalise the rows, or
+    #: let a student's tokens that the teacher lacks have their "own": a query's map is then (1 - s) · the
+    #: teacher's row, with s to the student's own tokens as its own map gives it, and the rows of these tokens
+    #: are the student's. To distill, that is "drop" with every row weighted by 1 - s, and a constant.
     unequal_prefix: str | None = None
+    #: Accept other components than the teacher's (see `atlib.student`, and arXiv 2605.07191 for why they
+    #: matter).
     mismatched: bool = False
+    #: In training, teacher and student drop the same samples' branches, as the published implementation does;
+    #: with False, with layers paired with others, or in ViTs of different depth, the teacher drops nothing.
+    #: Without stochastic depth in the student the two are the same.
     share_drop_path: bool = True
+    #: Which rows of the maps: the "class" token's alone, or the "patches" alone; None for all. The other rows
+    #: are the student's own, and a distilled loss is the mean over the rows that take part.
     rows: str | None = None
 
     def __post_init__(self):
         require_known("what", self.what, WHAT)
         require_known("how", self.how, HOW)
+        if self.average == "examples":
+            raise ValueError(
+                "average='examples': what a plan makes of an image does not depend on the rest of its batch;"
+                " atlib.methods.mean_maps.MeanMapCopy copies the mean map of images that you name"
+            )
         for name, known in (
             ("average", AVERAGES),
             ("rows", ROWS),
@@ -154,22 +161,22 @@ class Plan:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def _pairs_as_mapping(given):
+def _pairs_as_mapping(choice):
     """The normal form of a mapping is a tuple of pairs, which JSON turns into a list of lists: take both back
     to a mapping."""
-    if not isinstance(given, list | tuple) or not given:
-        return given
+    if not isinstance(choice, list | tuple) or not choice:
+        return choice
     is_pairs = all(
-        isinstance(each, list | tuple) and len(each) == 2 and isinstance(each[0], Integral) for each in given
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], Integral) for pair in choice
     )
-    return dict(given) if is_pairs else given
+    return dict(choice) if is_pairs else choice
 
 
-def _indices(name: str, given: Iterable[int], more: str) -> tuple[int, ...]:
-    if not isinstance(given, Iterable):
-        raise ValueError(f"{name}={given!r}: give several, such as range(9), or a list of one, [{given!r}]")
+def _indices(name: str, choice: Iterable[int], more: str) -> tuple[int, ...]:
+    if not isinstance(choice, Iterable):
+        raise ValueError(f"{name}={choice!r}: give several, such as range(9), or a list of one, [{choice!r}]")
     # NumPy's integers are welcome
-    indices = tuple(int(i) if isinstance(i, Integral) and not isinstance(i, bool) else i for i in given)
+    indices = tuple(int(i) if isinstance(i, Integral) and not isinstance(i, bool) else i for i in choice)
     wrong = [i for i in indices if type(i) is not int or i < 0]
     if wrong:
         raise ValueError(f"{name} are integers from 0 on, got {wrong}; {more}")
@@ -180,23 +187,23 @@ def _indices(name: str, given: Iterable[int], more: str) -> tuple[int, ...]:
     return tuple(sorted(indices))
 
 
-def _normal_layers(given) -> Layers:
+def _normal_layers(choice) -> Layers:
     more = "the last n of a depth-12 ViT are range(12 - n, 12)"
-    given = _pairs_as_mapping(given)
-    if given is None:
+    choice = _pairs_as_mapping(choice)
+    if choice is None:
         return None
-    if isinstance(given, Mapping):
-        of_student = _indices("layers", given, more)
-        return tuple((student, *_indices("layers", [given[student]], more)) for student in of_student)
-    return _indices("layers", given, more)
+    if isinstance(choice, Mapping):
+        of_student = _indices("layers", choice, more)
+        return tuple((student, *_indices("layers", [choice[student]], more)) for student in of_student)
+    return _indices("layers", choice, more)
 
 
-def _normal_heads(given) -> Heads:
+def _normal_heads(choice) -> Heads:
     more = "the first n are range(n)"
-    given = _pairs_as_mapping(given)
-    if given is None:
+    choice = _pairs_as_mapping(choice)
+    if choice is None:
         return None
-    if isinstance(given, Mapping):
-        layers = _indices("heads' layers", given, "heads={0: range(2)} means two heads of the first layer")
-        return tuple((layer, _indices(f"heads of layer {layer}", given[layer], more)) for layer in layers)
-    return _indices("heads", given, more)
+    if isinstance(choice, Mapping):
+        layers = _indices("heads' layers", choice, "heads={0: range(2)} means two heads of the first layer")
+        return tuple((layer, _indices(f"heads of layer {layer}", choice[layer], more)) for layer in layers)
+    return _indices("heads", choice, more)

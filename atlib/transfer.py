@@ -2,8 +2,9 @@
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from timm.models.eva import Eva
@@ -11,9 +12,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.attention import MaskedAttention, Own, forbid
-from atlib.compatibility import pair_up
+from atlib.compatibility import Pairing, pair_up
 from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
 from atlib.maps import average_over, join_heads, keep_own, mean_heads, place_tokens, resample
+from atlib.pair import Pair
 from atlib.plan import Plan
 from atlib.walking import DropPathMasks, Instead, Seen, Walk, check_walkable, sample_drop_path, walk
 
@@ -21,32 +23,15 @@ TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944
 
 
 class Transferred(NamedTuple):
-    """What the pair computes. `logits`: (B, classes), the student's; `transfer_loss`: scalar, unweighted, 0
-    for Copy."""
+    """What the pair computes."""
 
+    #: The student's, (B, classes).
     logits: Tensor
+    #: A scalar, unweighted; 0 for Copy.
     transfer_loss: Tensor
 
 
-@runtime_checkable
-class Pair(Protocol):
-    """A student with what it learns from: `AttentionTransfer`, and the methods that it is compared with.
-
-    needs_teacher: whether the student works at inference only together with what taught it.
-    """
-
-    student: nn.Module
-
-    @property
-    def needs_teacher(self) -> bool: ...
-
-
-def student_of(model: nn.Module) -> nn.Module:
-    """What is trained to classify: the student of a pair; any other model is its own."""
-    return model.student if isinstance(model, Pair) else model
-
-
-class AttentionTransfer(nn.Module):
+class AttentionTransfer(Pair):
     """A student that learns everything from scratch except what `plan` takes from the teacher.
 
     Only the student is part of the module (with a learned head mapping, where the plan asks for one):
@@ -57,65 +42,32 @@ class AttentionTransfer(nn.Module):
     run: whoever passed the teacher in still has all of it, and lets go of the rest by letting go of the
     teacher.
 
-    `path` says what happens to maps: "map-free" (none is ever stored) or "dense" (averaged, resampled or
-    learned maps, maps of which some rows or columns are the student's own, and some copied heads among
-    narrower or wider ones, are written out). `mismatched` names the
-    teacher's native components that the student lacks, {name: (teacher's, student's)}.
-
     Raises `ValueError` when the two cannot be paired, naming all that differs, and `Unwalkable` for models
     `walk` refuses.
     """
 
     def __init__(self, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva, plan: Plan):
-        super().__init__()
         check_walkable(teacher)
         check_walkable(student)
+        pairing = pair_up(teacher, student, plan)
+        super().__init__(student, teacher)
         self.plan = plan
-        self.pairing = pair_up(teacher, student, plan)
-        self.layers = tuple(of_student for of_student, _ in self.pairing.layers)
-        self.student = student
-        one_to_one = all(of_student == of_teacher for of_student, of_teacher in self.pairing.layers)
+        self.pairing = pairing
+        self.layers = tuple(of_student for of_student, _ in pairing.layers)
+        one_to_one = all(of_student == of_teacher for of_student, of_teacher in pairing.layers)
         self._same_masks = one_to_one and len(teacher.blocks) == len(student.blocks)
-        teacher.eval().requires_grad_(False)
         if not self.needs_teacher:  # a teacher that is needed later is saved too, and must be whole
-            teacher = _first_blocks(teacher, 1 + max(of_teacher for _, of_teacher in self.pairing.layers))
-        # A tuple keeps the teacher out of nn.Module's registration: it is an input of the method, not a part
-        # of the student.
-        self._teacher = (teacher,)
-        # Heads of another width cannot stand among the student's own as q and k, only as maps.
-        mixes_widths = (
-            plan.what == "map"
-            and plan.how == "copy"
-            and plan.heads is not None
-            and self.pairing.widths_differ
-        )
-        # Nor can some heads look where others must not, but as maps.
-        mixes_masks = (
-            plan.what == "map"
-            and plan.how == "copy"
-            and plan.heads is not None
-            and any(isinstance(block.attn, MaskedAttention) for block in teacher.blocks)
-        )
-        writes_maps = (
-            plan.average is not None
-            or mixes_widths
-            or self._own is not None
-            or mixes_masks
-            or self._heads_by("average")
-            or self._heads_by("learn")
-        )
-        self.path = (
-            "dense" if writes_maps or self.pairing.teacher_grid != self.pairing.student_grid else "map-free"
-        )
-        self.head_mapping = None
-        if self._heads_by("learn"):  # M of each layer starts as the mean over the student's heads
-            shape = teacher.blocks[0].attn.num_heads, student.blocks[0].attn.num_heads
-            self.head_mapping = nn.ParameterList(torch.full(shape, 1 / shape[1]) for _ in self.layers)
+            last = max(of_teacher for _, of_teacher in pairing.layers)
+            self._teachers = (_first_blocks(teacher, 1 + last),)
+        self._form = _form_of(plan, pairing, teacher, student)
+        self.head_mapping = self._form.head_mapping  # registered here: the form is no module
 
     @property
-    def teacher(self) -> VisionTransformer | Eva:
-        """The frozen teacher; for Distill without its blocks after the last transferred layer."""
-        return self._teacher[0]
+    def path(self) -> str:
+        """What happens to maps: "map-free" (none is ever stored) or "dense" (averaged, resampled or learned
+        maps, maps of which some rows or columns are the student's own, and some copied heads among narrower
+        or wider ones, are written out)."""
+        return self._form.path
 
     @property
     def needs_teacher(self) -> bool:
@@ -142,11 +94,11 @@ class AttentionTransfer(nn.Module):
         masks = self._masks(images)
         target = _one_by_one(self.teacher_layers(teacher_images, masks))
         seen = self._walked(images, target, masks)
-        if self.plan.how == "copy":
+        if self.needs_teacher:
             return seen, seen.logits.new_zeros(())
         tokens = None if self.pairing.own_keys else self.pairing.student_tokens
         own = [_on_tokens(seen.layers[layer], tokens) for layer in self.layers]
-        return seen, self._distilled(own, target)
+        return seen, self._form.loss(own, target)
 
     def walk(self, images: Tensor) -> Walk:
         """What happens inside the student for images, or pairs of them: the walk that `forward` takes its
@@ -166,13 +118,8 @@ class AttentionTransfer(nn.Module):
 
     def _walked(self, images: Tensor, target: Iterable[Seen], masks: list[DropPathMasks] | None) -> Walk:
         """The student's walk, with what the teacher saw in place of its own where the plan copies."""
-        return walk(
-            self.student,
-            images,
-            replace=self._copied(target) if self.needs_teacher else None,
-            drop_path=masks,
-            checked=True,
-        )
+        replace = dict(zip(self.layers, self._form.instead(target))) if self.needs_teacher else None
+        return walk(self.student, images, replace=replace, drop_path=masks, checked=True)
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
         """What the teacher's transferred layers saw on these images, on the tokens that both have, as
@@ -182,126 +129,216 @@ class AttentionTransfer(nn.Module):
         """
         self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
         layers = [of_teacher for _, of_teacher in self.pairing.layers]
-        needed = "qk" if self.plan.what == "map" else self.plan.what
         shared = drop_path[: len(self.teacher.blocks)] if drop_path and self._same_masks else None
         with without_history():
             seen = walk(
                 self.teacher,
                 images,
                 stop_after=max(layers),
-                values=needed == "v",
+                values="v" in self._form.parts,
                 drop_path=shared,
                 checked=True,
             ).layers
-        # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection,
-        # which memory needs.
-        kept = [
-            Seen(
-                *(getattr(seen[i], name).clone() if name in needed else None for name in "qkv"),
-                seen[i].scale,
-                bias=seen[i].bias.clone() if self.plan.what == "map" and seen[i].bias is not None else None,
-            )
-            for i in layers
-        ]
-        return [_on_tokens(each, self.pairing.teacher_tokens) for each in kept]
+        kept = [_constant(seen[layer], self._form.parts) for layer in layers]
+        return [_on_tokens(layer, self.pairing.teacher_tokens) for layer in kept]
 
     def teacher_maps(self, target: Iterable[Seen]) -> list[Tensor]:
-        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: on the student's patch grid,
-        averaged, with zeros for tokens that only the student has."""
-        maps = [
-            resample(
-                seen.map, self.pairing.teacher_grid, self.pairing.student_grid, self.pairing.common_prefix
-            )
-            for seen in target
-        ]
-        if self.plan.average is not None:
-            maps = average_over(maps, self.plan.average)
-        if self.pairing.own_keys:
-            maps = [place_tokens(p, self.pairing.student_tokens, self._tokens) for p in maps]
-        return [mean_heads(p) for p in maps] if self._heads_by("average") else maps
+        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: heads merged, on the
+        student's patch grid, averaged, with zeros for tokens that only the student has. Raises `ValueError`
+        where the plan transfers q, k or v alone."""
+        if not isinstance(self._form, _MapFree):
+            raise ValueError(f"this plan transfers {self.plan.what!r}, and no maps: use what='map'")
+        return self._form.maps(target)
 
-    @property
-    def _tokens(self) -> int:
-        """How many tokens the transferred maps have."""
-        down, across = self.pairing.student_grid
-        return self.pairing.common_prefix + len(self.pairing.own_keys) + down * across
 
-    @property
-    def _own(self) -> Own | None:
-        """What of a transferred map is the student's own; None for nothing."""
-        pairing = self.pairing
-        if pairing.queries is None:
-            return None
-        own_queries = set(range(self._tokens)) - set(pairing.queries)
-        return Own(tuple(sorted(own_queries)), pairing.own_keys)
+class _Form(ABC):
+    """The form in which what the teacher saw reaches the student: one class each, chosen once for a pair, by
+    `_form_of`."""
 
-    def _heads_by(self, remedy: str) -> bool:
-        """Whether heads differ in number and the plan answers with this remedy."""
-        return self.pairing.heads_differ and self.plan.unequal_heads == remedy
+    path = "map-free"  # or "dense", where maps are written out
+    parts = "qk"  # what is kept of a teacher's layer
+    head_mapping: nn.ParameterList | None = None  # what is learned beside the student
 
-    def _aggregated(self, seen: Seen) -> Seen:
+    def __init__(self, plan: Plan, pairing: Pairing, teacher_heads: int, student_heads: int):
+        self.student_heads = student_heads
+        # the transferred heads of each transferred layer, None for all
+        self.heads = [plan.heads_of(layer, student_heads) for layer, _ in pairing.layers]
+
+    @abstractmethod
+    def instead(self, target: Iterable[Seen]) -> list[Instead]:
+        """What each of the student's layers uses instead of its own: Copy."""
+
+    @abstractmethod
+    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
+        """The unweighted transfer loss between the student's layers and the teacher's, which are asked for
+        one at a time: Distill."""
+
+    def _spread(self, x: Tensor, heads: Sequence[int] | None) -> Tensor:
+        """What goes to the student's heads: a single head to all of them, otherwise the chosen ones (all for
+        None)."""
+        x = x.expand(-1, self.student_heads, -1, -1) if x.shape[1] == 1 else x
+        return x if heads is None else x[:, heads]
+
+
+class _OnePart(_Form):
+    """q, k or v alone."""
+
+    def __init__(self, plan: Plan, pairing: Pairing, teacher_heads: int, student_heads: int):
+        super().__init__(plan, pairing, teacher_heads, student_heads)
+        self.parts = plan.what
+
+    def instead(self, target: Iterable[Seen]) -> list[Instead]:
+        spread = [self._spread(getattr(seen, self.parts), heads) for seen, heads in zip(target, self.heads)]
+        return [Instead(**{self.parts: part}, heads=heads) for part, heads in zip(spread, self.heads)]
+
+    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
+        return sum(
+            projection_mse([_select(mine, heads)], [_select(theirs, heads)], self.parts)
+            for mine, theirs, heads in zip(own, target, self.heads)
+        )
+
+
+class _MapFree(_Form):
+    """Maps as the q and k they are made of; none is ever written out."""
+
+    def __init__(self, plan: Plan, pairing: Pairing, teacher_heads: int, student_heads: int):
+        super().__init__(plan, pairing, teacher_heads, student_heads)
+        self.merges_heads = pairing.heads_differ and plan.unequal_heads == "aggregate"
+
+    def instead(self, target: Iterable[Seen]) -> list[Instead]:
+        return [self._instead(self._merged(seen), heads) for seen, heads in zip(target, self.heads)]
+
+    def _instead(self, seen: Seen, heads: Sequence[int] | None) -> Instead:
+        q, k = self._spread(seen.q, heads), self._spread(seen.k, heads)
+        return Instead(q, k, scale=seen.scale, heads=heads, bias=seen.bias)
+
+    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
+        # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go.
+        return sum(
+            attention_cross_entropy([self._chosen(mine, heads)], [self._chosen(theirs, heads)])
+            for mine, theirs, heads in zip(own, target, self.heads)
+        )
+
+    def maps(self, target: Iterable[Seen]) -> list[Tensor]:
+        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer."""
+        return [self._merged(seen).map for seen in target]
+
+    def _merged(self, seen: Seen) -> Seen:
         """A layer with its heads merged into one where the plan asks for it; as q and k, so that no map is
         needed."""
-        if not self._heads_by("aggregate"):
+        if not self.merges_heads:
             return seen
-        q, k = join_heads(seen.q), join_heads(seen.k)
-        return Seen(q, k, None, seen.scale / TEMPERATURE, bias=seen.bias)
+        return Seen(join_heads(seen.q), join_heads(seen.k), None, seen.scale / TEMPERATURE, bias=seen.bias)
 
-    def _copied(self, target: Iterable[Seen]) -> dict[int, Instead]:
-        """What each of the student's layers uses instead of its own; one merged head serves all of the
-        student's."""
-        target = [self._aggregated(seen) for seen in target]
-        H = self.student.blocks[0].attn.num_heads
-        maps = self.teacher_maps(target) if self.path == "dense" else [None] * len(target)
-        replace = {}
-        for layer, seen, p in zip(self.layers, target, maps):
-            heads = self.plan.heads_of(layer, H)
-            q, k, v, p = (
-                _spread(x, H, heads)
-                for x in ((seen.q, seen.k, seen.v, None) if p is None else (None, None, None, p))
-            )
-            scale = None if q is None or k is None else seen.scale
-            bias = seen.bias if p is None else None
-            replace[layer] = Instead(q, k, v, p, scale, heads, self._own, bias)
-        return replace
+    def _chosen(self, seen: Seen, heads: Sequence[int] | None) -> Seen:
+        return _select(self._merged(seen), heads)
 
-    def _distilled(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
-        """The unweighted transfer loss between the student's layers and the teacher's, which are asked for
-        one at a time."""
-        H = self.student.blocks[0].attn.num_heads
-        heads = [self.plan.heads_of(layer, H) for layer in self.layers]
-        own = [_select(self._aggregated(seen), chosen) for seen, chosen in zip(own, heads)]
-        target = (self._aggregated(seen) for seen in target)
-        if self.path == "dense":  # before heads are chosen: an average is over all of them
-            maps = self.teacher_maps(target)
-            return self._distilled_maps(
-                own, [p if chosen is None else p[:, chosen] for p, chosen in zip(maps, heads)]
-            )
-        target = (_select(seen, chosen) for seen, chosen in zip(target, heads))
-        if self.plan.what != "map":
-            return sum(projection_mse([mine], [theirs], self.plan.what) for mine, theirs in zip(own, target))
-        # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go.
-        return sum(attention_cross_entropy([mine], [theirs]) for mine, theirs in zip(own, target))
 
-    def _distilled_maps(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Tensor:
-        """The loss where the teacher's maps are written out; what the student's layers forbid goes."""
-        maps = [forbid(p, seen.bias) for p, seen in zip(maps, own)]
-        if self.head_mapping is not None:
-            mapped = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
-            return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mapped, maps))
-        log_maps = [seen.scores.log_softmax(-1) for seen in own]
-        if self._own is not None:
-            maps = [keep_own(p, log_p.detach().exp(), *self._own) for p, log_p in zip(maps, log_maps)]
-            rows = list(self.pairing.queries)
-            log_maps, maps = ([each[:, :, rows] for each in both] for both in (log_maps, maps))
-        if self._heads_by("average"):  # the log of the mean over heads, where a single p may underflow
-            log_maps = [log_p.logsumexp(1, keepdim=True) - math.log(log_p.shape[1]) for log_p in log_maps]
+class _WrittenOut(_MapFree):
+    """Maps that are no longer the attention of some q and k: averaged or resampled ones, and those of which
+    parts are the student's own."""
+
+    path = "dense"
+
+    def __init__(self, plan: Plan, pairing: Pairing, teacher_heads: int, student_heads: int):
+        super().__init__(plan, pairing, teacher_heads, student_heads)
+        self.average = plan.average
+        self.grids = pairing.teacher_grid, pairing.student_grid
+        self.common_prefix = pairing.common_prefix
+        down, across = pairing.student_grid
+        # how many tokens the transferred maps have, and which of them the teacher's map is about
+        self.tokens = pairing.common_prefix + len(pairing.own_keys) + down * across
+        self.placed = pairing.student_tokens if pairing.own_keys else None
+        # which rows are transferred, None for all; and what of a transferred map is the student's own
+        self.rows = None if pairing.queries is None else list(pairing.queries)
+        self.own = None
+        if self.rows is not None:
+            self.own = Own(tuple(sorted({*range(self.tokens)} - {*self.rows})), pairing.own_keys)
+
+    def instead(self, target: Iterable[Seen]) -> list[Instead]:
+        return [
+            Instead(map=self._spread(p, heads), heads=heads, own=self.own)
+            for p, heads in zip(self.maps(target), self.heads)
+        ]
+
+    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
+        own = [self._chosen(seen, heads) for seen, heads in zip(own, self.heads)]
+        maps = zip(self.maps(target), self.heads, own)  # heads are chosen last: an average is over all
+        # what the student's layers forbid goes
+        return self._difference(
+            own, [forbid(p if heads is None else p[:, heads], seen.bias) for p, heads, seen in maps]
+        )
+
+    def _difference(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Tensor:
+        """The loss between the student's layers and the maps that they should have."""
+        log_maps = self._log_maps(own)
+        if self.own is not None:
+            maps = [keep_own(p, log_p.detach().exp(), *self.own) for p, log_p in zip(maps, log_maps)]
+            log_maps, maps = ([p[:, :, self.rows] for p in both] for both in (log_maps, maps))
         return sum(map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
 
-    def _apply(self, fn, recurse=True):
-        # .to(device), .double(), .cuda() reach the teacher although it is not registered
-        self.teacher._apply(fn, recurse)
-        return super()._apply(fn, recurse)
+    def _log_maps(self, own: Sequence[Seen]) -> list[Tensor]:
+        return [seen.scores.log_softmax(-1) for seen in own]
+
+    def maps(self, target: Iterable[Seen]) -> list[Tensor]:
+        maps = [resample(self._merged(seen).map, *self.grids, self.common_prefix) for seen in target]
+        if self.average is not None:
+            maps = average_over(maps, self.average)
+        if self.placed is not None:
+            maps = [place_tokens(p, self.placed, self.tokens) for p in maps]
+        return maps
+
+
+class _MeanOfHeads(_WrittenOut):
+    """The mean over the heads of maps, for unequal numbers of them."""
+
+    def maps(self, target: Iterable[Seen]) -> list[Tensor]:
+        return [mean_heads(p) for p in super().maps(target)]
+
+    def _log_maps(self, own: Sequence[Seen]) -> list[Tensor]:
+        # the log of the mean, where a single p may underflow
+        log_maps = super()._log_maps(own)
+        return [log_p.logsumexp(1, keepdim=True) - math.log(log_p.shape[1]) for log_p in log_maps]
+
+
+class _LearnedHeads(_WrittenOut):
+    """Every head of the teacher as a learned mixture of the student's, M of each layer: Distill alone."""
+
+    def __init__(self, plan: Plan, pairing: Pairing, teacher_heads: int, student_heads: int):
+        super().__init__(plan, pairing, teacher_heads, student_heads)
+        mean = torch.full((teacher_heads, student_heads), 1 / student_heads)  # over heads: where M starts
+        self.head_mapping = nn.ParameterList(mean.clone() for _ in pairing.layers)
+
+    def _difference(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Tensor:
+        mixed = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
+        return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mixed, maps))
+
+
+def _form_of(
+    plan: Plan, pairing: Pairing, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva
+) -> _Form:
+    """The form that a plan's transfer takes between two ViTs."""
+    some_heads = plan.how == "copy" and plan.heads is not None
+    masked = any(isinstance(block.attn, MaskedAttention) for block in teacher.blocks)
+    if plan.what != "map":
+        form = _OnePart
+    elif pairing.heads_differ and plan.unequal_heads == "learn":
+        form = _LearnedHeads
+    elif pairing.heads_differ and plan.unequal_heads == "average":
+        form = _MeanOfHeads
+    elif (
+        plan.average is not None
+        or pairing.queries is not None
+        or pairing.teacher_grid != pairing.student_grid
+        # Heads of another width cannot stand among the student's own as q and k, only as maps; nor can some
+        # heads look where others must not, but as maps.
+        or some_heads
+        and (pairing.widths_differ or masked)
+    ):
+        form = _WrittenOut
+    else:
+        form = _MapFree
+    return form(plan, pairing, *(vit.blocks[0].attn.num_heads for vit in (teacher, student)))
 
 
 def without_history():
@@ -334,6 +371,15 @@ def _one_by_one(layers: list[Seen]) -> Iterator[Seen]:
         yield waiting.pop()
 
 
+def _constant(seen: Seen, parts: str) -> Seen:
+    """Some parts of what a teacher's layer saw; of q and k with the bias on their scores."""
+    # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection,
+    # which memory needs.
+    q, k, v = (getattr(seen, name).clone() if name in parts else None for name in "qkv")
+    has_bias = parts == "qk" and seen.bias is not None
+    return Seen(q, k, v, seen.scale, bias=seen.bias.clone() if has_bias else None)
+
+
 def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
     """What a layer saw among some tokens only; softmax over fewer keys is the map with its rows
     renormalised."""
@@ -350,12 +396,3 @@ def _select(seen: Seen, heads: Sequence[int] | None) -> Seen:
     if heads is None:
         return seen
     return seen._replace(**{name: x[:, heads] for name in "qkv" if (x := getattr(seen, name)) is not None})
-
-
-def _spread(x: Tensor | None, H: int, heads: Sequence[int] | None) -> Tensor | None:
-    """What goes to the student's heads: a single head to all H of them, otherwise the chosen ones (all for
-    None)."""
-    if x is None:
-        return None
-    x = x.expand(-1, H, -1, -1) if x.shape[1] == 1 else x
-    return x if heads is None else x[:, heads]

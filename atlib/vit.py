@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 PRESETS: dict[str, dict] = {
     # 16 patches + class token. The pilot of the built-in world; 0.2 M parameters, trains on a laptop.
     "glyphs": dict(img_size=32, patch_size=8, embed_dim=64, depth=4, num_heads=4, num_classes=8),
-    # 64 patches + class token. For scenes (`atlib.data.scenes`) on a laptop; 0.2 M parameters.
+    # 64 patches + class token. For scenes (`atbook.worlds.scenes`) on a laptop; 0.2 M parameters.
     "scenes": dict(img_size=64, patch_size=8, embed_dim=64, depth=4, num_heads=4, num_classes=8),
     # 64 patches + class token. For CIFAR-10 on a CPU; 0.5 M parameters.
     "cifar-small": dict(img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=4, num_classes=10),

@@ -21,13 +21,15 @@ from atlib.attention import Instead, MaskedAttention, Seen, attend, see
 
 
 class Walk(NamedTuple):
-    """The outcome of a walk. `logits`: (B, classes), None after `stop_after` or without `head`; `layers`: one
-    `Seen` per layer walked; `tokens`: the residual stream where the walk ended, (B, N, D), before the final
-    norm; `stream`: the residual stream after every block that was run, each (B, N, D)."""
+    """The outcome of a walk."""
 
+    #: (B, classes); None after `stop_after` or without `head`.
     logits: Tensor | None
+    #: What each layer that was walked saw.
     layers: tuple[Seen, ...]
+    #: The residual stream where the walk ended, (B, N, D), before the final norm.
     tokens: Tensor
+    #: The residual stream after every block that was run, (B, N, D) each.
     stream: tuple[Tensor, ...]
 
 
@@ -65,10 +67,10 @@ def walk(
     """
     if not (checked and _still_walkable(vit)):
         check_walkable(vit)
-    found = _walk_blocks(vit, *_embed(vit, images), replace, stop_after, values, drop_path)
+    outcome = _walk_blocks(vit, *_embed(vit, images), replace, stop_after, values, drop_path)
     if stop_after is not None or not head:
-        return found
-    return found._replace(logits=vit.forward_head(vit.norm(found.tokens)))
+        return outcome
+    return outcome._replace(logits=vit.forward_head(vit.norm(outcome.tokens)))
 
 
 def walk_tokens(vit: VisionTransformer, tokens: Tensor, *, stop_after: int | None = None) -> Walk:
@@ -189,12 +191,11 @@ class Unwalkable(TypeError):
     """`walk` would not compute what this model computes; the message names the part and the reason."""
 
 
-# Reasons by class name, because several of these classes exist only in some of the timm versions that are
-# supported.
+# Why classes of timm and torch are not walked. By name, because several exist only in some of the timm
+# versions that are supported. A class of our own says it itself, in its attribute `not_walkable`.
 RELATIVE = "it adds a relative-position bias to the attention logits, so q and k alone do not make the map"
 AFTERWARDS = "it normalises after attention and after the MLP, not before"
 WINDOWS = "it attends inside shifted windows: there is no map over all tokens"
-TWO = "it is a teacher and a student: walk its .student or its .teacher"
 REASONS = {
     "ParallelScalingBlock": "it computes attention and MLP side by side from one joint projection",
     "DiffParallelScalingBlock": "it subtracts two attention maps and runs the MLP beside them",
@@ -209,30 +210,16 @@ REASONS = {
     " atlib.methods.cait.walk_cait walks it",
     "MlpMixer": "it has no attention: what mixes patches are weights, the same for all images; of a ResMLP"
     " atlib.methods.resmlp.static_maps shows them",
-    **dict.fromkeys(
-        ("PatchConvNet", "Pooled"),
-        "it is a convolutional network with one row of attention at its end: its own look(images) shows it",
-    ),
     "DistributedDataParallel": "it is a wrapper: pass its .module",
     "FullyShardedDataParallel": "it is a wrapper: pass the module inside",
     "OptimizedModule": "it is a wrapper made by torch.compile: pass the module inside (its ._orig_mod)",
-    **dict.fromkeys(("AttentionTransfer", "AttnDistill", "FeatureDistillation", "LogitDistillation"), TWO),
-    "CaitTransfer": "it is a teacher and a student: walk its .teacher, or its .student with"
-    " atlib.methods.cait.walk_cait",
-    "DistillationToken": TWO,
-    "MeanMapCopy": "it is a student with stored maps: walk its .student",
-    "PoolTransfer": "it is a teacher and a convolutional student: its look(images) shows the pool",
-    "StaticMapDistill": "it is a ResMLP with stored maps, which has no attention: see"
-    " atlib.methods.resmlp.static_maps",
-    "MaskedAutoencoder": "it paints hidden patches: walk its .vit",
-    "DistilledMae": "it is a teacher and a masked auto-encoder: walk its .student.vit or its .teacher",
 }
 
 
 class Family(NamedTuple):
-    """A class of ViTs that `walk` knows, with its blocks and attentions. Subclasses may differ in what is fed
-    to the blocks."""
+    """A class of ViTs that `walk` knows."""
 
+    #: Its subclasses may differ in what is fed to the blocks.
     vit: type[nn.Module]
     block: type[nn.Module]
     attentions: tuple[type[nn.Module], ...]
@@ -269,8 +256,8 @@ def check_walkable(vit: nn.Module) -> None:
     if family is None:
         raise Unwalkable(
             f"cannot walk a {name}: "
-            + REASONS.get(
-                name, "it is not a timm VisionTransformer or Eva (no self-attention blocks of the known form)"
+            + _why_not(
+                vit, "it is not a timm VisionTransformer or Eva (no self-attention blocks of the known form)"
             )
         )
     for method, stock in STOCK_VIT[
@@ -286,6 +273,12 @@ def check_walkable(vit: nn.Module) -> None:
     for index, block in enumerate(vit.blocks):
         for part, known in ((block, (family.block,)), (getattr(block, "attn", None), family.attentions)):
             _check_part(part, known, f"layer {index} of this {name}")
+
+
+def _why_not(part: object, otherwise: str) -> str:
+    """Why a model or a part of one is not walked: as its class says, as `REASONS` does, or `otherwise`."""
+    kind = type(part)
+    return getattr(kind, "not_walkable", None) or REASONS.get(kind.__name__, otherwise)
 
 
 def _in_distilled_training(vit: nn.Module) -> bool:
@@ -307,9 +300,7 @@ def _check_part(part: nn.Module | None, known: tuple[type[nn.Module], ...], wher
     kind = type(part)
     if _stock(part) not in known:
         names = " and ".join(one.__name__ for one in known)
-        reason = REASONS.get(
-            kind.__name__, f"walk knows timm's {names} and cannot tell what this one computes"
-        )
+        reason = _why_not(part, f"walk knows timm's {names} and cannot tell what this one computes")
         raise Unwalkable(f"cannot walk {where}, a {kind.__name__}: {reason}")
     if kind.forward is not STOCK[_stock(part)] or "forward" in vars(part):
         raise Unwalkable(f"cannot walk {where}: its {kind.__name__}.forward was replaced")

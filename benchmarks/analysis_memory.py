@@ -17,12 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from atbook.records import add_record, records_file
+from atbook.worlds import marked_glyphs
 from atlib import create_vit
 from atlib.analysis.attention_maps import describe_layers
 from atlib.analysis.cka import MinibatchCKA, StreamingCKA, class_token, every_token, layer_cka, linear_cka
 from atlib.analysis.divergence import StreamingDivergence, compare_layers
-from atlib.data import Images, load
-from atlib.record import Record, about, add_record, peak_memory_mb, records_file
+from atlib.data import Images
+from atlib.train.record import Record, about, peak_memory_mb
 
 LIMIT_MB = 2000
 L, N, H, D = 12, 197, 6, 384  # ViT-S/16 at 224 pixels
@@ -30,7 +32,7 @@ L, N, H, D = 12, 197, 6, 384  # ViT-S/16 at 224 pixels
 
 def glyphs(images: int) -> tuple:
     torch.manual_seed(0)
-    return create_vit("glyphs"), create_vit("glyphs"), load("marked-glyphs", size=images)
+    return create_vit("glyphs"), create_vit("glyphs"), marked_glyphs(size=images)
 
 
 def photographs(images: int) -> tuple:

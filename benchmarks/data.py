@@ -18,14 +18,14 @@ import torch
 from recording import leave
 from timing import interleave
 
+from atbook.worlds import marked_glyphs
 from atlib import create_vit
-from atlib.data import load
 from atlib.data.catalogue import open_rows_of
 from atlib.data.decoding import decode
 from atlib.data.natural_shifts import IMAGENET
 from atlib.data.photos import Photos, undecoded
 from atlib.data.sampler import ShardSpec
-from atlib.run.recipes import PUBLISHED
+from atlib.run.recipes import published
 
 RECIPE = "copy-vit-large"  # whose augmentation is measured
 SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet_samples256"
@@ -68,7 +68,7 @@ def open_samples(given: argparse.Namespace) -> Photos:
         image_column,
         torch.tensor(IMAGENET.indices(stored) if label_column == "wnid" else stored),
         IMAGENET.names,
-        augmentation=PUBLISHED[RECIPE].augmentation,
+        augmentation=published(RECIPE).augmentation,
         train=True,
     )
 
@@ -96,7 +96,7 @@ def make_step(name: str, batch: int, device: torch.device):
 def measure(given: argparse.Namespace, photos: Photos, device: torch.device) -> list[dict[str, float]]:
     """Images per second of everything, one mapping per turn."""
     files = [row[photos.image_column] for row in photos.rows]
-    glyphs = load("marked-glyphs", size=GLYPHS)
+    glyphs = marked_glyphs(size=GLYPHS)
     actions = {"decoding alone": (len(files), lambda: [decode(file) for file in files])}
     actions |= {
         f"Photos, {workers} workers": (
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
         "model": given.model,
         "workers": given.workers,
         "repetitions": given.repetitions,
-        "augmentation": PUBLISHED[RECIPE].augmentation.describe(),
+        "augmentation": published(RECIPE).augmentation.describe(),
         "cores": os.cpu_count(),
     }
     results = {"images_per_second": speed, "ratios": ratios, "file": size}

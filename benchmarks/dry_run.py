@@ -11,7 +11,7 @@ import time
 
 from recording import leave
 
-from atlib.data import load
+from atbook.worlds import marked_glyphs
 from atlib.run.configure import configure
 from atlib.run.estimate import assembled, estimate
 from atlib.train import train
@@ -23,11 +23,11 @@ IMAGES, CLASSES = 1000, 8
 def ratio(recipe: str) -> float:
     """Estimated over measured seconds of the second epoch, the first to warm up."""
     teacher = None if recipe.endswith("scratch") else __file__  # a dry run only looks whether there is a file
-    config = configure(recipe, "marked-glyphs", teacher).on(IMAGES)
+    config = configure(recipe, "atbook.worlds:marked_glyphs", teacher).on(IMAGES)
     found, ends = estimate(config, IMAGES, CLASSES), []
     train(
         assembled(config, CLASSES),
-        load("marked-glyphs", size=IMAGES),
+        marked_glyphs(size=IMAGES),
         config.recipe,
         progress=None,
         stop_at=2 * found.steps_per_epoch,

@@ -20,13 +20,13 @@ from accelerate import debug_launcher
 from recording import leave
 from timing import ratio, spread
 
+from atbook.worlds import glyph_images
+from atbook.worlds.glyphs import generate
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.data import glyph_images
 from atlib.data.catalogue import CATALOGUE
-from atlib.data.glyphs import generate
 from atlib.data.sampler import steps_per_epoch
 from atlib.run.estimate_text import PAPER_EPOCHS, PAPER_GPU_HOURS
-from atlib.run.recipes import PUBLISHED
+from atlib.run.recipes import published
 from atlib.train import train
 from atlib.train.recipe import Recipe
 
@@ -146,10 +146,10 @@ def divided(weights: int, twice: int, gpus: int) -> float:
 def large(link: float) -> dict:
     """ViT-L with the paper's batch: what every GPU sends per step, and how long it computes, from the paper's
     own GPU-hours."""
-    published, images = PUBLISHED["distill-vit-large"], CATALOGUE["imagenet-1k"].images["train"]
+    source, images = published("distill-vit-large"), CATALOGUE["imagenet-1k"].images["train"]
     with torch.device("meta"):
-        vit = create_vit(published.model, num_classes=CATALOGUE["imagenet-1k"].classes)
-    batch_size = published.recipe.batch_size
+        vit = create_vit(source.model, num_classes=CATALOGUE["imagenet-1k"].classes)
+    batch_size = source.recipe.batch_size
     weights, in_mlps = weights_of(vit), sum(weights_of(block.mlp) for block in vit.blocks)
     gpu_seconds = PAPER_GPU_HOURS * 3600 / (PAPER_EPOCHS * steps_per_epoch(images, batch_size))
     rows = {}

@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from atlib.record import Record, about, add_record, peak_memory_mb, records_file, results_folder
+from atbook.records import add_record, records_file, results_folder
+from atlib.train.record import Record, about, peak_memory_mb
 
 
 def leave(

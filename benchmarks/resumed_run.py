@@ -19,8 +19,9 @@ import torch
 from recording import leave
 from torch import nn
 
+from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, Plan
-from atlib.data import crop_and_flip, glyph_images, glyphs
+from atlib.data import crop_and_flip
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe

@@ -7,9 +7,9 @@ import socket
 import pytest
 import torch
 
+from atbook.worlds import glyph_images
+from atbook.worlds.glyphs import generate
 from atlib import create_vit
-from atlib.data import glyph_images
-from atlib.data.glyphs import generate
 from tests.browser import chromium
 from tests.helpers import SMALL_VIT, draw_nothing_on_meta, randomise
 

@@ -24,15 +24,15 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.tensor.debug import CommDebugMode
 
+from atbook.worlds import glyph_images, glyphs
+from atbook.worlds.glyphs import generate
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib import __main__ as command
 from atlib.checkpoint import save_weights
-from atlib.data import glyph_images
-from atlib.data.glyphs import generate
 from atlib.detection.coco import CocoObjects
 from atlib.detection.detector import SIZES, detection_loss, mask_rcnn
 from atlib.detection.evaluate import evaluate_detector
-from atlib.run import build, runner
+from atlib.run import runner
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate_together
@@ -187,7 +187,7 @@ def commanded(rank: int, other: int, arguments: list[str], text: Path, step: int
     with open(text.with_suffix(f".{rank}"), "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    build.HELD_OUT = {"validation": 30, "test": 40}
+    glyphs.SIZES |= {"validation": 30, "test": 40}
     if step and rank == 0:
         plain = runner.RunLog.__call__
 
@@ -248,7 +248,16 @@ def main(folder: Path) -> dict[str, list[int]]:
     ended["detected"] = unless_aborted(folder / "detected", ranks, detected, folder / "detected", coco)
     small = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
     for out, step in ((folder / "left-alone", 0), (folder / "terminated", 3)):
-        train_it = ["train", "--recipe", "find-scratch", "--data", "marked-glyphs", "--out", str(out), *small]
+        train_it = [
+            "train",
+            "--recipe",
+            "find-scratch",
+            "--data",
+            "atbook.worlds:marked_glyphs",
+            "--out",
+            str(out),
+            *small,
+        ]
         ended[out.name] = unless_aborted(out, ranks, commanded, train_it, out, step)
     resume = ["resume", str(folder / "terminated")]
     ended["resumed"] = unless_aborted(None, ranks, commanded, resume, folder / "resumed", 0)

@@ -102,7 +102,7 @@ PRELOADED = (
     "tests.helpers",
     "tests.stopped_runs",
     "tests.divided",
-    "atlib.lab.study",
+    "atbook.lab.study",
     "torch.distributed.run",
     "accelerate.commands.launch",
 )

@@ -24,20 +24,20 @@ def example() -> None:
 
 
 def experiments() -> None:
-    """What `python -m atlib experiments` does."""
-    sys.argv = ["atlib", "experiments"]
+    """What `python -m atbook experiments` does."""
+    sys.argv = ["atbook", "experiments"]
     try:
-        runpy.run_module("atlib", run_name="__main__", alter_sys=True)
+        runpy.run_module("atbook", run_name="__main__", alter_sys=True)
     except SystemExit as end:
         assert not end.code, end.code
 
 
 def run(request: list[str]) -> None:
     """Files of a finished run are kept in `before`, for they are written again."""
+    from atbook.worlds import glyphs
     from atlib.__main__ import main
-    from atlib.run import build
 
-    build.HELD_OUT = {"validation": 30, "test": 40}  # in place of thousands
+    glyphs.SIZES |= {"validation": 30, "test": 40}  # in place of thousands
 
     def command(*words: str) -> None:
         assert main(list(words)) == 0, words

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import torch
 
+from atbook.worlds import glyph_images
+from atbook.worlds.glyphs import generate
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.data import crop_and_flip, glyph_images
-from atlib.data.glyphs import generate
+from atlib.data import crop_and_flip
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.recipe import Recipe

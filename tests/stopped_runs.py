@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from atbook.worlds import glyphs
 from atlib import __main__ as command
-from atlib.run import build, runner
+from atlib.run import runner
 from tests.helpers import draw_nothing_on_meta
 
 # three steps a pass, the last of four images
@@ -27,7 +28,17 @@ def sets(**values) -> list[str]:
 
 def asked(recipe: str, out: Path, *more: str, **values) -> list[str]:
     """The command that trains a small run on the built-in world."""
-    return ["train", "--recipe", recipe, "--data", "marked-glyphs", "--out", str(out), *more, *sets(**values)]
+    return [
+        "train",
+        "--recipe",
+        recipe,
+        "--data",
+        "atbook.worlds:marked_glyphs",
+        "--out",
+        str(out),
+        *more,
+        *sets(**values),
+    ]
 
 
 def in_a_child(text: Path, arguments: list[str], step: int = 0, what=None) -> int:
@@ -62,7 +73,7 @@ def _at_step(step: int, what) -> None:
 
 def main(folder: Path) -> dict[str, list[int]]:
     """How each command ended, in order."""
-    build.HELD_OUT = HELD_OUT
+    glyphs.SIZES |= HELD_OUT
     draw_nothing_on_meta(pytest.MonkeyPatch())
     ended: dict[str, list[int]] = {}
 

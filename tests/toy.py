@@ -3,12 +3,12 @@ is the real thing."""
 
 from dataclasses import dataclass, replace
 
+from atbook.lab import study as experiment
+from atbook.lab.scales import CENTRAL_METHODS, TUNING_SEED, GlyphScale
+from atbook.lab.study import Place, fine_tuning
+from atbook.lab.tuning import grid
+from atbook.worlds import glyphs, pretext
 from atlib.checkpoint import save_vit, save_weights
-from atlib.data import glyphs
-from atlib.lab import study as experiment
-from atlib.lab.scales import METHODS, TUNING_SEED, GlyphScale
-from atlib.lab.study import Place, fine_tuning
-from atlib.lab.tuning import grid
 from atlib.train import recipe
 from atlib.vit import Architecture
 from tests.helpers import randomise
@@ -28,10 +28,10 @@ SMALL = {"steps": 2, "batch_size": 8}
 TOY = ToyScale(
     "toy",
     Architecture("glyphs"),
-    METHODS,
-    replace(recipe.RETRIEVAL, **SMALL),
+    CENTRAL_METHODS,
+    replace(pretext.RETRIEVAL, **SMALL),
     replace(recipe.STUDENT, **SMALL),
-    {method: TRIALS for method in METHODS},
+    {method: TRIALS for method in CENTRAL_METHODS},
     labels=16,
     unlabelled=16,
 )
@@ -74,7 +74,7 @@ def forbid_training(monkeypatch):
         raise AssertionError("something was trained")
 
     monkeypatch.setattr(experiment, "train", refuse)
-    monkeypatch.setattr("atlib.lab.scales.train", refuse)
+    monkeypatch.setattr("atbook.lab.scales.train", refuse)
 
 
 def files(folder):

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from accelerate.utils import gather_object
 from safetensors.torch import save_file
 
+from atbook.worlds import glyph_images
+from atbook.worlds.glyphs import generate
 from atlib import AttentionTransfer, Plan
 from atlib import __main__ as command
-from atlib.data import glyph_images
-from atlib.data.glyphs import generate
 from atlib.train import NonFiniteLoss, Preempted, distributed, student_loss, train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate_together
@@ -162,10 +162,10 @@ def everything(folder: Path, rank: int) -> dict:
     found["preempted"] = gather_object([raised])
 
     # The command line, which finds out by itself that there are two; imported here, the others need it not.
-    from atlib.run import build
+    from atbook.worlds import glyphs
     from tests.stopped_runs import HELD_OUT, asked
 
-    build.HELD_OUT = HELD_OUT
+    glyphs.SIZES |= HELD_OUT
     asked_for = asked("find-scratch", folder / "commanded", evaluation_split="validation")
     found["commanded"] = gather_object([command.main(asked_for)])
     return found

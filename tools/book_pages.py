@@ -8,9 +8,10 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.addnodes import desc_signature
+from sphinx.pycode import ModuleAnalyzer
 
 ROOT = Path(__file__).resolve().parent.parent
-EXPLORER = ROOT / "atlib" / "explorer"
+EXPLORER = ROOT / "atbook" / "explorer"
 
 # Pages that have moved: old address and new one. Whoever has a link to the old one gets there.
 MOVED = {
@@ -91,9 +92,12 @@ def correct(app, pagename, templatename, context, doctree):
 
 
 def skip_tuple_fields(app, what, name, obj, skip, options):
-    """A named tuple's fields have no docstring of their own but "Alias for field number 0"; the class's says
-    what they are."""
-    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
+    """A named tuple's field without a comment of its own (`#:`) has no docstring but "Alias for field number
+    0"; the class's says what it is."""
+    if not (getattr(obj, "__doc__", None) or "").startswith("Alias for field number"):
+        return None
+    module, kind = (app.env.temp_data[f"autodoc:{part}"] for part in ("module", "class"))
+    return None if (kind, name) in ModuleAnalyzer.for_module(module).find_attr_docs() else True
 
 
 def name_without_link(app, domain, node):
@@ -120,7 +124,7 @@ def put_explorer(app, error):
     """The scripts of "Play with it", with the weights of the committed models."""
     if error is None and app.builder.format == "html":
         # only now: most of what imports this module has no need of torch
-        from atlib.explorer import write_weights
+        from atbook.explorer import write_weights
 
         folder = Path(app.outdir, "_static", "explorer")
         shutil.copytree(

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import yaml
 
-from atlib.record import read_records
+from atbook.records import read_records
 from tools import execute
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +36,7 @@ UNFINISHED = BUILD / "unfinished"
 
 def outputs_depend_on() -> str:
     """One hash over everything outside a notebook that its outputs depend on."""
-    folders = [ROOT / "atlib", ROOT / "configs", ROOT / "results"]
+    folders = [ROOT / "atlib", ROOT / "atbook", ROOT / "configs", ROOT / "results"]
     left_out = {"__pycache__", "explorer"}  # of no notebook: what runs in the page is copied when it is built
     files = [path for folder in folders for path in folder.rglob("*") if not left_out & {*path.parts}]
     total = hashlib.sha256(f"{sys.version} {execute.FIXED}".encode())

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,6 +26,7 @@ import nbformat
 import yaml
 from nbformat.v4 import new_raw_cell
 
+from atbook.exercises.judging import Exercise
 from tools.grades import grade, otter_environment, write_zip
 from tools.notebooks import repository
 
@@ -44,7 +45,7 @@ run_tests: false
 tests: {{ok_format: false, files: true}}
 generate: {{show_hidden: true, force_public_test_summary: false}}
 python_version: "3.11"
-requirements: ["--extra-index-url https://download.pytorch.org/whl/cpu", "attention-transfer @ git+{url}"]
+requirements: ["attention-transfer @ git+{url}"]
 """
 
 
@@ -75,6 +76,14 @@ def read_master(name: str):
     if name not in assignments():
         raise ValueError(f"there is no assignment {name!r}; there are {', '.join(assignments())}")
     return jupytext.read(COURSE / name / "master.md", fmt="md:myst")
+
+
+def checks_of(name: str) -> list[Exercise]:
+    """The checks of an assignment's tasks, all variants, which are in no installed package."""
+    spec = spec_from_file_location(f"course_{name}_checks", COURSE / name / "checks.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.EXERCISES
 
 
 def settings_of(cells: list) -> dict:
@@ -162,6 +171,7 @@ def _write(folder: Path, made: Path, settings: dict, edition: dict) -> None:
     """The files of an edition, from what otter made."""
     name = folder.name
     given = {to: (ROOT / path).read_bytes() for to, path in settings.get("files", {}).items()}
+    given["checks.py"] = (COURSE / name / "checks.py").read_bytes()
     released = (made / "student" / f"{name}.ipynb").read_bytes()
     write_zip(folder / f"{name}-student.zip", {f"{name}.ipynb": released, **given})
 

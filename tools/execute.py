@@ -5,6 +5,10 @@ run side by side, each with one thread, and each is in the cache as soon as it i
 stopped goes on with the notebooks that are left. On two idle cores one thread twice is as fast as two threads
 once; on a machine that does other things too it is several times as fast, because threads that wait for each
 other there wait for whole turns of the scheduler.
+
+jupyter-cache's own `local-parallel` executor keeps each result as soon as it is there, too, but has no order,
+no environment, no number of processes, and no question before it keeps a result. Its workers are processes,
+which a killed build leaves running with their kernels.
 """
 
 import os

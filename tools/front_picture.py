@@ -5,8 +5,8 @@ from pathlib import Path
 
 import matplotlib
 
-from atlib import plot
-from atlib.lab.shown import both_worlds, percent
+from atbook import plot
+from atbook.lab.shown import both_worlds, percent
 
 PICTURE = Path(__file__).resolve().parent.parent / "book" / "assets" / "the-experiment.svg"
 GETS = {

@@ -13,10 +13,11 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
-from atlib.record import Record, about, add_record, records_file
+from atbook.records import add_record, records_file
+from atlib.train.record import Record, about
 
 ROOT = Path(__file__).resolve().parent.parent
-ASK = "from atlib.record import peak_memory_mb; print(peak_memory_mb())"
+ASK = "from atlib.train.record import peak_memory_mb; print(peak_memory_mb())"
 
 
 def measure(source: Path) -> Record:

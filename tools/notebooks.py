@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Put before every notebook's own cells, in the .ipynb only: in the book the badge would be a picture from the
 # network, and the set-up is done. The repository is cloned, not just installed, for the records in results/;
-# the install is not editable, because a running kernel does not find an editable one.
+# the install is not editable, because a running kernel does not find an editable one. By uv,
+# because pip takes minutes.
 BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({colab})"
 SET_UP = """\
 # Only on Colab: fetch the book and install its library. Elsewhere both are there already.
@@ -31,7 +32,8 @@ from pathlib import Path
 
 if "google.colab" in sys.modules and not Path("../atlib").exists():
     !git clone --quiet --depth 1 {url}
-    %pip install --quiet "./{name}[widget]"
+    %pip install --quiet uv
+    !{{sys.executable}} -m uv pip install --quiet --python {{sys.executable}} "./{name}[widget]"
     %cd {name}/notebooks"""
 
 

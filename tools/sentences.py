@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atlib.lab.findings import SCRATCH
-from atlib.lab.papers import quoted
-from atlib.lab.verdicts import Side, estimate, on_test
-from atlib.record import read_records
+from atbook.lab.findings import SCRATCH
+from atbook.lab.papers import quoted
+from atbook.lab.verdicts import Side, estimate, on_test
+from atbook.records import read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 GUARDED = re.compile(

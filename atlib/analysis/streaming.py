@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from atlib.data.images import Images
-from atlib.transfer import student_of
+from atlib.pair import student_of
 from atlib.walking import Walk, check_walkable, walk
 
 # Bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2

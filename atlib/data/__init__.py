@@ -1,16 +1,7 @@
-"""What goes in: the built-in world and its shifts, data sets of the hub and of files, photographs at any
-size."""
+"""What goes in: data sets of the hub and of files, photographs at any size, and data that a function
+makes."""
 
-from atlib.data.images import (
-    UNLABELLED,
-    Images,
-    crop_and_flip,
-    draw,
-    glyph_images,
-    load,
-    pair,
-    with_unlabelled,
-)
+from atlib.data.images import UNLABELLED, Images, crop_and_flip, draw, load, pair, with_unlabelled
 from atlib.data.photos import Photos, open_photos
 from atlib.data.stream import PhotoStream, open_stream
 from atlib.data.transforms import Augmentation
@@ -23,7 +14,6 @@ __all__ = [
     "Photos",
     "crop_and_flip",
     "draw",
-    "glyph_images",
     "load",
     "open_photos",
     "open_stream",

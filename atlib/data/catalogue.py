@@ -14,7 +14,8 @@ import torch
 
 from atlib._util import require_known
 from atlib.data.decoding import DataError, MissingData
-from atlib.data.images import HUB, VALIDATION_SHARE, Images, decode_rows, draw, fixed_order
+from atlib.data.held_out import VALIDATION_SHARE, fixed_order
+from atlib.data.images import HUB, Images, decode_rows, draw
 
 # --- PACS: the same seven classes as photographs, art paintings, cartoons and sketches ---
 

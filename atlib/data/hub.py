@@ -7,7 +7,7 @@ import datasets
 
 from atlib._util import require_known
 from atlib.data.decoding import CannotStream, DataError
-from atlib.data.images import VALIDATION_SHARE, fixed_order
+from atlib.data.held_out import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 SPLITS = ("train", "validation", "test")

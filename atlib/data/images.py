@@ -1,5 +1,4 @@
-"""Images with labels, one interface: the built-in world, and anything the Hugging Face `datasets` library
-reads."""
+"""Images with labels in memory, and whatever the Hugging Face `datasets` library reads as such."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from atlib._util import require_known
-from atlib.data import glyphs
 from atlib.data.decoding import as_is, in_eight_bits
 from atlib.data.rng import augmentation_seeds, draw_below
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
@@ -20,7 +18,6 @@ from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 # The target of an image whose class is not known: PyTorch's cross-entropy passes over it too.
 UNLABELLED = -100
-VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
 
 
 # (uint8 images (B, C, height, width), what is drawn for each: the seeds, int64 (B,)) -> other such images
@@ -205,14 +202,12 @@ def load(
 ) -> Images:
     """Load a split of a data set by name.
 
-    name: "marked-glyphs" (generated; `glyphs.generate` takes shifted worlds), "cifar10", "cifar100", any hub
-    id "owner/name", "parquet" or "imagefolder" with a `path`. With a `path`, "cifar10" and hub ids too are
-    read from there, from parquet files named after the split, and no network is used. split: "train",
-    "validation", "test". Where a data set has no validation split, a tenth of "train" becomes it, the same
-    images always, and "train" is the rest; "train+validation" is all. size: the number of images, a random
-    choice by `seed` (None: all; the built-in world: 10,000, drawn by `seed`). image_size: shorter side
-    resized to it, then centre crop (None: as they are; they must then be of one size). The built-in world has
-    32 and nothing else.
+    name: "cifar10", "cifar100", any hub id "owner/name", "parquet" or "imagefolder" with a `path`. With a
+    `path`, "cifar10" and hub ids too are read from there, from parquet files named after the split, and no
+    network is used. split: "train", "validation", "test". Where a data set has no validation split, a tenth
+    of "train" becomes it, the same images always, and "train" is the rest; "train+validation" is all. size:
+    the number of images, a random choice by `seed` (None: all). image_size: shorter side resized to it, then
+    centre crop (None: as they are; they must then be of one size).
 
     Raises `ValueError` for unknown names, splits and columns, `FileNotFoundError` for a path that is not
     there, `OSError` naming the file for one that cannot be read, and `ConnectionError` saying what would have
@@ -220,31 +215,17 @@ def load(
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1, got {size}; leave it out for all images")
-    if name == "marked-glyphs":
-        if path is not None:
-            raise ValueError(f"marked-glyphs is generated, it has no path (got {str(path)!r})")
-        if image_size not in (None, glyphs.GRID * glyphs.CELL):
-            raise ValueError(
-                f"marked-glyphs is generated at {glyphs.GRID * glyphs.CELL} x {glyphs.GRID * glyphs.CELL}"
-                f" pixels, got image_size={image_size}: leave it out"
-            )
-        return glyph_images(glyphs.generate(split, 10_000 if size is None else size, seed))
     if name not in ("parquet", "imagefolder") and "/" not in name:
-        require_known("data set", name, ("marked-glyphs", *HUB, "parquet", "imagefolder"))
+        require_known("data set", name, (*HUB, "parquet", "imagefolder"))
     if name in ("parquet", "imagefolder") and path is None:
         raise ValueError(f"load({name!r}) needs a path: load({name!r}, '/where/the/files/are')")
-    # imported here: `datasets` takes seconds, and the built-in world does not need it
+    # imported here: `datasets` takes seconds, and images that are in memory do not need it
     from atlib.data.hub import class_names, open_labelled
 
     rows, image_column, label_column = open_labelled(HUB.get(name, name), path, split)
     classes = class_names(rows, label_column)
     rows = rows.select(draw(len(rows), size, seed, f"{name} {split}"))
     return Images(decode_rows(rows, image_column, image_size), torch.tensor(rows[label_column][:]), classes)
-
-
-def glyph_images(drawn: glyphs.Glyphs) -> Images:
-    """Generated glyphs with the downstream label: the shape in the marked cell."""
-    return Images(torch.from_numpy(drawn.images), torch.from_numpy(drawn.shape), glyphs.SHAPES)
 
 
 def crop_and_flip(padding: int = 4) -> Augment:
@@ -279,11 +260,6 @@ def _reflected(first: Tensor, side: int) -> Tensor:
     its edges as its mirror image does: (B, side)."""
     places = first[:, None] + torch.arange(side, device=first.device)
     return side - 1 - (side - 1 - places.abs()).abs()
-
-
-def fixed_order(count: int) -> np.ndarray:
-    """The order in which images are held out: always the same, so that it never depends on a run's seed."""
-    return np.random.default_rng(0).permutation(count)
 
 
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:

@@ -22,8 +22,9 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from atlib.detection.objects import Found, ObjectBatch, ObjectImages, Objects
 from atlib.detection.pyramid import SCALES, GridOfTokens, SimplePyramid
+from atlib.pair import student_of
 from atlib.train.recipe import Recipe
-from atlib.transfer import AttentionTransfer, student_of
+from atlib.transfer import AttentionTransfer
 
 
 class Detected(NamedTuple):

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from atlib.checkpoint import read_tensors, write_tensors
 from atlib.detection.detector import DETECTORS, Detector, Sizes
+from atlib.pair import student_of
 from atlib.plan import Plan
-from atlib.transfer import AttentionTransfer, student_of
+from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 
 

@@ -7,9 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atlib.data.glyphs import SHAPES
 from atlib.data.sampler import Batch, ShardSpec, my_batches
-from atlib.data.scenes import Scenes
 
 
 class Found(NamedTuple):
@@ -149,14 +147,3 @@ class ObjectImages:
         """One process's batches of one epoch. They are in memory: `workers` are not started."""
         for indices, weight in my_batches(len(self), part):
             yield Batch(*self.take(indices), indices, weight)
-
-
-def scene_objects(drawn: Scenes) -> ObjectImages:
-    """Generated scenes with all that is in them."""
-    each = []
-    for shape, boxes, instances in zip(drawn.shape, drawn.boxes, drawn.instances):
-        k = int((shape >= 0).sum())
-        masks = torch.from_numpy(instances)[None] == torch.arange(1, k + 1)[:, None, None]
-        labels = torch.from_numpy(shape[:k].copy())
-        each.append(Objects(torch.from_numpy(boxes[:k].copy()), labels, masks, torch.zeros(k).bool()))
-    return ObjectImages(torch.from_numpy(drawn.images), each, SHAPES)

@@ -8,7 +8,8 @@ from timm.layers import LayerNorm2d
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.transfer import AttentionTransfer, student_of
+from atlib.pair import student_of
+from atlib.transfer import AttentionTransfer
 from atlib.walking import check_walkable, walk
 
 # Cells of the feature map for each cell of the ViT's grid, along a side.

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from atlib.data.images import Images
 from atlib.detection.objects import ObjectImages
 from atlib.detection.pyramid import GridOfTokens
+from atlib.pair import student_of
 from atlib.train.recipe import Recipe
-from atlib.transfer import AttentionTransfer, Transferred, student_of
+from atlib.transfer import AttentionTransfer, Transferred
 
 
 class Segmenter(nn.Module):

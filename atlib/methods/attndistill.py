@@ -88,7 +88,7 @@ class AttnDistill(Distillation):
         if projector_layers < 1:
             raise ValueError(f"projector_layers={projector_layers}: the widths differ, so one is needed")
         _check_pair(teacher, student, resample, drop_prefix)
-        super().__init__(teacher, student)
+        super().__init__(student, teacher)
         self.temperature, self.attention_weight, self.merge = temperature, attention_weight, merge
         # Registers and distillation tokens are no match for each other: where their number differs, only the
         # class token is common.

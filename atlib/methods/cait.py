@@ -185,6 +185,10 @@ class CaitTransfer(Distillation):
     all that differs; `Unwalkable` for other models.
     """
 
+    not_walkable = (
+        "it is a teacher and a student: walk its .teacher, or its .student with atlib.methods.cait.walk_cait"
+    )
+
     def __init__(
         self,
         teacher: VisionTransformer | Eva,
@@ -227,7 +231,7 @@ class CaitTransfer(Distillation):
             problems += _absent("class_layers", class_pairs, asking, depth)
         if problems:
             raise ValueError(f"this ViT cannot teach this CaiT as asked: {'; '.join(problems)}.")
-        super().__init__(teacher, student)
+        super().__init__(student, teacher)
         self.patches, self.class_rows = patches, class_rows
         self.layers, self.class_layers = pairs, class_pairs
 

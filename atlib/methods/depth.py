@@ -18,7 +18,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.attention import attend
-from atlib.transfer import student_of
+from atlib.pair import student_of
 from atlib.walking import check_walkable, walk
 
 

@@ -1,6 +1,7 @@
 """The distillations that attention transfer is compared with: of features and of predictions, in the same
 harness."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 
 from timm.models.eva import Eva
@@ -8,26 +9,14 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.losses import feature_mse, hard_distillation, soft_distillation
+from atlib.pair import Pair
 from atlib.plan import Plan
 from atlib.transfer import Transferred, without_history
 from atlib.walking import check_walkable, walk
 
 
-class Distillation(nn.Module):
-    """A student with a frozen teacher beside it, which is no part of the module (as in `AttentionTransfer`);
-    evaluated, the student is alone."""
-
-    def __init__(self, teacher: nn.Module, student: nn.Module):
-        super().__init__()
-        if teacher is student:
-            raise ValueError("teacher and student are the same object: build a second ViT")
-        self.student = student
-        self._teacher = (teacher.eval().requires_grad_(False),)
-
-    @property
-    def teacher(self) -> nn.Module:
-        """The frozen teacher."""
-        return self._teacher[0]
+class Distillation(Pair):
+    """A student whose teacher speaks in training only: evaluated, the student is alone."""
 
     @property
     def needs_teacher(self) -> bool:
@@ -43,13 +32,9 @@ class Distillation(nn.Module):
         self.teacher.eval()
         return self.transferred(images)
 
+    @abstractmethod
     def transferred(self, images: Tensor) -> Transferred:
         """What the kind of distillation computes in training."""
-        raise TypeError("a Distillation is used through its kinds, FeatureDistillation and LogitDistillation")
-
-    def _apply(self, fn, recurse=True):
-        self.teacher._apply(fn, recurse)
-        return super()._apply(fn, recurse)
 
 
 class FeatureDistillation(Distillation):
@@ -84,7 +69,7 @@ class FeatureDistillation(Distillation):
                 f"layers={layers!r}: features are distilled between the same layer of both, so give a list of"
                 " layers"
             )
-        super().__init__(teacher, student)
+        super().__init__(student, teacher)
         self.layers = Plan(layers=layers).layers_of(len(student.blocks))
 
     def transferred(self, images: Tensor) -> Transferred:
@@ -111,7 +96,7 @@ class LogitDistillation(Distillation):
     """
 
     def __init__(self, teacher: nn.Module, student: nn.Module, temperature: float = 3.0, hard: bool = False):
-        super().__init__(teacher, student)
+        super().__init__(student, teacher)
         if not temperature > 0:
             raise ValueError(f"the temperature must be above 0, got {temperature}")
         self.temperature, self.hard = temperature, hard

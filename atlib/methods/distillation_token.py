@@ -89,7 +89,7 @@ class DistillationToken(Distillation):
             raise ValueError(
                 "maps= transfers attention to another student than this: build both with the same one"
             )
-        super().__init__(teacher, student)
+        super().__init__(student, teacher, *(() if maps is None else maps.teachers))
         self.hard, self.temperature, self.maps_weight = hard, temperature, maps_weight
         # As the teacher: what it holds besides the student and this mapping is an input, not a part.
         self._maps = (maps,)
@@ -139,11 +139,6 @@ class DistillationToken(Distillation):
         if self.maps is not None:
             self.maps.train(mode)
         return super().train(mode)
-
-    def _apply(self, fn, recurse=True):
-        if self.maps is not None:
-            self.maps.teacher._apply(fn, recurse)
-        return super()._apply(fn, recurse)
 
 
 # --- What became of the two tokens ---

@@ -1,13 +1,14 @@
 """Copy the teacher's mean map of a group of images: what all of the group share stays, what tells its images
-apart is gone."""
+apart is gone. With one group of all images this is the average over examples of arXiv 2411.09702."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from torch import Tensor
 
+from atlib.pair import Pair
 from atlib.transfer import Transferred
 from atlib.walking import Instead, Walk, check_walkable, walk
 
@@ -15,29 +16,41 @@ from atlib.walking import Instead, Walk, check_walkable, walk
 Groups = Callable[[Tensor], Tensor]
 
 
-class MeanMapCopy(nn.Module):
+def one_group(images: Tensor) -> Tensor:
+    """All images in one group: `Groups` for a map that is the same for all images."""
+    return torch.zeros(len(images), dtype=torch.long, device=images.device)
+
+
+class MeanMapCopy(Pair):
     """A student whose maps are, for every image, the teacher's mean map over the reference images of the same
     group.
 
-    With groups by the marked cell of the built-in world (`atlib.data.glyphs.marked_cell`) the maps still say
-    *where to look*, but no longer anything else about the image: a control that Copy can be compared with.
-    With a single group they are one static map a head. `reference`: images (n, 3, height, width), `group_of`:
-    see `Groups`, `number` of groups. The means are made once; the teacher is not needed any more. Raises
-    `ValueError` for a group without a reference image. Compare: the average over examples of arXiv
-    2411.09702, appendix, and ResMLP's static mixing (arXiv 2105.03404).
+    By default all images are one group: every image gets the same map in each head, the average over examples
+    of arXiv 2411.09702 (appendix: 79.7 % with ViT-L). With groups of images that ask for the same place the
+    maps still say *where to look*, but no longer anything else about the image: a control that Copy can be
+    compared with. Compare ResMLP's static mixing (arXiv 2105.03404).
+
+    The means are made once, from the images that are named, and the teacher is not needed any more. So what
+    the student computes for an image depends neither on the rest of its batch nor on the number of processes.
+    (The paper's published code does not contain its average.)
+
+    `reference`: images (n, 3, height, width), or batches of them, such as training images without
+    augmentation. `group_of`: see `Groups`. `number`: of groups. Raises `ValueError` for a group without a
+    reference image.
     """
+
+    not_walkable = "it is a student with stored maps: walk its .student"
 
     def __init__(
         self,
         teacher: VisionTransformer | Eva,
         student: VisionTransformer | Eva,
-        reference: Tensor,
-        group_of: Groups,
-        number: int,
+        reference: Tensor | Iterable[Tensor],
+        group_of: Groups = one_group,
+        number: int = 1,
     ):
-        super().__init__()
         check_walkable(student)
-        self.student = student
+        super().__init__(student)
         self._group_of = group_of
         for layer, maps in enumerate(mean_maps(teacher, reference, group_of, number)):
             self.register_buffer(f"maps_{layer}", maps)
@@ -62,22 +75,42 @@ class MeanMapCopy(nn.Module):
 
 @torch.inference_mode()
 def mean_maps(
-    vit: VisionTransformer | Eva, images: Tensor, group_of: Groups, number: int, batch: int = 500
+    vit: VisionTransformer | Eva,
+    images: Tensor | Iterable[Tensor],
+    group_of: Groups = one_group,
+    number: int = 1,
+    batch: int = 500,
 ) -> list[Tensor]:
-    """The mean map of every group and layer: a list over layers of (number, H, N, N). Raises `ValueError` for
-    an empty group."""
+    """The mean map of every group and layer: a list over layers of (number, H, N, N).
+
+    `images`: (n, 3, height, width), of which `batch` are walked at a time, or batches of them, where there
+    are more than memory holds. Raises `ValueError` for a group without an image or beyond `number`.
+    """
     vit.eval()
-    groups = torch.cat([group_of(some) for some in images.split(batch)])
-    counts = torch.bincount(groups, minlength=number)
-    if len(counts) > number or (counts == 0).any():
-        raise ValueError(
-            f"every group from 0 to {number - 1} needs an image, and there is none beyond; images per group:"
-            f" {counts.tolist()}"
-        )
+    counts = torch.zeros(number, dtype=torch.long)
     sums: list[Tensor] = []
-    for some, of in zip(images.split(batch), groups.split(batch)):
+    for some in images.split(batch) if isinstance(images, Tensor) else images:
+        groups = group_of(some)
+        counts = counts + _counted(groups, number)
         maps = [seen.map for seen in walk(vit, some, head=False).layers]
-        sums = sums or [torch.zeros(number, *p.shape[1:]) for p in maps]
+        sums = sums or [p.new_zeros(number, *p.shape[1:]) for p in maps]
         for total, p in zip(sums, maps):
-            total.index_add_(0, of, p)
-    return [(total / counts[:, None, None, None]).clone() for total in sums]
+            total.index_add_(0, groups.to(p.device), p)
+    if (counts == 0).any():
+        raise ValueError(_every_group(number, counts))
+    return [(total / counts.to(total.device)[:, None, None, None]).clone() for total in sums]
+
+
+def _counted(groups: Tensor, number: int) -> Tensor:
+    """How many images of a batch are in each group. Raises `ValueError` for a group beyond `number`."""
+    counts = torch.bincount(groups.cpu(), minlength=number)
+    if len(counts) > number:
+        raise ValueError(_every_group(number, counts))
+    return counts
+
+
+def _every_group(number: int, counts: Tensor) -> str:
+    return (
+        f"every group from 0 to {number - 1} needs an image, and there is none beyond; images per group:"
+        f" {counts.tolist()}"
+    )

@@ -171,6 +171,10 @@ class Pooled(nn.Module):
     pool's layer scales. Raises `ValueError` for an unknown pool.
     """
 
+    not_walkable = (
+        "it is a convolutional network with one row of attention at its end: its own look(images) shows it"
+    )
+
     def __init__(self, trunk: nn.Module, width: int, num_classes: int, pool: str, init_values: float):
         super().__init__()
         require_known("pool", pool, POOLS)
@@ -318,6 +322,8 @@ class PoolTransfer(Distillation):
     of ours: in the papers the student is a ViT.
     """
 
+    not_walkable = "it is a teacher and a convolutional student: its look(images) shows the pool"
+
     def __init__(
         self,
         teacher: VisionTransformer | Eva,
@@ -349,7 +355,7 @@ class PoolTransfer(Distillation):
             raise ValueError(
                 f"patch grid: teacher {grids[0]}, student {grids[1]} (another patch_size, or resample=True)"
             )
-        super().__init__(teacher, student)
+        super().__init__(student, teacher)
         self.copy, self.temperature, self.layer, self.grids = copy, temperature, layer % depth, grids
         pool = student.pool
         self.keeps_class = isinstance(pool, AttentionPool) and pool.queries.shape[1] == 1

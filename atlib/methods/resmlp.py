@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from atlib._util import require_known
 from atlib.maps import Grid, keep_tokens
 from atlib.methods.mean_maps import mean_maps
+from atlib.pair import Pair
 from atlib.transfer import Transferred
 from atlib.walking import check_walkable
 
@@ -182,11 +183,11 @@ def mean_patch_maps(vit: VisionTransformer | Eva, images: Tensor) -> list[Tensor
     """
     check_walkable(vit)
     patches = range(vit.num_prefix_tokens, vit.num_prefix_tokens + vit.patch_embed.num_patches)
-    layers = mean_maps(vit, images, _all_in_one, 1)
+    layers = mean_maps(vit, images)
     return [keep_tokens(p.mean(1, keepdim=True), patches)[0, 0] for p in layers]
 
 
-class StaticMapDistill(nn.Module):
+class StaticMapDistill(Pair):
     """A ResMLP whose learned A is pulled to `maps`, one (N, N) for each block: Distill, for a map that is the
     same for all images.
 
@@ -197,10 +198,13 @@ class StaticMapDistill(nn.Module):
     patch, so a ResMLP fits one image size alone. Ours; compare `MeanMapCopy`, which does the like to a ViT.
     """
 
+    not_walkable = (
+        "it is a ResMLP with stored maps, which has no attention: see atlib.methods.resmlp.static_maps"
+    )
+
     def __init__(self, student: MlpMixer, maps: Sequence[Tensor]):
-        super().__init__()
         _check_maps(student, maps)
-        self.student = student
+        super().__init__(student)
         self.register_buffer("maps", torch.stack(list(maps)).detach().clone(), persistent=False)
 
     @property
@@ -216,11 +220,6 @@ class StaticMapDistill(nn.Module):
             return Transferred(logits, logits.new_zeros(()))
         error = torch.stack(static_maps(self.student)) - self.maps
         return Transferred(logits, error.square().sum(-1).mean(-1).sum())
-
-
-def _all_in_one(images: Tensor) -> Tensor:
-    """One group of all images, for `mean_maps`."""
-    return torch.zeros(len(images), dtype=torch.long, device=images.device)
 
 
 def _linear_layers(model: MlpMixer) -> list[nn.Linear]:

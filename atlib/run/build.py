@@ -13,23 +13,22 @@ from torch import nn
 
 from atlib._util import require_known
 from atlib.checkpoint import read_header
-from atlib.data import glyphs
 from atlib.data.catalogue import CATALOGUE
-from atlib.data.images import Images, draw, load
+from atlib.data.generated import is_generated, maker
+from atlib.data.images import draw
 from atlib.data.rng import seed_for
 from atlib.data.transforms import Augmentation
+from atlib.pair import student_of
 from atlib.plan import Plan
-from atlib.run.config import BUILT_IN, COCO, PRETRAINING, RunConfig
+from atlib.run.config import RunConfig
+from atlib.run.method import Method
+from atlib.run.parts import COCO, Detect, Rows
 from atlib.student import differences
 from atlib.train import pretrain
 from atlib.train.objectives import Loss, student_loss
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 
-LOSSES: dict[str, Loss] = {"retrieval": pretrain.retrieval_loss, "mae": pretrain.mae_loss}
-# images of the built-in world, for students and for pre-training: the central experiment's numbers
-LABELLED, UNLABELLED = (1000, 40_000)
-HELD_OUT = {"validation": 2000, "test": 4000}  # likewise
 COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
 # Fields of a run, and arguments of `held_out_images`, that say how data are read.
 READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
@@ -45,26 +44,34 @@ class Built(NamedTuple):
 
 def loss_of(config: RunConfig) -> Loss:
     """What a run trains on: labels or objects (with what is distilled), or a pre-text."""
-    if config.heads is not None:
+    if isinstance(config.task, Detect):
         from atlib.detection.detector import detection_loss  # other runs do not need torchvision's detectors
 
         return detection_loss
-    return LOSSES.get(config.method, student_loss)
+    return pretrain.mae_loss if config.method is Method.MAE else student_loss
 
 
 def training_images(config: RunConfig):
     """The images that a run trains on. Raises what `images.load`, `photos.open_photos` and `coco_images`
     raise."""
-    if config.heads is not None:
-        return _scenes(config)
-    if config.data != BUILT_IN:
-        return _photographs(config)
-    if config.method not in PRETRAINING:
-        return load(BUILT_IN, split="train", size=known_size(config)[0], seed=config.seed)
-    drawn = glyphs.generate("unlabelled", known_size(config)[0], config.seed)
-    if config.method == "retrieval":
-        return pretrain.retrieval_images(drawn)
-    return Images(torch.from_numpy(drawn.images), torch.from_numpy(drawn.shape))
+    if isinstance(config.task, Detect):
+        return _scenes(config, config.task)
+    reading = config.reading
+    if isinstance(reading, Rows):
+        return _photographs(config, reading)
+    images = maker(config.data)(split=reading.training_split, size=reading.data_size, seed=config.seed)
+    require_size(config.skeleton(2), images, f"{config.data} {reading.training_split}")
+    return images
+
+
+def require_size(model: nn.Module, images, name: str) -> None:
+    """Raise `ValueError` for images of another size than the model takes: some are taken as they are."""
+    taken, offered = tuple(student_of(model).patch_embed.img_size), tuple(images.take([0])[0].shape[-2:])
+    if taken != offered:
+        raise ValueError(
+            f"the images of {name} come as {offered[0]} x {offered[1]} pixels, and the model takes {taken[0]}"
+            f" x {taken[1]}: take a model for their size (model.img_size={offered[0]}), or other data"
+        )
 
 
 def held_out_images(
@@ -80,9 +87,9 @@ def held_out_images(
     """A split of a data set, treated as in evaluation. on_corrupt="skip" leaves out what cannot be decoded,
     and decodes everything once to know. Raises `ValueError` for another word than "raise" or "skip"."""
     require_known("on_corrupt", on_corrupt, ("raise", "skip"))
-    if data == BUILT_IN:
-        return load(BUILT_IN, split=split, size=HELD_OUT.get(split))
-    # Imported here: `datasets` takes seconds, and the built-in world does not need it.
+    if is_generated(data):
+        return maker(data)(split=split, size=None, seed=0)
+    # Imported here: `datasets` takes seconds, and generated data do not need it.
     from atlib.data.photos import open_photos
 
     columns = {"image_column": image_column, "label_column": label_column}
@@ -150,61 +157,54 @@ def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
 def known_size(config: RunConfig) -> tuple[int, int] | None:
     """(training images, outputs of the model) of a run, None where the data must be opened to know, as
     those of a folder of COCO's form must, which need not be COCO."""
-    if config.data == BUILT_IN:
-        outputs = pretrain.RETRIEVAL_OUTPUTS if config.method == "retrieval" else len(glyphs.SHAPES)
-        return config.data_size or (UNLABELLED if config.method in PRETRAINING else LABELLED), outputs
+    split, size = config.reading.training_split, config.reading.data_size
     if config.data == COCO:
-        published = config.data_path is None and config.training_split == "train2017"
-        return (config.data_size or COCO_KNOWN[0], COCO_KNOWN[1]) if published else None
+        published = config.reading.data_path is None and split == "train2017"
+        return (size or COCO_KNOWN[0], COCO_KNOWN[1]) if published else None
     if config.data not in CATALOGUE:
         return None
     known = CATALOGUE[config.data]
-    parts = config.training_split.split("+")
+    parts = split.split("+")
     if not set(parts) <= set(known.images):
         return None
-    return config.data_size or sum(known.images[part] for part in parts), known.classes
+    return size or sum(known.images[part] for part in parts), known.classes
 
 
-def _photographs(config: RunConfig):
+def _photographs(config: RunConfig, reading: Rows):
     from atlib.data.photos import open_photos
 
     chosen = {
-        "path": config.data_path,
-        "split": config.training_split,
-        "augmentation": config.augmentation,
+        "path": reading.data_path,
+        "split": reading.training_split,
+        "augmentation": reading.augmentation,
         "train": True,
-        "on_corrupt": config.on_corrupt,
-        "image_column": config.image_column,
-        "label_column": config.label_column,
+        "on_corrupt": reading.on_corrupt,
+        "image_column": reading.image_column,
+        "label_column": reading.label_column,
     }
-    if config.streaming:
+    if reading.streaming:
         from atlib.data.stream import open_stream
 
-        return open_stream(config.data, count=config.data_size, **chosen)
+        return open_stream(config.data, count=reading.data_size, **chosen)
     photos = open_photos(config.data, **chosen)
-    if config.data_size is None:
+    if reading.data_size is None:
         return photos
-    return photos.select(draw(len(photos), config.data_size, config.seed, f"{config.data} train"))
+    return photos.select(draw(len(photos), reading.data_size, config.seed, f"{config.data} train"))
 
 
-def _scenes(config: RunConfig):
-    images = coco_images(
-        config.data_path,
-        config.training_split,
-        image_size(config),
-        jitter=config.jitter,
-        masks=config.heads == "mask-rcnn",
+def _scenes(config: RunConfig, task: Detect):
+    split, count = config.reading.training_split, config.reading.data_size
+    masks = task.detector == "mask-rcnn"
+    path, size = config.reading.data_path, image_size(config)
+    images = coco_images(path, split, size, jitter=task.jitter, masks=masks)
+    return (
+        images if count is None else images.select(draw(len(images), count, config.seed, f"{COCO} {split}"))
     )
-    if config.data_size is None:
-        return images
-    return images.select(draw(len(images), config.data_size, config.seed, f"{COCO} {config.training_split}"))
 
 
 def outputs_for(config: RunConfig, images) -> int:
-    """How many outputs a model for these images has: their classes, or the numbers a pre-text regresses."""
-    if config.method == "retrieval":
-        return images.targets[0].numel()
-    if config.heads is not None:
+    """How many outputs a model for these images has: their classes."""
+    if isinstance(config.task, Detect):
         return len(images.classes)
     return len(images.classes) or int(images.targets.max()) + 1
 
@@ -219,34 +219,34 @@ def build(config: RunConfig, outputs: int) -> Built:
     if config.teacher is not None:
         from atlib.teachers.load import load_teacher
 
-        known = config.augmentation is not None or config.heads is not None
+        known = config.augmentation is not None or isinstance(config.task, Detect)
         size = image_size(config) if known else None
         told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
         teacher = load_teacher(config.teacher, image_size=size, **told)
     architecture = config.architecture(outputs)
     # What is pre-trained with a seed and what learns from it are independent.
-    torch.manual_seed(seed_for(config.seed, "teacher" if config.method in PRETRAINING else "student"))
+    torch.manual_seed(seed_for(config.seed, "teacher" if config.method is Method.MAE else "student"))
     model: nn.Module = architecture.build()
     match config.method:
-        case "mae":
+        case Method.MAE:
             model = config.auto_encoder(model)
-        case "fine-tune":
+        case Method.FINE_TUNE:
             model = start_from(model, teacher.vit)
-        case "copy" | "distill":
+        case Method.COPY | Method.DISTILL:
             model = AttentionTransfer(teacher.vit, model, plan_for(config, teacher.vit, model))
     paired = isinstance(model, AttentionTransfer)
-    model = with_heads(config, model, outputs)
+    model = with_detector(config, model, outputs)
     return Built(model, architecture, teacher.architecture if paired else None)
 
 
-def with_heads(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:
+def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:
     """The detector of a run on its ViT or pair, with first weights; of a run that classifies, the model
     itself."""
-    if config.heads is None:
+    if not isinstance(config.task, Detect):
         return model
     from atlib.detection.detector import DETECTORS, SIZES
 
-    return DETECTORS[config.heads](model, classes, SIZES[config.head_sizes])
+    return DETECTORS[config.task.detector](model, classes, SIZES[config.task.detector_sizes])
 
 
 def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> Plan:
@@ -300,6 +300,6 @@ def with_student(model: nn.Module, student: nn.Module) -> nn.Module:
 
 def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
     """What is kept of a trained model: after Distill the student, after Copy both, after MAE the encoder."""
-    if config.method == "mae":
+    if config.method is Method.MAE:
         return model.vit
-    return model.student if config.method == "distill" else model
+    return model.student if config.method is Method.DISTILL else model

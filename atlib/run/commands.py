@@ -3,15 +3,16 @@
 import argparse
 import sys
 import textwrap
-from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import torch
 
 from atlib._util import STOPPED, memory_message, out_of_memory, require_known
 from atlib.checkpoint import read_header
+from atlib.data.generated import is_generated
 from atlib.data.transforms import Augmentation
-from atlib.record import Record
+from atlib.pair import student_of
+from atlib.run import recipes
 from atlib.run.build import (
     READING,
     coco_images,
@@ -19,15 +20,15 @@ from atlib.run.build import (
     known_size,
     outputs_for,
     preparation_of,
+    require_size,
     training_images,
 )
-from atlib.run.config import BUILT_IN, COCO, PRETRAINING, RunConfig, config_path, read_config, settings
+from atlib.run.config import RunConfig, config_path, defaults, read_config, settings
 from atlib.run.configure import config_diff, configure, data_name, evaluated_split, oddities
-from atlib.run.estimate import estimate
-from atlib.run.estimate_text import as_text
 from atlib.run.log import as_line
+from atlib.run.method import Method
 from atlib.run.overrides import help_text, pairs, read
-from atlib.run.recipes import PUBLISHED
+from atlib.run.parts import COCO, Detect
 from atlib.run.runner import (
     averaged_path,
     check_folder,
@@ -44,9 +45,8 @@ from atlib.run.runner import (
     start,
 )
 from atlib.train.evaluate import evaluate
-from atlib.train.recipe import Recipe
+from atlib.train.record import Record
 from atlib.train.trainer import NonFiniteLoss, Preempted
-from atlib.transfer import student_of
 
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 SETTINGS = (
@@ -65,9 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add(parser)
     if command in ("train", "pretrain"):
         parser.set_defaults(takes_settings=True)
-        own = [field for kind in (RunConfig, Recipe) for field in fields(kind)]
-        defaults = {field.name: field.default for field in own if field.default is not MISSING}
-        parser.epilog = f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(settings(), defaults)}"
+        parser.epilog = f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(settings(), defaults())}"
     if command == "evaluate":
         parser.set_defaults(takes_settings=True)
         says = "How the data are read, as further options (default: as the run reads its own):"
@@ -85,11 +83,10 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--recipe", required=True, help=names)
         parser.add_argument("--teacher", help="a timm name or a file of weights (default: the recipe's)")
     data = (
-        f"{BUILT_IN}, a name of the catalogue (cifar10 ...), a hub id, or parquet files or image folders;"
-        f" {COCO} for a detector, with --data_path FOLDER"
+        "a name of the catalogue (cifar10 ...), a hub id, parquet files or image folders, or a function that"
+        f" makes them, as PACKAGE.MODULE:FUNCTION; {COCO} for a detector, with --data_path FOLDER"
     )
-    default = {"default": BUILT_IN} if pretraining else {"required": True}
-    parser.add_argument("--data", metavar="NAME|PATH", help=data, **default)
+    parser.add_argument("--data", metavar="NAME|PATH", help=data, required=True)
     seed = "decides first weights, order and augmentation (default: 0)"
     parser.add_argument("--seed", type=int, default=0, help=seed)
     out = "the run's folder: config, checkpoints, log, weights, record"
@@ -137,111 +134,119 @@ def _add_teacher(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=teacher_command)
 
 
-def train_command(given: argparse.Namespace) -> int:
+def train_command(arguments: argparse.Namespace) -> int:
     """`train` and `pretrain`."""
-    pretraining = given.command == "pretrain"
+    pretraining = arguments.command == "pretrain"
     if pretraining:
-        require_known("task of pre-training", given.recipe, _tasks())
-    elif given.recipe in _tasks():
+        require_known("task of pre-training", arguments.recipe, _tasks())
+    elif arguments.recipe in _tasks():
         raise ValueError(
-            f"the recipe {given.recipe!r} learns from images alone, and `train` from the labels of"
-            f" {given.data!r}: `python -m atlib pretrain {given.recipe} --data {given.data}` runs it"
+            f"the recipe {arguments.recipe!r} learns from images alone, and `train` from the labels of"
+            f" {arguments.data!r}: `python -m atlib pretrain {arguments.recipe} --data {arguments.data}` runs"
+            " it"
         )
     config = configure(
-        given.recipe, given.data, given.teacher, pairs(given.settings), given.seed, given.tensorboard
+        arguments.recipe,
+        arguments.data,
+        arguments.teacher,
+        pairs(arguments.settings),
+        arguments.seed,
+        arguments.tensorboard,
     )
-    if given.dry_run:
+    if arguments.dry_run:
         return _dry_run(config)
-    if given.out is None:
+    if arguments.out is None:
         raise ValueError("--out DIR is missing: where shall the run's files go? (--dry-run needs none)")
     if is_main_process():
-        check_folder(given.out)
+        check_folder(arguments.out)
     images = training_images(config)
     if changed := config_diff(config, len(images)):
         _note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
-    return _until_stopped(given.out, lambda: start(config, given.out, images))
+    return _until_stopped(arguments.out, lambda: start(config, arguments.out, images))
 
 
 def _tasks() -> tuple[str, ...]:
     """What `pretrain` runs: this project's tasks, and the papers' recipes for them."""
-    return *PRETRAINING, *(name for name, each in PUBLISHED.items() if each.method in PRETRAINING)
+    return Method.MAE, *recipes.PRETRAINING
 
 
-def resume_command(given: argparse.Namespace) -> int:
+def resume_command(arguments: argparse.Namespace) -> int:
     """`resume`: a finished run says so; one without its weights says from what they are made again."""
-    folder, config = given.folder, read_config(given.folder)
+    folder, config = arguments.folder, read_config(arguments.folder)
     if is_finished(folder, config):
-        weights = result_path(folder, config.method) if config.heads is None else detector_path(folder)
-        return _say(f"{folder} is finished: {weights}, {record_path(folder)}")
+        return _say(f"{folder} is finished: {_kept(folder, config)}, {record_path(folder)}")
     if record_path(folder).exists():
         missing = ", ".join(map(str, missing_results(folder, config)))
         again = "by training from the beginning: no checkpoint is left"
         if any(folder.glob("checkpoints/step-*")):
             again = "from the last checkpoint"
         _note(f"the run is finished, but {missing} is missing; it is made again {again}")
-    return _until_stopped(folder, lambda: resume(folder, given.on_corrupt))
+    return _until_stopped(folder, lambda: resume(folder, arguments.on_corrupt))
 
 
-def evaluate_command(given: argparse.Namespace) -> int:
+def evaluate_command(arguments: argparse.Namespace) -> int:
     """`evaluate`: a finished run on its own data or on others, or a file of weights on named data."""
-    if not given.path.exists():
-        raise FileNotFoundError(f"{given.path} does not exist: name a run's folder or a file of weights")
-    if given.averaged and given.path.is_file():
-        raise ValueError(f"--averaged chooses among a run's weights, {given.path} is a file: leave one out")
-    folder = given.path if given.path.is_dir() else given.path.parent
-    config = read_config(folder) if given.path.is_dir() or config_path(folder).exists() else None
-    if config is not None and config.method in PRETRAINING:
+    if not arguments.path.exists():
+        raise FileNotFoundError(f"{arguments.path} does not exist: name a run's folder or a file of weights")
+    if arguments.averaged and arguments.path.is_file():
+        raise ValueError(
+            f"--averaged chooses among a run's weights, {arguments.path} is a file: leave one out"
+        )
+    folder = arguments.path if arguments.path.is_dir() else arguments.path.parent
+    config = read_config(folder) if arguments.path.is_dir() or config_path(folder).exists() else None
+    if config is not None and config.method is Method.MAE:
         raise ValueError(
             f"{folder} holds a teacher without a class head: `python -m atlib teacher"
             f" {result_path(folder, config.method)}` says what it is"
         )
-    reading = read(pairs(given.settings), {name: settings()[name] for name in READING})
-    if config is None and given.data is None:
+    reading = read(pairs(arguments.settings), {name: settings()[name] for name in READING})
+    if config is None and arguments.data is None:
         raise ValueError(
-            f"{given.path} lies in no run's folder, which would say what data it was trained on: name them"
-            " with --data"
+            f"{arguments.path} lies in no run's folder, which would say what data it was trained on: name"
+            " them with --data"
         )
-    if given.averaged and config is not None and config.recipe.ema is None:
+    if arguments.averaged and config is not None and config.recipe.ema is None:
         raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
-    path = given.path
+    path = arguments.path
     if path.is_dir():
-        plain = result_path(folder, config.method) if config.heads is None else detector_path(folder)
-        path = averaged_path(folder) if given.averaged else plain
-    whole = config.heads is not None if config is not None else "detector" in read_header(path)
+        path = averaged_path(folder) if arguments.averaged else _kept(folder, config)
+    whole = isinstance(config.task, Detect) if config is not None else "detector" in read_header(path)
     if whole:
-        return _evaluate_detector(path, config, given, reading)
+        return _evaluate_detector(path, config, arguments, reading)
     model = load_result(path)
     note = ""
-    if given.data is None:
-        config = replace(config, evaluation_split=given.split or config.evaluation_split, **reading)
+    if arguments.data is None:
         config.require_use(reading)
-        split, images = config.evaluation_split, held_out(config)
+        split = arguments.split or config.task.evaluation_split
+        images = held_out(config.changed(evaluation_split=split, **reading))
     else:
-        data = data_name(given.data, reading.get("data_path"))
-        if data == BUILT_IN and reading:
+        data = data_name(arguments.data, reading.get("data_path"))
+        if is_generated(data) and reading:
             raise ValueError(
                 f"--{next(iter(reading))} would change nothing: it belongs to data that are read, and"
-                f" {BUILT_IN} is generated; leave it out"
+                f" {data} are generated; leave it out"
             )
-        split = given.split or evaluated_split(data)
-        augmentation, note = _preparation(path, config, model) if data != BUILT_IN else (None, "")
+        split = arguments.split or evaluated_split(data)
+        augmentation, note = _preparation(path, config, model) if not is_generated(data) else (None, "")
         images = held_out_images(data, split, augmentation, **reading)
-    name = given.data or config.data
-    _require_size(model, images, f"{name} {split}")
-    found = evaluate(model.to("cuda" if torch.cuda.is_available() else "cpu"), images)
+    name = arguments.data or config.data
+    require_size(model, images, f"{name} {split}")
+    measured = evaluate(model.to("cuda" if torch.cuda.is_available() else "cpu"), images)
     left_out = getattr(images, "left_out", 0)
     without = f" (without {left_out:,} that cannot be decoded)" if left_out else ""
     return _say(
-        f"{path} on {name}, {split}: accuracy {100 * found.accuracy:.2f} % of"
-        f" {found.count:,} images{without}, loss {found.loss:.4f}{note}"
+        f"{path} on {name}, {split}: accuracy {100 * measured.accuracy:.2f} % of"
+        f" {measured.count:,} images{without}, loss {measured.loss:.4f}{note}"
     )
 
 
-def _evaluate_detector(path: Path, config: RunConfig | None, given: argparse.Namespace, reading: dict) -> int:
+def _evaluate_detector(
+    path: Path, config: RunConfig | None, arguments: argparse.Namespace, reading: dict
+) -> int:
     """`evaluate` of a whole detector, on its run's folder of images or on another."""
-    if given.data not in (None, COCO):
+    if arguments.data not in (None, COCO):
         raise ValueError(
-            f"--data {given.data}: {path} holds a detector, which is measured on data {COCO!r}; another"
+            f"--data {arguments.data}: {path} holds a detector, which is measured on data {COCO!r}; another"
             " folder of that form is --data_path FOLDER"
         )
     for name in reading:
@@ -252,8 +257,8 @@ def _evaluate_detector(path: Path, config: RunConfig | None, given: argparse.Nam
     detector, classes, _ = load_detector_of(path)
     folder, split = None, evaluated_split(COCO)
     if config is not None:
-        folder, split = config.data_path, config.evaluation_split
-    folder, split = reading.get("data_path", folder), given.split or split
+        folder, split = config.reading.data_path, config.task.evaluation_split
+    folder, split = reading.get("data_path", folder), arguments.split or split
     size = detector.backbone.student.patch_embed.img_size[0]
     images = coco_images(folder, split, size, workers=reading.get("workers", 0))
     if images.classes != classes:
@@ -261,10 +266,15 @@ def _evaluate_detector(path: Path, config: RunConfig | None, given: argparse.Nam
             f"{folder}, {split} has categories {images.classes}, and {path} knows {classes}: evaluate it on"
             " data with the classes that it was trained for"
         )
-    found = precision(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
-    figures = [f"{name.replace('_', ' ')} {100 * value:.1f}" for name, value in found.items()]
+    precisions = precision(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
+    figures = [f"{name.replace('_', ' ')} {100 * value:.1f}" for name, value in precisions.items()]
     said = ", ".join(figures) or "nothing to find"
     return _say(f"{path} on {COCO}, {split}: {said} (per cent), of {len(images):,} images")
+
+
+def _kept(folder: Path, config: RunConfig) -> Path:
+    """Where a finished run has what it was for: the detector, or the ViT."""
+    return detector_path(folder) if isinstance(config.task, Detect) else result_path(folder, config.method)
 
 
 def load_detector_of(path: Path):
@@ -277,16 +287,6 @@ def load_detector_of(path: Path):
             " its weights again where it is finished"
         )
     return load_detector(path)
-
-
-def _require_size(model: torch.nn.Module, images, name: str) -> None:
-    """Raise `ValueError` for images of another size than the model takes: some are taken as they are."""
-    taken, found = tuple(student_of(model).patch_embed.img_size), tuple(images.take([0])[0].shape[-2:])
-    if taken != found:
-        raise ValueError(
-            f"the images of {name} come as {found[0]} x {found[1]} pixels, and the model takes {taken[0]} x"
-            f" {taken[1]}: evaluate it on images of the size that it was trained on"
-        )
 
 
 def _preparation(
@@ -306,23 +306,25 @@ def _preparation(
     )
 
 
-def teacher_command(given: argparse.Namespace) -> int:
+def teacher_command(arguments: argparse.Namespace) -> int:
     """`teacher`: what it is; saves a picture of its maps where asked."""
     from atlib.teachers.load import report
 
-    options = {name: getattr(given, name) for name in ("image_size", "heads", "architecture")}
-    return _say(report(given.name, given.images, given.out, **options))
+    options = {name: getattr(arguments, name) for name in ("image_size", "heads", "architecture")}
+    return _say(report(arguments.name, arguments.images, arguments.out, **options))
 
 
 def _dry_run(config: RunConfig) -> int:
+    from atlib.run import estimate, estimate_text  # a run that trains counts no FLOPs
+
     size = known_size(config)
     # of data that nobody has published, the number of images and classes; no image is decoded
     if size is None:
         images = training_images(config)
         size = len(images), outputs_for(config, images)
     count, outputs = size
-    found = estimate(config, count, outputs)
-    return _say(as_text(found, oddities(config.recipe_name), config_diff(config, count)))
+    expected = estimate.estimate(config, count, outputs)
+    return _say(estimate_text.as_text(expected, oddities(config.recipe_name), config_diff(config, count)))
 
 
 def _until_stopped(folder: Path, run) -> int:
@@ -354,7 +356,7 @@ def _until_stopped(folder: Path, run) -> int:
 
 def summary(folder: Path, record: Record) -> str:
     """What a finished run prints."""
-    needs = ", with its teacher in the same file, which it needs" if record.method == "copy" else ""
+    needs = ", with its teacher in the same file, which it needs" if record.method == Method.COPY else ""
     weights = f"weights: {result_path(folder, record.method)}{needs}"
     if detector_path(folder).exists():
         weights = f"detector: {detector_path(folder)}{needs}\n{weights}"

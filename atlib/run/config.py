@@ -2,211 +2,174 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
 
-from atlib._util import check_fields, require_known, write_atomically
+from atlib._util import check_fields, write_atomically
 from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
+from atlib.run.method import Method, method_of_run
 from atlib.run.overrides import read
+from atlib.run.parts import (
+    READINGS,
+    TASKS,
+    Classify,
+    CocoFolder,
+    Detect,
+    Generated,
+    Mae,
+    Rows,
+    kinds_of,
+    names_of,
+    require_use,
+    unfit,
+)
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
-METHODS = ("scratch", "fine-tune", "copy", "distill", "retrieval", "mae")
-NEED_TEACHER = ("fine-tune", "copy", "distill")
-PRETRAINING = ("retrieval", "mae")
-BUILT_IN = "marked-glyphs"  # the one data set that is generated, of 32 x 32 pixels
-COCO = "coco"  # what detectors learn from, in COCO's form
-HEADS = ("fcos", "faster-rcnn", "mask-rcnn")  # of a detector, as in `atlib.detection.detector.DETECTORS`
-HEAD_SIZES = ("vitdet", "small")  # likewise, `SIZES`
-PARTS = ("recipe", "plan", "augmentation", "model")  # fields of a run that have fields of their own
-# Settings that only some runs have a use for: whose they are, and whether a run is one of those.
-_READ = ("data_path", "image_column", "label_column", "training_split", "streaming", "on_corrupt")
-_DECODER = ("decoder_width", "decoder_depth", "decoder_heads")
-_ROWS = ("image_column", "label_column", "streaming", "on_corrupt")
-_OF_HEADS = ("head_sizes", "jitter")
-_CLASSES = (
-    "label_smoothing",
-    "mixup",
-    "cutmix",
-    "binary",
-)  # of a recipe, 0 or False without classes of images
-_LABELLED = ("evaluation_split", "evaluate_every", "task_weight", "binary")
-USED_BY: tuple[tuple[tuple[str, ...], str, Callable[["RunConfig"], bool]], ...] = (
-    (_READ, "data that are read", lambda run: run.data != BUILT_IN),
-    (_ROWS, "data in rows", lambda run: run.heads is None),
-    (_CLASSES, "classifying whole images", lambda run: run.heads is None),
-    (_OF_HEADS, "detection", lambda run: run.heads is not None),
-    (("mask_ratio", *_DECODER), "masked auto-encoding", lambda run: run.method == "mae"),
-    (("teacher_heads", "teacher_architecture"), "a teacher", lambda run: run.teacher is not None),
-    (("transfer_weight",), "Distill", lambda run: run.method == "distill"),
-    (_LABELLED, "training with labels", lambda run: run.method not in PRETRAINING),
-)
-# The values that can be meant.
-RULES = (
-    (("seed", "workers", "evaluate_every"), lambda value: value >= 0, "must be at least 0"),
-    (("save_every", "keep", *_DECODER), lambda value: value >= 1, "must be at least 1"),
-    (("data_size",), lambda value: value is None or value >= 1, "must be at least 1, or None for all"),
-    (("seed",), lambda value: value < 2**32, f"must be below 2**32 = {2**32}, as NumPy's generators ask for"),
-    (("drop_path",), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
-    (
-        ("jitter",),
-        lambda value: value is None or len(value) == 2 and 0 < value[0] <= value[1] < math.inf,
-        "must be the least and the largest scale, such as (0.1, 2.0), or None for none",
-    ),
-)
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
 FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt")
+# What has fields of its own, which the command line calls `plan.what`; those of a recipe as they stand.
+VALUES = {"recipe": Recipe, "plan": Plan, "augmentation": Augmentation, "model": Architecture}
 # What the command line has other options for, which look at the value and make it whole.
 NO_SETTINGS = ("recipe_name", "data", "teacher", "seed", "tensorboard")
+# The values that can be meant.
+RULES = (
+    (("seed", "workers"), lambda value: value >= 0, "must be at least 0"),
+    (("save_every", "keep"), lambda value: value >= 1, "must be at least 1"),
+    (("seed",), lambda value: value < 2**32, f"must be below 2**32 = {2**32}, as NumPy's generators ask for"),
+    (("drop_path",), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
+)
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run; checked when it is built, without data and without weights.
+    """A run; checked when it is built, without data and without weights. `of` builds it from flat names, as
+    the command line and config.json have them.
 
-    recipe_name: the published recipe it started from, for the record. recipe: in epochs, until the number of
-    images is known (`on`). method: one of `METHODS`; "retrieval" and "mae" make a teacher. model: the student
-    (of the last two, the teacher to be); without num_classes it gets the data's. teacher: a timm name or a
-    file; teacher_heads, teacher_architecture: of a file whose weights do not tell
-    (`atlib.teachers.load.load_teacher`). data, data_path, image_column, label_column, training_split: as in
-    `atlib.data.photos.open_photos`; data_size: so many images, chosen by the seed (None: all); of a stream,
-    their number, where nothing else says it. streaming: read rows as they come instead of by index.
-    augmentation: None for the built-in world, whose images are taken as they are. plan: what is transferred
-    (copy and distill). drop_path: the student's. mask_ratio, decoder_width, decoder_depth,
-    decoder_heads: of the masked auto-encoder.
-    heads: of a detector on the model, one of `HEADS`, trained on data "coco"; None: the model classifies.
-    head_sizes: one of `HEAD_SIZES`. jitter: the range of large-scale jitter
-    (`atlib.detection.coco.CocoObjects`), None for none.
-    evaluation_split: evaluated at the end and after every `evaluate_every`-th pass (0: only at the end).
-    on_corrupt: "raise" or "skip" (images that cannot be decoded; the evaluation then leaves them out).
-    workers: processes that decode. save_every: steps between checkpoints, `keep` of which stay. Raises
-    `ValueError` for a method without its teacher, a plan that does not fit the model, and values that cannot
-    be meant.
+    Raises `ValueError` for parts that are not those of the method and the data, for a method without its
+    teacher, a plan that does not fit the model, and values that cannot be meant.
     """
 
+    #: the published recipe it started from, for the record
     recipe_name: str
-    method: str
+    #: one that `runs`
+    method: Method
+    #: the student (of masked auto-encoding the teacher to be); without num_classes it gets the data's
     model: Architecture
+    #: a name of the catalogue, a path, "coco", or a function (`atlib.data.generated`)
     data: str
+    #: in epochs, until the number of images is known (`on`)
     recipe: Recipe
+    #: what is trained
+    task: Classify | Detect | Mae
+    #: how its images come
+    reading: Generated | Rows | CocoFolder
+    #: a timm name or a file
     teacher: str | None = None
+    #: of a file whose weights do not tell (`atlib.teachers.load.load_teacher`)
     teacher_heads: int | None = None
     teacher_architecture: str | None = None
-    data_path: str | None = None
-    data_size: int | None = None
-    image_column: str | None = None
-    label_column: str | None = None
-    streaming: bool = False
-    training_split: str = "train"
-    augmentation: Augmentation | None = None
+    #: what is transferred (copy and distill)
     plan: Plan | None = None
+    #: the student's rate of stochastic depth
     drop_path: float = 0.0
-    mask_ratio: float = 0.75
-    decoder_width: int = 64
-    decoder_depth: int = 2
-    decoder_heads: int = 4
-    evaluation_split: str = "test"
-    evaluate_every: int = 0
-    on_corrupt: str = "raise"
+    #: processes that decode
     workers: int = 0
+    #: steps between checkpoints
     save_every: int = 500
+    #: so many checkpoints stay
     keep: int = 2
     tensorboard: bool = False
     seed: int = 0
-    heads: str | None = None
-    head_sizes: str | None = None
-    jitter: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, **values: Any) -> "RunConfig":
+        """The run of these flat fields, {name: value}: its own and those of its parts. Raises `ValueError`
+        also for a field that such a run does not have."""
+        task, reading = kinds_of(method_of_run(values.get("method", "")), values.get("data", ""))
+        own = [field.name for field in fields(cls) if field.name not in ("task", "reading")]
+        unknown = [name for name in values if name not in (*own, *names_of(task, reading))]
+        if "detector" in unknown and values["detector"] is not None:
+            raise unfit(values["data"], values["detector"])
+        if unknown:
+            raise ValueError(
+                f"a run of method {values['method']!r} on data {values.get('data')!r} has no"
+                f" {', '.join(unknown)}"
+            )
+        parts = {
+            part: kind(**{name: values[name] for name in names_of(kind) if name in values})
+            for part, kind in (("task", task), ("reading", reading))
+        }
+        return cls(**{name: values[name] for name in own if name in values}, **parts)
 
     def __post_init__(self):
-        require_known("method", self.method, METHODS)
-        require_known("on_corrupt", self.on_corrupt, ("raise", "skip"))
-        if self.method in NEED_TEACHER and self.teacher is None:
+        object.__setattr__(self, "method", method_of_run(self.method))
+        if (type(self.task), type(self.reading)) != (kinds := kinds_of(self.method, self.data)):
+            raise ValueError(
+                f"a run of method {self.method!r} on data {self.data!r} has the parts {kinds[0].__name__} and"
+                f" {kinds[1].__name__}, got {self.task!r} and {self.reading!r}"
+            )
+        if self.method.needs_teacher and self.teacher is None:
             raise ValueError(
                 f"{self.method} needs a teacher: a timm name or a file of weights, such as pre-training makes"
             )
-        if self.method not in NEED_TEACHER and self.teacher is not None:
+        if not self.method.needs_teacher and self.teacher is not None:
             raise ValueError(
                 f"{self.method} has no teacher, got {self.teacher!r}: leave it out, or choose a"
                 " recipe of copy, distill or fine-tune"
             )
         planned = None if self.plan is None else self.plan.how
-        if planned != (self.method if self.method in ("copy", "distill") else None):
+        if planned != (self.method if self.method.transfers else None):
             raise ValueError(
                 f"method {self.method!r} and plan {planned!r} do not go together: copy and distill have a"
                 " plan that says so, other methods none"
             )
         check_fields(self, RULES)
-        if self.method in PRETRAINING and (self.recipe.mixup or self.recipe.cutmix):
+        if self.method is Method.MAE and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
-        self._check_heads()
-        if self.method == "retrieval" and self.data != BUILT_IN:
-            raise ValueError(
-                f"retrieval is a task of the built-in world, data 'marked-glyphs', not of {self.data!r}: use"
-                " `pretrain mae`"
-            )
+        if isinstance(self.task, Detect):
+            for name in Classify.of_recipe:
+                if value := getattr(self.recipe, name):
+                    raise ValueError(
+                        f"{name}={value!r} is of classifying images, and a detector has no use for it"
+                    )
         if (name := _not_finite(self.describe())) is not None:
             raise ValueError(f"{name} must be a finite number")
         self._check_model()
 
-    def _check_heads(self) -> None:
-        """A run on COCO detects, and no other does; it has no settings of classes and of their images."""
-        if (self.heads is not None) != (self.data == COCO):
-            raise ValueError(
-                f"data {self.data!r} and heads {self.heads!r} do not go together: a detector (one of"
-                f" {', '.join(HEADS)}) learns from data {COCO!r}, and nothing else does; choose a recipe of"
-                " detection, such as vitdet-scratch-vit-base, with --data coco, or other data"
-            )
-        if self.heads is None:
-            if self.head_sizes is not None or self.jitter is not None:
-                raise ValueError(
-                    f"head_sizes={self.head_sizes!r} and jitter={self.jitter!r} are of a detector, and this"
-                    " run has no heads: leave them out"
-                )
-            return
-        require_known("heads", self.heads, HEADS)
-        require_known("head_sizes", self.head_sizes, HEAD_SIZES)
-        if self.method in PRETRAINING:
-            raise ValueError(
-                f"{self.method} learns without objects, heads {self.heads!r} with them: leave one out"
-            )
-        classified = {name: getattr(self.recipe, name) for name in _CLASSES}
-        of_images = {"augmentation": self.augmentation, "streaming": self.streaming}
-        columns = {"image_column": self.image_column, "label_column": self.label_column}
-        for name, value in (classified | of_images | columns).items():
-            if value:
-                raise ValueError(
-                    f"{name}={value!r} is of classifying images, and a detector has no use for it"
-                )
-        if self.on_corrupt != "raise":
-            raise ValueError(
-                f"on_corrupt={self.on_corrupt!r}: an image of COCO that cannot be decoded is an error,"
-                " 'raise'"
-            )
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """What is done to images that are read; None where they are taken as they are."""
+        return self.reading.augmentation if isinstance(self.reading, Rows) else None
+
+    def flat(self) -> dict[str, Any]:
+        """All fields, those of its parts among them, by the names that `of` takes."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        task, reading = own.pop("task"), own.pop("reading")
+        return own | vars(task) | vars(reading)
+
+    def changed(self, **values: Any) -> "RunConfig":
+        """With other values of some flat fields."""
+        return RunConfig.of(**{**self.flat(), **values})
 
     def _check_model(self) -> None:
         model = self.skeleton(self.model.overrides.get("num_classes", 2))
         if len(model.blocks) == 0:
             raise ValueError(f"the model {self.model.name!r} has no blocks: set model.depth to at least 1")
-        if self.method == "mae":
+        if self.method is Method.MAE:
             self._check_auto_encoder(model)
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
         size = tuple(model.patch_embed.img_size)
-        takes = f"the model {self.model.name!r} takes images of {size} pixels"
-        if self.data == BUILT_IN and size != (32, 32):
-            raise ValueError(
-                f"{takes}, those of {BUILT_IN} have 32 x 32: choose a recipe of the built-in scale, or other"
-                " --data"
-            )
         if self.augmentation is not None and size != (self.augmentation.image_size,) * 2:
             raise ValueError(
-                f"{takes}, the augmentation makes them of {self.augmentation.image_size}: change"
-                " model.img_size or augmentation.image_size"
+                f"the model {self.model.name!r} takes images of {size} pixels, the augmentation makes them of"
+                f" {self.augmentation.image_size}: change model.img_size or augmentation.image_size"
             )
 
     def _check_auto_encoder(self, model: torch.nn.Module) -> None:
@@ -215,16 +178,16 @@ class RunConfig:
                 self.auto_encoder(model)
         except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
             raise ValueError(
-                f"decoder_width={self.decoder_width} makes no decoder ({error}): take a multiple of"
-                f" decoder_heads={self.decoder_heads}"
+                f"decoder_width={self.task.decoder_width} makes no decoder ({error}): take a multiple of"
+                f" decoder_heads={self.task.decoder_heads}"
             ) from error
 
     def auto_encoder(self, vit: torch.nn.Module) -> torch.nn.Module:
         """The masked auto-encoder that trains `vit`."""
         from atlib.train.pretrain import MaskedAutoencoder  # imported here: other runs do not need it
 
-        decoder = self.decoder_width, self.decoder_depth, self.decoder_heads
-        return MaskedAutoencoder(vit, self.mask_ratio, *decoder)
+        decoder = self.task.decoder_width, self.task.decoder_depth, self.task.decoder_heads
+        return MaskedAutoencoder(vit, self.task.mask_ratio, *decoder)
 
     def on(self, images: int) -> "RunConfig":
         """The run on so many training images: its recipe in steps."""
@@ -233,7 +196,7 @@ class RunConfig:
     def architecture(self, num_classes: int) -> Architecture:
         """The model for so many classes, unless it has its own `num_classes`; without a class head for
         masking and for detection."""
-        headless = self.method == "mae" or self.heads is not None
+        headless = not isinstance(self.task, Classify)
         arguments: dict[str, Any] = {"num_classes": 0 if headless else num_classes}
         if self.augmentation is not None:
             arguments["img_size"] = self.augmentation.image_size
@@ -252,8 +215,8 @@ class RunConfig:
             ) from error
 
     def describe(self) -> dict:
-        """All fields as plain JSON values, for a record and for config.json."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        """The flat fields as plain JSON values, for a record and for config.json."""
+        return {name: _plain(value) for name, value in self.flat().items()}
 
     def fingerprint(self) -> dict:
         """What must be the same when a run goes on."""
@@ -261,62 +224,71 @@ class RunConfig:
 
     def require_use(self, names: Iterable[str]) -> None:
         """Raise `ValueError` for a setting that this run has no use for: it was meant for something."""
-        for asked in names:
-            for settings, use, has in USED_BY:
-                if asked in settings and not has(self):
-                    raise ValueError(
-                        f"{asked} would change nothing: it belongs to {use}, not to a run of method"
-                        f" {self.method!r} on {self.data!r}; leave it out"
-                    )
+        require_use(names, self.method, self.data)
 
 
 def settings(model: Iterable[str] = ()) -> dict[str, Any]:
-    """Every setting of a run by its name on the command line, with its type: the fields of the run and of its
-    recipe by their names, those of its parts as `plan.what` and `augmentation.flip`; `model` chooses another
-    model, and `model.NAME` is any of its constructor's arguments (those to be listed are given)."""
-    kinds = get_type_hints(RunConfig) | get_type_hints(Recipe)
-    for part, of in (("plan", Plan), ("augmentation", Augmentation)):
-        kinds |= {f"{part}.{name}": kind for name, kind in get_type_hints(of).items()}
-    own = {name: kind for name, kind in kinds.items() if name not in (*PARTS, *NO_SETTINGS)}
-    return own | {"model": str} | dict.fromkeys(model, Any)
+    """Every setting of a run by its name on the command line, with its type: the fields of the run, of its
+    parts and of its recipe by their names, those of plan and augmentation as `plan.what` and
+    `augmentation.flip`; `model` chooses another model, and `model.NAME` is any of its constructor's arguments
+    (those to be listed are given)."""
+    apart = ("task", "reading", *VALUES, *NO_SETTINGS)
+    kinds: dict[str, Any] = {}
+    for of in (RunConfig, *TASKS, *READINGS, Recipe):
+        types = get_type_hints(of)
+        kinds |= {name: types[name] for name in names_of(of) if name not in apart}
+    for part in ("plan", "augmentation"):
+        kinds |= {f"{part}.{name}": kind for name, kind in get_type_hints(VALUES[part]).items()}
+    # a method is read by its name, and checked with all others by `RunConfig`
+    return kinds | {"model": str, "method": str} | dict.fromkeys(model, Any)
+
+
+def defaults() -> dict[str, Any]:
+    """The settings that a recipe need not say, with their values."""
+    own = [field for of in (RunConfig, *TASKS, *READINGS, Recipe) for field in fields(of)]
+    return {field.name: field.default for field in own if field.default is not MISSING}
 
 
 def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
-    """The run of these fields with some `settings`, as texts, in place of theirs.
+    """The run of these flat fields with some `settings`, as texts, in place of theirs; of `values`, what such
+    a run does not have is left out.
 
     Nothing is checked before all are applied: a model and an image size may be wrong one by one and right
     together. Raises `ValueError` for unknown names (with the close ones), values of another type, values that
     cannot be meant, and settings that such a run has no use for.
     """
-    found = read(changes, settings(name for name in changes if name.startswith("model.")))
-    if (name := _not_finite(found)) is not None:
+    asked = read(changes, settings(name for name in changes if name.startswith("model.")))
+    if (name := _not_finite(asked)) is not None:
         raise ValueError(f"{name}: it must be a finite number")
+    method, data = method_of_run(asked.get("method", values["method"])), values["data"]
+    require_use(changes, method, data)
+    # a recipe of detection on other data is an error, not a recipe of classifying
+    has = {field.name for field in fields(RunConfig)} | {*names_of(*kinds_of(method, data)), "detector"}
+    values = {name: value for name, value in values.items() if name in has}
     model = values["model"]
     changed: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
-    for name, value in found.items():
-        part, dot, inner = name.partition(".")
+    inner: dict[str, dict[str, Any]] = {part: {} for part in VALUES}
+    for name, value in asked.items():
+        part, dot, field = name.partition(".")
         if dot:
-            parts[part][inner] = value
+            inner[part][field] = value
         elif name in Recipe.__dataclass_fields__:
-            parts["recipe"][name] = value
+            inner["recipe"][name] = value
         elif name == "model":
             model = model._replace(name=value)
         else:
             changed[name] = value
     for part in ("plan", "augmentation"):
-        if parts[part] and values.get(part) is None:
+        if inner[part] and values.get(part) is None:
             raise ValueError(
-                f"{part}.{next(iter(parts[part]))}: this run has no {part} (method {values['method']!r},"
+                f"{part}.{next(iter(inner[part]))}: this run has no {part} (method {values['method']!r},"
                 f" recipe {values['recipe_name']!r})"
             )
-        if parts[part]:
-            changed[part] = replace(values[part], **parts[part])
-    changed["recipe"] = values["recipe"].changed(parts["recipe"])
-    changed["model"] = model._replace(overrides={**model.overrides, **parts["model"]})
-    run = RunConfig(**{**values, **changed})
-    run.require_use(changes)
-    return run
+        if inner[part]:
+            changed[part] = replace(values[part], **inner[part])
+    changed["recipe"] = values["recipe"].changed(inner["recipe"])
+    changed["model"] = model._replace(overrides={**model.overrides, **inner["model"]})
+    return RunConfig.of(**{**values, **changed})
 
 
 def write_config(folder: Path, config: RunConfig) -> Path:
@@ -336,9 +308,13 @@ def read_config(folder: Path) -> RunConfig:
         )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        kinds = {"recipe": Recipe, "plan": Plan, "augmentation": Augmentation, "model": Architecture}
-        parts = {name: kind(**_tuples(values[name])) for name, kind in kinds.items() if values.get(name)}
-        return RunConfig(**{**values, **parts})
+        if "heads" in values:
+            raise ValueError(
+                "its fields heads and head_sizes, of a detector, are now called detector and detector_sizes:"
+                " the version that wrote it goes on with it; a new run needs another --out"
+            )
+        made = {name: kind(**_tuples(values[name])) for name, kind in VALUES.items() if values.get(name)}
+        return RunConfig.of(**{**_tuples(values), **made})
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
         raise OSError(
             f"{path} does not describe a run ({type(error).__name__}: {error}); it was left as it is"
@@ -352,14 +328,16 @@ def config_path(folder: Path) -> Path:
 
 def _plain(value: object) -> object:
     """A value as JSON has it."""
+    if isinstance(value, Method):
+        return value.value
     if isinstance(value, Architecture):
         return {
             "name": value.name,
-            "overrides": {name: _plain(each) for name, each in value.overrides.items()},
+            "overrides": {name: _plain(item) for name, item in value.overrides.items()},
         }
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def _not_finite(value: object, name: str = "") -> str | None:
@@ -367,9 +345,9 @@ def _not_finite(value: object, name: str = "") -> str | None:
     if isinstance(value, float) and not math.isfinite(value):
         return f"{name}={value}"
     inside = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
-    for key, each in inside.items() if isinstance(inside, dict) else ():
-        if (found := _not_finite(each, f"{name}.{key}".removeprefix("."))) is not None:
-            return found
+    for key, item in inside.items() if isinstance(inside, dict) else ():
+        if (where := _not_finite(item, f"{name}.{key}".removeprefix("."))) is not None:
+            return where
     return None
 
 

@@ -7,15 +7,17 @@ import torch
 
 from atlib._util import require_known
 from atlib.data.catalogue import CATALOGUE, find
+from atlib.data.generated import is_generated, maker
 from atlib.data.transforms import Augmentation
-from atlib.run.config import BUILT_IN, COCO, PRETRAINING, RunConfig, with_settings
+from atlib.run.config import RunConfig, with_settings
 from atlib.run.log import require_tensorboard
-from atlib.run.recipes import LIBRARY, published
-from atlib.teachers.load import is_file
+from atlib.run.method import Method
+from atlib.run.parts import COCO
+from atlib.run.recipes import FOR_PYTHON, published
 from atlib.train import recipe as recipes
 from atlib.vit import Architecture, create_vit
 
-# As the scale "cifar10" pre-trains (`atlib.lab.scales`).
+# As the scale "cifar10" pre-trains (`atbook.lab.scales`).
 SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
 
 
@@ -29,10 +31,9 @@ def configure(
 ) -> RunConfig:
     """The run that was asked for, its recipe in epochs where it is published so (`RunConfig.on`).
 
-    recipe: a published recipe's name, or a pre-training task; data: a name or a path; changes: some of
-    `settings()`, as texts. Raises `ValueError` or `FileNotFoundError`, with the way out, for everything that
-    can be found wrong without reading data or weights.
-    """
+    recipe: a published recipe's name, or a pre-training task; data: a name, a path or a function; changes:
+    some of `settings()`, as texts. Raises `ValueError` or `FileNotFoundError`, with the way out, for
+    everything that can be found wrong without reading data or weights."""
     if "data_path" in changes:  # in full, so that the run can go on from another folder
         changes = {**changes, "data_path": str(Path(changes["data_path"]).resolve())}
     data = data_name(data, changes.get("data_path"))
@@ -45,51 +46,51 @@ def configure(
     }
     if tensorboard:
         require_tensorboard()
-    if recipe in PRETRAINING:
-        given = {
-            "method": recipe,
-            "model": Architecture("glyphs" if data == BUILT_IN else "cifar"),
-            "recipe": recipes.RETRIEVAL if recipe == "retrieval" else recipes.MAE,
-            "augmentation": None if data == BUILT_IN else SMALL_PHOTOGRAPHS,
+    if recipe == Method.MAE:
+        of_recipe = {
+            "method": Method.MAE,
+            "model": Architecture("cifar"),
+            "recipe": recipes.MAE,
+            "augmentation": SMALL_PHOTOGRAPHS,
         }
     else:
         source = published(recipe)
-        if recipe in LIBRARY:
+        if recipe in FOR_PYTHON:
             raise ValueError(
                 f"the recipe {recipe!r} (method {source.method!r}, model {source.model!r}) is for Python, the"
                 " command line does not train it: atlib.train.train takes"
                 f" atlib.run.recipes.published({recipe!r}).recipe.on(IMAGES)"
             )
         teacher = source.teacher if teacher is None else teacher
-        given = {
+        of_recipe = {
             "method": source.method,
             "model": Architecture(source.model, dict(source.options)),
             "recipe": source.recipe,
             "teacher": None if teacher is None else _teacher(teacher),
             "plan": source.plan,
             "drop_path": source.drop_path,
-            "augmentation": None if data == BUILT_IN else source.augmentation,
+            "augmentation": source.augmentation,
             **source.pretext,
             **source.detection,
         }
     if data == COCO:
         common["training_split"] = "train2017"
-    config = with_settings({**given, **common}, changes)
+    config = with_settings({**of_recipe, **common}, changes)
     config.recipe.require_optimizer()
     return config
 
 
 def oddities(recipe: str) -> tuple[str, ...]:
     """What is odd about a published recipe; nothing for pre-training."""
-    return () if recipe in PRETRAINING else published(recipe).oddities
+    return () if recipe == Method.MAE else published(recipe).oddities
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
     """How the recipe differs on so many images from the published one: "lr 0.001 instead of 0.008"."""
-    if config.recipe_name in PRETRAINING:
+    if config.recipe_name == Method.MAE:
         return []
     both = config.recipe, published(config.recipe_name).recipe
-    now, then = (each.on(images).describe() for each in both)
+    now, then = (one.on(images).describe() for one in both)
     changed = [name for name in then if now[name] != then[name]]
     return [f"{name} {_short(now[name])} instead of {_short(then[name])}" for name in changed]
 
@@ -100,17 +101,19 @@ def _short(value: object) -> str:
 
 def data_name(name_or_path: str, path: str | None = None) -> str:
     """A data set's name as it is, a path in full. Raises where there is nothing of that name."""
-    if name_or_path in (BUILT_IN, COCO):
+    if is_generated(name_or_path):
+        maker(name_or_path)
+    if name_or_path == COCO or is_generated(name_or_path):
         return name_or_path
     if "/" not in name_or_path and not Path(name_or_path).exists():  # neither a hub id nor a path
-        require_known("data set", name_or_path, [BUILT_IN, COCO, *CATALOGUE])
+        require_known("data set", name_or_path, [COCO, *CATALOGUE])
     place = find(name_or_path, path)
     return str(place.path.resolve()) if path is None and place.path is not None else name_or_path
 
 
 def evaluated_split(data: str) -> str:
     """The split on which results are reported."""
-    if data == BUILT_IN:
+    if is_generated(data):
         return "test"
     if data == COCO:
         return "val2017"
@@ -119,6 +122,8 @@ def evaluated_split(data: str) -> str:
 
 def _teacher(name_or_path: str) -> str:
     """A timm name as it is, a file's path in full. Raises where there is neither."""
+    from atlib.teachers.load import is_file  # its room draws pictures, which needs seconds to import
+
     if is_file(name_or_path):
         if not Path(name_or_path).exists():
             raise FileNotFoundError(

@@ -1,8 +1,11 @@
 """Recipes of DeiT and of what its authors made next: DeiT III, CaiT, ResMLP and PatchConvNet."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from atlib.data.transforms import Augmentation
+from atlib.run.method import Method
 from atlib.run.published import ERASED, LAST_BATCH, RAND_AUGMENT, TUNED, Published
 from atlib.train.recipe import Recipe
 
@@ -19,13 +22,13 @@ _DEIT_SCHEDULE = (
 _DEIT_AVERAGE = "Nothing is averaged here: DeiT's code averages (0.99996), but reports the plain weights."
 
 
-def _deit(size: str) -> Published:
+def _deit(size: str, *, name: str) -> Published:
     return Published(
-        f"deit-{size}",
+        name,
         "arXiv 2012.12877, table 9; github.com/facebookresearch/deit, README_deit.md at 4da6691 and main.py"
         " at 0282d2a",
         model=f"deit_{size}_patch16_224",
-        method="scratch",
+        method=Method.SCRATCH,
         drop_path=0.1,
         augmentation=ERASED,
         recipe=Recipe(**TUNED, epochs=300, batch_size=1024, base_lr=2.5e-4, min_lr=1e-5, repeats=3),
@@ -50,17 +53,17 @@ def _unseen_rest(image_size: int, patch: int) -> list[str]:
     return [f"{image_size} is no multiple of the patch's {patch} pixels: the rest is not seen."]
 
 
-def _deit3(size: str, patch: int, lr: float, image_size: int, drop_path: float) -> Published:
+def _deit3(size: str, patch: int, lr: float, image_size: int, drop_path: float, *, name: str) -> Published:
     of_its_size = []
     if image_size != 224:
         of_its_size += [f"It trains at {image_size} pixels; `deit3-fine-tune-{size}` then brings it to 224."]
     of_its_size += _unseen_rest(image_size, patch)
     return Published(
-        f"deit3-{size}",
+        name,
         f"{_DEIT3}, ImageNet-1k, 800 epochs",
         model=f"deit3_{size}_patch{patch}_224",
         options={"init_values": 1e-4} | ({"img_size": image_size} if image_size != 224 else {}),
-        method="scratch",
+        method=Method.SCRATCH,
         drop_path=drop_path,
         augmentation=Augmentation(image_size, three_augment=True, color_jitter=0.3, crop_pct=1.0),
         recipe=Recipe(**_LAMB, epochs=800, batch_size=2048, base_lr=lr * 256 / 2048, min_lr=1e-5),
@@ -81,19 +84,20 @@ def _deit3(size: str, patch: int, lr: float, image_size: int, drop_path: float) 
     )
 
 
-def _deit3_fine_tune(size: str, patch: int, drop_path: float, image_size: int = 224) -> Published:
-    at = "" if image_size == 224 else f"-{image_size}"
+def _deit3_fine_tune(
+    size: str, patch: int, drop_path: float, image_size: int = 224, *, name: str
+) -> Published:
     starts_from = f"`deit3-{size}` ends with"
     if image_size != 224:
         starts_from = (
             f"training at 224 pixels ends with (`deit3-{size}`, then, but for S, `deit3-fine-tune-{size}`)"
         )
     return Published(
-        f"deit3-fine-tune-{size}{at}",
+        name,
         f"{_DEIT3}, fine-tuning at {image_size}",
         model=f"deit3_{size}_patch{patch}_224",
         options={"init_values": 1e-4} | ({"img_size": image_size} if image_size != 224 else {}),
-        method="fine-tune",
+        method=Method.FINE_TUNE,
         drop_path=drop_path,
         augmentation=replace(RAND_AUGMENT, image_size=image_size, crop_pct=1.0),
         recipe=Recipe(epochs=20, batch_size=512, **(TUNED | _FINE)),
@@ -115,7 +119,9 @@ def _simple(image_size: int) -> Augmentation:
     return Augmentation(image_size, crop="padded", three_augment=True, color_jitter=0.3, crop_pct=1.0)
 
 
-def _deit3_21k(size: str, patch: int, epochs: int, image_size: int, drop_path: float) -> Published:
+def _deit3_21k(
+    size: str, patch: int, epochs: int, image_size: int, drop_path: float, *, name: str
+) -> Published:
     of_its_size = []
     if size == "small":
         of_its_size += ["The thesis (table 6.14) prints a drop path of 0 for this size, the command 0.05."]
@@ -123,11 +129,11 @@ def _deit3_21k(size: str, patch: int, epochs: int, image_size: int, drop_path: f
         of_its_size += ["The thesis's text names 90 epochs; its table 6.5 has 240, too, as the command has."]
     of_its_size += _unseen_rest(image_size, patch)
     return Published(
-        f"deit3-21k-{size}",
+        name,
         f"{_DEIT3}, training on ImageNet-21k; compare {_THESIS}, table 6.1",
         model=f"deit3_{size}_patch{patch}_224",
         options={"init_values": 1e-4} | ({"img_size": image_size} if image_size != 224 else {}),
-        method="scratch",
+        method=Method.SCRATCH,
         drop_path=drop_path,
         augmentation=_simple(image_size),
         recipe=Recipe(**_21K, epochs=epochs, batch_size=2048, base_lr=1e-3 * 256 / 2048, min_lr=1e-5),
@@ -147,13 +153,13 @@ def _deit3_21k(size: str, patch: int, epochs: int, image_size: int, drop_path: f
     )
 
 
-def _deit3_21k_fine_tune(size: str, patch: int, drop_path: float) -> Published:
+def _deit3_21k_fine_tune(size: str, patch: int, drop_path: float, *, name: str) -> Published:
     return Published(
-        f"deit3-21k-fine-tune-{size}",
+        name,
         f"{_DEIT3}, fine-tuning on ImageNet-1k after ImageNet-21k; compare {_THESIS}, table 6.1",
         model=f"deit3_{size}_patch{patch}_224",
         options={"init_values": 1e-4},
-        method="fine-tune",
+        method=Method.FINE_TUNE,
         drop_path=drop_path,
         augmentation=_simple(224),
         recipe=Recipe(**_21K, epochs=50, batch_size=2048, base_lr=3e-4 * 256 / 2048, min_lr=1e-5),
@@ -170,44 +176,45 @@ def _deit3_21k_fine_tune(size: str, patch: int, drop_path: float) -> Published:
     )
 
 
-_DEIT_384 = Published(
-    "deit-base-384",
-    f"{_DEIT}, fine-tuning at 384",
-    model="deit_base_patch16_224",
-    options={"img_size": 384},
-    method="fine-tune",
-    teacher="deit_base_patch16_224.fb_in1k",
-    drop_path=0.1,
-    augmentation=replace(ERASED, image_size=384),
-    recipe=Recipe(
-        epochs=30,
-        batch_size=512,
-        repeats=3,
-        **(TUNED | {"base_lr": 5e-6 * 256 / 512, "min_lr": 5e-6, "weight_decay": 1e-8}),
-    ),
-    oddities=(
-        "Peak and smallest rate are both 5e-6: after warm-up the rate stays.",
-        "A weight decay of 1e-8 is none.",
-        "The command fine-tunes for 30 epochs, the paper for 25.",
-        "Positions are resized by bicubic interpolation, as in the published code.",
-        "The class head goes on from the teacher's there; here, as in every fine-tuning, it is new.",
-        _DEIT_SCHEDULE,
-        _DEIT_AVERAGE,
-        LAST_BATCH,
-    ),
-)
+def _deit_384(*, name: str) -> Published:
+    return Published(
+        name,
+        f"{_DEIT}, fine-tuning at 384",
+        model="deit_base_patch16_224",
+        options={"img_size": 384},
+        method=Method.FINE_TUNE,
+        teacher="deit_base_patch16_224.fb_in1k",
+        drop_path=0.1,
+        augmentation=replace(ERASED, image_size=384),
+        recipe=Recipe(
+            epochs=30,
+            batch_size=512,
+            repeats=3,
+            **(TUNED | {"base_lr": 5e-6 * 256 / 512, "min_lr": 5e-6, "weight_decay": 1e-8}),
+        ),
+        oddities=(
+            "Peak and smallest rate are both 5e-6: after warm-up the rate stays.",
+            "A weight decay of 1e-8 is none.",
+            "The command fine-tunes for 30 epochs, the paper for 25.",
+            "Positions are resized by bicubic interpolation, as in the published code.",
+            "The class head goes on from the teacher's there; here, as in every fine-tuning, it is new.",
+            _DEIT_SCHEDULE,
+            _DEIT_AVERAGE,
+            LAST_BATCH,
+        ),
+    )
 
 
 # --- Networks that the command line does not build: their recipes are for `atlib.train.train` from Python ---
 
 
-def _cait(size: str, model: str, drop_path: float, scale: float, *of_its_size: str) -> Published:
+def _cait(model: str, drop_path: float, scale: float, *of_its_size: str, name: str) -> Published:
     return Published(
-        f"cait-{size}",
+        name,
         f"arXiv 2103.17239; {_THESIS}, section 3.7 and table 3.16; crop: README_cait.md of deit at 7e160fe",
         model=model,
         options={"init_values": scale} | ({} if model.endswith("224") else {"img_size": 224}),
-        method="scratch",
+        method=Method.SCRATCH,
         drop_path=drop_path,
         augmentation=replace(ERASED, crop_pct=1.0),
         recipe=Recipe(**TUNED, epochs=400, batch_size=1024, base_lr=2.5e-4, min_lr=1e-5, repeats=3),
@@ -221,12 +228,12 @@ def _cait(size: str, model: str, drop_path: float, scale: float, *of_its_size: s
     )
 
 
-def _resmlp(size: str, model: str, *of_its_size: str) -> Published:
+def _resmlp(model: str, *of_its_size: str, name: str) -> Published:
     return Published(
-        f"resmlp-{size}",
+        name,
         f"arXiv 2105.03404, section 3.1; {_THESIS}, section 4.3; crop: README_resmlp.md of deit at 7e160fe",
         model=model,
-        method="scratch",
+        method=Method.SCRATCH,
         drop_path=0.1,
         augmentation=replace(ERASED, crop_pct=0.9),
         recipe=Recipe(
@@ -252,12 +259,12 @@ def _resmlp(size: str, model: str, *of_its_size: str) -> Published:
     )
 
 
-def _patch_conv_net(size: str, drop_path: float) -> Published:
+def _patch_conv_net(size: str, drop_path: float, *, name: str) -> Published:
     return Published(
-        f"patch-conv-{size.lower()}",
+        name,
         f"arXiv 2112.13692; {_THESIS}, section 5.3 and table 5.8",
         model=size,
-        method="scratch",
+        method=Method.SCRATCH,
         drop_path=drop_path,
         augmentation=RAND_AUGMENT,
         recipe=Recipe(
@@ -278,48 +285,48 @@ def _patch_conv_net(size: str, drop_path: float) -> Published:
     )
 
 
-DEIT: tuple[Published, ...] = (
-    _deit("tiny"),
-    _deit("small"),
-    _deit("base"),
-    _DEIT_384,
-    _deit3("small", 16, lr=4e-3, image_size=224, drop_path=0.05),
-    _deit3("base", 16, lr=3e-3, image_size=192, drop_path=0.2),
-    _deit3("large", 16, lr=3e-3, image_size=192, drop_path=0.45),
-    _deit3("huge", 14, lr=3e-3, image_size=160, drop_path=0.6),
-    _deit3_fine_tune("base", 16, drop_path=0.2),
-    _deit3_fine_tune("large", 16, drop_path=0.45),
-    _deit3_fine_tune("huge", 14, drop_path=0.55),
-    _deit3_fine_tune("small", 16, drop_path=0.0, image_size=384),
-    _deit3_fine_tune("base", 16, drop_path=0.15, image_size=384),
-    _deit3_fine_tune("large", 16, drop_path=0.4, image_size=384),
-    _deit3_21k("small", 16, epochs=240, image_size=224, drop_path=0.05),
-    _deit3_21k("base", 16, epochs=240, image_size=224, drop_path=0.1),
-    _deit3_21k("large", 16, epochs=240, image_size=224, drop_path=0.3),
-    _deit3_21k("huge", 14, epochs=90, image_size=128, drop_path=0.5),
-    _deit3_21k_fine_tune("small", 16, drop_path=0.05),
-    _deit3_21k_fine_tune("base", 16, drop_path=0.15),
-    _deit3_21k_fine_tune("large", 16, drop_path=0.4),
-    _deit3_21k_fine_tune("huge", 14, drop_path=0.45),
-)
+DEIT: Mapping[str, Callable[..., Published]] = {
+    "deit-tiny": partial(_deit, "tiny"),
+    "deit-small": partial(_deit, "small"),
+    "deit-base": partial(_deit, "base"),
+    "deit-base-384": _deit_384,
+    "deit3-small": partial(_deit3, "small", 16, lr=4e-3, image_size=224, drop_path=0.05),
+    "deit3-base": partial(_deit3, "base", 16, lr=3e-3, image_size=192, drop_path=0.2),
+    "deit3-large": partial(_deit3, "large", 16, lr=3e-3, image_size=192, drop_path=0.45),
+    "deit3-huge": partial(_deit3, "huge", 14, lr=3e-3, image_size=160, drop_path=0.6),
+    "deit3-fine-tune-base": partial(_deit3_fine_tune, "base", 16, drop_path=0.2),
+    "deit3-fine-tune-large": partial(_deit3_fine_tune, "large", 16, drop_path=0.45),
+    "deit3-fine-tune-huge": partial(_deit3_fine_tune, "huge", 14, drop_path=0.55),
+    "deit3-fine-tune-small-384": partial(_deit3_fine_tune, "small", 16, drop_path=0.0, image_size=384),
+    "deit3-fine-tune-base-384": partial(_deit3_fine_tune, "base", 16, drop_path=0.15, image_size=384),
+    "deit3-fine-tune-large-384": partial(_deit3_fine_tune, "large", 16, drop_path=0.4, image_size=384),
+    "deit3-21k-small": partial(_deit3_21k, "small", 16, epochs=240, image_size=224, drop_path=0.05),
+    "deit3-21k-base": partial(_deit3_21k, "base", 16, epochs=240, image_size=224, drop_path=0.1),
+    "deit3-21k-large": partial(_deit3_21k, "large", 16, epochs=240, image_size=224, drop_path=0.3),
+    "deit3-21k-huge": partial(_deit3_21k, "huge", 14, epochs=90, image_size=128, drop_path=0.5),
+    "deit3-21k-fine-tune-small": partial(_deit3_21k_fine_tune, "small", 16, drop_path=0.05),
+    "deit3-21k-fine-tune-base": partial(_deit3_21k_fine_tune, "base", 16, drop_path=0.15),
+    "deit3-21k-fine-tune-large": partial(_deit3_21k_fine_tune, "large", 16, drop_path=0.4),
+    "deit3-21k-fine-tune-huge": partial(_deit3_21k_fine_tune, "huge", 14, drop_path=0.45),
+}
 _SCALE_BY_CODE = (
     "Table 3.16 starts LayerScale at 1e-6 here, the authors' model and timm's at 1e-5, as this does."
 )
 _SCALE_BY_TIMM = "The authors' model starts LayerScale at {}, timm's at {}."
-OTHER_NETWORKS: tuple[Published, ...] = (
-    _cait("xxs24", "cait_xxs24_224", 0.05, 1e-5),
-    _cait("xxs36", "cait_xxs36_224", 0.1, 1e-5, _SCALE_BY_CODE),
-    _cait("xs24", "cait_xs24_384", 0.05, 1e-5),
-    _cait("s24", "cait_s24_224", 0.1, 1e-5),
-    _cait("s36", "cait_s36_384", 0.2, 1e-6),
-    _cait("m36", "cait_m36_384", 0.3, 1e-6),
-    _resmlp("s12", "resmlp_12_224", _SCALE_BY_TIMM.format("0.1", "1e-4")),
-    _resmlp("s24", "resmlp_24_224"),
-    _resmlp(
-        "b24", "resmlp_big_24_224", "Patches of 8 pixels, as in timm: the paper's B24/8, not its B24 (16)."
+OTHER_NETWORKS: Mapping[str, Callable[..., Published]] = {
+    "cait-xxs24": partial(_cait, "cait_xxs24_224", 0.05, 1e-5),
+    "cait-xxs36": partial(_cait, "cait_xxs36_224", 0.1, 1e-5, _SCALE_BY_CODE),
+    "cait-xs24": partial(_cait, "cait_xs24_384", 0.05, 1e-5),
+    "cait-s24": partial(_cait, "cait_s24_224", 0.1, 1e-5),
+    "cait-s36": partial(_cait, "cait_s36_384", 0.2, 1e-6),
+    "cait-m36": partial(_cait, "cait_m36_384", 0.3, 1e-6),
+    "resmlp-s12": partial(_resmlp, "resmlp_12_224", _SCALE_BY_TIMM.format("0.1", "1e-4")),
+    "resmlp-s24": partial(_resmlp, "resmlp_24_224"),
+    "resmlp-b24": partial(
+        _resmlp, "resmlp_big_24_224", "Patches of 8 pixels, as in timm: the paper's B24/8, not its B24 (16)."
     ),
-    _patch_conv_net("S60", 0.15),
-    _patch_conv_net("S120", 0.2),
-    _patch_conv_net("B60", 0.3),
-    _patch_conv_net("B120", 0.4),
-)
+    "patch-conv-s60": partial(_patch_conv_net, "S60", 0.15),
+    "patch-conv-s120": partial(_patch_conv_net, "S120", 0.2),
+    "patch-conv-b60": partial(_patch_conv_net, "B60", 0.3),
+    "patch-conv-b120": partial(_patch_conv_net, "B120", 0.4),
+}

@@ -16,8 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atlib.analysis.accounting import Memory, copy, distill, fine_tuning, shape_of, step_memory
 from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
-from atlib.run.build import loss_of, with_heads
+from atlib.run.build import loss_of, with_detector
 from atlib.run.config import RunConfig
+from atlib.run.method import Method
+from atlib.run.parts import Detect
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer, schedule
 from atlib.train.recipe import PLAIN, Recipe, try_optimizer
@@ -48,8 +50,8 @@ class Timing(NamedTuple):
         if self.whole:
             return second * batch / large
         # noise must not make images free
-        each = max((second - first) / (large - small), 0.5 * second / large)
-        return second + each * (batch - large)
+        per_image = max((second - first) / (large - small), 0.5 * second / large)
+        return second + per_image * (batch - large)
 
 
 class RandomImages:
@@ -84,14 +86,14 @@ def time_steps(
     outputs: int,
     flops: int | None,
     at_rest: int,
-    each: int,
+    per_image: int,
     limit: float,
 ) -> Timing | None:
     """Time steps of the run's recipe with batches that fit into memory and into about `limit` seconds; None
     where one image does not.
 
     make: builds the model to train. flops: of one image, None where not known (then a step of two images is
-    tried first). at_rest, each: bytes that the model takes between steps, and in a step for each image.
+    tried first). at_rest, per_image: bytes that the model takes between steps, and in a step for each image.
     """
     room, whole = SAFE_SHARE * free_memory() - at_rest, config.recipe.batch_size
     if room < 0:
@@ -103,13 +105,13 @@ def time_steps(
     else:
         in_time = int(limit * EFFICIENCY * speed() / (2 * STEPS * flops))
     parts = config.recipe.accumulate if in_time >= whole else 1
-    batch = min(whole, in_time, int(room / max(each, 1)) * parts)
+    batch = min(whole, in_time, int(room / max(per_image, 1)) * parts)
     if batch >= 1 and model is None:
         model = make()
     while batch >= 1:
         batches = (whole, whole) if batch == whole else (max(1, batch // 2), max(2, batch))
         try:
-            measured = [_step(config, model, outputs, each) for each in dict.fromkeys(batches)]
+            measured = [_step(config, model, outputs, size) for size in dict.fromkeys(batches)]
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             batch //= 2
@@ -156,9 +158,9 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
 def made_up(config: RunConfig, outputs: int, count: int):
     """Targets of the kind that a method learns, without meaning: classes, numbers, or objects, seven in an
     image, as many as COCO has on average."""
-    if config.heads is not None:
+    if isinstance(config.task, Detect):
         return _made_up_objects(config, outputs, count)
-    return torch.rand(count, outputs) if config.method == "retrieval" else torch.randint(outputs, (count,))
+    return torch.randint(outputs, (count,))
 
 
 def _made_up_objects(config: RunConfig, classes: int, count: int):
@@ -229,20 +231,21 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
     with torch.device("meta"):
         model = assembled(config, outputs)
     groups = parameter_groups(model, config)
-    flops = flops_of(config, skeleton) if config.heads is None else flops_of_detector(config, outputs)
+    detects = isinstance(config.task, Detect)
+    flops = flops_of_detector(config, outputs) if detects else flops_of(config, skeleton)
     memory = memory_of(config, outputs)
-    at_rest, each = memory.total - memory.saved, memory.saved // part_of(config)
+    at_rest, per_image = memory.total - memory.saved, memory.saved // part_of(config)
     make = partial(assembled, config, outputs)
-    timing = time_steps(config, make, outputs, flops, at_rest, each, limit)
+    timing = time_steps(config, make, outputs, flops, at_rest, per_image, limit)
     seconds = None
     if timing is not None:
         seconds = timing.seconds(config.recipe.batch_size)
     elif flops is not None:
         seconds = flops * config.recipe.batch_size / speed()
     on_vit = 0
-    if config.heads is not None:
-        of_vit = sum(each.numel() for each in model.backbone.parameters())
-        on_vit = sum(each.numel() for each in model.parameters()) - of_vit
+    if isinstance(config.task, Detect):
+        of_vit = sum(weight.numel() for weight in model.backbone.parameters())
+        on_vit = sum(weight.numel() for weight in model.parameters()) - of_vit
     when = moments(config, groups)
     return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timing, on_vit)
 
@@ -250,11 +253,11 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
     """The model to train with first weights throughout, its teacher's too."""
     student = config.architecture(outputs).build()
-    if config.method == "mae":
+    if config.method is Method.MAE:
         return config.auto_encoder(student)
     if config.plan is not None:
         student = AttentionTransfer(config.architecture(outputs).build(), student, config.plan)
-    return with_heads(config, student, outputs)
+    return with_detector(config, student, outputs)
 
 
 def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
@@ -262,13 +265,13 @@ def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
     by_decay: dict[float, list[dict]] = {}
     for group in make_optimizer(model, config.recipe).param_groups:
         by_decay.setdefault(group["weight_decay"], []).append(group)
-    found = []
+    by_line = []
     for decay, groups in sorted(by_decay.items(), reverse=True):
-        tensors = [each for group in groups for each in group["params"]]
+        tensors = [weight for group in groups for weight in group["params"]]
         factors = [group["lr"] / config.recipe.lr for group in groups]
-        numbers = sum(each.numel() for each in tensors)
-        found.append(Group(decay, len(tensors), numbers, (min(factors), max(factors))))
-    return found
+        numbers = sum(tensor.numel() for tensor in tensors)
+        by_line.append(Group(decay, len(tensors), numbers, (min(factors), max(factors))))
+    return by_line
 
 
 def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, float, float]]:
@@ -289,7 +292,7 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
     counted: other kinds of ViT, masked auto-encoding, and transfers of something else than maps."""
-    if config.method == "mae" or config.plan is not None and config.plan.what != "map":
+    if config.method is Method.MAE or config.plan is not None and config.plan.what != "map":
         return None
     try:
         shape = shape_of(skeleton)
@@ -297,7 +300,8 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
         return None
     if config.plan is None:
         return fine_tuning(shape)
-    return {"copy": copy, "distill": distill}[config.method](shape, len(config.plan.layers_of(shape.depth)))
+    flops_of_transfer = copy if config.method is Method.COPY else distill
+    return flops_of_transfer(shape, len(config.plan.layers_of(shape.depth)))
 
 
 def flops_of_detector(config: RunConfig, outputs: int) -> int:
@@ -325,14 +329,14 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     measured on an image with made-up objects.
     """
     size = config.skeleton(outputs).patch_embed.img_size
-    if config.heads is not None:
+    if isinstance(config.task, Detect):
         return _with_average(config, _memory_of_detector(config, outputs, size))
     with torch.device("meta"):
         model = assembled(config, outputs)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = model.to_empty(device="cpu").train()  # with its teacher, which moves along
-        if config.method == "mae":
-            weights = sum(each.numel() * each.element_size() for each in model.parameters())
+        if config.method is Method.MAE:
+            weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
             one = two = Memory(weights, weights, 2 * weights, 0, 0)
         else:
             one, two = (step_memory(model, torch.empty(images, 3, *size)) for images in (1, 2))
@@ -366,8 +370,8 @@ def state_per_weight(recipe: Recipe, width: int = 256) -> float:
         return PLAIN[recipe.optimizer]
     kept = tree_leaves(list(try_optimizer(recipe.optimizer, recipe.betas, width).state.values()))
     # What has no dimension counts steps, and does not grow with the model.
-    tensors = [each for each in kept if isinstance(each, Tensor) and each.ndim]
-    return sum(each.numel() * each.element_size() for each in tensors) / (4 * width * width)
+    tensors = [value for value in kept if isinstance(value, Tensor) and value.ndim]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / (4 * width * width)
 
 
 def part_of(config: RunConfig) -> int:

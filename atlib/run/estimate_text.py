@@ -3,52 +3,54 @@
 from collections.abc import Sequence
 
 from atlib.run.estimate import Estimate, part_of
+from atlib.run.parts import Detect
 
 PAPER_GPU_HOURS, PAPER_EPOCHS = 2735, 100  # of ViT-L on ImageNet-1k: quoted from arXiv 2411.09702
 GIB = 2**30
 
 
-def as_text(found: Estimate, oddities: Sequence[str] = (), config_diff: Sequence[str] = ()) -> str:
+def as_text(estimate: Estimate, oddities: Sequence[str] = (), config_diff: Sequence[str] = ()) -> str:
     """What `--dry-run` prints. oddities: of the published recipe, which need not hold of this run;
     config_diff: how this run's recipe differs from it."""
     sections = {
-        "run": _run(found),
-        "model": _model(found),
-        "parameter groups": _groups(found),
-        "schedule": _schedule(found),
-        "steps": _steps(found),
+        "run": _run(estimate),
+        "model": _model(estimate),
+        "parameter groups": _groups(estimate),
+        "schedule": _schedule(estimate),
+        "steps": _steps(estimate),
         "changed against the published recipe": config_diff,
         "oddities of the published recipe": oddities,
-        "memory of a step": _memory(found),
-        "time": _time(found),
-        "cost": _cost(found),
+        "memory of a step": _memory(estimate),
+        "time": _time(estimate),
+        "cost": _cost(estimate),
     }
     return "\n".join("\n    ".join([name, *lines]) for name, lines in sections.items() if lines)
 
 
-def _run(found: Estimate) -> list[str]:
-    config = found.config
+def _run(estimate: Estimate) -> list[str]:
+    config = estimate.config
     teacher = "" if config.teacher is None else f", from {config.teacher}"
     if config.plan is not None:
         teacher = f", teacher {config.teacher} (taken to be of the same architecture)"
     return [
         f"{config.recipe_name}: {config.method}{teacher}, seed {config.seed}",
-        f"data {config.data}: {found.count:,} training images",
+        f"data {config.data}: {estimate.count:,} training images",
     ]
 
 
-def _model(found: Estimate) -> list[str]:
-    vit, config = found.skeleton, found.config
+def _model(estimate: Estimate) -> list[str]:
+    vit, config = estimate.skeleton, estimate.config
     attention, patches, prefix = vit.blocks[0].attn, vit.patch_embed.num_patches, vit.num_prefix_tokens
-    weights, grid = sum(each.numel() for each in vit.parameters()), vit.patch_embed.grid_size
+    weights, grid = sum(weight.numel() for weight in vit.parameters()), vit.patch_embed.grid_size
     tokens = f"{patches + prefix} tokens ({grid[0]} x {grid[1]} patches and {prefix} more)"
     lines = [
         f"{config.model.name}: {weights:,} parameters, {len(vit.blocks)} layers of width {vit.embed_dim}",
         f"{tokens}, {attention.num_heads} heads of width {attention.head_dim}",
     ]
-    if config.heads is not None:
+    if isinstance(task := config.task, Detect):
         lines.append(
-            f"{config.heads} on it ({config.head_sizes}): {found.on_vit:,} parameters in pyramid and heads"
+            f"{task.detector} on it ({task.detector_sizes}): {estimate.on_vit:,} parameters in pyramid and"
+            " heads"
         )
     if config.plan is not None:
         layers = config.plan.layers_of(len(vit.blocks))
@@ -57,64 +59,64 @@ def _model(found: Estimate) -> list[str]:
     return lines
 
 
-def _groups(found: Estimate) -> list[str]:
+def _groups(estimate: Estimate) -> list[str]:
     lines = []
-    for decay, tensors, numbers, (least, most) in found.groups:
+    for decay, tensors, numbers, (least, most) in estimate.groups:
         factor = f"{most:g}" if least == most else f"{least:.3g} (first layers) to {most:.3g} (head)"
-        group = f"{found.config.recipe.optimizer}, weight decay {decay:g}"
+        group = f"{estimate.config.recipe.optimizer}, weight decay {decay:g}"
         lines.append(f"{group}: {numbers:,} numbers in {tensors} tensors, lr times {factor}")
     return lines
 
 
-def _schedule(found: Estimate) -> list[str]:
+def _schedule(estimate: Estimate) -> list[str]:
     lines = []
-    for when, (step, smallest, largest) in found.moments.items():
+    for when, (step, smallest, largest) in estimate.moments.items():
         down = "" if smallest == largest else f" down to {smallest:.3g} in the first layers"
         lines.append(f"{when} ({step:,}): lr {largest:.3g}{down}")
-    lr, min_lr = found.config.recipe.lr, found.config.recipe.min_lr
+    lr, min_lr = estimate.config.recipe.lr, estimate.config.recipe.min_lr
     if min_lr > lr:
         lines.append(f"min_lr {min_lr:g} is above lr {lr:g}: after warm-up the learning rate rises")
     return lines
 
 
-def _steps(found: Estimate) -> list[str]:
-    recipe = found.config.recipe
+def _steps(estimate: Estimate) -> list[str]:
+    recipe = estimate.config.recipe
     parts = "" if recipe.accumulate == 1 else f", computed in {recipe.accumulate} parts"
     return [
-        f"{recipe.steps:,} steps of {recipe.batch_size:,} images{parts}: {found.steps_per_epoch:,} an epoch,"
-        f" {found.epochs:.4g} epochs"
+        f"{recipe.steps:,} steps of {recipe.batch_size:,} images{parts}: {estimate.steps_per_epoch:,} an"
+        f" epoch, {estimate.epochs:.4g} epochs"
     ]
 
 
-def _memory(found: Estimate) -> list[str]:
-    memory, images = found.memory, part_of(found.config)
+def _memory(estimate: Estimate) -> list[str]:
+    memory, images = estimate.memory, part_of(estimate.config)
     parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in memory._asdict().items() if value)
     total = f"{memory.total / GIB:.3g} GiB on one device"
     lines = [f"{total} for {images:,} images at once, float32: {parts}"]
     if memory.saved:
-        rest, each = (memory.total - memory.saved) / GIB, memory.saved / images / GIB
+        rest, per_image = (memory.total - memory.saved) / GIB, memory.saved / images / GIB
         lines += [
-            f"that is {rest:.3g}, and {each:.3g} for each image on a device",
-            f"{_counted(found)}; what comes and goes within an operation is extra",
+            f"that is {rest:.3g}, and {per_image:.3g} for each image on a device",
+            f"{_counted(estimate)}; what comes and goes within an operation is extra",
         ]
     else:
         lines.append("what masked auto-encoding keeps for the backward pass is not counted")
-    if found.config.recipe.checkpoint_activations:
+    if estimate.config.recipe.checkpoint_activations:
         lines.append("without activation checkpointing, which this run has: it keeps less")
-    if found.config.recipe.mixed_precision != "no":
-        lines.append(f"in {found.config.recipe.mixed_precision} about half as much is saved")
+    if estimate.config.recipe.mixed_precision != "no":
+        lines.append(f"in {estimate.config.recipe.mixed_precision} about half as much is saved")
     return lines
 
 
-def _counted(found: Estimate) -> str:
-    if found.config.heads is None:
+def _counted(estimate: Estimate) -> str:
+    if not isinstance(estimate.config.task, Detect):
         return "counted from shapes"
     return "measured on one image with seven made-up objects; what is kept hangs on what is found"
 
 
-def _time(found: Estimate) -> list[str]:
-    recipe, timing = found.config.recipe, found.timing
-    if found.seconds is None:
+def _time(estimate: Estimate) -> list[str]:
+    recipe, timing = estimate.config.recipe, estimate.timing
+    if estimate.seconds is None:
         return ["not estimated: no step fits into this machine's memory, and FLOPs are not counted"]
     if timing is None:
         how = (
@@ -129,27 +131,27 @@ def _time(found: Estimate) -> list[str]:
             f"measured with {small} and {large} images on {timing.on} ({first:.3g} s and {second:.3g} s),"
             f" extrapolated to {recipe.batch_size:,}"
         )
-    rate, epoch = recipe.batch_size / found.seconds, found.seconds * found.steps_per_epoch / 60
+    rate, epoch = recipe.batch_size / estimate.seconds, estimate.seconds * estimate.steps_per_epoch / 60
     return [
-        f"{found.seconds:.3g} s a step, {rate:.3g} images/s, {epoch:.3g} minutes an epoch",
+        f"{estimate.seconds:.3g} s a step, {rate:.3g} images/s, {epoch:.3g} minutes an epoch",
         how,
         "reading and changing images is not counted: see `benchmarks/data.py`",
     ]
 
 
-def _cost(found: Estimate) -> list[str]:
-    lines, recipe = [], found.config.recipe
-    if found.hours is not None:
-        lines.append(f"{found.hours:.3g} hours in all on one device such as this")
-    if found.flops is None:
+def _cost(estimate: Estimate) -> list[str]:
+    lines, recipe = [], estimate.config.recipe
+    if estimate.hours is not None:
+        lines.append(f"{estimate.hours:.3g} hours in all on one device such as this")
+    if estimate.flops is None:
         lines.append("FLOPs are not counted for this kind of model or method")
     else:
-        each, whole = found.flops / 1e9, found.flops * recipe.batch_size * recipe.steps
-        lines.append(f"at least {each:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
-    if found.config.heads is not None:
+        per_image, whole = estimate.flops / 1e9, estimate.flops * recipe.batch_size * recipe.steps
+        lines.append(f"at least {per_image:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
+    if isinstance(estimate.config.task, Detect):
         return lines  # the paper's hours are of classification
     paper = f"{PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of ViT-L on ImageNet-1k"
-    if found.config.model.name.startswith("vit_large") and "imagenet" in found.config.data:
-        hours = PAPER_GPU_HOURS * found.epochs / PAPER_EPOCHS
-        paper += f", so {hours:,.0f} for the {found.epochs:.4g} epochs of this run"
+    if estimate.config.model.name.startswith("vit_large") and "imagenet" in estimate.config.data:
+        hours = PAPER_GPU_HOURS * estimate.epochs / PAPER_EPOCHS
+        paper += f", so {hours:,.0f} for the {estimate.epochs:.4g} epochs of this run"
     return [*lines, f"the paper (arXiv 2411.09702): {paper}"]

@@ -18,7 +18,7 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
 
     Raises `ValueError` for a name without a value, a value without a name, and a name given twice.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     waiting = list(arguments)
     while waiting:
         name, equals, value = waiting.pop(0).partition("=")
@@ -29,10 +29,10 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
                 raise ValueError(f"{name} has no value: write {name} VALUE")
             value = waiting.pop(0)
         name = name[2:]
-        if name in found:
-            raise ValueError(f"--{name} is given twice, as {found[name]!r} and as {value!r}")
-        found[name] = value
-    return found
+        if name in texts:
+            raise ValueError(f"--{name} is given twice, as {texts[name]!r} and as {value!r}")
+        texts[name] = value
+    return texts
 
 
 def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
     for name, text in texts.items():
         if name not in kinds:
             close = difflib.get_close_matches(name, kinds)
-            meant = f" Did you mean {' or '.join(f'--{each}' for each in close)}?" if close else ""
+            meant = f" Did you mean {' or '.join(f'--{other}' for other in close)}?" if close else ""
             raise ValueError(f"unknown setting --{name}.{meant} --help lists them all")
         if text.lower() == "none" and (kinds[name] is Any or type(None) in get_args(kinds[name])):
             text = "null"  # as YAML, in which values are read, writes it

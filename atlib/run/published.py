@@ -5,36 +5,36 @@ from dataclasses import dataclass, field, replace
 
 from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
+from atlib.run.method import Method
 from atlib.train.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Published:
-    """A recipe as its source prints it, with its length in epochs and its rate per 256 images.
-
-    source: paper with table or section, and the command where the authors print one. model: a timm name or a
-    preset, or, of a network that neither has, its authors' name; options: its further constructor arguments.
-    method: "scratch", "fine-tune", "copy" or "distill"; "mae" pre-trains without labels; "dmae" and
-    "attndistill" are trained from Python only. teacher: the timm name whose weights the method starts from or
-    learns from, None where a run must name one. plan: what is transferred, None where nothing is. drop_path:
-    rate of stochastic depth in the last block. pretext: of masked auto-encoding, the run's `mask_ratio`,
-    `decoder_width`, `decoder_depth` and `decoder_heads`. detection: of a detector, the run's `heads`,
-    `head_sizes` and `jitter`; its images are jittered and not augmented otherwise. oddities: what a reader
-    would take for a slip, and where we depart.
-    """
+    """A recipe as its source prints it, with its length in epochs and its rate per 256 images."""
 
     name: str
+    #: paper with table or section, and the command where the authors print one
     source: str
+    #: a timm name or a preset, or, of a network that neither has, its authors' name
     model: str
-    method: str
+    method: Method
     recipe: Recipe
+    #: None: images are not changed, except that a detector's are jittered
     augmentation: Augmentation | None
+    #: further arguments of the model's constructor
     options: Mapping = field(default_factory=dict)
+    #: the timm name whose weights the method starts from or learns from; None where a run must name one
     teacher: str | None = None
+    #: what is transferred; None where nothing is
     plan: Plan | None = None
+    #: rate of stochastic depth in the last block
     drop_path: float = 0.0
+    #: of masked auto-encoding: the fields of `atlib.run.parts.Mae`
     pretext: Mapping = field(default_factory=dict)
+    #: of a detector: the run's `detector`, `detector_sizes` and `jitter`
     detection: Mapping = field(default_factory=dict)
+    #: what a reader would take for a slip, and where we depart
     oddities: tuple[str, ...] = ()
 
 

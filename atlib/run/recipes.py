@@ -1,18 +1,21 @@
 """Recipes as frozen values, every one by its name: the papers' (here attention transfer, MAE after its
-pre-training, AugReg; the others are collected from the files beside), and this project's."""
+pre-training, AugReg; the others are collected from the files beside), and this project's.
 
+The tables hold names and what makes a recipe, called with `name`; `published` calls it."""
+
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 
 from atlib._util import require_known
 from atlib.data.transforms import Augmentation
-from atlib.plan import HOW, Plan
+from atlib.plan import Plan
 from atlib.run.deit_recipes import DEIT, OTHER_NETWORKS
 from atlib.run.detection_recipes import DETECTION
+from atlib.run.method import Method
 from atlib.run.published import ERASED, LAST_BATCH, POOLED, RAND_AUGMENT, SCRATCH, TUNED, Published
-from atlib.run.unlabelled_recipes import OTHER_METHODS, WITHOUT_LABELS
+from atlib.run.unlabelled_recipes import AFTER_PRETRAINING, OTHER_METHODS, PRETRAINING
 from atlib.train.recipe import Recipe
-
-METHODS = ("scratch", "fine-tune", "copy", "distill")
 
 _PAPER = "arXiv 2411.09702, table of recipes"
 _CODE = "github.com/alexlioralexli/attention-transfer at 26963e8"
@@ -22,71 +25,82 @@ _LAST_LAYERS = (
 )
 _FLOAT32 = "Mixed precision is commented out in the published code, so its maps are computed in float32."
 
-_COPY = Published(
-    "copy-vit-large",
-    f"{_PAPER}; random erasing: {_CODE}, README.md, Attention Copy",
-    model="vit_large_patch16_224",
-    options=POOLED,
-    method="copy",
-    plan=Plan(),
-    teacher="vit_large_patch16_224.mae",
-    augmentation=ERASED,
-    recipe=Recipe(
-        **TUNED, epochs=100, batch_size=2048, base_lr=1e-3, min_lr=2e-3, layer_decay=0.75, ema=0.9999
-    ),
-    oddities=(
-        (
-            "The smallest learning rate, 2e-3, is above the base rate, 1e-3. The base rate is per 256 images,"
-            " the smallest is absolute: at batch 2048 the peak is 8e-3 and the schedule falls to a quarter of"
-            " it. At a batch below 512 the peak is below 2e-3, and the rate rises after the warm-up."
-        ),
-        "Layer decay slows the first layers, though a student of random weights has nothing to protect.",
-        (
-            "The published code counts this student's layers one higher than MAE's code does: its last block"
-            " learns at the head's rate and its embeddings at 0.75 to the power of 24. Here, as in MAE and"
-            " timm, the last block has 0.75 of the head's rate and the embeddings 0.75 to the power of 25."
-        ),
-        _LAST_LAYERS,
-        _FLOAT32,
-        LAST_BATCH,
-    ),
-)
 
-_DISTILL = Published(
-    "distill-vit-large",
-    f"{_PAPER}; random erasing: {_CODE}, README.md, Attention Distillation",
-    model="vit_large_patch16_224",
-    options=POOLED,
-    method="distill",
-    teacher="vit_large_patch16_224.mae",
-    plan=Plan(how="distill", layers=range(18)),
-    drop_path=0.2,
-    augmentation=ERASED,
-    recipe=Recipe(**SCRATCH, epochs=200, batch_size=2048, ema=0.9999, transfer_weight=3.0),
-    oddities=(
-        "The paper's schedule ends at 0; the command leaves the smallest rate at the code's default, 1e-6.",
-        "In training the teacher drops the student's branches, image by image (`Plan.share_drop_path`).",
-        _LAST_LAYERS,
-        _FLOAT32,
-        LAST_BATCH,
-    ),
-)
-
-_PARTIAL_COPY = replace(
-    _COPY,
-    name="partial-copy-vit-large",
-    source=f"{_PAPER}: β2 of partial copies, the rest as Copy; layers: {_CODE}, models_dual_vit.py",
-    recipe=replace(_COPY.recipe, betas=(0.9, 0.95)),
-    plan=Plan(layers=range(21)),
-    oddities=(
-        (
-            "The paper varies the number of layers. 21 stands here because it is what the published code"
-            " copies by default (`end_layer=-3`); name others (`plan.layers`) for another point of the"
-            " paper's study."
+def _copy(*, name: str) -> Published:
+    return Published(
+        name,
+        f"{_PAPER}; random erasing: {_CODE}, README.md, Attention Copy",
+        model="vit_large_patch16_224",
+        options=POOLED,
+        method=Method.COPY,
+        plan=Plan(),
+        teacher="vit_large_patch16_224.mae",
+        augmentation=ERASED,
+        recipe=Recipe(
+            **TUNED, epochs=100, batch_size=2048, base_lr=1e-3, min_lr=2e-3, layer_decay=0.75, ema=0.9999
         ),
-        *(each for each in _COPY.oddities if each is not _LAST_LAYERS),
-    ),
-)
+        oddities=(
+            (
+                "The smallest learning rate, 2e-3, is above the base rate, 1e-3. The base rate is per 256"
+                " images, the smallest is absolute: at batch 2048 the peak is 8e-3 and the schedule falls to"
+                " a quarter of it. At a batch below 512 the peak is below 2e-3, and the rate rises after the"
+                " warm-up."
+            ),
+            "Layer decay slows the first layers, though a student of random weights has nothing to protect.",
+            (
+                "The published code counts this student's layers one higher than MAE's code does: its last"
+                " block learns at the head's rate and its embeddings at 0.75 to the power of 24. Here, as in"
+                " MAE and timm, the last block has 0.75 of the head's rate and the embeddings 0.75 to the"
+                " power of 25."
+            ),
+            _LAST_LAYERS,
+            _FLOAT32,
+            LAST_BATCH,
+        ),
+    )
+
+
+def _distill(*, name: str) -> Published:
+    return Published(
+        name,
+        f"{_PAPER}; random erasing: {_CODE}, README.md, Attention Distillation",
+        model="vit_large_patch16_224",
+        options=POOLED,
+        method=Method.DISTILL,
+        teacher="vit_large_patch16_224.mae",
+        plan=Plan(how="distill", layers=range(18)),
+        drop_path=0.2,
+        augmentation=ERASED,
+        recipe=Recipe(**SCRATCH, epochs=200, batch_size=2048, ema=0.9999, transfer_weight=3.0),
+        oddities=(
+            (
+                "The paper's schedule ends at 0; the command leaves the smallest rate at the code's default,"
+                " 1e-6."
+            ),
+            "In training the teacher drops the student's branches, image by image (`Plan.share_drop_path`).",
+            _LAST_LAYERS,
+            _FLOAT32,
+            LAST_BATCH,
+        ),
+    )
+
+
+def _partial_copy(*, name: str) -> Published:
+    whole = _copy(name=name)
+    return replace(
+        whole,
+        source=f"{_PAPER}: β2 of partial copies, the rest as Copy; layers: {_CODE}, models_dual_vit.py",
+        recipe=replace(whole.recipe, betas=(0.9, 0.95)),
+        plan=Plan(layers=range(21)),
+        oddities=(
+            (
+                "The paper varies the number of layers. 21 stands here because it is what the published code"
+                " copies by default (`end_layer=-3`); name others (`plan.layers`) for another point of the"
+                " paper's study."
+            ),
+            *(oddity for oddity in whole.oddities if oddity is not _LAST_LAYERS),
+        ),
+    )
 
 
 def _mae_fine_tune(
@@ -97,14 +111,16 @@ def _mae_fine_tune(
     base_lr: float = 1e-3,
     layer_decay: float = 0.75,
     epochs: int = 50,
+    *,
+    name: str,
 ) -> Published:
     vit = f"vit_{size}_patch{patch}_224"
     return Published(
-        f"mae-fine-tune-vit-{size}",
+        name,
         "github.com/facebookresearch/mae at 2f170f2, FINETUNE.md; compare arXiv 2111.06377, table 9",
         model=vit,
         options=POOLED,
-        method="fine-tune",
+        method=Method.FINE_TUNE,
         teacher=f"{vit}.mae",
         drop_path=drop_path,
         augmentation=ERASED,
@@ -127,13 +143,13 @@ def _mae_fine_tune(
     )
 
 
-def _mae_scratch(size: str, patch: int, drop_path: float, epochs: int) -> Published:
+def _mae_scratch(size: str, patch: int, drop_path: float, epochs: int, *, name: str) -> Published:
     return Published(
-        f"mae-scratch-vit-{size}",
+        name,
         "arXiv 2111.06377, appendix A.2, table 11",
         model=f"vit_{size}_patch{patch}_224",
         options=POOLED,
-        method="scratch",
+        method=Method.SCRATCH,
         drop_path=drop_path,
         augmentation=RAND_AUGMENT,
         recipe=Recipe(**SCRATCH, epochs=epochs, batch_size=4096, ema=0.9999),
@@ -153,13 +169,12 @@ _LIGHT_1, _MEDIUM_2 = ("rand-m0-n2-p1", 0.0), ("rand-m15-mmax15-n2-p1", 0.5)
 _STEPS_PER_EPOCH = 313  # of 4,096 images of ImageNet-1k
 
 
-def _augreg(size: str, augmented: tuple[str, float]) -> Published:
-    rand_augment, mixup = augmented
+def _augreg(size: str, rand_augment: str, mixup: float, *, name: str) -> Published:
     return Published(
-        f"augreg-vit-{size}",
+        name,
         "arXiv 2106.10270; github.com/google-research/big_vision at 21bd6eb, configs/vit_i1k.py",
         model=f"vit_{size}_patch16_224",
-        method="scratch",
+        method=Method.SCRATCH,
         augmentation=Augmentation(
             scale=(0.05, 1.0),
             rand_augment=rand_augment,
@@ -203,86 +218,84 @@ _BASE_BY_TABLE_9 = (
     " weights were pre-trained on normalised pixels, and the authors say they want other values."
 )
 _DROP_BY_TABLE_9 = "Table 9 prints a drop path of {} where the command has {}."
-# The papers' that the command line runs; with its `pretrain` those whose method is "mae".
-PUBLISHED: dict[str, Published] = {
-    each.name: each
-    for each in (
-        _COPY,
-        _DISTILL,
-        _PARTIAL_COPY,
-        _mae_fine_tune("base", 16, 0.1, _BASE_BY_TABLE_9, base_lr=5e-4, layer_decay=0.65, epochs=100),
-        _mae_fine_tune("large", 16, 0.2, _DROP_BY_TABLE_9.format(0.1, 0.2)),
-        _mae_fine_tune("huge", 14, 0.3, _DROP_BY_TABLE_9.format(0.2, 0.3)),
-        _mae_scratch("base", 16, drop_path=0.1, epochs=300),
-        _mae_scratch("large", 16, drop_path=0.2, epochs=200),
-        _mae_scratch("huge", 14, drop_path=0.2, epochs=200),
-        *WITHOUT_LABELS,
-        *DEIT,
-        _augreg("tiny", _LIGHT_1),
-        _augreg("small", _MEDIUM_2),
-        _augreg("base", _MEDIUM_2),
-        _augreg("large", _MEDIUM_2),
-        *DETECTION,
-    )
+# The papers' recipes that the command line runs; with its `pretrain` those of `PRETRAINING`.
+PAPERS: Mapping[str, Callable[..., Published]] = {
+    "copy-vit-large": _copy,
+    "distill-vit-large": _distill,
+    "partial-copy-vit-large": _partial_copy,
+    "mae-fine-tune-vit-base": partial(
+        _mae_fine_tune, "base", 16, 0.1, _BASE_BY_TABLE_9, base_lr=5e-4, layer_decay=0.65, epochs=100
+    ),
+    "mae-fine-tune-vit-large": partial(_mae_fine_tune, "large", 16, 0.2, _DROP_BY_TABLE_9.format(0.1, 0.2)),
+    "mae-fine-tune-vit-huge": partial(_mae_fine_tune, "huge", 14, 0.3, _DROP_BY_TABLE_9.format(0.2, 0.3)),
+    "mae-scratch-vit-base": partial(_mae_scratch, "base", 16, drop_path=0.1, epochs=300),
+    "mae-scratch-vit-large": partial(_mae_scratch, "large", 16, drop_path=0.2, epochs=200),
+    "mae-scratch-vit-huge": partial(_mae_scratch, "huge", 14, drop_path=0.2, epochs=200),
+    **PRETRAINING,
+    **AFTER_PRETRAINING,
+    **DEIT,
+    "augreg-vit-tiny": partial(_augreg, "tiny", *_LIGHT_1),
+    "augreg-vit-small": partial(_augreg, "small", *_MEDIUM_2),
+    "augreg-vit-base": partial(_augreg, "base", *_MEDIUM_2),
+    "augreg-vit-large": partial(_augreg, "large", *_MEDIUM_2),
+    **DETECTION,
 }
+# Those whose method or network the command line does not know: `atlib.train.train` takes their recipe.
+FOR_PYTHON: Mapping[str, Callable[..., Published]] = {**OTHER_METHODS, **OTHER_NETWORKS}
 
 
-# The papers' whose method or network the command line does not know: `atlib.train.train` takes their recipe.
-LIBRARY: dict[str, Published] = {each.name: each for each in (*OTHER_METHODS, *OTHER_NETWORKS)}
+# --- This project's own recipes, and every recipe by its name ---
 
-
-# --- This project's own recipes, as its tuning chose them; and every recipe by its name ---
-
-# As `Images` normalises both; the built-in world is not augmented, CIFAR-10 as `crop_and_flip` does it.
+# As `Images` normalises both; generated data are not augmented, CIFAR-10 as `crop_and_flip` does it.
 _PLAIN = Augmentation(32, crop="centre", flip=0.0, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
-_CROPPED = replace(_PLAIN, crop="padded", padding=4, flip=0.5)
 
 
-def _find(method: str, trial: int, lr: float, **chosen) -> Published:
+def _find(method: Method, lr: float, *, name: str, **chosen) -> Published:
+    """The best trial in the records, with which `tests/run/test_published.py` compares every value."""
     return Published(
-        f"find-{method}",
-        "this project, the best that a search found on the validation split: "
-        f"results/transfer/find.jsonl, {method}, trial {trial}",
+        name,
+        "this project, the best that a search found on the validation split: results/transfer/find.jsonl",
         model="glyphs",
         method=method,
-        plan=Plan(how=method) if method in HOW else None,
+        plan=Plan(how=method) if method.transfers else None,
         augmentation=_PLAIN,
         recipe=Recipe(epochs=62.5, warmup_epochs=6.25, batch_size=128, base_lr=lr * 256 / 128, **chosen),
     )
 
 
-def _cifar10_cpu(method: str) -> Published:
+def _cifar10_cpu(method: Method, *, name: str) -> Published:
     return Published(
-        f"cifar10-cpu-{method}",
-        "this project, atlib.lab.scales, 'cifar10-cpu': fixed in advance",
+        name,
+        "this project, atbook.lab.scales, 'cifar10-cpu': fixed in advance",
         model="glyphs",
         options={"num_classes": 10},
         method=method,
-        plan=Plan(how=method) if method in HOW else None,
-        augmentation=_CROPPED,
+        plan=Plan(how=method) if method.transfers else None,
+        augmentation=replace(_PLAIN, crop="padded", padding=4, flip=0.5),
         recipe=Recipe(epochs=15, warmup_epochs=1.5, batch_size=128, base_lr=2e-3),
     )
 
 
-OWN: dict[str, Published] = {
-    each.name: each
-    for each in (
-        _find("scratch", 22, lr=4e-3, weight_decay=0.1),
-        _find("fine-tune", 7, lr=5e-4, weight_decay=0.1),
-        _find("copy", 23, lr=4e-3, weight_decay=0.3),
-        _find("distill", 165, lr=8e-3, weight_decay=0.1, transfer_weight=10.0),
-        *(_cifar10_cpu(method) for method in METHODS),
-    )
+_COMPARED = (Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL)
+OWN: Mapping[str, Callable[..., Published]] = {
+    "find-scratch": partial(_find, Method.SCRATCH, lr=4e-3, weight_decay=0.1),
+    "find-fine-tune": partial(_find, Method.FINE_TUNE, lr=5e-4, weight_decay=0.1),
+    "find-copy": partial(_find, Method.COPY, lr=4e-3, weight_decay=0.3),
+    "find-distill": partial(_find, Method.DISTILL, lr=8e-3, weight_decay=0.1, transfer_weight=10.0),
+    **{f"cifar10-cpu-{method}": partial(_cifar10_cpu, method) for method in _COMPARED},
 }
 
 
+@cache
 def published(name: str) -> Published:
-    """A recipe by name: a paper's from `PUBLISHED` or `LIBRARY`, or "SCALE-METHOD" as this project chose it,
-    such as "find-copy". Raises `ValueError` for an unknown name, with the close ones."""
-    require_known("recipe", name, (*names(), *LIBRARY))
-    return {**PUBLISHED, **LIBRARY, **OWN}[name]
+    """A recipe by name: a paper's, or "SCALE-METHOD" as this project chose it, such as "find-copy".
+
+    It is built when it is first asked for. Raises `ValueError` for an unknown name, with the close ones."""
+    makers = {**PAPERS, **OWN, **FOR_PYTHON}
+    require_known("recipe", name, makers)
+    return makers[name](name=name)
 
 
 def names() -> tuple[str, ...]:
-    """The names of all recipes that `python -m atlib` runs: the papers' in `PUBLISHED`, and ours."""
-    return *PUBLISHED, *OWN
+    """The names of all recipes that `python -m atlib` runs: the papers' and ours. Nothing is built."""
+    return *PAPERS, *OWN

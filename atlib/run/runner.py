@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,8 @@ import torch
 from torch import nn
 
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
-from atlib.record import Record, about, peak_memory_mb, read_record, write_record
+from atlib.data.generated import is_generated
+from atlib.pair import student_of
 from atlib.run.build import (
     READING,
     Built,
@@ -28,13 +28,14 @@ from atlib.run.build import (
     training_images,
     with_student,
 )
-from atlib.run.config import BUILT_IN, FREE, PRETRAINING, RunConfig, config_path, read_config, write_config
+from atlib.run.config import FREE, RunConfig, config_path, read_config, write_config
 from atlib.run.log import RunLog, require_tensorboard
-from atlib.teachers.load import is_file
+from atlib.run.method import Method
+from atlib.run.parts import Detect, Labelled
 from atlib.train.checkpoint_manager import CheckpointManager, digest
 from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
-from atlib.transfer import student_of
+from atlib.train.record import Record, about, peak_memory_mb, read_record, write_record
 
 WEIGHTS = tuple(f"{name}.safetensors" for name in ("student", "teacher", "averaged", "detector"))
 LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by a run, besides its config
@@ -66,10 +67,10 @@ def check_folder(folder: Path) -> None:
         )
     made = []  # what is not there is made, and taken away again
     try:
-        for each in (*reversed(folder.parents), folder):
-            if not each.is_dir():
-                each.mkdir()
-                made.append(each)
+        for parent in (*reversed(folder.parents), folder):
+            if not parent.is_dir():
+                parent.mkdir()
+                made.append(parent)
         probe = folder / f".written-{os.getpid()}"
         probe.write_bytes(b"")
         probe.unlink()
@@ -79,8 +80,8 @@ def check_folder(folder: Path) -> None:
             " name a folder that is there and may be written to, or one that can be made"
         ) from error
     finally:
-        for each in reversed(made):
-            each.rmdir()
+        for parent in reversed(made):
+            parent.rmdir()
 
 
 def start(config: RunConfig, folder: Path, images=None) -> Record:
@@ -99,10 +100,11 @@ def start(config: RunConfig, folder: Path, images=None) -> Record:
     config = config.on(len(images))
     ready = _make_ready(config, images)
     if is_main_process():
-        if ready.tested_on is not None and config.evaluation_split in config.training_split.split("+"):
+        trained_on, task = config.reading.training_split, config.task
+        if isinstance(task, Labelled) and task.evaluation_split in trained_on.split("+"):
             warnings.warn(
                 "the run is evaluated on images that it trains on: its training split"
-                f" {config.training_split!r} holds its evaluation split {config.evaluation_split!r}; name"
+                f" {trained_on!r} holds its evaluation split {task.evaluation_split!r}; name"
                 " another evaluation_split, or take that accuracy for what it is",
                 stacklevel=2,
             )
@@ -120,17 +122,17 @@ def resume(folder: Path, on_corrupt: str | None = None) -> Record:
     """
     config = read_config(folder)
     if on_corrupt is not None:
-        if config.data == BUILT_IN:
+        if is_generated(config.data):
             raise ValueError(
-                f"--on-corrupt would change nothing: the images of {BUILT_IN} are generated, not decoded;"
-                " leave it out"
+                f"--on-corrupt would change nothing: the images of {config.data} are generated, not"
+                " decoded; leave it out"
             )
         config.require_use(["on_corrupt"])
-        changed, config = config.on_corrupt != on_corrupt, replace(config, on_corrupt=on_corrupt)
+        before, config = config, config.changed(on_corrupt=on_corrupt)
     if is_finished(folder, config):
         return read_record(record_path(folder))
     ready = _make_ready(config, training_images(config))
-    if on_corrupt is not None and changed and is_main_process():
+    if on_corrupt is not None and config != before and is_main_process():
         write_config(folder, config)
     return _carry_out(config, folder, ready)
 
@@ -152,7 +154,7 @@ def is_finished(folder: Path, config: RunConfig) -> bool:
 def missing_results(folder: Path, config: RunConfig) -> list[Path]:
     """The files of weights that a finished run has, and that are not there."""
     averaged = [] if config.recipe.ema is None else [averaged_path(folder)]
-    detector = [] if config.heads is None else [detector_path(folder)]
+    detector = [detector_path(folder)] if isinstance(config.task, Detect) else []
     paths = result_path(folder, config.method), *averaged, *detector
     return [path for path in paths if not path.exists()]
 
@@ -164,7 +166,7 @@ def record_path(folder: Path) -> Path:
 
 def result_path(folder: Path, method: str) -> Path:
     """Where a finished run has its weights."""
-    return Path(folder) / ("teacher.safetensors" if method in PRETRAINING else "student.safetensors")
+    return Path(folder) / ("teacher.safetensors" if method == Method.MAE else "student.safetensors")
 
 
 def averaged_path(folder: Path) -> Path:
@@ -196,20 +198,21 @@ def load_result(path: Path) -> nn.Module:
 def _make_ready(config: RunConfig, images) -> Ready:
     """Open and build all, and find out now, not hours later, that training lacks the evaluation's classes."""
     config.recipe.require_optimizer()
-    tested_on = None if config.method in PRETRAINING else held_out(config)
+    tested_on = held_out(config) if isinstance(config.task, Labelled) else None
     built = build(config, outputs_for(config, images))
-    if config.heads is not None:
+    if isinstance(config.task, Detect):
         if tested_on.classes != images.classes:
             raise ValueError(
-                f"{config.data} {config.evaluation_split} has categories {tested_on.classes}, and"
-                f" {config.training_split} has {images.classes}: both files must name the same, in one order"
+                f"{config.data} {config.task.evaluation_split} has categories {tested_on.classes}, and"
+                f" {config.reading.training_split} has {images.classes}: both files must name the same, in"
+                " one order"
             )
         return Ready(images, tested_on, built)
     outputs = built.student.overrides["num_classes"]
     if tested_on is not None and tested_on.targets.max() >= outputs:
         raise ValueError(
-            f"{config.data} {config.evaluation_split} has label {tested_on.targets.max().item()}, the model"
-            f" {outputs} classes, those of the training images: choose another evaluation_split, or set"
+            f"{config.data} {config.task.evaluation_split} has label {tested_on.targets.max().item()}, the"
+            f" model {outputs} classes, those of the training images: choose another evaluation_split, or set"
             " model.num_classes"
         )
     return Ready(images, tested_on, built)
@@ -219,20 +222,26 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     """Train, keep the result, write the record. The record of the first process; the others have none."""
     images, tested_on, built = ready
     averaged = copy.deepcopy(student_of(built.model)) if config.recipe.ema is not None else None
-    same, split = config.fingerprint(), config.evaluation_split
-    if config.teacher is not None and is_file(config.teacher):
-        same["teacher's sha256"] = digest(Path(config.teacher))
+    same, detects = config.fingerprint(), isinstance(config.task, Detect)
+    split, evaluate_every = "none", 0
+    if isinstance(config.task, Labelled):
+        split, evaluate_every = config.task.evaluation_split, config.task.evaluate_every
+    if config.teacher is not None:
+        from atlib.teachers.load import is_file  # runs without a teacher do not need its room
+
+        if is_file(config.teacher):
+            same["teacher's sha256"] = digest(Path(config.teacher))
     checkpoints = folder / "checkpoints"
-    best = f"{split}_{'accuracy' if config.heads is None else 'box_AP'}"
+    best = f"{split}_{'box_AP' if detects else 'accuracy'}"
     keeper = CheckpointManager(checkpoints, config.save_every, config.keep, same, best, FREE)
 
     def metrics(model: nn.Module) -> dict:
-        if config.heads is not None:
+        if detects:
             return {f"{split}_{name}": value for name, value in precision(model, tested_on).items()}
-        found = evaluate_together(model, tested_on)
+        measured = evaluate_together(model, tested_on)
         # the accuracy is not that of the whole split
-        fewer = {f"{split}_images": found.count} if getattr(tested_on, "left_out", 0) else {}
-        return {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss, **fewer}
+        fewer = {f"{split}_images": measured.count} if getattr(tested_on, "left_out", 0) else {}
+        return {f"{split}_accuracy": measured.accuracy, f"{split}_loss": measured.loss, **fewer}
 
     with _log_of(config, folder, keeper) as log:
         history = train(
@@ -242,7 +251,7 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
             loss=loss_of(config),
             seed=config.seed,
             evaluate=None if tested_on is None else metrics,
-            evaluate_every=config.evaluate_every,
+            evaluate_every=evaluate_every,
             progress=config.recipe_name,
             keeper=keeper,
             log=log,
@@ -253,17 +262,17 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
             return None
         seconds = log.seconds
     averaged = averaged and built._replace(model=with_student(built.model, averaged))
-    if config.heads is None:
+    if detects:
+        _save_detectors(folder, config, built, averaged, images.classes)
+    else:
         _save(result_path(folder, config.method), config, built)
         if averaged is not None:
             _save(averaged_path(folder), config, averaged)
-    else:
-        _save_detectors(folder, config, built, averaged, images.classes)
     no_results = ("epoch", "step", "lr", "corrupt_indices")
     results = {name: value for name, value in history[-1].items() if name not in no_results}
     cost = round(seconds, 2), round(peak_memory_mb(), 1)
     on = about("cuda" if torch.cuda.is_available() else "cpu")
-    run = config.method, config.seed, config.describe()
+    run = str(config.method), config.seed, config.describe()
     record = Record("train", *run, results, history, *cost, on)
     write_record(record_path(folder), record)
     return record
@@ -278,11 +287,12 @@ def precision(detector: nn.Module, images) -> dict[str, float]:
 
 def held_out(config: RunConfig):
     """The images that a run is evaluated on."""
-    if config.heads is not None:
-        size = image_size(config)
-        return coco_images(config.data_path, config.evaluation_split, size, workers=config.workers)
-    reading = {name: getattr(config, name) for name in READING}
-    return held_out_images(config.data, config.evaluation_split, config.augmentation, **reading)
+    split = config.task.evaluation_split
+    if isinstance(config.task, Detect):
+        return coco_images(config.reading.data_path, split, image_size(config), workers=config.workers)
+    flat = config.flat()
+    reading = {name: flat[name] for name in READING if name in flat}
+    return held_out_images(config.data, split, config.augmentation, **reading)
 
 
 @contextmanager
@@ -313,11 +323,11 @@ def _save_detectors(
     from atlib.detection.files import save_detector
 
     vit = built.model.backbone.vit
-    if config.method == "copy":
+    if config.method is Method.COPY:
         save_bundle(result_path(folder, config.method), vit, built.student, built.teacher)
     else:
         save_vit(result_path(folder, config.method), student_of(vit), built.student)
-    described = config.heads, classes, built.student, built.teacher
+    described = config.task.detector, classes, built.student, built.teacher
     save_detector(detector_path(folder), built.model, *described)
     if averaged is not None:
         save_detector(averaged_path(folder), averaged.model, *described)
@@ -325,8 +335,8 @@ def _save_detectors(
 
 def _save(path: Path, config: RunConfig, built: Built) -> None:
     """Keep a model and how its images are prepared, so that an evaluation elsewhere sees the same."""
-    result, prepared = result_of(config, built.model), {"augmentation": config.describe()["augmentation"]}
-    if config.method == "copy":
+    result, prepared = result_of(config, built.model), {"augmentation": config.describe().get("augmentation")}
+    if config.method is Method.COPY:
         save_bundle(path, result, built.student, built.teacher, prepared)
     else:
         save_vit(path, result, built.student, prepared)

@@ -1,8 +1,11 @@
 """Recipes that begin without labels: MAE's and MAE-Lite's, what is fine-tuned after them, and AttnDistill."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from atlib.data.transforms import Augmentation
+from atlib.run.method import Method
 from atlib.run.published import ERASED, LAST_BATCH, POOLED, TUNED, Published
 from atlib.train.recipe import Recipe
 
@@ -29,12 +32,12 @@ def _decoder(width: int, depth: int, heads: int) -> dict:
     return {"mask_ratio": 0.75, "decoder_width": width, "decoder_depth": depth, "decoder_heads": heads}
 
 
-def _mae_pretrain(size: str) -> Published:
+def _mae_pretrain(size: str, *, name: str) -> Published:
     return Published(
-        f"mae-pretrain-vit-{size}",
+        name,
         f"arXiv 2111.06377, table 8; {_MAE}",
         model=f"vit_{size}_patch16_224",
-        method="mae",
+        method=Method.MAE,
         augmentation=_CROPPED,
         recipe=Recipe(**_PRETRAINED, epochs=800),
         pretext=_decoder(512, 8, 16),
@@ -52,6 +55,9 @@ def _mae_pretrain(size: str) -> Published:
 
 # --- ViT-Tiny of MAE-Lite: twelve heads in place of three ---
 
+_LITE_TEACHER = (
+    "It starts from what `mae-lite-pretrain` ends with: the run must name those weights as its teacher."
+)
 _TINY = {"model": "vit_tiny_patch16_224"}
 _TWELVE = {"num_heads": 12}
 _MIXED_PRECISION = "The published commands compute in mixed precision (`--amp`), this recipe does not."
@@ -67,152 +73,164 @@ _MODEL_BY_CODE = (
 _IMPROVED = {"label_smoothing": 0.0, "mixup": 0.2, "cutmix": 0.0}
 _IMPROVED_AUGMENTATION = Augmentation(rand_augment="rand-m10-mstd0.5-inc1")
 
-_LITE_PRETRAIN = Published(
-    "mae-lite-pretrain",
-    f"{_LITE}, README.md, Pre-Training, mae_lite_exp.py and models_mae.py",
-    **_TINY,
-    options=_TWELVE,
-    method="mae",
-    augmentation=Augmentation(),
-    recipe=Recipe(**_PRETRAINED, epochs=400),
-    pretext=_decoder(96, 1, 3),
-    oddities=(
-        "Its crops take 8 % of the area and more, MAE's at least a fifth.",
-        _INTERPOLATION,
-        _OUR_MAE,
-        _MIXED_PRECISION,
-        LAST_BATCH,
-    ),
-)
 
-_LITE_DISTILLED = replace(
-    _LITE_PRETRAIN,
-    name="mae-lite-distilled-pretrain",
-    source=f"{_LITE}, section 5, DISTILL.md and mae_lite_distill_exp.py",
-    method="dmae",
-    teacher="vit_base_patch16_224.mae",
-    recipe=replace(_LITE_PRETRAIN.recipe, transfer_weight=1.0),
-    oddities=(
-        (
-            "Distilled are the scaled logits of layer 12 before the softmax, by mean squared error, through a"
-            " mixing of heads without bias (1 x 1) that is there although both models have twelve; weight 1."
+def _lite_pretrain(*, name: str) -> Published:
+    return Published(
+        name,
+        f"{_LITE}, README.md, Pre-Training, mae_lite_exp.py and models_mae.py",
+        **_TINY,
+        options=_TWELVE,
+        method=Method.MAE,
+        augmentation=Augmentation(),
+        recipe=Recipe(**_PRETRAINED, epochs=400),
+        pretext=_decoder(96, 1, 3),
+        oddities=(
+            "Its crops take 8 % of the area and more, MAE's at least a fifth.",
+            _INTERPOLATION,
+            _OUR_MAE,
+            _MIXED_PRECISION,
+            LAST_BATCH,
         ),
-        "The paper's equation writes softmax where its code takes logits: the code is followed.",
-        "The teacher sees the same visible patches.",
-        *_LITE_PRETRAIN.oddities,
-    ),
-)
+    )
 
-_LITE_FINE_TUNE = Published(
-    "mae-lite-fine-tune",
-    f"{_LITE}, README.md, Fine-Tuning on ImageNet, finetuning_exp.py (the improved recipe)",
-    **_TINY,
-    options=_TWELVE | POOLED,
-    method="fine-tune",
-    augmentation=_IMPROVED_AUGMENTATION,
-    recipe=Recipe(
-        epochs=300, batch_size=1024, base_lr=1e-3, min_lr=1e-6, layer_decay=0.85, **(TUNED | _IMPROVED)
-    ),
-    oddities=(
-        "It starts from what `mae-lite-pretrain` ends with: the run must name those weights as its teacher.",
-        _NO_JITTER.format(0.3),
-        _MODEL_BY_CODE,
-        _MIXED_PRECISION,
-        LAST_BATCH,
-    ),
-)
 
-_LITE_FINE_TUNE_ORIGINAL = replace(
-    _LITE_FINE_TUNE,
-    name="mae-lite-fine-tune-original",
-    source=f"{_LITE}, finetuning_mae_exp.py (MAE's own recipe)",
-    drop_path=0.1,
-    augmentation=ERASED,
-    recipe=Recipe(epochs=100, batch_size=1024, base_lr=1e-3, min_lr=1e-6, layer_decay=0.85, **TUNED),
-    oddities=(
-        "No command is printed for it: 100 epochs are the file's default, the batch is that of the other.",
-        _LITE_FINE_TUNE.oddities[0],
-        _NO_JITTER.format(0.4),
-        *_LITE_FINE_TUNE.oddities[2:],
-    ),
-)
-
-_LITE_SCRATCH = replace(
-    _LITE_FINE_TUNE,
-    name="mae-lite-scratch",
-    source=f"{_LITE}, section 2, table 1, and finetuning_exp.py without weights to start from",
-    method="scratch",
-    oddities=(
-        (
-            "Layer decay slows the first layers, though a model of random weights has nothing to protect. So"
-            " does the released file, which without weights starts from nothing; the paper's appendix, which"
-            " may say otherwise, could not be read."
+def _lite_distilled(*, name: str) -> Published:
+    pretrained = _lite_pretrain(name=name)
+    return replace(
+        pretrained,
+        source=f"{_LITE}, section 5, DISTILL.md and mae_lite_distill_exp.py",
+        method=Method.DMAE,
+        teacher="vit_base_patch16_224.mae",
+        recipe=replace(pretrained.recipe, transfer_weight=1.0),
+        oddities=(
+            (
+                "Distilled are the scaled logits of layer 12 before the softmax, by mean squared error,"
+                " through a mixing of heads without bias (1 x 1) that is there although both models have"
+                " twelve; weight 1."
+            ),
+            "The paper's equation writes softmax where its code takes logits: the code is followed.",
+            "The teacher sees the same visible patches.",
+            *pretrained.oddities,
         ),
-        *_LITE_FINE_TUNE.oddities[1:],
-    ),
-)
+    )
 
-_LITE_SCRATCH_ORIGINAL = Published(
-    "mae-lite-scratch-original",
-    "arXiv 2205.14443, section 2, table 1, with the recipe of DeiT (arXiv 2012.12877, table 9)",
-    **_TINY,
-    options=_TWELVE,
-    method="scratch",
-    drop_path=0.1,
-    augmentation=ERASED,
-    recipe=Recipe(**TUNED, epochs=300, batch_size=1024, base_lr=2.5e-4, min_lr=1e-5, repeats=3),
-    oddities=(
-        (
-            "`deit-tiny` with twelve heads of 16 numbers in place of three of 64. The paper reports it; no"
-            " code of its authors for it was found, so the values are those of DeiT's code."
-        ),
-        LAST_BATCH,
-    ),
-)
 
-_LITE_CIFAR100 = Published(
-    "mae-lite-cifar100",
-    f"{_LITE}, TRANSFER.md, transfer.sh and finetuning_transfer_exp.py",
-    **_TINY,
-    options=_TWELVE | POOLED,
-    method="fine-tune",
-    augmentation=Augmentation(),
-    recipe=Recipe(
-        epochs=50,
-        warmup_epochs=10,
-        batch_size=512,
-        base_lr=0.1 * 256 / 512,
-        min_lr=1e-6,
-        optimizer="sgd",
-        weight_decay=0.0,
-        layer_decay=0.75,
-        label_smoothing=0.0,
-        clip=1.0,
-    ),
-    oddities=(
-        "SGD with Nesterov's momentum of 0.9, which are timm's values too.",
-        (
-            "CIFAR-100 is enlarged from 32 to 224 pixels; train on all of its 50,000 images with"
-            " `--training_split train+validation`. Commands for the other sets are not printed: they differ"
-            " in epochs, warm-up, rate and layer decay."
+def _lite_fine_tune(*, name: str) -> Published:
+    return Published(
+        name,
+        f"{_LITE}, README.md, Fine-Tuning on ImageNet, finetuning_exp.py (the improved recipe)",
+        **_TINY,
+        options=_TWELVE | POOLED,
+        method=Method.FINE_TUNE,
+        augmentation=_IMPROVED_AUGMENTATION,
+        recipe=Recipe(
+            epochs=300, batch_size=1024, base_lr=1e-3, min_lr=1e-6, layer_decay=0.85, **(TUNED | _IMPROVED)
         ),
-        _LITE_FINE_TUNE.oddities[0],
-        _MIXED_PRECISION,
-        LAST_BATCH,
-    ),
-)
+        oddities=(_LITE_TEACHER, _NO_JITTER.format(0.3), _MODEL_BY_CODE, _MIXED_PRECISION, LAST_BATCH),
+    )
+
+
+def _lite_fine_tune_original(*, name: str) -> Published:
+    tuned = _lite_fine_tune(name=name)
+    return replace(
+        tuned,
+        source=f"{_LITE}, finetuning_mae_exp.py (MAE's own recipe)",
+        drop_path=0.1,
+        augmentation=ERASED,
+        recipe=Recipe(epochs=100, batch_size=1024, base_lr=1e-3, min_lr=1e-6, layer_decay=0.85, **TUNED),
+        oddities=(
+            (
+                "No command is printed for it: 100 epochs are the file's default, the batch is that of the"
+                " other."
+            ),
+            tuned.oddities[0],
+            _NO_JITTER.format(0.4),
+            *tuned.oddities[2:],
+        ),
+    )
+
+
+def _lite_scratch(*, name: str) -> Published:
+    tuned = _lite_fine_tune(name=name)
+    return replace(
+        tuned,
+        source=f"{_LITE}, section 2, table 1, and finetuning_exp.py without weights to start from",
+        method=Method.SCRATCH,
+        oddities=(
+            (
+                "Layer decay slows the first layers, though a model of random weights has nothing to protect."
+                " So does the released file, which without weights starts from nothing; the paper's appendix,"
+                " which may say otherwise, could not be read."
+            ),
+            *tuned.oddities[1:],
+        ),
+    )
+
+
+def _lite_scratch_original(*, name: str) -> Published:
+    return Published(
+        name,
+        "arXiv 2205.14443, section 2, table 1, with the recipe of DeiT (arXiv 2012.12877, table 9)",
+        **_TINY,
+        options=_TWELVE,
+        method=Method.SCRATCH,
+        drop_path=0.1,
+        augmentation=ERASED,
+        recipe=Recipe(**TUNED, epochs=300, batch_size=1024, base_lr=2.5e-4, min_lr=1e-5, repeats=3),
+        oddities=(
+            (
+                "`deit-tiny` with twelve heads of 16 numbers in place of three of 64. The paper reports it;"
+                " no code of its authors for it was found, so the values are those of DeiT's code."
+            ),
+            LAST_BATCH,
+        ),
+    )
+
+
+def _lite_cifar100(*, name: str) -> Published:
+    return Published(
+        name,
+        f"{_LITE}, TRANSFER.md, transfer.sh and finetuning_transfer_exp.py",
+        **_TINY,
+        options=_TWELVE | POOLED,
+        method=Method.FINE_TUNE,
+        augmentation=Augmentation(),
+        recipe=Recipe(
+            epochs=50,
+            warmup_epochs=10,
+            batch_size=512,
+            base_lr=0.1 * 256 / 512,
+            min_lr=1e-6,
+            optimizer="sgd",
+            weight_decay=0.0,
+            layer_decay=0.75,
+            label_smoothing=0.0,
+            clip=1.0,
+        ),
+        oddities=(
+            "SGD with Nesterov's momentum of 0.9, which are timm's values too.",
+            (
+                "CIFAR-100 is enlarged from 32 to 224 pixels; train on all of its 50,000 images with"
+                " `--training_split train+validation`. Commands for the other sets are not printed: they"
+                " differ in epochs, warm-up, rate and layer decay."
+            ),
+            _LITE_TEACHER,
+            _MIXED_PRECISION,
+            LAST_BATCH,
+        ),
+    )
 
 
 # --- AttnDistill: AdamW as MAE's, no labels ---
 
 
-def _attndistill(name: str, model: str, epochs: int, row: str, *of_its_size: str) -> Published:
+def _attndistill(model: str, epochs: int, row: str, *of_its_size: str, name: str) -> Published:
     return Published(
-        f"attndistill-{name}",
+        name,
         f"arXiv 2210.00944, supplement, tables 7 ({row}) and 8; weights of the losses: mugs_teacher.sh of"
         " github.com/wangkai930418/attndistill at 21ad7c9",
         model=model,
-        method="attndistill",
+        method=Method.ATTNDISTILL,
         augmentation=_CROPPED,
         recipe=Recipe(**_PRETRAINED, epochs=epochs, task_weight=0.0, transfer_weight=1.0),
         oddities=(
@@ -233,19 +251,27 @@ _SUBSET = (
     " have fixed sines as positions, here they are learned."
 )
 
-WITHOUT_LABELS: tuple[Published, ...] = (
-    _mae_pretrain("base"),
-    _mae_pretrain("large"),
-    _LITE_PRETRAIN,
-    _LITE_FINE_TUNE,
-    _LITE_FINE_TUNE_ORIGINAL,
-    _LITE_SCRATCH,
-    _LITE_SCRATCH_ORIGINAL,
-    _LITE_CIFAR100,
-)
-OTHER_METHODS: tuple[Published, ...] = (
-    _LITE_DISTILLED,
-    _attndistill("vit-tiny", "vit_tiny_patch16_224", 500, "ViT-T/16, ImageNet-1K", _MUGS),
-    _attndistill("vit-small", "vit_small_patch16_224", 800, "ViT-S/16, ImageNet-1K", _MUGS),
-    _attndistill("vit-tiny-subset", "vit_tiny_patch16_224", 3200, "ViT-T/16, ImageNet-Subset", _SUBSET),
-)
+PRETRAINING: Mapping[str, Callable[..., Published]] = {
+    "mae-pretrain-vit-base": partial(_mae_pretrain, "base"),
+    "mae-pretrain-vit-large": partial(_mae_pretrain, "large"),
+    "mae-lite-pretrain": _lite_pretrain,
+}
+AFTER_PRETRAINING: Mapping[str, Callable[..., Published]] = {
+    "mae-lite-fine-tune": _lite_fine_tune,
+    "mae-lite-fine-tune-original": _lite_fine_tune_original,
+    "mae-lite-scratch": _lite_scratch,
+    "mae-lite-scratch-original": _lite_scratch_original,
+    "mae-lite-cifar100": _lite_cifar100,
+}
+OTHER_METHODS: Mapping[str, Callable[..., Published]] = {
+    "mae-lite-distilled-pretrain": _lite_distilled,
+    "attndistill-vit-tiny": partial(
+        _attndistill, "vit_tiny_patch16_224", 500, "ViT-T/16, ImageNet-1K", _MUGS
+    ),
+    "attndistill-vit-small": partial(
+        _attndistill, "vit_small_patch16_224", 800, "ViT-S/16, ImageNet-1K", _MUGS
+    ),
+    "attndistill-vit-tiny-subset": partial(
+        _attndistill, "vit_tiny_patch16_224", 3200, "ViT-T/16, ImageNet-Subset", _SUBSET
+    ),
+}

@@ -138,3 +138,9 @@ def told(grid_from: Grid, grid_to: Grid) -> str | None:
         return None
     before, after = (f"{down} x {across}" for down, across in (grid_from, grid_to))
     return f"positions resized bicubically from {before} to {after} patches"
+
+
+def not_finite(vit: VisionTransformer | Eva) -> list[str]:
+    """The names of weights with NaN or infinity in them."""
+    weights = vit.state_dict().items()
+    return [name for name, value in weights if value.is_floating_point() and not value.isfinite().all()]

@@ -16,13 +16,13 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from atlib import plot
 from atlib.analysis.accounting import transferred_numbers
 from atlib.analysis.attention_maps import class_attention
+from atlib.analysis.pictures import image_grid
 from atlib.attention import head_width
 from atlib.data.decoding import in_eight_bits
 from atlib.student import STANDARD, describe
-from atlib.teachers.build import Teacher
+from atlib.teachers.build import Teacher, not_finite
 from atlib.walking import Unwalkable, check_walkable, walk
 
 
@@ -62,7 +62,7 @@ def picture(vit: VisionTransformer | Eva, images: Sequence[str | Path] | Tensor)
     panels = torch.nn.functional.interpolate(coloured, batch.shape[2:]).unflatten(0, seen.shape[:2])
     rows = torch.cat([(batch * std + mean).clamp(0, 1).unsqueeze(1), panels], 1)  # the image, then its layers
     titles = ["image", *(f"layer {layer}" for layer in chosen)]
-    return plot.image_grid(rows.flatten(0, 1), titles, columns=len(titles))
+    return image_grid(rows.flatten(0, 1), titles, columns=len(titles))
 
 
 def picture_file(out: str | Path) -> Path:
@@ -137,12 +137,6 @@ def _leftovers(teacher: Teacher) -> dict[str, str]:
         "not finite": (_names(not_finite(teacher.vit)), bad),
     }
     return {name: found + said for name, (found, said) in lines.items() if found}
-
-
-def not_finite(vit: VisionTransformer | Eva) -> list[str]:
-    """The names of weights with NaN or infinity in them."""
-    weights = vit.state_dict().items()
-    return [name for name, value in weights if value.is_floating_point() and not value.isfinite().all()]
 
 
 def _names(names: Sequence[str]) -> str:

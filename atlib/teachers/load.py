@@ -14,10 +14,10 @@ from atlib.teachers.build import (
     fill,
     grid_of,
     headless,
+    not_finite,
     on_meta,
     told,
 )
-from atlib.teachers.description import described, not_finite, picture, picture_file
 from atlib.teachers.files import Weights, read_weights
 from atlib.teachers.layouts import Encoder, find_encoder, infer_architecture
 from atlib.vit import Architecture, create_vit
@@ -74,6 +74,9 @@ def report(
     layers that cannot be walked are reported, without a picture, and not refused. `ValueError` for an `out`
     that cannot be a picture.
     """
+    # imported here: whoever loads a teacher to learn from it draws nothing
+    from atlib.teachers.description import described, picture, picture_file
+
     if (images is None) != (out is None):
         raise ValueError("images= and out= belong together: images to look at, and the file for the picture")
     out = None if out is None else picture_file(out)

@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.losses import map_cross_entropy
+from atlib.pair import Pair
 from atlib.plan import Plan
 from atlib.train.pretrain import MaskedAutoencoder, walk_visible
 from atlib.train.recipe import Recipe
@@ -76,7 +77,7 @@ class Painted(NamedTuple):
     transfer_loss: Tensor
 
 
-class DistilledMae(nn.Module):
+class DistilledMae(Pair):
     """A masked auto-encoder that shall attend to visible patches as its teacher attends to the same ones.
 
     In the last layer of both (`layers`: indices from 0, or a mapping {student's layer: teacher's layer}; None
@@ -100,6 +101,8 @@ class DistilledMae(nn.Module):
     experiment and left out here.
     """
 
+    not_walkable = "it is a teacher and a masked auto-encoder: walk its .student.vit or its .teacher"
+
     def __init__(
         self,
         teacher: VisionTransformer,
@@ -109,30 +112,23 @@ class DistilledMae(nn.Module):
         match: Match = squared_error,
         mix_heads: bool = True,
     ):
-        super().__init__()
         check_walkable(teacher)
         check_walkable(student.vit)
         _check_pair(teacher, student.vit, mix_heads)
+        super().__init__(student, teacher)
         depths = len(student.vit.blocks), len(teacher.blocks)
         last = {depths[0] - 1: depths[1] - 1}
         self.layers = Plan(layers=last if layers is None else layers).pairs_of(*depths)
         self.match = match
-        self.student = student
-        # A tuple keeps the teacher out of nn.Module's registration, as in `AttentionTransfer`.
-        self._teacher = (teacher.eval().requires_grad_(False),)
         heads = _heads(student.vit), _heads(teacher)
         self.mixing = nn.ModuleList(
             nn.Conv2d(*heads, 1, bias=False) if mix_heads else nn.Identity() for _ in self.layers
         )
 
     @property
-    def teacher(self) -> VisionTransformer:
-        """The frozen teacher."""
-        return self._teacher[0]
-
-    def no_weight_decay(self) -> set[str]:
-        """Positions and tokens, which AdamW leaves undecayed; timm asks a model for them by this name."""
-        return {f"student.{name}" for name in self.student.no_weight_decay()}
+    def needs_teacher(self) -> bool:
+        """False: after pre-training, `.student.vit` alone is the result."""
+        return False
 
     def forward(self, images: Tensor, order: Tensor | None = None) -> Painted:
         """Both losses for images (B, 3, height, width). order: (B, P), a permutation of the patches per image
@@ -153,10 +149,6 @@ class DistilledMae(nn.Module):
             seen = walk_visible(self.teacher, images, places, stop_after=max(layers)).layers
             logits = [seen[layer].scores for layer in layers]
         return [z.clone() for z in logits]  # clones outlive inference mode, which autograd needs
-
-    def _apply(self, fn, recurse=True):
-        self.teacher._apply(fn, recurse)
-        return super()._apply(fn, recurse)
 
 
 def distilled_mae_loss(model: DistilledMae, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:

@@ -19,6 +19,7 @@ from accelerate.utils import (
 )
 from torch import Tensor, nn
 
+from atlib.pair import Pair
 from atlib.train.recipe import Recipe
 
 # How long a process waits for another before it gives up with an error; longer than any evaluation or
@@ -124,7 +125,7 @@ def to_train(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     """
     if accelerator.distributed_type != DistributedType.FSDP:
         return model
-    shared = {id(model.teacher): model.teacher} if hasattr(model, "teacher") else {}
+    shared = {id(teacher): teacher for teacher in model.teachers} if isinstance(model, Pair) else {}
     return copy.deepcopy(model, shared).to(accelerator.device)
 
 

@@ -11,12 +11,12 @@ from tqdm import tqdm
 
 from atlib.checkpoint import save_weights
 from atlib.data.sampler import TrainingData, steps_per_epoch
+from atlib.pair import student_of
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.distributed import agree, sigterm_noticed
 from atlib.train.objectives import Loss, student_loss
 from atlib.train.recipe import Recipe
 from atlib.train.trainer import Preempted, Training
-from atlib.transfer import student_of
 
 
 def train(

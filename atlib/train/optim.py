@@ -8,9 +8,9 @@ import torch
 from timm.optim import create_optimizer_v2, get_optimizer_info
 from torch import Tensor, nn
 
+from atlib.pair import student_of
 from atlib.train.distributed import divide
 from atlib.train.recipe import Recipe
-from atlib.transfer import student_of
 
 
 def schedule(step: int, recipe: Recipe) -> float:

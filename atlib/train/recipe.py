@@ -47,52 +47,58 @@ RULES = (
 class Recipe:
     """Everything `train` needs to know besides model, data and seed; checked when it is built.
 
-    steps: optimiser steps. batch_size: images per step, over all processes. lr: peak learning rate. min_lr:
-    at the end. warmup: share of the steps in which lr rises linearly from 0. milestones: shares of the steps
-    at which lr is divided by ten, in place of the half cosine down to min_lr. epochs, warmup_epochs, base_lr
-    (lr per 256 images): where they are given they stand for steps, warmup and lr, which `on` computes from
-    them for data of a known size. weight_decay, betas: AdamW's (no decay on biases, norms, positions and
-    tokens). layer_decay: factor on lr per layer below the head, None for one lr everywhere. label_smoothing:
-    of the task's cross-entropy. task_weight: the factor on that cross-entropy (1 but for DeiT's
-    distillations, and 0 where no label is used). transfer_weight: λ, the factor on the transfer loss. clip:
-    largest gradient norm, None for no clipping. mixed_precision: "no", "bf16" or "fp16".
-
-    optimizer: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out).
-    accumulate: parts in which a step's images are computed one after the other, for less memory; the step is
-    the same. ema: decay of the running average of the weights, None for none. mixup, cutmix: alphas of the
-    Beta distributions (arXiv 1710.09412, 1905.04899), 0 for none; with both, a step uses one or the other.
-    binary: binary cross-entropy on each class in place of the softmax's (DeiT III, arXiv 2204.07118).
-    repeats: repeated augmentation, how often an image comes in an epoch. checkpoint_activations: compute
-    activations a second time instead of keeping them. compile: torch.compile. Raises `ValueError` for a value
-    that cannot be meant, and for an optimizer that cannot do a step; whether one that needs CUDA can, here
-    and now, `require_optimizer` says: its recipe can be read without.
+    Raises `ValueError` for a value that cannot be meant, and for an optimizer that cannot do a step; whether
+    one that needs CUDA can, here and now, `require_optimizer` says: its recipe can be read without.
     """
 
+    #: optimiser steps
     steps: int = 1000
+    #: images per step, over all processes
     batch_size: int = 128
+    #: peak learning rate
     lr: float = 1e-3
+    #: the learning rate at the end
     min_lr: float = 0.0
+    #: share of the steps in which lr rises linearly from 0
     warmup: float = 0.1
+    #: Where these three are given they stand for steps, warmup and lr, which `on` computes from them for data
+    #: of a known size; base_lr is lr per 256 images.
     epochs: float | None = None
     warmup_epochs: float | None = None
     base_lr: float | None = None
+    #: AdamW's; biases, norms, positions and tokens are not decayed
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)
+    #: factor on lr per layer below the head, None for one lr everywhere
     layer_decay: float | None = None
+    #: of the task's cross-entropy
     label_smoothing: float = 0.1
+    #: factor on that cross-entropy: 1 but for DeiT's distillations, and 0 where no label is used
     task_weight: float = 1.0
+    #: λ, the factor on the transfer loss
     transfer_weight: float = 3.0
+    #: largest gradient norm, None for no clipping
     clip: float | None = 1.0
+    #: "no", "bf16" or "fp16"
     mixed_precision: str = "no"
+    #: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out)
     optimizer: str = "adamw"
+    #: parts in which a step's images are computed one after the other, for less memory; the step is the same
     accumulate: int = 1
+    #: decay of the running average of the weights, None for none
     ema: float | None = None
+    #: alphas of the Beta distributions (arXiv 1710.09412, 1905.04899), 0 for none; with both, a step uses one
     mixup: float = 0.0
     cutmix: float = 0.0
+    #: binary cross-entropy on each class in place of the softmax's (DeiT III, arXiv 2204.07118)
     binary: bool = False
+    #: repeated augmentation: how often an image comes in an epoch
     repeats: int = 1
+    #: compute activations a second time instead of keeping them
     checkpoint_activations: bool = False
+    #: torch.compile
     compile: bool = False
+    #: shares of the steps at which lr is divided by ten, in place of the half cosine down to min_lr
     milestones: tuple[float, ...] | None = None
 
     def __post_init__(self):
@@ -114,15 +120,15 @@ class Recipe:
     def on(self, images: int) -> "Recipe":
         """The same in steps and absolute rates, for a data set of so many training images: the last step of
         an epoch may be smaller, and the rate is in proportion to the batch (Goyal et al. 2017)."""
-        found: dict[str, Any] = {}
+        absolute: dict[str, Any] = {}
         if self.epochs is not None:
             steps = round(self.epochs * steps_per_epoch(images, self.batch_size))
-            found |= {"steps": max(1, steps), "epochs": None}
+            absolute |= {"steps": max(1, steps), "epochs": None}
             if self.warmup_epochs is not None:
-                found |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
+                absolute |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
         if self.base_lr is not None:
-            found |= {"lr": self.base_lr * self.batch_size / 256, "base_lr": None}
-        return replace(self, **found)
+            absolute |= {"lr": self.base_lr * self.batch_size / 256, "base_lr": None}
+        return replace(self, **absolute)
 
     def changed(self, values: Mapping[str, Any]) -> "Recipe":
         """With other values: steps, warmup and lr in place of epochs, warmup_epochs and base_lr. New steps
@@ -144,14 +150,17 @@ class Recipe:
 
     def describe(self) -> dict:
         """The recipe as plain JSON values, for a record."""
-        return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
     def described(cls, values: Mapping[str, Any]) -> "Recipe":
         """The recipe that `describe` has described; what a record says beside it, such as its plan, is left
         out."""
         known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in known.items()})
+        return cls(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+        )
 
 
 @lru_cache
@@ -193,8 +202,6 @@ def try_optimizer(name: str, betas: tuple[float, float], width: int = 8):
     return optimizer
 
 
-# Pre-training on the built-in world: the retrieval pre-text (regression, so no label smoothing).
-RETRIEVAL = Recipe(steps=2000, lr=2e-3, label_smoothing=0.0)
 # Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay
 # 0.05.
 MAE = Recipe(steps=2000, lr=1e-3, betas=(0.9, 0.95), label_smoothing=0.0)

@@ -11,12 +11,12 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 from torch import Tensor, nn
 
 from atlib.data.sampler import Batch, ShardSpec, TrainingData
+from atlib.pair import student_of
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.distributed import start_processes, to_train, whole_weights
 from atlib.train.objectives import Loss, mixed
 from atlib.train.optim import EMA, make_optimizer, schedule
 from atlib.train.recipe import Recipe
-from atlib.transfer import student_of
 
 
 class NonFiniteLoss(RuntimeError):

@@ -6,11 +6,11 @@ import hidden
 import torch
 from torch import Tensor
 
+from atbook.exercises.own import own_seed
+from atbook.worlds import glyph_images
+from atbook.worlds.glyphs import World, generate
 from atlib import walk
 from atlib.checkpoint import load_vit
-from atlib.data import glyph_images
-from atlib.data.glyphs import World, generate
-from atlib.exercises.own import own_seed
 
 # --- Task 1: heads that talk ---
 

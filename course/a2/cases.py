@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from atbook.exercises.inputs import vit
+from atbook.exercises.own import own_seed
+from atbook.worlds import glyph_images
+from atbook.worlds.glyphs import World, generate
 from atlib import create_vit, walk
 from atlib.checkpoint import load_vit, read_tensors
-from atlib.data import glyph_images
-from atlib.data.glyphs import World, generate
-from atlib.exercises.inputs import vit
-from atlib.exercises.own import own_seed
 from atlib.walking import Instead
 
 # --- Task 1: copy by a schedule ---

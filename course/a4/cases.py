@@ -3,9 +3,8 @@
 import math
 from functools import lru_cache
 
+import checks
 import hidden
-
-from atlib.exercises import a4
 
 # --- Task 1: what a few seeds can say ---
 
@@ -86,7 +85,7 @@ def nothing(wrong: list[str]) -> None:
 @lru_cache
 def handed_in(student: str) -> tuple[list, list[str]]:
     """The records that came with the notebook, and what is wrong with the other lines."""
-    return a4.readable("records.jsonl", student)
+    return checks.readable("records.jsonl", student)
 
 
 def name_of(env: dict) -> str:
@@ -105,13 +104,13 @@ def records_readable(env: dict) -> None:
 def records_complete(env: dict) -> None:
     """The question's conditions and a control, three seeds each, with the question's settings."""
     student = name_of(env)
-    nothing(a4.incomplete(handed_in(student)[0], a4.question_of(student)))
+    nothing(checks.incomplete(handed_in(student)[0], checks.question_of(student)))
 
 
 def records_tuned(env: dict) -> None:
     """Equal trials for all conditions, chosen on validation images."""
     records = handed_in(name_of(env))[0]
-    nothing(a4.unequal(records) if records else ["there are no records"])
+    nothing(checks.unequal(records) if records else ["there are no records"])
 
 
 def records_repeated(env: dict) -> None:
@@ -120,18 +119,18 @@ def records_repeated(env: dict) -> None:
     if not records:
         raise AssertionError("there is no run to repeat")
     drawn = sorted(records, key=lambda each: each.key)[hidden.seed(env, "A4.3") % len(records)]
-    nothing(a4.not_repeated(drawn))
+    nothing(checks.not_repeated(drawn))
 
 
 def finding(given, env: dict) -> None:
     """The numbers of the statement are those of the records, to 0.05 points."""
     student = name_of(env)
-    question = a4.question_of(student)
-    found = list(a4.answers(handed_in(student)[0], question).values())
-    if len(found) < len(a4.SEEDS):
+    question = checks.question_of(student)
+    found = list(checks.answers(handed_in(student)[0], question).values())
+    if len(found) < len(checks.SEEDS):
         raise AssertionError(f"only {len(found)} seeds have all runs that answer the question")
     n, centre = len(found), sum(found) / len(found)
-    half = a4.T90[n - 1] * math.sqrt(sum((each - centre) ** 2 for each in found) / (n - 1) / n)
+    half = checks.T90[n - 1] * math.sqrt(sum((each - centre) ** 2 for each in found) / (n - 1) / n)
     try:
         numbers = [float(each) for each in given]
     except (TypeError, ValueError):

@@ -11,9 +11,9 @@ import torch
 from IPython.display import Markdown
 from matplotlib.figure import Figure
 
-from atlib import plot
-from atlib.exercises import find
-from atlib.record import markdown_table
+from atbook import plot
+from atbook.exercises import find
+from atbook.records import markdown_table
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 USUAL = {"np": np, "plot": plot, "plt": plt, "torch": torch}  # what chapters import at their beginning

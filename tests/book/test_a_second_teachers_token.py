@@ -4,8 +4,8 @@ what timm and atlib compute, on other inputs than the notebook's."""
 import pytest
 import torch
 
+from atbook.lab.papers import quoted
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.lab.papers import quoted
 from atlib.maps import keep_own, place_tokens
 from atlib.methods.distillation_token import DistillationToken, both_heads
 from atlib.train import student_loss

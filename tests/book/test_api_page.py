@@ -6,7 +6,6 @@ import re
 from importlib import import_module
 
 import jupytext
-import pytest
 
 from tests.helpers import ROOT
 
@@ -38,7 +37,7 @@ def described(module: str) -> list[object]:
 
 
 def imported(source) -> set[tuple[str, str]]:
-    """Module and name of what the code of a page imports from atlib."""
+    """Module and name of what the code of a page imports from the project."""
     book = jupytext.read(source, fmt="md:myst")
     code = [cell.source for cell in book.cells if cell.cell_type == "code"]
     code += [
@@ -50,34 +49,28 @@ def imported(source) -> set[tuple[str, str]]:
     return {
         (node.module, alias.name)
         for node in ast.walk(ast.parse(lines))
-        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "atlib"
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ("atlib", "atbook")
         for alias in node.names
     }
 
 
-def test_every_module_is_listed_once():
-    modules = re.findall(r"automodule:: (\S+)", PAGE)
-    assert sorted(modules) == sorted(LISTED)
+def test_what_is_listed_is_there_and_described():
+    """Sphinx would leave out a name without a docstring, and say nothing."""
+    for module in LISTED:
+        assert described(module), module
+        for value in described(module):
+            assert value.__doc__, f"{module}: {value} has no docstring"
 
 
-@pytest.mark.parametrize("module", LISTED)
-def test_what_is_listed_is_there_and_public(module):
-    members = LISTED[module] or []
-    assert len(set(members)) == len(members)
-    assert not any(part.startswith("_") for name in [module, *members] for part in name.split("."))
-    assert described(module) and all(value.__doc__ for value in described(module))
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_what_the_book_calls_is_listed(source):
+def test_what_the_book_calls_is_listed():
     """Constants need no entry, a notebook that imports one shows it; nor does the command line."""
     on_the_page = {id(value) for module in LISTED for value in described(module)}
-    for module, name in sorted(imported(source)):
+    for source, module, name in sorted((path.name, *each) for path in SOURCES for each in imported(path)):
         value = getattr(import_module(module), name, None)
         if value is None or inspect.ismodule(value):
             package = f"{module}.{name}"
             assert any(f"{each}.".startswith(f"{package}.") for each in LISTED), (
-                f"{package} is not on the API page"
+                f"{source} calls {package}, which is not on the API page"
             )
-        elif (inspect.isclass(value) or inspect.isfunction(value)) and module != "atlib.__main__":
-            assert id(value) in on_the_page, f"{module}.{name} is not on the API page"
+        elif (inspect.isclass(value) or inspect.isfunction(value)) and not module.endswith(".__main__"):
+            assert id(value) in on_the_page, f"{source} calls {module}.{name}, which is not on the API page"

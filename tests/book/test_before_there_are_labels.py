@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from atbook.lab.scales import scales
+from atbook.records import results_folder
 from atlib import create_vit, walk
 from atlib.checkpoint import load_vit
-from atlib.lab.scales import scales
-from atlib.record import results_folder
 from atlib.train.pretrain import MaskedAutoencoder, patchify
 from tests.book.test_taught import NOTEBOOKS, small_vit, taught
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from timm.models.cait import Cait
 
+from atbook.lab.scales import scales
+from atbook.records import results_folder
+from atbook.worlds import glyphs
 from atlib import create_vit, walk
 from atlib.checkpoint import load_vit
-from atlib.data import glyphs
-from atlib.lab.scales import scales
 from atlib.methods.cait import walk_cait
 from atlib.methods.depth import branch_ratios, layer_scale, one_scalar
-from atlib.record import results_folder
 from tests.book.test_taught import small_vit, taught
 from tests.helpers import SMALL_VIT, randomise
 

@@ -4,8 +4,8 @@ pairs, is what atlib computes, on other inputs than the notebook's."""
 import pytest
 import torch
 
+from atbook.worlds import glyphs
 from atlib import AttentionTransfer, Plan, walk
-from atlib.data import glyphs
 from atlib.maps import AVERAGES, aggregate_heads, average_over, join_heads, resample, resample_class_attention
 from atlib.methods.mean_maps import mean_maps
 from atlib.walking import Instead

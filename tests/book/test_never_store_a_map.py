@@ -18,8 +18,13 @@ def inputs(B, H, N, d):
     return [x.requires_grad_(index < 2) for index, x in enumerate(tensors)]
 
 
-def definition(q, k, q_t, k_t, scale):
-    return dense_attention_cross_entropy([Seen(q, k, None, scale)], [Seen(q_t, k_t, None, scale)])
+def layers(q, k, q_t, k_t, scale):
+    return Seen(q, k, None, scale), Seen(q_t, k_t, None, scale)
+
+
+def definition(*inputs):
+    student, teacher = layers(*inputs)
+    return dense_attention_cross_entropy([student], [teacher])
 
 
 def gradients(loss, q, k):
@@ -43,7 +48,7 @@ def test_dense_loss_is_the_definition(shape):
 def test_surrogate_has_the_gradients_of_atlibs_fused_loss(shape):
     q, k, q_t, k_t = inputs(*shape)
     found = gradients(taught("15-never-store-a-map").surrogate(q, k, q_t, k_t, 0.7), q, k)
-    for theirs in (by_fused_attention(q, k, q_t, k_t, 0.7, 0.7), definition(q, k, q_t, k_t, 0.7)):
+    for theirs in (by_fused_attention(*layers(q, k, q_t, k_t, 0.7)), definition(q, k, q_t, k_t, 0.7)):
         assert close(found, gradients(theirs, q, k))
 
 
@@ -53,5 +58,5 @@ def test_blockwise_is_atlibs_loss_by_blocks(shape, block):
     q, k, q_t, k_t = inputs(*shape)
     with torch.no_grad():
         found = taught("15-never-store-a-map").blockwise(q, k, q_t, k_t, 0.7, block)
-    for theirs in (by_blocks(q, k, q_t, k_t, 0.7, 0.7), definition(q, k, q_t, k_t, 0.7)):
+    for theirs in (by_blocks(*layers(q, k, q_t, k_t, 0.7)), definition(q, k, q_t, k_t, 0.7)):
         assert close(found, [theirs.detach(), *gradients(theirs, q, k)])

@@ -42,31 +42,25 @@ x
 """
 
 
-def test_there_are_notebooks():
-    assert SOURCES
-
-
 def test_pairs_are_in_step():
-    assert notebooks.out_of_step(ROOT / "notebooks") == [], "run `make notebooks`"
+    assert SOURCES and notebooks.out_of_step(ROOT / "notebooks") == [], "run `make notebooks`"
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_pair_is_a_valid_notebook_without_outputs(source):
-    notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
-    nbformat.validate(notebook)
-    assert set(notebook.metadata) == {"kernelspec", "language_info"}
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert code and all(cell.outputs == [] and cell.execution_count is None for cell in code)
+def test_what_is_written_is_a_notebook():
+    """`out_of_step` compares with what the tool writes; whether that can be opened, nbformat knows."""
+    for source in SOURCES:
+        notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+        assert notebook.cells, source
+        nbformat.validate(notebook)
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_text_is_plain_markdown(source):
+def test_text_is_plain_markdown():
     """Colab shows {roles} and directives as they are typed."""
-    cells = json.loads(source.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
-    for cell in cells:
-        if cell["cell_type"] == "markdown":
-            text = "".join(cell["source"])
-            assert not re.search(r"\{[\w:-]+\}`|^(`{3,}|:{3,})\{|^\(\w[\w-]*\)=$", text, re.MULTILINE), text
+    for source in SOURCES:
+        for cell in nbformat.read(source.with_suffix(".ipynb"), as_version=4).cells:
+            if cell.cell_type == "markdown":
+                found = re.search(r"\{[\w:-]+\}`|^(`{3,}|:{3,})\{|^\(\w[\w-]*\)=$", cell.source, re.MULTILINE)
+                assert not found, f"{source.name}: {found.group()!r} in {cell.source!r}"
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ inputs."""
 import numpy as np
 import pytest
 
+from atbook.worlds import shifts
+from atbook.worlds.glyphs import World, generate
 from atlib.analysis import effective_robustness, fit_line
-from atlib.data import shifts
-from atlib.data.glyphs import World, generate
 from tests.book.test_taught import taught
 
 NAME = "12-out-of-distribution"

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from atlib.lab.papers import quoted
-from atlib.record import Record, add_record, pack_bits, records_file
+from atbook.lab.papers import quoted
+from atbook.records import add_record, pack_bits, records_file
+from atlib.train.record import Record
 from tools import front_picture
 from tools.sentences import Guarded, functions, guarded, mend, pages, wrong
 

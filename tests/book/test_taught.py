@@ -11,8 +11,8 @@ import pytest
 import torch
 from timm.layers import Attention
 
+from atbook.worlds import glyph_images, glyphs
 from atlib import create_vit, walk
-from atlib.data import glyph_images, glyphs
 from atlib.train import schedule, train
 from atlib.train.recipe import Recipe
 from atlib.walking import Instead, Seen, attend

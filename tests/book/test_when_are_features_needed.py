@@ -3,10 +3,10 @@ computes, on other inputs."""
 
 import torch
 
+from atbook.lab.studies import PRETRAINING
+from atbook.lab.study import Sources
+from atbook.worlds import glyphs
 from atlib import Plan, walk
-from atlib.data import glyphs
-from atlib.lab.studies import PRETRAINING
-from atlib.lab.study import Sources
 from tests import toy
 from tests.book.test_taught import small_vit, taught
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
 from atlib.checkpoint import load_vit
-from atlib.data.scenes import SceneWorld, generate_scenes
-from atlib.detection.objects import Found, scene_objects
+from atlib.detection.objects import Found
 from atlib.detection.precision import (
     area_under,
     average_precision,

@@ -8,13 +8,13 @@ import pytest
 import torch
 from timm.layers import Attention
 
+from atbook.lab.scales import scales
+from atbook.records import results_folder
 from atlib import walk
 from atlib.checkpoint import load_vit
-from atlib.lab.scales import scales
 from atlib.methods.locality import LocalityAttention, with_shifts
 from atlib.methods.patch_conv import AttentionPool
 from atlib.methods.resmlp import resmlp
-from atlib.record import results_folder
 from atlib.walking import Instead
 from tests.book.test_taught import NOTEBOOKS, taught
 from tests.helpers import randomise

@@ -174,15 +174,6 @@ def test_layers_and_heads_that_do_not_exist(small_vit, how, options, message):
     assert message in refusal(small_vit, Plan(how=how, **options))
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_an_average_over_one_example(small_vit, how):
-    """Known only when the images come: in training or evaluation, a batch of one has no average."""
-    pair = pair_of(small_vit, Plan(how=how, average="examples"))
-    with pytest.raises(ValueError, match='"examples".*0 is 1'):
-        pair(random_images(1, 3, 32, 32))
-    assert pair(random_images(2, 3, 32, 32)).logits.shape == (2, 5)
-
-
 # --- native components
 
 

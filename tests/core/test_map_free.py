@@ -35,16 +35,19 @@ def random_qk(B=2, H=3, N=70, d=8, d_t=8, seed=0, size=1.0, dtype=torch.float64)
     ]
 
 
-def dense(q, k, q_t, k_t, scale, scale_t, value=True, bias=None, bias_t=None):
-    return dense_attention_cross_entropy(
-        [Seen(q, k, None, scale, bias=bias)], [Seen(q_t, k_t, None, scale_t, bias=bias_t)]
-    )
+def seen_of(q, k, q_t, k_t, scale=SCALES[0], scale_t=SCALES[1], bias=None, bias_t=None):
+    """What a layer of the student and one of the teacher saw."""
+    return Seen(q, k, None, scale, bias=bias), Seen(q_t, k_t, None, scale_t, bias=bias_t)
 
 
-def stepped(how, tensors, scales=SCALES, times=1.0, **options):
+def dense(student, teacher, value=True):
+    return dense_attention_cross_entropy([student], [teacher])
+
+
+def stepped(how, tensors, scales=SCALES, times=1.0, bias=None, bias_t=None, **options):
     """The loss and the gradients of `times` the loss with respect to the student's q and k."""
     q, k = (x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in tensors[:2])
-    loss = how(q, k, *tensors[2:], *scales, **options)
+    loss = how(*seen_of(q, k, *tensors[2:], *scales, bias, bias_t), **options)
     (times * loss).backward()
     return loss.detach(), q.grad, k.grad
 
@@ -80,10 +83,10 @@ def test_equals_the_dense_loss(how, shape, widths, scales, times, seed):
 def test_equals_maps_written_out(how):
     """Not only the project's own dense loss: maps from the long-hand softmax."""
 
-    def written_out(q, k, q_t, k_t, scale, scale_t):
+    def written_out(student, teacher):
         p_s, p_t = (
-            longhand.softmax(factor * torch.einsum("bhid,bhjd->bhij", *pair))
-            for factor, pair in ((scale, (q, k)), (scale_t, (q_t, k_t)))
+            longhand.softmax(seen.scale * torch.einsum("bhid,bhjd->bhij", seen.q, seen.k))
+            for seen in (student, teacher)
         )
         return longhand.map_loss([p_s], [p_t])
 
@@ -109,7 +112,7 @@ def test_inputs_in_any_layout(how):
     of_teacher = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q_t, k_t)]
     own = joint.permute(2, 0, 3, 1, 4)
     assert not own[0].is_contiguous() and not of_teacher[0].is_contiguous()
-    loss = how(own[0], own[1], *of_teacher, *SCALES)
+    loss = how(*seen_of(own[0], own[1], *of_teacher))
     loss.backward()
     assert_close([loss.detach(), *joint.grad.permute(2, 0, 3, 1, 4)], expected, 1e-10)
 
@@ -125,7 +128,8 @@ def test_with_a_mask(how, forbidden, N):
     other[0, 0] = 0  # but the token itself, as one that looks at nothing has no map
     bias, bias_t = {"student": (own, None), "teacher": (None, other), "both": (own, own)}[forbidden]
 
-    def row_by_row(q, k, q_t, k_t, scale, scale_t, value=True):
+    def row_by_row(student, teacher):
+        (q, k, _, scale, *_), (q_t, k_t, _, scale_t, *_) = student, teacher
         total = 0.0
         for i in range(N):
             left = [j for j in range(N) if bias is None or bias[i, j] == 0]
@@ -162,7 +166,7 @@ def test_one_of_the_two_may_be_constant(how, learning):
     tensors = random_qk()
     expected = stepped(dense, tensors)
     own = [x.clone().requires_grad_(wanted) for x, wanted in zip(tensors, learning)]
-    loss = how(*own, *tensors[2:], *SCALES)
+    loss = how(*seen_of(*own, *tensors[2:]))
     assert_close([loss.detach()], expected[:1], 1e-10)
     assert loss.requires_grad == any(learning)
     if any(learning):
@@ -174,9 +178,9 @@ def test_one_of_the_two_may_be_constant(how, learning):
 @both_ways
 def test_without_gradients_none_are_made(how):
     tensors = [x.requires_grad_(index < 2) for index, x in enumerate(random_qk())]
-    expected = dense(*tensors, *SCALES).item()
+    expected = dense(*seen_of(*tensors)).item()
     with torch.no_grad(), Seer() as seer:
-        loss = how(*tensors, *SCALES)
+        loss = how(*seen_of(*tensors))
     assert not loss.requires_grad and abs(loss.item() - expected) <= 1e-10
     assert not any("baddbmm" in name for name in seer.names), (
         "the sum over queries belongs to the gradient alone"
@@ -186,14 +190,14 @@ def test_without_gradients_none_are_made(how):
 def test_the_teachers_tensors_get_no_gradient():
     for how in PATHS:
         tensors = [x.requires_grad_() for x in random_qk()]
-        how(*tensors, *SCALES).backward()
+        how(*seen_of(*tensors)).backward()
         assert [x.grad is None for x in tensors] == [False, False, True, True]
 
 
 @both_ways
 def test_gradients_equal_finite_differences(how):
     q, k, q_t, k_t = (x.requires_grad_(index < 2) for index, x in enumerate(random_qk(1, 2, 4, 3, 2)))
-    assert torch.autograd.gradcheck(lambda a, b: how(a, b, q_t, k_t, *SCALES), (q, k))
+    assert torch.autograd.gradcheck(lambda a, b: how(*seen_of(a, b, q_t, k_t)), (q, k))
 
 
 @both_ways
@@ -202,8 +206,8 @@ def test_a_second_derivative_is_refused(how):
     tensors = [x.requires_grad_(index < 2) for index, x in enumerate(random_qk(1, 1, 4, 3, 3))]
     for x in tensors[:2]:
         with pytest.raises(RuntimeError, match="dense_attention_cross_entropy"):
-            torch.autograd.grad(how(*tensors, *SCALES), x, create_graph=True)
-    torch.autograd.grad(dense(*tensors, *SCALES), tensors[0], create_graph=True)
+            torch.autograd.grad(how(*seen_of(*tensors)), x, create_graph=True)
+    torch.autograd.grad(dense(*seen_of(*tensors)), tensors[0], create_graph=True)
 
 
 # --- number types
@@ -368,12 +372,8 @@ def test_compiled(compiler, how, N):
     """As one graph, forward and backward. (`aot_eager` traces both as the default compiler does, but makes no
     machine code, which takes minutes.)"""
     tensors = random_qk(N=N, d_t=6)
-    compiled = torch.compile(lambda *inputs: how(*inputs, *SCALES), fullgraph=True, backend="aot_eager")
-    assert_close(
-        stepped(lambda q, k, q_t, k_t, *_: compiled(q, k, q_t, k_t), tensors, times=3.0),
-        stepped(dense, tensors, times=3.0),
-        1e-10,
-    )
+    compiled = torch.compile(how, fullgraph=True, backend="aot_eager")
+    assert_close(stepped(compiled, tensors, times=3.0), stepped(dense, tensors, times=3.0), 1e-10)
 
 
 @pytest.mark.parametrize("plan", [Plan(how="distill"), Plan(how="copy")], ids=lambda plan: plan.how)
@@ -492,7 +492,7 @@ def test_what_waits_for_the_backward_pass_grows_with_the_tokens_only():
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            how(*(x.requires_grad_() for x in tensors[:2]), *tensors[2:], *SCALES)
+            how(*seen_of(*(x.requires_grad_() for x in tensors[:2]), *tensors[2:]))
         return sum(sizes.values())
 
     for how in PATHS:

@@ -3,6 +3,7 @@ gradients of the student."""
 
 import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.checkpoint import load_bundle, save_bundle
+from atlib.methods.mean_maps import MeanMapCopy
+from atlib.plan import AVERAGES
 from atlib.train import make_optimizer, student_loss
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
@@ -129,13 +132,46 @@ def test_some_heads_of_a_wider_teacher(small_vit, how):
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
-@pytest.mark.parametrize("over", ["examples", "layers", "heads", "queries"])
+@pytest.mark.parametrize("over", AVERAGES)
 @pytest.mark.parametrize("heads", [None, [1]], ids=["all heads", "one head"])
 def test_averages(small_vit, how, over, heads):
     pair = pair_of(small_vit, Plan(how=how, average=over, layers=[0, 2], heads=heads))
     chosen = None if heads is None else {0: heads, 2: heads}
     assert_equal(pair, straight([0, 2]), chosen=chosen, target=lambda maps: longhand.averaged(maps, over))
     assert pair.path == "dense"
+
+
+ONE_IMAGE = {
+    "whole": Plan(),
+    "resampled": Plan(unequal_grid="resample"),
+    **{f"mean over {over}": Plan(average=over) for over in AVERAGES},
+}
+
+
+def sorted_by_class(number=24, classes=4):
+    """Images of one class look alike, and stand together: (images, a shuffled order)."""
+    kinds = torch.arange(number) // (number // classes)
+    images = random_images(classes, 3, 32, 32)[kinds] + 0.1 * random_images(number, 3, 32, 32, seed=1)
+    return images, torch.randperm(number, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", [*ONE_IMAGE, "mean over examples"])
+def test_an_image_is_answered_the_same_in_every_batch(small_vit, kind):
+    """Alone, in batches sorted by class, and in shuffled ones."""
+    images, order = sorted_by_class()
+    if kind == "mean over examples":
+        pair = MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images)
+    else:
+        other = {"patch_size": 4} if kind == "resampled" else {}
+        pair = pair_of(small_vit, ONE_IMAGE[kind], other, dtype=torch.float32)
+    pair.eval()
+    with torch.no_grad():
+        alone = torch.cat([pair(image[None]).logits for image in images])
+        in_order = torch.cat([pair(some).logits for some in images.split(6)])
+        shuffled = torch.cat([pair(images[some]).logits for some in order.split(6)])
+    torch.testing.assert_close(in_order, alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(shuffled, alone[order], rtol=1e-5, atol=1e-5)
+    assert (alone - alone[:1]).abs().max() > 1e-2, "it does answer images"
 
 
 def merged_heads(how, remedy):
@@ -441,20 +477,20 @@ def test_the_class_token_of_the_teacher_is_dropped(small_vit, how):
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_all_remedies_at_once(small_vit, how):
-    """Registers dropped, heads merged, then moved to another grid, then averaged over examples."""
+    """Registers dropped, heads merged, then moved to another grid, then averaged over layers."""
     plan = Plan(
         how=how,
         layers={0: 4, 2: 1},
         unequal_heads="aggregate",
         unequal_grid="resample",
         unequal_prefix="drop",
-        average="examples",
+        average="layers",
     )
     pair = pair_of(small_vit, plan, teacher={"depth": 5, "num_heads": 4, "patch_size": 4, "reg_tokens": 1})
 
     def target(maps):
         moved = [longhand.on_grid(longhand.merged(longhand.without(p, [1])), 8, 4, 1) for p in maps]
-        return [p.expand(-1, 3 if how == "copy" else 1, -1, -1) for p in longhand.averaged(moved, "examples")]
+        return [p.expand(-1, 3 if how == "copy" else 1, -1, -1) for p in longhand.averaged(moved, "layers")]
 
     own = (lambda maps: [longhand.merged(p) for p in maps]) if how == "distill" else None
     assert_equal(pair, {0: 4, 2: 1}, teacher_heads=4, teacher_patch=4, target=target, own=own)
@@ -542,6 +578,25 @@ def test_a_bundle_keeps_the_plan(small_vit, tmp_path, name):
     )
     images = images_of(torch.float32)
     torch.testing.assert_close(found(images).logits, pair(images).logits)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_of_a_pair_learns_its_own_mapping_of_heads(small_vit, copied):
+    pair = learned(small_vit)
+    again, images = copied(pair), images_of()
+    assert torch.equal(again(images).transfer_loss, pair(images).transfer_loss)
+    before = pair(images).transfer_loss.item()
+    again(images).transfer_loss.backward()
+    assert all(M.grad is not None for M in again.head_mapping) and pair.head_mapping[0].grad is None
+    with torch.no_grad():
+        again.head_mapping[0].zero_()
+    assert again(images).transfer_loss.item() != before == pair(images).transfer_loss.item()
+
+
+def test_maps_of_a_plan_without_maps_are_refused(small_vit):
+    pair = pair_of(small_vit, Plan(what="v"))
+    with pytest.raises(ValueError, match="'v'.*what='map'"):
+        pair.teacher_maps(pair.teacher_layers(images_of()))
 
 
 def test_after_distilling_with_a_learned_mapping_the_student_is_kept_alone(small_vit, tmp_path):

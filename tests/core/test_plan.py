@@ -27,7 +27,7 @@ PLANS = [
 
 def test_what_there_is_to_choose_from():
     assert (WHAT, HOW) == (("map", "q", "k", "v"), ("copy", "distill"))
-    assert AVERAGES == ("examples", "layers", "heads", "queries")
+    assert AVERAGES == ("layers", "heads", "queries")
     assert UNEQUAL_HEADS == ("aggregate", "average", "learn")
     assert (UNEQUAL_PREFIX, ROWS) == (("drop", "own"), ("class", "patches"))
 
@@ -75,7 +75,8 @@ WRONG = [
     ({"what": "maps"}, "what 'maps'.*'map'"),
     ({"how": "distil"}, "how 'distil'.*'distill'"),
     ({"how": None}, "how None"),
-    ({"average": "example"}, "average 'example'.*'examples'"),
+    ({"average": "layer"}, "average 'layer'.*'layers'"),
+    ({"average": "examples"}, "average='examples'.*batch.*MeanMapCopy"),
     ({"average": False}, "average False"),
     ({"unequal_heads": "mean"}, "unequal_heads 'mean'"),
     ({"unequal_grid": True}, "unequal_grid True.*'resample'"),

@@ -118,6 +118,18 @@ def test_a_pair_says_what_to_pass():
     refused(pair, "AttentionTransfer", ".student", ".teacher")
 
 
+def test_a_class_says_itself_why_it_is_not_walked():
+    class Own(torch.nn.Module):
+        not_walkable = "it is a sieve: walk its .water"
+
+    class More(Own):
+        pass
+
+    refused(Own(), "cannot walk a Own: it is a sieve: walk its .water")
+    refused(More(), "cannot walk a More: it is a sieve")
+    assert not any(kind in REASONS for kind in ("AttentionTransfer", "PatchConvNet", "MaskedAutoencoder"))
+
+
 def test_distilled_training_mode():
     vit = create_vit("deit_tiny_distilled_patch16_224", depth=2, img_size=32)
     vit.set_distilled_training()

@@ -25,9 +25,8 @@ def test_the_workflow_runs_the_public_checks_on_the_oldest_python():
     (job,) = yaml.safe_load(WORKFLOW)["jobs"].values()
     python = next(step["with"] for step in job["steps"] if "setup-python" in step.get("uses", ""))
     assert python == {"python-version": PROJECT["requires-python"].removeprefix(">=")}
-    (checks,) = (step["run"] for step in job["steps"] if "atlib" in step.get("run", ""))
-    (module,) = re.findall(r"python -m ([\w.]+) \"\$notebook\"", checks)
-    assert find_spec(f"{module}.__main__")
+    (command,) = re.findall(r"python -m (atbook \w+) \"\$notebook\"", WORKFLOW)
+    assert command == "atbook exercises" and find_spec("atbook.exercises.commands")
 
 
 def test_both_install_this_repository():
@@ -36,6 +35,6 @@ def test_both_install_this_repository():
 
 
 def test_the_readme_names_modules_and_assignments_that_exist():
-    assert all(find_spec(f"{module}.__main__") for module in re.findall(r"-m (atlib[\w.]*)", README))
+    assert all(find_spec(f"{module}.__main__") for module in re.findall(r"-m (at(?:lib|book)[\w.]*)", README))
     named = set(re.findall(r"\b(a\d)\.ipynb", README))
     assert named <= {path.parent.name for path in (ROOT / "course").glob("*/master.md")}

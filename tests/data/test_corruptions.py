@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from atbook.worlds.glyphs import generate
 from atlib.data import Images
 from atlib.data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, corrupt
-from atlib.data.glyphs import generate
 
 pytest.importorskip(
     "imagecorruptions", reason="needs the package imagecorruptions-imaug", exc_type=ImportError

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from atlib.data import Images, crop_and_flip, load
-from atlib.data.glyphs import SHAPES, World, generate
 from atlib.data.sampler import ShardSpec, my_batches, my_repeats
 
 
@@ -191,34 +190,13 @@ def test_wrong_pixels_are_refused(pixels, targets, named):
         Images(pixels, targets)
 
 
-@pytest.mark.parametrize("split, seed", [("train", 0), ("validation", 3), ("test", 0), ("unlabelled", 1)])
-def test_marked_glyphs_are_what_the_generator_draws(split, seed):
-    images, drawn = load("marked-glyphs", split=split, size=30, seed=seed), generate(split, 30, seed, World())
-    assert (
-        torch.equal(images.pixels, torch.from_numpy(drawn.images))
-        and images.targets.tolist() == drawn.shape.tolist()
-    )
-    assert images.classes == SHAPES and images.targets.dtype == torch.int64
-
-
-def test_marked_glyphs_without_a_size_are_ten_thousand(monkeypatch):
-    monkeypatch.setattr(
-        "atlib.data.images.glyphs.generate", lambda split, size, seed: generate(split, size // 1000, seed)
-    )
-    assert len(load("marked-glyphs")) == 10
-
-
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        ({"name": "marked-glyph"}, "'marked-glyph'.*'marked-glyphs'"),
         ({"name": "cifar-10"}, "'cifar-10'.*'cifar10'"),
         ({"name": "parket"}, "'parquet'.*'imagefolder'"),
-        ({"name": "marked-glyphs", "split": "tests"}, "'tests'.*'test'"),
-        ({"name": "marked-glyphs", "path": "/x"}, "no path .*'/x'"),
-        ({"name": "marked-glyphs", "image_size": 48}, "image_size=48"),
-        ({"name": "marked-glyphs", "size": 0}, "got 0"),
-        ({"name": "marked-glyphs", "size": -3}, "got -3"),
+        ({"name": "cifar10", "size": 0}, "got 0"),
+        ({"name": "cifar10", "size": -3}, "got -3"),
         ({"name": "imagefolder"}, r"load\('imagefolder'\) .*path"),
         ({"name": "parquet"}, r"load\('parquet'\) .*path"),
     ],

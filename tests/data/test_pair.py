@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from atbook.worlds import glyph_images
+from atbook.worlds.glyphs import World, generate
 from atlib import AttentionTransfer, Plan, walk
-from atlib.data import Images, crop_and_flip, glyph_images, pair
-from atlib.data.glyphs import World, generate
+from atlib.data import Images, crop_and_flip, pair
 from atlib.data.images import other_of_class
 from atlib.data.sampler import ShardSpec
 from atlib.train import train

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from atlib.data.scenes import generate_scenes
+from atbook.worlds.scenes import generate_scenes, scene_objects
 from atlib.detection.coco import export_coco
-from atlib.detection.objects import scene_objects
 
 
 def coco_folder(root: Path, **images: int) -> Path:

@@ -9,13 +9,13 @@ import torch
 from PIL import Image
 from torch import nn
 
+from atbook.worlds.glyphs import SHAPES
+from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
 from atlib.data.decoding import CorruptImage, DataError, MissingData
-from atlib.data.glyphs import SHAPES
 from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import ShardSpec, epoch_order
-from atlib.data.scenes import SceneWorld, generate_scenes
 from atlib.detection.coco import MEAN, STD, CocoObjects, Placed, export_coco, place_objects
-from atlib.detection.objects import Found, ObjectImages, Objects, scene_objects
+from atlib.detection.objects import Found, ObjectImages, Objects
 
 pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")
 

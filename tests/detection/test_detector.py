@@ -4,11 +4,11 @@ is said of an image."""
 import pytest
 import torch
 
+from atbook.worlds.glyphs import SHAPES
+from atbook.worlds.scenes import generate_scenes, scene_objects
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.data.glyphs import SHAPES
-from atlib.data.scenes import generate_scenes
 from atlib.detection.detector import SMALL, VITDET, RegionHeads, detect, detection_loss, fcos, mask_rcnn
-from atlib.detection.objects import ObjectBatch, ObjectImages, Objects, scene_objects
+from atlib.detection.objects import ObjectBatch, ObjectImages, Objects
 from atlib.detection.precision import average_precision
 from atlib.train.recipe import Recipe
 from tests.helpers import Bomb, random_images, randomise

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from atlib.data.glyphs import SHAPES
+from atbook.worlds.glyphs import SHAPES
+from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
 from atlib.data.sampler import ShardSpec, epoch_order
-from atlib.data.scenes import SceneWorld, generate_scenes
-from atlib.detection.objects import ObjectBatch, ObjectImages, Objects, check_objects, scene_objects
+from atlib.detection.objects import ObjectBatch, ObjectImages, Objects, check_objects
 
 
 def objects(boxes=((1, 2, 5, 8), (0, 0, 20, 10)), labels=(0, 3), masks=None, crowd=(False, False)):

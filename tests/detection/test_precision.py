@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from atlib.data.scenes import generate_scenes
-from atlib.detection.objects import Found, Objects, scene_objects
+from atbook.worlds.scenes import generate_scenes, scene_objects
+from atlib.detection.objects import Found, Objects
 from atlib.detection.precision import average_precision, coco_precision, intersection_over_union
 
 pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")

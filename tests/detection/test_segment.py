@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from atbook.worlds.scenes import SceneWorld, class_of_pixels, generate_scenes
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data.images import Images
-from atlib.data.scenes import SceneWorld, class_of_pixels, generate_scenes
 from atlib.detection.segment import Segmenter, mean_iou, segmentation_loss
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred

@@ -4,10 +4,10 @@ the pixels that they are asked about."""
 import pytest
 import torch
 
+from atbook.worlds.scenes import class_of_pixels, generate_scenes, scene_objects
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.data.scenes import class_of_pixels, generate_scenes
 from atlib.detection.detector import detection_loss, fcos, mask_rcnn
-from atlib.detection.objects import ObjectImages, scene_objects
+from atlib.detection.objects import ObjectImages
 from atlib.detection.precision import SCENE_SIZES
 from atlib.detection.segment import Segmenter, pixel_images, segmentation_loss
 from atlib.train import train

@@ -7,7 +7,7 @@ import re
 import jupytext
 import pytest
 
-from atlib.exercises import every, judge
+from atbook.exercises import every, judge
 from tests.helpers import ROOT
 
 CHAPTERS = {int(path.name[:2]): path for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]-*.md"))}
@@ -46,7 +46,7 @@ def test_an_exercise_has_a_starter_a_solution_and_a_check(exercise):
     assert tags(starter) == ["exercise", "skip-execution"]
     assert tags(solution) == ["solution", "hide-cell"] and tags(check) == ["check"]
     name = re.fullmatch(
-        rf'from atlib.exercises import check\n\ncheck\("{exercise.number}", (\w+)\)', check.source
+        rf'from atbook.exercises import check\n\ncheck\("{exercise.number}", (\w+)\)', check.source
     )[1]
     parameters = list(inspect.signature(exercise.right).parameters)
     begun, solved = (defined(cell.source)[name] for cell in (starter, solution))

@@ -1,4 +1,4 @@
-"""`python -m atlib.exercises NOTEBOOK` on notebooks as students hand them in."""
+"""`python -m atbook exercises NOTEBOOK` on notebooks as students hand them in."""
 
 import json
 
@@ -6,13 +6,13 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from atlib.exercises.__main__ import main
+from atbook.__main__ import main
 
 RIGHT = """
 def map_loss(s0, s1, t0, t1):
     return sum(-(t.detach() * s.log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
 """
-CHECK = 'from atlib.exercises import check\n\ncheck("6.{}", {})'
+CHECK = 'from atbook.exercises import check\n\ncheck("6.{}", {})'
 
 
 @pytest.fixture
@@ -34,19 +34,19 @@ def test_verdicts_of_what_is_right_unfinished_and_broken(notebook, capsys):
         CHECK.format(2, "excess"),
         CHECK.format(3, "never_defined"),
     )
-    assert main([str(path), "--json"]) == 1
+    assert main(["exercises", str(path), "--json"]) == 1
     found = {each["number"]: each for each in json.loads(capsys.readouterr().out)}
     assert [found[f"6.{i}"]["right"] for i in (1, 2, 3)] == [True, False, False]
     assert "not done" in found["6.2"]["says"] and "NameError" in found["6.3"]["says"]
     assert found["6.1"]["title"]
     path = notebook(RIGHT, CHECK.format(1, "map_loss"))
-    assert main([str(path)]) == 0
+    assert main(["exercises", str(path)]) == 0
     assert "1 of 1 right" in capsys.readouterr().out
 
 
 def test_what_is_no_notebook_is_named(tmp_path, capsys):
     (tmp_path / "mine.ipynb").write_text("no")
-    assert main([str(tmp_path / "mine.ipynb")]) == 2
-    assert main([str(tmp_path / "absent.ipynb")]) == 2
+    assert main(["exercises", str(tmp_path / "mine.ipynb")]) == 2
+    assert main(["exercises", str(tmp_path / "absent.ipynb")]) == 2
     said = capsys.readouterr().err
     assert "mine.ipynb is not a notebook" in said and "absent.ipynb" in said

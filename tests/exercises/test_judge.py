@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from atlib.exercises import check, find, judge
-from atlib.exercises.judging import Exercise, Wrong
+from atbook.exercises import check, find, judge
+from atbook.exercises.judging import Exercise, Wrong
 
 
 def exercise(right, *cases, **options) -> Exercise:
@@ -73,7 +73,7 @@ def test_printing_in_place_of_returning(capsys):
 
 
 def test_an_answer_that_runs_for_ever_is_ended_even_where_it_catches_exceptions(monkeypatch):
-    monkeypatch.setattr("atlib.exercises.judging.LIMIT", 0.2)
+    monkeypatch.setattr("atbook.exercises.judging.LIMIT", 0.2)
 
     def endless(x):
         while True:

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from atlib.explorer import write_weights
+from atbook.explorer import write_weights
 from tests.helpers import ROOT, made_once
 
-SCRIPTS = ROOT / "atlib" / "explorer"
+SCRIPTS = ROOT / "atbook" / "explorer"
 BEGINS, ENDS = "globalThis.ExplorerWeights = ", ";\n"
 
 

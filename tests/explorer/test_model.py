@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from atbook.explorer.export import DIGITS, STUDENTS
+from atbook.lab.study import Place, Sources, scale_of, untrained_maps
+from atbook.worlds import glyph_images
+from atbook.worlds.glyphs import TASKS, World, generate
 from atlib import create_vit, walk
 from atlib.attention import Instead
 from atlib.checkpoint import load_vit
-from atlib.data import glyph_images
-from atlib.data.glyphs import TASKS, World, generate
-from atlib.explorer.export import DIGITS, STUDENTS
-from atlib.lab.study import Place, Sources, scale_of, untrained_maps
 from tests.explorer.conftest import received, sent
 from tests.helpers import ROOT
 

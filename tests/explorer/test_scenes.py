@@ -6,8 +6,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from atlib.data import glyphs
-from atlib.data.glyphs import SHAPES, TASKS, TWINS, World, generate
+from atbook.worlds import glyphs
+from atbook.worlds.glyphs import SHAPES, TASKS, TWINS, World, generate
 from tests.explorer.conftest import ask, received
 
 SCENES = 50

@@ -8,10 +8,10 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
+from atbook.explorer.widget import Explorer
+from atbook.worlds import glyph_images
+from atbook.worlds.glyphs import generate
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.data import glyph_images
-from atlib.data.glyphs import generate
-from atlib.explorer.widget import Explorer
 from tests.explorer.conftest import received, sent
 from tests.explorer.test_page import chosen, says
 from tests.helpers import randomise
@@ -132,7 +132,7 @@ def test_models_that_cannot_be_shown_are_refused(teacher, student):
 
 CELL = """
 from atlib import create_vit
-from atlib.explorer.widget import Explorer
+from atbook.explorer.widget import Explorer
 explorer = Explorer({"mine": create_vit("glyphs"), "teacher": create_vit("glyphs")}, world="match")
 explorer
 """

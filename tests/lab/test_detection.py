@@ -8,21 +8,21 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
+from atbook.lab import commands
+from atbook.lab import scales as schooling
+from atbook.lab import study as runner
+from atbook.lab.detection import DETECTION
+from atbook.lab.evals import COMPARISON, run_examination
+from atbook.lab.scales import LABELLED_SCENES, PAINTED_SCENES, TUNING_SEED, SceneScale, scales
+from atbook.lab.studies import LONG_TAIL, STUDIES
+from atbook.lab.study import CENTRAL, Place, Run, Sources, chosen, make_teacher, run_study, scratch, trained
+from atbook.records import add_record, read_file
+from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit, save_vit
-from atlib.data.scenes import SceneWorld, generate_scenes, scene_images
 from atlib.detection.detector import Detector, FcosHeads, RegionHeads, detect
 from atlib.detection.precision import SCENE_SIZES, coco_precision
 from atlib.detection.segment import Segmenter, mean_iou, pixel_images
-from atlib.lab import commands
-from atlib.lab import scales as schooling
-from atlib.lab import study as runner
-from atlib.lab.detection import DETECTION
-from atlib.lab.evals import COMPARISON, run_examination
-from atlib.lab.scales import LABELLED_SCENES, PAINTED_SCENES, TUNING_SEED, SceneScale, scales
-from atlib.lab.studies import LONG_TAIL, STUDIES
-from atlib.lab.study import CENTRAL, Place, Run, Sources, chosen, make_teacher, run_study, scratch, trained
-from atlib.record import add_record, read_file
 from atlib.train import recipe as recipes
 from atlib.vit import Architecture
 from tests import toy
@@ -80,8 +80,7 @@ def test_names_are_distinct_and_it_is_no_study_of_classifiers():
 
 @pytest.mark.parametrize("variant", DETECTION.variants, ids=lambda variant: variant.name)
 def test_a_variant_is_what_its_name_says(variant, sources):
-    name, method = variant.name.split(", ")
-    how, _, of = method.partition(" from ")
+    name, how, of = (variant.differs[field] for field in ("head", "method", "teacher"))
     model = variant.build(sources)
     vit, student = model.backbone.vit, model.backbone.student
     if name.startswith("segment"):
@@ -117,7 +116,7 @@ def test_heads_start_alike_on_all_backbones_of_a_seed(sources):
     for variant in DETECTION.variants:
         model = variant.build(sources)
         state = {k: v for k, v in model.state_dict().items() if not k.startswith("backbone")}
-        first = starts.setdefault(variant.name.split(",")[0], state)
+        first = starts.setdefault(variant.differs["head"], state)
         assert len(state) >= 2 and same(state, first), variant.name
     assert len(starts) == 4
     other = DETECTION.variant("segment, scratch").build(sources._replace(seed=1)).head.weight
@@ -125,8 +124,8 @@ def test_heads_start_alike_on_all_backbones_of_a_seed(sources):
 
 
 def test_all_of_one_head_choose_from_the_same_rates_at_the_same_budget(tmp_path):
-    for name in (*HEADS, "segment", "segment with convolutions"):
-        variants = [variant for variant in DETECTION.variants if variant.name.startswith(f"{name},")]
+    for name in {variant.differs["head"] for variant in DETECTION.variants}:
+        variants = [variant for variant in DETECTION.variants if variant.differs["head"] == name]
         scale, place = scales()["scenes"], place_in(tmp_path)
         first = variants[0].base(scale, place), variants[0].choices(scale)
         assert len(first[1]) == 4 and all(choice.keys() == {"lr"} for choice in first[1])

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file
 
+from atbook.lab import evals, study
+from atbook.lab.evals import Examination, model_of, run_examination
+from atbook.lab.scales import Schooling
+from atbook.lab.study import CENTRAL, Run, Study, Variant, by, run_study, scratch
+from atbook.records import read_file
 from atlib import AttentionTransfer, Plan
 from atlib.checkpoint import load_vit
-from atlib.lab import evals, study
-from atlib.lab.evals import Examination, model_of, run_examination
-from atlib.lab.scales import Schooling
-from atlib.lab.study import CENTRAL, Run, Study, Variant, by, run_study, scratch
-from atlib.record import read_file
 from atlib.train.evaluate import evaluate
 from tests import toy
 from tests.helpers import same

@@ -1,23 +1,26 @@
-"""The sentences: few, about what the studies have, and shown with the verdict of the rule."""
+"""The sentences: about what the studies have, and shown with the verdict of the rule."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from atlib.lab.detection import DETECTION
-from atlib.lab.evals import COMPARISON, EXAMINATIONS
-from atlib.lab.findings import (
+from atbook.lab.detection import DETECTION
+from atbook.lab.evals import COMPARISON, EXAMINATIONS
+from atbook.lab.findings import (
     CLAIMS,
-    SCALES,
+    METRICS,
     cka_to_fine_tuned,
     findings_table,
+    read_claims,
     shifted_accuracy,
     verdicts_table,
 )
-from atlib.lab.scales import scales
-from atlib.lab.studies import CENTRAL, STUDIES
-from atlib.record import Record, add_record, pack_bits, records_file
+from atbook.lab.scales import scales
+from atbook.lab.studies import CENTRAL, STUDIES
+from atbook.lab.verdicts import Claim, Side
+from atbook.records import add_record, pack_bits, records_file
+from atlib.train.record import Record
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 
@@ -40,16 +43,51 @@ def write(folder, *records):
         add_record(records_file(each.experiment, scale, folder), each)
 
 
-def test_they_are_few_and_about_what_is_run():
-    family = [claim for claim in CLAIMS if "17" <= claim.chapter <= "20"]
-    where = [claim for claim in CLAIMS if claim.chapter == "21"]
-    assert len(CLAIMS) - len(family) - len(where) <= 30 and len(family) <= 20 and len(where) <= 5
-    assert len({claim.sentence for claim in CLAIMS}) == len(CLAIMS)
+def test_they_are_about_what_is_run():
     for claim in CLAIMS:
-        assert claim.scales and set(claim.scales) <= set(SCALES)
         for scale in claim.scales:
             for side in (claim.higher, claim.lower):
                 assert set(side.methods) <= set(known(side.study, scale)), claim.sentence
+
+
+GOOD = """
+[[claim]]
+chapter = "04"
+sentence = "one"
+higher = { study = "transfer", methods = ["copy"] }
+lower = { study = "detection", methods = ["fcos, copy"], metric = "ap" }
+scales = ["find"]
+margin = 0.01
+"""
+
+
+def test_a_claim_is_read_from_its_file(tmp_path):
+    path = tmp_path / "claims.toml"
+    path.write_text(GOOD)
+    lower = Side("detection", ("fcos, copy",), METRICS["ap"])
+    assert read_claims(path) == (Claim("04", "one", Side("transfer", ("copy",)), lower, ("find",), "", 0.01),)
+
+
+@pytest.mark.parametrize(
+    "old, new, named",
+    [
+        ('chapter = "04"', "", "claim 1: chapter is missing"),
+        ('chapter = "04"', "chapter = 4", "claim 1: chapter must be of type str, got 4"),
+        ("margin", "margins", "field .claims.toml, claim 1. 'margins'.*'margin'"),
+        ("0.01", "1", "margin must be of type float, got 1"),
+        ('"find"', '"fund"', "scale .claims.toml, claim 1. 'fund'.*'find'"),
+        ('["find"]', "[]", "claim 1: scales are none"),
+        ('methods = ["copy"]', "methods = []", "claim 1, higher: methods must be names"),
+        ('metric = "ap"', 'metric = "app"', "metric .claims.toml, claim 1, lower. 'app'.*'ap'"),
+        ('study = "transfer", ', "", "claim 1, higher: study is missing"),
+        (GOOD, GOOD + GOOD, "claim 2: its sentence is also that of another claim"),
+    ],
+)
+def test_what_is_wrong_with_a_claim_is_named(tmp_path, old, new, named):
+    path = tmp_path / "claims.toml"
+    path.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(ValueError, match=named):
+        read_claims(path)
 
 
 def rng_records(folder):

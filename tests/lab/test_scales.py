@@ -1,6 +1,7 @@
 """Scales: labels follow from the seed, held-out images do not, all methods are tuned alike; and teachers: the
 pre-text, the world, the model and the recipe are those that were asked for."""
 
+import argparse
 import os
 import pickle
 import signal
@@ -12,13 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from atlib import create_vit
-from atlib.checkpoint import load_vit, save_vit
-from atlib.data import Images, glyphs
-from atlib.data.rng import seed_for
-from atlib.lab import commands, study
-from atlib.lab import scales as schooling
-from atlib.lab.scales import (
+from atbook.lab import commands, study
+from atbook.lab import scales as schooling
+from atbook.lab.scales import (
     AXES,
     PHOTO_METHODS,
     RETRIEVAL,
@@ -32,17 +29,22 @@ from atlib.lab.scales import (
     colour,
     scales,
 )
-from atlib.lab.study import CENTRAL, Place, chosen, run_study, scale_of
-from atlib.lab.tuning import Range, grid
-from atlib.record import read_file, read_records
-from atlib.train import pretrain, recipe, train
+from atbook.lab.study import CENTRAL, Place, chosen, run_study, scale_of
+from atbook.lab.tuning import Range, grid
+from atbook.records import read_file, read_records
+from atbook.worlds import glyphs, pretext
+from atlib import create_vit
+from atlib.checkpoint import load_vit, save_vit
+from atlib.data import Images
+from atlib.data.rng import seed_for
+from atlib.train import recipe, train
 from atlib.train.trainer import Preempted
 from atlib.vit import Architecture
 from tests import toy
 from tests.data.test_pacs import write
 from tests.helpers import random_images, same
 
-RECIPE = replace(recipe.RETRIEVAL, steps=3, batch_size=8)
+RECIPE = replace(pretext.RETRIEVAL, steps=3, batch_size=8)
 
 
 def test_a_run_takes_its_labels_from_its_seed():
@@ -98,13 +100,13 @@ def test_a_teacher_that_has_not_learned_its_task_is_trained_longer_and_then_refu
 
 
 def test_what_is_left_unlearned():
-    images = pretrain.retrieval_images(glyphs.generate("validation", 50))
+    images = pretext.retrieval_images(glyphs.generate("validation", 50))
     constant = torch.nn.Linear(1, 192)
     constant.forward = lambda x: images.targets.mean(0).expand(len(x), -1)
-    assert pretrain.unlearned(constant, images) == pytest.approx(1, rel=1e-5)
+    assert pretext.unlearned(constant, images) == pytest.approx(1, rel=1e-5)
     shapes = Images(images.pixels, torch.tensor([0, 1] * 25))
     constant.forward = lambda x: torch.tensor([[1.0, 0.0]]).expand(len(x), -1)
-    assert pretrain.unlearned(constant, shapes) == 0.5
+    assert pretext.unlearned(constant, shapes) == 0.5
 
 
 def test_scales_of_photographs_tune_all_methods_alike():
@@ -127,10 +129,6 @@ def test_the_teachers_on_a_gpu_see_every_image_800_times_in_batches_of_one_size(
     assert recipe.lr == pytest.approx(1.5e-4 * recipe.batch_size / 256) and recipe.betas == (0.9, 0.95)
     assert recipe.warmup == 40 / 800 and (recipe.mixed_precision, recipe.compile) == ("bf16", True)
     assert 2.65e6 < sum(weights.numel() for weights in scale.student.build().parameters()) < 2.75e6
-    assert set(scale.methods) == {*PHOTO_METHODS} - {"copy-fine-tuned"} and scale.labels == 5000
-    for trials in scale.tuning.values():
-        assert len({trial["lr"] for trial in trials}) == len(trials) == 3
-    assert (scale.worth.gain, scale.worth.evenness) == (0.05, 0.8)
     toy_scale = scales()["cifar10-toy"]
     assert set(toy_scale.methods) <= set(scale.methods) and toy_scale.tuning == scale.tuning
 
@@ -284,7 +282,8 @@ def test_the_command_says_how_a_teacher_ended(monkeypatch, capsys):
             raise error
 
         monkeypatch.setattr(commands, "_run_experiment", stop)
-        assert commands.experiment_command(None) == code and str(error) in capsys.readouterr().err
+        asked = argparse.Namespace(all=False, name="transfer")
+        assert commands.experiment_command(asked) == code and str(error) in capsys.readouterr().err
 
 
 # --- PACS: students see photographs only, every other domain is for reporting alone
@@ -387,7 +386,7 @@ def test_the_central_teacher_is_what_it_always_was(few):
 
 def test_the_colour_teacher_learns_the_hue_and_nothing_about_shapes(few):
     drawn = glyphs.generate("unlabelled", 30, 2)
-    images = pretrain.colour_images(drawn)
+    images = pretext.colour_images(drawn)
     assert images.targets.tolist() == drawn.hue.tolist() and images.classes == glyphs.HUES
     assert torch.equal(images.pixels, torch.from_numpy(drawn.images))
     expected, past = longhand(
@@ -414,8 +413,8 @@ def test_colour_loss_by_hand(smoothing):
     expected = (
         -sum((1 - smoothing) * row[hue] + smoothing / 6 * row.sum() for row, hue in zip(log_p, hues)) / 5
     )
-    smoothed = replace(recipe.RETRIEVAL, label_smoothing=smoothing)
-    assert pretrain.colour_loss(model, images, hues, smoothed).item() == pytest.approx(
+    smoothed = replace(pretext.RETRIEVAL, label_smoothing=smoothing)
+    assert pretext.colour_loss(model, images, hues, smoothed).item() == pytest.approx(
         expected.item(), rel=1e-5
     )
 
@@ -425,7 +424,7 @@ def test_the_world_is_the_one_that_was_asked_for():
 
     def images(drawn):
         seen.append(drawn)
-        return pretrain.retrieval_images(drawn)
+        return pretext.retrieval_images(drawn)
 
     Schooling("other", images=images, world=glyphs.World(rendering="inverted")).make(RECIPE, 12, 3)
     drawn, held_out = seen
@@ -455,9 +454,9 @@ def test_changes_go_to_the_recipe_and_leave_it_alone(few):
     assert history[-1]["step"] == 2 and len(history) == 1 and RECIPE.steps == 3
     expected, _ = longhand(
         0,
-        pretrain.retrieval_images(glyphs.generate("unlabelled", 24, 0)),
+        pretext.retrieval_images(glyphs.generate("unlabelled", 24, 0)),
         192,
-        pretrain.retrieval_loss,
+        pretext.retrieval_loss,
         replace(RECIPE, steps=2, lr=1e-4),
     )
     assert same(
@@ -479,6 +478,6 @@ def test_a_schooling_travels_to_other_processes():
     assert (other.name, other.outputs, other.loss, dict(other.changes)) == (
         "colour",
         6,
-        pretrain.colour_loss,
+        pretext.colour_loss,
         {"steps": 7},
     )

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from atlib.lab.shown import accuracy_table, both_worlds, percent, recorded_recipe
-from atlib.lab.verdicts import Estimate
-from atlib.record import Record, add_record, pack_bits, records_file
+from atbook.lab.shown import accuracy_table, both_worlds, percent, recorded_recipe
+from atbook.lab.verdicts import Estimate
+from atbook.records import add_record, pack_bits, records_file
 from atlib.train.recipe import STUDENT, Recipe
+from atlib.train.record import Record
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 

@@ -14,22 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atlib import AttentionTransfer
-from atlib.checkpoint import load_vit
-from atlib.checkpoint import load_weights as load
-from atlib.data import glyphs
-from atlib.data.rng import seed_for
-from atlib.lab import scales as schooling
-from atlib.lab import study as runner
-from atlib.lab.scales import METHODS, TUNING_SEED, Schooling
-from atlib.lab.studies import AVERAGES, FAMILY, LONG_TAIL
-from atlib.lab.study import (
+from atbook.lab import scales as schooling
+from atbook.lab import study as runner
+from atbook.lab.scales import CENTRAL_METHODS, TUNING_SEED, Schooling
+from atbook.lab.studies import AVERAGES, FAMILY, LONG_TAIL
+from atbook.lab.study import (
     CENTRAL,
     Run,
     Sources,
     Study,
     Variant,
-    build_student,
     built_on,
     by,
     chosen,
@@ -41,15 +35,18 @@ from atlib.lab.study import (
     scratch,
     trained,
 )
-from atlib.lab.tuning import Range, grid
+from atbook.lab.tuning import Range, grid
+from atbook.records import add_record, read_file
+from atbook.worlds import glyphs
+from atlib import AttentionTransfer
+from atlib.checkpoint import load_vit
+from atlib.checkpoint import load_weights as load
+from atlib.data.rng import seed_for
 from atlib.plan import Plan
-from atlib.record import add_record, read_file
 from atlib.train.evaluate import evaluate
 from atlib.train.loop import train
-from atlib.train.pretrain import retrieval_model
-from atlib.vit import Architecture
 from tests import toy
-from tests.helpers import made_once, mark, randomise, same, state_of, wait
+from tests.helpers import made_once, mark, same, wait
 
 RESULTS = {"test_accuracy", "test_loss", "test_right"}
 
@@ -149,7 +146,7 @@ def forget(place, study, *keys):
 
 def test_every_method_leaves_a_record(finished):
     place, records, _ = finished
-    assert [(r.kind, r.method, r.seed) for r in records] == [("run", method, 0) for method in METHODS]
+    assert [(r.kind, r.method, r.seed) for r in records] == [("run", method, 0) for method in CENTRAL_METHODS]
     for record in records:
         assert record.experiment == "transfer" and record.seconds > 0
         assert set(record.results) == RESULTS
@@ -158,7 +155,7 @@ def test_every_method_leaves_a_record(finished):
         assert record.config["student"] == {"name": "glyphs", "overrides": {}}
         assert record.config["recipe"]["steps"] == 2 == record.history[-1]["step"]
     teachers = {("teacher", "teacher", seed, None) for seed in (0, TUNING_SEED)}
-    trials = {("trial", method, TUNING_SEED, trial) for method in METHODS for trial in range(2)}
+    trials = {("trial", method, TUNING_SEED, trial) for method in CENTRAL_METHODS for trial in range(2)}
     assert set(found(place)) == {record.key for record in records} | teachers | trials
     assert found(place)["teacher", "teacher", 0, None].results["pretraining_loss"] > 0
 
@@ -177,7 +174,7 @@ def test_recipes_are_chosen_on_validation(finished):
 def test_only_reported_runs_meet_test_images(finished):
     """Fine-tuning goes first, for a method is built on it: its trials, its run; then the trials of all
     others, then their runs."""
-    others = len(METHODS) - 1
+    others = len(CENTRAL_METHODS) - 1
     assert finished[2] == ["validation"] * 2 + ["test"] + ["validation"] * 2 * others + ["test"] * others
 
 
@@ -229,14 +226,14 @@ def test_a_run_from_before_recipes_had_a_setting_is_taken_for_done(place, tmp_pa
     path.write_text("".join(json.dumps(each) + "\n" for each in older))
     toy.forbid_training(monkeypatch)
     before = toy.files(tmp_path)
-    assert len(run_study(CENTRAL, place, 1)) == len(METHODS) and toy.files(tmp_path) == before
+    assert len(run_study(CENTRAL, place, 1)) == len(CENTRAL_METHODS) and toy.files(tmp_path) == before
 
 
 def test_running_again_does_nothing(place, tmp_path, monkeypatch):
     first = run_study(STUDY, place, 1)
     toy.forbid_training(monkeypatch)
     before = toy.files(tmp_path)
-    assert len(run_study(CENTRAL, place, 1)) == len(METHODS) and run_study(STUDY, place, 1) == first
+    assert len(run_study(CENTRAL, place, 1)) == len(CENTRAL_METHODS) and run_study(STUDY, place, 1) == first
     assert toy.files(tmp_path) == before
 
 
@@ -294,21 +291,12 @@ def test_a_damaged_record_is_named_before_anything_is_run(place, tmp_path, monke
     assert toy.files(tmp_path) == before
 
 
-def test_copy_fine_tuned_takes_its_own_seeds_fine_tuned_teacher(place, monkeypatch):
+def test_copy_fine_tuned_takes_its_own_seeds_fine_tuned_teacher(place):
     """In tuning: the chosen trial's; in a reported run: the reported run's."""
-    taken, build = {}, runner.build_student
-
-    def spy(method, teacher, fine_tuned, architecture, seed):
-        taken[seed] = (state_of(teacher), state_of(fine_tuned))
-        return build(method, teacher, fine_tuned, architecture, seed)
-
-    monkeypatch.setattr(runner, "build_student", spy)
-    forget(place, CENTRAL, *(key for key in found(place) if key[1] == "copy-fine-tuned"))
-    run_study(CENTRAL, place, 1, ["copy-fine-tuned"])
-    best = chosen(place, "fine-tune")
+    best, build = chosen(place, "fine-tune"), CENTRAL.variant("copy-fine-tuned").build
     for seed, name in ((0, "fine-tune-seed0"), (TUNING_SEED, f"fine-tune-trial{best}")):
-        assert same(taken[seed][0], load_vit(place.teacher(seed)).state_dict())
-        assert same(taken[seed][1], load_file(place.work / "transfer" / f"{name}.safetensors"))
+        taken = build(Sources(place, toy.TOY, seed)).teacher.state_dict()
+        assert same(taken, load_file(place.work / "transfer" / f"{name}.safetensors"))
 
 
 def test_copy_fine_tuned_alone_fine_tunes_first(tmp_path):
@@ -318,10 +306,12 @@ def test_copy_fine_tuned_alone_fine_tunes_first(tmp_path):
     assert {key[1] for key in found(place)} == {"teacher", "fine-tune", "copy-fine-tuned"}
 
 
-def test_students_start_from_what_their_method_says():
-    teacher, fine_tuned = randomise(retrieval_model(), 1), randomise(Architecture("glyphs").build(), 2)
-    before = state_of(teacher)
-    built = {m: build_student(m, teacher, fine_tuned, Architecture("glyphs"), 7) for m in METHODS}
+def test_students_start_from_what_their_method_says(tmp_path):
+    place = toy.place(tmp_path)
+    toy.untrained_models(place)
+    sources = Sources(place, toy.TOY, 0)
+    teacher, fine_tuned = (vit.state_dict() for vit in (sources.teacher(), sources.fine_tuned()))
+    built = {method: CENTRAL.variant(method).build(sources) for method in CENTRAL_METHODS}
     pairs = {method: student for method, student in built.items() if method not in ("scratch", "fine-tune")}
     for method, pair in pairs.items():  # one seed, one initialisation, whatever the method
         assert isinstance(pair, AttentionTransfer) and pair.layers == (0, 1, 2, 3)
@@ -329,24 +319,17 @@ def test_students_start_from_what_their_method_says():
         assert pair.plan.how == ("distill" if method == "distill" else "copy")
         assert pair.plan.what == ("q" if method == "copy-q" else "map")
     for method in ("copy", "copy-q", "distill"):
-        assert same(pairs[method].teacher.state_dict(), before)
-    assert same(pairs["copy-fine-tuned"].teacher.state_dict(), fine_tuned.state_dict())
+        assert same(pairs[method].teacher.state_dict(), teacher)
+    assert same(pairs["copy-fine-tuned"].teacher.state_dict(), fine_tuned)
     untrained = pairs["copy-untrained"].teacher.state_dict()
-    for other in (before, built["scratch"].state_dict()):
+    for other in (teacher, built["scratch"].state_dict()):
         assert not torch.equal(untrained["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
     tuned = built["fine-tune"]
     body = {name: value for name, value in tuned.state_dict().items() if not name.startswith("head")}
-    assert same(body, {name: before[name] for name in body})
+    assert same(body, {name: teacher[name] for name in body})
     assert tuned.head.out_features == 8 and all(p.requires_grad for p in tuned.parameters())
-    assert same(teacher.state_dict(), before) and all(p.requires_grad for p in teacher.parameters()), (
-        "the teacher is copied, not taken"
-    )
-    other = build_student("scratch", teacher, None, Architecture("glyphs"), 8)
+    other = CENTRAL.variant("scratch").build(sources._replace(seed=8))
     assert not same(other.state_dict(), built["scratch"].state_dict())
-    with pytest.raises(ValueError, match="fine-tune"):
-        build_student("copy-fine-tuned", teacher, None, Architecture("glyphs"), 7)
-    with pytest.raises(ValueError, match="copi"):
-        build_student("copi", teacher, None, Architecture("glyphs"), 7)
 
 
 def test_a_teacher_is_kept_with_its_weights(tmp_path):

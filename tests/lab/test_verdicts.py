@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from atlib.lab.verdicts import (
+from atbook.lab.verdicts import (
     DOES_NOT_HOLD,
     HOLDS,
     NOT_RECORDED,
@@ -19,7 +19,8 @@ from atlib.lab.verdicts import (
     judge,
     on_test,
 )
-from atlib.record import Record, add_record, pack_bits, read_records, unpack_bits
+from atbook.records import add_record, pack_bits, read_records, unpack_bits
+from atlib.train.record import Record
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 

@@ -14,9 +14,9 @@ from atlib.analysis import walks
 from atlib.attention import Seen
 from atlib.data import Images
 from atlib.methods.cait import CaitTransfer, check_cait, talking_heads, walk_cait
+from atlib.pair import Pair, student_of
 from atlib.train import train
 from atlib.train.recipe import Recipe
-from atlib.transfer import Pair, student_of
 from atlib.walking import Unwalkable
 from tests.helpers import SMALL_VIT, Bomb, mine, random_images, randomise, same, state_of
 

@@ -23,10 +23,10 @@ from atlib.methods.distillation_token import (
     small_convnet,
     token_report,
 )
+from atlib.pair import Pair
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.objectives import mixed, task_loss, two_class_tokens_loss
 from atlib.train.recipe import Recipe
-from atlib.transfer import Pair
 from atlib.walking import Unwalkable
 from tests.helpers import SMALL_VIT, Bomb, random_images, randomise, same, state_of
 

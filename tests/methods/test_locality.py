@@ -285,7 +285,7 @@ PLANS = {
     "all": {},
     "some heads": {"heads": (0, 2)},
     "one layer": {"layers": (1,)},
-    "average": {"average": "examples"},
+    "average": {"average": "heads"},
 }
 
 
@@ -296,8 +296,8 @@ def expected_maps(teacher, plan, masked):
         off_diagonal(seen.scale * seen.q @ seen.k.mT) if masked[0] else seen.map
         for seen in walk(teacher, IMAGES).layers
     ]
-    if plan.average == "examples":
-        maps = [p.mean(0, keepdim=True).expand_as(p) for p in maps]
+    if plan.average == "heads":
+        maps = [p.mean(1, keepdim=True).expand_as(p) for p in maps]
     return [off_diagonal(p.log()) for p in maps] if masked[1] else maps
 
 

@@ -18,9 +18,9 @@ from atlib.methods.patch_conv import (
     from_published,
     with_attention_pool,
 )
+from atlib.pair import Pair
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
-from atlib.transfer import Pair
 from atlib.walking import Unwalkable
 from tests.helpers import ROOT, SMALL_VIT, random_images, randomise, same, state_of
 

@@ -15,10 +15,10 @@ from atlib.methods.resmlp import (
     resmlp,
     static_maps,
 )
+from atlib.pair import Pair
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer
 from atlib.train.recipe import Recipe
-from atlib.transfer import Pair
 from atlib.walking import Unwalkable
 from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, same, state_of
 

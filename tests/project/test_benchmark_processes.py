@@ -6,7 +6,7 @@ import sys
 import processes
 import pytest
 
-from atlib.record import read_file
+from atbook.records import read_file
 from tests.helpers import ROOT
 
 

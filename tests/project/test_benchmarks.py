@@ -17,8 +17,8 @@ from memory import peak_allocated
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from atbook.records import read_file
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.record import read_file
 from atlib.train import make_optimizer
 from atlib.walking import Instead
 from tests.helpers import random_images, randomise

@@ -1,37 +1,60 @@
 """The set-up of .venv: what it says when it cannot go on, and what it never takes for finished."""
 
-import io
+import glob
 import os
+import re
+import subprocess
 import sys
-from urllib.error import URLError
 
 import pytest
 
+from tests.helpers import ROOT
 from tools import bootstrap
+
+LOCK = "uv pip install -q --no-deps -r requirements.lock"
+LIBRARY = "uv pip install -q --no-deps --no-build-isolation -e ."
+
+
+PIP_CONFIG = (
+    b":env:.find-links='/near'\nglobal.find-links='/far'\nglobal.timeout='9'\n"
+    b"global.extra-index-url='\\nfile:///one\\nfile:///two'\n"
+)
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    """Commands that the set-up would run, instead of running them."""
-    made = []
+def fails():
+    """Patterns of the commands that fail."""
+    return set()
 
-    def call(command, **options):
-        made.append(command)
-        if command[1:3] == ["-m", "venv"]:
-            os.makedirs(command[-1])
-        return 0
+
+@pytest.fixture
+def calls(monkeypatch, fails):
+    """The words after Python's `-m` of what the set-up would run, with the environment; nothing is run."""
+    made = {}
+
+    def call(command, env=None, **options):
+        words = " ".join(command[2:])
+        made[words] = env
+        if words.startswith("venv"):
+            os.makedirs(os.path.join(command[3], "bin"), exist_ok=True)
+            with open(os.path.join(command[3], "pyvenv.cfg"), "w"):
+                pass
+        return int(any(re.search(pattern, words) for pattern in fails))
+
+    def said(command):
+        return b"3.11\n" if "-c" in command else PIP_CONFIG
 
     monkeypatch.setattr(bootstrap.subprocess, "call", call)
-    monkeypatch.setattr(bootstrap.subprocess, "check_output", lambda command: b"3.11\n")
+    monkeypatch.setattr(bootstrap.subprocess, "check_output", said)
     return made
 
 
 @pytest.fixture
 def venv(tmp_path, monkeypatch):
-    """A project with an environment that looks finished."""
+    """A project with an environment that was begun."""
     monkeypatch.setattr(bootstrap, "ROOT", str(tmp_path))
-    for name in ("requirements.lock", "pyproject.toml"):
-        (tmp_path / name).write_text(name)
+    (tmp_path / "requirements.lock").write_text("tqdm==4.0\nuv==0.13.8\n")
+    (tmp_path / "pyproject.toml").write_text("")
     folder = tmp_path / ".venv"
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").write_text("")
@@ -39,75 +62,96 @@ def venv(tmp_path, monkeypatch):
     return folder
 
 
-def finish(venv):
-    (venv / "installed.stamp").write_text(bootstrap.wanted_stamp("python"))
+@pytest.fixture
+def finished(venv, calls):
+    """The same, finished."""
+    (venv / "installed.stamp").write_text(bootstrap.stamp_of("python"))
+    return venv
 
 
-def test_finished_environment_is_left_alone(venv, calls):
-    finish(venv)
-    bootstrap.main(str(venv))
-    assert calls == []
-
-
-def test_finished_environment_serves_an_older_python(venv, calls, monkeypatch):
-    finish(venv)
+def test_a_finished_environment_is_left_alone_and_serves_an_older_python(finished, calls, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 9, 2, "final", 0))
+    bootstrap.main(str(finished))
+    assert not calls
+
+
+def test_an_interrupted_set_up_starts_over(venv, calls):
+    (venv / "half").write_text("")
     bootstrap.main(str(venv))
-    assert calls == []
+    assert list(calls) == [f"venv {venv}", "pip install -q uv==0.13.8", LOCK, "uv pip check -q", LIBRARY]
+    assert not (venv / "half").exists() and (venv / "installed.stamp").exists()
 
 
-def test_interrupted_set_up_starts_over(venv, calls):
-    bootstrap.main(str(venv))
-    assert [sys.executable, "-m", "venv", str(venv)] in calls
-    assert any("--requirement" in command for command in calls)
-
-
-def test_new_lock_updates_in_place_and_new_project_file_only_atlib(venv, calls):
-    finish(venv)
-    (venv.parent / "pyproject.toml").write_text("changed")
-    bootstrap.main(str(venv))
-    assert not any("--requirement" in command for command in calls)
-    assert ["uninstall" in command for command in calls] == [True, False], "the old name, then the new one"
-    assert any("--editable" in command for command in calls)
+@pytest.mark.parametrize("name", ["requirements.lock", "pyproject.toml"])
+def test_what_was_finished_for_another_lock_or_project_is_brought_up_to_date(finished, calls, name):
+    (finished.parent / name).write_text("uv==0.13.8\n# changed")
+    bootstrap.main(str(finished))
+    assert list(calls) == ["pip install -q uv==0.13.8", LOCK, "uv pip check -q", LIBRARY]
     calls.clear()
-    (venv.parent / "requirements.lock").write_text("changed")
+    bootstrap.main(str(finished))
+    assert not calls
+
+
+def test_an_environment_of_another_place_or_python_starts_over(finished, calls):
+    stamp = finished / "installed.stamp"
+    for before, after in ((str(finished.parent), "/elsewhere"), (" 3.11", " 3.12")):
+        stamp.write_text(stamp.read_text().replace(before, after))
+        bootstrap.main(str(finished))
+        assert f"venv {finished}" in calls
+        calls.clear()
+
+
+@pytest.mark.parametrize("step", ["pip install", LOCK, "uv pip check", LIBRARY])
+def test_what_fails_is_named_and_leaves_no_stamp(finished, calls, fails, step):
+    (finished.parent / "requirements.lock").write_text("uv==0.14.0\n")
+    fails.add(f"^{step}")
+    with pytest.raises(SystemExit, match=step):
+        bootstrap.main(str(finished))
+    assert not (finished / "installed.stamp").exists()
+
+
+def test_a_python_without_pip_gets_it_or_says_how_to(venv, calls, fails):
+    fails.add(r"^venv \S+$")
     bootstrap.main(str(venv))
-    assert any("--requirement" in command for command in calls)
-    assert not any("venv" in command for command in calls)
+    pip = f"pip --python {venv}/bin/python install -q pip"
+    assert list(calls)[1:4] == [f"venv {venv} --without-pip", pip, "pip install -q uv==0.13.8"]
+    for pattern in ("^pip --python", "--without-pip"):
+        (venv / "installed.stamp").unlink(missing_ok=True)
+        fails.add(pattern)
+        with pytest.raises(SystemExit, match="apt-get install python3-venv"):
+            bootstrap.main(str(venv))
 
 
-def test_failed_install_leaves_no_stamp(venv, calls, monkeypatch):
-    finish(venv)
-    (venv.parent / "requirements.lock").write_text("changed")
-    monkeypatch.setattr(bootstrap.subprocess, "call", lambda command, **options: 1)
-    with pytest.raises(SystemExit, match="requirements.lock"):
-        bootstrap.main(str(venv))
-    assert not (venv / "installed.stamp").exists()
+def test_uv_gets_what_pip_is_configured_with(venv, calls, monkeypatch):
+    """pip's variables count more than its files, and uv's own more than either."""
+    monkeypatch.setenv("UV_INDEX_STRATEGY", "first-index")
+    bootstrap.main(str(venv))
+    given = calls[LOCK]
+    assert given["UV_FIND_LINKS"] == "/near" and given["UV_PYTHON"] == str(venv / "bin" / "python")
+    assert given["UV_EXTRA_INDEX_URL"].split() == ["file:///one", "file:///two"]
+    assert given["UV_INDEX_STRATEGY"] == "first-index" and "UV_TIMEOUT" not in given
 
 
-def test_old_python_is_named_with_the_way_out(venv, calls, monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 9, 2, "final", 0))
-    with pytest.raises(SystemExit, match=r"(?s)3\.11.*3\.9\.2.*make PYTHON=python3\.12"):
-        bootstrap.main(str(venv))
+def test_a_folder_that_is_no_environment_of_this_project_is_never_emptied(tmp_path, calls, venv):
+    home, other = tmp_path / "home", tmp_path.parent / f"{tmp_path.name}-other"
+    for folder in (home, other):
+        folder.mkdir()
+        (folder / "thesis.tex").write_text("years")
+    (other / "pyvenv.cfg").write_text("")
+    for folder in (home, other):
+        with pytest.raises(SystemExit, match=str(folder)):
+            bootstrap.main(str(folder))
+        assert (folder / "thesis.tex").exists()
 
 
-def test_folder_that_is_no_environment_is_never_emptied(tmp_path, calls, venv):
-    precious = tmp_path / "home"
-    precious.mkdir()
-    (precious / "thesis.tex").write_text("years")
-    with pytest.raises(SystemExit, match=str(precious)):
-        bootstrap.main(str(precious))
-    assert (precious / "thesis.tex").exists()
-
-
-def test_pip_that_cannot_be_fetched_or_is_another_file(tmp_path, monkeypatch):
-    def offline(*arguments, **options):
-        raise URLError("no network")
-
-    monkeypatch.setattr("urllib.request.urlopen", offline)
-    with pytest.raises(SystemExit, match=r"(?s)pythonhosted.*no network.*python3-venv"):
-        bootstrap.fetch_pip(str(tmp_path))
-    monkeypatch.setattr("urllib.request.urlopen", lambda *arguments, **options: io.BytesIO(b"something else"))
-    with pytest.raises(SystemExit, match="SHA-256"):
-        bootstrap.fetch_pip(str(tmp_path))
-    assert os.listdir(tmp_path) == []
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.8", "3.10"])
+def test_an_old_python_is_named_with_the_way_out(version, tmp_path):
+    """One that is really old, since it has to be able to read the file."""
+    root = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
+    found = glob.glob(f"{root}/versions/{version}.*/bin/python")
+    if not found:
+        pytest.skip(f"needs pyenv's Python {version}")
+    command = [found[0], ROOT / "tools" / "bootstrap.py", tmp_path / "new"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and not (tmp_path / "new").exists()
+    assert f"3.11 is needed, not {version}: make PYTHON=python3.12" in done.stderr

@@ -4,7 +4,7 @@ import data as benchmark
 import datasets
 import pytest
 
-from atlib.record import read_file
+from atbook.records import read_file
 from tests.picture_files import write_parquet
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from atlib.record import read_record
+from atlib.train.record import read_record
 from tests.helpers import ROOT, made_once, same
 
 pytestmark = pytest.mark.slow
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Of the clone: what belongs into the wheel, and what must stay out of it although setuptools could find it.
-COPIED = ("atlib", "tests", "tools", "benchmarks", "notebooks", "configs")
+COPIED = ("atlib", "atbook", "tests", "tools", "benchmarks", "notebooks", "configs")
 COPIED_FILES = ("pyproject.toml", "README.md", "LICENSE", "LICENSE-TEXT")
 # README's example with a teacher that is here and images that take no time: (what it says, what runs).
 README_CHANGES = (
@@ -111,9 +111,10 @@ def use(installed, folder):
     for part in parts.values():
         part.mkdir()
     (parts["README"] / "example.py").write_text(example_of_the_readme())
-    pretrain = ["pretrain", "retrieval", "--out", "teacher", *SMALL]
-    run(installed / "attention-transfer", *pretrain, cwd=parts["run"])
-    request = f"train --recipe find-distill --data marked-glyphs --teacher {TEACHER}".split() + SMALL
+    teach = ["-m", "atbook", "teacher", "find", "--out", TEACHER, *sets(steps=3, images=20)]
+    run(installed / "python", *teach, cwd=parts["run"])
+    request = f"train --recipe find-distill --data atbook.worlds:marked_glyphs --teacher {TEACHER}".split()
+    request += SMALL
     program = shutil.copy(ROOT / "tests" / "installed.py", folder)  # from where the clone is out of reach
     given = (json.dumps(parts, default=str), json.dumps(request))
     found = json.loads(run(installed / "python", program, *given, cwd=folder).splitlines()[-1])
@@ -131,7 +132,8 @@ def example_of_the_readme() -> str:
 def test_the_wheel_holds_the_library_and_its_licence_and_nothing_else(wheel):
     files = {
         str(path.relative_to(ROOT))
-        for path in (ROOT / "atlib").rglob("*")
+        for package in ("atlib", "atbook")
+        for path in (ROOT / package).rglob("*")
         if path.is_file() and path.parent.name != "__pycache__"
     }
     about = f"{PROJECT['name'].replace('-', '_')}-{PROJECT['version']}.dist-info"

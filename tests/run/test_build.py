@@ -18,12 +18,12 @@ def config(tmp_path, how="copy", plan=None, **student):
     """A run whose teacher reads its class token, and whose student has `student`'s constructor arguments."""
     teacher = Architecture("vit_tiny_patch16_224", {**TINY, "num_classes": 0})
     path = save_vit(tmp_path / "teacher.safetensors", teacher.build(), teacher)
-    return RunConfig(
-        "mine",
-        how,
-        Architecture("vit_tiny_patch16_224", TINY | student),
-        "marked-glyphs",
-        Recipe(),
+    return RunConfig.of(
+        recipe_name="mine",
+        method=how,
+        model=Architecture("vit_tiny_patch16_224", TINY | student),
+        data="atbook.worlds:marked_glyphs",
+        recipe=Recipe(),
         teacher=str(path),
         plan=plan or Plan(how=how),
     )

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -14,17 +13,17 @@ import timm
 import torch
 from safetensors.torch import load_file
 
+from atbook.worlds import glyphs, marked_glyphs
 from atlib import __main__ as command
 from atlib.checkpoint import load_bundle, load_vit, save_vit
-from atlib.data import load
 from atlib.data.rng import seed_for
 from atlib.plan import Plan
-from atlib.record import read_record
-from atlib.run import build, commands, runner
+from atlib.run import commands, runner
 from atlib.run.config import read_config
 from atlib.run.log import read_log
 from atlib.train import train
 from atlib.train.evaluate import evaluate
+from atlib.train.record import read_record
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 from tests import stopped_runs
@@ -36,7 +35,7 @@ from tests.stopped_runs import HELD_OUT, asked, sets
 
 @pytest.fixture(autouse=True)
 def few_images(monkeypatch):
-    monkeypatch.setattr(build, "HELD_OUT", HELD_OUT)
+    monkeypatch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
 
 
 @pytest.fixture
@@ -60,12 +59,12 @@ def test_a_run_is_what_train_does_and_leaves_weights_record_config_and_log(tmp_p
     vit = Architecture("glyphs", {"num_classes": 8}).build()
     recipe = read_config(out).recipe
     assert (recipe.steps, recipe.batch_size, recipe.lr) == (5, 8, 1e-3)
-    history = train(vit, load("marked-glyphs", size=20, seed=3), recipe, seed=3, progress=None)
+    history = train(vit, marked_glyphs(size=20, seed=3), recipe, seed=3, progress=None)
     student = load_vit(out / "student.safetensors")
     assert same(student.state_dict(), vit.state_dict())
 
     record = read_record(out / "record.json")
-    test = load("marked-glyphs", split="test", size=40)
+    test = marked_glyphs(split="test", size=40)
     accuracy = record.results["test_accuracy"]
     assert accuracy == evaluate(vit, test).accuracy and f"test_accuracy {accuracy:.4g}" in printed
     assert (record.experiment, record.method, record.seed) == ("train", "scratch", 3)
@@ -80,7 +79,7 @@ def test_a_run_is_what_train_does_and_leaves_weights_record_config_and_log(tmp_p
 
 def test_copy_keeps_its_teacher_and_distill_does_not(tmp_path, teacher, capsys):
     path, vit = teacher
-    images = load("marked-glyphs", split="test", size=40)
+    images = marked_glyphs(split="test", size=40)
     for how in ("copy", "distill"):
         out = tmp_path / how
         assert command.main(asked(f"find-{how}", out, "--teacher", str(path), ema=0.5)) == 0
@@ -89,7 +88,7 @@ def test_copy_keeps_its_teacher_and_distill_does_not(tmp_path, teacher, capsys):
         pair = AttentionTransfer(vit, Architecture("glyphs", {"num_classes": 8}).build(), Plan(how=how))
         average = Architecture("glyphs", {"num_classes": 8}).build()
         recipe = read_config(out).recipe
-        train(pair, load("marked-glyphs", size=20, seed=0), recipe, progress=None, average_into=average)
+        train(pair, marked_glyphs(size=20, seed=0), recipe, progress=None, average_into=average)
         read = load_bundle if how == "copy" else load_vit
         kept, averaged = (read(out / f"{name}.safetensors") for name in ("student", "averaged"))
         assert same(getattr(kept, "student", kept).state_dict(), pair.student.state_dict())
@@ -99,7 +98,7 @@ def test_copy_keeps_its_teacher_and_distill_does_not(tmp_path, teacher, capsys):
         assert command.main(["evaluate", str(out), "--averaged"]) == 0
         expected = evaluate(AttentionTransfer(vit, average, Plan()) if how == "copy" else average, images)
         printed = capsys.readouterr().out
-        assert f"{out}/averaged.safetensors on marked-glyphs, test: " in printed
+        assert f"{out}/averaged.safetensors on atbook.worlds:marked_glyphs, test: " in printed
         assert f"{100 * expected.accuracy:.2f} % of 40 images, loss {expected.loss:.4f}" in printed
 
 
@@ -179,7 +178,7 @@ def test_generated_images_are_never_corrupt(stopped, tmp_path, capsys):
     (out / "record.json").unlink()
     assert command.main(["resume", str(out), "--on-corrupt", "skip"]) == 2
     assert "--on-corrupt would change nothing" in capsys.readouterr().err
-    assert read_config(out).on_corrupt == "raise"
+    assert read_config(out) == read_config(stopped[0] / "whole"), "its config is as it was"
 
 
 def at_step(step, what, monkeypatch):
@@ -337,14 +336,13 @@ def test_a_folder_with_a_run_is_left_alone(tmp_path, capsys, monkeypatch):
 
 
 def test_pretraining_makes_a_teacher(tmp_path, capsys):
-    assert command.main(["pretrain", "retrieval", "--out", str(tmp_path / "retrieval"), *sets()]) == 0
-    assert load_vit(tmp_path / "retrieval" / "teacher.safetensors").num_classes == 192
-    assert command.main(["pretrain", "mae", "--out", str(tmp_path / "mae"), *sets(decoder_width=16)]) == 0
-    assert load_vit(tmp_path / "mae" / "teacher.safetensors").num_classes == 0
+    teacher = str(tmp_path / "mae" / "teacher.safetensors")
+    options = sets(decoder_width=16, model="glyphs", training_split="unlabelled")
+    asked_for = ["pretrain", "mae", "--data", "atbook.worlds:marked_glyphs", "--out", str(tmp_path / "mae")]
+    assert command.main([*asked_for, *options]) == 0
+    assert load_vit(teacher).num_classes == 0
     assert set(read_record(tmp_path / "mae" / "record.json").results) == {"loss"}
-    for kind in ("retrieval", "mae"):
-        teacher = str(tmp_path / kind / "teacher.safetensors")
-        assert command.main(asked("find-copy", tmp_path / f"after-{kind}", "--teacher", teacher)) == 0
+    assert command.main(asked("find-copy", tmp_path / "after", "--teacher", teacher)) == 0
     capsys.readouterr()
     assert command.main(["evaluate", str(tmp_path / "mae")]) == 2
     assert "without a class head" in capsys.readouterr().err
@@ -356,29 +354,34 @@ def test_a_file_away_from_its_run_is_evaluated_on_named_data(tmp_path, capsys):
     vit = randomise(architecture.build())
     path = save_vit(tmp_path / "away.safetensors", vit, architecture)
     assert command.main(["evaluate", str(path)]) == 2 and "--data" in capsys.readouterr().err
-    assert command.main(["evaluate", str(path), "--data", "marked-glyphs", "--split", "validation"]) == 0
-    expected = evaluate(vit, load("marked-glyphs", split="validation", size=30))
+    assert (
+        command.main(
+            ["evaluate", str(path), "--data", "atbook.worlds:marked_glyphs", "--split", "validation"]
+        )
+        == 0
+    )
+    expected = evaluate(vit, marked_glyphs(split="validation", size=30))
     figures = f"{100 * expected.accuracy:.2f} % of 30 images, loss {expected.loss:.4f}"
     assert figures in capsys.readouterr().out
 
 
-BUILT_IN = "train --recipe find-scratch --data marked-glyphs"
+BUILT_IN = "train --recipe find-scratch --data atbook.worlds:marked_glyphs"
 
 
 @pytest.mark.parametrize(
     "wrong, named",
     [
-        ("train --recipe find-copi --data marked-glyphs --out OUT", "'find-copi'.*'find-copy'"),
-        ("train --recipe find-copy --data marked-glyphs --out OUT", "copy needs a teacher"),
+        ("train --recipe find-copi --data atbook.worlds:marked_glyphs --out OUT", "'find-copi'.*'find-copy'"),
+        ("train --recipe find-copy --data atbook.worlds:marked_glyphs --out OUT", "copy needs a teacher"),
         (BUILT_IN, "--out DIR"),
         (f"{BUILT_IN} --out OUT --lr", "--lr has no value"),
         (f"{BUILT_IN} --model.num_heads 0 --out OUT", "'num_heads': 0"),
-        ("pretrain mea --out OUT", "'mea'.*'mae'"),
-        ("pretrain retrieval --mixup 0.8 --out OUT", "mixup .*retrieval"),
+        ("pretrain mea --data cifar10 --out OUT", "'mea'.*'mae'"),
+        ("pretrain mae --data cifar10 --mixup 0.8 --out OUT", "mixup .*mae"),
         ("resume OUT", "OUT"),
         ("evaluate OUT", "OUT"),
-        ("evaluate missing.safetensors --data marked-glyphs", "missing.safetensors"),
-        ("evaluate HERE --averaged --data marked-glyphs", "--averaged"),
+        ("evaluate missing.safetensors --data atbook.worlds:marked_glyphs", "missing.safetensors"),
+        ("evaluate HERE --averaged --data atbook.worlds:marked_glyphs", "--averaged"),
     ],
 )
 def test_wrong_requests_end_with_2_and_write_nothing(tmp_path, capsys, monkeypatch, wrong, named):
@@ -461,7 +464,7 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
     assert command.main(["resume", str(out)]) == 2
     assert read_config(out) == started and not (out / "record.json").exists()
     assert command.main(["resume", str(out), "--on-corrupt", "skip"]) == 0
-    assert read_config(out) == replace(started, on_corrupt="skip")
+    assert read_config(out) == started.changed(on_corrupt="skip")
     results = read_record(out / "record.json").results
     assert "validation_accuracy" in results and results["validation_images"] == 2
     request = photographs.asked(folder_of_images, whole, "save_every=2", "on_corrupt=skip")
@@ -470,7 +473,7 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
     capsys.readouterr()
     assert command.main(["resume", str(out), "--on-corrupt", "raise"]) == 0
     assert "is finished" in capsys.readouterr().out
-    assert read_config(out).on_corrupt == "skip", "a finished run is not touched"
+    assert read_config(out).reading.on_corrupt == "skip", "a finished run is not touched"
 
 
 def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monkeypatch):
@@ -492,7 +495,7 @@ def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monke
         assert command.main(request("stopped")) == 75
     assert command.main(["resume", str(tmp_path / "stopped")]) == 0
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    assert logged(stopped) == [1, 2, 3, 4, 5, 6] and read_config(stopped).streaming
+    assert logged(stopped) == [1, 2, 3, 4, 5, 6] and read_config(stopped).reading.streaming
     assert same(weights(stopped), weights(whole))
     assert read_record(stopped / "record.json").results == read_record(whole / "record.json").results
     capsys.readouterr()

@@ -8,16 +8,24 @@ import pytest
 
 from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
+from atlib.run.build import training_images
 from atlib.run.config import RunConfig, read_config, write_config
 from atlib.run.configure import config_diff, configure, data_name
-from atlib.run.recipes import PUBLISHED
+from atlib.run.parts import Classify, Generated, Mae, Rows
+from atlib.run.recipes import published
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
-GLYPHS = RunConfig("mine", "scratch", Architecture("glyphs"), "marked-glyphs", Recipe())
+GLYPHS = RunConfig.of(
+    recipe_name="mine",
+    method="scratch",
+    model=Architecture("glyphs"),
+    data="atbook.worlds:marked_glyphs",
+    recipe=Recipe(),
+)
 
 
-def asked(recipe, *changes, data="marked-glyphs", **options):
+def asked(recipe, *changes, data="atbook.worlds:marked_glyphs", **options):
     """What `configure` takes."""
     changed = dict(each.split("=", 1) for each in changes)
     return {"recipe": recipe, "data": data, "changes": changed, **options}
@@ -27,12 +35,12 @@ def asked(recipe, *changes, data="marked-glyphs", **options):
     "config",
     [
         GLYPHS,
-        RunConfig(
-            "copy-vit-large",
-            "copy",
-            Architecture("vit_tiny_patch16_224", {"global_pool": "avg", "img_size": 64}),
-            "imagenet-1k",
-            Recipe(betas=(0.8, 0.9), clip=None, ema=0.99),
+        RunConfig.of(
+            recipe_name="copy-vit-large",
+            method="copy",
+            model=Architecture("vit_tiny_patch16_224", {"global_pool": "avg", "img_size": 64}),
+            data="imagenet-1k",
+            recipe=Recipe(betas=(0.8, 0.9), clip=None, ema=0.99),
             teacher="/a/file.pth",
             data_path="/data",
             data_size=7,
@@ -48,17 +56,19 @@ def asked(recipe, *changes, data="marked-glyphs", **options):
             keep=3,
             seed=11,
         ),
-        RunConfig(
-            "distill",
-            "distill",
-            Architecture("glyphs"),
-            "marked-glyphs",
-            Recipe(),
+        RunConfig.of(
+            recipe_name="distill",
+            method="distill",
+            model=Architecture("glyphs"),
+            data="atbook.worlds:marked_glyphs",
+            recipe=Recipe(),
             teacher="t",
             plan=Plan(how="distill", layers=range(3), heads=(0, 2)),
         ),
+        configure("vitdet-scratch-vit-base", "coco", changes={"detector": "fcos"}),
+        configure("mae", "cifar10", changes={"mask_ratio": "0.5", "training_split": "train+validation"}),
     ],
-    ids=["small", "everything", "lists"],
+    ids=["small", "everything", "lists", "detection", "masked auto-encoding"],
 )
 def test_json_and_back(tmp_path, config):
     write_config(tmp_path, config)
@@ -91,8 +101,9 @@ def test_changes_that_mend_the_published_run_only_together():
     )
     assert config.skeleton(8).patch_embed.img_size == (32, 32)
     assert config.recipe.steps == 3 and config.plan.how == "copy"
-    with pytest.raises(ValueError, match="224, 224.*marked-glyphs.*32 x 32"):
-        configure(**asked("copy-vit-large", teacher=__file__))
+    published = configure(**asked("copy-vit-large", teacher=__file__))
+    with pytest.raises(ValueError, match="atbook.worlds:marked_glyphs train .*32 x 32.*224 x 224"):
+        training_images(published)
 
 
 def test_what_a_run_changed_against_its_published_recipe():
@@ -102,7 +113,7 @@ def test_what_a_run_changed_against_its_published_recipe():
     assert (
         changed() == []
         and changed("workers=3", "drop_path=0.1") == []
-        and changed("steps=5", recipe="mae", data="marked-glyphs") == []
+        and changed("steps=5", recipe="mae", data="atbook.worlds:marked_glyphs") == []
     )
     assert changed("batch_size=256") == [
         "steps 8000 instead of 1000",
@@ -115,17 +126,17 @@ def test_what_a_run_changed_against_its_published_recipe():
 
 
 def test_a_published_recipe_is_what_is_run():
-    published = PUBLISHED["distill-vit-large"]
+    source = published("distill-vit-large")
     config = configure("distill-vit-large", "imagenet-1k")
     for part in ("recipe", "plan", "augmentation"):
-        assert getattr(config, part) == getattr(published, part)
+        assert getattr(config, part) == getattr(source, part)
     resolved = config.on(1_281_167)
-    assert resolved == replace(config, recipe=published.recipe.on(1_281_167)) == resolved.on(3)
+    assert resolved == replace(config, recipe=source.recipe.on(1_281_167)) == resolved.on(3)
     assert resolved.recipe.steps == 200 * 626, "626 steps of 2,048 images an epoch, the last one smaller"
-    found = config.method, config.teacher, config.drop_path, config.evaluation_split
+    found = config.method, config.teacher, config.drop_path, config.task.evaluation_split
     assert found == ("distill", "vit_large_patch16_224.mae", 0.2, "validation")
     more = {"drop_path_rate": 0.2, "num_classes": 1000, "img_size": 224}
-    assert config.architecture(1000).overrides == published.options | more
+    assert config.architecture(1000).overrides == source.options | more
 
 
 def test_changes_in_epochs_reach_the_steps():
@@ -166,19 +177,18 @@ def test_changes_in_epochs_reach_the_steps():
             asked("mae-scratch-vit-base", "augmentation.mean=[0, 0, Infinity]", data="imagenet-1k"),
             "--augmentation.mean .*Infinity",
         ),
-        (asked("mae", "mask_ratio=2"), "mask_ratio=2.0 .* -16 of 16"),
-        (asked("mae", "mask_ratio=0.99"), "mask_ratio=0.99 .* 0 of 16"),
+        (asked("mae", "model=glyphs", "mask_ratio=2"), "mask_ratio=2.0 .* -16 of 16"),
+        (asked("mae", "model=glyphs", "mask_ratio=0.99"), "mask_ratio=0.99 .* 0 of 16"),
         (asked("mae", "decoder_width=10"), "decoder_width=10 .*decoder_heads=4"),
         (asked("mae", "decoder_width=32", "decoder_heads=3"), "decoder_width=32 .*decoder_heads=3"),
         (asked("mae", "decoder_depth=0"), "decoder_depth=0"),
         (asked("find-scratch", "save_every=0"), "save_every=0"),
         (asked("find-scratch", "workers=-1"), "workers=-1"),
         (asked("find-scratch", "drop_path=1"), "drop_path .* 1"),
-        (asked("find-scratch", "on_corrupt=ignore"), "on_corrupt 'ignore'"),
+        (asked("mae-scratch-vit-base", "on_corrupt=ignore", data="imagenet-1k"), "on_corrupt 'ignore'"),
         (asked("find-scratch", "method=copying"), "'copying'"),
         (asked("find-scratch", "method=copy"), "copy .*teacher"),
         (asked("find-scratch", "model.deepth=3"), "'glyphs'.*deepth"),
-        (asked("find-scratch", "model=vit_tiny_patch16_224"), "224, 224.*marked-glyphs"),
         (asked("find-scratch", "model.depth=-1"), "'depth': -1"),
         (asked("find-copy", "plan.layers=[[0,[1]]]", teacher=__file__), "--plan.layers "),
         (asked("find-copy", "plan.layers=[[[0],1]]", teacher=__file__), "--plan.layers "),
@@ -190,8 +200,9 @@ def test_changes_in_epochs_reach_the_steps():
         (asked("find-copy", "plan.layers=[7]", teacher=__file__), "layer 7, .* 4"),
         (asked("find-copy", "plan.how=distill", teacher=__file__), "'copy'.*'distill'"),
         (asked("find-scratch", teacher=__file__), f"scratch .*{__file__}"),
-        (asked("find-scratch", data="marked-glyph"), "'marked-glyph'.*'marked-glyphs'"),
-        (asked("retrieval", data="cifar10"), "retrieval .*'cifar10'"),
+        (asked("find-scratch", data="cifar-10"), "'cifar-10'.*'cifar10'"),
+        (asked("find-scratch", data="atbook.worlds:glyph"), "'atbook.worlds:glyph'.*'glyph'"),
+        (asked("find-scratch", data="no_such.package:images"), "no_such"),
     ],
 )
 def test_what_is_wrong_is_named_before_data_or_weights_are_touched(given, named, no_network):
@@ -210,6 +221,12 @@ def test_what_is_wrong_is_named_before_data_or_weights_are_touched(given, named,
         (asked("find-scratch", "transfer_weight=1"), "Distill"),
         (asked("find-scratch", "teacher_heads=2"), "a teacher"),
         (asked("mae", "evaluate_every=1"), "training with labels"),
+        (asked("mae", "task_weight=1"), "training with labels"),
+        (asked("mae", "label_smoothing=0.1"), "classifying whole images"),
+        (asked("find-scratch", "jitter=[0.5, 2.0]"), "detection"),
+        (asked("find-scratch", "on_corrupt=skip"), "data that are read"),
+        (asked("vitdet-scratch-vit-base", "image_column=x", data="coco"), "data that are read in rows"),
+        (asked("vitdet-scratch-vit-base", "mixup=0.8", data="coco"), "classifying whole images"),
     ],
 )
 def test_a_setting_that_would_change_nothing_is_refused(given, belongs_to):
@@ -218,12 +235,22 @@ def test_a_setting_that_would_change_nothing_is_refused(given, belongs_to):
         configure(**given)
 
 
+def test_a_run_has_the_parts_of_its_method_and_data():
+    for task, reading in ((Mae(), Generated()), (Classify(), Rows())):
+        with pytest.raises(ValueError, match="'scratch' .*Classify and Generated"):
+            replace(GLYPHS, task=task, reading=reading)
+    with pytest.raises(ValueError, match="'scratch' .* no mask_ratio"):
+        GLYPHS.changed(mask_ratio=0.5)
+    with pytest.raises(ValueError, match="mae .*'coco'"):
+        configure("mae", "coco")
+
+
 def test_settings_where_they_have_a_use():
-    assert configure(**asked("mae", "mask_ratio=0.5", "decoder_width=32")).mask_ratio == 0.5
+    assert configure(**asked("mae", "mask_ratio=0.5", "decoder_width=32")).task.mask_ratio == 0.5
     weighted = configure(**asked("find-distill", "transfer_weight=1", "evaluate_every=2", teacher=__file__))
     assert weighted.recipe.transfer_weight == 1
     changes = ("streaming=true", "on_corrupt=skip")
-    assert configure(**asked("distill-vit-large", *changes, data="imagenet-1k")).streaming
+    assert configure(**asked("distill-vit-large", *changes, data="imagenet-1k")).reading.streaming
 
 
 def test_files_that_are_not_there():
@@ -243,11 +270,14 @@ def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch
 
 
 def test_what_must_not_change_when_a_run_goes_on():
-    free = {"on_corrupt": "skip", "workers": 3, "save_every": 7, "keep": 9, "tensorboard": True}
+    free = {"workers": 3, "save_every": 7, "keep": 9, "tensorboard": True}
     fixed = {"seed": 1, "recipe": Recipe(lr=1.0), "drop_path": 0.1, "data_size": 5}
     for name, value in (free | fixed).items():
-        changed = replace(GLYPHS, **{name: value})
+        changed = GLYPHS.changed(**{name: value})
         assert (changed.fingerprint() == GLYPHS.fingerprint()) == (name in free), name
+    photographs = configure("mae-scratch-vit-base", "imagenet-1k")
+    assert photographs.changed(on_corrupt="skip").fingerprint() == photographs.fingerprint()
+    assert photographs.changed(streaming=True).fingerprint() != photographs.fingerprint()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"recipe_name": "x"}', '{"mode": 1}'])
@@ -256,6 +286,14 @@ def test_a_damaged_config_is_named_and_left(tmp_path, content):
     with pytest.raises(OSError, match=str(tmp_path / "config.json")):
         read_config(tmp_path)
     assert (tmp_path / "config.json").read_text() == content
+
+
+def test_a_config_with_the_names_of_an_earlier_version_says_so(tmp_path):
+    described = GLYPHS.describe()
+    described |= {"heads": None, "head_sizes": None}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(OSError, match=r"config.json .* heads and head_sizes, .* detector_sizes"):
+        read_config(tmp_path)
 
 
 def test_a_folder_without_a_run(tmp_path):

@@ -19,15 +19,15 @@ from atlib.detection.detector import DETECTORS, SIZES, detection_loss, mask_rcnn
 from atlib.detection.evaluate import evaluate_detector
 from atlib.detection.files import load_detector
 from atlib.plan import Plan
-from atlib.record import read_record
-from atlib.run import commands, runner
-from atlib.run import config as configs
+from atlib.run import estimate as dry_run
+from atlib.run import parts, runner
 from atlib.run.config import read_config
 from atlib.run.configure import configure
 from atlib.run.estimate import estimate, flops_of_detector
 from atlib.run.estimate_text import as_text
 from atlib.run.recipes import published
 from atlib.train import train
+from atlib.train.record import read_record
 from atlib.vit import Architecture
 from tests.detection.coco_folder import coco_folder
 from tests.helpers import randomise, same, state_of
@@ -36,7 +36,7 @@ pytest.importorskip("pycocotools")
 
 VIT = {"img_size": 64, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 SETTINGS = {"model": "vit_tiny_patch16_224", **{f"model.{name}": value for name, value in VIT.items()}}
-SETTINGS |= {"head_sizes": "small", "batch_size": 4, "steps": 3, "lr": 1e-3}
+SETTINGS |= {"detector_sizes": "small", "batch_size": 4, "steps": 3, "lr": 1e-3}
 MODEL = Architecture("vit_tiny_patch16_224", {"num_classes": 0, "drop_path_rate": 0.1, **VIT})
 
 
@@ -137,7 +137,7 @@ def test_copy_keeps_its_teacher_and_distill_and_fine_tuning_do_not(coco, teacher
     path, vit = teacher
     instead = {"plan.how": "copy", "plan.layers": "null"}
     for method in ("distill", "fine-tune", "copy"):
-        out, more = tmp_path / method, {"steps": 1, "heads": "fcos"}
+        out, more = tmp_path / method, {"steps": 1, "detector": "fcos"}
         recipe = "distill" if method == "copy" else method
         more |= {"plan.layers": "[0, 1]"} if method == "distill" else {}
         more |= {"method": "copy", **instead, "ema": 0.5} if method == "copy" else {}
@@ -156,7 +156,7 @@ def test_copy_keeps_its_teacher_and_distill_and_fine_tuning_do_not(coco, teacher
             assert all(torch.allclose(found[name], start[name], rtol=0, atol=1e-9) for name in start)
     averaged = load_detector(tmp_path / "copy" / "averaged.safetensors").detector
     assert not same(averaged.heads.state_dict(), detector.heads.state_dict())
-    assert read_config(tmp_path / "copy").heads == "fcos"
+    assert read_config(tmp_path / "copy").task.detector == "fcos"
     capsys.readouterr()
     assert command.main(["evaluate", str(tmp_path / "copy"), "--averaged"]) == 0
     assert "averaged.safetensors on coco" in (said := capsys.readouterr().out) and "mask" not in said
@@ -246,10 +246,10 @@ def test_what_is_missing_is_named(coco, tmp_path, capsys):
         ({"on_corrupt": "skip"}, "on_corrupt"),
         ({"augmentation.flip": 0}, "augmentation"),
         ({"method": "mae"}, "mae"),
-        ({"heads": "mask-rcn"}, "'mask-rcnn'"),
-        ({"head_sizes": "tiny"}, "'tiny'.*'small'"),
+        ({"detector": "mask-rcn"}, "'mask-rcnn'"),
+        ({"detector_sizes": "tiny"}, "'tiny'.*'small'"),
         ({"jitter": "[2.0, 0.1]"}, "jitter"),
-        ({"heads": "null"}, "coco.*None"),
+        ({"detector": "null"}, "coco.*None"),
         ({"milestones": "[1.5]"}, "milestones"),
         ({"decoder_width": 8}, "decoder_width"),
     ],
@@ -266,19 +266,19 @@ def test_other_recipes_and_other_data_do_not_detect(tmp_path):
     with pytest.raises(ValueError, match="'cifar10'.*'mask-rcnn'"):
         configure("vitdet-scratch-vit-base", "cifar10")
     with pytest.raises(ValueError, match="jitter"):
-        configure("find-scratch", "marked-glyphs", changes={"jitter": "[0.1, 2.0]"})
+        configure("find-scratch", "atbook.worlds:marked_glyphs", changes={"jitter": "[0.1, 2.0]"})
     with pytest.raises(ValueError, match="teacher"):
         configure("vitdet-fine-tune-vit-base", "coco")
 
 
 def test_names_are_those_of_the_detectors():
-    assert set(configs.HEADS) == set(DETECTORS) and set(configs.HEAD_SIZES) == set(SIZES)
+    assert set(parts.DETECTORS) == set(DETECTORS) and set(parts.DETECTOR_SIZES) == set(SIZES)
 
 
 @pytest.fixture
 def soon(monkeypatch):
     """Dry runs that measure for half a second."""
-    monkeypatch.setattr(commands, "estimate", lambda *arguments: estimate(*arguments, limit=0.5))
+    monkeypatch.setattr(dry_run, "estimate", lambda *arguments: estimate(*arguments, limit=0.5))
 
 
 def test_a_dry_run_counts_parameters_steps_and_memory_without_data(soon, capsys):
@@ -323,7 +323,7 @@ def test_two_layers_more_cost_a_detector_what_they_cost_a_classifier(method, aga
     that is made over again in order to store no map: of Copy the scores twice, and three that its gradient
     does not need."""
     config = configure("vitdet-scratch-vit-base", "coco")
-    config = replace(config, heads="fcos", head_sizes="small")
+    config = config.changed(detector="fcos", detector_sizes="small")
     formula_of = {"copy": copy, "distill": distill}.get(method, lambda shape, layers: fine_tuning(shape))
     if method != "scratch":
         config = replace(config, method=method, plan=Plan(how=method), teacher="t")

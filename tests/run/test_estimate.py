@@ -27,12 +27,12 @@ from atlib.run.estimate_text import as_text
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
-GLYPHS = RunConfig(
-    "mine",
-    "scratch",
-    Architecture("glyphs"),
-    "marked-glyphs",
-    Recipe(steps=100, batch_size=32, warmup=0.1, lr=1e-2, min_lr=1e-3, weight_decay=0.3),
+GLYPHS = RunConfig.of(
+    recipe_name="mine",
+    method="scratch",
+    model=Architecture("glyphs"),
+    data="atbook.worlds:marked_glyphs",
+    recipe=Recipe(steps=100, batch_size=32, warmup=0.1, lr=1e-2, min_lr=1e-3, weight_decay=0.3),
 )
 PATCH, WIDTH, CLASSES, TOKENS, DEPTH = 8 * 8 * 3, 64, 8, 17, 4  # of the "glyphs" ViT
 
@@ -123,7 +123,13 @@ def test_flops_are_counted_for_what_is_transferred():
     distilled = replace(GLYPHS, method="distill", plan=Plan(how="distill", layers=range(2)), teacher="t")
     assert flops_of(distilled, skeleton) == scratch + embed + block + 2 * projection + mixing
     assert flops_of(replace(distilled, plan=Plan(what="q", how="distill")), skeleton) is None
-    eva = RunConfig("mine", "scratch", Architecture("eva02_tiny_patch14_224"), "imagenet-1k", Recipe())
+    eva = RunConfig.of(
+        recipe_name="mine",
+        method="scratch",
+        model=Architecture("eva02_tiny_patch14_224"),
+        data="imagenet-1k",
+        recipe=Recipe(),
+    )
     assert flops_of(eva, eva.skeleton(8)) is None
 
 
@@ -175,7 +181,7 @@ def test_without_a_count_of_flops_two_images_are_tried_first(monkeypatch):
 def test_a_small_run_is_timed_at_its_own_size():
     """How near the estimate comes to a real epoch is measured in benchmarks/dry_run.py: a test cannot rely on
     the machine's speed."""
-    config = configure("find-distill", "marked-glyphs", __file__, {"batch_size": "32"})
+    config = configure("find-distill", "atbook.worlds:marked_glyphs", __file__, {"batch_size": "32"})
     found = estimate(config, 256, 8)
     assert found.timing.whole and found.timing.batches == (32, 32) and found.steps_per_epoch == 8
     assert found.seconds == found.timing.measured[1] > 0

@@ -12,10 +12,10 @@ from atlib.checkpoint import load_vit, read_header, save_vit
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.photos import open_photos
 from atlib.data.transforms import Augmentation
-from atlib.record import read_record
 from atlib.run import runner
 from atlib.run.config import read_config
 from atlib.train.evaluate import evaluate
+from atlib.train.record import read_record
 from atlib.vit import Architecture
 from tests.helpers import randomise
 from tests.picture_files import write_folders, write_parquet
@@ -85,7 +85,7 @@ def test_weights_of_images_that_were_taken_as_they_are(tmp_path, capsys):
     weights = vit_file(tmp_path / "vit.safetensors", {"augmentation": None})
     code, *_, text = said(capsys, weights, "--data", data)
     assert code == 2 and "12 x 16 pixels, and the model takes 16 x 16" in text
-    assert "32 x 32 pixels" in said(capsys, weights, "--data", "marked-glyphs")[4]
+    assert "32 x 32 pixels" in said(capsys, weights, "--data", "atbook.worlds:marked_glyphs")[4]
     prepared = vit_file(
         tmp_path / "prepared.safetensors",
         {"augmentation": {"image_size": 16, "crop_pct": 1.0, "mean": [0.5] * 3, "std": [0.25] * 3}},
@@ -147,7 +147,7 @@ def test_a_run_is_evaluated_on_its_data_at_another_place(tmp_path, capsys, monke
 def test_what_cannot_be_meant_is_named(tmp_path, capsys, change, named):
     architecture = Architecture("glyphs", {"num_classes": 8})
     path = save_vit(tmp_path / "vit.safetensors", architecture.build(), architecture)
-    code, *_, text = said(capsys, path, "--data", "marked-glyphs", f"--{change}")
+    code, *_, text = said(capsys, path, "--data", "atbook.worlds:marked_glyphs", f"--{change}")
     assert code == 2 and named in text
 
 

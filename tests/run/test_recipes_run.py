@@ -13,10 +13,10 @@ from atlib import create_vit
 from atlib.checkpoint import load_vit
 from atlib.data.images import Images
 from atlib.methods.attndistill import AttnDistill
-from atlib.record import read_record
 from atlib.run.config import read_config
-from atlib.run.recipes import LIBRARY, PUBLISHED
+from atlib.run.recipes import FOR_PYTHON, published
 from atlib.train import train
+from atlib.train.record import read_record
 
 SMALL = {"batch_size": 8, "steps": 2, "warmup": 0, "training_split": "train+validation"}
 VIT = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 12, "img_size": 16}
@@ -40,12 +40,12 @@ def run(photographs):
 
     def run(name, teacher=None, image_size=16):
         if name not in made:
-            method = PUBLISHED[name].method
+            method = published(name).method
             vit = VIT | {"img_size": image_size}
             settings = SMALL | {f"model.{key}": value for key, value in vit.items()}
             settings |= {"augmentation.image_size": image_size}
             if method == "mae":
-                settings |= {"decoder_width": 4 * PUBLISHED[name].pretext["decoder_heads"]}
+                settings |= {"decoder_width": 4 * published(name).pretext["decoder_heads"]}
             asked = ["pretrain", name] if method == "mae" else ["train", "--recipe", name]
             if teacher is not None:
                 asked += ["--teacher", str(made[teacher] / result(teacher))]
@@ -60,7 +60,7 @@ def run(photographs):
 
 
 def result(name):
-    return "teacher.safetensors" if PUBLISHED[name].method == "mae" else "student.safetensors"
+    return "teacher.safetensors" if published(name).method == "mae" else "student.safetensors"
 
 
 CHAINS = [
@@ -82,7 +82,7 @@ def test_each_recipe_runs_and_begins_where_the_one_before_it_ended(run):
         bigger = 24 if name.endswith("384") else 16  # positions are resized
         folder = run(name, teacher, bigger)
         config, vit = read_config(folder), load_vit(folder / result(name))
-        assert (config.recipe_name, config.method) == (name, PUBLISHED[name].method)
+        assert (config.recipe_name, config.method) == (name, published(name).method)
         assert config.recipe.steps == 2 and vit.patch_embed.img_size == (bigger, bigger)
         assert vit.num_classes == (0 if config.method == "mae" else 2)
         if teacher is not None:  # two steps of such small rates leave the weights where they were
@@ -100,11 +100,15 @@ def test_a_task_of_pretraining_is_not_trained_with_labels_nor_the_other_way_roun
     error = capsys.readouterr().err
     assert "'mae-lite-pretrain'" in error and f"'{photographs}'" in error
     assert f"python -m atlib pretrain mae-lite-pretrain --data {photographs}" in error
-    assert command.main(["train", "--recipe", "mae", "--data", "marked-glyphs", *out]) == 2
+    assert command.main(["train", "--recipe", "mae", "--data", "atbook.worlds:marked_glyphs", *out]) == 2
     assert "'mae'" in capsys.readouterr().err
-    assert command.main(["pretrain", "deit-tiny", *out]) == 2 and "'deit-tiny'" in capsys.readouterr().err
-    assert command.main(["pretrain", "mae-lite-pretrain", *out]) == 2, "the built-in images are too small"
-    assert "marked-glyphs" in (error := capsys.readouterr().err) and "(224, 224)" in error
+    assert (
+        command.main(["pretrain", "deit-tiny", "--data", "cifar10", *out]) == 2
+        and "'deit-tiny'" in capsys.readouterr().err
+    )
+    glyphs = ["--data", "atbook.worlds:marked_glyphs"]
+    assert command.main(["pretrain", "mae-lite-pretrain", *glyphs, *out]) == 2, "its images are too small"
+    assert "atbook.worlds:marked_glyphs" in (error := capsys.readouterr().err) and "224 x 224" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,18 +117,18 @@ def two_steps(name, model):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8, generator=generator)
     images = Images(pixels, torch.arange(12) % 2, ("cat", "dog"))
-    recipe = LIBRARY[name].recipe.changed({"steps": 2, "batch_size": 8}).on(len(images))
+    recipe = published(name).recipe.changed({"steps": 2, "batch_size": 8}).on(len(images))
     history = train(model, images, recipe, seed=0)
     return history[-1]["loss"]
 
 
 def test_recipes_for_python_go_through_train():
-    drop = {name: each.drop_path for name, each in LIBRARY.items()}
+    drop = {name: published(name).drop_path for name in FOR_PYTHON}
     own = {"img_size": 16, "patch_size": 8, "num_classes": 2}
     cait = timm.create_model(
-        LIBRARY["cait-xxs24"].model,
+        published("cait-xxs24").model,
         **own,
-        **LIBRARY["cait-xxs24"].options,
+        **published("cait-xxs24").options,
         depth=1,
         embed_dim=16,
         num_heads=2,

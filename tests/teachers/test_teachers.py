@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from timm.layers import Mlp, resample_abs_pos_embed
 from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
 
-from atlib import AttentionTransfer, Plan, create_vit, plot, walk
+from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.checkpoint import load_vit, save_bundle, save_vit
 from atlib.student import create_student
-from atlib.teachers import load
+from atlib.teachers import description, load
 from atlib.teachers.load import Teacher, load_teacher, report
 from atlib.vit import Architecture
 from atlib.walking import Unwalkable
@@ -556,13 +556,13 @@ def test_report_says_why_layers_cannot_be_transferred(monkeypatch):
 
 def test_the_picture_shows_where_the_class_token_looks(tmp_path, monkeypatch):
     shown = {}
-    image_grid = plot.image_grid
+    image_grid = description.image_grid
 
     def watch(pixels, titles, columns):
         shown.update(pixels=pixels, titles=titles, columns=columns)
         return image_grid(pixels, titles, columns)
 
-    monkeypatch.setattr(plot, "image_grid", watch)
+    monkeypatch.setattr(description, "image_grid", watch)
     vit, files, out = (
         vit_of(depth=4),
         [tmp_path / f"{index}.png" for index in range(2)],

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.data import Images, glyph_images, glyphs
+from atlib.data import Images
 from atlib.train import NonFiniteLoss, make_optimizer, outputs, schedule, student_loss, task_loss, train
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe

@@ -1,20 +1,13 @@
-"""Teachers made on the spot: the retrieval pre-text has the right target, the auto-encoder the right loss."""
+"""Masked auto-encoding: what is hidden, what is painted, and the loss."""
 
 import pytest
 import torch
 
+from atbook.worlds import glyphs
 from atlib import create_vit
-from atlib.data import Images, glyphs
+from atlib.data import Images
 from atlib.train import make_optimizer, train
-from atlib.train.pretrain import (
-    MaskedAutoencoder,
-    mae_loss,
-    patchify,
-    retrieval_images,
-    retrieval_loss,
-    retrieval_model,
-    unpainted,
-)
+from atlib.train.pretrain import MaskedAutoencoder, mae_loss, patchify, unpainted
 from atlib.train.recipe import Recipe
 from tests import longhand
 from tests.helpers import random_images, randomise, same
@@ -258,29 +251,3 @@ def test_an_autoencoder_learns():
     )
     history = train(model, images, Recipe(steps=60, batch_size=32, lr=3e-3), loss=mae_loss, progress=None)
     assert history[-1]["loss"] < 0.9 * history[0]["loss"]
-
-
-def test_the_retrieval_target_is_the_marked_cell_without_noise():
-    drawn, clean = (
-        glyphs.generate("unlabelled", 40),
-        glyphs.generate("unlabelled", 40, world=glyphs.World(noise=0)),
-    )
-    images = retrieval_images(drawn)
-    assert images.targets.shape == (40, 192) and images.targets.dtype == torch.float32
-    for index in range(40):
-        row, column = divmod(int(drawn.cell[index]), 4)
-        cell = torch.from_numpy(
-            clean.images[index][:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8].copy()
-        )
-        assert (images.targets[index].reshape(3, 8, 8) * 255 - cell).abs().max() <= 1
-    assert torch.equal(images.pixels, torch.from_numpy(drawn.images)), "the input is the noisy image"
-
-
-def test_retrieval_loss_is_the_mean_squared_error():
-    model, images, clean = retrieval_model(), torch.randn(2, 3, 32, 32), torch.rand(2, 192)
-    guess = model(images)
-    assert guess.shape == (2, 192)
-    expected = sum((g - c) ** 2 for g, c in zip(guess.flatten().tolist(), clean.flatten().tolist())) / (
-        2 * 192
-    )
-    assert retrieval_loss(model, images, clean, Recipe()).item() == pytest.approx(expected, rel=1e-5)

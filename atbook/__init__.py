@@ -1,0 +1,1 @@
+"""What is the book's own: its worlds, experiments, records, exercises, explorer and figures."""

@@ -1,0 +1,31 @@
+"""The book's command line: `experiments` lists its experiments, `experiment NAME` repeats one, `claims`
+judges what its sentences say, `teacher` makes a teacher of a generated world, `exercises NOTEBOOK` lists
+what its checks say."""
+
+import sys
+
+from atlib.__main__ import dispatch
+
+# Where each command is, which is imported only when it is called, and its line of help.
+COMMANDS = {
+    "experiments": (
+        "atbook.lab.commands",
+        "list the experiments: what they show, their cost, which records are committed",
+    ),
+    "experiment": ("atbook.lab.commands", "repeat an experiment of the book and write its records"),
+    "claims": ("atbook.lab.commands", "what the committed records say of every claim of the book"),
+    "teacher": ("atbook.lab.commands", "pre-train a teacher of a generated world"),
+    "exercises": (
+        "atbook.exercises.commands",
+        "run a notebook and list what the checks of its exercises say",
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command of `python -m atbook`; returns what `atlib.__main__.dispatch` does."""
+    return dispatch("atbook", __doc__, COMMANDS, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

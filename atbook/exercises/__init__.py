@@ -1,0 +1,7 @@
+"""The book's exercises, each with a check that names the mistake: `check("6.1", map_loss)`."""
+
+from atbook.exercises.judging import check as check
+from atbook.exercises.judging import checker as checker
+from atbook.exercises.judging import every as every
+from atbook.exercises.judging import find as find
+from atbook.exercises.judging import judge as judge

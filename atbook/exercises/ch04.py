@@ -1,0 +1,354 @@
+"""Exercises of chapter 04, Copy the maps."""
+
+import re
+from collections.abc import Sequence
+from statistics import mean
+
+import torch
+from timm.layers import Attention
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor
+
+from atbook.exercises.inputs import normal, vit
+from atbook.exercises.judging import Exercise, Wrong
+from atlib import walk
+from atlib.walking import Instead, Seen
+
+# --- 4.1 ---
+
+
+def place_on_ruler(scratch: list[float], method: list[float], full: list[float]) -> float:
+    """Where a method is between scratch, 0, and fine-tuning, 1."""
+    return (mean(method) - mean(scratch)) / (mean(full) - mean(scratch))
+
+
+def by_sums(scratch: list[float], method: list[float], full: list[float]) -> float:
+    """The same from the seeds' gains: how many there are cancels."""
+    return sum(m - s for m, s in zip(method, scratch)) / sum(f - s for f, s in zip(full, scratch))
+
+
+def mean_of_ratios(scratch: list[float], method: list[float], full: list[float]) -> float:
+    """Wrong: a ratio for each seed."""
+    return mean((m - s) / (f - s) for s, m, f in zip(scratch, method, full))
+
+
+# --- 4.2 ---
+
+
+def queries_keys_values(attn: Attention, x: Tensor) -> Tensor:
+    """What attention makes of its normalised input (B, N, D): (3, B, H, N, d)."""
+    B, N, _ = x.shape
+    return attn.qkv(x).reshape(B, N, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
+
+
+def first_tokens(of: VisionTransformer, images: Tensor) -> Tensor:
+    """What goes into block 0: (B, N, D)."""
+    return of._pos_embed(of.patch_embed(images))
+
+
+def through(block: Block, x: Tensor, p: Tensor, v: Tensor) -> Tensor:
+    """What comes out of a block that mixes the values v with the map p."""
+    x = x + block.attn.proj((p @ v).transpose(1, 2).flatten(2))
+    return x + block.mlp(block.norm2(x))
+
+
+def copy_some(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """Logits of a student with its teacher's maps in some layers."""
+    t, s = first_tokens(teacher, images), first_tokens(student, images)
+    for i, (block_t, block_s) in enumerate(zip(teacher.blocks, student.blocks)):
+        q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
+        p = (q @ k.mT * block_s.attn.scale).softmax(-1)
+        with torch.no_grad():
+            if i in layers:
+                q, k, _ = queries_keys_values(block_t.attn, block_t.norm1(t))
+                p = (q @ k.mT * block_t.attn.scale).softmax(-1)
+            t = block_t(t)
+        s = through(block_s, s, p, v)
+    return student.head(student.norm(s)[:, 0])
+
+
+@torch.no_grad()
+def seen_by(teacher: VisionTransformer, images: Tensor) -> tuple[Seen, ...]:
+    """What the teacher's layers saw, as constants."""
+    return walk(teacher, images).layers
+
+
+def copied_by_walking(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """The same by atlib."""
+    seen = seen_by(teacher, images)
+    return walk(student, images, replace={i: Instead(map=seen[i].map) for i in layers}).logits
+
+
+def copied_as_queries_and_keys(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """The same by what the maps are made of."""
+    seen = seen_by(teacher, images)
+    replace = {i: Instead(q=seen[i].q, k=seen[i].k, scale=seen[i].scale) for i in layers}
+    return walk(student, images, replace=replace).logits
+
+
+def of_the_students_tokens(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """Wrong: the teacher's layers look at what the student's have made."""
+    s = first_tokens(student, images)
+    for i, (block_t, block_s) in enumerate(zip(teacher.blocks, student.blocks)):
+        q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
+        p = (q @ k.mT * block_s.attn.scale).softmax(-1)
+        if i in layers:
+            with torch.no_grad():
+                q, k, _ = queries_keys_values(block_t.attn, block_t.norm1(s))
+                p = (q @ k.mT * block_t.attn.scale).softmax(-1)
+        s = through(block_s, s, p, v)
+    return student.head(student.norm(s)[:, 0])
+
+
+def values_too(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """Wrong: copied layers mix the teacher's values."""
+    s, seen = first_tokens(student, images), seen_by(teacher, images)
+    for i, block in enumerate(student.blocks):
+        q, k, v = queries_keys_values(block.attn, block.norm1(s))
+        p = (q @ k.mT * block.attn.scale).softmax(-1)
+        s = through(block, s, seen[i].map, seen[i].v) if i in layers else through(block, s, p, v)
+    return student.head(student.norm(s)[:, 0])
+
+
+def from_the_first_on(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """Wrong: once a layer is copied, all later ones are."""
+    later = range(min(layers, default=len(student.blocks)), len(student.blocks))
+    return copied_by_walking(teacher, student, images, later)
+
+
+def the_others(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """Wrong: the layers that were not named are copied."""
+    others = [i for i in range(len(student.blocks)) if i not in layers]
+    return copied_by_walking(teacher, student, images, others)
+
+
+def at_the_students_scale(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """Wrong: the teacher's scores are divided by the student's √d."""
+    seen = seen_by(teacher, images)
+    return walk(student, images, replace={i: Instead(q=seen[i].q, k=seen[i].k) for i in layers}).logits
+
+
+def teacher_learns(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """Wrong: the teacher gets a gradient through its maps."""
+    seen = walk(teacher, images).layers
+    return walk(student, images, replace={i: Instead(map=seen[i].map) for i in layers}).logits
+
+
+def pictures(number: int, seed: int) -> Tensor:
+    """Noise of the size that `vit` takes."""
+    return normal(number, 3, 16, 16, seed=seed)
+
+
+# --- 4.3 ---
+
+
+def rate_factors(names: list[str], depth: int, decay: float) -> dict[str, float]:
+    """The factor on each parameter's learning rate."""
+    factors = {}
+    for name in names:
+        part, *rest = name.split(".")
+        if part == "blocks":
+            layer = int(rest[0]) + 1
+        elif part == "norm":
+            layer = depth
+        elif part in ("fc_norm", "head"):
+            layer = depth + 1
+        else:
+            layer = 0
+        factors[name] = decay ** (depth + 1 - layer)
+    return factors
+
+
+def by_patterns(
+    names: list[str], depth: int, decay: float, block: str = r"blocks\.(\d+)\.", last: str = r"norm\."
+) -> dict[str, float]:
+    """The same by regular expressions."""
+    factors = dict.fromkeys(names, decay ** (depth + 1))
+    for name in names:
+        if found := re.match(block, name):
+            factors[name] = decay ** (depth - int(found[1]))
+        elif re.match(r"(head|fc_norm)\.", name):
+            factors[name] = 1.0
+        elif re.match(last, name):
+            factors[name] = decay
+    return factors
+
+
+def one_layer_too_high(names: list[str], depth: int, decay: float) -> dict[str, float]:
+    """Wrong: the last block has the head's rate, and all below it one factor too many."""
+    right = rate_factors(names, depth, decay)
+    return {name: min(1.0, factor / decay) for name, factor in right.items()}
+
+
+def upside_down(names: list[str], depth: int, decay: float) -> dict[str, float]:
+    """Wrong: the head learns slowest."""
+    right = rate_factors(names, depth, decay)
+    return {name: decay ** (depth + 1) / factor for name, factor in right.items()}
+
+
+def pooled_norm_below(names: list[str], depth: int, decay: float) -> dict[str, float]:
+    """Wrong: fc_norm is taken for a part of the embedding."""
+    slowest = {name: decay ** (depth + 1) for name in names if name.startswith("fc_norm")}
+    return rate_factors(names, depth, decay) | slowest
+
+
+TWELVE_BLOCKS = [
+    *("cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight", "norm_pre.weight"),
+    *("blocks.0.norm1.bias", "blocks.1.attn.qkv.weight", "blocks.10.mlp.fc1.weight", "blocks.11.ls1.gamma"),
+    *("fc_norm.weight", "head.weight"),
+]
+FOUR_BLOCKS = ["pos_embed", "blocks.0.attn.proj.bias", "blocks.3.norm2.weight", "norm.bias", "head.bias"]
+
+
+EXERCISES = (
+    Exercise(
+        "4.1",
+        "Where on the ruler?",
+        stars=1,
+        minutes=10,
+        subject="statistics",
+        right=place_on_ruler,
+        cases={
+            "five seeds": lambda: (
+                [60.1, 61.0, 59.5, 62.0, 60.4],
+                [70.2, 71.1, 69.0, 73.0, 70.0],
+                [80.0, 81.2, 79.0, 80.5, 81.1],
+            ),
+            "a seed with hardly a gap": lambda: ([60.0, 69.9], [65.0, 72.0], [70.0, 70.0]),
+            "beyond the end": lambda: ([50.0, 51.0], [72.0, 71.0], [70.0, 69.0]),
+        },
+        also_right=(by_sums,),
+        wrong={
+            "mean of ratios": Wrong(
+                mean_of_ratios,
+                "You averaged a ratio for each seed. Where one seed's gap is small, its ratio is huge and"
+                " decides all: divide the mean gain by the mean gap.",
+            ),
+            "from the other end": Wrong(
+                lambda scratch, method, full: 1 - place_on_ruler(scratch, method, full),
+                "0 and 1 are exchanged: scratch is 0, fine-tuning is 1.",
+            ),
+            "cut at the ends": Wrong(
+                lambda scratch, method, full: min(1.0, max(0.0, place_on_ruler(scratch, method, full))),
+                "The place is cut off at 0 and 1. A method may lie beyond fine-tuning or below scratch, and"
+                " the ruler has to be able to say so.",
+            ),
+            "a share of the accuracy": Wrong(
+                lambda scratch, method, full: mean(method) / mean(full),
+                "That is the method's accuracy as a share of fine-tuning's. Scratch, which got nothing,"
+                " would then not be at 0: take its accuracy away from both.",
+            ),
+            "the best seeds": Wrong(
+                lambda scratch, method, full: place_on_ruler([max(scratch)], [max(method)], [max(full)]),
+                "You took the best seed of each. The best of several says how lucky one run was: average"
+                " over seeds.",
+            ),
+        },
+        see="The ruler: scratch and fine-tuning",
+    ),
+    Exercise(
+        "4.2",
+        "Copy some layers",
+        stars=3,
+        minutes=30,
+        subject="copy",
+        right=copy_some,
+        cases={
+            "layers 0 and 2 of 3": lambda: (vit(0), vit(1), pictures(2, seed=2), [0, 2]),
+            "layer 1, a wider teacher": lambda: (vit(3, embed_dim=24), vit(4), pictures(2, seed=5), [1]),
+            "no layer": lambda: (vit(6), vit(7), pictures(1, seed=8), []),
+        },
+        also_right=(copied_by_walking, copied_as_queries_and_keys),
+        wrong={
+            "the student's tokens": Wrong(
+                of_the_students_tokens,
+                "The teacher's layers were given the student's tokens. The teacher has to be run on its"
+                " own, from the image on, and whole block by whole block.",
+            ),
+            "values too": Wrong(
+                values_too,
+                "In the copied layers the values are the teacher's, too, so its content reaches the"
+                " student. Copy replaces the map and nothing else.",
+            ),
+            "from the first on": Wrong(
+                from_the_first_on,
+                "After the first copied layer all later ones are copied, too. A layer that is not in"
+                " `layers` uses the student's own map.",
+            ),
+            "the others": Wrong(
+                the_others,
+                "You copied the layers that are not in `layers`, and left those that are to the student.",
+            ),
+            "the student's scale": Wrong(
+                at_the_students_scale,
+                "The teacher's scores were divided by the student's √d. The wider teacher has wider heads:"
+                " take the scale of its own attention.",
+            ),
+            "the teacher learns": Wrong(
+                teacher_learns,
+                "The logits are right, but a gradient reaches the teacher through its maps. They are"
+                " constants: torch.no_grad() or .detach().",
+            ),
+        },
+        see="Copy, written out",
+        grads=("teacher", "student"),
+    ),
+    Exercise(
+        "4.3",
+        "Smaller rates for early layers",
+        stars=2,
+        minutes=15,
+        subject="training",
+        right=rate_factors,
+        cases={
+            "12 blocks, registers, fc_norm": lambda: (TWELVE_BLOCKS, 12, 0.75),
+            "4 blocks": lambda: (FOUR_BLOCKS, 4, 0.5),
+        },
+        also_right=(by_patterns,),
+        wrong={
+            "one digit": Wrong(
+                lambda names, depth, decay: by_patterns(names, depth, decay, block=r"blocks\.(\d)"),
+                "blocks.10 and blocks.11 have the rate of blocks.1: only one digit of the number was read.",
+            ),
+            "norm_pre": Wrong(
+                lambda names, depth, decay: by_patterns(names, depth, decay, last="norm"),
+                "norm_pre has the last block's rate, because its name begins with 'norm'. It stands before"
+                " the first block and belongs to the embedding. (timm 1.0.20 did so, too.)",
+            ),
+            "one layer too high": Wrong(
+                one_layer_too_high,
+                "The last block has the head's full rate, and all below it one factor too many. The last"
+                " block has γ, the embedding γ^(depth + 1).",
+            ),
+            "upside down": Wrong(
+                upside_down,
+                "The embedding learns fastest and the head slowest. It is the reverse: what is general, at"
+                " the bottom, is to change least.",
+            ),
+            "fc_norm": Wrong(
+                pooled_norm_below,
+                "fc_norm has the embedding's rate. It normalises the average of the last tokens, right"
+                " below the head, and goes with the head.",
+            ),
+        },
+        see="The ruler: scratch and fine-tuning",
+    ),
+)

@@ -1,0 +1,397 @@
+"""Exercises of chapter 05, What did the maps bring?"""
+
+from statistics import mean
+
+import torch
+from torch import Tensor
+
+from atbook.exercises.inputs import maps
+from atbook.exercises.judging import Exercise, Wrong
+
+# --- 5.1 ---
+
+
+def gain_shares(
+    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
+) -> dict[str, float]:
+    """Which share of Copy's gain each twin keeps, and what neither does."""
+    gain = mean(copy) - mean(scratch)
+    first, second = ((mean(twin) - mean(scratch)) / gain for twin in (routing, message))
+    return {"routing": first, "message": second, "rest": 1 - first - second}
+
+
+def by_seeds_gains(
+    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
+) -> dict[str, float]:
+    """The same from gains within seeds."""
+    own, *twins = (sum(a - s for a, s in zip(each, scratch)) for each in (copy, routing, message))
+    first, second = (twin / own for twin in twins)
+    return {"routing": first, "message": second, "rest": (own - sum(twins)) / own}
+
+
+def what_the_other_lacks(
+    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
+) -> dict[str, float]:
+    """Wrong: routing gets all that the message twin loses, and the reverse."""
+    gain = mean(copy) - mean(scratch)
+    first, second = ((mean(copy) - mean(twin)) / gain for twin in (message, routing))
+    return {"routing": first, "message": second, "rest": 1 - first - second}
+
+
+def made_to_add_up(
+    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
+) -> dict[str, float]:
+    """Wrong: both shares are stretched until their sum is 1."""
+    each = gain_shares(scratch, routing, message, copy)
+    total = each["routing"] + each["message"]
+    return {"routing": each["routing"] / total, "message": each["message"] / total, "rest": 0.0}
+
+
+def ratios_averaged(
+    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
+) -> dict[str, float]:
+    """Wrong: shares are taken for each seed."""
+    by_seed = [gain_shares(*([x] for x in seed)) for seed in zip(scratch, routing, message, copy)]
+    return {name: mean(each[name] for each in by_seed) for name in by_seed[0]}
+
+
+def counted_from_nothing(
+    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
+) -> dict[str, float]:
+    """Wrong: scratch is not taken away."""
+    first, second = (mean(twin) / mean(copy) for twin in (routing, message))
+    return {"routing": first, "message": second, "rest": 1 - first - second}
+
+
+def never_below_nothing(
+    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
+) -> dict[str, float]:
+    """Wrong: a negative share is called 0."""
+    return {name: max(0.0, x) for name, x in gain_shares(scratch, routing, message, copy).items()}
+
+
+# --- 5.2 ---
+
+Scene = dict[str, Tensor]
+
+
+def twins_of(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """The routing twin and the message twin of scenes, and the labels that go with them."""
+    rows = torch.arange(len(scene["cell"]))
+    labels = scene["shape"][rows, scene["cell"]]
+    shape = other["shape"].clone()
+    shape[rows, other["cell"]] = labels
+    return {
+        "routing": scene | {"shape": other["shape"]},
+        "message": other | {"shape": shape},
+        "labels": labels,
+    }
+
+
+def by_scattering(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """The same by gather and scatter."""
+    labels = scene["shape"].gather(1, scene["cell"][:, None])
+    shape = other["shape"].scatter(1, other["cell"][:, None], labels)
+    routing = {"cell": scene["cell"], "hue": scene["hue"], "shape": other["shape"]}
+    message = {"cell": other["cell"], "hue": other["hue"], "shape": shape}
+    return {"routing": routing, "message": message, "labels": labels[:, 0]}
+
+
+def with_message(scene: Scene, other: Scene, message: Scene) -> dict[str, Scene | Tensor]:
+    """The right twins, but for another message twin."""
+    return twins_of(scene, other) | {"message": message}
+
+
+def only_the_asked_for(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """Wrong: the routing twin keeps the distractors' shapes."""
+    rows, shape = torch.arange(len(scene["cell"])), scene["shape"].clone()
+    shape[rows, scene["cell"]] = other["shape"][rows, scene["cell"]]
+    return twins_of(scene, other) | {"routing": scene | {"shape": shape}}
+
+
+def at_the_old_place(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """Wrong: the message twin has the shape where the image has it, not where its own mark is."""
+    right, rows = twins_of(scene, other), torch.arange(len(scene["cell"]))
+    shape = other["shape"].clone()
+    shape[rows, scene["cell"]] = right["labels"]
+    return with_message(scene, other, other | {"shape": shape})
+
+
+def mark_stays(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """Wrong: the message twin keeps the place."""
+    shape = at_the_old_place(scene, other)["message"]["shape"]
+    return with_message(scene, other, other | {"shape": shape, "cell": scene["cell"]})
+
+
+def in_every_image(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """Wrong: every image's cell is written in all images."""
+    shape, labels = other["shape"].clone(), twins_of(scene, other)["labels"]
+    shape[:, other["cell"]] = labels
+    return with_message(scene, other, other | {"shape": shape})
+
+
+def labels_of_the_twin(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """Wrong: the label is the shape that the teacher sees."""
+    right, rows = twins_of(scene, other), torch.arange(len(scene["cell"]))
+    return right | {"labels": right["routing"]["shape"][rows, scene["cell"]]}
+
+
+def scenes(number: int, seed: int) -> Scene:
+    """What is where in some images of Find."""
+    rng = torch.Generator().manual_seed(seed)
+    cell, shape, hue = (
+        torch.randint(of, size, generator=rng)
+        for of, size in ((16, (number,)), (8, (number, 16)), (6, (number, 16)))
+    )
+    return {"cell": cell, "shape": shape, "hue": hue}
+
+
+# --- 5.3 ---
+
+
+def mean_of_others(p: Tensor) -> Tensor:
+    """For each image the mean map of the other images."""
+    return (p.sum(0) - p) / (len(p) - 1)
+
+
+def one_left_out(p: Tensor) -> Tensor:
+    """The same image by image."""
+    return torch.stack([torch.cat([p[:b], p[b + 1 :]]).mean(0) for b in range(len(p))])
+
+
+def by_weights(p: Tensor) -> Tensor:
+    """The same as a matrix of weights, 0 on its diagonal."""
+    B = len(p)
+    return torch.einsum("bc,chij->bhij", (1 - torch.eye(B).to(p)) / (B - 1), p)
+
+
+# --- 5.4 ---
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def mean_map_of_cells(batches: Batches, number: int) -> Tensor:
+    """The mean map of all images with the mark in a cell: (number, H, N, N)."""
+    total = torch.zeros(number, *batches[0][0].shape[1:]).to(batches[0][0])
+    count = torch.zeros(number).to(total)
+    for p, cells in batches:
+        total.index_add_(0, cells, p)
+        count += cells.bincount(minlength=number)
+    even = torch.full_like(total, 1 / total.shape[-1])
+    seen = count[:, None, None, None]
+    return torch.where(seen > 0, total / seen.clamp(min=1), even)
+
+
+def all_at_once(batches: Batches, number: int) -> Tensor:
+    """The same cell by cell, with all maps side by side."""
+    p, cells = (torch.cat(parts) for parts in zip(*batches))
+    even = torch.full_like(p[:1], 1 / p.shape[-1])
+    return torch.cat(
+        [p[cells == c].mean(0, keepdim=True) if (cells == c).any() else even for c in range(number)]
+    )
+
+
+def zero_by_zero(batches: Batches, number: int) -> Tensor:
+    """Wrong: the mean of no maps is nan."""
+    p, cells = (torch.cat(parts) for parts in zip(*batches))
+    return torch.stack([p[cells == c].mean(0) for c in range(number)])
+
+
+def everybodys_mean(batches: Batches, number: int) -> Tensor:
+    """Wrong: a cell without an image gets the mean of all images."""
+    means = zero_by_zero(batches, number)
+    return torch.where(means.isnan(), torch.cat([p for p, _ in batches]).mean(0), means)
+
+
+def mean_of_means(batches: Batches, number: int) -> Tensor:
+    """Wrong: every batch counts the same, however many images it has of a cell."""
+    means = torch.stack([zero_by_zero([each], number) for each in batches]).nanmean(0)
+    return means.nan_to_num(1 / means.shape[-1])
+
+
+def repeats_lost(batches: Batches, number: int) -> Tensor:
+    """Wrong: of a cell's images in a batch a single one is added."""
+    total = torch.zeros(number, *batches[0][0].shape[1:]).to(batches[0][0])
+    count = torch.zeros(number).to(total)
+    for p, cells in batches:
+        total[cells] += p
+        count += cells.bincount(minlength=number)
+    seen = count[:, None, None, None]
+    return (total / seen).nan_to_num(1 / total.shape[-1])
+
+
+EXERCISES = (
+    Exercise(
+        "5.1",
+        "Which share was the routing?",
+        stars=1,
+        minutes=10,
+        subject="controls",
+        right=gain_shares,
+        cases={
+            "as in Find": lambda: (
+                [75.1, 76.9, 75.7],
+                [81.0, 82.4, 81.7],
+                [88.0, 85.6, 87.4],
+                [94.2, 95.3, 94.6],
+            ),
+            "as in Match": lambda: (
+                [14.9, 13.8, 15.4],
+                [79.1, 81.2, 80.6],
+                [14.2, 14.6, 14.7],
+                [81.0, 82.9, 82.1],
+            ),
+            "either is enough": lambda: ([50.0, 56.0], [58.0, 59.0], [57.0, 60.0], [59.0, 60.0]),
+        },
+        also_right=(by_seeds_gains,),
+        wrong={
+            "what the other lacks": Wrong(
+                what_the_other_lacks,
+                "You gave routing all that the message twin lacks, and message all that the routing twin"
+                " lacks. What takes both is then counted twice: a twin's share is its own gain over scratch.",
+            ),
+            "made to add up": Wrong(
+                made_to_add_up,
+                "You stretched both shares until their sum is 1. They need not add up: some of the gain may"
+                " take both, or either may be enough.",
+            ),
+            "mean of ratios": Wrong(
+                ratios_averaged,
+                "You took shares for each seed and averaged them. A seed in which Copy gains little then"
+                " decides all: divide mean gains.",
+            ),
+            "counted from nothing": Wrong(
+                counted_from_nothing,
+                "You divided accuracies. What a student reaches without a teacher is no gain of the maps:"
+                " take scratch away first.",
+            ),
+            "never negative": Wrong(
+                never_below_nothing,
+                "Negative shares were set to 0. A negative rest says that either alone is nearly enough, and"
+                " a twin may end below scratch.",
+            ),
+        },
+        see="Many seeds, two worlds",
+    ),
+    Exercise(
+        "5.2",
+        "Make the twins",
+        stars=2,
+        minutes=20,
+        subject="controls",
+        right=twins_of,
+        cases={
+            "6 images": lambda: (scenes(6, seed=0), scenes(6, seed=1)),
+            "1 image": lambda: (scenes(1, seed=2), scenes(1, seed=3)),
+        },
+        also_right=(by_scattering,),
+        wrong={
+            "only the asked-for glyph": Wrong(
+                only_the_asked_for,
+                "In the routing twin only the marked glyph has another shape. All shapes are drawn anew:"
+                " the distractors' are content of the image, too.",
+            ),
+            "at the old place": Wrong(
+                at_the_old_place,
+                "The message twin has the shape where the image has it. Its own mark is at other['cell']: the"
+                " shape has to be there, or the teacher does not look at it.",
+            ),
+            "the mark stays": Wrong(
+                mark_stays,
+                "Your message twin has its mark where the image has it, so its maps tell the routing as"
+                " well. Place and hues are the other scene's.",
+            ),
+            "in every image": Wrong(
+                in_every_image,
+                "shape[:, cell] writes the cells of all images into every image. One cell for each row:"
+                " shape[torch.arange(n), cell].",
+            ),
+            "the twin's label": Wrong(
+                labels_of_the_twin,
+                "The labels are those of the routing twin. The student looks at the image itself and is"
+                " asked about that; only the teacher sees the twin.",
+            ),
+        },
+        see="The twin",
+    ),
+    Exercise(
+        "5.3",
+        "The mean map of the others",
+        stars=1,
+        minutes=10,
+        subject="maps",
+        right=mean_of_others,
+        cases={
+            "a batch of 4": lambda: (maps(4, 2, 5, 5),),
+            "a batch of 2": lambda: (maps(2, 3, 4, 4, seed=1),),
+        },
+        also_right=(one_left_out, by_weights),
+        wrong={
+            "itself, too": Wrong(
+                lambda p: p.mean(0, keepdim=True).expand_as(p),
+                "An image's own map is part of its mean: what it says of this image is still there, in a"
+                " B-th of its strength. Leave it out.",
+            ),
+            "divided by B": Wrong(
+                lambda p: (p.sum(0) - p) / len(p),
+                "The sum of B - 1 maps was divided by B, so rows no longer sum to 1.",
+            ),
+            "over heads": Wrong(
+                lambda p: (p.sum(1, keepdim=True) - p) / (p.shape[1] - 1),
+                "That is the mean over the other heads of the same image. Images are axis 0.",
+            ),
+            "one for all": Wrong(
+                lambda p: p.mean(0, keepdim=True),
+                "That is one map for the whole batch, with every image in it. Each image needs its own"
+                " mean, of B - 1 maps: the shape stays (B, H, N, N).",
+            ),
+        },
+        see="And in the paper?",
+    ),
+    Exercise(
+        "5.4",
+        "The mean map of a cell",
+        stars=2,
+        minutes=20,
+        subject="controls",
+        right=mean_map_of_cells,
+        cases={
+            "cell 2 of 4 is never marked": lambda: (
+                [
+                    (maps(5, 2, 4, 4), torch.tensor([0, 0, 1, 0, 3])),
+                    (maps(2, 2, 4, 4, seed=3), torch.tensor([0, 1])),
+                ],
+                4,
+            ),
+            "one batch": lambda: ([(maps(4, 1, 3, 3, seed=5), torch.tensor([1, 1, 0, 1]))], 3),
+        },
+        also_right=(all_at_once,),
+        wrong={
+            "0 / 0": Wrong(
+                zero_by_zero,
+                "A cell that no image marks got nan, the mean of nothing. Its map has to say nothing: the"
+                " even one, 1/N everywhere.",
+            ),
+            "rows of zeros": Wrong(
+                lambda batches, number: zero_by_zero(batches, number).nan_to_num(0.0),
+                "A cell that no image marks got rows of zeros, a token that listens to nobody. Rows are"
+                " shares: use the even map, 1/N everywhere.",
+            ),
+            "everybody's mean": Wrong(
+                everybodys_mean,
+                "A cell that no image marks got the mean of all images, which looks at other cells. It has"
+                " to be the even map, 1/N everywhere.",
+            ),
+            "mean of means": Wrong(
+                mean_of_means,
+                "You averaged the means of the batches as if all had equally many images of a cell. Add up"
+                " maps and counts, and divide once.",
+            ),
+            "repeated cells": Wrong(
+                repeats_lost,
+                "Of several images with the same cell in a batch only one was added: total[cells] += p"
+                " writes each place once. index_add_ adds them all.",
+            ),
+        },
+    ),
+)

@@ -1,0 +1,331 @@
+"""Exercises of chapter 06, Attention Distillation."""
+
+from collections.abc import Callable
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from atbook.exercises.inputs import maps, normal, vit
+from atbook.exercises.judging import Exercise, Wrong
+from atlib import walk
+from atlib.losses import map_cross_entropy
+
+# --- 6.1 ---
+
+
+def map_loss(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
+    """The attention cross-entropy of two layers."""
+    return sum(-(t.detach() * s.log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
+
+
+def over_keys_too(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
+    """Wrong: keys are averaged, not summed."""
+    return sum(-(t.detach() * s.log()).mean() for s, t in ((s0, t0), (s1, t1)))
+
+
+def exchanged(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
+    """Wrong: the student's share weighs the teacher's logarithm."""
+    return sum(-(s * t.detach().log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
+
+
+def not_detached(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
+    """Wrong: the teacher gets a gradient."""
+    return sum(-(t * s.log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
+
+
+def over_heads(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
+    """Wrong: heads are summed."""
+    return sum(-(t.detach() * s.log()).sum(-1).mean((0, 2)).sum() for s, t in ((s0, t0), (s1, t1)))
+
+
+# --- 6.2 ---
+
+
+def excess(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
+    """The loss less its floor, the teacher's entropy."""
+    return sum(
+        (-torch.special.entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean()
+        for s, t in zip(students, teachers)
+    )
+
+
+def by_ratio(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
+    """The same as a Kullback-Leibler divergence."""
+    return sum(torch.where(t > 0, t * (t / s).log(), 0).sum(-1).mean() for s, t in zip(students, teachers))
+
+
+def with_nan(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
+    """Wrong: 0 · log 0 is not a number."""
+    return sum((t * t.log() - t * s.log()).sum(-1).mean() for s, t in zip(students, teachers))
+
+
+def students_floor(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
+    """Wrong: the student's entropy is taken away."""
+    return sum(
+        (-torch.special.entr(s).sum(-1) - torch.xlogy(t, s).sum(-1)).mean()
+        for s, t in zip(students, teachers)
+    )
+
+
+def floor_added(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
+    """Wrong: the floor is added."""
+    return sum(
+        (torch.special.entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers)
+    )
+
+
+def layers(number: int, *shape: int, seed: int = 0) -> list[Tensor]:
+    """Maps of some layers."""
+    return [maps(*shape, seed=seed + i) for i in range(number)]
+
+
+def hard(*shape: int, seed: int = 0) -> Tensor:
+    """Maps of zeros and ones: every token listens to a single one."""
+    return one_hot(maps(*shape, seed=seed).argmax(-1), shape[-1]).double()
+
+
+# --- 6.3 ---
+
+Draw = Callable[[float, int], Tensor]  # (probability of a one, number) -> zeros and ones
+Masks = list[tuple[Tensor, Tensor]]  # of each block: for attention and MLP, (B, 1, 1) each
+Streams = tuple[Tensor, Tensor]  # the teacher's and the student's, (B, N, D) each
+
+
+def drop_both(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
+) -> Streams:
+    """What comes out of the last blocks, where both drop the same branches."""
+    t, s = (each._pos_embed(each.patch_embed(images)) for each in (teacher, student))
+    for block_t, block_s, rate in zip(teacher.blocks, student.blocks, rates):
+        keep = 1 - rate
+        routed, local = (draw(keep, len(images)).view(-1, 1, 1) / keep for _ in range(2))
+        t = t + routed * block_t.attn(block_t.norm1(t))
+        t = t + local * block_t.mlp(block_t.norm2(t))
+        s = s + routed * block_s.attn(block_s.norm1(s))
+        s = s + local * block_s.mlp(block_s.norm2(s))
+    return t, s
+
+
+def draw_one(rate: float, images: Tensor, draw: Draw) -> Tensor:
+    """A branch's mask: (B, 1, 1)."""
+    return draw(1 - rate, len(images)).view(-1, 1, 1) / (1 - rate)
+
+
+def draw_all(rates: list[float], images: Tensor, draw: Draw) -> Masks:
+    """The masks of all blocks."""
+    return [(draw_one(rate, images, draw), draw_one(rate, images, draw)) for rate in rates]
+
+
+def dropped(model: VisionTransformer, images: Tensor, masks: Masks | None) -> Tensor:
+    """What comes out of the last block with these masks, by atlib: (B, N, D)."""
+    return walk(model, images, drop_path=masks, head=False).tokens
+
+
+def by_walking(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
+) -> Streams:
+    """The same by atlib."""
+    masks = draw_all(rates, images, draw)
+    return dropped(teacher, images, masks), dropped(student, images, masks)
+
+
+def one_after_the_other(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
+) -> Streams:
+    """Wrong: each draws its own, first all of the teacher's."""
+    return tuple(dropped(each, images, draw_all(rates, images, draw)) for each in (teacher, student))
+
+
+def block_by_block(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
+) -> Streams:
+    """Wrong: each draws its own, in every block first the teacher."""
+    masks = draw_all([rate for rate in rates for _ in range(2)], images, draw)
+    return dropped(teacher, images, masks[::2]), dropped(student, images, masks[1::2])
+
+
+def branch_by_branch(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
+) -> Streams:
+    """Wrong: each draws its own, in every branch first the teacher."""
+    masks = draw_all([rate for rate in rates for _ in range(2)], images, draw)
+    of_branches = list(zip(masks[::2], masks[1::2]))
+    return tuple(
+        dropped(each, images, [(attention[i], mlp[i]) for attention, mlp in of_branches])
+        for i, each in enumerate((teacher, student))
+    )
+
+
+def whole_teacher(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
+) -> Streams:
+    """Wrong: the teacher drops nothing."""
+    _, s = drop_both(teacher, student, images, rates, draw)
+    return dropped(teacher, images, None), s
+
+
+def one_for_the_batch(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
+) -> Streams:
+    """Wrong: a branch is dropped for all images or for none."""
+    return drop_both(teacher, student, images, rates, lambda keep, number: draw(keep, 1).repeat(number))
+
+
+def not_scaled(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
+) -> Streams:
+    """Wrong: kept branches stay as they are."""
+    return drop_both(teacher, student, images, rates, lambda keep, number: keep * draw(keep, number))
+
+
+def dropped_for_kept(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
+) -> Streams:
+    """Wrong: a branch is kept with the probability of being dropped."""
+    return drop_both(teacher, student, images, rates, lambda keep, number: draw(1 - keep, number))
+
+
+def both_branches(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
+) -> Streams:
+    """Wrong: attention and MLP of a block are dropped together."""
+    masks = [2 * (draw_one(rate, images, draw),) for rate in rates]
+    return dropped(teacher, images, masks), dropped(student, images, masks)
+
+
+def coins(seed: int) -> Draw:
+    """What draws zeros and ones."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(probability: float, number: int) -> Tensor:
+        return (torch.rand(number, generator=rng, dtype=torch.float64) < probability).double()
+
+    return draw
+
+
+EACH_ITS_OWN = (
+    "Teacher and student drop different branches. The teacher's maps then belong to another network than the"
+    " one that learns from them: draw once for each branch, and use it in both."
+)
+
+
+EXERCISES = (
+    Exercise(
+        "6.1",
+        "Sum over layers, mean over the rest",
+        stars=2,
+        minutes=10,
+        subject="losses",
+        right=map_loss,
+        cases={
+            "5 tokens": lambda: tuple(maps(2, 3, 5, 5, seed=seed) for seed in range(4)),
+            "layers with one head and three": lambda: tuple(
+                maps(2, heads, 4, 4, seed=seed) for seed, heads in enumerate((1, 3, 1, 3))
+            ),
+        },
+        also_right=(
+            lambda s0, s1, t0, t1: map_cross_entropy(s0.log(), t0) + map_cross_entropy(s1.log(), t1),
+        ),
+        wrong={
+            "mean over layers": Wrong(
+                lambda *each: map_loss(*each) / 2,
+                "You averaged over layers. The paper sums them: with more layers the loss pulls harder, and λ"
+                " has to know it.",
+            ),
+            "mean over keys": Wrong(
+                over_keys_too,
+                "You averaged over keys too, which divides by N. Keys belong to one distribution: they are"
+                " summed.",
+            ),
+            "exchanged": Wrong(
+                exchanged,
+                "Teacher and student are exchanged: the teacher's share weighs the student's logarithm, not"
+                " the reverse.",
+            ),
+            "the teacher learns": Wrong(
+                not_detached,
+                "The value is right, but a gradient reaches the teacher's maps. They are constants:"
+                " .detach().",
+            ),
+            "sum over heads": Wrong(
+                over_heads, "Heads are summed. They are averaged, so that λ does not depend on their number."
+            ),
+        },
+        see="The idea",
+        grads=("s0", "s1", "t0", "t1"),
+    ),
+    Exercise(
+        "6.2",
+        "Where is zero?",
+        stars=2,
+        minutes=15,
+        subject="losses",
+        right=excess,
+        cases={
+            "soft maps": lambda: (layers(2, 2, 2, 4, 4), layers(2, 2, 2, 4, 4, seed=7)),
+            "a teacher with zeros": lambda: (layers(1, 2, 2, 4, 4), [hard(2, 2, 4, 4, seed=3)]),
+        },
+        also_right=(by_ratio,),
+        wrong={
+            "0 log 0": Wrong(
+                with_nan,
+                "0 · log 0 made a nan where the teacher gives a token nothing. torch.special.entr and xlogy"
+                " know that it is 0.",
+            ),
+            "the student's entropy": Wrong(
+                students_floor,
+                "The student's entropy was taken away. The floor is the teacher's: it is reached when the"
+                " maps are equal, whatever the student.",
+            ),
+            "floor added": Wrong(
+                floor_added, "The teacher's entropy was added instead of taken away (Σ p log p is negative)."
+            ),
+        },
+    ),
+    Exercise(
+        "6.3",
+        "Drop the same branches in both",
+        stars=3,
+        minutes=30,
+        subject="training",
+        right=drop_both,
+        cases={
+            "rates up to 0.5": lambda: (vit(0), vit(1), normal(6, 3, 16, 16), [0.1, 0.3, 0.5], coins(4)),
+            "a rate of 0": lambda: (
+                *(vit(2, depth=2), vit(3, depth=2), normal(4, 3, 16, 16, seed=1)),
+                *([0.0, 0.4], coins(5)),
+            ),
+        },
+        also_right=(by_walking,),
+        wrong={
+            "each its own, one after the other": Wrong(one_after_the_other, EACH_ITS_OWN),
+            "each its own, block by block": Wrong(block_by_block, EACH_ITS_OWN),
+            "each its own, branch by branch": Wrong(branch_by_branch, EACH_ITS_OWN),
+            "a whole teacher": Wrong(
+                whole_teacher,
+                "The teacher drops nothing, so its maps are those of a deeper network than the one that"
+                " learns from them. It drops what the student drops.",
+            ),
+            "one for the batch": Wrong(
+                one_for_the_batch,
+                "One draw serves the whole batch. Every image draws for itself: draw(keep, len(images)).",
+            ),
+            "not scaled": Wrong(
+                not_scaled,
+                "Kept branches were not divided by 1 - rate. On average they then add less in training than"
+                " in evaluation, where none is dropped.",
+            ),
+            "dropped for kept": Wrong(
+                dropped_for_kept,
+                "You drew with the rate, so branches are kept as often as they should be dropped. A branch"
+                " is kept with probability 1 - rate.",
+            ),
+            "both branches": Wrong(
+                both_branches,
+                "Attention and MLP of a block are dropped together. Each is a branch with a draw of its own.",
+            ),
+        },
+    ),
+)

@@ -1,0 +1,315 @@
+"""Exercises of chapter 08, Is it just distillation?"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atbook.exercises.inputs import normal
+from atbook.exercises.judging import Exercise, Wrong
+from atlib.losses import hard_distillation, soft_distillation
+
+# --- 8.1 ---
+
+
+def single_target(z_t: Tensor, labels: Tensor) -> Tensor:
+    """Half for the label, half for the teacher's top class: (B, C)."""
+    classes = z_t.shape[-1]
+    return (F.one_hot(labels, classes) + F.one_hot(z_t.argmax(-1), classes)) / 2
+
+
+def read_off_the_gradient(z_t: Tensor, labels: Tensor) -> Tensor:
+    """The same: the gradient of a cross-entropy by the logits is (probabilities - target) / B."""
+    z_s = torch.zeros_like(z_t, requires_grad=True)
+    loss = F.cross_entropy(z_s, labels) / 2 + hard_distillation(z_s, z_t) / 2
+    (grad,) = torch.autograd.grad(loss, z_s)
+    return z_s.detach().softmax(-1) - len(z_t) * grad
+
+
+def written_over(z_t: Tensor, labels: Tensor) -> Tensor:
+    """Wrong: where both name the same class, one half is written over the other."""
+    target, images = torch.zeros_like(z_t), torch.arange(len(z_t))
+    target[images, labels] = 0.5
+    target[images, z_t.argmax(-1)] = 0.5
+    return target
+
+
+def teachers_probabilities(z_t: Tensor, labels: Tensor) -> Tensor:
+    """Wrong: the teacher's whole distribution, as in soft distillation."""
+    return (F.one_hot(labels, z_t.shape[-1]) + z_t.softmax(-1)) / 2
+
+
+# --- 8.2 ---
+
+
+def soft_gradient(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
+    """The gradient of τ² KL(teacher || student), mean over images, by the student's logits."""
+    return tau * ((z_s / tau).softmax(-1) - (z_t / tau).softmax(-1)) / len(z_s)
+
+
+def by_autograd(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
+    """The same, by autograd."""
+    z_s = z_s.clone().requires_grad_()
+    return torch.autograd.grad(soft_distillation(z_s, z_t, tau), z_s)[0]
+
+
+def of_cross_entropy(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
+    """The same: the teacher's entropy, by which KL and cross-entropy differ, has no gradient."""
+    z_s = z_s.clone().requires_grad_()
+    loss = tau**2 * F.cross_entropy(z_s / tau, (z_t / tau).softmax(-1))
+    return torch.autograd.grad(loss, z_s)[0]
+
+
+def without_temperature(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
+    """Wrong: probabilities at τ = 1."""
+    return tau * (z_s.softmax(-1) - z_t.softmax(-1)) / len(z_s)
+
+
+def of_reverse(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
+    """Wrong: of KL(student || teacher)."""
+    log_s, log_t = (z_s / tau).log_softmax(-1), (z_t / tau).log_softmax(-1)
+    ratio = log_s - log_t
+    return tau * log_s.exp() * (ratio - (log_s.exp() * ratio).sum(-1, keepdim=True)) / len(z_s)
+
+
+# --- 8.3 ---
+
+Block = dict[str, Tensor]
+READ = ("qkv.weight", "fc1.weight")  # they read from the stream
+
+
+def renamed(block: Block, order: Tensor, hidden: Tensor) -> Block:
+    """A block for the stream's channels in another order, and its MLP's hidden units in one of their own."""
+    new = {}
+    for name, w in block.items():
+        if name.endswith(READ):
+            w = w[:, order]
+        elif name not in ("attn.qkv.bias", "mlp.fc1.bias"):
+            w = w[order]
+        if name.startswith("mlp.fc1"):
+            w = w[hidden]
+        if name == "mlp.fc2.weight":
+            w = w[:, hidden]
+        new[name] = w
+    return new
+
+
+def by_matrices(block: Block, order: Tensor, hidden: Tensor) -> Block:
+    """The same, with permutation matrices: P x is x in the new order, and Pᵀ undoes it."""
+    weight = block["norm1.weight"]
+    P, R = (torch.eye(len(each)).to(weight)[each] for each in (order, hidden))
+    none = torch.eye(len(block["attn.qkv.bias"])).to(weight)
+    writes = {"attn.qkv": (none, P), "attn.proj": (P, P.mT @ P), "mlp.fc1": (R, P), "mlp.fc2": (P, R)}
+    new = {}
+    for name, w in block.items():
+        part, kind = name.rsplit(".", 1)
+        left, right = writes.get(part, (P, None))
+        new[name] = left @ w @ right.mT if kind == "weight" and right is not None else left @ w
+    return new
+
+
+def norms_left(block: Block, order: Tensor, hidden: Tensor) -> Block:
+    """Wrong: weights and biases of the norms stay."""
+    new = renamed(block, order, hidden)
+    return new | {name: w for name, w in block.items() if name.startswith("norm")}
+
+
+def read_by_the_inverse(block: Block, order: Tensor, hidden: Tensor) -> Block:
+    """Wrong: matrices that read the stream get the inverse order."""
+    new, inverse = renamed(block, order, hidden), order.argsort()
+    qkv, fc1 = block["attn.qkv.weight"][:, inverse], block["mlp.fc1.weight"][hidden][:, inverse]
+    return new | {"attn.qkv.weight": qkv, "mlp.fc1.weight": fc1}
+
+
+def rows_of_qkv(block: Block, order: Tensor, hidden: Tensor) -> Block:
+    """Wrong: the channels inside of the heads move, too."""
+    new = renamed(block, order, hidden)
+    for name in ("attn.qkv.weight", "attn.qkv.bias"):
+        new[name] = torch.cat([part[order] for part in new[name].chunk(3)])
+    return new
+
+
+def columns_of_proj(block: Block, order: Tensor, hidden: Tensor) -> Block:
+    """Wrong: proj's columns, which read the heads, move, too."""
+    new = renamed(block, order, hidden)
+    return new | {"attn.proj.weight": new["attn.proj.weight"][:, order]}
+
+
+def nothing_written(block: Block, order: Tensor, hidden: Tensor) -> Block:
+    """Wrong: what attention and MLP write to the stream stays."""
+    new = renamed(block, order, hidden)
+    proj = {name: block[name] for name in ("attn.proj.weight", "attn.proj.bias", "mlp.fc2.bias")}
+    return new | proj | {"mlp.fc2.weight": block["mlp.fc2.weight"][:, hidden]}
+
+
+def hidden_bias_left(block: Block, order: Tensor, hidden: Tensor) -> Block:
+    """Wrong: the hidden units' bias stays."""
+    return renamed(block, order, hidden) | {"mlp.fc1.bias": block["mlp.fc1.bias"]}
+
+
+def one_end(block: Block, order: Tensor, hidden: Tensor) -> Block:
+    """Wrong: fc2 reads the hidden units in their old order."""
+    return renamed(block, order, hidden) | {"mlp.fc2.weight": block["mlp.fc2.weight"][order]}
+
+
+def random_block(width: int, hidden: int, seed: int = 0) -> Block:
+    """The weights of a block, by timm's names."""
+    shapes = {
+        "norm1.weight": (width,),
+        "norm1.bias": (width,),
+        "attn.qkv.weight": (3 * width, width),
+        "attn.qkv.bias": (3 * width,),
+        "attn.proj.weight": (width, width),
+        "attn.proj.bias": (width,),
+        "norm2.weight": (width,),
+        "norm2.bias": (width,),
+        "mlp.fc1.weight": (hidden, width),
+        "mlp.fc1.bias": (hidden,),
+        "mlp.fc2.weight": (width, hidden),
+        "mlp.fc2.bias": (width,),
+    }
+    return {name: normal(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}
+
+
+EXERCISES = (
+    Exercise(
+        "8.1",
+        "One label in place of two",
+        stars=1,
+        minutes=10,
+        subject="losses",
+        right=single_target,
+        cases={
+            "right on some images": lambda: (2 * normal(6, 4), torch.tensor([0, 1, 2, 3, 1, 2])),
+            "right on all": lambda: ((logits := normal(5, 3, seed=1)), logits.argmax(-1)),
+        },
+        also_right=(read_off_the_gradient,),
+        wrong={
+            "half is lost": Wrong(
+                written_over,
+                "Where the teacher is right, one half is written over the other and the row sums to 1/2. Both"
+                " halves fall on the same class there: add them, and the label has it all.",
+            ),
+            "the whole distribution": Wrong(
+                teachers_probabilities,
+                "You took the teacher's probabilities, as soft distillation does. The hard one knows its top"
+                " class alone.",
+            ),
+            "the teacher alone": Wrong(
+                lambda z_t, labels: F.one_hot(z_t.argmax(-1), z_t.shape[-1]).double(),
+                "Only the teacher's class is left. Half of the loss is the cross-entropy with the label.",
+            ),
+            "the label alone": Wrong(
+                lambda z_t, labels: F.one_hot(labels, z_t.shape[-1]).double(),
+                "Only the label is left. That is so where the teacher's top class is the label, on the images"
+                " of its own training; on others it adds an answer of its own.",
+            ),
+            "not halved": Wrong(
+                lambda z_t, labels: 2 * single_target(z_t, labels),
+                "Rows sum to 2: each of the two cross-entropies counts one half.",
+            ),
+        },
+        see="Predictions, by hand",
+    ),
+    Exercise(
+        "8.2",
+        "What τ² is for",
+        stars=2,
+        minutes=15,
+        subject="gradients",
+        right=soft_gradient,
+        cases={
+            "τ = 3": lambda: (normal(4, 6), 2 * normal(4, 6, seed=1), 3.0),
+            "τ = 1": lambda: (normal(3, 5, seed=2), normal(3, 5, seed=3), 1.0),
+            "τ = 10": lambda: (normal(2, 5, seed=4), normal(2, 5, seed=5), 10.0),
+        },
+        also_right=(by_autograd, of_cross_entropy),
+        wrong={
+            "τ² left out": Wrong(
+                lambda z_s, z_t, tau: soft_gradient(z_s, z_t, tau) / tau**2,
+                "The factor τ² of the loss is missing: what is left shrinks about as 1/τ², and at a high τ"
+                " the teacher hardly pulls.",
+            ),
+            "1/τ forgotten": Wrong(
+                lambda z_s, z_t, tau: soft_gradient(z_s, z_t, tau) * tau,
+                "τ² of the loss meets the 1/τ that comes from differentiating z/τ: one τ is left, not two.",
+            ),
+            "at τ = 1": Wrong(
+                without_temperature,
+                "The probabilities are those at τ = 1. Both sides are softened: softmax(z/τ).",
+            ),
+            "exchanged": Wrong(
+                of_reverse,
+                "That is the gradient of KL(student ‖ teacher). In DeiT's formula the teacher's probability"
+                " weighs the logarithm, and what is left is simpler.",
+            ),
+            "the other sign": Wrong(
+                lambda *each: -soft_gradient(*each),
+                "The sign is turned: a loss falls *against* its gradient, and where the student gives a class"
+                " more than the teacher does, its logit has to come down.",
+            ),
+            "summed over images": Wrong(
+                lambda z_s, z_t, tau: soft_gradient(z_s, z_t, tau) * len(z_s),
+                "The loss is a mean over images, so each image's gradient is divided by B.",
+            ),
+        },
+        see="Predictions, by hand",
+    ),
+    Exercise(
+        "8.3",
+        "The same block under other names",
+        stars=3,
+        minutes=25,
+        subject="weights",
+        right=renamed,
+        cases={
+            "6 channels, 8 hidden units": lambda: (
+                random_block(6, 8),
+                torch.tensor([3, 0, 5, 1, 2, 4]),
+                torch.tensor([1, 2, 3, 7, 0, 4, 5, 6]),
+            ),
+            "as many hidden units as channels": lambda: (
+                random_block(4, 4, seed=20),
+                torch.tensor([1, 2, 3, 0]),
+                torch.tensor([2, 0, 1, 3]),
+            ),
+        },
+        also_right=(by_matrices,),
+        wrong={
+            "norms forgotten": Wrong(
+                norms_left,
+                "Weights and biases of the norms stayed in the old order. They are one number a channel and"
+                " move with it.",
+            ),
+            "inverse on the way in": Wrong(
+                read_by_the_inverse,
+                "The columns of qkv and fc1 have the inverse order. The new channel j is the old order[j] for"
+                " whoever reads it, too: w[:, order].",
+            ),
+            "heads moved": Wrong(
+                rows_of_qkv,
+                "The rows of qkv moved as well. They are channels inside of heads, drawers of another chest:"
+                " moving them changes queries, keys and maps.",
+            ),
+            "columns of proj": Wrong(
+                columns_of_proj,
+                "The columns of proj moved as well. It reads the heads' outputs, which stayed; only its rows"
+                " are the stream's channels.",
+            ),
+            "written in the old order": Wrong(
+                nothing_written,
+                "What attention and MLP *write* to the stream is in the old order: the rows and the biases of"
+                " proj and fc2.",
+            ),
+            "bias of the hidden units": Wrong(
+                hidden_bias_left,
+                "The hidden units moved and fc1's bias did not: every unit now has another one's threshold.",
+            ),
+            "hidden units at one end": Wrong(
+                one_end,
+                "fc1 makes the hidden units in the new order, fc2 reads them in the old one: its columns move"
+                " along.",
+            ),
+        },
+        see="The drawers relabelled",
+    ),
+)

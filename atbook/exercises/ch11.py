@@ -1,0 +1,330 @@
+"""Exercises of chapter 11, reading maps."""
+
+from collections.abc import Sequence
+from math import log
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from atbook.exercises.inputs import maps, normal
+from atbook.exercises.judging import Exercise, Wrong
+from atlib.analysis import jensen_shannon, rollout
+
+# --- 11.1 ---
+
+
+def entropy(rows: Tensor) -> Tensor:
+    """Entropy of distributions over the last axis, in nats; 0 log 0 is 0."""
+    return torch.special.entr(rows).sum(-1)
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    """Jensen-Shannon divergence of every row: (B, H, N)."""
+    return entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
+
+
+def weighed(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
+    """The divergence with rows weighed by how much they are read."""
+    return divergence(p, q).mean((0, 1)) @ weight / weight.sum()
+
+
+def weighed_by_atlib(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
+    """The same with atlib's divergence, each row as often as it weighs."""
+    rows = jensen_shannon(p, q).flatten(0, 1).T  # (N, B·H)
+    return (normalize(weight, p=1, dim=0) * rows.mean(1)).sum()
+
+
+def over_all_rows(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
+    """Wrong: divided by the number of rows."""
+    return divergence(p, q).mean((0, 1)) @ weight / len(weight)
+
+
+def to_each_other(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
+    """Wrong: Kullback-Leibler divergences of p from q and of q from p."""
+    each = ((p - q) * (p.log() - q.log())).sum(-1) / 2
+    return each.mean((0, 1)) @ weight / weight.sum()
+
+
+def heads_averaged(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
+    """Wrong: maps are averaged over heads first."""
+    return divergence(p.mean(1), q.mean(1)).mean(0) @ weight / weight.sum()
+
+
+def keys_weighed(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
+    """Wrong: the weights are those of keys."""
+    middle = (p + q) / 2
+    each = torch.special.entr(middle) - (torch.special.entr(p) + torch.special.entr(q)) / 2
+    return (each @ weight).sum(-1).mean() / weight.sum()
+
+
+def with_nan(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
+    """Wrong: 0 · log 0 is not a number."""
+    p_log_p, q_log_q, middle = p * p.log(), q * q.log(), (p + q) / 2
+    each = (p_log_p + q_log_q).sum(-1) / 2 - (middle * middle.log()).sum(-1)
+    return each.mean((0, 1)) @ weight / weight.sum()
+
+
+def some_hard(*shape: int, seed: int = 0) -> Tensor:
+    """Maps of which the first head listens to a single token in every row."""
+    p = maps(*shape, seed=seed)
+    p[:, 0] = one_hot(p[:, 0].argmax(-1), shape[-1]).to(p)
+    return p
+
+
+def shares(*numbers: float) -> Tensor:
+    """How much the rows are read."""
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+# --- 11.2 ---
+
+
+def half_identity(p: Tensor, residual: float) -> Tensor:
+    """A layer as rollout sees it: (B, N, N)."""
+    return residual * torch.eye(p.shape[-1], dtype=p.dtype) + (1 - residual) * p.mean(1)
+
+
+def backwards(layers: Sequence[Tensor], residual: float) -> Tensor:
+    """The class token's rollout, a row that goes from the last layer to the first."""
+    row = half_identity(layers[-1], residual)[:, :1]
+    for p in layers[-2::-1]:
+        row = row @ half_identity(p, residual)
+    return row[:, 0]
+
+
+def first_layer_first(layers: Sequence[Tensor], residual: float) -> Tensor:
+    """Wrong: layers in the other order."""
+    return backwards(layers[::-1], residual)
+
+
+def column(layers: Sequence[Tensor], residual: float) -> Tensor:
+    """Wrong: where the class token's own input goes."""
+    return rollout(layers, residual)[:, :, 0]
+
+
+def rows_of_two(layers: Sequence[Tensor], residual: float) -> Tensor:
+    """Wrong: the identity is added without shares."""
+    row = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype)[:1].expand(len(layers[0]), 1, -1)
+    for p in layers[::-1]:
+        row = row + row @ p.mean(1)
+    return row[:, 0]
+
+
+def largest_head(layers: Sequence[Tensor], residual: float) -> Tensor:
+    """Wrong: the largest head in place of the mean."""
+    return backwards([p.amax(1, keepdim=True) for p in layers], residual)
+
+
+def without_skip(layers: Sequence[Tensor], residual: float) -> Tensor:
+    """Wrong: the skip connection is left out."""
+    return backwards(layers, 0.0)
+
+
+# --- 11.3 ---
+
+Weights = list[Tensor]
+
+
+def reorder(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
+    """New head h is old head order[h]; the layer computes what it did."""
+    H, D = len(order), proj.shape[1]
+    rows = qkv.view(3, H, D // H, -1)[:, order].reshape(qkv.shape)
+    numbers = bias.view(3, H, D // H)[:, order].flatten()
+    columns = proj.reshape(-1, H, D // H)[:, order].reshape(proj.shape)
+    return [rows, numbers, columns]
+
+
+def by_index(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
+    """The same with one list of channels."""
+    D = proj.shape[1]
+    d = D // len(order)
+    channels = torch.tensor([h * d + i for h in order for i in range(d)])
+    rows = torch.cat([channels, D + channels, 2 * D + channels])
+    return [qkv[rows], bias[rows], proj[:, channels]]
+
+
+def back(order: list[int]) -> list[int]:
+    """The order that undoes an order."""
+    return torch.tensor(order).argsort().tolist()
+
+
+def proj_left(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
+    """Wrong: proj still reads the old order."""
+    return [*reorder(qkv, bias, proj, order)[:2], proj]
+
+
+def rows_of_proj(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
+    """Wrong: the rows of proj move."""
+    return [*reorder(qkv, bias, proj, order)[:2], reorder(qkv, bias, proj.T, order)[2].T]
+
+
+def bias_left(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
+    """Wrong: the bias of qkv stays."""
+    rows, _, columns = reorder(qkv, bias, proj, order)
+    return [rows, bias, columns]
+
+
+def columns_back(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
+    """Wrong: proj is put in the inverse order."""
+    return [*reorder(qkv, bias, proj, order)[:2], reorder(qkv, bias, proj, back(order))[2]]
+
+
+def heads_outside(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
+    """Wrong: qkv is read as (heads, 3, d)."""
+    H, d = len(order), proj.shape[1] // len(order)
+    rows = qkv.view(H, 3, d, -1)[order].reshape(qkv.shape)
+    return [rows, bias.view(H, 3, d)[order].flatten(), reorder(qkv, bias, proj, order)[2]]
+
+
+def layer(D: int, order: list[int], seed: int) -> tuple:
+    """Weight and bias of a layer's qkv, weight of its proj, and an order of heads."""
+    weights = normal(3 * D, D, seed=seed), normal(3 * D, seed=seed + 1), normal(D, D, seed=seed + 2)
+    return *weights, order
+
+
+EXERCISES = (
+    Exercise(
+        "11.1",
+        "Only the rows that are read",
+        stars=1,
+        minutes=10,
+        subject="comparing maps",
+        right=weighed,
+        cases={
+            "the class token's row alone": lambda: (
+                maps(3, 2, 5, 5),
+                maps(3, 2, 5, 5, seed=1),
+                shares(1, 0, 0, 0, 0),
+            ),
+            "weights that sum to 4, a head with zeros": lambda: (
+                some_hard(2, 3, 4, 4, seed=2),
+                some_hard(2, 3, 4, 4, seed=3),
+                shares(2.5, 1, 0.5, 0),
+            ),
+        },
+        also_right=(weighed_by_atlib,),
+        wrong={
+            "divided by N": Wrong(
+                over_all_rows,
+                "You divided by the number of rows. A weighted mean is divided by the sum of its weights, or"
+                " rows that nobody reads make every model look close.",
+            ),
+            "to each other": Wrong(
+                to_each_other,
+                "You took how far p is from q and q from p. Jensen-Shannon takes how far each is from their"
+                " mean: it stays finite where one of them is 0.",
+            ),
+            "heads averaged": Wrong(
+                heads_averaged,
+                "Maps were averaged over heads, and then compared. Two heads that look at different patches"
+                " would pass as two that look at both: compare first.",
+            ),
+            "keys weighed": Wrong(
+                keys_weighed,
+                "The weights went to keys, the last axis. They belong to queries: a row's divergence is"
+                " the sum over all of its keys, and the row has a weight.",
+            ),
+            "0 log 0": Wrong(
+                with_nan,
+                "0 · log 0 made a nan where a row gives a token nothing. torch.special.entr knows that it"
+                " is 0.",
+            ),
+            "bits": Wrong(
+                lambda *each: weighed(*each) / log(2),
+                "That is in bits, with logarithms to base 2. The chapter counts in nats: natural logarithms.",
+            ),
+        },
+        see="How far are two maps apart?",
+    ),
+    Exercise(
+        "11.2",
+        "Rollout, backwards",
+        stars=2,
+        minutes=15,
+        subject="rollout",
+        right=backwards,
+        cases={
+            "3 layers, residual 0.3": lambda: ([maps(2, 2, 5, 5, seed=seed) for seed in range(3)], 0.3),
+            "2 layers, residual 0.6": lambda: ([maps(1, 3, 4, 4, seed=seed) for seed in range(2)], 0.6),
+        },
+        also_right=(lambda layers, residual: rollout(layers, residual)[:, 0],),
+        wrong={
+            "order": Wrong(
+                first_layer_first,
+                "The layers come in the wrong order. The row starts at the output: it meets the last layer"
+                " first, and the first layer last.",
+            ),
+            "column": Wrong(
+                column,
+                "That is a column: how much of the class token's *input* each token ends up with. Asked is"
+                " its row: from where its own output comes.",
+            ),
+            "rows of two": Wrong(
+                rows_of_two,
+                "The identity was added without a share: the row's sum doubles with each layer. Skip"
+                " connection and attention share one whole.",
+            ),
+            "shares exchanged": Wrong(
+                lambda layers, residual: backwards(layers, 1 - residual),
+                "`residual` is the share of the skip connection, the identity; you gave it to attention.",
+            ),
+            "largest head": Wrong(
+                largest_head,
+                "The largest of the heads was taken, and rows then sum to more than 1. Take their mean.",
+            ),
+            "no skip connection": Wrong(
+                without_skip,
+                "The skip connection is missing: a token also keeps what it has, with the share `residual`.",
+            ),
+        },
+        see="One picture of all layers?",
+    ),
+    Exercise(
+        "11.3",
+        "Other heads, same model",
+        stars=2,
+        minutes=20,
+        subject="heads",
+        right=reorder,
+        cases={
+            "4 heads": lambda: layer(8, [2, 0, 3, 1], seed=0),
+            "3 heads of width 2": lambda: layer(6, [1, 2, 0], seed=3),
+        },
+        also_right=(by_index,),
+        wrong={
+            "proj left": Wrong(
+                proj_left,
+                "proj was left as it was, and reads the old order. The heads' outputs are its *columns*: they"
+                " move too, or the logits change.",
+            ),
+            "rows of proj": Wrong(
+                rows_of_proj,
+                "The rows of proj were moved. Its rows write into the stream's channels; its columns read the"
+                " heads.",
+            ),
+            "columns in the inverse order": Wrong(
+                columns_back,
+                "proj's columns are in the inverse order. New head h is old head order[h], in qkv and proj"
+                " alike.",
+            ),
+            "inverse throughout": Wrong(
+                lambda qkv, bias, proj, order: reorder(qkv, bias, proj, back(order)),
+                "The layer computes the same, but in the inverse order: you moved old head h to place"
+                " order[h]. Asked is that new head h is old head order[h].",
+            ),
+            "bias left": Wrong(
+                bias_left,
+                "qkv's bias was left where it was. It has a number for each row of the weight, which moves"
+                " with the row.",
+            ),
+            "heads outside": Wrong(
+                heads_outside,
+                "qkv was read as (heads, 3, d). timm's order is (3, heads, d): all queries, all keys, all"
+                " values.",
+            ),
+        },
+        see="Same operation, other maps",
+        view=list,
+    ),
+)

@@ -1,0 +1,393 @@
+"""Exercises of chapter 12, out of distribution."""
+
+from collections.abc import Sequence
+from math import log
+
+import numpy as np
+import torch
+from scipy.special import expit, logit
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from atbook.exercises.inputs import normal, vit
+from atbook.exercises.judging import Exercise, Wrong
+from atlib import walk
+from atlib.analysis import effective_robustness, fit_line
+from atlib.walking import Instead
+
+# --- 12.1 ---
+
+
+def both(plain: float, first: float, second: float) -> float:
+    """Losses add up on the logit axis."""
+    return expit(logit(first) + logit(second) - logit(plain)).item()
+
+
+def by_odds(plain: float, first: float, second: float) -> float:
+    """The same: odds are multiplied."""
+    of_plain, of_first, of_second = (a / (1 - a) for a in (plain, first, second))
+    odds = of_first * of_second / of_plain
+    return odds / (1 + odds)
+
+
+# --- 12.2 ---
+
+
+def chance_corrected(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """The line of a pool from which guessing is taken out."""
+
+    def above(a: float) -> float:
+        return (a - 1 / classes) / (1 - 1 / classes)
+
+    return line([(above(a), above(b)) for a, b in zip(ordinary, shifted) if min(above(a), above(b)) > 0])
+
+
+def line(pool: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Least squares on logit axes."""
+    fitted = fit_line(*zip(*pool))
+    return {"members": len(pool), "slope": fitted.slope, "intercept": fitted.intercept}
+
+
+def from_counts(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """The same: the logit of the corrected accuracy is log((a·C - 1) / (C·(1 - a)))."""
+    a, b = (classes * np.array(each) for each in (ordinary, shifted))
+    kept = (a > 1) & (b > 1)
+    x, y = (np.log((each[kept] - 1) / (classes - each[kept])) for each in (a, b))
+    slope, intercept = np.polyfit(x, y, 1)
+    return {"members": int(kept.sum()), "slope": slope, "intercept": intercept}
+
+
+def clipped(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """Wrong: members below chance are moved to 0.01."""
+    above = ((np.array([ordinary, shifted]) - 1 / classes) / (1 - 1 / classes)).clip(0.01)
+    return line([*zip(*above.tolist())])
+
+
+def one_axis(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """Wrong: the unshifted accuracies are left as they are."""
+    above = [(b - 1 / classes) / (1 - 1 / classes) for b in shifted]
+    return line([(a, b) for a, b in zip(ordinary, above) if b > 0])
+
+
+def not_rescaled(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """Wrong: chance is subtracted, and that is all."""
+    return line([(a - 1 / classes, b - 1 / classes) for a, b in zip(ordinary, shifted) if b > 1 / classes])
+
+
+def as_they_are(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """Wrong: guessing models are left out, nothing is corrected."""
+    return line([(a, b) for a, b in zip(ordinary, shifted) if b > 1 / classes])
+
+
+# --- 12.3 ---
+
+
+def maps_of(vit: VisionTransformer, images: Tensor) -> list[Tensor]:
+    """A ViT's maps, layer by layer."""
+    return [seen.map for seen in walk(vit, images).layers]
+
+
+def with_maps(vit: VisionTransformer, images: Tensor, maps: dict[int, Tensor]) -> Tensor:
+    """The logits of images that are read with these maps; other layers make their own."""
+    return walk(vit, images, replace={i: Instead(map=p) for i, p in maps.items()}).logits
+
+
+def repaired(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """Shifted images with one layer's map of the clean ones, all others held: a list over layers."""
+    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    return [with_maps(vit, shifted, new | {i: old[i]}) for i in new]
+
+
+def repaired_by_hand(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """The same, block by block from the ViT's own modules, with both images' streams side by side."""
+
+    def map_and_value(block, x):
+        q, k, v = (
+            block.attn.qkv(block.norm1(x))
+            .reshape(*x.shape[:2], 3, block.attn.num_heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
+        return (q @ k.mT * block.attn.scale).softmax(-1), v
+
+    def step(block, x, p):
+        v = map_and_value(block, x)[1]
+        x = x + block.attn.proj((p @ v).transpose(1, 2).flatten(2))
+        return x + block.mlp(block.norm2(x))
+
+    a, b = (vit.patch_embed(each) for each in (clean, shifted))
+    a, b = (torch.cat([vit.cls_token.expand(len(x), -1, -1), x], 1) + vit.pos_embed for x in (a, b))
+    streams = [b] * len(vit.blocks)  # one for each layer that is repaired
+    for i, block in enumerate(vit.blocks):
+        old, new = map_and_value(block, a)[0], map_and_value(block, b)[0]
+        streams = [step(block, x, old if i == layer else new) for layer, x in enumerate(streams)]
+        a, b = step(block, a, old), step(block, b, new)
+    return [vit.head(vit.norm(x)[:, 0]) for x in streams]
+
+
+def others_anew(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """Wrong: later layers make their maps from the repaired tokens."""
+    return [with_maps(vit, shifted, {i: p}) for i, p in enumerate(maps_of(vit, clean))]
+
+
+def one_more(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """Wrong: all layers up to this one are repaired."""
+    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    return [with_maps(vit, shifted, new | {j: old[j] for j in range(i + 1)}) for i in new]
+
+
+def all_but_one(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """Wrong: one layer keeps the shifted map, all others are repaired."""
+    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    return [with_maps(vit, shifted, old | {i: new[i]}) for i in old]
+
+
+def clean_contents(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """Wrong: clean images are read with a shifted map."""
+    return repaired(vit, shifted, clean)
+
+
+def mean_maps(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """Wrong: the clean maps are averaged over the batch."""
+    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    means = [p.mean(0, keepdim=True).expand_as(p) for p in old.values()]
+    return [with_maps(vit, shifted, new | {i: p}) for i, p in enumerate(means)]
+
+
+# --- 12.4 ---
+
+Pool = list[float]
+
+
+def left_out(ordinary: Pool, shifted: Pool) -> list[float]:
+    """Each member's points above the line of the others."""
+    found = []
+    for i in range(len(ordinary)):
+        others = [each[:i] + each[i + 1 :] for each in (ordinary, shifted)]
+        found.append(100 * effective_robustness(ordinary[i], shifted[i], *others, samples=20).value)
+    return found
+
+
+def by_leverage(ordinary: Pool, shifted: Pool) -> np.ndarray:
+    """The same from one fit: a residual divided by one less its leverage is that of the line of the
+    others."""
+    x, y = logit(ordinary), logit(shifted)
+    slope, intercept = np.polyfit(x, y, 1)
+    leverage = 1 / len(x) + (x - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
+    return 100 * (expit(y) - expit(y - (y - slope * x - intercept) / (1 - leverage)))
+
+
+def itself_in_pool(ordinary: Pool, shifted: Pool) -> list[float]:
+    """Wrong: one line of all."""
+    fitted = fit_line(ordinary, shifted)
+    return [100 * (b - fitted.expected(a)) for a, b in zip(ordinary, shifted)]
+
+
+def lines_of_others(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """What the line of the others expects of each member, on the axes that are given."""
+    expected = []
+    for i in range(len(x)):
+        slope, intercept = np.polyfit(np.delete(x, i), np.delete(y, i), 1)
+        expected.append(intercept + slope * x[i])
+    return np.array(expected)
+
+
+def raw_accuracies(ordinary: Pool, shifted: Pool) -> np.ndarray:
+    """Wrong: the line goes through accuracies."""
+    x, y = np.array(ordinary), np.array(shifted)
+    return 100 * (y - lines_of_others(x, y))
+
+
+def left_in_logits(ordinary: Pool, shifted: Pool) -> np.ndarray:
+    """Wrong: the difference of logits."""
+    x, y = logit(ordinary), logit(shifted)
+    return y - lines_of_others(x, y)
+
+
+def axes_exchanged(ordinary: Pool, shifted: Pool) -> np.ndarray:
+    """Wrong: the unshifted accuracy is predicted, and the line read backwards."""
+    x, y, expected = logit(ordinary), logit(shifted), []
+    for i in range(len(x)):
+        slope, intercept = np.polyfit(np.delete(y, i), np.delete(x, i), 1)
+        expected.append((x[i] - intercept) / slope)
+    return 100 * (expit(y) - expit(expected))
+
+
+EXERCISES = (
+    Exercise(
+        "12.1",
+        "Two dials at once",
+        stars=1,
+        minutes=10,
+        subject="logit axes",
+        right=both,
+        cases={
+            "a mild and a hard shift": lambda: (0.95, 0.9, 0.7),
+            "two hard ones": lambda: (0.8, 0.35, 0.3),
+            "one that helps": lambda: (0.76, 0.85, 0.6),
+        },
+        also_right=(by_odds,),
+        wrong={
+            "points": Wrong(
+                lambda plain, first, second: first + second - plain,
+                "You added losses in points. Two shifts that cost 45 and 50 points of 80 would leave less"
+                " than nothing: add them on the logit axis.",
+            ),
+            "shares": Wrong(
+                lambda plain, first, second: first * second / plain,
+                "You multiplied the shares of accuracy that are left. That is the sum on the axis of log a;"
+                " asked is that of the logit, log(a / (1 - a)).",
+            ),
+            "nothing subtracted": Wrong(
+                lambda plain, first, second: expit(logit(first) + logit(second)).item(),
+                "The logits of the two accuracies were added, not their losses: the logit without a shift"
+                " has to be subtracted once.",
+            ),
+            "left in logits": Wrong(
+                lambda plain, first, second: (logit(first) + logit(second) - logit(plain)).item(),
+                "That is a logit. Bring it back to an accuracy: 1 / (1 + exp(-x)).",
+            ),
+            "logits to base 10": Wrong(
+                lambda plain, first, second: expit(
+                    (logit(first) + logit(second) - logit(plain)) / log(10)
+                ).item(),
+                "The logits have base 10, and the way back has base e. Use one logarithm, the natural one.",
+            ),
+        },
+        see="Worse than what?",
+    ),
+    Exercise(
+        "12.2",
+        "The logit knows nothing of chance",
+        stars=2,
+        minutes=20,
+        subject="effective robustness",
+        right=chance_corrected,
+        cases={
+            "8 classes, a member below chance": lambda: (
+                [0.6, 0.7, 0.8, 0.9, 0.95],
+                [0.1, 0.3, 0.45, 0.6, 0.8],
+                8,
+            ),
+            "4 classes, all above": lambda: ([0.55, 0.7, 0.8, 0.9], [0.3, 0.4, 0.6, 0.75], 4),
+        },
+        also_right=(from_counts,),
+        wrong={
+            "clipped": Wrong(
+                clipped,
+                "A member at or below chance was moved to 0.01, an invented point that pulls the line. Leave"
+                " such members out, and say how many are left.",
+            ),
+            "one axis": Wrong(
+                one_axis, "Only the shifted accuracies were corrected. Chance is chance on both axes."
+            ),
+            "not rescaled": Wrong(
+                not_rescaled,
+                "Chance was subtracted and the rest not rescaled: a perfect model has to stay at 1.",
+            ),
+            "C - 1": Wrong(
+                lambda ordinary, shifted, classes: chance_corrected(ordinary, shifted, classes - 1),
+                "You took 1 / (C - 1) for chance. Guessing among C classes is right 1/C of the time.",
+            ),
+            "not corrected": Wrong(
+                as_they_are,
+                "Members at chance are gone, but the others were not corrected: on this axis guessing has to"
+                " be at 0, whose logit is minus infinity.",
+            ),
+        },
+        see="Worse than what?",
+    ),
+    Exercise(
+        "12.3",
+        "Which layer lost the way?",
+        stars=2,
+        minutes=20,
+        subject="interventions",
+        right=repaired,
+        cases={
+            "other images": lambda: (vit(4), normal(3, 3, 16, 16), normal(3, 3, 16, 16, seed=1)),
+            "a noisy image": lambda: (
+                vit(5),
+                normal(2, 3, 16, 16, seed=2),
+                normal(2, 3, 16, 16, seed=2) + 0.5 * normal(2, 3, 16, 16, seed=3),
+            ),
+        },
+        also_right=(repaired_by_hand,),
+        wrong={
+            "others made anew": Wrong(
+                others_anew,
+                "Later layers made new maps from repaired tokens, so that they were repaired as well. Hold"
+                " all others at the maps of the shifted images.",
+            ),
+            "one after the other": Wrong(
+                one_more,
+                "Entry i has the clean maps of all layers up to i. Repair one layer at a time, or the last"
+                " entry says nothing about the last layer.",
+            ),
+            "all but one": Wrong(
+                all_but_one,
+                "You repaired all layers but one. That asks which layer's damage is enough by itself; asked"
+                " is which repair is.",
+            ),
+            "clean contents": Wrong(
+                clean_contents,
+                "Clean images were read with one map of the shifted ones: that breaks a layer. Start from the"
+                " *shifted* images and put in a clean map.",
+            ),
+            "mean map": Wrong(
+                mean_maps,
+                "The clean maps were averaged over the batch. Scene b's map belongs to scene b: the mean is"
+                " another intervention.",
+            ),
+        },
+        see="Wrong place, or misread?",
+        view=list,
+    ),
+    Exercise(
+        "12.4",
+        "Every model outside its own pool",
+        stars=3,
+        minutes=25,
+        subject="effective robustness",
+        right=left_out,
+        cases={
+            "seven students": lambda: (
+                [0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95],
+                [0.3, 0.42, 0.5, 0.52, 0.66, 0.7, 0.86],
+            ),
+            "one far from the others": lambda: ([0.5, 0.62, 0.71, 0.8, 0.97], [0.22, 0.35, 0.4, 0.55, 0.7]),
+        },
+        also_right=(by_leverage,),
+        wrong={
+            "itself in the pool": Wrong(
+                itself_in_pool,
+                "One line for all: each member helps to draw the line that it is judged by, which pulls its"
+                " own verdict towards 0. Fit again without it.",
+            ),
+            "raw accuracies": Wrong(
+                raw_accuracies,
+                "The lines were fitted to accuracies as they are. A point near 95 % is not a point near 60 %:"
+                " fit on logit axes.",
+            ),
+            "left in logits": Wrong(
+                left_in_logits,
+                "The difference was taken on the logit axis. Bring the expected value back to an accuracy"
+                " first; the answer is in points.",
+            ),
+            "axes exchanged": Wrong(
+                axes_exchanged,
+                "The line predicts the unshifted accuracy from the shifted one and was read backwards. Least"
+                " squares is not symmetric: fit the shifted logit by the unshifted one.",
+            ),
+            "shares": Wrong(
+                lambda ordinary, shifted: [each / 100 for each in left_out(ordinary, shifted)],
+                "These are shares, from 0 to 1. Asked are points: 100 times as much.",
+            ),
+            "sign": Wrong(
+                lambda ordinary, shifted: [-each for each in left_out(ordinary, shifted)],
+                "The sign is turned round: above the line is more robust, so it is found less expected.",
+            ),
+        },
+        see="Worse than what?",
+        view=lambda result: torch.as_tensor(result, dtype=torch.float64),
+    ),
+)

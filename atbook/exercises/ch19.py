@@ -1,0 +1,271 @@
+"""Exercises of chapter 19, Deep, and a class that only asks."""
+
+import torch
+from torch import Tensor
+
+from atbook.exercises.inputs import maps, normal
+from atbook.exercises.judging import Exercise, Wrong
+
+# --- 19.1 ---
+
+
+def fold_in(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
+    """A row of the weight makes one channel, and so does an entry of the bias."""
+    return {"weight": gamma[:, None] * weight, "bias": gamma * bias}
+
+
+def by_diagonal(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
+    """The same, with the factors as a diagonal matrix."""
+    scale = torch.diag(gamma)
+    return {"weight": scale @ weight, "bias": scale @ bias}
+
+
+def into_columns(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
+    """Wrong: the factors meet what comes in."""
+    return {"weight": weight * gamma, "bias": gamma * bias}
+
+
+def bias_forgotten(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
+    """Wrong: the bias stays as loud as it was."""
+    return {"weight": gamma[:, None] * weight, "bias": bias}
+
+
+def one_factor(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
+    """Wrong: the mean factor serves for all channels."""
+    return {"weight": gamma.mean() * weight, "bias": gamma.mean() * bias}
+
+
+def divided(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
+    """Wrong: the factors are taken out, not in."""
+    return {"weight": weight / gamma[:, None], "bias": bias / gamma}
+
+
+def with_the_stream(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
+    """Wrong: 1 is added to the factors."""
+    return {"weight": (1 + gamma[:, None]) * weight, "bias": (1 + gamma) * bias}
+
+
+def linear(D: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight (D, width), bias (D,) and factors (D,) of both signs, none of them near 0."""
+    factors = normal(D, seed=seed + 2)
+    return normal(D, width, seed=seed), normal(D, seed=seed + 1), factors + 0.5 * factors.sign()
+
+
+# --- 19.2 ---
+
+
+def one_wide_head(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """Each new query is all the old ones side by side, weighted; the keys are side by side."""
+    weighted = L[:, :, None, None] * q[:, None]  # (B, new head, old head, N, d)
+    wide = weighted.transpose(2, 3).flatten(3)
+    keys = k.transpose(1, 2).flatten(2)[:, None]
+    return wide, keys.expand(-1, len(L), -1, -1)
+
+
+def weights_on_the_keys(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """The same products: a weight may stand on either side."""
+    wide, queries = one_wide_head(k, q, L)
+    return queries, wide
+
+
+def transposed(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """Wrong: L is read by columns."""
+    return one_wide_head(q, k, L.mT)
+
+
+def all_alike(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """Wrong: side by side without the weights."""
+    return one_wide_head(q, k, torch.ones_like(L))
+
+
+def on_both(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """Wrong: queries and keys are weighted."""
+    return one_wide_head(q, k, L)[0], one_wide_head(k, q, L)[0]
+
+
+def mixed_first(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """Wrong: the queries are mixed and stay narrow."""
+    return torch.einsum("hg,bgnd->bhnd", L, q), k
+
+
+def scaled_anew(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """Wrong: divided by the root of the new width."""
+    wide, keys = one_wide_head(q, k, L)
+    return wide / q.shape[1] ** 0.5, keys
+
+
+def heads(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k (B, H, N, d) and a mixing (H, H) that is not symmetric."""
+    shape = B, H, N, d
+    return normal(*shape, seed=seed), normal(*shape, seed=seed + 1), normal(H, H, seed=seed + 2)
+
+
+# --- 19.3 ---
+
+
+def without_itself(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Row and output as if the class token had never been a key."""
+    row = p[..., 1:] / p[..., 1:].sum(-1, keepdim=True)
+    return {"row": row, "output": row @ v[:, :, 1:]}
+
+
+def by_subtraction(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """The same: take the class token's part out of the output, and scale what is left."""
+    own = p[..., :1]
+    return {"row": p[..., 1:] / (1 - own), "output": (p @ v - own * v[:, :, :1]) / (1 - own)}
+
+
+def left_as_it_is(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Wrong: the row no longer sums to 1."""
+    row = p[..., 1:]
+    return {"row": row, "output": row @ v[:, :, 1:]}
+
+
+def spread_evenly(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Wrong: every patch gets an equal part of the class token's share."""
+    row = p[..., 1:] + p[..., :1] / (p.shape[-1] - 1)
+    return {"row": row, "output": row @ v[:, :, 1:]}
+
+
+def softmax_again(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Wrong: shares are taken for logits."""
+    row = p[..., 1:].softmax(-1)
+    return {"row": row, "output": row @ v[:, :, 1:]}
+
+
+def last_one_out(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Wrong: the last patch is left out, and the class token stays."""
+    row = p[..., :-1] / p[..., :-1].sum(-1, keepdim=True)
+    return {"row": row, "output": row @ v[:, :, :-1]}
+
+
+def values_one_off(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Wrong: the row of the patches meets the values from the class token on."""
+    row = without_itself(p, v)["row"]
+    return {"row": row, "output": row @ v[:, :, :-1]}
+
+
+def one_for_all_heads(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Wrong: all heads are scaled by the mean share."""
+    row = p[..., 1:] / (1 - p[..., :1].mean(1, keepdim=True))
+    return {"row": row, "output": row @ v[:, :, 1:]}
+
+
+def class_row(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Class rows (B, H, 1, N + 1) and values (B, H, N + 1, d)."""
+    return maps(B, H, 1, N + 1, seed=seed), normal(B, H, N + 1, d, seed=seed + 1)
+
+
+EXERCISES = (
+    Exercise(
+        "19.1",
+        "Fold the factors",
+        stars=1,
+        minutes=10,
+        subject="deep ViTs",
+        right=fold_in,
+        cases={"square": lambda: linear(4, 4), "wide": lambda: linear(3, 12, seed=5)},
+        also_right=(by_diagonal,),
+        wrong={
+            "columns": Wrong(
+                into_columns,
+                "The factors were multiplied into the *columns* of the weight: those meet what comes into the"
+                " layer. A channel that comes out is made by a row.",
+            ),
+            "no bias": Wrong(
+                bias_forgotten,
+                "The weight is folded and the bias is not. The factor multiplies all that the layer gives,"
+                " its bias too.",
+            ),
+            "one factor": Wrong(
+                one_factor, "All channels got one factor, the mean. Each channel has a factor of its own."
+            ),
+            "divided": Wrong(divided, "You divided by the factors: that takes out what is to be put in."),
+            "one more": Wrong(
+                with_the_stream,
+                "1 was added to the factors. The stream is added outside of the branch, where no factor is;"
+                " the last linear layer knows only the branch.",
+            ),
+        },
+    ),
+    Exercise(
+        "19.2",
+        "Talking heads as wide heads",
+        stars=3,
+        minutes=25,
+        subject="attention",
+        right=one_wide_head,
+        cases={"three heads": lambda: heads(2, 3, 5, 4), "two heads": lambda: heads(1, 2, 3, 2, seed=5)},
+        also_right=(weights_on_the_keys,),
+        # many queries and keys make the same logits
+        view=lambda pair: pair[0] @ pair[1].mT,
+        wrong={
+            "transposed": Wrong(
+                transposed,
+                "L was read by columns. Row h of L makes head h: the old head g counts for it with L[h, g].",
+            ),
+            "all alike": Wrong(
+                all_alike,
+                "All heads came out the same: the old ones stand side by side without their weights. Head h"
+                " weights the old head g with L[h, g].",
+            ),
+            "on both": Wrong(
+                on_both,
+                "Queries *and* keys were weighted, so that each product has L[h, g] squared. Weight one of"
+                " the two.",
+            ),
+            "narrow": Wrong(
+                mixed_first,
+                "You mixed the queries into one of width d. Then every old query meets the keys of head h"
+                " alone; it has to meet its own keys. Put them side by side, not on top of each other.",
+            ),
+            "scaled anew": Wrong(
+                scaled_anew,
+                "The logits are too small by a factor of √H: you scaled for the new width H·d. The mixed"
+                " logits were scaled by √d before, and that stays.",
+            ),
+        },
+    ),
+    Exercise(
+        "19.3",
+        "A class token that is no key",
+        stars=2,
+        minutes=15,
+        subject="attention",
+        right=without_itself,
+        cases={
+            "two heads": lambda: class_row(2, 2, 4, 3),
+            "three heads": lambda: class_row(1, 3, 6, 2, seed=5),
+        },
+        also_right=(by_subtraction,),
+        wrong={
+            "left as it is": Wrong(
+                left_as_it_is,
+                "The row no longer sums to 1: the class token's share is missing. A softmax over the patches"
+                " alone divides by their sum.",
+            ),
+            "spread evenly": Wrong(
+                spread_evenly,
+                "Each patch got an equal part of the class token's share. The ratios between patches have to"
+                " stay: scale the row.",
+            ),
+            "softmax again": Wrong(
+                softmax_again,
+                "You took a softmax of shares. They are past the softmax; what is left of them only has to be"
+                " scaled to sum to 1.",
+            ),
+            "the last one": Wrong(
+                last_one_out, "The last patch was left out. The class token is the *first* key."
+            ),
+            "values one off": Wrong(
+                values_one_off,
+                "The row is right and the output is not: row and values are off by one. The class token's"
+                " value has to go, too.",
+            ),
+            "one for all heads": Wrong(
+                one_for_all_heads,
+                "All heads were scaled alike. Each head has a share of its own on the class token.",
+            ),
+        },
+    ),
+)

@@ -1,0 +1,253 @@
+"""Exercises of chapter 20, Where tokens come from, and maps that do not look."""
+
+import torch
+from torch import Tensor
+
+from atbook.exercises.inputs import normal
+from atbook.exercises.judging import Exercise, Wrong
+
+# --- 20.1 ---
+
+
+def masked(z: Tensor, score: float) -> Tensor:
+    """Attention logits with another score on the diagonal."""
+    return z.masked_fill(torch.eye(z.shape[-1], dtype=torch.bool), score)
+
+
+def cross_entropy(log_p_s: Tensor, p_t: Tensor) -> Tensor:
+    """Sum over keys; mean over batch, heads and queries."""
+    return -(p_t * log_p_s).sum(-1).mean()
+
+
+def loss_without_self(z_s: Tensor, z_t: Tensor) -> Tensor:
+    """Cross-entropy of maps in which no token looks at itself."""
+    return cross_entropy(masked(z_s, -1e9).log_softmax(-1), masked(z_t, -1e9).softmax(-1))
+
+
+def over_others(z_s: Tensor, z_t: Tensor) -> Tensor:
+    """The same without a mask: each token's row has the other tokens alone."""
+    N, found = z_s.shape[-1], []
+    for i in range(N):
+        others = [j for j in range(N) if j != i]
+        found.append(cross_entropy(z_s[..., i, others].log_softmax(-1), z_t[..., i, others].softmax(-1)))
+    return torch.stack(found).mean()
+
+
+def minus_infinity(z_s: Tensor, z_t: Tensor) -> Tensor:
+    """Wrong: 0 · (−∞) is no number."""
+    z_s, z_t = masked(z_s, -torch.inf), masked(z_t, -torch.inf)
+    return cross_entropy(z_s.log_softmax(-1), z_t.softmax(-1))
+
+
+def nothing_masked(z_s: Tensor, z_t: Tensor) -> Tensor:
+    """Wrong: the score of the published SL-CaiT, added."""
+    own = -1e-9 * torch.eye(z_s.shape[-1], dtype=z_s.dtype)
+    return cross_entropy((z_s + own).log_softmax(-1), (z_t + own).softmax(-1))
+
+
+def student_alone(z_s: Tensor, z_t: Tensor) -> Tensor:
+    """Wrong: the teacher still looks at itself."""
+    return cross_entropy(masked(z_s, -1e9).log_softmax(-1), z_t.softmax(-1))
+
+
+def teacher_alone(z_s: Tensor, z_t: Tensor) -> Tensor:
+    """Wrong: the student still looks at itself."""
+    return cross_entropy(z_s.log_softmax(-1), masked(z_t, -1e9).softmax(-1))
+
+
+def not_renormalised(z_s: Tensor, z_t: Tensor) -> Tensor:
+    """Wrong: the teacher's diagonal is gone, its rows sum to less than 1."""
+    p_t = z_t.softmax(-1).masked_fill(torch.eye(z_t.shape[-1], dtype=torch.bool), 0)
+    return cross_entropy(masked(z_s, -1e9).log_softmax(-1), p_t)
+
+
+def zero_scores(z_s: Tensor, z_t: Tensor) -> Tensor:
+    """Wrong: a score of 0 is a share of its own."""
+    return cross_entropy(masked(z_s, 0).log_softmax(-1), masked(z_t, 0).softmax(-1))
+
+
+def logits(*shape: int, size: float = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Of a student and of a teacher."""
+    return size * normal(*shape, seed=seed), size * normal(*shape, seed=seed + 1)
+
+
+# --- 20.2 ---
+
+
+def per_head(tau: Tensor) -> Tensor:
+    """(H,) -> (H, 1, 1), beside queries (B, H, N, d)."""
+    return tau[:, None, None]
+
+
+def fold(q: Tensor, tau: Tensor) -> Tensor:
+    """Queries with which 1/√d does what 1/τ did."""
+    return q * q.shape[-1] ** 0.5 / per_head(tau)
+
+
+def head_by_head(q: Tensor, tau: Tensor) -> Tensor:
+    """The same, one head after the other."""
+    d = q.shape[-1]
+    return torch.stack([q[:, h] * (d**0.5 / tau[h]) for h in range(len(tau))], 1)
+
+
+# --- 20.3 ---
+
+
+def finer(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
+    """Each patch is cut into s x s, which share its row, and share what others took from it."""
+    h, w = grid
+    table = A.reshape(h, w, h, w)
+    for axis in range(4):
+        table = table.repeat_interleave(s, axis)
+    return table.reshape(s * s * h * w, -1) / s**2
+
+
+def by_parents(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
+    """The same: the patch that each small one is cut from."""
+    h, w = grid
+    row, column = torch.arange(s * h) // s, torch.arange(s * w) // s
+    parent = (w * row[:, None] + column).flatten()
+    return A[parent][:, parent] / s**2
+
+
+def in_one_line(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
+    """Wrong: as if small patches followed each other."""
+    return A.repeat_interleave(s * s, 0).repeat_interleave(s * s, 1) / s**2
+
+
+def tiled(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
+    """Wrong: the grid is repeated, not refined."""
+    h, w = grid
+    return A.reshape(h, w, h, w).repeat(s, s, s, s).reshape(s * s * h * w, -1) / s**2
+
+
+def rows_and_columns_exchanged(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
+    """Wrong: the grid is read as (across, down)."""
+    return finer(A, grid[::-1], s)
+
+
+EXERCISES = (
+    Exercise(
+        "20.1",
+        "Never yourself, and finite",
+        stars=2,
+        minutes=15,
+        subject="losses",
+        right=loss_without_self,
+        cases={
+            "5 tokens": lambda: logits(2, 3, 5, 5),
+            "sharp rows": lambda: logits(1, 2, 4, 4, size=6, seed=5),
+        },
+        also_right=(over_others,),
+        wrong={
+            "minus infinity": Wrong(
+                minus_infinity,
+                "The loss is nan: the student's log-share on the diagonal is −∞ and the teacher's share 0,"
+                " and 0 · (−∞) is no number. Forbid by a large finite score, such as −1e9.",
+            ),
+            "nothing masked": Wrong(
+                nothing_masked,
+                "Nothing was forbidden. −1e-9 is as good as 0; −1e9 was meant. (The published SL-CaiT has"
+                " this very slip.)",
+            ),
+            "student alone": Wrong(
+                student_alone,
+                "The student may not look at itself, and its target still does, so that the loss is a billion"
+                " times the teacher's diagonal. Mask both.",
+            ),
+            "teacher alone": Wrong(
+                teacher_alone,
+                "The teacher's diagonal is gone and the student still has one. Mask its logits, too.",
+            ),
+            "not renormalised": Wrong(
+                not_renormalised,
+                "The teacher's rows no longer sum to 1. Mask its *logits*: the softmax then shares the whole"
+                " row among the others.",
+            ),
+            "zero scores": Wrong(
+                zero_scores,
+                "A logit of 0 is not a share of 0: e⁰ is 1. What is forbidden needs a very low score.",
+            ),
+        },
+    ),
+    Exercise(
+        "20.2",
+        "A temperature inside the query",
+        stars=1,
+        minutes=10,
+        subject="queries and keys",
+        right=fold,
+        cases={
+            "3 heads": lambda: (normal(2, 3, 5, 4), torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)),
+            "1 head": lambda: (normal(1, 1, 4, 9, seed=3), torch.tensor([0.7], dtype=torch.float64)),
+        },
+        also_right=(head_by_head,),
+        wrong={
+            "multiplied": Wrong(
+                lambda q, tau: q * q.shape[-1] ** 0.5 * per_head(tau),
+                "You multiplied by τ. Scores are divided by it: a larger temperature is a flatter row.",
+            ),
+            "without the root": Wrong(
+                lambda q, tau: q / per_head(tau),
+                "The 1/√d that attention still applies comes on top of your 1/τ. Give q a factor √d to undo"
+                " it.",
+            ),
+            "the root upside down": Wrong(
+                lambda q, tau: q / (q.shape[-1] ** 0.5 * per_head(tau)),
+                "Now √d divides twice, once in q and once in attention. It has to be undone: multiply.",
+            ),
+            "the root of D": Wrong(
+                lambda q, tau: q * (q.shape[1] * q.shape[-1]) ** 0.5 / per_head(tau),
+                "That is the root of the whole width D = H·d. Attention divides by the root of one head's"
+                " width, q.shape[-1].",
+            ),
+            "one for all": Wrong(
+                lambda q, tau: q * q.shape[-1] ** 0.5 / tau.mean(),
+                "All heads got the same temperature. Each has its own: bring tau to the shape (H, 1, 1).",
+            ),
+        },
+    ),
+    Exercise(
+        "20.3",
+        "A static map for smaller patches",
+        stars=2,
+        minutes=20,
+        subject="static maps",
+        right=finer,
+        cases={
+            "2 x 3 patches, each cut into 2 x 2": lambda: (normal(6, 6), (2, 3), 2),
+            "3 x 2 patches, each cut into 3 x 3": lambda: (normal(6, 6, seed=4), (3, 2), 3),
+        },
+        also_right=(by_parents,),
+        wrong={
+            "not shared": Wrong(
+                lambda A, grid, s: finer(A, grid, s) * s**2,
+                "Every sum grew s² times: what was taken from one patch is now taken from each of its s²"
+                " parts. Share it among them.",
+            ),
+            "shared by s": Wrong(
+                lambda A, grid, s: finer(A, grid, s) * s,
+                "You divided by s. A patch is cut in both directions, into s² parts.",
+            ),
+            "shared twice": Wrong(
+                lambda A, grid, s: finer(A, grid, s) / s**2,
+                "You divided by s² twice. Only *keys* share: a small patch that listens gets all that its"
+                " large one got.",
+            ),
+            "in one line": Wrong(
+                in_one_line,
+                "You repeated the flat index, as if a patch's parts followed each other. Patches are in"
+                " reading order: bring A to (h, w, h, w) first.",
+            ),
+            "tiled": Wrong(
+                tiled,
+                "The whole grid was repeated (tensor.repeat). Each patch has to become a block of s x s:"
+                " repeat_interleave.",
+            ),
+            "rows and columns exchanged": Wrong(
+                rows_and_columns_exchanged,
+                "The grid is (patches down, patches across), and you took it the other way round.",
+            ),
+        },
+    ),
+)

@@ -1,0 +1,67 @@
+"""A student's verdicts: `python -m atbook exercises NOTEBOOK` runs a notebook and lists what its checks
+say."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+from atbook.exercises.judging import find
+
+CHECK = re.compile(r"^\s*check\(\s*[\"'](\w+\.\w+)[\"']", re.MULTILINE)
+SAID = re.compile(r"^Exercise (\w+\.\w+): (.*)$", re.MULTILINE)
+
+
+def verdicts(path: Path) -> dict[str, str]:
+    """{number: what its check says} of all checks in a notebook, which is run for it, in its own folder; a
+    cell that fails does not stop the others. Raises `ValueError` for a file that is no notebook, and
+    `FileNotFoundError`."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    try:
+        notebook = nbformat.read(path, as_version=4)
+    except (nbformat.reader.NotJSONError, nbformat.ValidationError) as error:
+        raise ValueError(f"{path} is not a notebook: {str(error).splitlines()[0]}") from error
+    folder = {"metadata": {"path": str(path.resolve().parent)}}
+    NotebookClient(
+        notebook, timeout=1800, kernel_name="python3", allow_errors=True, resources=folder
+    ).execute()
+    found = {}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        texts = [output.text for output in cell.outputs if output.output_type == "stream"]
+        errors = [f"{each.ename}: {each.evalue}" for each in cell.outputs if each.output_type == "error"]
+        for number in CHECK.findall(cell.source):
+            found[number] = f"its cell failed: {errors[0]}" if errors else "its cell printed nothing"
+        found |= dict(SAID.findall("\n".join(texts)))
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `exercises`, and what it calls, `run`."""
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("--json", action="store_true", help="a list of {number, title, right, says}")
+    parser.set_defaults(run=exercises_command)
+
+
+def exercises_command(given: argparse.Namespace) -> int:
+    """Print the verdicts; 0 where all are right, 1 where one is not."""
+    found = verdicts(given.notebook)
+    listed = [
+        {"number": number, "title": title_of(number), "right": says.startswith("right"), "says": says}
+        for number, says in found.items()
+    ]
+    if given.json:
+        print(json.dumps(listed, indent=1, ensure_ascii=False))
+    else:
+        for each in listed:
+            print(f"{each['number']:6} {each['says']}")
+        print(f"{sum(each['right'] for each in listed)} of {len(listed)} right")
+    return 0 if listed and all(each["right"] for each in listed) else 1
+
+
+def title_of(number: str) -> str:
+    """The title of a chapter's exercise; none of a graded task, whose checks come with its assignment."""
+    return "" if number.startswith("A") else find(number).title

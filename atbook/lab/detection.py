@@ -1,0 +1,145 @@
+"""The study of where things are: the same backbones, taught in five ways, under detectors and a segmenter."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from atbook.lab.scales import LABELLED_SCENES, SceneScale
+from atbook.lab.study import Measure, Sources, Study, Variant, by, fine_tune, scratch, untrained_maps
+from atbook.lab.tuning import grid
+from atbook.worlds.glyphs import SHAPES
+from atlib.data.images import Images
+from atlib.data.rng import seed_for
+from atlib.detection.detector import detect, detection_loss, fcos, mask_rcnn
+from atlib.detection.objects import ObjectImages
+from atlib.detection.precision import SCENE_SIZES, coco_precision
+from atlib.detection.segment import Segmenter, mean_iou, pixel_images, segmentation_loss
+from atlib.train.objectives import Loss
+from atlib.transfer import AttentionTransfer
+
+
+def _figures(model: nn.Module, images: ObjectImages, masks: bool) -> dict[str, float]:
+    """COCO's figures of boxes and, with "mask_" before them, of masks; without those of sizes that no object
+    has."""
+    detected = detect(model, images)
+    figures = coco_precision(detected, images.objects, sizes=SCENE_SIZES)._asdict()
+    if masks:
+        of_masks = coco_precision(detected, images.objects, masks=True, sizes=SCENE_SIZES)
+        figures |= {f"mask_{name}": value for name, value in of_masks._asdict().items()}
+    return {name: value for name, value in figures.items() if not math.isnan(value)}
+
+
+def _iou(model: nn.Module, images: ObjectImages) -> dict[str, float]:
+    return {"iou": mean_iou(model, pixel_images(images), len(SHAPES) + 1)}
+
+
+def _labelled_pixels(scale: SceneScale, seed: int) -> Images:
+    return pixel_images(scale.labelled(seed))
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What stands on a backbone. build: (backbone, classes) -> the model, whose classes are the shapes and
+    `more`; steps: of its training."""
+
+    build: Callable[[VisionTransformer | AttentionTransfer, int], nn.Module]
+    loss: Loss
+    measure: Measure
+    steps: int
+    more: int = 0
+    images: Callable[[SceneScale, int], Images] | None = None
+
+
+_PIXELS = partial(
+    _Head,
+    loss=segmentation_loss,
+    measure=Measure("iou", _iou),
+    steps=500,
+    more=1,  # the background
+    images=_labelled_pixels,
+)
+HEADS = {
+    "fcos": _Head(fcos, detection_loss, Measure("ap", partial(_figures, masks=False)), steps=1500),
+    "mask r-cnn": _Head(mask_rcnn, detection_loss, Measure("ap", partial(_figures, masks=True)), steps=800),
+    "segment": _PIXELS(Segmenter),
+    # Do detectors need a teacher's maps less because they have convolutions? These are all that differs.
+    "segment with convolutions": _PIXELS(partial(Segmenter, convolutions=2)),
+}
+
+
+def _frozen(sources: Sources) -> nn.Module:
+    """The teacher's weights as they are: what is trained stands on them."""
+    return fine_tune(sources).requires_grad_(False)
+
+
+Backbone = Callable[[Sources], nn.Module]
+# The paper's three, and two that ask which half of the backbone a head needs: its routing, or all of it. By
+# the method and the teacher, None for the masked auto-encoder.
+BACKBONES: dict[tuple[str, str | None], Backbone] = {
+    ("scratch", None): scratch,
+    ("fine-tune", None): fine_tune,
+    ("distill", None): by(how="distill"),
+    ("copy", None): by(),
+    ("frozen", None): _frozen,
+}
+OF_OTHER_TEACHERS: dict[tuple[str, str | None], Backbone] = {
+    ("fine-tune", "supervised"): partial(fine_tune, schooling=LABELLED_SCENES),
+    ("distill", "supervised"): by(how="distill", schooling=LABELLED_SCENES),
+    ("copy", "supervised"): by(schooling=LABELLED_SCENES),
+    ("copy", "untrained"): untrained_maps,
+}
+# One grid for all that stands on a backbone; λ is the paper's for all.
+_RATES = grid(lr=(5e-4, 2e-3, 8e-3, 3.2e-2))
+
+
+def _under(name: str, backbone: Backbone, sources: Sources) -> nn.Module:
+    """A head on a backbone: its first weights are the same for all backbones of a seed."""
+    head, vit = HEADS[name], backbone(sources)
+    torch.manual_seed(seed_for(sources.seed, "head", sources.again))
+    return head.build(vit, len(SHAPES) + head.more)
+
+
+def _variants(
+    name: str, backbones: Mapping[tuple[str, str | None], Backbone] = BACKBONES
+) -> tuple[Variant, ...]:
+    head = HEADS[name]
+    return tuple(
+        Variant(
+            "{head}, {method} from {teacher}" if teacher else "{head}, {method}",
+            partial(_under, name, backbone),
+            like=None,
+            changes={"steps": head.steps},
+            trials=_RATES,
+            images=head.images,
+            loss=head.loss,
+            measure=head.measure,
+            differs={"head": name, "method": method, "teacher": teacher},
+        )
+        for (method, teacher), backbone in backbones.items()
+    )
+
+
+DETECTION = Study(
+    "detection",
+    "where things are: FCOS, Mask R-CNN, and segmenters with and without convolutions, on backbones from"
+    " scratch, fine-tuned, with distilled and with copied maps, and frozen",
+    "ViTDet on COCO (ViT-B): box AP scratch 39.1, distill 43.6, fine-tuning 46.3; copy was not tried",
+    (
+        *_variants("fcos", BACKBONES | OF_OTHER_TEACHERS),
+        *_variants(
+            "mask r-cnn",
+            {key: BACKBONES[key] for key in (("scratch", None), ("fine-tune", None), ("distill", None))},
+        ),
+        *_variants("segment"),
+        *_variants("segment with convolutions"),
+    ),
+    seeds=3,
+    minutes=110,
+    only=("scenes",),
+    teachers=(LABELLED_SCENES,),
+)

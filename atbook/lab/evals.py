@@ -1,0 +1,448 @@
+"""Examine the trained models of a study: what is measured on them after training, alone or against each
+other, leaves records too."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from atbook.lab.scales import CENTRAL_METHODS, TUNING_SEED
+from atbook.lab.studies import (
+    ACROSS,
+    ACROSS_TEACHER,
+    CENTRAL,
+    FAMILY,
+    FIND,
+    LOCALITY,
+    LONG_TAIL,
+    POOL,
+    WORLDS,
+)
+from atbook.lab.study import (
+    Place,
+    Run,
+    Sources,
+    Study,
+    check_tuned,
+    make_models,
+    make_run,
+    require_made_for,
+    run_each,
+    scale_of,
+    trained,
+    write_run,
+)
+from atbook.records import read_file, read_records
+from atbook.worlds import glyph_images, glyphs
+from atbook.worlds.shifts import all_shifts
+from atlib._util import require_known
+from atlib.analysis import (
+    PAIRINGS,
+    attention_entropy,
+    class_token,
+    compare_layers,
+    describe_layers,
+    disagreement,
+    ensemble_accuracy,
+    expected_calibration_error,
+    features,
+    knn_accuracy,
+    layer_cka,
+    layer_profiles,
+    linear_probe,
+    mlp_probe,
+)
+from atlib.analysis.streaming import walks
+from atlib.analysis.subsets import (
+    adversarially_filtered,
+    class_counts,
+    class_groups,
+    evaluate_filtered,
+    group_accuracy,
+)
+from atlib.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from atlib.data.images import Images
+from atlib.methods.locality import LocalityAttention, diagonal
+from atlib.pair import Pair, student_of
+from atlib.train.evaluate import evaluate, predict, shift_accuracies
+from atlib.train.record import Record
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A measurement on trained models, one seed at a time."""
+
+    name: str
+    # As in `Study`.
+    shows: str
+    paper: str
+    # That the models are of, and which of their variants.
+    studies: tuple[Study, ...]
+    methods: tuple[str, ...]
+    # ({method: trained model}, the seed's sources) -> {name of a record: its results}.
+    measure: Callable[[Mapping[str, nn.Module], Sources], Mapping[str, Mapping]]
+    # As in `Study`.
+    seeds: int = 5
+    minutes: int = 10
+    only: tuple[str, ...] = ()
+    # Every model is measured by itself, so that one can be added later.
+    alone: bool = False
+
+    def study_of(self, method: str) -> Study:
+        """The study that has a method. Raises `ValueError` for an unknown one."""
+        of = {variant.name: study for study in self.studies for variant in study.variants}
+        require_known("method", method, of)
+        return of[method]
+
+
+def run_examination(
+    examination: Examination, place: Place, seeds: int, methods: list[str] | None = None, jobs: int = 1
+) -> list[Record]:
+    """Measure the models of seeds 0 to seeds - 1 (`methods`: only some) and return all of its records.
+
+    Models whose weights are not kept are trained first. What has a record is not measured again: a model that
+    is measured alone, else a seed. Raises `ValueError` for a scale that it is not made for and for an unknown
+    method.
+    """
+    methods = tuple(methods or examination.methods)
+    require_made_for(examination, place)
+    studies = {method: examination.study_of(method) for method in methods}
+    known = {(r.method, r.seed) for r in read_file(place.records(examination.name))}
+    missing = {seed: [m for m in methods if (m, seed) not in known] for seed in range(seeds)}
+    missing = {seed: some if examination.alone else [*methods] for seed, some in missing.items() if some}
+    for study in examination.studies:
+        needed = {m for some in missing.values() for m in some if studies[m] is study}
+        variants = [variant for variant in study.variants if variant.name in needed]
+        check_tuned(variants, place)
+        make_models(study, variants, place, [*missing], jobs)
+    runs = [(Run(studies[method], place, method, seed),) for seed, some in missing.items() for method in some]
+    run_each(make_run, runs, jobs)
+    run_each(_measure, [(examination, place, tuple(some), seed) for seed, some in missing.items()], jobs)
+    return read_records(examination.name, place.scale, results=place.results)
+
+
+def model_of(study: Study, place: Place, method: str, seed: int) -> nn.Module:
+    """A trained model of a study, from kept weights or trained now."""
+    return trained(Run(study, place, method, seed)).eval()
+
+
+def _measure(examination: Examination, place: Place, methods: tuple[str, ...], seed: int) -> None:
+    scale, start = scale_of(place), time.perf_counter()
+    models = {method: model_of(examination.study_of(method), place, method, seed) for method in methods}
+    measured = examination.measure(models, Sources(place, scale, seed))
+    seconds = time.perf_counter() - start
+    for name, results in measured.items():
+        write_run(examination.name, place, scale, ("run", name, seed, None), {}, dict(results), [], seconds)
+
+
+# --- What is measured on trained models: accuracy under every shift, likeness to the teacher and to each
+# other, imbalanced classes ---
+
+COMPARED = (
+    "scratch",
+    "fine-tune",
+    "copy",
+    "distill",
+    "copy-untrained",
+    "features",
+    "copy-q",
+    "copy-k",
+    "copy-v",
+    "copy-fine-tuned",
+    "copy into another teacher's weights",
+    "soft predictions",
+)
+TWICE = ("scratch-2", "fine-tune again", "copy again", "distill again")
+# The model whose mistakes make the adversarially filtered set: of the tuning seed, so that it is in no
+# comparison and shares no labels with one.
+FILTER = "narrow"
+CORRUPTED = 500  # test images of every corrupted set
+PROBED = {"train": 8000, "test": 2000}  # images whose maps are read
+LOOKED_AT = 1000  # test images on which models are compared from inside
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """What is run on an image after training: the student alone where the method says that no teacher is
+    needed, otherwise the whole model."""
+    return model.student if isinstance(model, Pair) and not model.needs_teacher else model
+
+
+def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """Accuracy of every model on test images under every shift and severity, and on those that a fixed other
+    model gets wrong ("filtered")."""
+    sets = all_shifts()
+    filtered = adversarially_filtered(
+        sources.scale.held_out("test"), model_of(POOL, sources.place, FILTER, TUNING_SEED)
+    )
+    return {
+        name: (
+            shift_accuracies(bare(model), sets)
+            | {
+                "test_accuracy": evaluate(bare(model), sources.scale.held_out("test")).accuracy,
+                "filtered": evaluate_filtered(bare(model), filtered).accuracy,
+            }
+        )
+        for name, model in models.items()
+    }
+
+
+def under_corruptions(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """Accuracy of every model on the first test images under the 15 standard corruptions at all five
+    severities, named as "fog@3"."""
+    test = sources.scale.held_out("test")
+    test = test.select(range(min(CORRUPTED, len(test))))
+    accuracies: dict[str, dict] = {
+        name: {"test_accuracy": evaluate(bare(model), test).accuracy} for name, model in models.items()
+    }
+    for corruption in CORRUPTIONS:
+        for severity in SEVERITIES:
+            # one set at a time: 75 of them need not be in memory
+            images = corrupt(test, corruption, severity)
+            for name, model in models.items():
+                accuracies[name][f"{corruption}@{severity}"] = evaluate(bare(model), images).accuracy
+    return accuracies
+
+
+def compared(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """Of every model: how its predictions, features and maps relate to those of the others, of the teacher
+    and of the fine-tuned teacher."""
+    scale, teacher = sources.scale, sources.teacher().eval()
+    test = scale.held_out("test")
+    looked_at = test.select(range(min(LOOKED_AT, len(test))))
+    ready = {name: bare(model) for name, model in models.items()}
+    p = {name: predict(model, test).softmax(-1) for name, model in ready.items()}
+    return {
+        name: (
+            _likeness(model, teacher, ready["fine-tune"], looked_at)
+            | _predictions(name, p, test.targets)
+            | _probes(model, scale, sources.seed, test)
+        )
+        for name, model in ready.items()
+    } | {
+        "teacher": (
+            _likeness(teacher, teacher, ready["fine-tune"], looked_at)
+            | _probes(teacher, scale, sources.seed, test)
+        )
+    }
+
+
+def _likeness(model: nn.Module, teacher: nn.Module, fine_tuned: nn.Module, images: Images) -> dict:
+    """CKA of every layer with every layer of the teacher and of the fine-tuned model; divergence of maps;
+    what the maps are like."""
+    statistics = describe_layers(model, images)
+    divergences = compare_layers(model, teacher, images)
+    return {
+        "cka to teacher": layer_cka(model, teacher, images, class_token).tolist(),
+        "cka to fine-tune": layer_cka(model, fine_tuned, images, class_token).tolist(),
+        "divergence from teacher": {
+            pairing: [layer.value(pairing) for layer in divergences] for pairing in PAIRINGS
+        },
+        "distance": [layer.distance.tolist() for layer in statistics],
+        "entropy": [layer.entropy.tolist() for layer in statistics],
+        "fourier": [profile.log_amplitude.tolist() for profile in layer_profiles(model, images)],
+    }
+
+
+def _predictions(name: str, p: Mapping[str, Tensor], labels: Tensor) -> dict:
+    others = [other for other in p if other != name]
+    return {
+        "test_accuracy": (p[name].argmax(1) == labels).double().mean().item(),
+        "calibration error": expected_calibration_error(p[name], labels),
+        "disagreement": {other: disagreement(p[name], p[other]) for other in others},
+        "ensemble": {other: ensemble_accuracy(p[name], p[other], labels) for other in others},
+    }
+
+
+def _probes(model: nn.Module, scale, seed: int, test: Images) -> dict:
+    """What a nearest-neighbour vote and a linear layer make of the features, from the labels that the
+    students had."""
+    train, validation = scale.labelled(seed), scale.held_out("validation")
+    x = [features(model, images) for images in (train, validation, test)]
+    y = [images.targets for images in (train, validation, test)]
+    probe = linear_probe(x[0], y[0], x[1], y[1], x[2], y[2], steps=300)
+    return {
+        "k-nn": {str(k): accuracy for k, accuracy in knn_accuracy(x[0], y[0], x[2], y[2]).items()},
+        "linear probe": probe.test_accuracy,
+    }
+
+
+def named_from_maps(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """What a small network names from the teacher's maps of an image, and of each of its twins: the shape of
+    the image's glyph, and the cell it is in. {"itself" or a twin: {"shape" or "cell": test accuracy}}."""
+    teacher, world = sources.teacher().eval(), sources.scale.world
+    named_from = {}
+    for twin in (None, *glyphs.TWINS):
+        maps, named = {}, {}
+        for split, size in PROBED.items():
+            seen, scenes = (glyphs.generate(split, size, sources.seed, world, of) for of in (twin, None))
+            maps[split] = _maps_of(teacher, glyph_images(seen))
+            named[split] = {"shape": torch.from_numpy(scenes.shape), "cell": torch.from_numpy(scenes.cell)}
+        named_from[twin or "itself"] = {
+            what: mlp_probe(maps["train"], named["train"][what], maps["test"], named["test"][what])
+            for what in ("shape", "cell")
+        }
+    return {method: named_from for method in models}
+
+
+def _maps_of(vit: nn.Module, images: Images) -> Tensor:
+    """All maps of all layers and heads, flattened: (n, L · H · N · N)."""
+    return torch.cat(
+        [
+            torch.stack([layer.map for layer in seen.layers], 1).flatten(1)
+            for (seen,) in walks([vit], images, 500)
+        ]
+    )
+
+
+def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """Accuracy for classes with many, a medium number of and few training images."""
+    train = LONG_TAIL.variants[0].images(sources.scale, sources.seed)
+    groups, test = class_groups(class_counts(train)), sources.scale.held_out("test")
+    accuracies = {}
+    for name, model in models.items():
+        logits = predict(bare(model), test)
+        accuracies[name] = group_accuracy(logits, test.targets, groups) | {
+            "test_accuracy": (logits.argmax(1) == test.targets).double().mean().item()
+        }
+    return accuracies
+
+
+def sharpness(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """How sharp the maps of every model are on test images of the world whose cells lie across patches, layer
+    by layer and head by head: their entropy, and of LSA the learned factor as a multiple of its first value.
+    Of the teacher also the share on the diagonal and the entropy without it, which is what an LSA student is
+    taught."""
+    test = replace(sources.scale, world=ACROSS).held_out("test")
+    test = test.select(range(min(LOOKED_AT, len(test))))
+    teacher = sources.teacher(ACROSS_TEACHER)
+    sharp = {name: {"entropy": _entropies(model, test)} for name, model in models.items()}
+    for name, model in models.items():
+        layers = [block.attn for block in student_of(model).blocks]
+        if all(isinstance(attn, LocalityAttention) for attn in layers):
+            sharp[name]["factor"] = [(attn.sharpness / attn.scale).tolist() for attn in layers]
+    return sharp | {"teacher": {"entropy": _entropies(teacher, test)} | _off_diagonal(teacher, test)}
+
+
+def _entropies(model: nn.Module, images: Images) -> list[list[float]]:
+    return [layer.entropy.tolist() for layer in describe_layers(model, images)]
+
+
+def _off_diagonal(vit: nn.Module, images: Images) -> dict[str, list[list[float]]]:
+    """The mean share of a ViT's maps on the diagonal, and their entropy without it: [layers][heads] each."""
+    shares, entropies = [], []
+    for (seen,) in walks([vit], images, 500):
+        part = len(seen.tokens) / len(images)
+        others = [layer.without(diagonal(layer.q.shape[2], layer.q)).map for layer in seen.layers]
+        own = [layer.map.diagonal(dim1=-2, dim2=-1).mean((0, 2)) for layer in seen.layers]
+        shares.append(part * torch.stack(own))
+        entropies.append(part * torch.stack([attention_entropy(p) for p in others]))
+    return {"diagonal": sum(shares).tolist(), "entropy without the diagonal": sum(entropies).tolist()}
+
+
+SHIFTS = Examination(
+    "shifts",
+    "every method under every shift of Find",
+    "ImageNet-A, -R, -Sketch, -V2",
+    (CENTRAL, FAMILY),
+    (*COMPARED, "distill-long"),
+    under_shifts,
+    minutes=20,
+    only=FIND,
+    alone=True,
+)
+SHIFTS_OF_POOL = Examination(
+    "shifts-pool",
+    "ordinary models under every shift: the line of effective robustness",
+    "the testbed of arXiv 2007.00644",
+    (POOL,),
+    tuple(variant.name for variant in POOL.variants if variant.name != FILTER),
+    under_shifts,
+    seeds=3,
+    minutes=8,
+    only=FIND,
+    alone=True,
+)
+COMPARISON = Examination(
+    "comparison",
+    "likeness of predictions, features and maps to the teacher, the fine-tuned model and each other",
+    "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model",
+    (CENTRAL, FAMILY),
+    COMPARED + TWICE,
+    compared,
+    minutes=15,
+    only=WORLDS,
+)
+CENTRAL_COMPARISON = Examination(
+    "central-comparison",
+    "the same likenesses, of the students of the central experiment: for photographs",
+    "as above",
+    (CENTRAL,),
+    ("scratch", "fine-tune", "copy", "distill"),
+    compared,
+    seeds=3,
+    minutes=10,
+    only=(),
+)
+TWIN_PROBE = Examination(
+    "twins",
+    "what can be read from the teacher's maps of an image and of its twins: the shape, the place",
+    "not in the paper",
+    (CENTRAL,),
+    ("copy",),
+    named_from_maps,
+    seeds=3,
+    minutes=12,
+    only=WORLDS,
+    alone=True,
+)
+CLASS_GROUPS = Examination(
+    "class-groups",
+    "accuracy for classes with many, medium and few labels",
+    "iNaturalist",
+    (LONG_TAIL,),
+    tuple(variant.name for variant in LONG_TAIL.variants),
+    by_class_groups,
+    minutes=2,
+    only=(),
+    alone=True,
+)
+CORRUPTED_IMAGES = Examination(
+    "corruptions",
+    "the 15 standard corruptions at five severities",
+    "not in the paper; arXiv 1903.12261",
+    (CENTRAL,),
+    tuple(method for method in CENTRAL_METHODS if method != "copy-fine-tuned"),
+    under_corruptions,
+    only=(),
+    seeds=3,
+    alone=True,
+)
+
+SHARPNESS = Examination(
+    "sharpness",
+    "does the temperature that LSA learns end where the teacher's sharpness is?",
+    "not in the paper; arXiv 2112.13492",
+    (LOCALITY,),
+    tuple(variant.name for variant in LOCALITY.variants if variant.labels == 1000),
+    sharpness,
+    seeds=3,
+    minutes=3,
+    only=FIND,
+)
+
+
+EXAMINATIONS = {
+    examination.name: examination
+    for examination in (
+        SHIFTS,
+        SHIFTS_OF_POOL,
+        TWIN_PROBE,
+        COMPARISON,
+        CENTRAL_COMPARISON,
+        CLASS_GROUPS,
+        CORRUPTED_IMAGES,
+        SHARPNESS,
+    )
+}

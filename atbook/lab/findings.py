@@ -1,0 +1,155 @@
+"""What the book asks of its records: the sentences in `claims.toml`, each judged by the rule of
+`atbook.lab.verdicts`."""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from atbook.lab.verdicts import NOT_RECORDED, Claim, Judged, Metric, Side, judge, on_test
+from atbook.records import markdown_table
+from atlib._util import require_known
+from atlib.train.record import Record
+
+# Where a claim is asked, and the head of its column.
+SCALES = {"find": "Find", "match": "Match", "cifar10-cpu": "CIFAR-10", "pacs": "PACS", "scenes": "Scenes"}
+SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that a seed has three
+
+
+# --- What is measured of a record where it is not the accuracy on plain test images ---
+
+
+def shifted_accuracy(record: Record) -> float:
+    """Mean accuracy over all shifted sets, those named like "noise@3"."""
+    return mean(value for name, value in record.results.items() if "@" in name)
+
+
+def cka_to_fine_tuned(record: Record) -> float:
+    """CKA with the same layer of the fine-tuned model, mean over layers."""
+    table = record.results["cka to fine-tune"]
+    return mean(table[layer][layer] for layer in range(len(table)))
+
+
+def with_fine_tuned(record: Record) -> float:
+    """Accuracy of the mean of this model's and the fine-tuned model's probabilities."""
+    return record.results["ensemble"]["fine-tune"]
+
+
+def plain_accuracy(record: Record) -> float:
+    """Accuracy on the test images."""
+    return record.results["test_accuracy"]
+
+
+# As the claims name it.
+METRICS: dict[str, Metric] = {
+    "accuracy": plain_accuracy,
+    "accuracy under shifts": shifted_accuracy,
+    "accuracy with fine-tune": with_fine_tuned,
+    "CKA with fine-tune": cka_to_fine_tuned,
+    "ap": on_test("ap"),
+    "mask_ap": on_test("mask_ap"),
+}
+
+
+# --- The claims: a file, of which every field is checked ---
+
+# The types of fields, and of those that may be left out.
+_SIDE, _OF_SIDE = {"study": str, "methods": list}, {"metric": str}
+_CLAIM = {"chapter": str, "sentence": str, "higher": dict, "lower": dict, "scales": list}
+_OF_CLAIM = {"paper": str, "margin": float, "factor": int}
+
+
+def read_claims(path: Path) -> tuple[Claim, ...]:
+    """The claims of a TOML file. Raises `ValueError` naming the claim and the field that is wrong."""
+    claims = []
+    for number, entry in enumerate(tomllib.loads(path.read_text(encoding="utf-8"))["claim"], start=1):
+        where = f"{path.name}, claim {number}"
+        _require_fields(where, entry, _CLAIM, _OF_CLAIM)
+        if not entry["scales"]:
+            raise ValueError(f"{where}: scales are none")
+        for scale in entry["scales"]:
+            require_known(f"scale ({where})", scale, SCALES)
+        if entry["sentence"] in (claim.sentence for claim in claims):
+            raise ValueError(f"{where}: its sentence is also that of another claim")
+        sides = {name: _side(f"{where}, {name}", entry[name]) for name in ("higher", "lower")}
+        claims.append(Claim(**entry | sides | {"scales": tuple(entry["scales"])}))
+    return tuple(claims)
+
+
+def _side(where: str, entry: Mapping[str, Any]) -> Side:
+    _require_fields(where, entry, _SIDE, _OF_SIDE)
+    if not entry["methods"] or not all(isinstance(method, str) for method in entry["methods"]):
+        raise ValueError(f"{where}: methods must be names, got {entry['methods']}")
+    if "metric" not in entry:
+        return Side(entry["study"], tuple(entry["methods"]))
+    require_known(f"metric ({where})", entry["metric"], METRICS)
+    return Side(entry["study"], tuple(entry["methods"]), METRICS[entry["metric"]])
+
+
+def _require_fields(where: str, entry: Mapping, needed: Mapping[str, type], may: Mapping[str, type]) -> None:
+    for name in needed:
+        if name not in entry:
+            raise ValueError(f"{where}: {name} is missing")
+    for name, value in entry.items():
+        require_known(f"field ({where})", name, needed | may)
+        if type(value) is not (needed | may)[name]:
+            raise ValueError(
+                f"{where}: {name} must be of type {(needed | may)[name].__name__}, got {value!r}"
+            )
+
+
+CLAIMS = read_claims(Path(__file__).with_name("claims.toml"))
+
+
+# --- The claims with their verdicts, as a table ---
+
+
+def findings_table(*chapters: str, results: Path | None = None) -> str:
+    """The claims of some chapters ("05"), of all when none is named, as a Markdown table with a column for
+    each place where they are asked: verdict, difference, interval.
+
+    results: the folder of the records, by default the book's. Raises `ValueError` for a chapter without
+    claims.
+    """
+    judged = _judged(chapters, results)
+    return _table(judged, {answer.scale for answer in judged}, _cell)
+
+
+def verdicts_table(*chapters: str, results: Path | None = None) -> str:
+    """The same with the verdicts alone, one line a claim, a column for each place where any is recorded; a
+    dash where fewer than three seeds are."""
+    judged = _judged(chapters, results)
+    recorded = {answer.scale for answer in judged if answer.verdict != NOT_RECORDED}
+    return _table(judged, recorded, _verdict)
+
+
+def _judged(chapters: Sequence[str], results: Path | None) -> list[Judged]:
+    known = {claim.chapter for claim in CLAIMS}
+    for chapter in chapters:
+        require_known("chapter with claims", chapter, sorted(known))
+    return judge([claim for claim in CLAIMS if claim.chapter in (chapters or known)], results)
+
+
+def _table(judged: Sequence[Judged], shown: set[str], cell: Callable[[Judged], str]) -> str:
+    scales = [scale for scale in SCALES if scale in shown]
+    cells = {(answer.claim, answer.scale): cell(answer) for answer in judged}
+    rows = [
+        [claim.sentence, claim.paper or "–", *(cells.get((claim, scale), "") for scale in scales)]
+        for claim in dict.fromkeys(answer.claim for answer in judged)
+    ]
+    return markdown_table(["claim", "paper", *(SCALES[scale] for scale in scales)], *rows)
+
+
+def _verdict(judged: Judged) -> str:
+    return "–" if judged.verdict == NOT_RECORDED else judged.verdict
+
+
+def _cell(judged: Judged) -> str:
+    """ "**holds** +14.2 [12.1, 16.3]": the verdict, the difference, its interval."""
+    if judged.estimate is None:
+        return NOT_RECORDED
+    factor = judged.claim.factor
+    digits = 1 if factor == 100 else 2
+    difference, low, high = (f"{factor * value:+.{digits}f}" for value in judged.estimate[:3])
+    return f"**{judged.verdict}** {difference} [{low}, {high}]".replace("-", "−")

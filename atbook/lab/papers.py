@@ -1,0 +1,39 @@
+"""What the papers report, as data: the content that the book quotes, each with its table."""
+
+import json
+from typing import NamedTuple
+
+from atbook.records import markdown_table, results_folder
+from atlib._util import require_known
+
+
+class Quoted(NamedTuple):
+    """A paper's table. source: paper and section; setting: models and data; unit: of the content; columns,
+    rows: as printed, the first column names the row, None is an empty cell."""
+
+    source: str
+    setting: str
+    unit: str
+    columns: list[str]
+    rows: list[list]
+
+    def value(self, row: str, column: str) -> float:
+        """One figure. Raises `ValueError` for an unknown row or column."""
+        rows = {str(line[0]): line for line in self.rows}
+        require_known("row", row, rows)
+        require_known("column", column, self.columns)
+        return rows[row][self.columns.index(column)]
+
+    def __str__(self) -> str:
+        cells = [["–" if value is None else value for value in row] for row in self.rows]
+        return markdown_table([name.replace("_", " ") for name in self.columns], *cells)
+
+
+def quoted(table: str, paper: str = "attention-transfer") -> Quoted:
+    """A table of `book/papers/PAPER.json`. Raises `ValueError` for an unknown one."""
+    path = results_folder().parent / "book" / "papers" / f"{paper}.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    require_known("table", table, content["tables"])
+    printed = content["tables"][table]
+    source = f"{content['paper']}, {printed['where']}"
+    return Quoted(source, printed["setting"], printed["unit"], printed["columns"], printed["rows"])

@@ -1,0 +1,562 @@
+"""Where experiments are run: the built-in worlds on a laptop, CIFAR-10 and PACS on a patient CPU, CIFAR-10 on
+a GPU; and scenes, where objects are to be found."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from atbook.lab.tuning import Range, grid
+from atbook.worlds import glyph_images, glyphs, pretext
+from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images, scene_objects
+from atlib._util import require_known
+from atlib.analysis.attention_maps import describe_layers
+from atlib.data.catalogue import DOMAINS, load_pacs
+from atlib.data.images import Images, crop_and_flip, draw, load, other_of_class, pair
+from atlib.data.rng import seed_for
+from atlib.detection.objects import ObjectImages
+from atlib.train import pretrain
+from atlib.train import recipe as recipes
+from atlib.train.checkpoint_manager import CheckpointManager
+from atlib.train.loop import train
+from atlib.train.objectives import Loss, student_loss
+from atlib.train.recipe import Recipe
+from atlib.vit import Architecture
+
+# A teacher, its architecture, and the history of its training.
+Made = tuple[VisionTransformer, Architecture, list[dict]]
+PHOTO_TWINS = ("same class", "other class")  # what a teacher may see in place of a photograph
+
+
+def twin_method(twin: str) -> str:
+    """The name of Copy whose teacher sees a twin of the student's image."""
+    return f"copy-{twin.replace(' ', '-')}-twin"
+
+
+class TeacherFailed(RuntimeError):
+    """A teacher has not learned its own task, so nothing can be asked of its students."""
+
+
+def _itself(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
+    return vit
+
+
+def _glyphs(split: str, size: int, seed: int, world: glyphs.World) -> glyphs.Glyphs:
+    return glyphs.generate(split, size, seed, world)
+
+
+def _no_teacher() -> VisionTransformer:
+    raise ValueError("this schooling learns from the central teacher of its seed: pass central=")
+
+
+@dataclass(frozen=True)
+class Schooling:
+    """One way to make a teacher, or any other model that is pre-trained without labels."""
+
+    # Of the teacher, in file names.
+    name: str
+    # The pre-text task: how many numbers the model gives, what was drawn -> images with their targets, and
+    # what it is trained on.
+    outputs: int = pretext.RETRIEVAL_OUTPUTS
+    images: Callable[[Any], Images] = pretext.retrieval_images
+    loss: Loss = pretext.retrieval_loss
+    # The distribution of images, and what draws from it: (split, size, seed, world) -> what `images` takes.
+    world: glyphs.World | SceneWorld = glyphs.World()
+    draw: Callable[[str, int, int, Any], Any] = _glyphs
+    # Number of validation images.
+    validation: int = 2000
+    # Of the ViT, and changes to its constructor arguments.
+    preset: str = "glyphs"
+    model: Mapping = field(default_factory=dict)
+    # To the recipe.
+    changes: Mapping = field(default_factory=dict)
+    # The largest share of the pre-text that a teacher may have left unlearned (`unlearned`) on validation
+    # images; one that is above it is trained again for twice the steps.
+    gate: float = math.inf
+    # (ViT, () -> the central teacher of its seed) -> what is trained, a module with the ViT in it.
+    around: Callable[[VisionTransformer, Callable[[], VisionTransformer]], nn.Module] = _itself
+    # Measures that module on validation images.
+    unlearned: Callable[[nn.Module, Images], float] = pretext.unlearned
+    # Other first weights than the central teacher's, for a model that learns from it.
+    again: int = 0
+    # Of unlabelled images that it is made from, the first of the scale's; None for all.
+    number: int | None = None
+
+    def make(
+        self,
+        recipe: Recipe,
+        unlabelled: int,
+        seed: int,
+        progress: str | None = None,
+        central: Callable[[], VisionTransformer] = _no_teacher,
+    ) -> Made:
+        """Pre-train a teacher on `unlabelled` images. `seed` decides all. What it has left unlearned is in
+        the last entry of its history. central: gives the central teacher of this seed, for a schooling that
+        needs it. Raises `TeacherFailed` when more is unlearned than the gate lets pass, after eight times the
+        steps."""
+        architecture = Architecture(self.preset, {**self.model, "num_classes": self.outputs})
+        images = self.images(self.draw("unlabelled", unlabelled, seed, self.world))
+        held_out = self.images(self.draw("validation", self.validation, 0, self.world))
+        recipe = replace(recipe, **self.changes)
+        for longer in (1, 2, 4, 8):
+            torch.manual_seed(seed_for(seed, "teacher", self.again))
+            model = architecture.build()
+            history = train(
+                self.around(model, central),
+                images,
+                replace(recipe, steps=longer * recipe.steps),
+                loss=self.loss,
+                seed=seed_for(seed, "teacher order"),
+                evaluate=lambda trained: {"unlearned": self.unlearned(trained, held_out)},
+                progress=progress,
+            )
+            if history[-1]["unlearned"] <= self.gate:
+                return model, architecture, history
+        raise TeacherFailed(
+            f"the teacher {self.name} of seed {seed} has left {history[-1]['unlearned']:.2f} of its own task"
+            f" unlearned after {history[-1]['step']} steps, the gate is {self.gate}: no student was trained;"
+            " its scale needs a longer pre-training (`atbook.lab.scales`)"
+        )
+
+
+RETRIEVAL = Schooling("retrieval")
+# What it does with scenes in place of glyphs.
+_OF_SCENES = {"images": scene_images, "world": SceneWorld(), "draw": generate_scenes, "preset": "scenes"}
+
+
+def _painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
+    """From half of the patches, not a quarter: an object covers few, and some of them must be seen."""
+    return pretrain.MaskedAutoencoder(vit, mask_ratio=0.5)
+
+
+# Scenes, painted: a hidden patch can be foretold from its object's others. Half of the patches hold noise
+# alone, so that whoever knew every object would still leave 0.63 unpainted.
+PAINTED_SCENES = Schooling(
+    "mae",
+    0,
+    loss=pretrain.mae_loss,
+    around=_painter,
+    unlearned=pretrain.unpainted,
+    validation=300,
+    **_OF_SCENES,
+)
+# Scenes with one label each, that of the largest object: what an image classifier is pre-trained on.
+LABELLED_SCENES = Schooling(
+    "supervised",
+    len(glyphs.SHAPES),
+    loss=student_loss,
+    changes={"betas": recipes.STUDENT.betas, "label_smoothing": recipes.STUDENT.label_smoothing},
+    validation=300,
+    **_OF_SCENES,
+)
+GATE = 0.2  # of the variance of the pixels to retrieve, for the teachers of the two worlds
+
+
+def colour(name: str, **options) -> Schooling:
+    """The other pre-text: name the hue of the marked glyph. It needs the same routing; its features say
+    nothing about shapes."""
+    return Schooling(name, len(glyphs.HUES), pretext.colour_images, pretext.colour_loss, **options)
+
+
+class Worth(NamedTuple):
+    """What the tuning seed's teacher must be worth before students are compared. Nothing that Copy or Distill
+    brings is part of it.
+
+    gain: the least accuracy of fine-tune less that of scratch, each the best of its trials on validation
+    images. evenness: the largest that its maps may have, as the function `evenness` measures it.
+    """
+
+    gain: float
+    evenness: float
+
+
+CENTRAL_METHODS = ("scratch", "fine-tune", "copy", "copy-q", "copy-untrained", "copy-fine-tuned", "distill")
+# Of the two worlds' tables: scratch from three first weights, and what the teacher saw in place of the image.
+WORLD_METHODS = (
+    *CENTRAL_METHODS,
+    "scratch-2",
+    "scratch-3",
+    "copy-k",
+    "copy-v",
+    *map(twin_method, glyphs.TWINS),
+    "distill-long",
+)
+# Of photographs, whose scenes cannot be drawn again.
+PHOTO_METHODS = (*CENTRAL_METHODS, "scratch-2", "scratch-3", *map(twin_method, PHOTO_TWINS))
+TUNING_SEED = 100  # its teacher, labels and initialisation appear in no reported figure
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One scale: model, budget, and for every method the same recipes to choose from on the validation split.
+
+    Everything random follows from one seed, each part from a stream of its own (`atlib.data.rng.ROLES`): the
+    teacher's and student's initialisation, the unlabelled and labelled images, the order. Validation and test
+    images are the same for all seeds, and no image is in both. `twin`: with it, each image comes with another
+    one for the teacher to see (`atlib.data.pair`).
+    """
+
+    name: str
+    student: Architecture
+    # Of the central experiment, in the order of its table; none where students are no classifiers.
+    methods: tuple[str, ...]
+    # The teacher's recipe, and the students' before a trial's changes.
+    pretraining: Recipe
+    training: Recipe
+    # Of each method: changes to choose from.
+    tuning: Mapping[str, Sequence[dict]]
+    # Number of the students' training images; None for all.
+    labels: int | None
+    # Of its teachers; None: whatever they are worth, students are compared.
+    worth: Worth | None = None
+    # Steps between checkpoints of a teacher's pre-training; None: it is short, and begins anew.
+    keep_every: int | None = None
+
+    def elsewhere(self, split: str, twin: str | None = None) -> dict[str, Images]:
+        """Further sets that a run is evaluated on, by name: none unless a scale has them."""
+        return {}
+
+    def recipe(self, changes: Mapping) -> Recipe:
+        """The training recipe with a trial's changes."""
+        return replace(self.training, **changes)
+
+
+@dataclass(frozen=True)
+class GlyphScale(Scale):
+    """A built-in world: the teacher learns retrieval on unlabelled images, students learn shapes from few
+    labels. Twins are those of `atbook.worlds.glyphs.TWINS`."""
+
+    unlabelled: int = 40_000
+    world: glyphs.World = glyphs.World()
+    gate: float = math.inf
+
+    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
+        """Pre-train a teacher."""
+        school = replace(RETRIEVAL, world=self.world, gate=self.gate)
+        return school.make(self.pretraining, self.unlabelled, seed, progress)
+
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
+        """The students' training images, or another number of them."""
+        return self._draw("train", number or self.labels, seed, twin)
+
+    def unlabelled_images(self, seed: int) -> Images:
+        """The first 8,000 of the teacher's images, for what is estimated from its maps; their labels are not
+        for use."""
+        return self._draw("unlabelled", min(8000, self.unlabelled), seed)
+
+    def held_out(self, split: str, twin: str | None = None) -> Images:
+        """ "validation" (2,000 images) or "test" (4,000)."""
+        return self._draw(split, 2000 if split == "validation" else 4000, 0, twin)
+
+    def _draw(self, split: str, size: int, seed: int, twin: str | None = None) -> Images:
+        images = glyph_images(glyphs.generate(split, size, seed, self.world))
+        if twin is None:
+            return images
+        return pair(images, glyph_images(glyphs.generate(split, size, seed, self.world, twin)))
+
+
+@dataclass(frozen=True)
+class CifarScale(Scale):
+    """CIFAR-10: the teacher is a masked auto-encoder of the training images, students learn from all or some
+    labels."""
+
+    path: Path | None = None
+    unlabelled: int | None = None
+    test_size: int | None = None
+
+    def make_teacher(
+        self, seed: int, progress: str | None = None, keeper: CheckpointManager | None = None
+    ) -> Made:
+        """Pre-train a teacher. How even its maps of validation images are is in the last entry of its
+        history. keeper: keeps it along the way, and goes on with it."""
+        torch.manual_seed(seed_for(seed, "teacher"))
+        model = pretrain.MaskedAutoencoder(self.student.build(), decoder_width=96)
+        images = self._load("train", self.unlabelled, seed_for(seed, "unlabelled"))
+        history = train(
+            model,
+            images.with_augment(crop_and_flip()).to(place_of_training()),
+            self.pretraining,
+            loss=pretrain.mae_loss,
+            seed=seed_for(seed, "teacher order"),
+            evaluate=lambda model: {"evenness": evenness(model.vit, self.held_out("validation"))},
+            progress=progress,
+            keeper=keeper,
+        )
+        return model.vit, self.student, history
+
+    def unlabelled_images(self, seed: int) -> Images:
+        """8,000 of the teacher's images as they are, for what is estimated from its maps; their labels are
+        not for use."""
+        return self._load("train", 8000, seed_for(seed, "unlabelled"))
+
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
+        """The students' training images, or another number of them, cropped and flipped at random."""
+        images = self._load("train", number or self.labels, seed_for(seed, "labels"))
+        return with_twins(images, twin, seed).with_augment(crop_and_flip())
+
+    def held_out(self, split: str, twin: str | None = None) -> Images:
+        """ "validation" (a tenth of the published training split) or "test"."""
+        return with_twins(self._load(split, self.test_size if split == "test" else None, 0), twin, 0)
+
+    def _load(self, split: str, size: int | None, seed: int) -> Images:
+        return load("cifar10", self.path, split=split, size=size, seed=seed)
+
+
+@dataclass(frozen=True)
+class PacsScale(Scale):
+    """PACS: students learn seven classes from photographs and are tested on photographs, paintings, cartoons
+    and sketches.
+
+    The teacher has learned CIFAR-10 with its labels: PACS has too few photographs to pre-train on, and a
+    masked auto-encoder that two CPU cores can train has maps that are nearly uniform. `path` is a folder that
+    holds `cifar10` and `pacs` (None: both from the hub).
+    """
+
+    path: Path | None = None
+    unlabelled: int | None = None
+    image_size: int = 32
+
+    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
+        """Pre-train a teacher."""
+        torch.manual_seed(seed_for(seed, "teacher"))
+        architecture = self.student._replace(overrides={**self.student.overrides, "num_classes": 10})
+        model = architecture.build()
+        images = load(
+            "cifar10",
+            self._folder("cifar10"),
+            split="train",
+            size=self.unlabelled,
+            seed=seed_for(seed, "unlabelled"),
+            image_size=self.image_size,
+        )
+        history = train(
+            model,
+            images.with_augment(crop_and_flip()).to(place_of_training()),
+            self.pretraining,
+            seed=seed_for(seed, "teacher order"),
+            progress=progress,
+        )
+        return model, architecture, history
+
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
+        """The students' training images: all photographs for every seed (or a number of them that the seed
+        draws), cropped and flipped at random."""
+        photographs = self._photographs("train")
+        chosen = draw(len(photographs), number, seed_for(seed, "labels"), "PACS")
+        images = with_twins(photographs.select(chosen), twin, seed)
+        return images.with_augment(crop_and_flip(self.image_size // 8))
+
+    def unlabelled_images(self, seed: int) -> Images:
+        """The photographs as they are, for what is estimated from the teacher's maps; their labels are not
+        for use."""
+        return self._photographs("train")
+
+    def held_out(self, split: str, twin: str | None = None) -> Images:
+        """Photographs: "validation" or "test"."""
+        return with_twins(self._photographs(split), twin, 0)
+
+    def elsewhere(self, split: str, twin: str | None = None) -> dict[str, Images]:
+        """With "test", everything in the other three domains: nothing of them is trained or tuned on."""
+        if split != "test":
+            return {}
+        domains = {
+            domain: load_pacs([domain], self._folder("pacs"), split="all", image_size=self.image_size)
+            for domain in DOMAINS[1:]
+        }
+        return {domain: with_twins(images, twin, 0) for domain, images in domains.items()}
+
+    def _photographs(self, split: str) -> Images:
+        return load_pacs(["photo"], self._folder("pacs"), split=split, image_size=self.image_size)
+
+    def _folder(self, name: str) -> Path | None:
+        return None if self.path is None else self.path / name
+
+
+@dataclass(frozen=True)
+class SceneScale(Scale):
+    """Scenes: the teacher is a masked auto-encoder of unlabelled ones, students learn from labelled ones what
+    is where. No student classifies images, so `methods` are none; a study of this scale says what its
+    variants choose from. Raises `ValueError` for a twin, which scenes do not have."""
+
+    unlabelled: int = 8000
+    world: SceneWorld = SceneWorld()
+    held_out_sizes: Mapping[str, int] = field(default_factory=lambda: {"validation": 300, "test": 500})
+
+    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
+        """Pre-train a teacher. What it has left unpainted of validation scenes, where the mean predictor
+        leaves 1, is in the last entry of its history as "unlearned"."""
+        school = replace(PAINTED_SCENES, world=self.world)
+        return school.make(self.pretraining, self.unlabelled, seed, progress)
+
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> ObjectImages:
+        """The students' training scenes, or another number of them, with all that is in them."""
+        return self._draw("train", number or self.labels, seed, twin)
+
+    def unlabelled_images(self, seed: int) -> Images:
+        """The first 1,000 of the teacher's scenes, for what is estimated from its maps; their labels are not
+        for use."""
+        return scene_images(generate_scenes("unlabelled", min(1000, self.unlabelled), seed, self.world))
+
+    def held_out(self, split: str, twin: str | None = None) -> ObjectImages:
+        """ "validation" (300 scenes) or "test" (500)."""
+        require_known("split", split, self.held_out_sizes)
+        return self._draw(split, self.held_out_sizes[split], 0, twin)
+
+    def _draw(self, split: str, size: int, seed: int, twin: str | None) -> ObjectImages:
+        if twin is not None:
+            raise ValueError(f"scenes have no twins, got twin={twin!r}: leave it out")
+        return scene_objects(generate_scenes(split, size, seed, self.world))
+
+
+def place_of_training() -> str:
+    """Where everything is trained, and images should be by then: the GPU, if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def evenness(vit: VisionTransformer, images: Images) -> float:
+    """How even a ViT's maps are: their mean entropy over images, layers and heads as a share of ln N, which
+    uniform maps have. From 0 to 1."""
+    layers = describe_layers(vit, images)
+    tokens = vit.patch_embed.num_patches + vit.num_prefix_tokens
+    return torch.stack([layer.entropy for layer in layers]).mean().item() / math.log(tokens)
+
+
+def with_twins(images: Images, twin: str | None, seed: int) -> Images:
+    """Photographs with what the teacher sees: the same (None), or one of `PHOTO_TWINS`. Raises `ValueError`
+    for another word."""
+    if twin is None:
+        return images
+    require_known("twin", twin, PHOTO_TWINS)
+    return pair(images, other_of_class(images, twin == "same class", seed_for(seed, "twins")))
+
+
+# the names, without what they stand for: those whose students are classifiers, and all
+CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
+SCALES = (*CLASSIFYING, "scenes")
+CIFAR_IMAGES = 45_000  # to train on: CIFAR-10's training split without the tenth that is for validation
+# One range for all methods. It is wide: the search tries a dozen recipes of it, and no choice lies at an end.
+AXES = {
+    "lr": (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 0.128, 0.256, 0.512, 1.024, 2.048),
+    "weight_decay": (0.01, 0.03, 0.1, 0.3, 1.0),
+}
+START = {"lr": 4e-3, "weight_decay": 0.1}
+WEIGHTS = {"transfer_weight": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}
+
+
+def _equal_chances(methods: Sequence[str], steps: int) -> dict[str, Range]:
+    """One search in one range for all methods at one budget, but for distill-long, which has the paper's
+    twice as many steps."""
+    by_weight = {"axes": AXES | WEIGHTS, "start": START | {"transfer_weight": 3.0}}
+    return {
+        **dict.fromkeys(methods, Range(AXES, START, {})),
+        "distill": Range(**by_weight, also={}),
+        "distill-long": Range(**by_weight, also={"steps": 2 * steps}),
+    }
+
+
+def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
+    """One of the two worlds."""
+    training = replace(recipes.STUDENT, steps=500)
+    return GlyphScale(
+        name,
+        Architecture("glyphs"),
+        WORLD_METHODS,
+        pretraining,
+        training,
+        _equal_chances(WORLD_METHODS, training.steps),
+        labels=1000,
+        world=world,
+        gate=GATE,
+    )
+
+
+@lru_cache
+def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | PacsScale | SceneScale]:
+    """All scales by name; `data` is a folder with CIFAR-10's parquet files, for "pacs" one that holds
+    `cifar10` and `pacs` (None: from the hub)."""
+    # 16 patches + class token, at the resolution of CIFAR-10: what a CPU can train.
+    small, photographs = (Architecture("glyphs", {"num_classes": classes}) for classes in (10, 7))
+    # For one GPU. The teacher: 800 passes, with the warm-up and the rate (in proportion to the batch) of He
+    # et al. 2022 (arXiv 2111.06377, appendix A). A batch is a fifteenth of the images: all are of one size,
+    # so that the model is compiled once. Students are not compiled: that takes longer than their 80 passes.
+    pretraining = replace(
+        recipes.MAE,
+        epochs=800,
+        warmup_epochs=40,
+        base_lr=1.5e-4,
+        batch_size=3000,
+        mixed_precision="bf16",
+        compile=True,
+    )
+    methods = tuple(method for method in PHOTO_METHODS if method != "copy-fine-tuned")
+    on_gpu = CifarScale(
+        "cifar10",
+        Architecture("cifar"),
+        methods,
+        pretraining.on(CIFAR_IMAGES),
+        replace(recipes.STUDENT, steps=800, batch_size=500, mixed_precision="bf16"),
+        dict.fromkeys(methods, grid(lr=(3e-4, 1e-3, 3e-3))),
+        labels=5000,
+        worth=Worth(gain=0.05, evenness=0.8),
+        keep_every=500,
+        path=data,
+    )
+    return {
+        "find": _world("find", pretext.RETRIEVAL, glyphs.World()),
+        "match": _world("match", replace(pretext.RETRIEVAL, steps=3000), glyphs.World(task="match")),
+        # For 2 CPU cores: about 11 passes of masked auto-encoding over CIFAR-10, 15 over 5,000 labelled
+        # images. Far too little for a masked auto-encoder (arXiv 2111.06377 trains 800 passes and more), so
+        # it shows what such a teacher is worth, not what the methods are.
+        "cifar10-cpu": CifarScale(
+            "cifar10-cpu",
+            small,
+            PHOTO_METHODS,
+            replace(recipes.MAE, steps=4000),
+            replace(recipes.STUDENT, steps=600),
+            dict.fromkeys(PHOTO_METHODS, grid(lr=(1e-3, 2e-3, 4e-3, 8e-3))),
+            labels=5000,
+            path=data,
+        ),
+        # For 2 CPU cores: about 2 passes of pre-training over CIFAR-10, 33 over 1,169 photographs.
+        "pacs": PacsScale(
+            "pacs",
+            photographs,
+            PHOTO_METHODS,
+            replace(recipes.STUDENT, steps=800),
+            replace(recipes.STUDENT, steps=300),
+            dict.fromkeys(PHOTO_METHODS, grid(lr=(5e-4, 1e-3, 2e-3, 4e-3, 8e-3))),
+            labels=None,
+            path=data,
+        ),
+        "cifar10": on_gpu,
+        # The same on a CPU in a minute, to try it out: what it records means nothing.
+        "cifar10-toy": replace(
+            on_gpu,
+            name="cifar10-toy",
+            methods=("scratch", "fine-tune", "copy-other-class-twin"),
+            student=Architecture("cifar", {"depth": 2}),
+            pretraining=replace(recipes.MAE, steps=4, batch_size=16),
+            training=replace(recipes.STUDENT, steps=2, batch_size=8),
+            labels=100,
+            unlabelled=32,
+            test_size=100,
+            worth=Worth(gain=-1.0, evenness=1.1),
+            keep_every=1,
+        ),
+        # For 2 CPU cores: 48 passes of masked auto-encoding over 8,000 scenes, 12 of detection over 2,000.
+        "scenes": SceneScale(
+            "scenes",
+            Architecture("scenes", {"num_classes": 0}),
+            (),
+            replace(recipes.MAE, steps=3000, lr=4e-3),
+            replace(recipes.STUDENT, steps=1500, batch_size=16, label_smoothing=0.0),
+            {},
+            labels=2000,
+        ),
+    }

@@ -1,0 +1,70 @@
+"""Which recipes are tried before a method is reported: the same range for every method, searched in the same
+way."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+# Of the accuracy: less is within the standard error of 2,000 validation images, no reason to go on.
+STEP = 0.01
+
+
+def grid(**choices: Sequence) -> tuple[dict, ...]:
+    """All combinations of recipe values, as dicts: grid(lr=[1, 2], clip=[3]) is ({lr: 1, clip: 3}, {lr: 2,
+    clip: 3})."""
+    return tuple(dict(zip(choices, values)) for values in product(*choices.values()))
+
+
+@dataclass(frozen=True)
+class Range(Sequence):
+    """Recipes on a grid, of which a compass search tries a few: from the start it goes to the best neighbour
+    along an axis, as long as that is better by more than `STEP`.
+
+    axes: {recipe value: its choices in order}; start: of each axis where it begins; also: what all of them
+    change. As a sequence it is the whole grid, the last axis fastest.
+    """
+
+    axes: Mapping[str, tuple]
+    start: Mapping[str, float]
+    also: Mapping
+
+    def __len__(self) -> int:
+        return len(self._recipes)
+
+    def __getitem__(self, index):
+        return self._recipes[index]
+
+    def open(self, scores: Mapping[int, float]) -> list[int]:
+        """The recipes that are to be tried next, given the scores of those tried; none when it has ended."""
+        cells = list(product(*(range(len(choices)) for choices in self.axes.values())))
+        at = tuple(choices.index(self.start[name]) for name, choices in self.axes.items())
+        tried = {cells[index]: score for index, score in scores.items()}
+        while True:
+            around = sorted(self._neighbours(at))
+            if wanted := {at, *around} - tried.keys():
+                return sorted(cells.index(cell) for cell in wanted)
+            best = max(around, key=tried.__getitem__)
+            if tried[best] <= tried[at] + STEP:
+                return []
+            at = best
+
+    @cached_property
+    def _recipes(self) -> tuple[dict, ...]:
+        return tuple({**self.also, **recipe} for recipe in grid(**self.axes))
+
+    def _neighbours(self, cell: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        for axis, choices in enumerate(self.axes.values()):
+            for place in (cell[axis] - 1, cell[axis] + 1):
+                if 0 <= place < len(choices):
+                    yield (*cell[:axis], place, *cell[axis + 1 :])
+
+
+def to_try(choices: Sequence[Mapping], scores: Mapping[int, float]) -> list[int]:
+    """Which of a method's recipes are to be tried next: of a `Range` as its search goes, of any others all
+    that have no score."""
+    if len(choices) == 1:
+        return []
+    if isinstance(choices, Range):
+        return choices.open(scores)
+    return [index for index in range(len(choices)) if index not in scores]

@@ -1,0 +1,132 @@
+"""Pure plotting functions: data in, a matplotlib Figure out. Nothing is shown or saved here.
+
+Figures are closed for pyplot before they are returned, so that a notebook shows each once: as the value of
+its cell.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from atlib.analysis.pictures import image_grid as image_grid
+
+# Okabe and Ito's palette, told apart also with colour-blindness; a method keeps its colour through the book.
+COLOURS = {
+    "scratch": "#999999",
+    "fine-tune": "#009E73",
+    "copy": "#0072B2",
+    "copy-routing-twin": "#56B4E9",
+    "copy-message-twin": "#D55E00",
+    "copy-distractors-twin": "#3B528B",
+    "copy-unrelated-twin": "#7A4988",
+    "copy-same-class-twin": "#6A8FD0",
+    "copy-other-class-twin": "#882255",
+    "copy-q": "#E69F00",
+    "copy-k": "#B8860B",
+    "copy-v": "#8B5A00",
+    "copy-untrained": "#A0522D",
+    "copy-fine-tuned": "#1B4F72",
+    "distill": "#CC79A7",
+    "distill-long": "#AA3377",
+}
+
+
+def maps(map: Tensor, title: str = "", names: Sequence[str] = ()) -> Figure:
+    """Attention maps (H, N, N), one panel per head: queries down, keys across, one colour scale for all."""
+    shown = map.detach().float().cpu().numpy()
+    figure, axes = plt.subplots(
+        1, len(shown), figsize=(2.3 * len(shown), 2.6), squeeze=False, layout="constrained"
+    )
+    for index, (axis, one) in enumerate(zip(axes.flat, shown)):
+        picture = axis.imshow(one, vmin=0, vmax=shown.max(), cmap="viridis")
+        axis.set(title=names[index] if index < len(names) else f"head {index}", xlabel="key")
+    axes[0, 0].set_ylabel("query")
+    figure.colorbar(picture, ax=axes, shrink=0.8)
+    figure.suptitle(title)
+    return _done(figure)
+
+
+def class_token_attention(
+    image: Tensor, map: Tensor, grid: tuple[int, int], prefix_tokens: int = 1, title: str = ""
+) -> Figure:
+    """Where the class token looks: an image (3, height, width) beside its row of each head's map (H, N, N),
+    laid out on the patch grid. The share that goes to prefix tokens (the class token itself) is written above
+    each panel."""
+    rows = map.detach().float().cpu()[:, 0]  # (H, N): the class token is query 0
+    shares = rows[:, prefix_tokens:].reshape(len(rows), *grid).numpy()
+    figure, axes = plt.subplots(1, 1 + len(rows), figsize=(1.9 * (1 + len(rows)), 2.3), layout="constrained")
+    axes[0].imshow(np.asarray(image).transpose(1, 2, 0))
+    axes[0].set_title("image", fontsize=9)
+    for head, (axis, share) in enumerate(zip(axes[1:], shares)):
+        axis.imshow(share, vmin=0, vmax=max(shares.max(), 1e-6), cmap="magma")
+        axis.set_title(f"head {head}\nclass token {rows[head, :prefix_tokens].sum():.2f}", fontsize=9)
+    for axis in axes:
+        axis.set(xticks=[], yticks=[])
+    figure.suptitle(title)
+    return _done(figure)
+
+
+def curves(
+    histories: Mapping[str, Sequence[Mapping]],
+    metric: str = "loss",
+    label: str = "training loss",
+    log: bool = False,
+) -> Figure:
+    """One line per run, labelled by name: `metric` against steps, for histories as `train` returns them."""
+    lines = {
+        name: [(entry["step"], entry[metric]) for entry in history if metric in entry]
+        for name, history in histories.items()
+    }
+    for name, points in lines.items():
+        if not points:
+            has = ", ".join(dict.fromkeys(key for entry in histories[name] for key in entry))
+            raise ValueError(f"the history of {name!r} has no {metric!r}; it has {has}")
+    figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    for name, points in lines.items():
+        marker = "o" if len(points) < 12 else None
+        axis.plot(*zip(*points), label=name, color=COLOURS.get(name), marker=marker, markersize=3)
+    axis.set(xlabel="step", ylabel=label, yscale="log" if log else "linear")
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    return _done(figure)
+
+
+def estimates(
+    worlds: Mapping[str, Mapping[str, tuple[float, float, float]]], methods: Mapping[str, str], chance: float
+) -> Figure:
+    """Accuracies with their intervals: a row a method, a panel a world.
+
+    worlds: {title of a panel: {method: (mean, low, high, ...)}}, as shares; what a world does not have has an
+    empty row. methods: {method: its name in the figure}. chance: a dotted line.
+    """
+    size = (4.6 + 2.4 * len(worlds), 0.42 * len(methods) + 1.1)
+    figure, axes = plt.subplots(
+        1, len(worlds), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, (title, found) in zip(axes[0], worlds.items()):
+        axis.axvline(100 * chance, linestyle=":", color="#888888")
+        for row, method in enumerate(methods):
+            if method in found:
+                mean, low, high = (100 * value for value in found[method][:3])
+                colour = COLOURS.get(method, "#333333")
+                axis.plot(
+                    [low, high], [row, row], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt"
+                )
+                axis.plot(mean, row, "o", color=colour, markersize=7)
+                axis.annotate(
+                    f"{mean:.1f}", (mean, row), (0, 6), textcoords="offset points", ha="center", fontsize=8
+                )
+        axis.set(title=title, xlim=(0, 103), xlabel="test accuracy (%)")
+        axis.grid(axis="x", alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set(yticks=range(len(methods)), yticklabels=list(methods.values()))
+    axes[0, 0].set_ylim(len(methods) - 0.5, -0.7)
+    return _done(figure)
+
+
+def _done(figure: Figure) -> Figure:
+    plt.close(figure)
+    return figure

@@ -1,0 +1,222 @@
+"""Scenes: several glyphs of any size anywhere in a 64 x 64 image, for tasks that ask *where*.
+
+In `atbook.worlds.glyphs` a cell is a patch, and one glyph an image is asked for. Here two to five glyphs of
+12 to 28 pixels lie where they like: a ViT with patches of 8 pixels sees each of them in pieces, beside
+pieces of others. What is asked of a scene is every object in it: its class, its box, its pixels. A hidden
+patch can be foretold from the other patches of its object, so a masked auto-encoder has something to learn
+here.
+
+Everything that varies is a field of `SceneWorld`. As in the other worlds all random choices are made first,
+in a fixed order that no field influences, and only then is the image rendered.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atbook.worlds.glyphs import BITMAPS, PAINTED, SHAPES, SPLITS, blurred, hsv_to_rgb, to_bytes
+from atlib._util import require_known, require_ranges
+from atlib.data.images import Images
+from atlib.detection.objects import ObjectImages, Objects
+
+SIZE = 64  # pixels per side
+MOST = 8  # objects that a scene has room for
+CHUNK = 100  # scenes per random stream: the first n scenes of a split are the same whatever its size
+ATTEMPTS = 20  # places that are tried for an object
+
+
+@dataclass(frozen=True)
+class SceneWorld:
+    """The factors of variation; the defaults are the distribution that models are trained on.
+
+    noise: s.d. of the pixel noise. background: grey level behind the glyphs. contrast: factor around
+    mid-grey. blur: s.d. of a Gaussian blur in pixels. saturation: 1 full colour, 0 grey. hue_shift: turns of
+    the colour circle. texture: how deep glyphs are cut by stripes across, down or along a diagonal.
+    fewest, most: objects in a scene; one that finds no free place is left out. smallest, largest: side of a
+    glyph's square in pixels. overlap: the largest intersection over union of two objects' squares; smaller
+    ones lie in front. Levels are in [0, 1], where 1 is white. Raises `ValueError` for a value outside its
+    range.
+    """
+
+    noise: float = 0.1
+    background: float = 0.1
+    contrast: float = 1.0
+    blur: float = 0.0
+    saturation: float = 1.0
+    hue_shift: float = 0.0
+    texture: float = 0.0
+    fewest: int = 2
+    most: int = 5
+    smallest: int = 12
+    largest: int = 28
+    overlap: float = 0.0
+
+    def __post_init__(self):
+        sides, numbers = (6, SIZE), (1, MOST)
+        whole = {"fewest": numbers, "most": numbers, "smallest": sides, "largest": sides}
+        require_ranges(self, PAINTED | {"overlap": (0, 0.3)}, whole)
+        for low, high in (("fewest", "most"), ("smallest", "largest")):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(
+                    f"SceneWorld({low}={getattr(self, low)}, {high}={getattr(self, high)}): {low} is above"
+                    f" {high}"
+                )
+
+
+class Scenes(NamedTuple):
+    """n generated scenes and what is in them. images: uint8 (n, 3, 64, 64); shape: int64 (n, 8), the class of
+    each object, -1 where there is none; boxes: float32 (n, 8, 4), the left, top, right and bottom edge of its
+    visible pixels, so that right - left is its width (0 where there is none); instances: uint8 (n, 64, 64),
+    1 + the number of the object that a pixel belongs to, 0 for none. The largest squares come first.
+    """
+
+    images: np.ndarray
+    shape: np.ndarray
+    boxes: np.ndarray
+    instances: np.ndarray
+
+
+class _Choices(NamedTuple):
+    """Every random choice of n scenes, for eight objects each. number, side, hue, shade in [0, 1]; place:
+    (n, 8, attempts, 2) in [0, 1]; stripes: of four kinds; noise: per pixel."""
+
+    number: np.ndarray
+    side: np.ndarray
+    place: np.ndarray
+    shape: np.ndarray
+    hue: np.ndarray
+    shade: np.ndarray
+    stripes: np.ndarray
+    noise: np.ndarray
+
+
+def generate_scenes(split: str, size: int, seed: int = 0, world: SceneWorld = SceneWorld()) -> Scenes:
+    """Draw the first `size` scenes of a split of the world.
+
+    The splits of `atbook.worlds.glyphs.SPLITS` come from separate random streams, as do different seeds. The
+    same (split, seed) with another `world` gives the same scenes with only the changed factors different.
+    Raises `ValueError` for an unknown split and for a size below 1.
+    """
+    require_known("split", split, SPLITS)
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    chunks = []
+    for index in range(-(-size // CHUNK)):
+        # a stream of its own: the worlds of one cell a patch have three numbers, this one has four
+        choices = _draw(np.random.default_rng([seed, SPLITS.index(split), index, 64]))
+        chunks.append(_render(world, choices))
+    return Scenes(*(np.concatenate(parts)[:size] for parts in zip(*chunks)))
+
+
+def scene_images(drawn: Scenes) -> Images:
+    """Generated scenes with one label an image: the shape of the object whose visible box is the largest."""
+    width_height = drawn.boxes[..., 2:] - drawn.boxes[..., :2]
+    largest = width_height.prod(-1).argmax(1)
+    labels = drawn.shape[np.arange(len(largest)), largest]
+    return Images(torch.from_numpy(drawn.images), torch.from_numpy(labels), SHAPES)
+
+
+def class_of_pixels(drawn: Scenes) -> Tensor:
+    """What segmentation asks for: int64 (n, 64, 64), 0 for the background and 1 + class elsewhere."""
+    classes = np.concatenate([np.zeros((len(drawn.shape), 1), np.int64), drawn.shape + 1], axis=1)
+    picked = np.take_along_axis(classes, drawn.instances.reshape(len(classes), -1).astype(np.int64), 1)
+    return torch.from_numpy(picked.reshape(drawn.instances.shape))
+
+
+def _draw(rng: np.random.Generator) -> _Choices:
+    """Every choice, always in this order and always the same number of them."""
+    n = CHUNK
+    return _Choices(
+        number=rng.uniform(size=n),
+        side=rng.uniform(size=(n, MOST)),
+        place=rng.uniform(size=(n, MOST, ATTEMPTS, 2)),
+        shape=rng.integers(len(SHAPES), size=(n, MOST)),
+        hue=rng.uniform(size=(n, MOST)),
+        shade=rng.uniform(0.6, 1.0, size=(n, MOST)),
+        stripes=rng.integers(4, size=(n, MOST)),
+        noise=rng.standard_normal((n, 3, SIZE, SIZE), dtype=np.float32),
+    )
+
+
+def _placed(world: SceneWorld, choices: _Choices) -> tuple[np.ndarray, np.ndarray]:
+    """The squares' upper left corners and sides, int64 (n, 8, 2) and (n, 8), the side 0 where there is no
+    object. Objects take their places in turn; each takes the first attempt that leaves the others alone."""
+    n, rows = len(choices.number), np.arange(len(choices.number))
+    wanted = world.fewest + np.floor(choices.number * (world.most - world.fewest + 1)).astype(int)
+    side = world.smallest + np.floor(choices.side * (world.largest - world.smallest + 1)).astype(int)
+    corner, taken = np.zeros((n, MOST, 2), dtype=int), np.zeros((n, MOST), dtype=int)
+    for new in range(MOST):
+        room = SIZE - side[:, new] + 1
+        # (n, attempts, 2)
+        tried = np.floor(choices.place[:, new] * room[:, None, None]).astype(int)
+        free = np.ones(tried.shape[:2], dtype=bool)
+        for old in range(new):
+            theirs, length = corner[:, old, None], taken[:, old, None, None]
+            shared = np.minimum(tried + side[:, new, None, None], theirs + length) - np.maximum(tried, theirs)
+            both = shared.clip(0).prod(-1)  # squared pixels
+            union = side[:, new, None] ** 2 + taken[:, old, None] ** 2 - both
+            free &= both <= world.overlap * union
+        first = free.argmax(1)
+        exists = free.any(1) & (new < wanted)
+        corner[:, new], taken[:, new] = tried[rows, first], np.where(exists, side[:, new], 0)
+    return corner, taken
+
+
+def _render(world: SceneWorld, choices: _Choices) -> Scenes:
+    n = len(choices.number)
+    corner, side = _placed(world, choices)
+    colour = hsv_to_rgb((choices.hue + world.hue_shift) % 1.0, world.saturation, choices.shade)  # (n, 8, 3)
+    image = np.full((n, 3, SIZE, SIZE), world.background, dtype=np.float32)
+    instances = np.zeros((n, SIZE, SIZE), dtype=np.uint8)
+    shape, boxes = np.full((n, MOST), -1), np.zeros((n, MOST, 4), dtype=np.float32)
+    for scene in range(n):
+        # the largest first: what is painted later lies in front
+        order = [i for i in np.argsort(-side[scene], kind="stable") if side[scene, i] > 0]
+        for number, i in enumerate(order):
+            (left, top), length = corner[scene, i], side[scene, i]
+            ink = _ink(choices.shape[scene, i], length)
+            place = np.s_[top : top + length, left : left + length]
+            depth = 1 - world.texture * _stripes(choices.stripes[scene, i], length)
+            painted = world.background + depth * (colour[scene, i][:, None, None] - world.background)
+            window = image[scene][:, *place]
+            window[:, ink] = painted[:, ink]
+            instances[scene][place][ink] = number + 1
+        visible = 0
+        for number, i in enumerate(order):
+            down, across = np.nonzero(instances[scene] == number + 1)
+            if len(down) == 0:  # hidden by objects in front of it: not there, then
+                continue
+            instances[scene][down, across] = visible + 1
+            shape[scene, visible] = choices.shape[scene, i]
+            boxes[scene, visible] = across.min(), down.min(), across.max() + 1, down.max() + 1
+            visible += 1
+    if world.blur > 0:
+        image = blurred(image, world.blur)
+    image = 0.5 + world.contrast * (image - 0.5) + world.noise * choices.noise
+    return Scenes(to_bytes(image), shape, boxes, instances)
+
+
+def _ink(shape: int, side: int) -> np.ndarray:
+    """A glyph of that many pixels a side: bool (side, side)."""
+    pick = np.arange(side) * 6 // side
+    return BITMAPS[shape][np.ix_(pick, pick)]
+
+
+def _stripes(kind: int, side: int) -> np.ndarray:
+    """1 where stripes of a kind cut a glyph, (side, side): two pixels wide and two apart."""
+    row, column = np.indices((side, side))
+    return ((row, column, row + column, row - column)[kind] // 2 % 2).astype(np.float32)
+
+
+def scene_objects(drawn: Scenes) -> ObjectImages:
+    """Generated scenes with all that is in them."""
+    each = []
+    for shape, boxes, instances in zip(drawn.shape, drawn.boxes, drawn.instances):
+        k = int((shape >= 0).sum())
+        masks = torch.from_numpy(instances)[None] == torch.arange(1, k + 1)[:, None, None]
+        labels = torch.from_numpy(shape[:k].copy())
+        each.append(Objects(torch.from_numpy(boxes[:k].copy()), labels, masks, torch.zeros(k).bool()))
+    return ObjectImages(torch.from_numpy(drawn.images), each, SHAPES)

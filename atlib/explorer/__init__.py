@@ -1,5 +1,0 @@
-"""The experiment live in a page: models and scenes in JavaScript, and the weights written for them."""
-
-from atlib.explorer.export import write_weights
-
-__all__ = ["write_weights"]

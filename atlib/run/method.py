@@ -1,0 +1,42 @@
+"""The methods by which a ViT is trained."""
+
+from enum import StrEnum
+
+from atlib._util import require_known
+
+
+class Method(StrEnum):
+    """A method; a member is its name, `Method.COPY == "copy"`, in config.json and records too."""
+
+    SCRATCH = "scratch"
+    FINE_TUNE = "fine-tune"  # starts from the teacher's weights
+    COPY = "copy"
+    DISTILL = "distill"
+    MAE = "mae"  # makes a teacher, without labels
+    # from Python only
+    DMAE = "dmae"
+    ATTNDISTILL = "attndistill"
+
+    def __repr__(self) -> str:  # in messages, where it is a value among others
+        return repr(self.value)
+
+    @property
+    def transfers(self) -> bool:
+        """Whether attention is transferred, by a `Plan` that says so too."""
+        return self in (Method.COPY, Method.DISTILL)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a run must have a teacher; no other run has one."""
+        return self.transfers or self is Method.FINE_TUNE
+
+    @property
+    def runs(self) -> bool:
+        """Whether the command line trains by it."""
+        return self not in (Method.DMAE, Method.ATTNDISTILL)
+
+
+def method_of_run(name: str) -> Method:
+    """The method of that name, by which the command line trains. Raises `ValueError` where there is none."""
+    require_known("method", name, [method for method in Method if method.runs])
+    return Method(name)

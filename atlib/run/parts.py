@@ -1,0 +1,225 @@
+"""What a run has that not every run has: a part for each thing that can be trained, and for each way in which
+images come. A setting belongs to the part whose field it is."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from inspect import get_annotations
+from typing import ClassVar
+
+from atlib._util import check_fields, require_known
+from atlib.data.generated import is_generated
+from atlib.data.transforms import Augmentation
+from atlib.run.method import Method
+
+COCO = "coco"  # what detectors learn from, in COCO's form
+DETECTORS = ("fcos", "faster-rcnn", "mask-rcnn")  # as in `atlib.detection.detector.DETECTORS`
+DETECTOR_SIZES = ("vitdet", "small")  # likewise, `SIZES`
+# The values that can be meant.
+RULES_OF_LABELLED = ((("evaluate_every",), lambda value: value >= 0, "must be at least 0"),)
+RULES_OF_DETECT = (
+    (
+        ("jitter",),
+        lambda value: value is None or len(value) == 2 and 0 < value[0] <= value[1] < math.inf,
+        "must be the least and the largest scale, such as (0.1, 2.0), or None for none",
+    ),
+)
+RULES_OF_MAE = (
+    (("decoder_width", "decoder_depth", "decoder_heads"), lambda value: value >= 1, "must be at least 1"),
+)
+RULES_OF_READING = (
+    (("data_size",), lambda value: value is None or value >= 1, "must be at least 1, or None for all"),
+)
+
+
+class Part:
+    """Fields that some runs have. says: what they belong to, in a message; of_recipe: the fields of a recipe
+    that are of use to these runs only."""
+
+    says: ClassVar[str]
+    of_recipe: ClassVar[tuple[str, ...]] = ()
+
+
+# --- What is trained ---
+
+
+@dataclass(frozen=True)
+class Labelled(Part):
+    """A model that learns from labels, and is evaluated on them."""
+
+    says = "training with labels"
+    of_recipe = ("task_weight",)
+
+    #: evaluated at the end
+    evaluation_split: str = "test"
+    #: and after every so many passes; 0: only at the end
+    evaluate_every: int = 0
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_LABELLED)
+
+
+@dataclass(frozen=True)
+class Classify(Labelled):
+    """The classes of whole images."""
+
+    says = "classifying whole images"
+    of_recipe = ("label_smoothing", "mixup", "cutmix", "binary")
+
+
+@dataclass(frozen=True)
+class Detect(Labelled):
+    """Where things are: a detector on the model."""
+
+    says = "detection"
+
+    #: one of `DETECTORS`
+    detector: str | None = None
+    #: of its pyramid and heads, one of `DETECTOR_SIZES`
+    detector_sizes: str = "vitdet"
+    #: least and largest scale of large-scale jitter (`atlib.detection.coco.CocoObjects`), None for none
+    jitter: tuple[float, float] | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.detector is None:
+            raise unfit(COCO, None)
+        require_known("detector", self.detector, DETECTORS)
+        require_known("detector_sizes", self.detector_sizes, DETECTOR_SIZES)
+        check_fields(self, RULES_OF_DETECT)
+
+
+@dataclass(frozen=True)
+class Mae(Part):
+    """The pixels of hidden patches, which makes a teacher."""
+
+    says = "masked auto-encoding"
+
+    #: the share of the patches that are hidden
+    mask_ratio: float = 0.75
+    #: of the decoder's blocks
+    decoder_width: int = 64
+    decoder_depth: int = 2
+    decoder_heads: int = 4
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_MAE)
+
+
+# --- How images come ---
+
+
+@dataclass(frozen=True)
+class Reading(Part):
+    """What all data have."""
+
+    says = "data"
+
+    #: a split, or several as "train+validation"
+    training_split: str = "train"
+    #: so many images, chosen by the seed; None: all. Of a stream, their number, where nothing else says it
+    data_size: int | None = None
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_READING)
+
+
+@dataclass(frozen=True)
+class Generated(Reading):
+    """Images that a function makes (`atlib.data.generated`), taken as they are."""
+
+    says = "data that are generated"
+
+
+@dataclass(frozen=True)
+class Files(Reading):
+    """Images in files."""
+
+    says = "data that are read"
+
+    #: where the files of named data are
+    data_path: str | None = None
+
+
+@dataclass(frozen=True)
+class Rows(Files):
+    """An image and its label in each row, as `atlib.data.photos.open_photos` reads them."""
+
+    says = "data that are read in rows"
+
+    image_column: str | None = None
+    label_column: str | None = None
+    #: read rows as they come instead of by index
+    streaming: bool = False
+    #: of an image that cannot be decoded: "raise", or "skip", which leaves it out of the evaluation too
+    on_corrupt: str = "raise"
+    #: None: images are taken as they are
+    augmentation: Augmentation | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_known("on_corrupt", self.on_corrupt, ("raise", "skip"))
+
+
+@dataclass(frozen=True)
+class CocoFolder(Files):
+    """Images in a folder of COCO's form, with the objects in them."""
+
+    says = "data in COCO's form"
+
+
+TASKS: tuple[type, ...] = (Classify, Detect, Mae)
+READINGS: tuple[type, ...] = (Generated, Rows, CocoFolder)
+
+
+def kinds_of(method: Method, data: str) -> tuple[type, type]:
+    """The parts of a run by this method on these data: what it trains, and how its images come. Raises
+    `ValueError` where there is no such run."""
+    if data == COCO:
+        if method is Method.MAE:
+            raise ValueError(
+                f"{method} learns without objects, and data {COCO!r} are for a detector, which learns with"
+                " them: choose another method, or other data"
+            )
+        return Detect, CocoFolder
+    return (Mae if method is Method.MAE else Classify), (Generated if is_generated(data) else Rows)
+
+
+def unfit(data: str, detector: str | None) -> ValueError:
+    """The error of a detector that has no data to learn from, or the other way round."""
+    return ValueError(
+        f"data {data!r} and detector {detector!r} do not go together: a detector (one of"
+        f" {', '.join(DETECTORS)}) learns from data {COCO!r}, and nothing else does; choose a recipe of"
+        " detection, such as vitdet-scratch-vit-base, with --data coco, or other data"
+    )
+
+
+def require_use(names: Iterable[str], method: Method, data: str) -> None:
+    """Raise `ValueError` for a setting that such a run has no use for: it was meant for something."""
+    kinds = kinds_of(method, data)
+    for name in names:
+        owner = owner_of(name)
+        says = None if owner is None or any(issubclass(kind, owner) for kind in kinds) else owner.says
+        if name in ("teacher_heads", "teacher_architecture") and not method.needs_teacher:
+            says = "a teacher"
+        if name == "transfer_weight" and method is not Method.DISTILL:
+            says = "Distill"
+        if says is not None:
+            raise ValueError(
+                f"{name} would change nothing: it belongs to {says}, not to a run of method {method!r} on"
+                f" {data!r}; leave it out"
+            )
+
+
+def owner_of(name: str) -> type[Part] | None:
+    """The part that a setting belongs to; None for what every run has."""
+    for kind in (*TASKS, *READINGS):
+        for part in kind.__mro__:
+            if issubclass(part, Part) and name in (*get_annotations(part), *vars(part).get("of_recipe", ())):
+                return part
+    return None
+
+
+def names_of(*kinds: type) -> tuple[str, ...]:
+    """The fields of parts, each once."""
+    return tuple(dict.fromkeys(field.name for kind in kinds for field in fields(kind)))

@@ -1,0 +1,118 @@
+"""A slider shows itself twice: frames drawn in advance, and a live widget from the same function."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from matplotlib import pyplot as plt
+
+from atbook.slider import Slider
+from tests.helpers import ROOT
+
+
+def parabola(power):
+    figure, axes = plt.subplots(figsize=(2, 1))
+    axes.plot([0, 0.5, 1], [0, 0.5**power, 1])
+    return figure
+
+
+def make(**changed):
+    options = {
+        "draw": parabola,
+        "values": [1, 2, 3],
+        "label": "power",
+        "alt": lambda power: f"x to the {power}",
+    }
+    return Slider(**(options | changed))
+
+
+def frames(slider):
+    return json.loads(re.search(r'application/json">(.*?)</script>', slider.html(), re.DOTALL)[1])
+
+
+def test_one_frame_for_each_value_in_order():
+    drawn = []
+    slider = make(draw=lambda power: drawn.append(power) or parabola(power))
+    assert drawn == [1, 2, 3]
+    found = frames(slider)
+    assert [frame["value"] for frame in found] == ["1", "2", "3"]
+    assert [frame["alt"] for frame in found] == ["x to the 1", "x to the 2", "x to the 3"]
+    assert len({frame["src"] for frame in found}) == 3
+    for frame in found:
+        assert base64.b64decode(frame["src"].removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
+
+
+def test_page_is_self_contained_and_the_same_each_time():
+    page = make().html()
+    assert page == make().html()
+    assert 'class="frames-slider"' in page and '<input type="range" min="0" max="2"' in page
+    assert "http" not in re.sub(r"base64,[\w+/=]+", "", page)
+
+
+def test_text_cannot_break_the_page():
+    page = make(
+        label='<b>"x"</b>',
+        alt="</script><script>alert(1)</script>",
+        values=["</script>"],
+        draw=lambda _: parabola(1),
+    ).html()
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "&lt;b&gt;&quot;x&quot;&lt;/b&gt;" in page
+
+
+def test_figures_are_closed():
+    plt.close("all")
+    make().html()
+    assert plt.get_fignums() == []
+
+
+def test_without_a_kernel_only_the_static_form():
+    assert set(make()._repr_mimebundle_()) == {"text/plain", "text/html"}
+
+
+def test_live_widget_draws_anew_with_the_same_function():
+    drawn = []
+    slider = make(draw=lambda power: drawn.append(power) or parabola(power))
+    control, picture = slider.widget().children
+    before = picture.value
+    control.value = 3
+    assert drawn[-1] == 3 and picture.value != before and 'alt="x to the 3"' in picture.value
+
+
+@pytest.mark.slow
+def test_in_a_kernel_both_forms():
+    """The file by its path: the package's own import brings torch, and seconds."""
+    code = f"""
+import runpy
+from matplotlib import pyplot as plt
+Slider = runpy.run_path({str(ROOT / "atbook" / "slider.py")!r})["Slider"]
+print(sorted(Slider(lambda value: plt.figure(), [1], "label", "alt")._repr_mimebundle_()))
+"""
+    run = """
+import sys, nbformat.v4 as v4
+from nbclient import NotebookClient
+notebook = v4.new_notebook(cells=[v4.new_code_cell(sys.argv[1])])
+NotebookClient(notebook, kernel_name="python3").execute()
+print("".join(output.text for output in notebook.cells[0].outputs if output.output_type == "stream"))
+"""
+    done = subprocess.run([sys.executable, "-c", run, code], capture_output=True, text=True, check=True)
+    assert "['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']" in done.stdout
+
+
+def test_nothing_to_choose_from():
+    with pytest.raises(ValueError, match="`values`"):
+        make(values=[])
+
+
+def test_draw_that_returns_no_figure():
+    with pytest.raises(TypeError, match=r"draw\(1\) .*NoneType"):
+        make(draw=lambda power: None)
+
+
+@pytest.mark.parametrize("alt", ["", " ", lambda power: ""])
+def test_empty_alt_text(alt):
+    with pytest.raises(ValueError, match="`alt`"):
+        make(alt=alt)

@@ -1,0 +1,119 @@
+"""`python -m atbook`: what it prints, where it writes, and its exit code when it is asked for what does not
+exist."""
+
+import re
+import runpy
+import statistics
+import sys
+from dataclasses import replace
+
+import pytest
+
+from atbook import __main__ as command
+from atbook.lab import commands, study
+from atbook.records import read_records
+from tests import toy
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty working folder, and the toy scale beside the real ones."""
+    monkeypatch.chdir(tmp_path)
+    real = commands.scales
+    for module in (commands, study):
+        monkeypatch.setattr(module, "scales", lambda data=None: real(data) | toy.known())
+    return tmp_path
+
+
+def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypatch):
+    asked = ["experiment", "transfer", "--scale", "toy", "--seeds", "2", "--methods", "scratch", "copy"]
+    assert command.main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    records = read_records("transfer", "toy", results=here / "results")
+    for line, method in zip(lines, ("scratch", "copy"), strict=False):
+        scores = [100 * record.results["test_accuracy"] for record in records if record.method == method]
+        figures = f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}"
+        assert line.split() == [method, *figures.split(), "(2", "seeds)"]
+    assert lines[-1] == "records: results/transfer/toy.jsonl"
+    assert {path.name for path in (here / "runs" / "transfer" / "toy").iterdir()} == {
+        "transfer",
+        *(f"teacher-seed{seed}.safetensors" for seed in (0, 1, 100)),
+    }
+
+    toy.forbid_training(monkeypatch)
+    before = toy.files(here)
+    assert command.main(asked) == 0 and toy.files(here) == before
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_records_and_weights_go_where_they_are_sent(here, capsys):
+    asked = "experiment transfer --scale toy --seeds 1 --methods copy --out there --work elsewhere"
+    assert command.main(asked.split()) == 0
+    assert {path.name for path in here.iterdir()} == {"there", "elsewhere"}
+    assert [record.method for record in read_records("transfer", "toy", results=here / "there")] == ["copy"]
+    assert (here / "elsewhere" / "teacher-seed0.safetensors").exists()
+    line, _ = capsys.readouterr().out.splitlines()
+    assert line.startswith("copy ") and line.endswith("(1 seed)") and "±" not in line
+
+
+@pytest.mark.parametrize(
+    "asked, named",
+    [
+        ("transfr", "'transfr'.*'transfer'"),
+        ("transfer --scale fund", "'fund'.*'find'"),
+        ("transfer --scale toy --methods scratch destill", "'destill'.*'distill'"),
+        (
+            "transfer --scale pacs --methods copy-k",
+            "'copy-k'.*'copy-untrained', 'copy-fine-tuned', 'distill'",
+        ),
+        ("transfer --scale toy --seeds 0", "--seeds .* 0 and 1"),
+        ("transfer --scale toy --jobs 0", "--jobs .* and 0"),
+        ("transfer --scale cifar10-cpu --data nowhere", "nowhere"),
+        ("long-tail --scale toy", "scratch .* experiment transfer --scale toy`"),
+        ("shifts --scale toy", "'toy'.*'find'"),
+        ("shifts --methods copi", "'copi'.*'copy'"),
+        ("transfer --scale scenes", "'scenes'.*find"),
+        ("detection --scale find", "'find'.*'scenes'"),
+        ("detection --methods copi", "'copi'.*'fcos, copy'"),
+    ],
+)
+def test_wrong_requests_end_with_2_and_write_nothing(here, capsys, asked, named):
+    assert command.main(["experiment", *asked.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("python -m atbook: ") and re.search(named, err)
+    assert "Traceback" not in err and list(here.iterdir()) == []
+
+
+def test_a_teacher_that_failed_its_gate_ends_it_with_1(here, capsys, monkeypatch):
+    gated = replace(toy.TOY, gate=0.01)
+    monkeypatch.setattr(study, "scales", lambda data=None: {"toy": gated})
+    assert command.main("experiment transfer --scale toy --seeds 1 --methods scratch".split()) == 1
+    assert re.search("seed 0 .* 0.01", capsys.readouterr().err) and list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "asked", ["", "experimnt", "experiment transfer --seeds five", "experiment transfer --sede 1"]
+)
+def test_requests_that_cannot_be_parsed(here, capsys, asked):
+    with pytest.raises(SystemExit) as caught:
+        command.main(asked.split())
+    assert caught.value.code == 2 and "usage: python -m atbook" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_help_names_experiments_scales_and_methods(capsys):
+    with pytest.raises(SystemExit) as caught:
+        command.main(["experiment", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert caught.value.code == 0
+    for name in "transfer distillation match cifar10-cpu copy-fine-tuned --seeds --data --out".split():
+        assert name in text
+
+
+def test_the_module_ends_with_the_code(here, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["atbook", "experiment", "transfre"])
+    monkeypatch.delitem(sys.modules, "atbook.__main__")
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("atbook", run_name="__main__")
+    assert caught.value.code == 2 and "'transfre'" in capsys.readouterr().err
+    assert list(here.iterdir()) == []

@@ -1,0 +1,36 @@
+"""Where everything is recorded, nothing is left to do: records are read once, and no model is built."""
+
+from collections import Counter
+
+import pytest
+from torch import nn
+
+from atbook import records
+from atbook.lab.commands import EXPERIMENTS, recorded
+from atbook.lab.scales import TUNING_SEED
+from atbook.lab.study import Place, run_study
+from atbook.records import records_file, results_folder
+from tests import toy
+
+
+@pytest.mark.parametrize("name", ["transfer", "family", "token", "distilled-mae"])
+def test_each_record_is_read_once_and_no_model_is_built(name, tmp_path, monkeypatch):
+    """Of studies that need fine-tuned teachers, another teacher, other variants, teachers of their own: none
+    of these weights is there."""
+    calls, parsed, results = Counter(), records.parsed, results_folder()
+    (seeds,) = (seeds for *which, seeds in recorded(results) if which == [name, "find"])
+    records._read_once.cache_clear()
+    monkeypatch.setattr(records, "parsed", lambda *line: calls.update(["parsed"]) or parsed(*line))
+    monkeypatch.setattr(nn.Module, "__init__", lambda *given, **options: calls.update(["built"]))
+    toy.forbid_training(monkeypatch)
+    found = run_study(EXPERIMENTS[name], Place("find", None, results, tmp_path), seeds)
+    assert len(found) == seeds * len({record.method for record in found})
+    files = {records_file(experiment, "find", results) for experiment in ("transfer", name)}
+    assert calls == {"parsed": sum(len(file.read_bytes().splitlines()) for file in files)}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_asks_for_no_run_of_the_tuning_seed():
+    """The model that filters test images is one, and it is recorded."""
+    asked = recorded(results_folder())
+    assert ("pool", "find", 3) in asked and all(1 <= seeds <= TUNING_SEED for *_, seeds in asked)

@@ -1,0 +1,121 @@
+"""A pair is trained as its student is: the same rates and decays, mixup, checkpointing and an average, by
+whatever method it is taught."""
+
+import pytest
+import torch
+from timm.models.cait import Cait
+
+from atlib import AttentionTransfer, Plan, create_vit
+from atlib.data import Images
+from atlib.methods.attndistill import AttnDistill
+from atlib.methods.cait import CaitTransfer
+from atlib.methods.distillation import FeatureDistillation, LogitDistillation
+from atlib.methods.distillation_token import DistillationToken
+from atlib.methods.mean_maps import MeanMapCopy
+from atlib.methods.patch_conv import PatchConvNet, PoolTransfer
+from atlib.methods.resmlp import StaticMapDistill, mean_patch_maps, resmlp
+from atlib.pair import Pair, student_of
+from atlib.train import make_optimizer, train
+from atlib.train.distilled_mae import DistilledMae
+from atlib.train.pretrain import MaskedAutoencoder
+from atlib.train.recipe import Recipe
+from tests.helpers import SMALL_VIT, random_images, same, state_of
+
+CLASSES = SMALL_VIT["num_classes"]
+IMAGES = random_images(4, 3, 32, 32)
+
+
+def vit(seed, **changes):
+    torch.manual_seed(seed)
+    return create_vit(SMALL_VIT | changes)
+
+
+def static_maps():
+    teacher = vit(1)
+    student = resmlp(32, 8, 24, 3, CLASSES)
+    return StaticMapDistill(student, mean_patch_maps(teacher, IMAGES))
+
+
+def beside_a_token():
+    student = vit(2, distilled=True)
+    maps = AttentionTransfer(vit(1, distilled=True), student, Plan(how="distill"))
+    return DistillationToken(vit(3), student, maps=maps)
+
+
+KINDS = {
+    "copy": lambda: AttentionTransfer(vit(1), vit(2), Plan()),
+    "distill": lambda: AttentionTransfer(vit(1), vit(2), Plan(how="distill")),
+    "learned heads": lambda: AttentionTransfer(
+        vit(1, num_heads=6), vit(2), Plan(how="distill", unequal_heads="learn")
+    ),
+    "features": lambda: FeatureDistillation(vit(1), vit(2)),
+    "predictions": lambda: LogitDistillation(vit(1), vit(2)),
+    "token": beside_a_token,
+    "attndistill": lambda: AttnDistill(vit(1), vit(2)),
+    "mean maps": lambda: MeanMapCopy(vit(1), vit(2), IMAGES),
+    "static maps": static_maps,
+    "class attention": lambda: CaitTransfer(vit(1), Cait(**SMALL_VIT, depth_token_only=1), patches="copy"),
+    "pool": lambda: PoolTransfer(vit(1), PatchConvNet(CLASSES, width=24, depth=2, patch_size=8)),
+    "distilled mae": lambda: DistilledMae(vit(1), MaskedAutoencoder(vit(2))),
+}
+DATA = Images(
+    torch.randint(256, (24, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8),
+    torch.arange(24) % CLASSES,
+)
+
+
+def groups_of(model, names, **recipe):
+    """{the parameter's name: (rate, weight decay)} as the optimiser has it."""
+    groups = make_optimizer(model, Recipe(lr=1.0, weight_decay=0.3, **recipe)).param_groups
+    return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rates_and_decays_of_a_pair_are_those_of_its_student(kind, layer_decay):
+    pair = KINDS[kind]()
+    names = {id(p): name for name, p in pair.student.named_parameters()}
+    alone = groups_of(pair.student, names, layer_decay=layer_decay)
+    beside = {id(p): name for name, p in pair.named_parameters() if id(p) not in names}
+    both = groups_of(pair, names | beside, layer_decay=layer_decay)
+    assert {name: both[name] for name in alone} == alone
+    assert set(both) - set(alone) == set(beside.values())
+    assert all(both[name] == (1.0, 0.3) for name in beside.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_student_is_found_and_no_teacher_is_a_part(kind):
+    pair = KINDS[kind]()
+    assert isinstance(pair, Pair) and student_of(pair) is pair.student
+    assert student_of(pair.student) is pair.student
+    own = {id(p) for p in pair.parameters()}
+    for teacher in pair.teachers:
+        assert not teacher.training and not any(p.requires_grad for p in teacher.parameters())
+        assert own.isdisjoint(id(p) for p in teacher.parameters())
+    pair.double()
+    assert {p.dtype for model in (pair, *pair.teachers) for p in model.parameters()} == {torch.float64}
+
+
+RUNS = {
+    "mixup": {"mixup": 0.8, "cutmix": 1.0},
+    "checkpointing": {"checkpoint_activations": True},
+    "average": {"ema": 0.9},
+    "layer decay": {"layer_decay": 0.75},
+}
+
+
+@pytest.mark.parametrize("what", RUNS)
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_a_pair_without_a_transfer_loss_is_trained_as_its_student(how, what):
+    """With λ = 0 nothing is left of Distill but its student, bit for bit; of Copy every weight of the head
+    must have moved."""
+    recipe = Recipe(steps=4, batch_size=8, transfer_weight=0.0, **RUNS[what])
+    pair = AttentionTransfer(vit(1), vit(2), Plan(how=how))
+    train(pair, DATA, recipe, progress=None)
+    if how == "distill":
+        alone = vit(2)
+        train(alone, DATA, recipe, progress=None)
+        assert same(state_of(alone), state_of(pair.student))
+    else:
+        assert all(p.isfinite().all() for p in pair.student.parameters())
+        assert (pair.student.head.weight != vit(2).head.weight).all()

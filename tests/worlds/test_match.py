@@ -1,0 +1,149 @@
+"""The world Match, and the twins of both worlds: what is in the picture, what is drawn evenly, what a twin
+shares."""
+
+import colorsys
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from atbook.worlds.glyphs import HUES, SHAPES, TWINS, World, generate, marked_cell
+from tests.worlds.test_glyphs import BACKGROUND, cells_of, inked, shapes_in
+
+CLEAN = World(task="match", noise=0)
+WORLDS = {"find": World(), "match": World(task="match")}
+
+
+def hue_of(cell):
+    """The hue of a cell's ink; the mark's corners, and the frame of a key, do not count."""
+    ink = inked(cell)
+    if (cell == cell[0, 0, 0])[:, [0, -1]].all():  # a whole row of one level above and below: a frame
+        ink[[0, -1], :] = ink[:, [0, -1]] = False
+    row, column = np.argwhere(ink)[0]
+    turns = colorsys.rgb_to_hsv(*(cell[:, row, column] / 255))[0]
+    return round(turns * 6) % 6
+
+
+def read(image):
+    """(key, target, hue, shape) of a scene of Match, from its pixels alone: the frame, its hue, and the only
+    glyph of that hue."""
+    rim = np.ones((8, 8), bool)
+    rim[1:-1, 1:-1] = False
+    bright = round(255 * (0.1 + 0.9 * 0.9))
+    cells = cells_of(image)
+    (key,) = [index for index, cell in enumerate(cells) if (cell[:, rim] == bright).all()]
+    hue = hue_of(cells[key])
+    (target,) = [index for index, cell in enumerate(cells) if index != key and hue_of(cell) == hue]
+    (shape,) = shapes_in(inked(cells[target]))
+    return key, target, hue, SHAPES.index(shape)
+
+
+def test_match_can_be_read_off_the_pixels():
+    drawn = generate("train", 300, 0, CLEAN)
+    for image, key, cell, hue, shape in zip(drawn.images, drawn.key, drawn.cell, drawn.hue, drawn.shape):
+        assert read(image) == (key, cell, hue, shape)
+
+
+def test_find_has_no_key():
+    assert (generate("train", 20).key == -1).all()
+
+
+def test_key_target_hue_and_label_are_even_and_independent():
+    drawn = generate("unlabelled", 16_000, 0, World(task="match"))
+    assert (drawn.key != drawn.cell).all()
+    for name, count in (("key", 16), ("cell", 16), ("hue", len(HUES)), ("shape", len(SHAPES))):
+        assert chisquare(np.bincount(getattr(drawn, name), minlength=count)).pvalue > 1e-3
+    apart = (drawn.cell - drawn.key) % 16
+    for left, right, sizes in (
+        (drawn.key, apart - 1, (16, 15)),
+        (drawn.hue, drawn.shape, (6, 8)),
+        (drawn.cell, drawn.shape, (16, 8)),
+        (drawn.key, drawn.shape, (16, 8)),
+    ):
+        assert chisquare(np.bincount(left * sizes[1] + right, minlength=sizes[0] * sizes[1])).pvalue > 1e-3
+
+
+def test_fewer_distractors_leave_key_and_target():
+    drawn = generate("train", 50, 0, World(task="match", noise=0, clutter=3))
+    for image in drawn.images:
+        held = [(np.abs(cell.astype(int) - BACKGROUND) > 12).any() for cell in cells_of(image)]
+        assert sum(held) == 5
+
+
+@pytest.mark.parametrize("task", WORLDS)
+def test_splits_and_twins_share_no_image(task):
+    seen = set()
+    for split in ("train", "validation", "test", "unlabelled"):
+        for twin in (None, *TWINS):
+            images = {each.tobytes() for each in generate(split, 100, 0, WORLDS[task], twin).images}
+            assert len(images) == 100 and not images & seen
+            seen |= images
+
+
+@pytest.mark.parametrize("task", WORLDS)
+def test_what_a_twin_shares(task):
+    world, n = WORLDS[task], 4000
+    scene = generate("train", n, 3, world)
+    routing, message, distractors, unrelated = (generate("train", n, 3, world, twin) for twin in TWINS)
+    for name in ("cell", "hue", "key"):
+        assert np.array_equal(getattr(routing, name), getattr(scene, name))
+    assert np.array_equal(message.shape, scene.shape)
+    assert all(
+        np.array_equal(a, b) for name, a, b in zip(scene._fields, scene, distractors) if name != "images"
+    )
+    # What is not shared is even, whatever the scene has: the pairs of both are.
+    for left, right, count in (
+        (scene.shape, routing.shape, 8),
+        (scene.cell, message.cell, 16),
+        (scene.shape, unrelated.shape, 8),
+        (scene.cell, unrelated.cell, 16),
+    ):
+        assert chisquare(np.bincount(left * count + right, minlength=count**2)).pvalue > 1e-3
+    if task == "match":
+        assert chisquare(np.bincount(scene.key * 16 + message.key, minlength=256)).pvalue > 1e-3
+
+
+def test_distractor_twins_differ_outside_the_named_cell_only():
+    scene, twin = (generate("train", 40, 0, World(), twin) for twin in (None, "distractors"))
+    for own, theirs, cell in zip(scene.images, twin.images, scene.cell):
+        same = [np.array_equal(a, b) for a, b in zip(cells_of(own), cells_of(theirs))]
+        assert same[cell] and sum(same) <= 3
+
+
+def test_the_first_twins_are_the_same_whatever_the_number():
+    few, many = (generate("test", size, 1, WORLDS["match"], "routing") for size in (30, 700))
+    assert np.array_equal(few.images, many.images[:30])
+
+
+@pytest.mark.parametrize(
+    "arguments, value", [({"twin": "evil"}, "evil"), ({"world": {"task": "lose"}}, "lose")]
+)
+def test_unknown_words(arguments, value):
+    with pytest.raises(ValueError, match=value):
+        generate("train", 1, **{k: World(**v) if k == "world" else v for k, v in arguments.items()})
+
+
+@pytest.mark.parametrize("factor, value", [("decoy", 0.5), ("pointer", 1)])
+def test_a_mark_belongs_to_find(factor, value):
+    with pytest.raises(ValueError, match=f"{factor}={value}"):
+        World(task="match", **{factor: value})
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_pointer_stands_left_of_what_it_names(steps):
+    drawn = generate("train", 60, 0, World(noise=0, pointer=steps))
+    row, column = drawn.cell // 4, drawn.cell % 4
+    expected = row * 4 + (column - steps) % 4
+    assert np.array_equal(marked_cell(torch.from_numpy(drawn.images)).numpy(), expected)
+    plain = generate("train", 60, 0, World(noise=0))
+    assert np.array_equal(drawn.shape, plain.shape) and np.array_equal(drawn.cell, plain.cell)
+    for image, cell, shape in zip(drawn.images, drawn.cell, drawn.shape):
+        assert SHAPES[shape] in shapes_in(inked(cells_of(image)[cell]))
+
+
+def test_a_false_mark_is_never_the_pointers():
+    drawn = generate("train", 500, 0, World(noise=0, pointer=1, decoy=0.9, clutter=0, cue=0.5, jitter=0))
+    true = marked_cell(torch.from_numpy(drawn.images)).numpy()
+    dots = np.stack([np.stack([cell[0, 0, 0] for cell in cells_of(image)]) for image in drawn.images])
+    assert ((dots > BACKGROUND + 12).sum(1) == 2).all() and (dots[np.arange(500), true] > BACKGROUND).all()

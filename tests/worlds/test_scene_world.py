@@ -1,0 +1,147 @@
+"""Scenes are what they say: boxes hold the ink, factors change alone, splits are other scenes."""
+
+import numpy as np
+import pytest
+import torch
+
+from atbook.worlds.glyphs import BITMAPS, SHAPES, SPLITS
+from atbook.worlds.scenes import MOST, SIZE, SceneWorld, class_of_pixels, generate_scenes, scene_images
+
+CLEAR = SceneWorld(noise=0.0, background=0.2)  # a level of 51, where 0.1 lies between 25 and 26
+FACTORS = [
+    {"noise": 0.0},
+    {"background": 0.5},
+    {"contrast": 0.5},
+    {"blur": 1.0},
+    {"saturation": 0.0},
+    {"hue_shift": 0.3},
+    {"texture": 0.8},
+]
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return generate_scenes("train", 250, world=CLEAR)
+
+
+def test_an_independent_reader_finds_every_object_in_the_pixels(drawn):
+    """Without noise each object is one colour that no other has: its pixels, cut to their box and scaled
+    down to 6 x 6, are the bitmap of its class, and its box is as large as said."""
+    for image, shape, boxes, instances in zip(drawn.images, drawn.shape, drawn.boxes, drawn.instances):
+        k = (shape >= 0).sum()
+        assert (shape[:k] >= 0).all() and (shape[k:] == -1).all() and (boxes[k:] == 0).all()
+        background = (image == 51).all(0)
+        assert (background == (instances == 0)).all()
+        for i in range(k):
+            mask = instances == i + 1
+            colours = image[:, mask]
+            assert (colours == colours[:, :1]).all()
+            left, top, right, bottom = boxes[i].astype(int)
+            down, across = np.nonzero(mask)
+            assert (left, top, right, bottom) == (across.min(), down.min(), across.max() + 1, down.max() + 1)
+            side = right - left
+            assert side == bottom - top and 12 <= side <= 28
+            middle = ((2 * np.arange(6) + 1) * side) // 12
+            assert (mask[top:bottom, left:right][np.ix_(middle, middle)] == BITMAPS[shape[i]]).all()
+
+
+def test_objects_are_as_many_and_as_apart_as_the_world_says(drawn):
+    counts = (drawn.shape >= 0).sum(1)
+    assert set(counts) <= {1, 2, 3, 4, 5} and (counts >= 2).mean() > 0.97
+    crowded = generate_scenes(
+        "train", 100, world=SceneWorld(fewest=8, most=8, smallest=6, largest=10, noise=0)
+    )
+    assert (crowded.shape >= 0).sum(1).mean() > 7.5
+    areas = (drawn.boxes[..., 2:] - drawn.boxes[..., :2]).prod(-1)
+    assert (np.diff(areas, axis=1) <= 0).all(), "the largest first"
+    for boxes, k in zip(drawn.boxes, counts):
+        for a in range(k):
+            for b in range(a):
+                shared = np.minimum(boxes[a, 2:], boxes[b, 2:]) - np.maximum(boxes[a, :2], boxes[b, :2])
+                assert shared.clip(0).prod() == 0
+
+
+def test_objects_may_hide_each_other_and_then_boxes_hold_what_is_visible():
+    world = SceneWorld(fewest=5, most=8, smallest=20, overlap=0.3, noise=0)
+    drawn, apart = (
+        generate_scenes("train", 100, world=world),
+        generate_scenes("train", 100, world=SceneWorld()),
+    )
+    assert (drawn.shape >= 0).sum() > (apart.shape >= 0).sum()
+    for shape, boxes, instances in zip(drawn.shape, drawn.boxes, drawn.instances):
+        k = (shape >= 0).sum()
+        assert set(np.unique(instances)) <= set(range(k + 1)) and instances.max() == k
+        for i in range(k):
+            down, across = np.nonzero(instances == i + 1)
+            assert (boxes[i] == [across.min(), down.min(), across.max() + 1, down.max() + 1]).all()
+
+
+@pytest.mark.parametrize("changed", FACTORS, ids=lambda changed: next(iter(changed)))
+def test_a_factor_changes_the_picture_and_nothing_else(changed):
+    plain, other = generate_scenes("test", 30), generate_scenes("test", 30, world=SceneWorld(**changed))
+    assert (plain.images != other.images).any()
+    for name in ("shape", "boxes", "instances"):
+        assert (getattr(plain, name) == getattr(other, name)).all()
+
+
+def test_the_first_scenes_are_the_same_whatever_the_size_and_streams_differ():
+    few, many = generate_scenes("train", 5), generate_scenes("train", 130)
+    assert (few.images == many.images[:5]).all() and (few.boxes == many.boxes[:5]).all()
+    firsts = [generate_scenes(split, 20, seed).images for split in SPLITS for seed in (0, 1)]
+    assert all((a != b).any(axis=(1, 2, 3)).all() for i, a in enumerate(firsts) for b in firsts[:i])
+    again = generate_scenes("train", 130)
+    assert all((left == right).all() for left, right in zip(many, again))
+
+
+def test_classes_and_places_are_even():
+    """Chi-squared over eight classes, and over five fifths of the way across that a lone object has, each
+    below the 99.9 % quantile. (Beside others an object is rather at the edge: there they leave more room.)"""
+    drawn = generate_scenes("train", 2000, world=SceneWorld(fewest=1, most=1))
+    left, right = drawn.boxes[:, 0, 0], drawn.boxes[:, 0, 2]
+    classes = np.bincount(drawn.shape[:, 0], minlength=len(SHAPES))
+    places = np.histogram((left + 0.5) / (SIZE - (right - left) + 1), 5, (0, 1))[0]
+    for counts, quantile in ((classes, 24.3), (places, 18.5)):
+        expected = counts.sum() / len(counts)
+        assert ((counts - expected) ** 2 / expected).sum() < quantile
+
+
+def test_the_label_of_an_image_is_its_largest_object(drawn):
+    images = scene_images(drawn)
+    assert images.pixels.shape == (250, 3, 64, 64) and images.classes == SHAPES
+    areas = (drawn.boxes[..., 2:] - drawn.boxes[..., :2]).prod(-1)
+    for label, shape, area in zip(images.targets, drawn.shape, areas):
+        assert area[shape == label.item()].max() == area.max()
+
+
+def test_the_class_of_every_pixel(drawn):
+    pixels = class_of_pixels(drawn)
+    assert pixels.shape == (250, 64, 64) and pixels.dtype == torch.int64
+    for number in (0, 7):
+        by_hand = np.zeros((64, 64), int)
+        for i, shape in enumerate(drawn.shape[number]):
+            if shape >= 0:
+                by_hand[drawn.instances[number] == i + 1] = shape + 1
+        assert (pixels[number].numpy() == by_hand).all()
+
+
+@pytest.mark.parametrize(
+    "factors, named",
+    [
+        ({"noise": -1}, "noise"),
+        ({"most": MOST + 1}, "most"),
+        ({"fewest": 4, "most": 3}, "fewest=4, most=3"),
+        ({"smallest": 30}, "smallest=30, largest=28"),
+        ({"smallest": 12.5}, "whole number"),
+        ({"overlap": 0.5}, "overlap"),
+    ],
+)
+def test_a_world_that_cannot_be_is_refused(factors, named):
+    with pytest.raises(ValueError, match=named):
+        SceneWorld(**factors)
+
+
+def test_no_scenes_and_unknown_splits_are_refused():
+    with pytest.raises(ValueError, match="got 0"):
+        generate_scenes("train", 0)
+    with pytest.raises(ValueError, match="'held-out'"):
+        generate_scenes("held-out", 1)
