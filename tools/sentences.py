@@ -20,7 +20,7 @@ import numpy as np
 
 from atbook.lab.findings import SCRATCH
 from atbook.lab.papers import quoted
-from atbook.lab.verdicts import Side, estimate, on_test
+from atbook.lab.verdicts import Side, estimate, on_test, proportion
 from atbook.records import read_records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,7 +71,7 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         scale: str, method, study: str = "transfer", end: str = "mean", figure: str | None = None
     ) -> float:
         each = values(scale, method, study, figure)
-        return 100 * getattr(estimate(np.stack(list(each.values()))), end)
+        return 100 * getattr(proportion(np.stack(list(each.values()))), end)
 
     def one(scale: str, method: str, seed: int, study: str = "transfer", figure: str | None = None) -> float:
         return 100 * values(scale, method, study, figure)[seed].mean()

@@ -15,6 +15,9 @@ from atlib.train.record import Record
 # Where a claim is asked, and the head of its column.
 SCALES = {"find": "Find", "match": "Match", "cifar10-cpu": "CIFAR-10", "pacs": "PACS", "scenes": "Scenes"}
 SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that a seed has three
+# Chapters about other systems. Their claims are judged as a family of their own, all others as the main one:
+# what a reader takes from the book's story is one set of sentences, whatever chapter they stand in.
+OTHER_SYSTEMS = ("17", "18", "19", "20")
 
 
 # --- What is measured of a record where it is not the accuracy on plain test images ---
@@ -57,7 +60,7 @@ METRICS: dict[str, Metric] = {
 # The types of fields, and of those that may be left out.
 _SIDE, _OF_SIDE = {"study": str, "methods": list}, {"metric": str}
 _CLAIM = {"chapter": str, "sentence": str, "higher": dict, "lower": dict, "scales": list}
-_OF_CLAIM = {"paper": str, "margin": float, "factor": int}
+_OF_CLAIM = {"paper": str, "margin": float, "factor": int, "exploratory": list}
 
 
 def read_claims(path: Path) -> tuple[Claim, ...]:
@@ -70,10 +73,13 @@ def read_claims(path: Path) -> tuple[Claim, ...]:
             raise ValueError(f"{where}: scales are none")
         for scale in entry["scales"]:
             require_known(f"scale ({where})", scale, SCALES)
+        for scale in entry.get("exploratory", ()):
+            require_known(f"exploratory ({where})", scale, entry["scales"])
         if entry["sentence"] in (claim.sentence for claim in claims):
             raise ValueError(f"{where}: its sentence is also that of another claim")
         sides = {name: _side(f"{where}, {name}", entry[name]) for name in ("higher", "lower")}
-        claims.append(Claim(**entry | sides | {"scales": tuple(entry["scales"])}))
+        places = {name: tuple(entry[name]) for name in ("scales", "exploratory") if name in entry}
+        claims.append(Claim(**entry | sides | places))
     return tuple(claims)
 
 
@@ -112,23 +118,33 @@ def findings_table(*chapters: str, results: Path | None = None) -> str:
     results: the folder of the records, by default the book's. Raises `ValueError` for a chapter without
     claims.
     """
-    judged = _judged(chapters, results)
+    judged = verdicts(*chapters, results=results)
     return _table(judged, {answer.scale for answer in judged}, _cell)
 
 
 def verdicts_table(*chapters: str, results: Path | None = None) -> str:
     """The same with the verdicts alone, one line a claim, a column for each place where any is recorded; a
     dash where fewer than three seeds are."""
-    judged = _judged(chapters, results)
+    judged = verdicts(*chapters, results=results)
     recorded = {answer.scale for answer in judged if answer.verdict != NOT_RECORDED}
     return _table(judged, recorded, _verdict)
 
 
-def _judged(chapters: Sequence[str], results: Path | None) -> list[Judged]:
-    known = {claim.chapter for claim in CLAIMS}
+def verdicts(*chapters: str, results: Path | None = None) -> list[Judged]:
+    """The claims of some chapters ("05"), of all when none is named, each judged within its whole family.
+
+    results: the folder of the records, by default the book's. Raises `ValueError` for a chapter without
+    claims.
+    """
     for chapter in chapters:
-        require_known("chapter with claims", chapter, sorted(known))
-    return judge([claim for claim in CLAIMS if claim.chapter in (chapters or known)], results)
+        require_known("chapter with claims", chapter, sorted({claim.chapter for claim in CLAIMS}))
+    families = [[], []]
+    for claim in CLAIMS:
+        families[claim.chapter in OTHER_SYSTEMS].append(claim)
+    answers = [answer for family in families for answer in judge(family, results)]
+    judged = {(answer.claim, answer.scale): answer for answer in answers}
+    in_order = [judged[claim, scale] for claim in CLAIMS for scale in claim.scales]
+    return [answer for answer in in_order if not chapters or answer.claim.chapter in chapters]
 
 
 def _table(judged: Sequence[Judged], shown: set[str], cell: Callable[[Judged], str]) -> str:
@@ -142,7 +158,10 @@ def _table(judged: Sequence[Judged], shown: set[str], cell: Callable[[Judged], s
 
 
 def _verdict(judged: Judged) -> str:
-    return "–" if judged.verdict == NOT_RECORDED else judged.verdict
+    """ "holds", or "holds, exploratory"; a dash where it is not recorded."""
+    if judged.verdict == NOT_RECORDED:
+        return "–"
+    return judged.verdict + (", exploratory" if judged.scale in judged.claim.exploratory else "")
 
 
 def _cell(judged: Judged) -> str:
@@ -152,4 +171,4 @@ def _cell(judged: Judged) -> str:
     factor = judged.claim.factor
     digits = 1 if factor == 100 else 2
     difference, low, high = (f"{factor * value:+.{digits}f}" for value in judged.estimate[:3])
-    return f"**{judged.verdict}** {difference} [{low}, {high}]".replace("-", "−")
+    return f"**{_verdict(judged)}** {difference} [{low}, {high}]".replace("-", "−")

@@ -14,6 +14,7 @@ from atbook.lab.findings import (
     findings_table,
     read_claims,
     shifted_accuracy,
+    verdicts,
     verdicts_table,
 )
 from atbook.lab.scales import scales
@@ -77,6 +78,7 @@ def test_a_claim_is_read_from_its_file(tmp_path):
         ("0.01", "1", "margin must be of type float, got 1"),
         ('"find"', '"fund"', "scale .claims.toml, claim 1. 'fund'.*'find'"),
         ('["find"]', "[]", "claim 1: scales are none"),
+        ("margin", 'exploratory = ["match"]\nmargin', "exploratory .claims.toml, claim 1. 'match'.*'find'"),
         ('methods = ["copy"]', "methods = []", "claim 1, higher: methods must be names"),
         ('metric = "ap"', 'metric = "app"', "metric .claims.toml, claim 1, lower. 'app'.*'ap'"),
         ('study = "transfer", ', "", "claim 1, higher: study is missing"),
@@ -142,6 +144,27 @@ def test_all_verdicts_in_words(tmp_path):
 def test_a_chapter_without_claims_is_refused():
     with pytest.raises(ValueError, match="'01'"):
         findings_table("01")
+
+
+def test_a_chapter_is_judged_within_its_whole_family():
+    alone = verdicts("05")
+    assert {answer.claim.chapter for answer in alone} == {"05"}
+    assert alone == [answer for answer in verdicts() if answer.claim.chapter == "05"]
+
+
+def test_claims_written_after_their_records_are_shown_as_such(tmp_path):
+    """These were added with their records in view; the list can only become longer by such a claim."""
+    late = {(claim.chapter, scale) for claim in CLAIMS for scale in claim.exploratory}
+    assert ("17", "find") in late and ("18", "match") in late and ("04", "find") not in late
+    rng = np.random.default_rng(0)
+    for seed in range(3):
+        for study, method, share in (("transfer", "copy", 0.9), ("transfer", "scratch", 0.5)):
+            write(tmp_path, record(study, method, seed, {"test_right": pack_bits(rng.random(4000) < share)}))
+        for labels in ("scratch, 32000 labels", "copy, 32000 labels"):
+            share = {"test_right": pack_bits(rng.random(4000) < 0.5)}
+            write(tmp_path, record("labels", labels, seed, share))
+    table = verdicts_table("18", results=tmp_path)
+    assert ", exploratory |" in table
 
 
 def test_what_is_measured_of_a_record():
