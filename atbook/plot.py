@@ -40,8 +40,8 @@ def maps(map: Tensor, title: str = "", names: Sequence[str] = ()) -> Figure:
     figure, axes = plt.subplots(
         1, len(shown), figsize=(2.3 * len(shown), 2.6), squeeze=False, layout="constrained"
     )
-    for index, (axis, one) in enumerate(zip(axes.flat, shown)):
-        picture = axis.imshow(one, vmin=0, vmax=shown.max(), cmap="viridis")
+    for index, (axis, p) in enumerate(zip(axes.flat, shown)):
+        picture = axis.imshow(p, vmin=0, vmax=shown.max(), cmap="viridis")
         axis.set(title=names[index] if index < len(names) else f"head {index}", xlabel="key")
     axes[0, 0].set_ylabel("query")
     figure.colorbar(picture, ax=axes, shrink=0.8)
@@ -106,11 +106,11 @@ def estimates(
     figure, axes = plt.subplots(
         1, len(worlds), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
-    for axis, (title, found) in zip(axes[0], worlds.items()):
+    for axis, (title, by_method) in zip(axes[0], worlds.items()):
         axis.axvline(100 * chance, linestyle=":", color="#888888")
         for row, method in enumerate(methods):
-            if method in found:
-                mean, low, high = (100 * value for value in found[method][:3])
+            if method in by_method:
+                mean, low, high = (100 * value for value in by_method[method][:3])
                 colour = COLOURS.get(method, "#333333")
                 axis.plot(
                     [low, high], [row, row], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt"

@@ -34,7 +34,7 @@ def add_record(path: str | Path, record: Record) -> Path:
     """
     path, line = Path(path), as_json(record).encode()
     with _only_writer(path.parent):
-        lines = {found.key: raw for raw, found in _lines(path)} | {record.key: line}
+        lines = {recorded.key: raw for raw, recorded in _lines(path)} | {record.key: line}
         return write_atomically(path, b"\n".join(lines.values()) + b"\n")
 
 
@@ -62,8 +62,9 @@ def read_records(
 
     kind: one of `KINDS`. results: the folder of the records, by default the book's.
     """
-    found = (record for record in read_file(records_file(experiment, scale, results)) if record.kind == kind)
-    return sorted(found, key=lambda record: (record.method, record.seed, record.trial or 0))
+    everything = read_file(records_file(experiment, scale, results))
+    of_kind = (record for record in everything if record.kind == kind)
+    return sorted(of_kind, key=lambda record: (record.method, record.seed, record.trial or 0))
 
 
 def find_record(

@@ -14,10 +14,10 @@ from atlib.attention import Instead, see
 
 def only_patch(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
     """Identities, but in one layer the class token listens to one patch."""
-    each = [torch.eye(tokens) for _ in range(depth)]
-    each[layer][0, 0] = 0
-    each[layer][0, patch + 1] = 1
-    return each
+    layers = [torch.eye(tokens) for _ in range(depth)]
+    layers[layer][0, 0] = 0
+    layers[layer][0, patch + 1] = 1
+    return layers
 
 
 def by_listening(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
@@ -29,25 +29,25 @@ def by_listening(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor
 
 def row_and_column(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
     """Wrong: the patch listens to the class token."""
-    each = [torch.eye(tokens) for _ in range(depth)]
-    each[layer][patch + 1] = 0
-    each[layer][patch + 1, 0] = 1
-    return each
+    layers = [torch.eye(tokens) for _ in range(depth)]
+    layers[layer][patch + 1] = 0
+    layers[layer][patch + 1, 0] = 1
+    return layers
 
 
 def row_of_two(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
     """Wrong: the class token still listens to itself."""
-    each = [torch.eye(tokens) for _ in range(depth)]
-    each[layer][0, patch + 1] = 1
-    return each
+    layers = [torch.eye(tokens) for _ in range(depth)]
+    layers[layer][0, patch + 1] = 1
+    return layers
 
 
 def everybody_listens(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
     """Wrong: every token listens to the patch."""
-    each = [torch.eye(tokens) for _ in range(depth)]
-    each[layer] = torch.zeros(tokens, tokens)
-    each[layer][:, patch + 1] = 1
-    return each
+    layers = [torch.eye(tokens) for _ in range(depth)]
+    layers[layer] = torch.zeros(tokens, tokens)
+    layers[layer][:, patch + 1] = 1
+    return layers
 
 
 # --- 1.2 ---
@@ -82,12 +82,12 @@ def maps_of(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
 
 def one_at_a_time(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
     """The same with the loops of the chapter."""
-    found = []
-    for each in x:
-        q, k, _ = (each @ W_qkv.T + b_qkv).chunk(3, dim=-1)
+    p = []
+    for tokens in x:
+        q, k, _ = (tokens @ W_qkv.T + b_qkv).chunk(3, dim=-1)
         pairs = zip(q.chunk(heads, dim=-1), k.chunk(heads, dim=-1))
-        found.append(torch.stack([(a @ b.T / a.shape[-1] ** 0.5).softmax(-1) for a, b in pairs]))
-    return torch.stack(found)
+        p.append(torch.stack([(a @ b.T / a.shape[-1] ** 0.5).softmax(-1) for a, b in pairs]))
+    return torch.stack(p)
 
 
 @torch.no_grad()
@@ -167,7 +167,7 @@ EXERCISES = (
             ),
         },
         see="Rows are shares, columns are not",
-        view=lambda each: torch.stack(tuple(each)),
+        view=lambda layers: torch.stack(tuple(layers)),
     ),
     Exercise(
         "1.2",

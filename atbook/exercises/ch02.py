@@ -101,12 +101,12 @@ def to_maps(heard: Tensor, heads: int) -> Tensor:
 
 def image_by_image(hue: Tensor, key: Tensor, heads: int) -> Tensor:
     """The same in loops."""
-    found = []
+    p = []
     for hues, k in zip(hue.tolist(), key.tolist()):
-        (target,) = [cell for cell, each in enumerate(hues) if each == hues[k] and cell != k]
+        (target,) = [cell for cell, named in enumerate(hues) if named == hues[k] and cell != k]
         heard = [target + 1, *range(1, len(hues) + 1)]  # by the class token, then by each cell's
-        found.append(torch.eye(len(hues) + 1)[heard].repeat(heads, 1, 1))
-    return torch.stack(found)
+        p.append(torch.eye(len(hues) + 1)[heard].repeat(heads, 1, 1))
+    return torch.stack(p)
 
 
 def first_of_the_hue(hue: Tensor, key: Tensor, heads: int) -> Tensor:

@@ -41,9 +41,9 @@ def queries_keys_values(attn: Attention, x: Tensor) -> Tensor:
     return attn.qkv(x).reshape(B, N, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
 
 
-def first_tokens(of: VisionTransformer, images: Tensor) -> Tensor:
+def first_tokens(vit: VisionTransformer, images: Tensor) -> Tensor:
     """What goes into block 0: (B, N, D)."""
-    return of._pos_embed(of.patch_embed(images))
+    return vit._pos_embed(vit.patch_embed(images))
 
 
 def through(block: Block, x: Tensor, p: Tensor, v: Tensor) -> Tensor:
@@ -132,8 +132,8 @@ def the_others(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
 ) -> Tensor:
     """Wrong: the layers that were not named are copied."""
-    others = [i for i in range(len(student.blocks)) if i not in layers]
-    return copied_by_walking(teacher, student, images, others)
+    unnamed = [i for i in range(len(student.blocks)) if i not in layers]
+    return copied_by_walking(teacher, student, images, unnamed)
 
 
 def at_the_students_scale(
@@ -183,8 +183,8 @@ def by_patterns(
     """The same by regular expressions."""
     factors = dict.fromkeys(names, decay ** (depth + 1))
     for name in names:
-        if found := re.match(block, name):
-            factors[name] = decay ** (depth - int(found[1]))
+        if numbered := re.match(block, name):
+            factors[name] = decay ** (depth - int(numbered[1]))
         elif re.match(r"(head|fc_norm)\.", name):
             factors[name] = 1.0
         elif re.match(last, name):

@@ -24,9 +24,9 @@ def by_seeds_gains(
     scratch: list[float], routing: list[float], message: list[float], copy: list[float]
 ) -> dict[str, float]:
     """The same from gains within seeds."""
-    own, *twins = (sum(a - s for a, s in zip(each, scratch)) for each in (copy, routing, message))
-    first, second = (twin / own for twin in twins)
-    return {"routing": first, "message": second, "rest": (own - sum(twins)) / own}
+    gain, *twins = (sum(a - s for a, s in zip(method, scratch)) for method in (copy, routing, message))
+    first, second = (twin / gain for twin in twins)
+    return {"routing": first, "message": second, "rest": (gain - sum(twins)) / gain}
 
 
 def what_the_other_lacks(
@@ -42,9 +42,9 @@ def made_to_add_up(
     scratch: list[float], routing: list[float], message: list[float], copy: list[float]
 ) -> dict[str, float]:
     """Wrong: both shares are stretched until their sum is 1."""
-    each = gain_shares(scratch, routing, message, copy)
-    total = each["routing"] + each["message"]
-    return {"routing": each["routing"] / total, "message": each["message"] / total, "rest": 0.0}
+    share = gain_shares(scratch, routing, message, copy)
+    total = share["routing"] + share["message"]
+    return {"routing": share["routing"] / total, "message": share["message"] / total, "rest": 0.0}
 
 
 def ratios_averaged(
@@ -52,7 +52,7 @@ def ratios_averaged(
 ) -> dict[str, float]:
     """Wrong: shares are taken for each seed."""
     by_seed = [gain_shares(*([x] for x in seed)) for seed in zip(scratch, routing, message, copy)]
-    return {name: mean(each[name] for each in by_seed) for name in by_seed[0]}
+    return {name: mean(shares[name] for shares in by_seed) for name in by_seed[0]}
 
 
 def counted_from_nothing(
@@ -140,8 +140,8 @@ def scenes(number: int, seed: int) -> Scene:
     """What is where in some images of Find."""
     rng = torch.Generator().manual_seed(seed)
     cell, shape, hue = (
-        torch.randint(of, size, generator=rng)
-        for of, size in ((16, (number,)), (8, (number, 16)), (6, (number, 16)))
+        torch.randint(kinds, size, generator=rng)
+        for kinds, size in ((16, (number,)), (8, (number, 16)), (6, (number, 16)))
     )
     return {"cell": cell, "shape": shape, "hue": hue}
 
@@ -205,7 +205,7 @@ def everybodys_mean(batches: Batches, number: int) -> Tensor:
 
 def mean_of_means(batches: Batches, number: int) -> Tensor:
     """Wrong: every batch counts the same, however many images it has of a cell."""
-    means = torch.stack([zero_by_zero([each], number) for each in batches]).nanmean(0)
+    means = torch.stack([zero_by_zero([batch], number) for batch in batches]).nanmean(0)
     return means.nan_to_num(1 / means.shape[-1])
 
 

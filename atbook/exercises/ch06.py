@@ -97,7 +97,7 @@ def drop_both(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
     """What comes out of the last blocks, where both drop the same branches."""
-    t, s = (each._pos_embed(each.patch_embed(images)) for each in (teacher, student))
+    t, s = (model._pos_embed(model.patch_embed(images)) for model in (teacher, student))
     for block_t, block_s, rate in zip(teacher.blocks, student.blocks, rates):
         keep = 1 - rate
         routed, local = (draw(keep, len(images)).view(-1, 1, 1) / keep for _ in range(2))
@@ -135,7 +135,7 @@ def one_after_the_other(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
     """Wrong: each draws its own, first all of the teacher's."""
-    return tuple(dropped(each, images, draw_all(rates, images, draw)) for each in (teacher, student))
+    return tuple(dropped(model, images, draw_all(rates, images, draw)) for model in (teacher, student))
 
 
 def block_by_block(
@@ -153,8 +153,8 @@ def branch_by_branch(
     masks = draw_all([rate for rate in rates for _ in range(2)], images, draw)
     of_branches = list(zip(masks[::2], masks[1::2]))
     return tuple(
-        dropped(each, images, [(attention[i], mlp[i]) for attention, mlp in of_branches])
-        for i, each in enumerate((teacher, student))
+        dropped(model, images, [(attention[i], mlp[i]) for attention, mlp in of_branches])
+        for i, model in enumerate((teacher, student))
     )
 
 
@@ -230,7 +230,7 @@ EXERCISES = (
         ),
         wrong={
             "mean over layers": Wrong(
-                lambda *each: map_loss(*each) / 2,
+                lambda *maps_of_layers: map_loss(*maps_of_layers) / 2,
                 "You averaged over layers. The paper sums them: with more layers the loss pulls harder, and λ"
                 " has to know it.",
             ),

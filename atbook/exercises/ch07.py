@@ -30,9 +30,9 @@ def turned_alike(q: Tensor, k: Tensor, A: Tensor, c: Tensor) -> tuple[Tensor, Te
 
 def blind_error(q_s: Tensor, q_t: Tensor) -> Tensor:
     """The smallest mean squared error over one orthogonal matrix a head."""
-    own, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))  # (H, B·N, d)
-    U, _, Vh = torch.linalg.svd(own.mT @ target)
-    return (own @ U @ Vh - target).square().mean()
+    source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))  # (H, B·N, d)
+    U, _, Vh = torch.linalg.svd(source.mT @ target)
+    return (source @ U @ Vh - target).square().mean()
 
 
 def by_singular_values(q_s: Tensor, q_t: Tensor) -> Tensor:
@@ -50,20 +50,20 @@ def across_heads(q_s: Tensor, q_t: Tensor) -> Tensor:
 
 def for_every_image(q_s: Tensor, q_t: Tensor) -> Tensor:
     """Wrong: a matrix for every image."""
-    return torch.stack([blind_error(own[None], target[None]) for own, target in zip(q_s, q_t)]).mean()
+    return torch.stack([blind_error(source[None], target[None]) for source, target in zip(q_s, q_t)]).mean()
 
 
 def turned_back(q_s: Tensor, q_t: Tensor) -> Tensor:
     """Wrong: the best matrix, transposed."""
-    own, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
-    U, _, Vh = torch.linalg.svd(own.mT @ target)
-    return (own @ (U @ Vh).mT - target).square().mean()
+    source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
+    U, _, Vh = torch.linalg.svd(source.mT @ target)
+    return (source @ (U @ Vh).mT - target).square().mean()
 
 
 def any_matrix(q_s: Tensor, q_t: Tensor) -> Tensor:
     """Wrong: least squares."""
-    own, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
-    return (own @ torch.linalg.lstsq(own, target).solution - target).square().mean()
+    source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
+    return (source @ torch.linalg.lstsq(source, target).solution - target).square().mean()
 
 
 def a_matrix_for_each_head(heads: int, width: int, seed: int) -> Tensor:

@@ -96,7 +96,7 @@ def renamed(block: Block, order: Tensor, hidden: Tensor) -> Block:
 def by_matrices(block: Block, order: Tensor, hidden: Tensor) -> Block:
     """The same, with permutation matrices: P x is x in the new order, and Pᵀ undoes it."""
     weight = block["norm1.weight"]
-    P, R = (torch.eye(len(each)).to(weight)[each] for each in (order, hidden))
+    P, R = (torch.eye(len(permutation)).to(weight)[permutation] for permutation in (order, hidden))
     none = torch.eye(len(block["attn.qkv.bias"])).to(weight)
     writes = {"attn.qkv": (none, P), "attn.proj": (P, P.mT @ P), "mlp.fc1": (R, P), "mlp.fc2": (P, R)}
     new = {}
@@ -243,7 +243,7 @@ EXERCISES = (
                 " weighs the logarithm, and what is left is simpler.",
             ),
             "the other sign": Wrong(
-                lambda *each: -soft_gradient(*each),
+                lambda *inputs: -soft_gradient(*inputs),
                 "The sign is turned: a loss falls *against* its gradient, and where the student gives a class"
                 " more than the teacher does, its logit has to come down.",
             ),

@@ -39,8 +39,8 @@ def regressed(accuracy: Tensor, codes: tuple[float, float]) -> dict[str, Tensor]
     features, routing = code[:, None].expand(2, 2), code.expand(2, 2)
     columns = [torch.ones_like(features), features, routing, features * routing]
     design = torch.stack([column.reshape(-1) for column in columns], 1).repeat(seeds, 1)
-    _, *found = torch.linalg.lstsq(design, accuracy.reshape(-1, 1)).solution[:, 0]
-    return dict(zip(("features", "routing", "interaction"), found))
+    _, *effects = torch.linalg.lstsq(design, accuracy.reshape(-1, 1)).solution[:, 0]
+    return dict(zip(("features", "routing", "interaction"), effects))
 
 
 def under_the_useful(accuracy: Tensor) -> dict[str, Tensor]:
@@ -52,14 +52,14 @@ def under_the_useful(accuracy: Tensor) -> dict[str, Tensor]:
 
 def halved(accuracy: Tensor) -> dict[str, Tensor]:
     """Wrong: half of the interaction."""
-    found = corner_effects(accuracy)
-    return found | {"interaction": found["interaction"] / 2}
+    effects = corner_effects(accuracy)
+    return effects | {"interaction": effects["interaction"] / 2}
 
 
 def added(accuracy: Tensor) -> dict[str, Tensor]:
     """Wrong: the two effects of features are added."""
-    found = corner_effects(accuracy)
-    return found | {"interaction": 2 * found["features"]}
+    effects = corner_effects(accuracy)
+    return effects | {"interaction": 2 * effects["features"]}
 
 
 # --- 9.2 ---
@@ -85,7 +85,7 @@ def interval(difference: float, parts: list[tuple[float, int]]) -> dict[str, flo
 def more_of_a_message(find: World, match: World) -> dict[str, float]:
     """How much more a message adds in Find than in Match."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(variance(each) / len(each), len(each)) for each in (a, b)])
+    return interval(mean(a) - mean(b), [(variance(sample) / len(sample), len(sample)) for sample in (a, b)])
 
 
 def by_scipy(find: World, match: World) -> dict[str, float]:
@@ -99,13 +99,13 @@ def nothing_paired(find: World, match: World) -> dict[str, float]:
     """Wrong: four independent samples."""
     lists = [list(world[name].values()) for world in (find, match) for name in ("copy", "copy-routing-twin")]
     a, b, c, d = map(mean, lists)
-    return interval(a - b - (c - d), [(variance(each) / len(each), len(each)) for each in lists])
+    return interval(a - b - (c - d), [(variance(sample) / len(sample), len(sample)) for sample in lists])
 
 
 def worlds_paired(find: World, match: World) -> dict[str, float]:
     """Wrong: seed 0 of one world is paired with seed 0 of the other."""
     four = [world[name] for world in (find, match) for name in ("copy", "copy-routing-twin")]
-    seeds = set.intersection(*(set(each) for each in four))
+    seeds = set.intersection(*(set(accuracies) for accuracies in four))
     differences = [four[0][s] - four[1][s] - (four[2][s] - four[3][s]) for s in sorted(seeds)]
     return interval(mean(differences), [(variance(differences) / len(seeds), len(seeds))])
 
@@ -121,13 +121,13 @@ def normals_interval(find: World, match: World) -> dict[str, float]:
 def spread_for_error(find: World, match: World) -> dict[str, float]:
     """Wrong: the variance of a seed in place of that of a mean."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(variance(each), len(each)) for each in (a, b)])
+    return interval(mean(a) - mean(b), [(variance(sample), len(sample)) for sample in (a, b)])
 
 
 def divided_by_n(find: World, match: World) -> dict[str, float]:
     """Wrong: the variance of the seeds at hand, not that of all seeds there could be."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(pvariance(each) / len(each), len(each)) for each in (a, b)])
+    return interval(mean(a) - mean(b), [(pvariance(sample) / len(sample), len(sample)) for sample in (a, b)])
 
 
 def turned(find: World, match: World) -> dict[str, float]:
@@ -177,7 +177,7 @@ def by_tensors(one: Search, other: Search) -> float | str:
         return "searched unequally"
     tables = [torch.tensor([runs[rate] for rate in rates], dtype=torch.float64) for runs in (one, other)]
     means = [table.mean(1) for table in tables]  # (rates, validation and test)
-    best = [each[:, 0].argmax().item() for each in means]
+    best = [mean_of_rate[:, 0].argmax().item() for mean_of_rate in means]
     if {0, len(rates) - 1} & {*best}:
         return "search on"
     return (means[0][best[0], 1] - means[1][best[1], 1]).item()
@@ -247,7 +247,7 @@ def searched() -> tuple[Search, Search]:
 
 def all_but(runs: Search, *rates: float) -> Search:
     """A search without some rates."""
-    return {rate: each for rate, each in runs.items() if rate not in rates}
+    return {rate: accuracies for rate, accuracies in runs.items() if rate not in rates}
 
 
 EXERCISES = (

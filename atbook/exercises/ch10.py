@@ -129,15 +129,15 @@ def mean_of_ratios(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
 
 def batches_alike(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
     """Wrong: a small batch counts as much as a large one."""
-    each = [(hsic(K, L), hsic(K, K), hsic(L, L)) for _, (K, L) in tables(xs, ys)]
-    xy, xx, yy = (torch.stack(values).sum() for values in zip(*each))
+    hsics = [(hsic(K, L), hsic(K, K), hsic(L, L)) for _, (K, L) in tables(xs, ys)]
+    xy, xx, yy = (torch.stack(values).sum() for values in zip(*hsics))
     return xy / (xx * yy).sqrt()
 
 
 def root_in_a_batch(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
     """Wrong: the root is taken in every batch."""
-    each = [(n * hsic(K, L), n * (hsic(K, K) * hsic(L, L)).sqrt()) for n, (K, L) in tables(xs, ys)]
-    above, below = map(sum, zip(*each))
+    terms = [(n * hsic(K, L), n * (hsic(K, K) * hsic(L, L)).sqrt()) for n, (K, L) in tables(xs, ys)]
+    above, below = map(sum, zip(*terms))
     return above / below
 
 
@@ -208,8 +208,8 @@ def one_after_the_other(a: Tensor, b: Tensor) -> Pairs:
 
 def turned_round(a: Tensor, b: Tensor) -> Pairs:
     """Wrong: a's head for each of b's."""
-    found = pair_heads(a, b)
-    return found | {"partner": torch.tensor(found["partner"]).argsort().tolist()}
+    paired = pair_heads(a, b)
+    return paired | {"partner": torch.tensor(paired["partner"]).argsort().tolist()}
 
 
 def averaged_first(a: Tensor, b: Tensor) -> Pairs:
@@ -268,7 +268,7 @@ def echo_by_cases(accuracy: float, copied: float, classes: int) -> Echo:
     first = torch.tensor([accuracy] + (classes - 1) * [wrong], dtype=torch.float64)
     both = copied * first.diag() + (1 - copied) * first[:, None] / classes  # (first's class, echo's)
     second = both.sum(0)
-    different, independent = (1 - each.trace() for each in (both, first[:, None] * second))
+    different, independent = (1 - chances.trace() for chances in (both, first[:, None] * second))
     least = first[0] - second[0]
     place = (different - least) / (independent - least)
     return {"accuracy": second[0].item(), "different": different.item(), "place": place.item()}
@@ -287,16 +287,16 @@ def guesses_always_differ(accuracy: float, copied: float, classes: int) -> Echo:
 
 def never_wrong_alike(accuracy: float, copied: float, classes: int) -> Echo:
     """Wrong: two independent mistakes never agree."""
-    found = half_an_echo(accuracy, copied, classes)
-    a, b = accuracy, found["accuracy"]
-    return found | {"place": (found["different"] - (a - b)) / (1 - a * b - (a - b))}
+    echo = half_an_echo(accuracy, copied, classes)
+    a, b = accuracy, echo["accuracy"]
+    return echo | {"place": (echo["different"] - (a - b)) / (1 - a * b - (a - b))}
 
 
 def from_no_disagreement(accuracy: float, copied: float, classes: int) -> Echo:
     """Wrong: 0 is no disagreement at all."""
-    found = half_an_echo(accuracy, copied, classes)
-    a, b = accuracy, found["accuracy"]
-    return found | {"place": found["different"] / (1 - a * b - (1 - a) * (1 - b) / (classes - 1))}
+    echo = half_an_echo(accuracy, copied, classes)
+    a, b = accuracy, echo["accuracy"]
+    return echo | {"place": echo["different"] / (1 - a * b - (1 - a) * (1 - b) / (classes - 1))}
 
 
 def share_for_place(accuracy: float, copied: float, classes: int) -> Echo:

@@ -42,8 +42,8 @@ def over_all_rows(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
 
 def to_each_other(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
     """Wrong: Kullback-Leibler divergences of p from q and of q from p."""
-    each = ((p - q) * (p.log() - q.log())).sum(-1) / 2
-    return each.mean((0, 1)) @ weight / weight.sum()
+    by_row = ((p - q) * (p.log() - q.log())).sum(-1) / 2
+    return by_row.mean((0, 1)) @ weight / weight.sum()
 
 
 def heads_averaged(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
@@ -54,15 +54,15 @@ def heads_averaged(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
 def keys_weighed(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
     """Wrong: the weights are those of keys."""
     middle = (p + q) / 2
-    each = torch.special.entr(middle) - (torch.special.entr(p) + torch.special.entr(q)) / 2
-    return (each @ weight).sum(-1).mean() / weight.sum()
+    by_key = torch.special.entr(middle) - (torch.special.entr(p) + torch.special.entr(q)) / 2
+    return (by_key @ weight).sum(-1).mean() / weight.sum()
 
 
 def with_nan(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
     """Wrong: 0 · log 0 is not a number."""
     p_log_p, q_log_q, middle = p * p.log(), q * q.log(), (p + q) / 2
-    each = (p_log_p + q_log_q).sum(-1) / 2 - (middle * middle.log()).sum(-1)
-    return each.mean((0, 1)) @ weight / weight.sum()
+    by_row = (p_log_p + q_log_q).sum(-1) / 2 - (middle * middle.log()).sum(-1)
+    return by_row.mean((0, 1)) @ weight / weight.sum()
 
 
 def some_hard(*shape: int, seed: int = 0) -> Tensor:
@@ -231,7 +231,7 @@ EXERCISES = (
                 " is 0.",
             ),
             "bits": Wrong(
-                lambda *each: weighed(*each) / log(2),
+                lambda *inputs: weighed(*inputs) / log(2),
                 "That is in bits, with logarithms to base 2. The chapter counts in nats: natural logarithms.",
             ),
         },

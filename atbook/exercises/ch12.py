@@ -50,9 +50,9 @@ def line(pool: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 def from_counts(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
     """The same: the logit of the corrected accuracy is log((a·C - 1) / (C·(1 - a)))."""
-    a, b = (classes * np.array(each) for each in (ordinary, shifted))
+    a, b = (classes * np.array(accuracies) for accuracies in (ordinary, shifted))
     kept = (a > 1) & (b > 1)
-    x, y = (np.log((each[kept] - 1) / (classes - each[kept])) for each in (a, b))
+    x, y = (np.log((scaled[kept] - 1) / (classes - scaled[kept])) for scaled in (a, b))
     slope, intercept = np.polyfit(x, y, 1)
     return {"members": int(kept.sum()), "slope": slope, "intercept": intercept}
 
@@ -94,7 +94,7 @@ def with_maps(vit: VisionTransformer, images: Tensor, maps: dict[int, Tensor]) -
 
 def repaired(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
     """Shifted images with one layer's map of the clean ones, all others held: a list over layers."""
-    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     return [with_maps(vit, shifted, new | {i: old[i]}) for i in new]
 
 
@@ -114,7 +114,7 @@ def repaired_by_hand(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> 
         x = x + block.attn.proj((p @ v).transpose(1, 2).flatten(2))
         return x + block.mlp(block.norm2(x))
 
-    a, b = (vit.patch_embed(each) for each in (clean, shifted))
+    a, b = (vit.patch_embed(images) for images in (clean, shifted))
     a, b = (torch.cat([vit.cls_token.expand(len(x), -1, -1), x], 1) + vit.pos_embed for x in (a, b))
     streams = [b] * len(vit.blocks)  # one for each layer that is repaired
     for i, block in enumerate(vit.blocks):
@@ -131,13 +131,13 @@ def others_anew(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[
 
 def one_more(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
     """Wrong: all layers up to this one are repaired."""
-    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     return [with_maps(vit, shifted, new | {j: old[j] for j in range(i + 1)}) for i in new]
 
 
 def all_but_one(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
     """Wrong: one layer keeps the shifted map, all others are repaired."""
-    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     return [with_maps(vit, shifted, old | {i: new[i]}) for i in old]
 
 
@@ -148,7 +148,7 @@ def clean_contents(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> li
 
 def mean_maps(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
     """Wrong: the clean maps are averaged over the batch."""
-    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     means = [p.mean(0, keepdim=True).expand_as(p) for p in old.values()]
     return [with_maps(vit, shifted, new | {i: p}) for i, p in enumerate(means)]
 
@@ -160,11 +160,11 @@ Pool = list[float]
 
 def left_out(ordinary: Pool, shifted: Pool) -> list[float]:
     """Each member's points above the line of the others."""
-    found = []
+    points = []
     for i in range(len(ordinary)):
-        others = [each[:i] + each[i + 1 :] for each in (ordinary, shifted)]
-        found.append(100 * effective_robustness(ordinary[i], shifted[i], *others, samples=20).value)
-    return found
+        pool = [accuracies[:i] + accuracies[i + 1 :] for accuracies in (ordinary, shifted)]
+        points.append(100 * effective_robustness(ordinary[i], shifted[i], *pool, samples=20).value)
+    return points
 
 
 def by_leverage(ordinary: Pool, shifted: Pool) -> np.ndarray:
@@ -379,11 +379,11 @@ EXERCISES = (
                 " squares is not symmetric: fit the shifted logit by the unshifted one.",
             ),
             "shares": Wrong(
-                lambda ordinary, shifted: [each / 100 for each in left_out(ordinary, shifted)],
+                lambda ordinary, shifted: [points / 100 for points in left_out(ordinary, shifted)],
                 "These are shares, from 0 to 1. Asked are points: 100 times as much.",
             ),
             "sign": Wrong(
-                lambda ordinary, shifted: [-each for each in left_out(ordinary, shifted)],
+                lambda ordinary, shifted: [-points for points in left_out(ordinary, shifted)],
                 "The sign is turned round: above the line is more robust, so it is found less expected.",
             ),
         },

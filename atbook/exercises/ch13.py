@@ -77,8 +77,8 @@ def by_autograd(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
     images = normal(1, 3, side, side)
     leaves = [seen.map.detach().requires_grad_() for seen in walk(model, images).layers]
     logits = walk(model, images, replace={i: Instead(map=p) for i, p in enumerate(leaves)}).logits
-    found = torch.autograd.grad(logits.square().sum(), leaves)
-    return torch.stack([grad.abs().sum((0, 1, 3)) > 0 for grad in found])
+    gradients = torch.autograd.grad(logits.square().sum(), leaves)
+    return torch.stack([grad.abs().sum((0, 1, 3)) > 0 for grad in gradients])
 
 
 def all_of_the_last(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
@@ -129,7 +129,7 @@ def through_one_row(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor)
 
 def one_row_by_autograd(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
     """The same by autograd, through the whole map."""
-    q, k = (each.detach().clone().requires_grad_() for each in (q, k))
+    q, k = (x.detach().clone().requires_grad_() for x in (q, k))
     mixed = (scale * q @ k.mT).softmax(-1) @ v
     return list(torch.autograd.grad((mixed[:, :, 0] * grad).sum(), (q, k)))
 
@@ -191,13 +191,13 @@ def scaled(q: Tensor, k: Tensor) -> Tensor:
 
 def by_cosines(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
     """The same: vectors of length √d have √d · cosine for a score."""
-    q, k = (normalize(each, dim=-1, eps=0) for each in (q, k))
+    q, k = (normalize(x, dim=-1, eps=0) for x in (q, k))
     return (q.shape[-1] ** 0.5 * torch.einsum("bhid,bhjd,d->bhij", q, k, gain_q * gain_k)).softmax(-1)
 
 
 def across_heads(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
     """Wrong: one norm over all heads of a token."""
-    q, k = (each / each.square().mean((1, 3), keepdim=True).sqrt() for each in (q, k))
+    q, k = (x / x.square().mean((1, 3), keepdim=True).sqrt() for x in (q, k))
     return scaled(q * gain_q, k * gain_k)
 
 
@@ -208,7 +208,7 @@ def queries_alone(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tenso
 
 def without_gains(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
     """Wrong: the gains are left out."""
-    return scaled(*(rms_norm(each, each.shape[-1:]) for each in (q, k)))
+    return scaled(*(rms_norm(x, x.shape[-1:]) for x in (q, k)))
 
 
 def gains_first(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ def gains_first(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
 
 def centred(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
     """Wrong: layer norms."""
-    q, k = (layer_norm(each, each.shape[-1:]) for each in (q, k))
+    q, k = (layer_norm(x, x.shape[-1:]) for x in (q, k))
     return scaled(q * gain_q, k * gain_k)
 
 
@@ -229,7 +229,7 @@ def length_one(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
 
 def without_scale(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
     """Wrong: the scores are not divided by √d."""
-    q, k = (rms_norm(each, each.shape[-1:]) for each in (q, k))
+    q, k = (rms_norm(x, x.shape[-1:]) for x in (q, k))
     return ((q * gain_q) @ (k * gain_k).mT).softmax(-1)
 
 
@@ -357,7 +357,7 @@ EXERCISES = (
                 " compete, and a gradient that is the same for all of them moves nothing.",
             ),
             "scale": Wrong(
-                lambda q, k, v, scale, grad: [each / scale for each in through_one_row(q, k, v, scale, grad)],
+                lambda q, k, v, scale, grad: [x / scale for x in through_one_row(q, k, v, scale, grad)],
                 "A factor `scale` is missing on the way from the scores to q and k.",
             ),
             "exchanged": Wrong(

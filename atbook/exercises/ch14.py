@@ -27,8 +27,8 @@ def some_heads(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
     """The teacher's maps in `heads`, the student's in the others, on the student's values."""
-    own, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
-    mixed = own.clone()
+    p_s, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
+    mixed = p_s.clone()
     mixed[:, heads] = copied
     return mixed @ v
 
@@ -59,9 +59,9 @@ def half_and_half(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
     """Wrong: the copied heads use the mean of both maps."""
-    own, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
-    mixed = own.clone()
-    mixed[:, heads] = (copied + own[:, heads]) / 2
+    p_s, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
+    mixed = p_s.clone()
+    mixed[:, heads] = (copied + p_s[:, heads]) / 2
     return mixed @ v
 
 
@@ -69,8 +69,8 @@ def the_other_heads(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
     """Wrong: the teacher's maps go to the heads that are not named."""
-    others = [head for head in range(q.shape[1]) if head not in heads]
-    return some_heads(q, k, v, q_t, k_t, scale, scale_t, others)
+    unnamed = [head for head in range(q.shape[1]) if head not in heads]
+    return some_heads(q, k, v, q_t, k_t, scale, scale_t, unnamed)
 
 
 def nobody_asks(
@@ -82,9 +82,9 @@ def nobody_asks(
 
 def two_of(student: int, heads: list[int], seed: int = 0) -> tuple:
     """Queries, keys and values of a student, queries and keys of teacher heads twice as wide."""
-    own = (normal(2, student, 5, 3, seed=seed + i) for i in range(3))
-    theirs = (normal(2, len(heads), 5, 6, seed=seed + i) for i in (3, 4))
-    return *own, *theirs, 3**-0.5, 6**-0.5, heads
+    of_student = (normal(2, student, 5, 3, seed=seed + i) for i in range(3))
+    of_teacher = (normal(2, len(heads), 5, 6, seed=seed + i) for i in (3, 4))
+    return *of_student, *of_teacher, 3**-0.5, 6**-0.5, heads
 
 
 # --- 14.2 ---

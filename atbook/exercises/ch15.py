@@ -90,7 +90,7 @@ def only_by_shares(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float)
 
 def without_scale(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, ...]:
     """Wrong: the factor on q kᵀ is missing in the gradients."""
-    return tuple(each / scale for each in reverse_gradients(q, k, q_t, k_t, scale))
+    return tuple(gradient / scale for gradient in reverse_gradients(q, k, q_t, k_t, scale))
 
 
 def not_transposed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -114,11 +114,11 @@ def two_widths(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, sca
     """The chapter's surrogate for a teacher with another head width, still without a map."""
     rows, d = q.shape[0] * q.shape[1] * q.shape[2], q.shape[-1]
     width = max(d, q_t.shape[-1])
-    own = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
+    expected_key = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
     target = F.scaled_dot_product_attention(
         padded(q_t, width), padded(k_t, width), padded(k, width), scale=scale_t
     )
-    return scale / rows * (q * (own - target[..., :d])).sum()
+    return scale / rows * (q * (expected_key - target[..., :d])).sum()
 
 
 def one_scale(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
@@ -134,17 +134,17 @@ def scale_of_padding(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: floa
 def not_padded(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
     """Wrong: for unequal widths no fused kernel runs, and a map is stored."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
-    own = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
+    expected_key = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
     target = F.scaled_dot_product_attention(q_t, k_t, k, scale=scale_t)
-    return scale / rows * (q * (own - target)).sum()
+    return scale / rows * (q * (expected_key - target)).sum()
 
 
 def map_not_fixed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
     """Wrong: gradients go through the student's map, too."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     fixed = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
-    own = F.scaled_dot_product_attention(q, k, k, scale=scale)
-    return two_widths(q, k, q_t, k_t, scale, scale_t) + scale / rows * (q * (own - fixed)).sum()
+    expected_key = F.scaled_dot_product_attention(q, k, k, scale=scale)
+    return two_widths(q, k, q_t, k_t, scale, scale_t) + scale / rows * (q * (expected_key - fixed)).sum()
 
 
 def keys_fixed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
@@ -163,15 +163,15 @@ def summed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t
 def floor(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
     """The mean entropy of the rows, `block` queries at a time."""
     total = torch.zeros((), dtype=q.dtype)
-    for some in q.split(block, 2):
-        z = scale * some @ k.mT
+    for queries in q.split(block, 2):
+        z = scale * queries @ k.mT
         total = total + (z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)).sum()
     return total / (q.shape[0] * q.shape[1] * q.shape[2])
 
 
 def entropy_of_shares(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
     """The same from the shares."""
-    rows = [torch.special.entr((scale * some @ k.mT).softmax(-1)).sum(-1) for some in q.split(block, 2)]
+    rows = [torch.special.entr((scale * queries @ k.mT).softmax(-1)).sum(-1) for queries in q.split(block, 2)]
     return torch.cat(rows, 2).mean()
 
 
@@ -184,13 +184,13 @@ def short_block_lost(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
 
 def mean_of_blocks(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
     """Wrong: blocks count the same, though the last is shorter."""
-    return torch.stack([floor(some, k, scale, block) for some in q.split(block, 2)]).mean()
+    return torch.stack([floor(queries, k, scale, block) for queries in q.split(block, 2)]).mean()
 
 
 def scores_unscaled(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
     """Wrong: the expected score lost its scale."""
-    z = [scale * some @ k.mT for some in q.split(block, 2)]
-    rows = [each.logsumexp(-1) - (each.softmax(-1) * each).sum(-1) / scale for each in z]
+    logits = [scale * queries @ k.mT for queries in q.split(block, 2)]
+    rows = [z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1) / scale for z in logits]
     return torch.cat(rows, 2).mean()
 
 

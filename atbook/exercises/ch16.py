@@ -37,10 +37,10 @@ class Run:
         while self.done < until:
             if self.done and self.done % 3 == 0:
                 self.order = torch.randperm(12, generator=self.generator).tolist()
-            some = self.order[4 * (self.done % 3) :][:4]
+            batch = self.order[4 * (self.done % 3) :][:4]
             noise = torch.randn(4, 4, generator=self.generator, dtype=torch.float64)
             self.optimizer.zero_grad()
-            F.mse_loss(self.model(x[some] + 0.1 * noise), y[some]).backward()
+            F.mse_loss(self.model(x[batch] + 0.1 * noise), y[batch]).backward()
             self.optimizer.step()
             with torch.no_grad():
                 for slow, fast in zip(self.average.parameters(), self.model.parameters()):
@@ -128,8 +128,8 @@ def power_cut(run: Run, after: int) -> None:
     """Let a run go on to that step, and then wipe out all that it has in memory."""
     run.go_on(after)
     moments = [value for state in run.optimizer.state.values() for value in state.values()]
-    for each in (*run.model.parameters(), *run.average.parameters(), *moments):
-        each.detach().fill_(torch.nan)
+    for tensor in (*run.model.parameters(), *run.average.parameters(), *moments):
+        tensor.detach().fill_(torch.nan)
     run.generator.manual_seed(0)
     run.order, run.done = [], 0
 
@@ -279,14 +279,14 @@ def by_backward(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: floa
 
 def parts_weigh_the_same(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
     """Wrong: a mean of the parts' means."""
-    each = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
-    return clipped(torch.stack(each).mean(0), longest)
+    gradients = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
+    return clipped(torch.stack(gradients).mean(0), longest)
 
 
 def parts_summed(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
     """Wrong: the parts' gradients are added up as they are."""
-    each = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
-    return clipped(torch.stack(each).sum(0), longest)
+    gradients = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
+    return clipped(torch.stack(gradients).sum(0), longest)
 
 
 def each_clipped(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
@@ -500,7 +500,7 @@ EXERCISES = (
                 " Clip once, when all parts are in.",
             ),
             "not clipped": Wrong(
-                lambda *given: accumulated(*given[:4], longest=float("inf")),
+                lambda *inputs: accumulated(*inputs[:4], longest=float("inf")),
                 "The gradient of the step is right, and it was not clipped.",
             ),
         },

@@ -78,7 +78,7 @@ def shown(B: int, H: int, P: int, visible: int, seed: int = 0) -> tuple[Tensor, 
 
 def parts(q: Tensor, k: Tensor, bias: Tensor) -> dict[str, Tensor]:
     """The answer from what q meets, and from the bias of k, (H, d)."""
-    means, of_bias = ((q * each).sum(-1) / q.shape[-1] ** 0.5 for each in (k.mean(-2, True), bias[:, None]))
+    means, of_bias = ((q * keys).sum(-1) / q.shape[-1] ** 0.5 for keys in (k.mean(-2, True), bias[:, None]))
     return {"row means": means, "of the bias": of_bias, "keys": k - k.mean(-2, keepdim=True)}
 
 
@@ -95,8 +95,8 @@ def rows_and_keys(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
 def by_logits(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
     """The same from whole logits, with and without the bias."""
     _, H, _, d = q.shape
-    own = qkv_bias.chunk(3)[1].reshape(H, 1, d)
-    means, without = ((q @ each.mT).mean(-1) * d**-0.5 for each in (k, k - own))
+    bias = qkv_bias.chunk(3)[1].reshape(H, 1, d)
+    means, without = ((q @ keys.mT).mean(-1) * d**-0.5 for keys in (k, k - bias))
     return {"row means": means, "of the bias": means - without, "keys": k - k.mean(2, keepdim=True)}
 
 
@@ -124,8 +124,8 @@ def heads_first(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
 
 def less_the_bias(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
     """Wrong: keys without their bias still have a mean."""
-    own = third(qkv_bias, q, 1)
-    return parts(q, k, own) | {"keys": k - own[:, None]}
+    bias = third(qkv_bias, q, 1)
+    return parts(q, k, bias) | {"keys": k - bias[:, None]}
 
 
 def each_key_centred(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
@@ -163,12 +163,12 @@ def keep_low(teacher: Weights, student: Weights, n: int) -> Weights:
 
 def by_number(teacher: Weights, student: Weights, n: int) -> Weights:
     """The same, by the number of the block."""
-    found = dict(student)
+    weights = dict(student)
     for name in student:
         first, second, *_ = (name + ".").split(".")
         if int(second) < n if first == "blocks" else first not in ("norm", "head"):
-            found[name] = teacher[name]
-    return found
+            weights[name] = teacher[name]
+    return weights
 
 
 def without_a_dot(teacher: Weights, student: Weights, n: int) -> Weights:

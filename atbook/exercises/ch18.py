@@ -84,15 +84,15 @@ def partly_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Ten
 def by_weights(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
     """The same with a weight of 0 or 1 for each image."""
     weight = (labels >= 0).to(of_class.dtype)
-    own = -of_class.log_softmax(-1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
+    task = -of_class.log_softmax(-1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
     taught = -of_token.log_softmax(-1).gather(1, z_t.argmax(-1, keepdim=True))[:, 0]
-    return 0.5 * (weight * own).sum() / weight.sum().clamp(min=1) + 0.5 * taught.mean()
+    return 0.5 * (weight * task).sum() / weight.sum().clamp(min=1) + 0.5 * taught.mean()
 
 
 def over_all_images(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
     """Wrong: the labels' part is divided by the whole batch."""
-    own = cross_entropy(of_class, labels, ignore_index=UNLABELLED, reduction="sum") / len(labels)
-    return (own + cross_entropy(of_token, z_t.argmax(-1))) / 2
+    task = cross_entropy(of_class, labels, ignore_index=UNLABELLED, reduction="sum") / len(labels)
+    return (task + cross_entropy(of_token, z_t.argmax(-1))) / 2
 
 
 def teacher_on_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def own_share(p_s: Tensor, own: list[int]) -> Tensor:
     return p_s[..., own].sum(-1, keepdim=True)
 
 
-def others(p_s: Tensor, own: list[int]) -> list[int]:
+def common_tokens(p_s: Tensor, own: list[int]) -> list[int]:
     """The tokens that both have."""
     return [token for token in range(p_s.shape[-1]) if token not in own]
 
@@ -161,7 +161,7 @@ def others(p_s: Tensor, own: list[int]) -> list[int]:
 def with_own_tokens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     """The teacher's map among tokens that only the student has: theirs are the student's rows, and every
     other row leaves them the student's share."""
-    common = torch.tensor(others(p_s, own))
+    common = torch.tensor(common_tokens(p_s, own))
     made = p_s.clone()
     made[..., common[:, None], common] = (1 - own_share(p_s, own))[..., common, :] * p_t
     return made
@@ -170,7 +170,7 @@ def with_own_tokens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
 def by_selection(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     """The same with matrices of zeros and ones."""
     N = p_s.shape[-1]
-    chosen = torch.eye(N, dtype=p_s.dtype)[others(p_s, own)]  # (n, N)
+    chosen = torch.eye(N, dtype=p_s.dtype)[common_tokens(p_s, own)]  # (n, N)
     is_own = torch.zeros(N, dtype=p_s.dtype)
     is_own[own] = 1
     placed = chosen.mT @ p_t @ chosen
@@ -180,7 +180,7 @@ def by_selection(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
 
 def not_shrunk(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     """Wrong: the teacher's row stays whole beside the student's share."""
-    common = torch.tensor(others(p_s, own))
+    common = torch.tensor(common_tokens(p_s, own))
     made = p_s.clone()
     made[..., common[:, None], common] = p_t
     return made
@@ -201,7 +201,7 @@ def own_rows_are_empty(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
 
 def nobody_listens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     """Wrong: the teacher's rows give nothing to the student's own tokens."""
-    common = torch.tensor(others(p_s, own))
+    common = torch.tensor(common_tokens(p_s, own))
     made = p_s.clone()
     made[..., common, :] = 0
     made[..., common[:, None], common] = p_t
@@ -223,7 +223,7 @@ def by_column(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
 
 def one_share_for_all(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     """Wrong: every row shrinks by the mean share."""
-    common = torch.tensor(others(p_s, own))
+    common = torch.tensor(common_tokens(p_s, own))
     made = p_s.clone()
     share = own_share(p_s, own)[..., common, :].mean(-2, keepdim=True)
     made[..., common[:, None], common] = (1 - share) * p_t

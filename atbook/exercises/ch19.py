@@ -111,8 +111,8 @@ def without_itself(p: Tensor, v: Tensor) -> dict[str, Tensor]:
 
 def by_subtraction(p: Tensor, v: Tensor) -> dict[str, Tensor]:
     """The same: take the class token's part out of the output, and scale what is left."""
-    own = p[..., :1]
-    return {"row": p[..., 1:] / (1 - own), "output": (p @ v - own * v[:, :, :1]) / (1 - own)}
+    share = p[..., :1]
+    return {"row": p[..., 1:] / (1 - share), "output": (p @ v - share * v[:, :, :1]) / (1 - share)}
 
 
 def left_as_it_is(p: Tensor, v: Tensor) -> dict[str, Tensor]:

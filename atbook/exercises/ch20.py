@@ -26,11 +26,11 @@ def loss_without_self(z_s: Tensor, z_t: Tensor) -> Tensor:
 
 def over_others(z_s: Tensor, z_t: Tensor) -> Tensor:
     """The same without a mask: each token's row has the other tokens alone."""
-    N, found = z_s.shape[-1], []
+    N, losses = z_s.shape[-1], []
     for i in range(N):
-        others = [j for j in range(N) if j != i]
-        found.append(cross_entropy(z_s[..., i, others].log_softmax(-1), z_t[..., i, others].softmax(-1)))
-    return torch.stack(found).mean()
+        keys = [j for j in range(N) if j != i]
+        losses.append(cross_entropy(z_s[..., i, keys].log_softmax(-1), z_t[..., i, keys].softmax(-1)))
+    return torch.stack(losses).mean()
 
 
 def minus_infinity(z_s: Tensor, z_t: Tensor) -> Tensor:
@@ -41,8 +41,8 @@ def minus_infinity(z_s: Tensor, z_t: Tensor) -> Tensor:
 
 def nothing_masked(z_s: Tensor, z_t: Tensor) -> Tensor:
     """Wrong: the score of the published SL-CaiT, added."""
-    own = -1e-9 * torch.eye(z_s.shape[-1], dtype=z_s.dtype)
-    return cross_entropy((z_s + own).log_softmax(-1), (z_t + own).softmax(-1))
+    diagonal = -1e-9 * torch.eye(z_s.shape[-1], dtype=z_s.dtype)
+    return cross_entropy((z_s + diagonal).log_softmax(-1), (z_t + diagonal).softmax(-1))
 
 
 def student_alone(z_s: Tensor, z_t: Tensor) -> Tensor:

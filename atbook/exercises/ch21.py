@@ -75,7 +75,7 @@ def beside_crowds(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int
 
 def by_sorting(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
     """The same: the objects of each prediction in order of their overlap."""
-    taken, found = set(), []
+    taken, verdicts = set(), []
     for row in overlaps.tolist():
         said = 0
         for i in sorted(range(len(row)), key=lambda i: -row[i]):
@@ -85,8 +85,8 @@ def by_sorting(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
                 break
         if said == 0 and any(value >= threshold for value, many in zip(row, crowd) if many):
             said = -1
-        found.append(said)
-    return found
+        verdicts.append(said)
+    return verdicts
 
 
 def _matched(
@@ -100,7 +100,7 @@ def _matched(
     crowd_first: bool = False,
     crowd_once: bool = False,
 ) -> list[int]:
-    free, left, found = ~crowd, crowd.clone(), []
+    free, left, verdicts = ~crowd, crowd.clone(), []
     for row in overlaps:
         single = row.where(free if fallback else ~crowd, torch.full_like(row, -1.0))
         best = single.argmax()
@@ -109,13 +109,13 @@ def _matched(
         in_crowd = bool(many.max() >= threshold)
         if ok and not (crowd_first and in_crowd):
             free[best] = not once
-            found.append(1)
+            verdicts.append(1)
         elif in_crowd:
             left[many.argmax()] = not crowd_once
-            found.append(crowd_says)
+            verdicts.append(crowd_says)
         else:
-            found.append(0)
-    return found
+            verdicts.append(0)
+    return verdicts
 
 
 def found_again(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
@@ -182,15 +182,15 @@ def edge_by_edge(
     boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
 ) -> dict[str, Tensor]:
     """The same, one box after the other."""
-    found, kept = [], []
+    edges_kept, kept = [], []
     for (left, top, right, bottom), label in zip(boxes.tolist(), labels.tolist()):
         x, y = corner.tolist()
         edges = (scale * left - x, scale * top - y, scale * right - x, scale * bottom - y)
         a, b, c, d = (min(max(edge, 0), side) for edge in edges)
         if a < c and b < d:
-            found.append([a, b, c, d])
+            edges_kept.append([a, b, c, d])
             kept.append(label)
-    return {"boxes": torch.tensor(found, dtype=boxes.dtype), "labels": torch.tensor(kept)}
+    return {"boxes": torch.tensor(edges_kept, dtype=boxes.dtype), "labels": torch.tensor(kept)}
 
 
 def _kept(boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -251,14 +251,14 @@ def boxes_in(size: float, scale: float, seed: int) -> tuple[Tensor, Tensor, floa
     """Six boxes of an image of `size`: one well inside what is cut out, one that reaches out, one outside,
     and others."""
     corner, side = torch.tensor([0.2, 0.45], dtype=torch.float64) * size * scale, 0.5 * size * scale
-    given = size * torch.tensor(
+    fixed = size * torch.tensor(
         [[0.3, 0.5, 0.5, 0.7], [0.1, 0.3, 0.4, 0.6], [0.75, 0.1, 0.9, 0.3]], dtype=torch.float64
     )
     middle, reach = (
         size * (0.5 + 0.2 * normal(3, 2, seed=seed)),
         size * 0.1 * (0.5 + normal(3, 2, seed=seed + 1).abs()),
     )
-    boxes = torch.cat([given, torch.cat([middle - reach, middle + reach], dim=1)])
+    boxes = torch.cat([fixed, torch.cat([middle - reach, middle + reach], dim=1)])
     return boxes, torch.tensor([3, 1, 4, 1, 5, 2]), scale, corner, side
 
 

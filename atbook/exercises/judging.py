@@ -93,22 +93,23 @@ def find(number: str) -> Exercise:
     ones, for an unknown one."""
     chapter = number.partition(".")[0]
     name = f"ch{chapter:0>2}"
-    of_chapter = {each.number: each for each in _of(name)} if name in _chapters() else {}
+    exercises = _exercises_of(name) if name in _chapters() else ()
+    of_chapter = {exercise.number: exercise for exercise in exercises}
     if number not in of_chapter:
-        require_known("exercise", number, [each.number for each in every()])
+        require_known("exercise", number, [exercise.number for exercise in every()])
     return of_chapter[number]
 
 
 def every() -> list[Exercise]:
     """All exercises, in the order of the book."""
-    return [each for name in _chapters() for each in _of(name)]
+    return [exercise for name in _chapters() for exercise in _exercises_of(name)]
 
 
 def _chapters() -> list[str]:
     return sorted(path.stem for path in Path(__file__).parent.glob("ch[0-9][0-9].py"))
 
 
-def _of(chapter: str) -> list[Exercise]:
+def _exercises_of(chapter: str) -> list[Exercise]:
     return import_module(f"atbook.exercises.{chapter}").EXERCISES
 
 
@@ -120,13 +121,13 @@ def check(number: str, answer: Callable) -> None:
 def checker(exercises: Sequence[Exercise]) -> Callable[[str, Callable], None]:
     """`check` for exercises that are in no chapter: those of a graded assignment, which its edition
     brings."""
-    known = {each.number: each for each in exercises}
+    known = {exercise.number: exercise for exercise in exercises}
 
-    def of_these(number: str) -> Exercise:
+    def find_among_these(number: str) -> Exercise:
         require_known("exercise", number, known)
         return known[number]
 
-    return partial(_say, of_these)
+    return partial(_say, find_among_these)
 
 
 def _say(find: Callable[[str], Exercise], number: str, answer: Callable) -> None:
@@ -171,9 +172,9 @@ def outcome(exercise: Exercise, answer: Callable, case: str) -> Outcome:
     arguments = exercise.cases[case]()
     names = list(inspect.signature(exercise.right).parameters)
     leaves = {name: _tensors(arguments[names.index(name)]) for name in exercise.grads}
-    for leaf in (leaf for each in leaves.values() for leaf in each):
+    for leaf in (leaf for tensors in leaves.values() for leaf in tensors):
         leaf.requires_grad_()
-    before = [each.detach().clone() for each in _tensors(arguments)]
+    before = [tensor.detach().clone() for tensor in _tensors(arguments)]
     largest, printed = _Largest(), io.StringIO()
     with torch.random.fork_rng(devices=[]), redirect_stdout(printed):
         torch.manual_seed(0)
@@ -210,8 +211,8 @@ def _failure(exercise: Exercise, want: Outcome, got: Outcome) -> str | None:
         return f"your function {got.error}"
     if got.changed:
         return "your function changed its arguments in place; work on a copy (x.clone())"
-    if found := _difference(exercise, want.value, got.value):
-        return found
+    if difference := _difference(exercise, want.value, got.value):
+        return difference
     if _too_large(exercise, got):
         return f"the numbers are right, but a tensor of shape {got.largest} was made"
     return None
@@ -252,7 +253,7 @@ def _difference(exercise: Exercise, want: Any, got: Any, where: str = "") -> str
 def _difference_of_numbers(exercise: Exercise, want: Any, got: Any, where: str) -> str | None:
     if isinstance(got, bool) or not isinstance(got, (int, float, Tensor)):
         return f"{where}expected {_kind(want)}, got {_kind(got)}"
-    w, g = (torch.as_tensor(each, dtype=torch.float64) for each in (want, got))
+    w, g = (torch.as_tensor(value, dtype=torch.float64) for value in (want, got))
     if w.shape != g.shape:
         return f"{where}expected the shape {tuple(w.shape)}, got {tuple(g.shape)}"
     if not g.isfinite().all() and w.isfinite().all():
@@ -289,22 +290,22 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     return value.item() if hasattr(value, "item") else value  # a number of numpy's
 
 
 def _gradients(result: Any, leaves: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
     """Gradients of the sum of all that was returned; zeros where there is none."""
-    flat = [leaf for each in leaves.values() for leaf in each]
-    total = sum(each.sum() for each in _tensors(result) if each.requires_grad)
+    flat = [leaf for tensors in leaves.values() for leaf in tensors]
+    total = sum(tensor.sum() for tensor in _tensors(result) if tensor.requires_grad)
     if isinstance(total, Tensor):
-        found = torch.autograd.grad(total, flat, allow_unused=True)
+        gradients = torch.autograd.grad(total, flat, allow_unused=True)
     else:
-        found = [None] * len(flat)
-    each = iter(torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(flat, found))
-    return {f"gradient of {name}": [next(each) for _ in of] for name, of in leaves.items()}
+        gradients = [None] * len(flat)
+    in_order = iter(torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(flat, gradients))
+    return {f"gradient of {name}": [next(in_order) for _ in tensors] for name, tensors in leaves.items()}
 
 
 # --- What an answer runs in ---
@@ -327,9 +328,9 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        for each in _tensors(result):
-            if each.numel() > (math.prod(self.shape) if self.shape else 0):
-                self.shape = tuple(each.shape)
+        for tensor in _tensors(result):
+            if tensor.numel() > (math.prod(self.shape) if self.shape else 0):
+                self.shape = tuple(tensor.shape)
         return result
 
 

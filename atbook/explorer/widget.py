@@ -94,10 +94,10 @@ def _require_size(name: str, vit: nn.Module) -> None:
     expected = create_vit("glyphs")
     if not isinstance(vit, VisionTransformer):
         raise ValueError(f"{name!r} is a {type(vit).__name__}: the explorer runs timm's VisionTransformer")
-    if (found := _size(vit)) != (wanted := _size(expected)):
-        raise ValueError(f"{name!r} has {found}; the explorer runs ViTs that have {wanted}")
-    if others := differences(vit, expected):
-        said = ", ".join(f"{part} {here!r} instead of {there!r}" for part, (here, there) in others.items())
+    if (size := _size(vit)) != (wanted := _size(expected)):
+        raise ValueError(f"{name!r} has {size}; the explorer runs ViTs that have {wanted}")
+    if differing := differences(vit, expected):
+        said = ", ".join(f"{part} {here!r} instead of {there!r}" for part, (here, there) in differing.items())
         raise ValueError(f"{name!r} is another ViT than the explorer's: {said}")
 
 
@@ -110,11 +110,11 @@ def _size(vit: VisionTransformer) -> str:
     )
 
 
-def _require_same(name: str, own: nn.Module, teacher: nn.Module) -> None:
+def _require_same(name: str, own_teacher: nn.Module, teacher: nn.Module) -> None:
     """That a pair's teacher is the one of the models; only what its maps are made of is compared."""
-    theirs = dict(teacher.named_parameters())
-    for part, value in own.named_parameters():
-        if part.startswith("blocks.") and ".attn.qkv" in part and not torch.equal(value, theirs[part]):
+    of_teacher = dict(teacher.named_parameters())
+    for part, value in own_teacher.named_parameters():
+        if part.startswith("blocks.") and ".attn.qkv" in part and not torch.equal(value, of_teacher[part]):
             raise ValueError(
                 f"{name!r} copies the maps of another teacher than models['teacher']: open the two in"
                 " explorers of their own"

@@ -249,8 +249,8 @@ def _twin(scenes: _Scenes, other: _Scenes, what: str) -> _Scenes:
             return other
     keep = {"cell", "key", "decoy", "noise"}
     mixed = {
-        name: np.where(named[..., None] if own.ndim == 3 else named, own, theirs)
-        for name, own, theirs in zip(_Scenes._fields, scenes, other)
+        name: np.where(named[..., None] if drawn.ndim == 3 else named, drawn, redrawn)
+        for name, drawn, redrawn in zip(_Scenes._fields, scenes, other)
         if name not in keep
     }
     return scenes._replace(**mixed)

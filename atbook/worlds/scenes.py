@@ -154,8 +154,8 @@ def _placed(world: SceneWorld, choices: _Choices) -> tuple[np.ndarray, np.ndarra
         tried = np.floor(choices.place[:, new] * room[:, None, None]).astype(int)
         free = np.ones(tried.shape[:2], dtype=bool)
         for old in range(new):
-            theirs, length = corner[:, old, None], taken[:, old, None, None]
-            shared = np.minimum(tried + side[:, new, None, None], theirs + length) - np.maximum(tried, theirs)
+            placed, length = corner[:, old, None], taken[:, old, None, None]
+            shared = np.minimum(tried + side[:, new, None, None], placed + length) - np.maximum(tried, placed)
             both = shared.clip(0).prod(-1)  # squared pixels
             union = side[:, new, None] ** 2 + taken[:, old, None] ** 2 - both
             free &= both <= world.overlap * union
@@ -213,10 +213,10 @@ def _stripes(kind: int, side: int) -> np.ndarray:
 
 def scene_objects(drawn: Scenes) -> ObjectImages:
     """Generated scenes with all that is in them."""
-    each = []
+    objects = []
     for shape, boxes, instances in zip(drawn.shape, drawn.boxes, drawn.instances):
         k = int((shape >= 0).sum())
         masks = torch.from_numpy(instances)[None] == torch.arange(1, k + 1)[:, None, None]
         labels = torch.from_numpy(shape[:k].copy())
-        each.append(Objects(torch.from_numpy(boxes[:k].copy()), labels, masks, torch.zeros(k).bool()))
-    return ObjectImages(torch.from_numpy(drawn.images), each, SHAPES)
+        objects.append(Objects(torch.from_numpy(boxes[:k].copy()), labels, masks, torch.zeros(k).bool()))
+    return ObjectImages(torch.from_numpy(drawn.images), objects, SHAPES)
