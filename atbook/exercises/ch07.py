@@ -21,7 +21,8 @@ def by_solving(q: Tensor, k: Tensor, A: Tensor, c: Tensor) -> tuple[Tensor, Tens
 
 
 def turned_alike(q: Tensor, k: Tensor, A: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Wrong: right for rotations alone."""
+    """You multiplied keys by A, too. That leaves the map alone only where A Aᵀ = 1, as for a rotation: from
+    (q A)(k M)ᵀ = q kᵀ follows M = (A⁻¹)ᵀ."""
     return q @ A, k @ A + c
 
 
@@ -43,25 +44,29 @@ def by_singular_values(q_s: Tensor, q_t: Tensor) -> Tensor:
 
 
 def across_heads(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """Wrong: all heads side by side, turned together."""
+    """One matrix mixes the channels of all heads. A map is made inside a head: each has a matrix of its own,
+    and none may mix them."""
     wide = (q.transpose(1, 2).flatten(2).unsqueeze(1) for q in (q_s, q_t))  # (B, 1, N, H·d)
     return blind_error(*wide)
 
 
 def for_every_image(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """Wrong: a matrix for every image."""
+    """Every image got a matrix of its own, which fits too well. Coordinates come from weights, and those are
+    the same for all images: one matrix a head for the whole batch."""
     return torch.stack([blind_error(source[None], target[None]) for source, target in zip(q_s, q_t)]).mean()
 
 
 def turned_back(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """Wrong: the best matrix, transposed."""
+    """The best matrix was used transposed, so queries are turned the wrong way. For q_sᵀ q_t = U S Vᵀ it is U
+    Vᵀ, from the right."""
     source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
     U, _, Vh = torch.linalg.svd(source.mT @ target)
     return (source @ (U @ Vh).mT - target).square().mean()
 
 
 def any_matrix(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """Wrong: least squares."""
+    """You allowed any matrix (least squares), which also stretches. Queries that are far too small, and make
+    nearly even maps, would then cost nothing."""
     source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
     return (source @ torch.linalg.lstsq(source, target).solution - target).square().mean()
 
@@ -101,11 +106,7 @@ EXERCISES = (
         },
         also_right=(by_solving,),
         wrong={
-            "both by A": Wrong(
-                turned_alike,
-                "You multiplied keys by A, too. That leaves the map alone only where A Aᵀ = 1, as for a"
-                " rotation: from (q A)(k M)ᵀ = q kᵀ follows M = (A⁻¹)ᵀ.",
-            ),
+            "both by A": Wrong(turned_alike),
             "not transposed": Wrong(
                 lambda q, k, A, c: (q @ A, k @ A.inverse() + c),
                 "You multiplied keys by A⁻¹. Keys enter transposed: (q A)(k M)ᵀ = q A Mᵀ kᵀ, so Mᵀ = A⁻¹.",
@@ -142,26 +143,10 @@ EXERCISES = (
         },
         also_right=(by_singular_values,),
         wrong={
-            "across heads": Wrong(
-                across_heads,
-                "One matrix mixes the channels of all heads. A map is made inside a head: each has a matrix"
-                " of its own, and none may mix them.",
-            ),
-            "for every image": Wrong(
-                for_every_image,
-                "Every image got a matrix of its own, which fits too well. Coordinates come from weights,"
-                " and those are the same for all images: one matrix a head for the whole batch.",
-            ),
-            "transposed": Wrong(
-                turned_back,
-                "The best matrix was used transposed, so queries are turned the wrong way. For q_sᵀ q_t ="
-                " U S Vᵀ it is U Vᵀ, from the right.",
-            ),
-            "any matrix": Wrong(
-                any_matrix,
-                "You allowed any matrix (least squares), which also stretches. Queries that are far too"
-                " small, and make nearly even maps, would then cost nothing.",
-            ),
+            "across heads": Wrong(across_heads),
+            "for every image": Wrong(for_every_image),
+            "transposed": Wrong(turned_back),
+            "any matrix": Wrong(any_matrix),
             "not blind": Wrong(
                 lambda q_s, q_t: (q_s - q_t).square().mean(),
                 "That is the plain squared error, which sees every rotation. Turn q_s first, by the matrix"

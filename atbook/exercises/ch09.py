@@ -28,7 +28,8 @@ def by_regression(accuracy: Tensor) -> dict[str, Tensor]:
 
 
 def with_dummies(accuracy: Tensor) -> dict[str, Tensor]:
-    """Wrong: a regression on 0 and 1, whose coefficients are effects in the corner of zeros."""
+    """These are the coefficients of a regression on 0 and 1. They say what features add under *useless*
+    routing, not on average; code the two levels as -1/2 and +1/2."""
     return regressed(accuracy, (0.0, 1.0))
 
 
@@ -44,20 +45,23 @@ def regressed(accuracy: Tensor, codes: tuple[float, float]) -> dict[str, Tensor]
 
 
 def under_the_useful(accuracy: Tensor) -> dict[str, Tensor]:
-    """Wrong: what each adds where the other is useful."""
+    """You took what features add under *useful* routing, and routing with useful features: one side of the
+    square each. A main effect is the mean of two opposite sides."""
     corner = accuracy.mean(0)
     features, routing = corner[1, 1] - corner[0, 1], corner[1, 1] - corner[1, 0]
     return corner_effects(accuracy) | {"features": features, "routing": routing}
 
 
 def halved(accuracy: Tensor) -> dict[str, Tensor]:
-    """Wrong: half of the interaction."""
+    """The interaction is halved. Asked is the whole difference: by how many points features add more under
+    useful routing than under useless."""
     effects = corner_effects(accuracy)
     return effects | {"interaction": effects["interaction"] / 2}
 
 
 def added(accuracy: Tensor) -> dict[str, Tensor]:
-    """Wrong: the two effects of features are added."""
+    """You added what features do in the two columns. An interaction is how much the two *differ*; it is 0
+    where features are worth the same everywhere."""
     effects = corner_effects(accuracy)
     return effects | {"interaction": 2 * effects["features"]}
 
@@ -96,14 +100,16 @@ def by_scipy(find: World, match: World) -> dict[str, float]:
 
 
 def nothing_paired(find: World, match: World) -> dict[str, float]:
-    """Wrong: four independent samples."""
+    """You treated four lists as independent. Inside a world a seed's two students share labels and chance:
+    subtract them seed by seed (where both are there), and what they share is gone."""
     lists = [list(world[name].values()) for world in (find, match) for name in ("copy", "copy-routing-twin")]
     a, b, c, d = map(mean, lists)
     return interval(a - b - (c - d), [(variance(sample) / len(sample), len(sample)) for sample in lists])
 
 
 def worlds_paired(find: World, match: World) -> dict[str, float]:
-    """Wrong: seed 0 of one world is paired with seed 0 of the other."""
+    """Seeds of Find were paired with seeds of Match. Their images are others: nothing shared could cancel,
+    and seeds are thrown away. The squared errors of the two means add."""
     four = [world[name] for world in (find, match) for name in ("copy", "copy-routing-twin")]
     seeds = set.intersection(*(set(accuracies) for accuracies in four))
     differences = [four[0][s] - four[1][s] - (four[2][s] - four[3][s]) for s in sorted(seeds)]
@@ -111,7 +117,8 @@ def worlds_paired(find: World, match: World) -> dict[str, float]:
 
 
 def normals_interval(find: World, match: World) -> dict[str, float]:
-    """Wrong: 1.96 standard errors."""
+    """1.96 errors are right when the spread is known. From few seeds it is estimated itself: take Student's t
+    with Welch's degrees of freedom."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
     reach = student.ppf(0.975, 1e9) * sqrt(variance(a) / len(a) + variance(b) / len(b))
     difference = mean(a) - mean(b)
@@ -119,19 +126,20 @@ def normals_interval(find: World, match: World) -> dict[str, float]:
 
 
 def spread_for_error(find: World, match: World) -> dict[str, float]:
-    """Wrong: the variance of a seed in place of that of a mean."""
+    """You took the variance of single seeds. A mean of n seeds has that variance divided by n."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
     return interval(mean(a) - mean(b), [(variance(sample), len(sample)) for sample in (a, b)])
 
 
 def divided_by_n(find: World, match: World) -> dict[str, float]:
-    """Wrong: the variance of the seeds at hand, not that of all seeds there could be."""
+    """The squared deviations were divided by n. They are taken from the seeds' own mean, which lies too near
+    to them: divide by n - 1 (statistics.variance)."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
     return interval(mean(a) - mean(b), [(pvariance(sample) / len(sample), len(sample)) for sample in (a, b)])
 
 
 def turned(find: World, match: World) -> dict[str, float]:
-    """Wrong: Match less Find."""
+    """The sign is turned: asked is how much *more* in Find than in Match."""
     return more_of_a_message(match, find)
 
 
@@ -184,36 +192,41 @@ def by_tensors(one: Search, other: Search) -> float | str:
 
 
 def by_test_images(one: Search, other: Search) -> float | str:
-    """Wrong: the rate is chosen on test images."""
+    """The rate was chosen on test images, so its number is too good: the luck of the choice is in it. Choose
+    on validation, then read the test once."""
     return compared(one, other, lambda runs: max(runs, key=lambda rate: at(runs, rate)))
 
 
 def by_the_best_seed(one: Search, other: Search) -> float | str:
-    """Wrong: the rate of the best single run."""
+    """The best single run chose the rate. That is the luckiest seed: choose by the mean over seeds."""
     return compared(one, other, lambda runs: max(runs, key=lambda rate: max(runs[rate])[0]))
 
 
 def at_one_rate(one: Search, other: Search) -> float | str:
-    """Wrong: both at the rate that is best for the first."""
+    """Both corners were read at the first one's rate. The same recipe is not equal tuning: each corner has
+    the rate that is best for itself."""
     return compared(one, other, lambda runs: best_rate(one))
 
 
 def without_a_look_at_the_ends(one: Search, other: Search) -> float | str:
-    """Wrong: a best rate may be the last that was tried."""
+    """A best rate at the end of the search was taken. Beyond it may be better: "search on". With one rate for
+    all, both ends are there."""
     if set(one) != set(other):
         return "searched unequally"
     return at(one, best_rate(one)) - at(other, best_rate(other))
 
 
 def unequal_searches(one: Search, other: Search) -> float | str:
-    """Wrong: one corner may have searched more than the other."""
+    """One corner has tried rates that the other has not, and who searches more finds more. Refuse first:
+    "searched unequally"."""
     if any(best_rate(runs) in (min(runs), max(runs)) for runs in (one, other)):
         return "search on"
     return at(one, best_rate(one)) - at(other, best_rate(other))
 
 
 def ends_by_place(one: Search, other: Search) -> float | str:
-    """Wrong: the first and last entry are taken for the smallest and largest rate."""
+    """The first and last entry were taken for the ends. A dict has the order in which rates were tried: the
+    ends are min and max."""
     if set(one) != set(other):
         return "searched unequally"
     for runs in (one, other):
@@ -268,31 +281,15 @@ EXERCISES = (
         },
         also_right=(by_regression,),
         wrong={
-            "where the other is useful": Wrong(
-                under_the_useful,
-                "You took what features add under *useful* routing, and routing with useful features: one"
-                " side of the square each. A main effect is the mean of two opposite sides.",
-            ),
-            "zeros and ones": Wrong(
-                with_dummies,
-                "These are the coefficients of a regression on 0 and 1. They say what features add under"
-                " *useless* routing, not on average; code the two levels as -1/2 and +1/2.",
-            ),
+            "where the other is useful": Wrong(under_the_useful),
+            "zeros and ones": Wrong(with_dummies),
             "exchanged": Wrong(
                 lambda accuracy: corner_effects(accuracy.mT),
                 "Features and routing are exchanged. accuracy[s, f, r]: features are axis 1, routing is axis"
                 " 2.",
             ),
-            "halved": Wrong(
-                halved,
-                "The interaction is halved. Asked is the whole difference: by how many points features add"
-                " more under useful routing than under useless.",
-            ),
-            "added": Wrong(
-                added,
-                "You added what features do in the two columns. An interaction is how much the two"
-                " *differ*; it is 0 where features are worth the same everywhere.",
-            ),
+            "halved": Wrong(halved),
+            "added": Wrong(added),
         },
     ),
     Exercise(
@@ -323,31 +320,12 @@ EXERCISES = (
         },
         also_right=(by_scipy,),
         wrong={
-            "nothing paired": Wrong(
-                nothing_paired,
-                "You treated four lists as independent. Inside a world a seed's two students share labels and"
-                " chance: subtract them seed by seed (where both are there), and what they share is gone.",
-            ),
-            "worlds paired": Wrong(
-                worlds_paired,
-                "Seeds of Find were paired with seeds of Match. Their images are others: nothing shared"
-                " could cancel, and seeds are thrown away. The squared errors of the two means add.",
-            ),
-            "1.96": Wrong(
-                normals_interval,
-                "1.96 errors are right when the spread is known. From few seeds it is estimated itself:"
-                " take Student's t with Welch's degrees of freedom.",
-            ),
-            "spread of a seed": Wrong(
-                spread_for_error,
-                "You took the variance of single seeds. A mean of n seeds has that variance divided by n.",
-            ),
-            "divided by n": Wrong(
-                divided_by_n,
-                "The squared deviations were divided by n. They are taken from the seeds' own mean, which"
-                " lies too near to them: divide by n - 1 (statistics.variance).",
-            ),
-            "turned": Wrong(turned, "The sign is turned: asked is how much *more* in Find than in Match."),
+            "nothing paired": Wrong(nothing_paired),
+            "worlds paired": Wrong(worlds_paired),
+            "1.96": Wrong(normals_interval),
+            "spread of a seed": Wrong(spread_for_error),
+            "divided by n": Wrong(divided_by_n),
+            "turned": Wrong(turned),
         },
         see="What do features add to maps?",
         rtol=1e-6,
@@ -367,36 +345,12 @@ EXERCISES = (
         },
         also_right=(by_tensors,),
         wrong={
-            "by test images": Wrong(
-                by_test_images,
-                "The rate was chosen on test images, so its number is too good: the luck of the choice is in"
-                " it. Choose on validation, then read the test once.",
-            ),
-            "by the best seed": Wrong(
-                by_the_best_seed,
-                "The best single run chose the rate. That is the luckiest seed: choose by the mean over"
-                " seeds.",
-            ),
-            "at one rate": Wrong(
-                at_one_rate,
-                "Both corners were read at the first one's rate. The same recipe is not equal tuning: each"
-                " corner has the rate that is best for itself.",
-            ),
-            "ends not looked at": Wrong(
-                without_a_look_at_the_ends,
-                'A best rate at the end of the search was taken. Beyond it may be better: "search on". With'
-                " one rate for all, both ends are there.",
-            ),
-            "unequal searches": Wrong(
-                unequal_searches,
-                "One corner has tried rates that the other has not, and who searches more finds more. Refuse"
-                ' first: "searched unequally".',
-            ),
-            "ends by place": Wrong(
-                ends_by_place,
-                "The first and last entry were taken for the ends. A dict has the order in which rates were"
-                " tried: the ends are min and max.",
-            ),
+            "by test images": Wrong(by_test_images),
+            "by the best seed": Wrong(by_the_best_seed),
+            "at one rate": Wrong(at_one_rate),
+            "ends not looked at": Wrong(without_a_look_at_the_ends),
+            "unequal searches": Wrong(unequal_searches),
+            "ends by place": Wrong(ends_by_place),
         },
     ),
 )

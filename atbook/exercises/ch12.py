@@ -58,24 +58,26 @@ def from_counts(ordinary: list[float], shifted: list[float], classes: int) -> di
 
 
 def clipped(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """Wrong: members below chance are moved to 0.01."""
+    """A member at or below chance was moved to 0.01, an invented point that pulls the line. Leave such
+    members out, and say how many are left."""
     above = ((np.array([ordinary, shifted]) - 1 / classes) / (1 - 1 / classes)).clip(0.01)
     return line([*zip(*above.tolist())])
 
 
 def one_axis(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """Wrong: the unshifted accuracies are left as they are."""
+    """Only the shifted accuracies were corrected. Chance is chance on both axes."""
     above = [(b - 1 / classes) / (1 - 1 / classes) for b in shifted]
     return line([(a, b) for a, b in zip(ordinary, above) if b > 0])
 
 
 def not_rescaled(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """Wrong: chance is subtracted, and that is all."""
+    """Chance was subtracted and the rest not rescaled: a perfect model has to stay at 1."""
     return line([(a - 1 / classes, b - 1 / classes) for a, b in zip(ordinary, shifted) if b > 1 / classes])
 
 
 def as_they_are(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """Wrong: guessing models are left out, nothing is corrected."""
+    """Members at chance are gone, but the others were not corrected: on this axis guessing has to be at 0,
+    whose logit is minus infinity."""
     return line([(a, b) for a, b in zip(ordinary, shifted) if b > 1 / classes])
 
 
@@ -125,29 +127,34 @@ def repaired_by_hand(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> 
 
 
 def others_anew(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Wrong: later layers make their maps from the repaired tokens."""
+    """Later layers made new maps from repaired tokens, so that they were repaired as well. Hold all others at
+    the maps of the shifted images."""
     return [with_maps(vit, shifted, {i: p}) for i, p in enumerate(maps_of(vit, clean))]
 
 
 def one_more(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Wrong: all layers up to this one are repaired."""
+    """Entry i has the clean maps of all layers up to i. Repair one layer at a time, or the last entry says
+    nothing about the last layer."""
     old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     return [with_maps(vit, shifted, new | {j: old[j] for j in range(i + 1)}) for i in new]
 
 
 def all_but_one(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Wrong: one layer keeps the shifted map, all others are repaired."""
+    """You repaired all layers but one. That asks which layer's damage is enough by itself; asked is which
+    repair is."""
     old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     return [with_maps(vit, shifted, old | {i: new[i]}) for i in old]
 
 
 def clean_contents(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Wrong: clean images are read with a shifted map."""
+    """Clean images were read with one map of the shifted ones: that breaks a layer. Start from the *shifted*
+    images and put in a clean map."""
     return repaired(vit, shifted, clean)
 
 
 def mean_maps(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Wrong: the clean maps are averaged over the batch."""
+    """The clean maps were averaged over the batch. Scene b's map belongs to scene b: the mean is another
+    intervention."""
     old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     means = [p.mean(0, keepdim=True).expand_as(p) for p in old.values()]
     return [with_maps(vit, shifted, new | {i: p}) for i, p in enumerate(means)]
@@ -177,7 +184,8 @@ def by_leverage(ordinary: Pool, shifted: Pool) -> np.ndarray:
 
 
 def itself_in_pool(ordinary: Pool, shifted: Pool) -> list[float]:
-    """Wrong: one line of all."""
+    """One line for all: each member helps to draw the line that it is judged by, which pulls its own verdict
+    towards 0. Fit again without it."""
     fitted = fit_line(ordinary, shifted)
     return [100 * (b - fitted.expected(a)) for a, b in zip(ordinary, shifted)]
 
@@ -192,19 +200,22 @@ def lines_of_others(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def raw_accuracies(ordinary: Pool, shifted: Pool) -> np.ndarray:
-    """Wrong: the line goes through accuracies."""
+    """The lines were fitted to accuracies as they are. A point near 95 % is not a point near 60 %: fit on
+    logit axes."""
     x, y = np.array(ordinary), np.array(shifted)
     return 100 * (y - lines_of_others(x, y))
 
 
 def left_in_logits(ordinary: Pool, shifted: Pool) -> np.ndarray:
-    """Wrong: the difference of logits."""
+    """The difference was taken on the logit axis. Bring the expected value back to an accuracy first; the
+    answer is in points."""
     x, y = logit(ordinary), logit(shifted)
     return y - lines_of_others(x, y)
 
 
 def axes_exchanged(ordinary: Pool, shifted: Pool) -> np.ndarray:
-    """Wrong: the unshifted accuracy is predicted, and the line read backwards."""
+    """The line predicts the unshifted accuracy from the shifted one and was read backwards. Least squares is
+    not symmetric: fit the shifted logit by the unshifted one."""
     x, y, expected = logit(ordinary), logit(shifted), []
     for i in range(len(x)):
         slope, intercept = np.polyfit(np.delete(y, i), np.delete(x, i), 1)
@@ -272,27 +283,14 @@ EXERCISES = (
         },
         also_right=(from_counts,),
         wrong={
-            "clipped": Wrong(
-                clipped,
-                "A member at or below chance was moved to 0.01, an invented point that pulls the line. Leave"
-                " such members out, and say how many are left.",
-            ),
-            "one axis": Wrong(
-                one_axis, "Only the shifted accuracies were corrected. Chance is chance on both axes."
-            ),
-            "not rescaled": Wrong(
-                not_rescaled,
-                "Chance was subtracted and the rest not rescaled: a perfect model has to stay at 1.",
-            ),
+            "clipped": Wrong(clipped),
+            "one axis": Wrong(one_axis),
+            "not rescaled": Wrong(not_rescaled),
             "C - 1": Wrong(
                 lambda ordinary, shifted, classes: chance_corrected(ordinary, shifted, classes - 1),
                 "You took 1 / (C - 1) for chance. Guessing among C classes is right 1/C of the time.",
             ),
-            "not corrected": Wrong(
-                as_they_are,
-                "Members at chance are gone, but the others were not corrected: on this axis guessing has to"
-                " be at 0, whose logit is minus infinity.",
-            ),
+            "not corrected": Wrong(as_they_are),
         },
         see="Worse than what?",
     ),
@@ -313,31 +311,11 @@ EXERCISES = (
         },
         also_right=(repaired_by_hand,),
         wrong={
-            "others made anew": Wrong(
-                others_anew,
-                "Later layers made new maps from repaired tokens, so that they were repaired as well. Hold"
-                " all others at the maps of the shifted images.",
-            ),
-            "one after the other": Wrong(
-                one_more,
-                "Entry i has the clean maps of all layers up to i. Repair one layer at a time, or the last"
-                " entry says nothing about the last layer.",
-            ),
-            "all but one": Wrong(
-                all_but_one,
-                "You repaired all layers but one. That asks which layer's damage is enough by itself; asked"
-                " is which repair is.",
-            ),
-            "clean contents": Wrong(
-                clean_contents,
-                "Clean images were read with one map of the shifted ones: that breaks a layer. Start from the"
-                " *shifted* images and put in a clean map.",
-            ),
-            "mean map": Wrong(
-                mean_maps,
-                "The clean maps were averaged over the batch. Scene b's map belongs to scene b: the mean is"
-                " another intervention.",
-            ),
+            "others made anew": Wrong(others_anew),
+            "one after the other": Wrong(one_more),
+            "all but one": Wrong(all_but_one),
+            "clean contents": Wrong(clean_contents),
+            "mean map": Wrong(mean_maps),
         },
         see="Wrong place, or misread?",
         view=list,
@@ -358,26 +336,10 @@ EXERCISES = (
         },
         also_right=(by_leverage,),
         wrong={
-            "itself in the pool": Wrong(
-                itself_in_pool,
-                "One line for all: each member helps to draw the line that it is judged by, which pulls its"
-                " own verdict towards 0. Fit again without it.",
-            ),
-            "raw accuracies": Wrong(
-                raw_accuracies,
-                "The lines were fitted to accuracies as they are. A point near 95 % is not a point near 60 %:"
-                " fit on logit axes.",
-            ),
-            "left in logits": Wrong(
-                left_in_logits,
-                "The difference was taken on the logit axis. Bring the expected value back to an accuracy"
-                " first; the answer is in points.",
-            ),
-            "axes exchanged": Wrong(
-                axes_exchanged,
-                "The line predicts the unshifted accuracy from the shifted one and was read backwards. Least"
-                " squares is not symmetric: fit the shifted logit by the unshifted one.",
-            ),
+            "itself in the pool": Wrong(itself_in_pool),
+            "raw accuracies": Wrong(raw_accuracies),
+            "left in logits": Wrong(left_in_logits),
+            "axes exchanged": Wrong(axes_exchanged),
             "shares": Wrong(
                 lambda ordinary, shifted: [points / 100 for points in left_out(ordinary, shifted)],
                 "These are shares, from 0 to 1. Asked are points: 100 times as much.",

@@ -51,14 +51,16 @@ def head_by_head(
 def in_ascending_order(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
-    """Wrong: the copied maps go to the named heads in ascending order."""
+    """q_t[:, j] belongs to heads[j], in the order given: with heads=[2, 0] the first map is for head 2. Yours
+    went to the heads in ascending order."""
     return some_heads(q, k, v, q_t, k_t, scale, scale_t, sorted(heads))
 
 
 def half_and_half(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
-    """Wrong: the copied heads use the mean of both maps."""
+    """The copied heads use the mean of both maps. Copied means the teacher's alone; it is the *layer* that
+    uses both, head by head."""
     p_s, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
     mixed = p_s.clone()
     mixed[:, heads] = (copied + p_s[:, heads]) / 2
@@ -68,7 +70,7 @@ def half_and_half(
 def the_other_heads(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
-    """Wrong: the teacher's maps go to the heads that are not named."""
+    """The heads that were *not* named got the teacher's maps."""
     unnamed = [head for head in range(q.shape[1]) if head not in heads]
     return some_heads(q, k, v, q_t, k_t, scale, scale_t, unnamed)
 
@@ -76,7 +78,8 @@ def the_other_heads(
 def nobody_asks(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
-    """Wrong: the student's own maps are constants as well."""
+    """The values are right, but the student's own heads get no gradient: their q and k have to learn. Only in
+    the copied heads is the student not asked."""
     return some_heads(q.detach(), k.detach(), v, q_t, k_t, scale, scale_t, heads)
 
 
@@ -124,13 +127,14 @@ def counted(layers: Layers, depth: int) -> dict[str, int]:
 
 
 def as_many_as_copied(layers: Layers, depth: int) -> dict[str, int]:
-    """Wrong: a layer's map is taken to cost that layer alone."""
+    """You counted the copied layers. A layer's q and k need all blocks below it: the last two layers of six
+    cost five whole blocks."""
     copied = depth if layers is None else len(layers)
     return {"q and k": copied, "v": copied - 1, "MLP": copied - 1}
 
 
 def students_numbers(layers: Layers, depth: int) -> dict[str, int]:
-    """Wrong: of a pairing of layers the student's are read."""
+    """In a mapping {student's layer: teacher's layer} the *values* are the teacher's. You read the keys."""
     return teacher_makes(list(layers) if isinstance(layers, Mapping) else layers, depth)
 
 
@@ -182,32 +186,36 @@ def pooled_by_axes(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
 
 
 def keys_averaged(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Wrong: a large patch gets the mean of its parts' shares."""
+    """The shares of a large patch's parts were averaged, and most of the attention is gone. What is listened
+    to adds up."""
     parts = belonging(grid, factor, prefix)
     return (parts / parts.sum(0)).mT @ p @ (parts / parts.sum(0))
 
 
 def queries_summed(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Wrong: a large patch's row is the sum of its parts' rows."""
+    """The rows of a large patch's parts were added up, so they sum to their number. Who listens is
+    averaged."""
     parts = belonging(grid, factor, prefix)
     return parts.mT @ p @ parts
 
 
 def exchanged(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Wrong: queries add up, keys average."""
+    """Turn it round: keys, the last axis, add up; queries, the axis before it, average."""
     parts = belonging(grid, factor, prefix)
     return parts.mT @ p @ (parts / parts.sum(0))
 
 
 def one_part_each(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Wrong: of each large patch the first part stands for all."""
+    """One part of each large patch was kept, the others were thrown away, and the rows rescaled. All parts
+    have something to say."""
     first = belonging(grid, factor, prefix).argmax(0)
     kept = p[:, :, first][..., first]
     return kept / kept.sum(-1, keepdim=True)
 
 
 def neighbours_in_the_row(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Wrong: patches that follow each other in the row are put together."""
+    """Patches that follow each other in the list were put together. Tokens go row by row through the grid: a
+    square of patches has parts in several rows."""
     patch = torch.arange(grid[0] * grid[1]) // factor**2
     parts = F.one_hot(torch.cat([torch.arange(prefix), prefix + patch])).to(p)
     return (parts / parts.sum(0)).mT @ p @ parts
@@ -224,11 +232,7 @@ EXERCISES = (
         cases={"heads [2, 0] of 4": lambda: two_of(4, [2, 0]), "head [1] of 3": lambda: two_of(3, [1], 20)},
         also_right=(head_by_head,),
         wrong={
-            "in ascending order": Wrong(
-                in_ascending_order,
-                "q_t[:, j] belongs to heads[j], in the order given: with heads=[2, 0] the first map is for"
-                " head 2. Yours went to the heads in ascending order.",
-            ),
+            "in ascending order": Wrong(in_ascending_order),
             "one scale": Wrong(
                 lambda q, k, v, q_t, k_t, scale, scale_t, heads: some_heads(
                     q, k, v, q_t, k_t, scale, scale, heads
@@ -236,19 +240,9 @@ EXERCISES = (
                 "The teacher's scores were multiplied with the student's scale. Its heads may have another"
                 " width: use scale_t.",
             ),
-            "half and half": Wrong(
-                half_and_half,
-                "The copied heads use the mean of both maps. Copied means the teacher's alone; it is the"
-                " *layer* that uses both, head by head.",
-            ),
-            "the other heads": Wrong(
-                the_other_heads, "The heads that were *not* named got the teacher's maps."
-            ),
-            "nobody asks": Wrong(
-                nobody_asks,
-                "The values are right, but the student's own heads get no gradient: their q and k have to"
-                " learn. Only in the copied heads is the student not asked.",
-            ),
+            "half and half": Wrong(half_and_half),
+            "the other heads": Wrong(the_other_heads),
+            "nobody asks": Wrong(nobody_asks),
         },
         see="A layer of two minds",
         grads=("q", "k", "v"),
@@ -269,11 +263,7 @@ EXERCISES = (
         },
         also_right=(counted,),
         wrong={
-            "as many as copied": Wrong(
-                as_many_as_copied,
-                "You counted the copied layers. A layer's q and k need all blocks below it: the last two"
-                " layers of six cost five whole blocks.",
-            ),
+            "as many as copied": Wrong(as_many_as_copied),
             "the last one whole": Wrong(
                 lambda layers, depth: dict.fromkeys(("q and k", "v", "MLP"), last_of(layers, depth) + 1),
                 "The last needed block is run whole. Its q and k are enough for its map: no values, no MLP.",
@@ -283,11 +273,7 @@ EXERCISES = (
                 "The teacher is run up to its last map. It stops at the last one that is *asked for*; that"
                 " is why first layers are cheap.",
             ),
-            "the student's numbers": Wrong(
-                students_numbers,
-                "In a mapping {student's layer: teacher's layer} the *values* are the teacher's. You read the"
-                " keys.",
-            ),
+            "the student's numbers": Wrong(students_numbers),
             "counted from 1": Wrong(
                 lambda layers, depth: {
                     name: count - 1 for name, count in teacher_makes(layers, depth).items()
@@ -351,29 +337,11 @@ EXERCISES = (
         },
         also_right=(pooled_by_axes,),
         wrong={
-            "keys averaged": Wrong(
-                keys_averaged,
-                "The shares of a large patch's parts were averaged, and most of the attention is gone. What"
-                " is listened to adds up.",
-            ),
-            "queries summed": Wrong(
-                queries_summed,
-                "The rows of a large patch's parts were added up, so they sum to their number. Who listens is"
-                " averaged.",
-            ),
-            "exchanged": Wrong(
-                exchanged, "Turn it round: keys, the last axis, add up; queries, the axis before it, average."
-            ),
-            "one part each": Wrong(
-                one_part_each,
-                "One part of each large patch was kept, the others were thrown away, and the rows rescaled."
-                " All parts have something to say.",
-            ),
-            "in the row": Wrong(
-                neighbours_in_the_row,
-                "Patches that follow each other in the list were put together. Tokens go row by row through"
-                " the grid: a square of patches has parts in several rows.",
-            ),
+            "keys averaged": Wrong(keys_averaged),
+            "queries summed": Wrong(queries_summed),
+            "exchanged": Wrong(exchanged),
+            "one part each": Wrong(one_part_each),
+            "in the row": Wrong(neighbours_in_the_row),
             "down and across": Wrong(
                 lambda p, grid, factor, prefix: pooled_map(p, grid[::-1], factor, prefix),
                 "The sides of the grid are exchanged: it is (patches down, patches across).",

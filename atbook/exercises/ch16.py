@@ -106,14 +106,15 @@ def through_a_file(run: Run, crash: Callable, fresh: Run) -> Run:
 
 
 def by_reference(run: Run, crash: Callable, fresh: Run) -> Run:
-    """Wrong: the state is not copied, so it goes on with the run."""
+    """Your state was not copied: a state_dict holds the run's own tensors. The steps after the checkpoint
+    changed them, and the crash wiped them out. Copy it before (copy.deepcopy, or torch.save)."""
     kept = state_of(run)
     crash(run)
     return put_back(kept, fresh)
 
 
 def too_late(run: Run, crash: Callable, fresh: Run) -> Run:
-    """Wrong: the state is read after the crash."""
+    """The state was read after the crash, when nothing was left. Keep before it what is to survive."""
     crash(run)
     return put_back(deepcopy(state_of(run)), fresh)
 
@@ -167,12 +168,13 @@ def weighed(blocks: list[list[int]], step: list[int]) -> list:
 
 
 def in_turn(step: list[int], processes: int) -> list:
-    """Wrong: the chapter's way of dealing."""
+    """The images were dealt in turn, as in the chapter. Asked are blocks of neighbours."""
     return weighed([step[rank::processes] for rank in range(processes)], step)
 
 
 def blocks_as_large_as_the_first(step: list[int], processes: int) -> list:
-    """Wrong: all blocks are rounded up, and the last ones get what is left."""
+    """Every block is as large as the first, and the last process gets what is left: one image of ten, none of
+    nine. Sizes may differ by one image at most."""
     size = -(-len(step) // processes)
     return weighed([step[rank * size :][:size] for rank in range(processes)], step)
 
@@ -204,44 +206,49 @@ def by_accounting(N: int, D: int, hidden: int, depth: int, layers: int, how: str
 
 
 def teacher_trained(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: the teacher has a backward pass."""
+    """The teacher was charged for a backward pass. It is frozen: one forward pass, as far as it is needed."""
     block, asking = parts_of(N, D, hidden)
     return step_flops(N, D, hidden, depth, layers, how) + 2 * ((layers - 1) * block + asking)
 
 
 def whole_teacher(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: the teacher runs to its end."""
+    """The whole teacher was charged. It stops at the scores of the last transferred layer."""
     block, asking = parts_of(N, D, hidden)
     return step_flops(N, D, hidden, depth, layers, how) + (depth - layers + 1) * block - asking
 
 
 def whole_last_block(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: the teacher's last block runs whole."""
+    """The teacher's last needed block was charged whole. Its q, its k and their scores are enough: no values,
+    no output projection, no MLP."""
     block, asking = parts_of(N, D, hidden)
     return step_flops(N, D, hidden, depth, layers, how) + block - asking
 
 
 def backward_once(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: one product in the backward pass for each of the forward pass."""
+    """The backward pass of a product is *two* products of its size, one for each factor that needs a
+    gradient: 3 × forward in all, not 2."""
     block, asking = parts_of(N, D, hidden)
     saved = layers * asking if how == "copy" else 0
     return (layers - 1) * block + asking + 2 * (depth * block - saved)
 
 
 def nothing_saved(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: a student that copies makes its own q, k and scores as well."""
+    """A student that copies makes no queries, keys and scores in its copied layers: less than Distill, not
+    the same."""
     return step_flops(N, D, hidden, depth, layers, "distill")
 
 
 def saved_once(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: what Copy leaves out is left out of the forward pass alone."""
+    """What Copy does not compute it does not differentiate either: q, k and scores are saved three times, not
+    once."""
     _, asking = parts_of(N, D, hidden)
     saved = layers * asking if how == "copy" else 0
     return step_flops(N, D, hidden, depth, layers, "distill") - saved
 
 
 def gradient_of_a_copied_map(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: the copied map gets a gradient."""
+    """Nearly. A copied map is a constant: the backward pass of map · v has a gradient for v alone, one
+    product less in each copied layer."""
     extra = layers * 2 * N * D * N if how == "copy" else 0
     return step_flops(N, D, hidden, depth, layers, how) + extra
 
@@ -278,25 +285,29 @@ def by_backward(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: floa
 
 
 def parts_weigh_the_same(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
-    """Wrong: a mean of the parts' means."""
+    """All parts weigh the same, though the last has fewer images. Multiply each part's gradient by its share
+    of the images."""
     gradients = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
     return clipped(torch.stack(gradients).mean(0), longest)
 
 
 def parts_summed(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
-    """Wrong: the parts' gradients are added up as they are."""
+    """The parts' gradients were added up as they are. Each is a mean over its own images: multiply it by the
+    part's share of the images first."""
     gradients = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
     return clipped(torch.stack(gradients).sum(0), longest)
 
 
 def each_clipped(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
-    """Wrong: each part is clipped by itself."""
+    """Each part was clipped by itself. Clipping is not linear: add up first, then clip the whole step
+    once."""
     parts = zip(x.split(sizes), y.split(sizes))
     return sum(len(part[0]) / len(x) * clipped(gradient_of(W, *part), longest) for part in parts)
 
 
 def sum_clipped_on_the_way(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
-    """Wrong: the sum so far is clipped after each part."""
+    """The sum was clipped after every part, so what comes first counts less than what comes last. Clip once,
+    when all parts are in."""
     total = torch.zeros_like(W)
     for some_x, some_y in zip(x.split(sizes), y.split(sizes)):
         total = clipped(total + len(some_x) / len(x) * gradient_of(W, some_x, some_y), longest)
@@ -323,17 +334,8 @@ EXERCISES = (
         },
         also_right=(through_a_file,),
         wrong={
-            "references": Wrong(
-                by_reference,
-                "Your state was not copied: a state_dict holds the run's own tensors. The steps after the"
-                " checkpoint changed them, and the crash wiped them out. Copy it before (copy.deepcopy, or"
-                " torch.save).",
-            ),
-            "after the crash": Wrong(
-                too_late,
-                "The state was read after the crash, when nothing was left. Keep before it what is to"
-                " survive.",
-            ),
+            "references": Wrong(by_reference),
+            "after the crash": Wrong(too_late),
             "optimizer": Wrong(
                 without("optimizer"),
                 "The optimiser's state was not kept: without AdamW's moments the first steps after the cut"
@@ -383,14 +385,8 @@ EXERCISES = (
         },
         also_right=(by_tensor_split,),
         wrong={
-            "in turn": Wrong(
-                in_turn, "The images were dealt in turn, as in the chapter. Asked are blocks of neighbours."
-            ),
-            "rounded up": Wrong(
-                blocks_as_large_as_the_first,
-                "Every block is as large as the first, and the last process gets what is left: one image of"
-                " ten, none of nine. Sizes may differ by one image at most.",
-            ),
+            "in turn": Wrong(in_turn),
+            "rounded up": Wrong(blocks_as_large_as_the_first),
             "all weigh one": Wrong(
                 lambda step, processes: [[mine, 1.0] for mine, _ in by_blocks(step, processes)],
                 "Every share weighs 1, the stand-in among them. A mean of unequal shares' means is not the"
@@ -423,40 +419,13 @@ EXERCISES = (
         },
         also_right=(by_accounting,),
         wrong={
-            "a teacher that learns": Wrong(
-                teacher_trained,
-                "The teacher was charged for a backward pass. It is frozen: one forward pass, as far as it"
-                " is needed.",
-            ),
-            "all of the teacher": Wrong(
-                whole_teacher,
-                "The whole teacher was charged. It stops at the scores of the last transferred layer.",
-            ),
-            "its last block": Wrong(
-                whole_last_block,
-                "The teacher's last needed block was charged whole. Its q, its k and their scores are enough:"
-                " no values, no output projection, no MLP.",
-            ),
-            "one backward product": Wrong(
-                backward_once,
-                "The backward pass of a product is *two* products of its size, one for each factor that needs"
-                " a gradient: 3 × forward in all, not 2.",
-            ),
-            "nothing saved": Wrong(
-                nothing_saved,
-                "A student that copies makes no queries, keys and scores in its copied layers: less than"
-                " Distill, not the same.",
-            ),
-            "saved once": Wrong(
-                saved_once,
-                "What Copy does not compute it does not differentiate either: q, k and scores are saved three"
-                " times, not once.",
-            ),
-            "a gradient of the map": Wrong(
-                gradient_of_a_copied_map,
-                "Nearly. A copied map is a constant: the backward pass of map · v has a gradient for v alone,"
-                " one product less in each copied layer.",
-            ),
+            "a teacher that learns": Wrong(teacher_trained),
+            "all of the teacher": Wrong(whole_teacher),
+            "its last block": Wrong(whole_last_block),
+            "one backward product": Wrong(backward_once),
+            "nothing saved": Wrong(nothing_saved),
+            "saved once": Wrong(saved_once),
+            "a gradient of the map": Wrong(gradient_of_a_copied_map),
         },
         see="Computed: 8 to 64 GPUs",
         rtol=1e-9,
@@ -479,26 +448,10 @@ EXERCISES = (
                 "The gradient is right, but all images went through at once. The point is that they do not"
                 " fit: take one part at a time.",
             ),
-            "mean of means": Wrong(
-                parts_weigh_the_same,
-                "All parts weigh the same, though the last has fewer images. Multiply each part's gradient by"
-                " its share of the images.",
-            ),
-            "sum": Wrong(
-                parts_summed,
-                "The parts' gradients were added up as they are. Each is a mean over its own images: multiply"
-                " it by the part's share of the images first.",
-            ),
-            "each part clipped": Wrong(
-                each_clipped,
-                "Each part was clipped by itself. Clipping is not linear: add up first, then clip the whole"
-                " step once.",
-            ),
-            "clipped on the way": Wrong(
-                sum_clipped_on_the_way,
-                "The sum was clipped after every part, so what comes first counts less than what comes last."
-                " Clip once, when all parts are in.",
-            ),
+            "mean of means": Wrong(parts_weigh_the_same),
+            "sum": Wrong(parts_summed),
+            "each part clipped": Wrong(each_clipped),
+            "clipped on the way": Wrong(sum_clipped_on_the_way),
             "not clipped": Wrong(
                 lambda *inputs: accumulated(*inputs[:4], longest=float("inf")),
                 "The gradient of the step is right, and it was not clipped.",

@@ -34,35 +34,39 @@ def over_others(z_s: Tensor, z_t: Tensor) -> Tensor:
 
 
 def minus_infinity(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: 0 · (−∞) is no number."""
+    """The loss is nan: the student's log-share on the diagonal is −∞ and the teacher's share 0, and 0 · (−∞)
+    is no number. Forbid by a large finite score, such as −1e9."""
     z_s, z_t = masked(z_s, -torch.inf), masked(z_t, -torch.inf)
     return cross_entropy(z_s.log_softmax(-1), z_t.softmax(-1))
 
 
 def nothing_masked(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: the score of the published SL-CaiT, added."""
+    """Nothing was forbidden. −1e-9 is as good as 0; −1e9 was meant. (The published SL-CaiT has this very
+    slip.)"""
     diagonal = -1e-9 * torch.eye(z_s.shape[-1], dtype=z_s.dtype)
     return cross_entropy((z_s + diagonal).log_softmax(-1), (z_t + diagonal).softmax(-1))
 
 
 def student_alone(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: the teacher still looks at itself."""
+    """The student may not look at itself, and its target still does, so that the loss is a billion times the
+    teacher's diagonal. Mask both."""
     return cross_entropy(masked(z_s, -1e9).log_softmax(-1), z_t.softmax(-1))
 
 
 def teacher_alone(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: the student still looks at itself."""
+    """The teacher's diagonal is gone and the student still has one. Mask its logits, too."""
     return cross_entropy(z_s.log_softmax(-1), masked(z_t, -1e9).softmax(-1))
 
 
 def not_renormalised(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: the teacher's diagonal is gone, its rows sum to less than 1."""
+    """The teacher's rows no longer sum to 1. Mask its *logits*: the softmax then shares the whole row among
+    the others."""
     p_t = z_t.softmax(-1).masked_fill(torch.eye(z_t.shape[-1], dtype=torch.bool), 0)
     return cross_entropy(masked(z_s, -1e9).log_softmax(-1), p_t)
 
 
 def zero_scores(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: a score of 0 is a share of its own."""
+    """A logit of 0 is not a share of 0: e⁰ is 1. What is forbidden needs a very low score."""
     return cross_entropy(masked(z_s, 0).log_softmax(-1), masked(z_t, 0).softmax(-1))
 
 
@@ -111,18 +115,20 @@ def by_parents(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
 
 
 def in_one_line(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
-    """Wrong: as if small patches followed each other."""
+    """You repeated the flat index, as if a patch's parts followed each other. Patches are in reading order:
+    bring A to (h, w, h, w) first."""
     return A.repeat_interleave(s * s, 0).repeat_interleave(s * s, 1) / s**2
 
 
 def tiled(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
-    """Wrong: the grid is repeated, not refined."""
+    """The whole grid was repeated (tensor.repeat). Each patch has to become a block of s x s:
+    repeat_interleave."""
     h, w = grid
     return A.reshape(h, w, h, w).repeat(s, s, s, s).reshape(s * s * h * w, -1) / s**2
 
 
 def rows_and_columns_exchanged(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
-    """Wrong: the grid is read as (across, down)."""
+    """The grid is (patches down, patches across), and you took it the other way round."""
     return finer(A, grid[::-1], s)
 
 
@@ -140,34 +146,12 @@ EXERCISES = (
         },
         also_right=(over_others,),
         wrong={
-            "minus infinity": Wrong(
-                minus_infinity,
-                "The loss is nan: the student's log-share on the diagonal is −∞ and the teacher's share 0,"
-                " and 0 · (−∞) is no number. Forbid by a large finite score, such as −1e9.",
-            ),
-            "nothing masked": Wrong(
-                nothing_masked,
-                "Nothing was forbidden. −1e-9 is as good as 0; −1e9 was meant. (The published SL-CaiT has"
-                " this very slip.)",
-            ),
-            "student alone": Wrong(
-                student_alone,
-                "The student may not look at itself, and its target still does, so that the loss is a billion"
-                " times the teacher's diagonal. Mask both.",
-            ),
-            "teacher alone": Wrong(
-                teacher_alone,
-                "The teacher's diagonal is gone and the student still has one. Mask its logits, too.",
-            ),
-            "not renormalised": Wrong(
-                not_renormalised,
-                "The teacher's rows no longer sum to 1. Mask its *logits*: the softmax then shares the whole"
-                " row among the others.",
-            ),
-            "zero scores": Wrong(
-                zero_scores,
-                "A logit of 0 is not a share of 0: e⁰ is 1. What is forbidden needs a very low score.",
-            ),
+            "minus infinity": Wrong(minus_infinity),
+            "nothing masked": Wrong(nothing_masked),
+            "student alone": Wrong(student_alone),
+            "teacher alone": Wrong(teacher_alone),
+            "not renormalised": Wrong(not_renormalised),
+            "zero scores": Wrong(zero_scores),
         },
     ),
     Exercise(
@@ -234,20 +218,9 @@ EXERCISES = (
                 "You divided by s² twice. Only *keys* share: a small patch that listens gets all that its"
                 " large one got.",
             ),
-            "in one line": Wrong(
-                in_one_line,
-                "You repeated the flat index, as if a patch's parts followed each other. Patches are in"
-                " reading order: bring A to (h, w, h, w) first.",
-            ),
-            "tiled": Wrong(
-                tiled,
-                "The whole grid was repeated (tensor.repeat). Each patch has to become a block of s x s:"
-                " repeat_interleave.",
-            ),
-            "rows and columns exchanged": Wrong(
-                rows_and_columns_exchanged,
-                "The grid is (patches down, patches across), and you took it the other way round.",
-            ),
+            "in one line": Wrong(in_one_line),
+            "tiled": Wrong(tiled),
+            "rows and columns exchanged": Wrong(rows_and_columns_exchanged),
         },
     ),
 )

@@ -1,5 +1,5 @@
-"""Checks that name the mistake: an answer is compared with the right one, and where it differs, with known
-wrong ones."""
+"""Checks that name the mistake: an answer is compared with the right one and, where it differs, with wrong
+ones that are known."""
 
 import inspect
 import io
@@ -24,10 +24,16 @@ LIMIT = 30  # seconds that an answer may take for one case
 
 
 class Wrong(NamedTuple):
-    """A planted wrong answer, and what is said to whoever gives it."""
+    """A planted wrong answer, and what is said to a student whose answer does the same."""
 
     answer: Callable
-    says: str
+    # Left out where the docstring of `answer` says it.
+    message: str = ""
+
+    @property
+    def says(self) -> str:
+        """What is said to the student, on one line."""
+        return self.message or " ".join((self.answer.__doc__ or "").split())
 
 
 @dataclass(frozen=True)
@@ -37,41 +43,46 @@ class Exercise:
     # "6.1" is the first of chapter 06, "A1.2b" variant b of the second task of A1.
     number: str
     title: str
-    # 1 to 3.
+    # How hard it is, from 1 to 3.
     stars: int
-    # To solve it.
+    # How long it takes to solve it.
     minutes: int
     # A word or two, for the page of all exercises.
     subject: str
-    # The answer.
+    # A right answer, with which others are compared.
     right: Callable
-    # {name: () -> its arguments}, made anew for each answer.
+    # {name: a function without arguments, which makes new arguments for each answer}.
     cases: dict[str, Callable[[], tuple]]
-    # The same, written differently.
+    # Right answers that are written differently.
     also_right: tuple[Callable, ...]
-    # {mistake: planted wrong answer}.
+    # {name of the mistake: planted wrong answer}.
     wrong: dict[str, Wrong]
-    # The heading in the chapter that helps.
+    # The heading of the chapter under which a student finds help.
     see: str = ""
-    # Arguments (tensors, or lists of them) whose gradients belong to the answer; and whether the value means
-    # nothing.
+    # The names of arguments (tensors, or lists of them) whose gradients are part of the answer.
     grads: tuple[str, ...] = ()
+    # Whether the gradients alone are compared, and not the value that the answer returns.
     gradients_only: bool = False
-    # The most elements that a tensor may have that the answer makes.
+    # How many elements the largest tensor may have that the answer makes.
     largest: int | None = None
-    # Of the comparison.
+    # How far two numbers may be apart, relative to the right one.
     rtol: float = 1e-4
+    # How far two numbers may be apart besides.
     atol: float = 1e-6
-    # What of a result is compared.
+    # The part of a result that is compared.
     view: Callable[[Any], Any] = field(default=lambda result: result)
 
 
 class Verdict(NamedTuple):
-    """What a check says. mistake: the planted wrong answer that it recognised, or "not done"."""
+    """What a check says of an answer."""
 
+    # The number of the exercise.
     number: str
+    # Whether the answer is right.
     passed: bool
+    # What the student reads.
     says: str
+    # The name of the planted wrong answer that was recognised, or "not done".
     mistake: str | None = None
 
     def __str__(self) -> str:
@@ -79,12 +90,15 @@ class Verdict(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an answer gives on one case. value: with the gradients that count; error: what went wrong, in
-    words; largest: shape of the largest tensor that was made; changed: whether the arguments were."""
+    """What came of an answer in one case."""
 
+    # What the answer returned, with the gradients that count.
     value: Any = None
+    # What went wrong, in words.
     error: str | None = None
+    # The shape of the largest tensor that was made.
     largest: tuple[int, ...] = ()
+    # Whether the answer changed its arguments.
     changed: bool = False
 
 
@@ -119,8 +133,7 @@ def check(number: str, answer: Callable) -> None:
 
 
 def checker(exercises: Sequence[Exercise]) -> Callable[[str, Callable], None]:
-    """`check` for exercises that are in no chapter: those of a graded assignment, which its edition
-    brings."""
+    """`check` for exercises that are in no chapter, such as those of a graded assignment."""
     known = {exercise.number: exercise for exercise in exercises}
 
     def find_among_these(number: str) -> Exercise:
@@ -140,9 +153,11 @@ def _say(find: Callable[[str], Exercise], number: str, answer: Callable) -> None
 
 
 def judge(exercise: Exercise, answer: Callable) -> Verdict:
-    """Compare an answer with the right one in all cases. One that differs is compared with every planted
-    wrong answer: the first that gives the same in all cases lends its message. Otherwise the first difference
-    is told."""
+    """Compare an answer with the right one in all cases.
+
+    An answer that differs is compared with every planted wrong answer, and the first that does the same in
+    all cases says what is wrong. If none does, the verdict names the first difference.
+    """
     if not callable(answer):
         kind = type(answer).__name__
         says = f"not yet: expected a function, got a {kind}. Give the function itself, not what it returns."
@@ -168,7 +183,7 @@ def judge(exercise: Exercise, answer: Callable) -> Verdict:
 
 
 def outcome(exercise: Exercise, answer: Callable, case: str) -> Outcome:
-    """What an answer gives on a case, with fresh arguments and a fixed seed. Its prints are not shown."""
+    """Run an answer on a case, with new arguments and a fixed seed. What it prints is not shown."""
     arguments = exercise.cases[case]()
     names = list(inspect.signature(exercise.right).parameters)
     leaves = {name: _tensors(arguments[names.index(name)]) for name in exercise.grads}
@@ -185,7 +200,7 @@ def outcome(exercise: Exercise, answer: Callable, case: str) -> Outcome:
             result = None
         except _TimeUp:
             return Outcome(error=f"did not end within {LIMIT} s")
-        except (Exception, SystemExit) as error:  # the answer's own, told with the case that brought it about
+        except (Exception, SystemExit) as error:  # the student reads it, with the name of the case
             return Outcome(error=f"raised {type(error).__name__}: {error}")
     if result is None or result is Ellipsis:
         if printed.getvalue():
@@ -206,7 +221,7 @@ def outcome(exercise: Exercise, answer: Callable, case: str) -> Outcome:
 
 
 def _failure(exercise: Exercise, want: Outcome, got: Outcome) -> str | None:
-    """What is wrong with an outcome, in words that follow "in case '...'"; None where nothing is."""
+    """What is wrong with an outcome, in words that follow "in case '...'"; None where nothing is wrong."""
     if got.error is not None:
         return f"your function {got.error}"
     if got.changed:
@@ -316,11 +331,11 @@ class _NotDone(Exception):
 
 
 class _TimeUp(BaseException):
-    """Not an `Exception`: an answer that catches those is ended too."""
+    """It is no `Exception`, so that it also ends an answer that catches those."""
 
 
 class _Largest(TorchDispatchMode):
-    """Remembers the shape of the largest tensor that is made."""
+    """Remembers the shape of the largest tensor that is made within it."""
 
     def __init__(self):
         super().__init__()
@@ -336,8 +351,8 @@ class _Largest(TorchDispatchMode):
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise `_TimeUp` in what runs for longer. Without a limit where the system has no such signal (Windows),
-    or outside of the main thread."""
+    """Raise `_TimeUp` in code that runs for longer. There is no limit where the system has no such signal
+    (Windows), nor outside of the main thread."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -205,7 +205,7 @@ def from_the_mark(seen: Sequence[Tensor], cell: Tensor) -> Tensor:
 
 
 def with_itself(seen: Sequence[Tensor], cell: Tensor) -> Tensor:
-    """Wrong: the marked patch is one of those who listen."""
+    """What the marked patch gives to itself is counted. Only the others are asked."""
     return torch.stack([rows_of(cell + 1, p.mT)[..., 1:].mean((0, 2)) for p in seen])
 
 
@@ -389,9 +389,7 @@ EXERCISES = (
         wrong={
             "token": Wrong(one_token_before(to_the_mark), TOKEN),
             "exchanged": Wrong(from_the_mark, EXCHANGED),
-            "with itself": Wrong(
-                with_itself, "What the marked patch gives to itself is counted. Only the others are asked."
-            ),
+            "with itself": Wrong(with_itself),
         },
     ),
     task(

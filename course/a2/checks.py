@@ -85,7 +85,8 @@ def by_walking(
 def of_the_students_tokens(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, schedule: Tensor
 ) -> Tensor:
-    """Wrong: the teacher's layers look at what the student's have made."""
+    """The teacher's layers were given the student's tokens. The teacher is run on its own, from the image on,
+    whatever the schedule says."""
     s = first_tokens(student, images)
     for block_t, block_s, line in zip(teacher.blocks, student.blocks, schedule.to(images)):
         with torch.no_grad():
@@ -113,11 +114,7 @@ def shares(*shape: int, seed: int) -> Tensor:
     return normal(*shape, seed=seed).sigmoid()
 
 
-STUDENTS_TOKENS = Wrong(
-    of_the_students_tokens,
-    "The teacher's layers were given the student's tokens. The teacher is run on its own, from the image on,"
-    " whatever the schedule says.",
-)
+STUDENTS_TOKENS = Wrong(of_the_students_tokens)
 EXCHANGED = Wrong(
     scheduled(edit=lambda schedule: 1 - schedule),
     "Teacher and student are exchanged: 1 is the teacher's map, 0 the student's.",

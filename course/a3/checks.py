@@ -335,7 +335,7 @@ def aligned(choose: Callable, of_table: Callable = table, **options) -> Callable
 
 
 def summed(a: Model, b: Model) -> dict:
-    """Wrong: the sum over pairs."""
+    """The pairs are right; their divergences were added. Asked is the mean."""
     found = aligned(tried)(a, b)
     return found | {"divergence": found["divergence"] * len(found["pairs"])}
 
@@ -405,7 +405,7 @@ def aligned_at_a_price(choose: Callable, said: Callable = bill, **options) -> Ca
 
 
 def one_sided(a: Model, b: Model, price: float) -> dict:
-    """Wrong: only layers of a cost a price."""
+    """Only layers of a that stay alone were paid for. Those of b cost as much."""
     cost = table(a, b)
 
     def total(pairs: Pairs) -> float:
@@ -667,7 +667,8 @@ def less_expected(
 def other_samples(
     ordinary: Numbers, shifted: Numbers, pair: tuple[int, int], classes: int, samples: int, seed: int
 ) -> dict:
-    """Wrong: each model has an interval of its own, and the ends are subtracted."""
+    """The ends of two intervals were subtracted. One sample of the pool moves the line for both: take the
+    difference in every sample, and then its quantiles."""
     groups = [[each] for each in zip(ordinary, shifted)]
     members, own, samples_of, _ = robust()(groups, list(pair), classes, samples, seed)
     one, other = (ends([found[k] for found in samples_of]) for k in (0, 1))
@@ -700,7 +701,8 @@ def family(judge: Callable) -> Callable:
 def seeds_drawn(
     ordinary: Sequence[Numbers], shifted: Sequence[Numbers], model: int, classes: int, samples: int, seed: int
 ) -> dict:
-    """Wrong: seeds are drawn, not methods."""
+    """The points are right; seeds were drawn. Seeds of one method are alike, and their number would make the
+    interval too narrow: draw whole methods."""
     groups = [list(zip(*each)) for each in zip(ordinary, shifted)]
     flat = [groups[model], *([pair] for i, group in enumerate(groups) if i != model for pair in group)]
     members, (own,), samples_of = robust()(flat, [0], classes, samples, seed)
@@ -710,7 +712,7 @@ def seeds_drawn(
 def own_seeds_stay(
     ordinary: Sequence[Numbers], shifted: Sequence[Numbers], model: int, classes: int, samples: int, seed: int
 ) -> dict:
-    """Wrong: a seed is left out, its method's other seeds stay in the pool."""
+    """A seed was judged by the other seeds of its method. Leave the method out."""
     groups = [list(zip(*each)) for each in zip(ordinary, shifted)]
     found = []
     for at, pair in enumerate(groups[model]):
@@ -904,7 +906,7 @@ EXERCISES = (
             "heads shared": Wrong(aligned(tried, pair=nearest_heads), HEADS_SHARED),
             "heads numbered": Wrong(aligned(tried, pair=numbered_heads), HEADS_NUMBERED),
             "averaged": Wrong(aligned(tried, compare=averaged), AVERAGED),
-            "summed": Wrong(summed, "The pairs are right; their divergences were added. Asked is the mean."),
+            "summed": Wrong(summed),
         },
     ),
     task(
@@ -928,9 +930,7 @@ EXERCISES = (
                 "As many layers as possible were paired. Two that have nothing in common stay alone where"
                 " their divergence is more than two prices.",
             ),
-            "one-sided": Wrong(
-                one_sided, "Only layers of a that stay alone were paid for. Those of b cost as much."
-            ),
+            "one-sided": Wrong(one_sided),
             "heads shared": Wrong(aligned_at_a_price(edited, pair=nearest_heads), HEADS_SHARED),
             "heads numbered": Wrong(aligned_at_a_price(edited, pair=numbered_heads), HEADS_NUMBERED),
             "averaged": Wrong(aligned_at_a_price(edited, compare=averaged), AVERAGED),
@@ -995,11 +995,7 @@ EXERCISES = (
                 two(robust(out=lambda i, own: i == own[0])),
                 "The second model is still in the pool that it is judged by. Leave both out.",
             ),
-            "two intervals": Wrong(
-                other_samples,
-                "The ends of two intervals were subtracted. One sample of the pool moves the line for both:"
-                " take the difference in every sample, and then its quantiles.",
-            ),
+            "two intervals": Wrong(other_samples),
         },
     ),
     task(
@@ -1010,17 +1006,7 @@ EXERCISES = (
         right=family(robust()),
         also_right=(family_by_weights,),
         cases={"8 classes": lambda: (*FAMILIES, 1, 8, 40, 1), "4 classes": lambda: (*FAMILIES, 3, 4, 60, 2)},
-        wrong=mistakes(family)
-        | {
-            "seeds drawn": Wrong(
-                seeds_drawn,
-                "The points are right; seeds were drawn. Seeds of one method are alike, and their number"
-                " would make the interval too narrow: draw whole methods.",
-            ),
-            "own seeds stay": Wrong(
-                own_seeds_stay, "A seed was judged by the other seeds of its method. Leave the method out."
-            ),
-        },
+        wrong=mistakes(family) | {"seeds drawn": Wrong(seeds_drawn), "own seeds stay": Wrong(own_seeds_stay)},
     ),
 )
 
