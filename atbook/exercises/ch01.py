@@ -21,7 +21,7 @@ def only_patch(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
 
 
 def by_listening(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
-    """The same from a list of whom each token listens to."""
+    """The same from a list of the tokens that each token listens to."""
     heard = torch.arange(tokens).repeat(depth, 1)
     heard[layer, 0] = patch + 1
     return [*one_hot(heard, tokens).double()]
@@ -56,7 +56,7 @@ def everybody_listens(patch: int, layer: int, depth: int, tokens: int) -> list[T
 
 
 def softmax_backward(p: Tensor, grad: Tensor) -> Tensor:
-    """The gradient by the scores, from that by the map."""
+    """The gradient by the scores, from the gradient by the map."""
     return p * (grad - (p * grad).sum(-1, keepdim=True))
 
 

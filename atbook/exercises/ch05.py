@@ -14,7 +14,7 @@ from atbook.exercises.judging import Exercise, Wrong
 def gain_shares(
     scratch: list[float], routing: list[float], message: list[float], copy: list[float]
 ) -> dict[str, float]:
-    """Which share of Copy's gain each twin keeps, and what neither does."""
+    """The share of Copy's gain that each twin keeps, and the share that neither keeps."""
     gain = mean(copy) - mean(scratch)
     first, second = ((mean(twin) - mean(scratch)) / gain for twin in (routing, message))
     return {"routing": first, "message": second, "rest": 1 - first - second}
@@ -103,12 +103,12 @@ def by_scattering(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
 
 
 def with_message(scene: Scene, other: Scene, message: Scene) -> dict[str, Scene | Tensor]:
-    """The right twins, but for another message twin."""
+    """The right twins, except for the message twin."""
     return twins_of(scene, other) | {"message": message}
 
 
 def only_the_asked_for(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """In the routing twin only the marked glyph has another shape. All shapes are drawn anew: the
+    """In the routing twin only the marked glyph has another shape. All shapes are drawn again: the
     distractors' are content of the image, too."""
     rows, shape = torch.arange(len(scene["cell"])), scene["shape"].clone()
     shape[rows, scene["cell"]] = other["shape"][rows, scene["cell"]]
@@ -344,7 +344,7 @@ EXERCISES = (
             "0 / 0": Wrong(zero_by_zero),
             "rows of zeros": Wrong(
                 lambda batches, number: zero_by_zero(batches, number).nan_to_num(0.0),
-                "A cell that no image marks got rows of zeros, a token that listens to nobody. Rows are"
+                "A cell that no image marks got rows of zeros, a token that listens to none. Rows are"
                 " shares: use the even map, 1/N everywhere.",
             ),
             "everybody's mean": Wrong(everybodys_mean),

@@ -45,7 +45,7 @@ def over_heads(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
 
 
 def excess(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
-    """The loss less its floor, the teacher's entropy."""
+    """The loss minus its floor, the teacher's entropy."""
     return sum(
         (-torch.special.entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean()
         for s, t in zip(students, teachers)
@@ -99,7 +99,7 @@ Streams = tuple[Tensor, Tensor]  # the teacher's and the student's, (B, N, D) ea
 def drop_both(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
-    """What comes out of the last blocks, where both drop the same branches."""
+    """What comes out of the last blocks when both models drop the same branches."""
     t, s = (model._pos_embed(model.patch_embed(images)) for model in (teacher, student))
     for block_t, block_s, rate in zip(teacher.blocks, student.blocks, rates):
         keep = 1 - rate
@@ -202,7 +202,7 @@ def both_branches(
 
 
 def coins(seed: int) -> Draw:
-    """What draws zeros and ones."""
+    """A function that draws zeros and ones."""
     rng = torch.Generator().manual_seed(seed)
 
     def draw(probability: float, number: int) -> Tensor:

@@ -37,7 +37,7 @@ def blind_error(q_s: Tensor, q_t: Tensor) -> Tensor:
 
 
 def by_singular_values(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """The same without the matrix: |q_s|² + |q_t|² less twice the singular values' sum."""
+    """The same without the matrix: |q_s|² + |q_t|² minus twice the sum of the singular values."""
     products = torch.einsum("bhnd,bhne->hde", q_s, q_t)
     squares = q_s.square().sum() + q_t.square().sum()
     return (squares - 2 * torch.linalg.svdvals(products).sum()) / q_s.numel()
@@ -113,7 +113,7 @@ EXERCISES = (
             ),
             "keys as they were": Wrong(
                 lambda q, k, A, c: (q @ A, k + c),
-                "The keys were not adapted, so the map is another one. Who gets other queries needs other"
+                "The keys were not adapted, so the map is different. A model with other queries needs other"
                 " keys.",
             ),
             "queries shifted": Wrong(

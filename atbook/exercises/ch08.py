@@ -18,7 +18,7 @@ def single_target(z_t: Tensor, labels: Tensor) -> Tensor:
 
 
 def read_off_the_gradient(z_t: Tensor, labels: Tensor) -> Tensor:
-    """The same: the gradient of a cross-entropy by the logits is (probabilities - target) / B."""
+    """The same, because the gradient of a cross-entropy by the logits is (probabilities - target) / B."""
     z_s = torch.zeros_like(z_t, requires_grad=True)
     loss = F.cross_entropy(z_s, labels) / 2 + hard_distillation(z_s, z_t) / 2
     (grad,) = torch.autograd.grad(loss, z_s)
@@ -55,7 +55,7 @@ def by_autograd(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
 
 
 def of_cross_entropy(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
-    """The same: the teacher's entropy, by which KL and cross-entropy differ, has no gradient."""
+    """The same, because the teacher's entropy, by which KL and cross-entropy differ, has no gradient."""
     z_s = z_s.clone().requires_grad_()
     loss = tau**2 * F.cross_entropy(z_s / tau, (z_t / tau).softmax(-1))
     return torch.autograd.grad(loss, z_s)[0]
@@ -118,8 +118,8 @@ def norms_left(block: Block, order: Tensor, hidden: Tensor) -> Block:
 
 
 def read_by_the_inverse(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """The columns of qkv and fc1 have the inverse order. The new channel j is the old order[j] for whoever
-    reads it, too: w[:, order]."""
+    """The columns of qkv and fc1 have the inverse order. The new channel j is the old order[j] for a matrix
+    that reads it, too: w[:, order]."""
     new, inverse = renamed(block, order, hidden), order.argsort()
     qkv, fc1 = block["attn.qkv.weight"][:, inverse], block["mlp.fc1.weight"][hidden][:, inverse]
     return new | {"attn.qkv.weight": qkv, "mlp.fc1.weight": fc1}
@@ -150,7 +150,7 @@ def nothing_written(block: Block, order: Tensor, hidden: Tensor) -> Block:
 
 
 def hidden_bias_left(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """The hidden units moved and fc1's bias did not: every unit now has another one's threshold."""
+    """The hidden units moved and fc1's bias did not: every unit now has the threshold of another unit."""
     return renamed(block, order, hidden) | {"mlp.fc1.bias": block["mlp.fc1.bias"]}
 
 

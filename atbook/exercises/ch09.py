@@ -34,7 +34,7 @@ def with_dummies(accuracy: Tensor) -> dict[str, Tensor]:
 
 
 def regressed(accuracy: Tensor, codes: tuple[float, float]) -> dict[str, Tensor]:
-    """Coefficients of features, routing and their product, with these numbers for useless and useful."""
+    """Coefficients of features, routing and their product, where `codes` stand for useless and useful."""
     seeds = len(accuracy)
     code = accuracy.new_tensor(codes)
     features, routing = code[:, None].expand(2, 2), code.expand(2, 2)
@@ -53,8 +53,8 @@ def under_the_useful(accuracy: Tensor) -> dict[str, Tensor]:
 
 
 def halved(accuracy: Tensor) -> dict[str, Tensor]:
-    """The interaction is halved. Asked is the whole difference: by how many points features add more under
-    useful routing than under useless."""
+    """The interaction is halved. The task asks for the whole difference: how many points more features add
+    under useful routing than under useless."""
     effects = corner_effects(accuracy)
     return effects | {"interaction": effects["interaction"] / 2}
 
@@ -73,7 +73,7 @@ World = dict[str, Seeds]
 
 
 def what_a_message_adds(world: World) -> list[float]:
-    """Copy less copy-routing-twin, of the seeds that both have."""
+    """Copy's accuracy minus copy-routing-twin's, for the seeds that both have."""
     copy, twin = world["copy"], world["copy-routing-twin"]
     return [copy[seed] - twin[seed] for seed in sorted(copy.keys() & twin.keys())]
 
@@ -108,7 +108,7 @@ def nothing_paired(find: World, match: World) -> dict[str, float]:
 
 
 def worlds_paired(find: World, match: World) -> dict[str, float]:
-    """Seeds of Find were paired with seeds of Match. Their images are others: nothing shared could cancel,
+    """Seeds of Find were paired with seeds of Match. Their images are different: nothing shared could cancel,
     and seeds are thrown away. The squared errors of the two means add."""
     four = [world[name] for world in (find, match) for name in ("copy", "copy-routing-twin")]
     seeds = set.intersection(*(set(accuracies) for accuracies in four))
@@ -139,7 +139,7 @@ def divided_by_n(find: World, match: World) -> dict[str, float]:
 
 
 def turned(find: World, match: World) -> dict[str, float]:
-    """The sign is turned: asked is how much *more* in Find than in Match."""
+    """The sign is turned: the task asks how much *more* a message adds in Find than in Match."""
     return more_of_a_message(match, find)
 
 
@@ -154,7 +154,7 @@ Search = dict[float, list[tuple[float, float]]]
 
 
 def advantage(one: Search, other: Search) -> float | str:
-    """How much better one corner is than the other, in test accuracy, or why nobody can say."""
+    """How much better one corner is than the other, in test accuracy, or why the two cannot be compared."""
     return compared(one, other, best_rate)
 
 
@@ -217,7 +217,7 @@ def without_a_look_at_the_ends(one: Search, other: Search) -> float | str:
 
 
 def unequal_searches(one: Search, other: Search) -> float | str:
-    """One corner has tried rates that the other has not, and who searches more finds more. Refuse first:
+    """One corner has tried rates that the other has not, and a longer search finds more. Refuse first:
     "searched unequally"."""
     if any(best_rate(runs) in (min(runs), max(runs)) for runs in (one, other)):
         return "search on"

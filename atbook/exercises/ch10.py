@@ -29,7 +29,7 @@ def hsic_1(K: Tensor, L: Tensor) -> Tensor:
 
 
 def from_tables(K: Tensor, L: Tensor, factor: float = 2.0) -> Tensor:
-    """The formula of HSIC₁; `factor` of its last term."""
+    """The formula of HSIC₁, with `factor` in its last term."""
     n, k, l = len(K), K.sum(1), L.sum(1)
     sums = (K * L).sum() + k.sum() * l.sum() / ((n - 1) * (n - 2)) - factor / (n - 2) * (k @ l)
     return sums / (n * (n - 3))
@@ -110,7 +110,7 @@ def cka_from_batches(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
 
 
 def tables(xs: list[Tensor], ys: list[Tensor]) -> list[tuple[int, tuple[Tensor, Tensor]]]:
-    """Of every batch: its images, and similarities in x and in y."""
+    """For every batch, the number of its images and the similarities in x and in y."""
     return [(len(x), (x @ x.T, y @ y.T)) for x, y in zip(xs, ys)]
 
 
@@ -162,12 +162,12 @@ Pairs = dict[str, float | list[int]]
 
 
 def divergences(a: Tensor, b: Tensor) -> Tensor:
-    """Of every head of a from every head of b, mean over images and queries: (H, H)."""
+    """The divergence of every head of a from every head of b, mean over images and queries: (H, H)."""
     return torch.stack([jensen_shannon(p[:, None].expand_as(b), b).mean((0, 2)) for p in a.unbind(1)])
 
 
 def assigned(cost: Tensor, largest: bool = False) -> Pairs:
-    """One to one, so that the sum is least."""
+    """Heads paired one to one, so that the sum of the costs is least."""
     heads, partners = linear_sum_assignment(cost.numpy(), maximize=largest)
     return {"divergence": cost[heads, partners].mean().item(), "partner": partners.tolist()}
 
@@ -213,7 +213,7 @@ def one_after_the_other(a: Tensor, b: Tensor) -> Pairs:
 
 
 def turned_round(a: Tensor, b: Tensor) -> Pairs:
-    """The mean is right, but the list is turned round: asked is the head of b for each head of a."""
+    """The mean is right, but the list is turned round: the task asks for the head of b for each head of a."""
     paired = pair_heads(a, b)
     return paired | {"partner": torch.tensor(paired["partner"]).argsort().tolist()}
 
@@ -234,7 +234,7 @@ def distances(a: Tensor, b: Tensor) -> Pairs:
 
 
 def one_sided(a: Tensor, b: Tensor) -> Pairs:
-    """That is the Kullback-Leibler divergence of a's rows from b's, which depends on who comes first.
+    """That is the Kullback-Leibler divergence of a's rows from b's, which depends on the order of the two.
     Jensen-Shannon compares both with their mean."""
     p = a[:, :, None]
     return assigned((p * (p / b[:, None]).log()).sum(-1).mean((0, 3)))
@@ -321,7 +321,7 @@ def share_for_place(accuracy: float, copied: float, classes: int) -> Echo:
 
 
 def images_needed(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """So many that the gain is z standard errors, on the same images."""
+    """The number of images at which the gain is z standard errors, when both models see the same images."""
     gain = accuracy_a - accuracy_b
     return ceil(z**2 * (changed - gain**2) / gain**2)
 
@@ -363,8 +363,8 @@ def gain_not_squared(accuracy_a: float, accuracy_b: float, changed: float, z: fl
 
 
 def one_model_alone(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """That is the spread of one model's accuracy, a (1 - a). Asked is the spread of the *difference*, which
-    is 0 wherever both are right or both are wrong."""
+    """That is the spread of one model's accuracy, a (1 - a). The task asks for the spread of the
+    *difference*, which is 0 wherever both are right or both are wrong."""
     return ceil(z**2 * accuracy_a * (1 - accuracy_a) / (accuracy_a - accuracy_b) ** 2)
 
 

@@ -37,7 +37,7 @@ def weighed_by_atlib(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
 
 def over_all_rows(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
     """You divided by the number of rows. A weighted mean is divided by the sum of its weights, or rows that
-    nobody reads make every model look close."""
+    are not read make every model look close."""
     return divergence(p, q).mean((0, 1)) @ weight / len(weight)
 
 
@@ -104,8 +104,8 @@ def first_layer_first(layers: Sequence[Tensor], residual: float) -> Tensor:
 
 
 def column(layers: Sequence[Tensor], residual: float) -> Tensor:
-    """That is a column: how much of the class token's *input* each token ends up with. Asked is its row: from
-    where its own output comes."""
+    """That is a column: how much of the class token's *input* each token ends up with. The task asks for its
+    row: where its own output comes from."""
     return rollout(layers, residual)[:, :, 0]
 
 
@@ -270,7 +270,7 @@ EXERCISES = (
             "inverse throughout": Wrong(
                 lambda qkv, bias, proj, order: reorder(qkv, bias, proj, back(order)),
                 "The layer computes the same, but in the inverse order: you moved old head h to place"
-                " order[h]. Asked is that new head h is old head order[h].",
+                " order[h]. In the task, new head h is old head order[h].",
             ),
             "bias left": Wrong(bias_left),
             "heads outside": Wrong(heads_outside),

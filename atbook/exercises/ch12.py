@@ -58,8 +58,8 @@ def from_counts(ordinary: list[float], shifted: list[float], classes: int) -> di
 
 
 def clipped(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """A member at or below chance was moved to 0.01, an invented point that pulls the line. Leave such
-    members out, and say how many are left."""
+    """A member at or below chance was moved to 0.01, which is an invented point that pulls the line. Leave
+    such members out, and say how many are left."""
     above = ((np.array([ordinary, shifted]) - 1 / classes) / (1 - 1 / classes)).clip(0.01)
     return line([*zip(*above.tolist())])
 
@@ -127,7 +127,7 @@ def repaired_by_hand(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> 
 
 
 def others_anew(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Later layers made new maps from repaired tokens, so that they were repaired as well. Hold all others at
+    """Later layers made new maps from repaired tokens, and so they were repaired as well. Hold all others at
     the maps of the shifted images."""
     return [with_maps(vit, shifted, {i: p}) for i, p in enumerate(maps_of(vit, clean))]
 
@@ -140,8 +140,8 @@ def one_more(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Ten
 
 
 def all_but_one(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """You repaired all layers but one. That asks which layer's damage is enough by itself; asked is which
-    repair is."""
+    """You repaired all layers but one. That tells which layer's damage is enough by itself; the task asks
+    which repair is."""
     old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     return [with_maps(vit, shifted, old | {i: new[i]}) for i in old]
 
@@ -153,7 +153,7 @@ def clean_contents(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> li
 
 
 def mean_maps(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """The clean maps were averaged over the batch. Scene b's map belongs to scene b: the mean is another
+    """The clean maps were averaged over the batch. Scene b's map belongs to scene b: the mean is a different
     intervention."""
     old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     means = [p.mean(0, keepdim=True).expand_as(p) for p in old.values()]
@@ -246,7 +246,7 @@ EXERCISES = (
             "shares": Wrong(
                 lambda plain, first, second: first * second / plain,
                 "You multiplied the shares of accuracy that are left. That is the sum on the axis of log a;"
-                " asked is that of the logit, log(a / (1 - a)).",
+                " the task asks for the sum on that of the logit, log(a / (1 - a)).",
             ),
             "nothing subtracted": Wrong(
                 lambda plain, first, second: expit(logit(first) + logit(second)).item(),
@@ -342,7 +342,7 @@ EXERCISES = (
             "axes exchanged": Wrong(axes_exchanged),
             "shares": Wrong(
                 lambda ordinary, shifted: [points / 100 for points in left_out(ordinary, shifted)],
-                "These are shares, from 0 to 1. Asked are points: 100 times as much.",
+                "These are shares, from 0 to 1. The task asks for points: 100 times as much.",
             ),
             "sign": Wrong(
                 lambda ordinary, shifted: [-points for points in left_out(ordinary, shifted)],

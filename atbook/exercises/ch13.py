@@ -41,8 +41,8 @@ def softmax_again(p: Tensor, registers: int) -> Tensor:
 
 
 def one_factor(p: Tensor, registers: int) -> Tensor:
-    """One factor rescales the whole map. Each row gave another share to the registers and needs a factor of
-    its own."""
+    """One factor rescales the whole map. Each row gave a different share to the registers and needs a factor
+    of its own."""
     rest = not_rescaled(p, registers)
     return rest * rest.shape[-1] / rest.sum((-2, -1), keepdim=True)
 
@@ -92,7 +92,7 @@ def all_of_the_last(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
 
 
 def registers_read(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """The registers' last rows are said to be reached. Nobody reads a register after the last layer: neither
+    """The registers' last rows are said to be reached. Nothing reads a register after the last layer: neither
     a head on the class token nor the mean of the patches."""
     rows = read_rows(depth, prefix, patches, pool)
     rows[-1, 1:prefix] = True
@@ -110,8 +110,8 @@ def mean_of_all_tokens(depth: int, prefix: int, patches: int, pool: str) -> Tens
 
 
 def every_layer_alike(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """Only the last layer is like that. What an earlier layer brings to any token is a key and a value for
-    the next one, so all of its rows are reached."""
+    """Only the last layer is like that. What an earlier layer adds to any token is a key and a value for the
+    next layer, so all of its rows are reached."""
     return read_rows(depth, prefix, patches, pool)[-1:].expand(depth, -1)
 
 
@@ -126,7 +126,7 @@ Gradients = list[Tensor]
 
 
 def through_one_row(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
-    """The gradients by q and k of a layer of which the class token's output alone is read."""
+    """The gradients by q and k of a layer when the class token's output alone is read."""
     q0, grad_p = q[:, :, :1], grad.unsqueeze(2) @ v.mT  # (B, H, 1, d), (B, H, 1, N)
     p = (scale * q0 @ k.mT).softmax(-1)
     grad_scores = p * (grad_p - (p * grad_p).sum(-1, keepdim=True))

@@ -101,7 +101,7 @@ def last_of(layers: Layers, depth: int) -> int:
 
 
 def teacher_makes(layers: Layers, depth: int) -> dict[str, int]:
-    """In how many of its layers the teacher makes q and k, values, and the MLP's output."""
+    """The number of layers in which the teacher makes q and k, values, and the MLP's output."""
     last = last_of(layers, depth)
     return {"q and k": last + 1, "v": last, "MLP": last}
 
@@ -161,7 +161,7 @@ def by_powers(p: Tensor, groups: int, T: float) -> Tensor:
 
 
 def belonging(grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Which large token each small one is a part of: (N, M), zeros and ones."""
+    """A table that says which large token each small one is a part of: (N, M), zeros and ones."""
     down, across = grid
     row, column = torch.arange(down) // factor, torch.arange(across) // factor
     patch = (row[:, None] * (across // factor) + column).flatten()
@@ -169,7 +169,7 @@ def belonging(grid: Grid, factor: int, prefix: int) -> Tensor:
 
 
 def pooled_map(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Keys add up, queries average."""
+    """The map of large patches: their shares as keys add up, and their rows as queries are averaged."""
     parts = belonging(grid, factor, prefix)
     return (parts / parts.sum(0)).mT @ p @ parts
 
@@ -193,7 +193,7 @@ def keys_averaged(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
 
 
 def queries_summed(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """The rows of a large patch's parts were added up, so they sum to their number. Who listens is
+    """The rows of a large patch's parts were added up, so they sum to their number. Rows that listen are
     averaged."""
     parts = belonging(grid, factor, prefix)
     return parts.mT @ p @ parts
@@ -237,8 +237,8 @@ EXERCISES = (
                 lambda q, k, v, q_t, k_t, scale, scale_t, heads: some_heads(
                     q, k, v, q_t, k_t, scale, scale, heads
                 ),
-                "The teacher's scores were multiplied with the student's scale. Its heads may have another"
-                " width: use scale_t.",
+                "The teacher's scores were multiplied with the student's scale. Its heads may have a"
+                " different width: use scale_t.",
             ),
             "half and half": Wrong(half_and_half),
             "the other heads": Wrong(the_other_heads),

@@ -28,7 +28,7 @@ def first_side(patch: int, d: int, prefix: int, more: int = 2) -> int:
 
 
 def where_equal_counts(patch: int, d: int, prefix: int) -> int:
-    """At N = 2d both are the same number; asked is from where maps are *more*."""
+    """At N = 2d both are the same number; the task asks from where on maps are *more*."""
     along = 1
     while along**2 + prefix < 2 * d:
         along += 1
@@ -116,7 +116,7 @@ def padded(x: Tensor, width: int) -> Tensor:
 
 
 def two_widths(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The chapter's surrogate for a teacher with another head width, still without a map."""
+    """The chapter's surrogate for a teacher whose heads have a different width, still without a map."""
     rows, d = q.shape[0] * q.shape[1] * q.shape[2], q.shape[-1]
     width = max(d, q_t.shape[-1])
     expected_key = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
@@ -127,8 +127,8 @@ def two_widths(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, sca
 
 
 def one_scale(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The teacher's map was made with the student's scale. Its heads have another width, hence another 1/√d:
-    scale_t."""
+    """The teacher's map was made with the student's scale. Its heads have a different width, hence a
+    different 1/√d: scale_t."""
     return two_widths(q, k, q_t, k_t, scale, scale)
 
 
@@ -237,7 +237,7 @@ EXERCISES = (
             "queries alone": Wrong(
                 lambda patch, d, prefix: first_side(patch, d, prefix, more=1),
                 "Maps were compared with the queries alone. They are made of q and k, 2Nd numbers a head:"
-                " asked is N² > 2Nd.",
+                " the condition is N² > 2Nd.",
             ),
             "prefix": Wrong(
                 lambda patch, d, prefix: first_side(patch, d, 0),
@@ -247,7 +247,7 @@ EXERCISES = (
             "patches along one side": Wrong(one_row_of_patches),
             "in patches": Wrong(
                 lambda patch, d, prefix: first_side(patch, d, prefix) // patch,
-                "That is the side in patches. Asked is the side in pixels: times `patch`.",
+                "That is the side in patches. The task asks for the side in pixels: multiply it by `patch`.",
             ),
         },
         see="What a map costs",

@@ -17,18 +17,20 @@ from atlib.analysis import accounting
 
 
 class Run:
-    """A small training run with all that a real one has: .model, .average (a running average of its weights),
-    .optimizer, .generator (noise on the inputs), .order (of the images in this epoch), .done (steps so far).
-    """
+    """A small training run with all that a real one has."""
 
     def __init__(self, seed: int):
+        # Draws the noise on the inputs, and the order of every epoch.
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = nn.Linear(4, 2).double()
+        # A running average of the model's weights.
         self.average = deepcopy(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        # The order of the images in this epoch.
         self.order = torch.randperm(12, generator=self.generator).tolist()
+        # How many steps have been taken.
         self.done = 0
 
     def go_on(self, until: int) -> None:
@@ -51,7 +53,7 @@ class Run:
         raise TypeError("a run is a process: when it dies, nothing of it is left. Keep its state")
 
 
-OTHER_PARTS = ("average", "optimizer", "chance", "order", "done")  # than the weights
+BESIDE_WEIGHTS = ("average", "optimizer", "chance", "order", "done")  # the other parts of the state
 
 
 def state_of(run: Run) -> dict:
@@ -67,7 +69,7 @@ def state_of(run: Run) -> dict:
 
 
 def put_back(kept: dict, fresh: Run) -> Run:
-    """Put parts of a state into a run that was started anew."""
+    """Put parts of a state into a run that was just started."""
     for name in ("model", "average", "optimizer"):
         if name in kept:
             getattr(fresh, name).load_state_dict(kept[name])
@@ -168,7 +170,7 @@ def weighed(blocks: list[list[int]], step: list[int]) -> list:
 
 
 def in_turn(step: list[int], processes: int) -> list:
-    """The images were dealt in turn, as in the chapter. Asked are blocks of neighbours."""
+    """The images were dealt in turn, as in the chapter. The task asks for blocks of neighbours."""
     return weighed([step[rank::processes] for rank in range(processes)], step)
 
 
@@ -263,7 +265,7 @@ def gradient_of(W: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def clipped(gradient: Tensor, longest: float) -> Tensor:
-    """The gradient, not longer than that."""
+    """The gradient, scaled down where it is longer than `longest`."""
     return gradient * min(1.0, longest / gradient.norm().item())
 
 
@@ -339,7 +341,7 @@ EXERCISES = (
             "optimizer": Wrong(
                 without("optimizer"),
                 "The optimiser's state was not kept: without AdamW's moments the first steps after the cut"
-                " have another size.",
+                " have a different size.",
             ),
             "chance": Wrong(
                 without("chance"),
@@ -357,10 +359,10 @@ EXERCISES = (
             ),
             "average": Wrong(
                 without("average"),
-                "The running average was not kept: it begins anew at weights that nobody trained.",
+                "The running average was not kept: it begins again at weights that were never trained.",
             ),
             "weights alone": Wrong(
-                without(*OTHER_PARTS),
+                without(*BESIDE_WEIGHTS),
                 "Weights alone were kept. Running average, optimiser, generator, order and place belong to a"
                 " run, too.",
             ),

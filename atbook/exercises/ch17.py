@@ -53,8 +53,8 @@ def rows_alone(seen: Tensor, kept: Tensor, P: int) -> Tensor:
 
 
 def in_reading_order(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """Each visible place was filled, but in reading order: a mask of zeros and ones has forgotten who came
-    first. Token i + 1 belongs to place kept[i]."""
+    """Each visible place was filled, but in reading order: a mask of zeros and ones does not say which patch
+    came first. Token i + 1 belongs to place kept[i]."""
     return at_home(seen, kept.sort(1).values, P)
 
 
@@ -70,8 +70,9 @@ def rows_for_keys(seen: Tensor, kept: Tensor, P: int) -> Tensor:
 
 
 def shown(B: int, H: int, P: int, visible: int, seed: int = 0) -> tuple[Tensor, Tensor, int]:
-    """Maps of a class token and visible patches, and their places in shuffled order, others in each image.
-    The first patch is never among them: a class token that is forgotten would fall on its place."""
+    """Maps of a class token and visible patches, and their places, in a shuffled order that differs from
+    image to image. The first patch is never among them: a class token that is forgotten would fall on its
+    place."""
     kept = 1 + normal(B, P - 1, seed=seed + 1).argsort(1)[:, :visible]
     return maps(B, H, visible + 1, visible + 1, seed=seed), kept, P
 
@@ -91,7 +92,7 @@ def third(qkv_bias: Tensor, q: Tensor, number: int) -> Tensor:
 
 
 def rows_and_keys(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Row means of logits, what of them the bias of k brings, and keys with which there are none."""
+    """Row means of logits, the part of them that the bias of k adds, and keys with which they vanish."""
     return parts(q, k, third(qkv_bias, q, 1))
 
 
@@ -157,7 +158,7 @@ Weights = dict[str, Tensor]
 
 
 def chosen(teacher: Weights, student: Weights, of_teacher: tuple[str, ...]) -> Weights:
-    """The student's weights, but for names that begin so."""
+    """The student's weights, and the teacher's where a name begins with one of `of_teacher`."""
     return {name: (teacher if name.startswith(of_teacher) else student)[name] for name in student}
 
 
@@ -183,7 +184,7 @@ def without_a_dot(teacher: Weights, student: Weights, n: int) -> Weights:
 
 
 def one_block_more(teacher: Weights, student: Weights, n: int) -> Weights:
-    """One block too many: they count from 0, so that block n is the first to be drawn anew."""
+    """One block too many: they count from 0, so that block n is the first to be drawn again."""
     return keep_low(teacher, student, n + 1)
 
 
@@ -194,20 +195,20 @@ def blocks_alone(teacher: Weights, student: Weights, n: int) -> Weights:
 
 
 def final_norm_too(teacher: Weights, student: Weights, n: int) -> Weights:
-    """The last norm is the teacher's. It comes after the blocks that are drawn anew."""
+    """The last norm is the teacher's. It comes after the blocks that are drawn again."""
     return keep_low(teacher, student, n) | {
         name: teacher[name] for name in student if name.startswith("norm.")
     }
 
 
 def high_blocks(teacher: Weights, student: Weights, n: int) -> Weights:
-    """The *last* n blocks were kept. Asked are the first, next to the image."""
+    """The *last* n blocks were kept. The task asks for the first, next to the image."""
     depth = 1 + max(int(name.split(".")[1]) for name in student if name.startswith("blocks."))
     return chosen(teacher, student, EMBEDDING + tuple(f"blocks.{depth - 1 - i}." for i in range(n)))
 
 
 def exchanged(teacher: Weights, student: Weights, n: int) -> Weights:
-    """The other way round: the low part shall be the teacher's, and the rest new."""
+    """It is the other way round: the low part shall be the teacher's, and the rest new."""
     kept = keep_low(teacher, student, n)
     return {name: (student if kept[name] is teacher[name] else teacher)[name] for name in student}
 

@@ -30,8 +30,8 @@ def geometric(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
 
 
 def not_halved(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """The two softmaxes are added, so that rows sum to 2. Halve them; it changes no answer, but asked are
-    probabilities."""
+    """The two softmaxes are added, so that rows sum to 2. Halve them; it changes no answer, but the task asks
+    for probabilities."""
     right = two_answers(of_class, of_token)
     return right | {"mean of softmaxes": 2 * right["mean of softmaxes"]}
 
@@ -43,7 +43,7 @@ def sum_of_logits(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
 
 
 def left_as_logits(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """The mean of logits still needs its softmax: asked are probabilities."""
+    """The mean of logits still needs its softmax: the task asks for probabilities."""
     return two_answers(of_class, of_token) | {"mean of logits": (of_class + of_token) / 2}
 
 
@@ -76,8 +76,8 @@ def a_sure_and_an_unsure_head() -> tuple[Tensor, Tensor]:
 
 
 def partly_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """DeiT's hard loss where some labels are missing: the class head learns from those there are, the other
-    from the teacher, on all images."""
+    """DeiT's hard loss where some labels are missing: the class head learns from those that are known, the
+    other from the teacher, on all images."""
     known = labels != UNLABELLED
     task = cross_entropy(of_class[known], labels[known]) if known.any() else 0 * of_class.sum()
     return (task + cross_entropy(of_token, z_t.argmax(-1))) / 2
@@ -138,7 +138,7 @@ def one_head(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) ->
 
 
 def teachers_probabilities(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """The token learns the teacher's probabilities. Asked is the hard loss: its top class."""
+    """The token learns the teacher's probabilities. The task asks for the hard loss: its top class."""
     hard = cross_entropy(of_token, z_t.argmax(-1))
     return (
         partly_labelled(of_class, of_token, z_t, labels)
@@ -156,18 +156,18 @@ def batch(*labels: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def own_share(p_s: Tensor, own: list[int]) -> Tensor:
-    """What each row of the student gives to its own tokens."""
+    """The share that each row of the student gives to its own tokens."""
     return p_s[..., own].sum(-1, keepdim=True)
 
 
 def common_tokens(p_s: Tensor, own: list[int]) -> list[int]:
-    """The tokens that both have."""
+    """The tokens that teacher and student have."""
     return [token for token in range(p_s.shape[-1]) if token not in own]
 
 
 def with_own_tokens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """The teacher's map among tokens that only the student has: theirs are the student's rows, and every
-    other row leaves them the student's share."""
+    """The teacher's map with room for the student's own tokens: their rows are the student's, and every other
+    row leaves them the student's share."""
     common = torch.tensor(common_tokens(p_s, own))
     made = p_s.clone()
     made[..., common[:, None], common] = (1 - own_share(p_s, own))[..., common, :] * p_t
@@ -202,8 +202,8 @@ def divided_by_the_sum(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
 
 
 def own_rows_are_empty(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """The rows of the student's own tokens are 0. These tokens listen, too, and as the student says: their
-    rows are the student's."""
+    """The rows of the student's own tokens are 0. These tokens listen, too, as the student tells them to:
+    their rows are the student's."""
     made = with_own_tokens(p_t, p_s, own)
     made[..., own, :] = 0
     return made
@@ -229,8 +229,8 @@ def first_come(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
 
 
 def by_column(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """The share was taken from a column. A row says whom its token listens to, so s is the sum of row i over
-    the own columns."""
+    """The share was taken from a column. A row says which tokens its token listens to, so s is the sum of row
+    i over the own columns."""
     return with_own_tokens(p_t.mT, p_s.mT, own).mT
 
 

@@ -10,7 +10,8 @@ from atbook.exercises.judging import Exercise, Wrong
 
 
 def fold_in(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """A row of the weight makes one channel, and so does an entry of the bias."""
+    """Weight and bias with the factors in them: a row of the weight makes one channel, and so does an entry
+    of the bias."""
     return {"weight": gamma[:, None] * weight, "bias": gamma * bias}
 
 
@@ -58,7 +59,8 @@ def linear(D: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def one_wide_head(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """Each new query is all the old ones side by side, weighted; the keys are side by side."""
+    """Queries and keys of wide heads: each new query holds all the old ones side by side, weighted, and each
+    key all the old keys."""
     weighted = L[:, :, None, None] * q[:, None]  # (B, new head, old head, N, d)
     wide = weighted.transpose(2, 3).flatten(3)
     keys = k.transpose(1, 2).flatten(2)[:, None]

@@ -15,7 +15,7 @@ def masked(z: Tensor, score: float) -> Tensor:
 
 
 def cross_entropy(log_p_s: Tensor, p_t: Tensor) -> Tensor:
-    """Sum over keys; mean over batch, heads and queries."""
+    """The cross-entropy of maps: a sum over keys, and a mean over batch, heads and queries."""
     return -(p_t * log_p_s).sum(-1).mean()
 
 
@@ -71,7 +71,7 @@ def zero_scores(z_s: Tensor, z_t: Tensor) -> Tensor:
 
 
 def logits(*shape: int, size: float = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Of a student and of a teacher."""
+    """Attention logits of a student and of a teacher."""
     return size * normal(*shape, seed=seed), size * normal(*shape, seed=seed + 1)
 
 
@@ -98,7 +98,8 @@ def head_by_head(q: Tensor, tau: Tensor) -> Tensor:
 
 
 def finer(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
-    """Each patch is cut into s x s, which share its row, and share what others took from it."""
+    """The map of patches that are cut into s x s: the parts have its row, and they share what others took
+    from it."""
     h, w = grid
     table = A.reshape(h, w, h, w)
     for axis in range(4):

@@ -10,7 +10,7 @@ from atbook.exercises.judging import Exercise, Wrong
 
 
 def boxes_of(instances: Tensor) -> Tensor:
-    """The first and the last row and column of each object, and one more for the far edges."""
+    """The boxes of the objects: their first row and column, and one after the last for the far edges."""
     boxes = []
     for i in range(1, int(instances.max()) + 1):
         down, across = (instances == i).nonzero().T
@@ -71,7 +71,7 @@ def scene(height: int, width: int, *objects: tuple[int, int, int, int]) -> tuple
 
 
 def beside_crowds(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """First the free single objects, then the crowds."""
+    """What each prediction counts: free single objects are tried first, and then the crowds."""
     return _matched(overlaps, crowd, threshold)
 
 
@@ -121,8 +121,8 @@ def _matched(
 
 
 def found_again(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """An object was found twice, and both counted. The surest prediction takes it; whoever comes later has to
-    look for another one."""
+    """An object was found twice, and both counted. The surest prediction takes it; a later one has to look
+    for another object."""
     return _matched(overlaps, crowd, threshold, once=False)
 
 
@@ -133,12 +133,13 @@ def best_or_nothing(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[i
 
 
 def crowd_is_right(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """A prediction in a crowd counted as right. Nobody said what is in there: it is left out, -1."""
+    """A prediction in a crowd counted as right. No annotation says what is in there: it is left out, -1."""
     return _matched(overlaps, crowd, threshold, crowd_says=1)
 
 
 def crowd_is_wrong(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """A prediction in a crowd counted as wrong. It may well have found somebody there: it is left out, -1."""
+    """A prediction in a crowd counted as wrong. It may well have found an object there: it is left out,
+    -1."""
     return _matched(overlaps, crowd, threshold, crowd_says=0)
 
 
@@ -179,7 +180,7 @@ def an_object_in_a_crowd() -> tuple[Tensor, Tensor, float]:
 
 
 def cut_out(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> dict[str, Tensor]:
-    """Scaled, moved, clamped; what has no area left goes."""
+    """Boxes that are scaled, moved and clamped, without those that have no area left."""
     return _kept((scale * boxes - corner.repeat(2)).clamp(0, side), labels)
 
 

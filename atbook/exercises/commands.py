@@ -13,9 +13,9 @@ SAID = re.compile(r"^Exercise (\w+\.\w+): (.*)$", re.MULTILINE)
 
 
 def verdicts(path: Path) -> dict[str, str]:
-    """{number: what its check says} of all checks in a notebook, which is run for it, in its own folder; a
-    cell that fails does not stop the others. Raises `ValueError` for a file that is no notebook, and
-    `FileNotFoundError`."""
+    """Run a notebook in its own folder and return {number: what its check says}; a cell that fails does not
+    stop the others. Raises `ValueError` for a file that is no notebook, and `FileNotFoundError` where there
+    is none."""
     import nbformat
     from nbclient import NotebookClient
 
