@@ -13,7 +13,8 @@ from torch import Tensor
 
 from atlib.analysis.pictures import image_grid as image_grid
 
-# Okabe and Ito's palette, told apart also with colour-blindness; a method keeps its colour through the book.
+# Okabe and Ito's palette, whose colours readers with colour-blindness can tell apart; a method keeps its
+# colour through the book.
 COLOURS = {
     "scratch": "#999999",
     "fine-tune": "#009E73",
@@ -97,10 +98,11 @@ def curves(
 def estimates(
     worlds: Mapping[str, Mapping[str, tuple[float, float, float]]], methods: Mapping[str, str], chance: float
 ) -> Figure:
-    """Accuracies with their intervals: a row a method, a panel a world.
+    """Accuracies with their intervals: a row for each method, a panel for each world.
 
-    worlds: {title of a panel: {method: (mean, low, high, ...)}}, as shares; what a world does not have has an
-    empty row. methods: {method: its name in the figure}. chance: a dotted line.
+    worlds: {title of a panel: {method: (mean, low, high, ...)}}, as shares; a method that a world does not
+    have gets an empty row. methods: {method: its name in the figure}. chance: the accuracy of guessing, a
+    dotted line.
     """
     size = (4.6 + 2.4 * len(worlds), 0.42 * len(methods) + 1.1)
     figure, axes = plt.subplots(

@@ -27,7 +27,7 @@ class Wrong(NamedTuple):
     """A planted wrong answer, and what is said to a student whose answer does the same."""
 
     answer: Callable
-    # Left out where the docstring of `answer` says it.
+    #: Left out where the docstring of `answer` says it.
     message: str = ""
 
     @property
@@ -40,49 +40,50 @@ class Wrong(NamedTuple):
 class Exercise:
     """One exercise of a chapter, or a variant of an assignment's task."""
 
-    # "6.1" is the first of chapter 06, "A1.2b" variant b of the second task of A1.
+    #: "6.1" is the first of chapter 06, "A1.2b" variant b of the second task of A1.
     number: str
+    #: What a reader sees beside the number.
     title: str
-    # How hard it is, from 1 to 3.
+    #: How hard it is, from 1 to 3.
     stars: int
-    # How long it takes to solve it.
+    #: How long it takes to solve it.
     minutes: int
-    # A word or two, for the page of all exercises.
+    #: A word or two, for the page of all exercises.
     subject: str
-    # A right answer, with which others are compared.
+    #: A right answer, with which others are compared.
     right: Callable
-    # {name: a function without arguments, which makes new arguments for each answer}.
+    #: {name: a function without arguments, which makes new arguments for each answer}.
     cases: dict[str, Callable[[], tuple]]
-    # Right answers that are written differently.
+    #: Right answers that are written differently.
     also_right: tuple[Callable, ...]
-    # {name of the mistake: planted wrong answer}.
+    #: {name of the mistake: planted wrong answer}.
     wrong: dict[str, Wrong]
-    # The heading of the chapter under which a student finds help.
+    #: The heading of the chapter under which a student finds help.
     see: str = ""
-    # The names of arguments (tensors, or lists of them) whose gradients are part of the answer.
+    #: The names of arguments (tensors, or lists of them) whose gradients are part of the answer.
     grads: tuple[str, ...] = ()
-    # Whether the gradients alone are compared, and not the value that the answer returns.
+    #: Whether the gradients alone are compared, and not the value that the answer returns.
     gradients_only: bool = False
-    # How many elements the largest tensor may have that the answer makes.
+    #: How many elements the largest tensor may have that the answer makes.
     largest: int | None = None
-    # How far two numbers may be apart, relative to the right one.
+    #: How far two numbers may be apart, relative to the right one.
     rtol: float = 1e-4
-    # How far two numbers may be apart besides.
+    #: How far two numbers may be apart besides.
     atol: float = 1e-6
-    # The part of a result that is compared.
+    #: The part of a result that is compared.
     view: Callable[[Any], Any] = field(default=lambda result: result)
 
 
 class Verdict(NamedTuple):
     """What a check says of an answer."""
 
-    # The number of the exercise.
+    #: The number of the exercise.
     number: str
-    # Whether the answer is right.
+    #: Whether the answer is right.
     passed: bool
-    # What the student reads.
+    #: What the student reads.
     says: str
-    # The name of the planted wrong answer that was recognised, or "not done".
+    #: The name of the planted wrong answer that was recognised, or "not done".
     mistake: str | None = None
 
     def __str__(self) -> str:

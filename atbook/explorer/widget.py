@@ -1,4 +1,4 @@
-"""The explorer in a notebook, of the reader's own models: the page's JavaScript as an anywidget."""
+"""The explorer in a notebook, for models of your own: the page's JavaScript as an anywidget."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,9 +41,9 @@ class Explorer(anywidget.AnyWidget):
     "#maps=uniform&seed=3"; it follows what the reader does, and can be set.
 
     Raises `ValueError` for a model of another size, naming both sizes; for models without a teacher; and for
-    a pair whose student uses its teacher's maps in another way, or those of another teacher. Needs anywidget
-    (the extra `widget`); `ImportError` says so. Shown with the page's scripts, of which a notebook keeps a
-    copy: some 0.5 MB a model.
+    a pair whose student uses its teacher's maps in a different way, or the maps of a different teacher. Needs
+    anywidget (the extra `widget`); `ImportError` says so. A notebook keeps a copy of the page's scripts and
+    of the models: some 0.5 MB for each model.
     """
 
     _esm = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -111,7 +111,7 @@ def _size(vit: VisionTransformer) -> str:
 
 
 def _require_same(name: str, own_teacher: nn.Module, teacher: nn.Module) -> None:
-    """That a pair's teacher is the one of the models; only what its maps are made of is compared."""
+    """Raise unless a pair's teacher is `teacher`; only the weights that make its maps are compared."""
     of_teacher = dict(teacher.named_parameters())
     for part, value in own_teacher.named_parameters():
         if part.startswith("blocks.") and ".attn.qkv" in part and not torch.equal(value, of_teacher[part]):
