@@ -190,9 +190,9 @@ class Seer(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         self.names.append(str(operation))
         self.shapes |= {
-            tuple(each.shape)
-            for each in (result if isinstance(result, tuple | list) else [result])
-            if isinstance(each, torch.Tensor)
+            tuple(tensor.shape)
+            for tensor in (result if isinstance(result, tuple | list) else [result])
+            if isinstance(tensor, torch.Tensor)
         }
         return result
 
