@@ -230,11 +230,11 @@ def table(options: argparse.Namespace, results: dict) -> str:
     return "\n".join(lines)
 
 
-def name_of(given: argparse.Namespace) -> str:
+def name_of(options: argparse.Namespace) -> str:
     """transfer_step-MODEL-TOKENS-DEVICE, which tells its record from those of other set-ups; a precision
     other than the default is named too."""
-    name = f"transfer_step-{given.model}-{given.tokens}-{given.device}"
-    return name + ("-bf16" if given.dtype == "bf16" else "")
+    name = f"transfer_step-{options.model}-{options.tokens}-{options.device}"
+    return name + ("-bf16" if options.dtype == "bf16" else "")
 
 
 if __name__ == "__main__":

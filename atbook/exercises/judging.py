@@ -251,19 +251,19 @@ def _difference(exercise: Exercise, want: Any, got: Any, where: str = "") -> str
     """The first difference in words, None where there is none. nan equals nan."""
     if isinstance(want, dict):
         if not isinstance(got, dict) or want.keys() != got.keys():
-            found = list(got) if isinstance(got, dict) else _kind(got)
-            return f"{where}expected a dict with {list(want)}, got {found}"
+            shown = list(got) if isinstance(got, dict) else _kind(got)
+            return f"{where}expected a dict with {list(want)}, got {shown}"
         pairs = [(f"{where}{key}: ", want[key], got[key]) for key in want]
     elif isinstance(want, list):
         if not isinstance(got, list) or len(want) != len(got):
-            found = len(got) if isinstance(got, list) else _kind(got)
-            return f"{where}expected {len(want)} entries, got {found}"
+            shown = len(got) if isinstance(got, list) else _kind(got)
+            return f"{where}expected {len(want)} entries, got {shown}"
         pairs = [(f"{where}entry {i}: ", w, g) for i, (w, g) in enumerate(zip(want, got))]
     elif isinstance(want, (bool, str)) or want is None:
         return None if want == got else f"{where}expected {want!r}, got {_shown(got)}"
     else:
         return _difference_of_numbers(exercise, want, got, where)
-    return next((found for at, w, g in pairs if (found := _difference(exercise, w, g, at))), None)
+    return next((told for at, w, g in pairs if (told := _difference(exercise, w, g, at))), None)
 
 
 def _difference_of_numbers(exercise: Exercise, want: Any, got: Any, where: str) -> str | None:

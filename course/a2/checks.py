@@ -3,27 +3,16 @@
 from collections.abc import Callable
 
 import torch
-from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from atbook.exercises.ch04 import first_tokens, pictures, queries_keys_values
 from atbook.exercises.inputs import normal, vit
 from atbook.exercises.judging import Exercise, Wrong, checker
 from atlib import walk
 from atlib.walking import Instead
 
 # --- A2.1: (teacher, student, images, schedule) to logits ---
-
-
-def queries_keys_values(attn: Attention, x: Tensor) -> Tensor:
-    """What attention makes of its normalised input (B, N, D): (3, B, H, N, d)."""
-    B, N, _ = x.shape
-    return attn.qkv(x).reshape(B, N, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
-
-
-def first_tokens(vit: VisionTransformer, images: Tensor) -> Tensor:
-    """What goes into block 0: (B, N, D)."""
-    return vit._pos_embed(vit.patch_embed(images))
 
 
 def mixed(share: Tensor, p_t: Tensor, p_s: Tensor) -> Tensor:
@@ -97,11 +86,6 @@ def of_the_students_tokens(
         s = s + block_s.attn.proj((p @ v).transpose(1, 2).flatten(2))
         s = s + block_s.mlp(block_s.norm2(s))
     return student.head(student.norm(s)[:, 0])
-
-
-def pictures(number: int, seed: int) -> Tensor:
-    """Noise of the size that `vit` takes."""
-    return normal(number, 3, 16, 16, seed=seed)
 
 
 def coins(*shape: int, seed: int) -> Tensor:
