@@ -13,7 +13,7 @@ from atlib.train.recipe import Recipe
 
 
 def decayed(model: nn.Module) -> list[str]:
-    """Names of the parameters that weight decay pulls at."""
+    """The names of the parameters that weight decay pulls towards 0."""
     exempt = model.no_weight_decay()
     return [name for name, p in model.named_parameters() if p.ndim > 1 and name not in exempt]
 
@@ -49,7 +49,7 @@ def the_others(model: nn.Module) -> list[str]:
 
 
 def smoothing_gradient(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """Probabilities less targets, for the mean over images."""
+    """Probabilities minus targets, for the mean over images."""
     classes = logits.shape[1]
     targets = (1 - eps) * one_hot(labels, classes) + eps / classes
     return (logits.softmax(-1) - targets) / len(logits)
@@ -97,7 +97,7 @@ def match_oracle(hue: Tensor, key: Tensor, heads: int) -> Tensor:
 
 
 def to_maps(heard: Tensor, heads: int) -> Tensor:
-    """Cells that the class token hears (B, cells), as maps (B, heads, N, N)."""
+    """The cells that the class token hears (B, cells), as maps (B, heads, N, N)."""
     p = torch.eye(heard.shape[1] + 1).repeat(len(heard), 1, 1)
     p[:, 0, 0] = 0
     p[:, 0, 1:] = heard / heard.sum(1, keepdim=True)
@@ -143,8 +143,8 @@ def row_of_two(hue: Tensor, key: Tensor, heads: int) -> Tensor:
 
 
 def scenes(images: int, cells: int, empty: float = 0.0, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Hues of all cells, and the keys' cells, as Match has them: one glyph in the hue of the key. Of the
-    other cells a share is empty."""
+    """The hues of all cells and the keys' cells, as in Match: one glyph has the hue of the key. A share
+    `empty` of the other cells is empty."""
     generator = torch.Generator().manual_seed(seed)
     places = torch.rand(images, cells, generator=generator).argsort(1)
     key, target, rows = places[:, 0], places[:, 1], torch.arange(images)

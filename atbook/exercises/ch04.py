@@ -18,12 +18,12 @@ from atlib.walking import Instead, Seen
 
 
 def place_on_ruler(scratch: list[float], method: list[float], full: list[float]) -> float:
-    """Where a method is between scratch, 0, and fine-tuning, 1."""
+    """The place of a method between scratch, 0, and fine-tuning, 1."""
     return (mean(method) - mean(scratch)) / (mean(full) - mean(scratch))
 
 
 def by_sums(scratch: list[float], method: list[float], full: list[float]) -> float:
-    """The same from the seeds' gains: how many there are cancels."""
+    """The same from the seeds' gains, because the number of seeds cancels."""
     return sum(m - s for m, s in zip(method, scratch)) / sum(f - s for f, s in zip(full, scratch))
 
 
@@ -37,18 +37,18 @@ def mean_of_ratios(scratch: list[float], method: list[float], full: list[float])
 
 
 def queries_keys_values(attn: Attention, x: Tensor) -> Tensor:
-    """What attention makes of its normalised input (B, N, D): (3, B, H, N, d)."""
+    """Queries, keys and values of the normalised input (B, N, D) of attention: (3, B, H, N, d)."""
     B, N, _ = x.shape
     return attn.qkv(x).reshape(B, N, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
 
 
 def first_tokens(vit: VisionTransformer, images: Tensor) -> Tensor:
-    """What goes into block 0: (B, N, D)."""
+    """The input of block 0: (B, N, D)."""
     return vit._pos_embed(vit.patch_embed(images))
 
 
 def through(block: Block, x: Tensor, p: Tensor, v: Tensor) -> Tensor:
-    """What comes out of a block that mixes the values v with the map p."""
+    """The output of a block that mixes the values v with the map p."""
     x = x + block.attn.proj((p @ v).transpose(1, 2).flatten(2))
     return x + block.mlp(block.norm2(x))
 

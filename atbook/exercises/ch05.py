@@ -147,7 +147,7 @@ def labels_of_the_twin(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
 
 
 def scenes(number: int, seed: int) -> Scene:
-    """What is where in some images of Find."""
+    """The mark's cell, the shapes and the hues of some images of Find."""
     rng = torch.Generator().manual_seed(seed)
     cell, shape, hue = (
         torch.randint(kinds, size, generator=rng)

@@ -99,7 +99,7 @@ Streams = tuple[Tensor, Tensor]  # the teacher's and the student's, (B, N, D) ea
 def drop_both(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
-    """What comes out of the last blocks when both models drop the same branches."""
+    """The outputs of the last blocks when both models drop the same branches."""
     t, s = (model._pos_embed(model.patch_embed(images)) for model in (teacher, student))
     for block_t, block_s, rate in zip(teacher.blocks, student.blocks, rates):
         keep = 1 - rate
@@ -122,7 +122,7 @@ def draw_all(rates: list[float], images: Tensor, draw: Draw) -> Masks:
 
 
 def dropped(model: VisionTransformer, images: Tensor, masks: Masks | None) -> Tensor:
-    """What comes out of the last block with these masks, by atlib: (B, N, D)."""
+    """The output of the last block with these masks, by atlib: (B, N, D)."""
     return walk(model, images, drop_path=masks, head=False).tokens
 
 

@@ -81,7 +81,8 @@ READ = ("qkv.weight", "fc1.weight")  # they read from the stream
 
 
 def renamed(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """A block for the stream's channels in another order, and its MLP's hidden units in one of their own."""
+    """The block after a reordering of the stream's channels by `order`, and of its MLP's hidden units by
+    `hidden`."""
     new = {}
     for name, w in block.items():
         if name.endswith(READ):
@@ -126,8 +127,8 @@ def read_by_the_inverse(block: Block, order: Tensor, hidden: Tensor) -> Block:
 
 
 def rows_of_qkv(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """The rows of qkv moved as well. They are channels inside of heads, drawers of another chest: moving them
-    changes queries, keys and maps."""
+    """The rows of qkv moved as well. They are channels inside of heads, drawers of a different chest: moving
+    them changes queries, keys and maps."""
     new = renamed(block, order, hidden)
     for name in ("attn.qkv.weight", "attn.qkv.bias"):
         new[name] = torch.cat([part[order] for part in new[name].chunk(3)])

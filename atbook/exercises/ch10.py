@@ -241,7 +241,7 @@ def one_sided(a: Tensor, b: Tensor) -> Pairs:
 
 
 def other_order(heads: int, order: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Maps of a, and maps like them with heads in another order."""
+    """Maps of a, and maps like them with heads in a different order."""
     a = maps(3, heads, 6, 6, seed=seed)
     return a, (0.7 * a + 0.3 * maps(3, heads, 6, 6, seed=seed + 1))[:, order]
 
@@ -259,7 +259,7 @@ Echo = dict[str, float]
 
 
 def half_an_echo(accuracy: float, copied: float, classes: int) -> Echo:
-    """Accuracy, disagreement and its place, of a model that echoes another on a share of images."""
+    """Accuracy, disagreement and its place for a model that echoes another one on a share of images."""
     b = copied * accuracy + (1 - copied) / classes
     return placed(accuracy, b, (1 - copied) * (1 - 1 / classes), classes)
 
@@ -357,7 +357,7 @@ def z_not_squared(accuracy_a: float, accuracy_b: float, changed: float, z: float
 
 
 def gain_not_squared(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """A variance is the mean of squares less the *square* of the mean: changed - gain²."""
+    """A variance is the mean of squares minus the *square* of the mean: changed - gain²."""
     gain = abs(accuracy_a - accuracy_b)
     return ceil(z**2 * (changed - gain) / gain**2)
 

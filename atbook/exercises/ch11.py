@@ -70,14 +70,14 @@ def with_nan(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
 
 
 def some_hard(*shape: int, seed: int = 0) -> Tensor:
-    """Maps of which the first head listens to a single token in every row."""
+    """Maps whose first head listens to a single token in every row."""
     p = maps(*shape, seed=seed)
     p[:, 0] = one_hot(p[:, 0].argmax(-1), shape[-1]).to(p)
     return p
 
 
 def shares(*numbers: float) -> Tensor:
-    """How much the rows are read."""
+    """The shares to which the rows are read."""
     return torch.tensor(numbers, dtype=torch.float64)
 
 

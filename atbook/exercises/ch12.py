@@ -19,7 +19,7 @@ from atlib.walking import Instead
 
 
 def both(plain: float, first: float, second: float) -> float:
-    """Losses add up on the logit axis."""
+    """The accuracy under two shifts, if their losses add up on the logit axis."""
     return expit(logit(first) + logit(second) - logit(plain)).item()
 
 
@@ -34,7 +34,7 @@ def by_odds(plain: float, first: float, second: float) -> float:
 
 
 def chance_corrected(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """The line of a pool from which guessing is taken out."""
+    """The line of a pool whose accuracies are corrected for guessing."""
 
     def above(a: float) -> float:
         return (a - 1 / classes) / (1 - 1 / classes)
@@ -95,7 +95,8 @@ def with_maps(vit: VisionTransformer, images: Tensor, maps: dict[int, Tensor]) -
 
 
 def repaired(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Shifted images with one layer's map of the clean ones, all others held: a list over layers."""
+    """The logits of shifted images with one layer's map from the clean images and all other maps held: a list
+    over layers."""
     old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     return [with_maps(vit, shifted, new | {i: old[i]}) for i in new]
 
@@ -175,8 +176,8 @@ def left_out(ordinary: Pool, shifted: Pool) -> list[float]:
 
 
 def by_leverage(ordinary: Pool, shifted: Pool) -> np.ndarray:
-    """The same from one fit: a residual divided by one less its leverage is that of the line of the
-    others."""
+    """The same from one fit: a residual, divided by 1 minus its leverage, is the residual from the line of
+    the others."""
     x, y = logit(ordinary), logit(shifted)
     slope, intercept = np.polyfit(x, y, 1)
     leverage = 1 / len(x) + (x - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
@@ -191,7 +192,7 @@ def itself_in_pool(ordinary: Pool, shifted: Pool) -> list[float]:
 
 
 def lines_of_others(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """What the line of the others expects of each member, on the axes that are given."""
+    """The value that the line of the others expects of each member, on the given axes."""
     expected = []
     for i in range(len(x)):
         slope, intercept = np.polyfit(np.delete(x, i), np.delete(y, i), 1)

@@ -30,7 +30,7 @@ def tokens_left(p: Tensor, registers: int) -> list[int]:
 
 
 def not_rescaled(p: Tensor, registers: int) -> Tensor:
-    """What went to the registers is missing: rows sum to less than 1. Divide each row by its sum."""
+    """The registers' shares are missing: rows sum to less than 1. Divide each row by its sum."""
     return among(p, tokens_left(p, registers))
 
 
@@ -64,7 +64,7 @@ def first_tokens_dropped(p: Tensor, registers: int) -> Tensor:
 
 
 def read_rows(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """Which rows of the maps a loss reaches: the last layer's are those that the head reads."""
+    """The rows of the maps that a loss reaches; of the last layer, those that the head reads."""
     rows = torch.ones(depth, prefix + patches, dtype=torch.bool)
     rows[-1] = False
     if pool == "token":
@@ -173,8 +173,8 @@ def with_their_own_queries(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: 
 
 
 def not_centred(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
-    """The softmax's derivative is p times the gradient *less its mean under p*: entries of a row compete, and
-    a gradient that is the same for all of them moves nothing."""
+    """The softmax's derivative is p times the gradient *minus its mean under p*: entries of a row compete,
+    and a gradient that is the same for all of them moves nothing."""
     grad_scores = scores_and_map(q, k, v, scale, grad)[0] * (grad.unsqueeze(2) @ v.mT)
     grad_q = torch.zeros_like(q)
     grad_q[:, :, :1] = scale * grad_scores @ k

@@ -94,7 +94,7 @@ def two_of(student: int, heads: list[int], seed: int = 0) -> tuple:
 
 
 def last_of(layers: Layers, depth: int) -> int:
-    """The last of the teacher's layers whose map is asked for."""
+    """The last of the teacher's layers whose map the student needs."""
     if layers is None:
         return depth - 1
     return max(layers.values() if isinstance(layers, Mapping) else layers)

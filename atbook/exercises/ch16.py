@@ -57,7 +57,7 @@ BESIDE_WEIGHTS = ("average", "optimizer", "chance", "order", "done")  # the othe
 
 
 def state_of(run: Run) -> dict:
-    """All that decides how a run goes on, as it is at this moment."""
+    """All that decides how a run goes on, at this moment."""
     return {
         "model": run.model.state_dict(),
         "average": run.average.state_dict(),
@@ -122,7 +122,7 @@ def too_late(run: Run, crash: Callable, fresh: Run) -> Run:
 
 
 def outcome_of(run: Run, until: int) -> dict:
-    """What a run has come to in the end."""
+    """The weights, the average and the order of a run after its last step."""
     run.go_on(until)
     return {"weights": run.model.weight, "average": run.average.weight, "order": run.order}
 

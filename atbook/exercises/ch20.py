@@ -10,7 +10,7 @@ from atbook.exercises.judging import Exercise, Wrong
 
 
 def masked(z: Tensor, score: float) -> Tensor:
-    """Attention logits with another score on the diagonal."""
+    """Attention logits with a different score on the diagonal."""
     return z.masked_fill(torch.eye(z.shape[-1], dtype=torch.bool), score)
 
 
@@ -84,7 +84,7 @@ def per_head(tau: Tensor) -> Tensor:
 
 
 def fold(q: Tensor, tau: Tensor) -> Tensor:
-    """Queries with which 1/√d does what 1/τ did."""
+    """Queries for which a scale of 1/√d has the effect that 1/τ had."""
     return q * q.shape[-1] ** 0.5 / per_head(tau)
 
 

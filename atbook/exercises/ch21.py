@@ -245,7 +245,7 @@ def moved_first(
 
 
 def moved_away(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> dict[str, Tensor]:
-    """The boxes moved with the corner. Cutting at x makes everything lie x *less* far."""
+    """The boxes moved with the corner. When you cut at x, everything moves left by x."""
     return _kept((scale * boxes + corner.repeat(2)).clamp(0, side), labels)
 
 
