@@ -1,1 +1,1 @@
-"""What is the book's own: its worlds, experiments, records, exercises, explorer and figures."""
+"""The book's own code: its worlds, experiments, records, exercises, explorer and figures."""

@@ -6,7 +6,7 @@ import sys
 
 from atlib.__main__ import dispatch
 
-# Where each command is, which is imported only when it is called, and its line of help.
+# The module of each command, which is imported only when the command is called, and its line of help.
 COMMANDS = {
     "experiments": (
         "atbook.lab.commands",
@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command of `python -m atbook`; returns what `atlib.__main__.dispatch` does."""
+    """Run a command of `python -m atbook`, and return its exit status."""
     return dispatch("atbook", __doc__, COMMANDS, arguments)
 
 

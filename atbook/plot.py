@@ -13,7 +13,8 @@ from torch import Tensor
 
 from atlib.analysis.pictures import image_grid as image_grid
 
-# Okabe and Ito's palette, told apart also with colour-blindness; a method keeps its colour through the book.
+# Okabe and Ito's palette, whose colours readers with colour-blindness can tell apart; a method keeps its
+# colour through the book.
 COLOURS = {
     "scratch": "#999999",
     "fine-tune": "#009E73",
@@ -40,8 +41,8 @@ def maps(map: Tensor, title: str = "", names: Sequence[str] = ()) -> Figure:
     figure, axes = plt.subplots(
         1, len(shown), figsize=(2.3 * len(shown), 2.6), squeeze=False, layout="constrained"
     )
-    for index, (axis, one) in enumerate(zip(axes.flat, shown)):
-        picture = axis.imshow(one, vmin=0, vmax=shown.max(), cmap="viridis")
+    for index, (axis, p) in enumerate(zip(axes.flat, shown)):
+        picture = axis.imshow(p, vmin=0, vmax=shown.max(), cmap="viridis")
         axis.set(title=names[index] if index < len(names) else f"head {index}", xlabel="key")
     axes[0, 0].set_ylabel("query")
     figure.colorbar(picture, ax=axes, shrink=0.8)
@@ -97,20 +98,21 @@ def curves(
 def estimates(
     worlds: Mapping[str, Mapping[str, tuple[float, float, float]]], methods: Mapping[str, str], chance: float
 ) -> Figure:
-    """Accuracies with their intervals: a row a method, a panel a world.
+    """Accuracies with their intervals: a row for each method, a panel for each world.
 
-    worlds: {title of a panel: {method: (mean, low, high, ...)}}, as shares; what a world does not have has an
-    empty row. methods: {method: its name in the figure}. chance: a dotted line.
+    worlds: {title of a panel: {method: (mean, low, high, ...)}}, as shares; a method that a world does not
+    have gets an empty row. methods: {method: its name in the figure}. chance: the accuracy of guessing, a
+    dotted line.
     """
     size = (4.6 + 2.4 * len(worlds), 0.42 * len(methods) + 1.1)
     figure, axes = plt.subplots(
         1, len(worlds), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
-    for axis, (title, found) in zip(axes[0], worlds.items()):
+    for axis, (title, by_method) in zip(axes[0], worlds.items()):
         axis.axvline(100 * chance, linestyle=":", color="#888888")
         for row, method in enumerate(methods):
-            if method in found:
-                mean, low, high = (100 * value for value in found[method][:3])
+            if method in by_method:
+                mean, low, high = (100 * value for value in by_method[method][:3])
                 colour = COLOURS.get(method, "#333333")
                 axis.plot(
                     [low, high], [row, row], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt"

@@ -1,5 +1,5 @@
-"""The committed records of the book's experiments: results/EXPERIMENT/SCALE.jsonl, a line a run; and how a
-page writes what it reads in them."""
+"""The committed records of the book's experiments: results/EXPERIMENT/SCALE.jsonl, a line for each run; and
+how a page writes what it reads in them."""
 
 import base64
 import fcntl
@@ -15,12 +15,12 @@ import numpy as np
 from atlib._util import require_known, write_atomically
 from atlib.train.record import Record, as_json, parsed
 
-# --- The records of an experiment at a scale: results/EXPERIMENT/SCALE.jsonl, one a line ---
+# --- The records of an experiment at a scale: results/EXPERIMENT/SCALE.jsonl, one in a line ---
 
 
 def records_file(experiment: str, scale: str | None = "find", results: Path | None = None) -> Path:
-    """Where an experiment's records are: below `results`, by default the book's. scale: None for what has
-    none, "notebooks" and "benchmarks"."""
+    """The file of an experiment's records, below `results`, by default the book's. scale: None for
+    "notebooks" and "benchmarks", which have no scale."""
     results = results_folder() if results is None else results
     return results / f"{experiment}.jsonl" if scale is None else results / experiment / f"{scale}.jsonl"
 
@@ -28,20 +28,22 @@ def records_file(experiment: str, scale: str | None = "find", results: Path | No
 def add_record(path: str | Path, record: Record) -> Path:
     """Add a record to a file of records, in place of the one with the same key where there is one.
 
-    At every moment the old file or the whole new one is there; of several processes one writes at a time.
-    Raises `ValueError` when the record breaks the schema, and `OSError` naming a line that is damaged, before
+    At every moment the old file or the whole new one is there, and only one process writes at a time. Raises
+    `ValueError` when the record breaks the schema, and `OSError` naming a line that is damaged, before
     anything is written.
     """
     path, line = Path(path), as_json(record).encode()
     with _only_writer(path.parent):
-        lines = {found.key: raw for raw, found in _lines(path)} | {record.key: line}
+        lines = {recorded.key: raw for raw, recorded in _lines(path)} | {record.key: line}
         return write_atomically(path, b"\n".join(lines.values()) + b"\n")
 
 
 def read_file(path: str | Path) -> list[Record]:
-    """All records of a file, none where there is none yet. Raises `OSError` naming a line that is none.
+    """All records of a file, and none where it does not exist yet. Raises `OSError` naming a line that is no
+    record.
 
-    A file that is as it was is not read again: an experiment with everything recorded asks two hundred times.
+    A file that has not changed is not read again: an experiment with everything recorded asks two hundred
+    times.
     """
     path = Path(path).resolve()
     if not path.exists():
@@ -62,8 +64,9 @@ def read_records(
 
     kind: one of `KINDS`. results: the folder of the records, by default the book's.
     """
-    found = (record for record in read_file(records_file(experiment, scale, results)) if record.kind == kind)
-    return sorted(found, key=lambda record: (record.method, record.seed, record.trial or 0))
+    everything = read_file(records_file(experiment, scale, results))
+    of_kind = (record for record in everything if record.kind == kind)
+    return sorted(of_kind, key=lambda record: (record.method, record.seed, record.trial or 0))
 
 
 def find_record(
@@ -94,7 +97,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
 
 @contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
-    """One process at a time: the folder is locked, for the file itself is replaced by each of them."""
+    """Let one process write at a time: it locks the folder, because each of them replaces the file itself."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -105,7 +108,7 @@ def _only_writer(folder: Path) -> Iterator[None]:
 
 
 def by_method(records: list[Record], metric: str) -> dict[str, list[float]]:
-    """A metric of all records, grouped by method: a list over seeds each, in the order of the seeds."""
+    """A metric of all records, grouped by method: for each a list over seeds, in the order of the seeds."""
     grouped: dict[str, list[float]] = {}
     for record in sorted(records, key=lambda record: record.seed):
         grouped.setdefault(record.method, []).append(record.results[metric])
@@ -122,7 +125,7 @@ def results_folder(start: str | Path = ".") -> Path:
 
 
 def cost(notebook: str) -> str:
-    """One sentence: what running a notebook of the book takes, from its committed measurement."""
+    """One sentence that says what running a notebook of the book takes, from its committed measurement."""
     for measured in read_records("notebooks", None):
         if measured.method == notebook:
             return (
@@ -136,8 +139,8 @@ def cost(notebook: str) -> str:
 
 
 def pack_bits(bits: Sequence[bool]) -> str:
-    """Yes and no of many images as a record keeps them: their number, a colon, and base64 of eight a
-    byte."""
+    """Yes and no of many images, as a record keeps them: their number, a colon, and base64 of bytes of
+    eight."""
     return f"{len(bits)}:{base64.b64encode(np.packbits(np.asarray(bits, bool)).tobytes()).decode()}"
 
 

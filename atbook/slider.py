@@ -1,8 +1,8 @@
 """A slider over pictures that works in a live notebook and in a static page.
 
 An ipywidgets slider needs a kernel: in a static page its knob moves and the picture stays. So a `Slider`
-shows itself in two forms made by the same plotting function, and whoever displays it takes the one it can
-run: pictures drawn in advance with a few lines of JavaScript (the book, GitHub, a saved notebook), or a real
+shows itself in two forms made by the same plotting function, and a front end takes the one that it can run:
+pictures drawn in advance with a few lines of JavaScript (the book, GitHub, a saved notebook), or a real
 ipywidget (Jupyter, Colab).
 """
 
@@ -51,8 +51,8 @@ class Slider:
     """Pictures drawn for each of `values`, chosen with a slider; the last expression of a cell shows it.
 
     draw: value -> matplotlib Figure. values: at least one, each shown as `str(value)`. label: what the value
-    is. alt: what a reader who cannot see the picture is told, one text for all or a function of the value.
-    dpi: resolution of the drawn-in-advance frames; every frame is stored in the page.
+    is. alt: the text for readers who cannot see the picture, one for all or a function of the value. dpi:
+    resolution of the drawn-in-advance frames; every frame is stored in the page.
 
     Raises ValueError when `values` is empty or `alt` says nothing, TypeError when `draw` returns something
     other than a Figure. Every frame is drawn once, when the slider is made, so a mistake in `draw` shows
@@ -114,7 +114,7 @@ class Slider:
         return page
 
     def widget(self):
-        """The live form: an ipywidgets slider that draws anew, with the same function, at every move."""
+        """The live form: an ipywidgets slider that draws again, with the same function, at every move."""
         import ipywidgets
 
         def shown(value: Any) -> str:
@@ -129,7 +129,7 @@ class Slider:
         return ipywidgets.VBox([slider, picture])
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
-        """Both forms; without ipywidgets, or outside a kernel, the static one alone."""
+        """Both forms, or the static one alone without ipywidgets and outside a kernel."""
         bundle = {
             "text/plain": f"Slider over {self.label}: {len(self.values)} pictures",
             "text/html": self.html(),

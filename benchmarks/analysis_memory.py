@@ -3,7 +3,7 @@ benchmarks/analysis_memory.py`. The limit is 2 GB.
 
 Two "glyphs" ViTs with random weights are walked over generated images, and two ViT-S/16 (N = 197, H = 6, D =
 384, L = 12) over images of 224 pixels; some activations of that size are random numbers, which cost a process
-as much as real ones. "nothing" is a process that only imports what the others do.
+as much as real ones. The case "nothing" is a process that only imports what the others import.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def glyphs(images: int) -> tuple:
 
 
 def photographs(images: int) -> tuple:
-    """Two ViT-S/16 and so many images of noise."""
+    """Two ViT-S/16 and `images` images of noise."""
     torch.manual_seed(0)
     pixels = torch.randint(0, 256, (max(2, images), 3, 224, 224), dtype=torch.uint8)
     return (
@@ -47,7 +47,7 @@ def photographs(images: int) -> tuple:
 
 
 def layers(images: int, batch: int, width: int) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Batches of the features of L layers of two models, one row of `width` numbers an image."""
+    """Batches of the features of L layers of two models, one row of `width` numbers for each image."""
     for start in range(0, images, batch):
         yield tuple([torch.randn(min(batch, images - start), width) for _ in range(L)] for _ in range(2))
 
@@ -67,7 +67,7 @@ def maps_of_vit_small(images: int, batch: int = 50) -> None:
     divergence.value("bipartite")
 
 
-# What is measured: {name: what is run with the number of images}.
+# The cases that are measured: {name: a function of the number of images}.
 CASES = {
     "nothing": lambda images: None,
     "layer_cka, glyphs, class token": lambda images: layer_cka(*glyphs(images), class_token),
@@ -76,7 +76,7 @@ CASES = {
         *glyphs(images), every_token, accumulator=MinibatchCKA()
     ),
     "layer_divergence, glyphs": lambda images: [
-        each.value("bipartite") for each in compare_layers(*glyphs(images))
+        divergence.value("bipartite") for divergence in compare_layers(*glyphs(images))
     ],
     # A hundredth of the images, as below.
     "layer_cka, ViT-S/16, class token, a hundredth of the images": lambda images: layer_cka(
@@ -104,7 +104,7 @@ CASES = {
 
 
 def measure(images: int) -> list[dict]:
-    """Peak MB and seconds of every case, each in a process of its own."""
+    """Peak MB and seconds of every case; each runs in a process of its own."""
     measured = []
     for name in CASES:
         done = subprocess.run(
@@ -131,21 +131,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     start = time.perf_counter()
-    if given.case:
-        CASES[given.case](given.images)
+    if options.case:
+        CASES[options.case](options.images)
         print(json.dumps({"peak_memory_mb": peak_memory_mb(), "seconds": time.perf_counter() - start}))
         return
-    measured = measure(given.images)
-    most = max(one["peak_memory_mb"] for one in measured)
+    measured = measure(options.images)
+    most = max(case["peak_memory_mb"] for case in measured)
     print(f"at most {most:.0f} MB; the limit of {LIMIT_MB} MB is {'kept' if most < LIMIT_MB else 'EXCEEDED'}")
     results = {
-        "peak_memory_mb": {one["case"]: one["peak_memory_mb"] for one in measured},
+        "peak_memory_mb": {case["case"]: case["peak_memory_mb"] for case in measured},
         "limit_mb": LIMIT_MB,
         "kept": most < LIMIT_MB,
     }
-    config = {"images": given.images, "L": L, "N": N, "H": H, "D": D}
+    config = {"images": options.images, "L": L, "N": N, "H": H, "D": D}
     record = Record(
         "benchmarks",
         "analysis_memory",
@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
         most,
         about(),
     )
-    print(f"wrote {add_record(given.out or records_file('benchmarks', None), record)}")
+    print(f"wrote {add_record(options.out or records_file('benchmarks', None), record)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""How fast images come out of files, beside decoding alone and beside training: `python benchmarks/data.py`.
+"""How fast images come out of files, compared with decoding alone and with training: `python
+benchmarks/data.py`.
 
 `Photos` gives epochs of a parquet file's images, with the augmentation of a published recipe, made by 0, 1, 2
-... worker processes. Beside it, in the same turn: decoding the same images and nothing else in one process;
-optimiser steps of a ViT-S/16 on such images, and of the book's "glyphs" model with the loader of its images
-in memory. All ratios are ratios of images per second, taken within each turn: above 1 a loader keeps up with
-what it is compared to. On a machine with few cores, workers and a training step share them, and here nothing
-runs beside anything else.
+... worker processes. The same turn also measures decoding the same images and nothing else in one process,
+optimiser steps of a ViT-S/16 on such images, and the book's "glyphs" model with the loader of its images in
+memory. All ratios are ratios of images per second, taken within each turn: above 1, a loader keeps up with
+its reference. On a machine with few cores, workers and a training step share them; here only one thing runs
+at a time.
 """
 
 import argparse
@@ -50,18 +51,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for name in ("count", "batch", "step_batch", "repetitions", "threads"):
-        if getattr(given, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(given, name)}")
-    return given
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
+    return options
 
 
-def open_samples(given: argparse.Namespace) -> Photos:
+def open_samples(options: argparse.Namespace) -> Photos:
     rows, image_column, label_column, _ = open_rows_of(
-        given.images, None, "train+validation", label_column=given.label_column
+        options.images, None, "train+validation", label_column=options.label_column
     )
-    rows = rows.select(range(min(given.count, len(rows))))
+    rows = rows.select(range(min(options.count, len(rows))))
     stored = rows[label_column][:]
     return Photos(
         undecoded(rows, image_column),
@@ -79,7 +80,7 @@ def drain(data, batch_size: int, workers: int = 0) -> None:
 
 
 def make_step(name: str, batch: int, device: torch.device):
-    """One optimiser step, as often as it is called, on images that are already there."""
+    """A function that takes one optimiser step at every call, on images that are already there."""
     vit = create_vit(name).to(device).train()
     optimizer = torch.optim.AdamW(vit.parameters(), lr=1e-4)
     images = torch.randn(batch, 3, *vit.patch_embed.img_size, device=device)
@@ -93,77 +94,80 @@ def make_step(name: str, batch: int, device: torch.device):
     return step
 
 
-def measure(given: argparse.Namespace, photos: Photos, device: torch.device) -> list[dict[str, float]]:
-    """Images per second of everything, one mapping per turn."""
+def measure(options: argparse.Namespace, photos: Photos, device: torch.device) -> list[dict[str, float]]:
+    """Images per second of everything that is measured, one mapping per turn."""
     files = [row[photos.image_column] for row in photos.rows]
     glyphs = marked_glyphs(size=GLYPHS)
     actions = {"decoding alone": (len(files), lambda: [decode(file) for file in files])}
     actions |= {
         f"Photos, {workers} workers": (
             len(photos),
-            lambda workers=workers: drain(photos, given.batch, workers),
+            lambda workers=workers: drain(photos, options.batch, workers),
         )
-        for workers in given.workers
+        for workers in options.workers
     }
-    actions[f"step of {given.model}"] = (given.step_batch, make_step(given.model, given.step_batch, device))
+    actions[f"step of {options.model}"] = (
+        options.step_batch,
+        make_step(options.model, options.step_batch, device),
+    )
     actions["Images of glyphs"] = (GLYPHS, lambda: drain(glyphs, 128))
     actions["step of glyphs"] = (128, make_step("glyphs", 128, device))
     what = {name: action for name, (_, action) in actions.items()}
     interleave(what, 1)  # warm-up
     return [
-        {name: actions[name][0] / seconds for name, seconds in one.items()}
-        for one in interleave(what, given.repetitions)
+        {name: actions[name][0] / seconds for name, seconds in seconds_of.items()}
+        for seconds_of in interleave(what, options.repetitions)
     ]
 
 
 def compared(rounds: list[dict[str, float]], above: str, below: str) -> dict[str, float]:
-    """Images per second of one over those of another within each turn: median, smallest, largest."""
-    ratios = [one[above] / one[below] for one in rounds]
+    """The ratio of two figures in images per second, taken within each turn: median, smallest, largest."""
+    ratios = [speeds[above] / speeds[below] for speeds in rounds]
     return {"ratio": statistics.median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    given = parse(arguments)
+    options = parse(arguments)
     start = time.perf_counter()
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    photos = open_samples(given)
+    photos = open_samples(options)
     pictures = [decode(photos.rows[index][photos.image_column]).size for index in range(len(photos))]
     size = {
         "kilobytes": statistics.mean(len(row[photos.image_column]["bytes"]) for row in photos.rows) / 1000,
         "pixels": statistics.mean(width * height for width, height in pictures),
     }
-    rounds = measure(given, photos, device)
-    loaders = [f"Photos, {workers} workers" for workers in given.workers]
-    speed = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    rounds = measure(options, photos, device)
+    loaders = [f"Photos, {workers} workers" for workers in options.workers]
+    speed = {name: statistics.median(speeds[name] for speeds in rounds) for name in rounds[0]}
     ratios = {
-        f"{name} / {other}": compared(rounds, name, other)
+        f"{name} / {reference}": compared(rounds, name, reference)
         for name in loaders
-        for other in ("decoding alone", f"step of {given.model}")
+        for reference in ("decoding alone", f"step of {options.model}")
     }
     ratios["Images of glyphs / step of glyphs"] = compared(rounds, "Images of glyphs", "step of glyphs")
 
     print(
         f"{len(photos)} images of {size['kilobytes']:.0f} kB, {size['pixels']:,.0f} pixels on average;"
-        f" augmentation of {RECIPE}; {device}, {given.threads} threads, {os.cpu_count()} cores,"
-        f" {given.repetitions} turns"
+        f" augmentation of {RECIPE}; {device}, {options.threads} threads, {os.cpu_count()} cores,"
+        f" {options.repetitions} turns"
     )
     for name, images in speed.items():
         print(f"{name:36} {images:9.1f} images/s")
-    for name, one in ratios.items():
-        print(f"{name:60} {one['ratio']:7.3f} ({one['ratio_low']:.3f} to {one['ratio_high']:.3f})")
+    for name, ratio in ratios.items():
+        print(f"{name:60} {ratio['ratio']:7.3f} ({ratio['ratio_low']:.3f} to {ratio['ratio_high']:.3f})")
     config = {
         "images": len(photos),
-        "batch": given.batch,
-        "step_batch": given.step_batch,
-        "model": given.model,
-        "workers": given.workers,
-        "repetitions": given.repetitions,
+        "batch": options.batch,
+        "step_batch": options.step_batch,
+        "model": options.model,
+        "workers": options.workers,
+        "repetitions": options.repetitions,
         "augmentation": published(RECIPE).augmentation.describe(),
         "cores": os.cpu_count(),
     }
     results = {"images_per_second": speed, "ratios": ratios, "file": size}
-    leave("data", config, results, rounds, start, given.out)
+    leave("data", config, results, rounds, start, options.out)
 
 
 if __name__ == "__main__":

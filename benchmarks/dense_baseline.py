@@ -40,14 +40,14 @@ class DenseTransfer(nn.Module):
 
 
 def dense_forward(
-    vit: VisionTransformer, images: Tensor, given: Mapping[int, Tensor]
+    vit: VisionTransformer, images: Tensor, maps: Mapping[int, Tensor]
 ) -> tuple[Tensor, list, list]:
-    """Logits, and every layer's scores and map, (B, H, N, N) float32 each; a layer in `given` uses that map
+    """Logits, and every layer's scores and map, (B, H, N, N) float32 each; a layer in `maps` uses that map
     and has no scores."""
     tokens = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
     all_scores, all_maps = [], []
     for index, block in enumerate(vit.blocks):
-        mixed, scores, attention_map = dense_attention(block.attn, block.norm1(tokens), given.get(index))
+        mixed, scores, attention_map = dense_attention(block.attn, block.norm1(tokens), maps.get(index))
         tokens = tokens + block.ls1(mixed)
         tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
         all_scores.append(scores)
@@ -55,13 +55,13 @@ def dense_forward(
     return vit.forward_head(vit.norm(tokens)), all_scores, all_maps
 
 
-def dense_attention(attn: nn.Module, x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+def dense_attention(attn: nn.Module, x: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
     """Attention of x (B, N, D) through an explicit map: the output (B, N, D), scores and map (B, H, N, N) in
     float32."""
     B, N, _ = x.shape
     q, k, v = attn.qkv(x).reshape(B, N, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-    scores, attention_map = None, given
-    if given is None:
+    scores, attention_map = None, p
+    if p is None:
         with torch.autocast(x.device.type, enabled=False):
             scores = (attn.q_norm(q).float() * attn.scale) @ attn.k_norm(k).float().mT
             attention_map = scores.softmax(-1)

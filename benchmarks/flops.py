@@ -1,5 +1,5 @@
-"""FLOPs of a training step: the fewest it can do, see `atlib.analysis.accounting`, and what PyTorch's counter
-needs to see all that it does."""
+"""FLOPs of a training step: the fewest that it can do (`atlib.analysis.accounting`), and a counter that sees
+all that it does."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -36,5 +36,6 @@ def counter() -> FlopCounterMode:
 
 
 def _added_in_place(onto, left, right, **_) -> int:
-    """Shapes (b, m, n), (b, m, k) and (b, k, n): b products of an (m, k) by a (k, n) matrix."""
+    """The FLOPs of b products of an (m, k) by a (k, n) matrix, from the shapes (b, m, n), (b, m, k) and (b,
+    k, n)."""
     return left[0] * product(left[1], left[2], right[2])

@@ -1,5 +1,5 @@
-"""What `import atlib` adds to `import torch, timm`: `python benchmarks/import_time.py`. The limit is 0.3 s
-(median)."""
+"""The seconds that `import atlib` adds to `import torch, timm`: `python benchmarks/import_time.py`. The limit
+is 0.3 s (median)."""
 
 import statistics
 import subprocess

@@ -22,7 +22,7 @@ def measure(
     The peak is that of a forward and backward pass above its inputs q, k of both models, (batch, heads, N,
     width) each; the gradients with respect to q and k are part of it.
     """
-    found = {loss: {} for loss in LOSSES} | {
+    results = {loss: {} for loss in LOSSES} | {
         "growth": {},
         "speed": {},
         "batch": batch,
@@ -35,14 +35,14 @@ def measure(
             action()  # warm-up
         rounds = interleave(actions, repetitions)
         for loss in LOSSES:
-            found[loss][str(tokens)] = spread(rounds, loss) | {
+            results[loss][str(tokens)] = spread(rounds, loss) | {
                 "peak_memory_mb": peak_allocated(actions[loss], device) / 1e6
             }
-        found["speed"][str(tokens)] = ratio(rounds, "dense", "map-free")
+        results["speed"][str(tokens)] = ratio(rounds, "dense", "map-free")
     for loss in LOSSES:
-        small, large = (found[loss][str(tokens)]["peak_memory_mb"] for tokens in TOKENS)
-        found["growth"][loss] = large / small
-    return found
+        small, large = (results[loss][str(tokens)]["peak_memory_mb"] for tokens in TOKENS)
+        results["growth"][loss] = large / small
+    return results
 
 
 def make_actions(
@@ -50,7 +50,7 @@ def make_actions(
 ) -> dict:
     """{loss: a call that runs it forward and backward and returns its value}, on the same random q and k."""
     q, k, q_t, k_t = torch.randn(4, batch, heads, tokens, width, device=device, dtype=dtype).unbind(0)
-    q, k, q_t, k_t = (each.clone() for each in (q, k, q_t, k_t))  # each with its own memory
+    q, k, q_t, k_t = (tensor.clone() for tensor in (q, k, q_t, k_t))  # each has its own memory
     q.requires_grad_(), k.requires_grad_()
     scale = width**-0.5
 
@@ -74,28 +74,28 @@ def make_actions(
     return {"map-free": both_ways(map_free), "dense": both_ways(dense)}
 
 
-def table(found: dict) -> str:
+def table(results: dict) -> str:
     """The measurement as text."""
     lines = [
         (
-            f"The loss of one layer alone, forward and backward: batch {found['batch']}, {found['heads']}"
-            f" heads of width {found['head_width']}"
+            f"The loss of one layer alone, forward and backward: batch {results['batch']}, {results['heads']}"
+            f" heads of width {results['head_width']}"
         ),
         f"{'':10} {'N':>5} {'seconds':>9} {'least':>9} {'peak MB':>9}",
     ]
     for loss in LOSSES:
-        for tokens, one in found[loss].items():
+        for tokens, figures in results[loss].items():
             lines.append(
-                f"{loss:10} {tokens:>5} {one['seconds']:9.4f} {one['seconds_min']:9.4f}"
-                f" {one['peak_memory_mb']:9.1f}"
+                f"{loss:10} {tokens:>5} {figures['seconds']:9.4f} {figures['seconds_min']:9.4f}"
+                f" {figures['peak_memory_mb']:9.1f}"
             )
-    for tokens, one in found["speed"].items():
+    for tokens, figures in results["speed"].items():
         lines.append(
-            f"dense / map-free, N = {tokens}: {one['ratio']:.2f} ({one['ratio_low']:.2f} to"
-            f" {one['ratio_high']:.2f})"
+            f"dense / map-free, N = {tokens}: {figures['ratio']:.2f} ({figures['ratio_low']:.2f} to"
+            f" {figures['ratio_high']:.2f})"
         )
     lines.append(
         "peak memory, N = 785 / N = 197: "
-        + ", ".join(f"{loss} x{found['growth'][loss]:.2f}" for loss in LOSSES)
+        + ", ".join(f"{loss} x{results['growth'][loss]:.2f}" for loss in LOSSES)
     )
     return "\n".join(lines)

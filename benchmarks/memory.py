@@ -1,11 +1,11 @@
-"""Peak memory of an action, from the allocator's own books, on a GPU and on a CPU.
+"""Peak memory of an action, as the allocator counts it, on a GPU and on a CPU.
 
 On a GPU it is `torch.cuda.max_memory_allocated`. PyTorch keeps no such figure for the CPU, so there every
 allocation and every release of the CPU allocator is listed by torch's profiler and added up: the largest sum
-is the peak. That is the same kind of figure on both: bytes held by tensors. It does not depend on what the C
-library gives back to the system and when, nor on which pages of libtorch happened to be loaded, both of which
-move the resident size of a process by tens of MB. It leaves out the working space of the matrix-product
-libraries, a few MB a thread, the same for every method.
+is the peak. Both figures count bytes that tensors hold. They do not depend on what the C library gives back
+to the system and when, nor on which pages of libtorch happened to be loaded, both of which move the resident
+size of a process by tens of MB. They leave out the working space of the matrix-product libraries, a few MB
+for each thread, which is the same for every method.
 """
 
 import gc

@@ -22,12 +22,15 @@ CLASSES = 1000
 
 
 class Method(NamedTuple):
-    """title: for the table; build: (teacher, student) -> module; least: Shape -> the fewest FLOPs per image;
-    teacher_blocks: how many of the teacher's blocks the method needs to run."""
+    """A method whose step is measured."""
 
+    # Its name in the table.
     title: str
+    # (teacher, student) -> module.
     build: Callable[[VisionTransformer, VisionTransformer], nn.Module]
+    # Shape -> the fewest FLOPs per image.
     least: Callable[[flops.Shape], int]
+    # How many of the teacher's blocks the method needs to run.
     teacher_blocks: int
 
 
@@ -43,8 +46,8 @@ class Step(NamedTuple):
 
 
 def known_methods(depth: int) -> dict[str, Method]:
-    """All methods for a ViT of this depth, in the order of the table; the first is what the others are
-    compared with."""
+    """All methods for a ViT of this depth, in the order of the table; the others are compared with the
+    first."""
     part = 3 * depth // 4
     first = f"first {part} of {depth} layers"
 
@@ -79,7 +82,7 @@ def make_step(
     """Student, teacher (if asked for), AdamW and one batch of noise on `device`. Both models are freshly
     initialised: time depends on shapes alone."""
     torch.manual_seed(0)
-    with device:  # initialised there: on the CPU a ViT-L takes longer than all of its steps on a GPU
+    with device:  # initialised on the device: on the CPU a ViT-L takes longer than all of its steps on a GPU
         student = create_vit(model, img_size=image_size, num_classes=CLASSES).train()
         teaching = create_vit(model, img_size=image_size, num_classes=CLASSES) if teacher else None
     images = torch.randn(batch, 3, image_size, image_size, device=device)

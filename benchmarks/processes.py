@@ -1,9 +1,10 @@
-"""What a second process brings, and what many would have to send: `python benchmarks/processes.py [--help]`.
+"""The speed-up from a second process, and the bytes that many would have to send: `python
+benchmarks/processes.py [--help]`.
 
-Measured: optimiser steps per second of attention distillation on the built-in images, on one process and on
+It measures optimiser steps per second of attention distillation on the built-in images, on one process and on
 two that divide every step's images (gloo, one thread each, so that two cores are needed); every repetition
-runs both in turn, and the speed-up is taken within it. Computed: the bytes that every GPU sends per step when
-8 to 64 of them train ViT-L, and the seconds that takes. Prints the table and writes it to
+runs both in turn, and the speed-up is taken within it. It computes the bytes that every GPU sends per step
+when 8 to 64 of them train ViT-L, and the seconds that this takes. Prints the table and writes it to
 results/benchmarks.jsonl.
 """
 
@@ -37,12 +38,12 @@ IMAGES = 1024
 
 def main(arguments: list[str] | None = None) -> dict:
     """Measure, print, write; returns the record's results."""
-    given = parse(arguments)
+    options = parse(arguments)
     torch.set_num_threads(1)
     start = time.perf_counter()
     rounds = [
-        {name: seconds_per_step(processes, given) for name, processes in (("1", 1), ("2", 2))}
-        for _ in range(given.repetitions)
+        {name: seconds_per_step(processes, options) for name, processes in (("1", 1), ("2", 2))}
+        for _ in range(options.repetitions)
     ]
     measured = {
         name: {**spread(rounds, name), "steps_per_second": 1 / spread(rounds, name)["seconds"]}
@@ -52,15 +53,15 @@ def main(arguments: list[str] | None = None) -> dict:
         "measured": measured,
         "speed_up": ratio(rounds, "1", "2"),
         "parameters": weights_of(student()),
-        "large": large(given.link),
+        "large": large(options.link),
     }
-    print(table(given, results))
-    leave("processes", vars(given), results, rounds, start, given.out)
+    print(table(options, results))
+    leave("processes", vars(options), results, rounds, start, options.out)
     return results
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line, checked."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -78,15 +79,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for name in ("batch", "steps", "repetitions", "link"):
-        if not getattr(given, name) > 0:
-            parser.error(f"--{name} must be above 0, got {getattr(given, name)}")
-    return given
+        if not getattr(options, name) > 0:
+            parser.error(f"--{name} must be above 0, got {getattr(options, name)}")
+    return options
 
 
 def student() -> torch.nn.Module:
-    """The built-in world's ViT."""
+    """The ViT of the built-in worlds."""
     return create_vit("glyphs")
 
 
@@ -107,10 +108,10 @@ def distill(batch: int, steps: int, place: Path) -> None:
         place.write_text(json.dumps(moments))
 
 
-def seconds_per_step(processes: int, given: argparse.Namespace) -> float:
-    """The median over the timed steps of a run of its own, in forked processes."""
+def seconds_per_step(processes: int, options: argparse.Namespace) -> float:
+    """The median over the timed steps of a separate run, in forked processes."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = given.batch, given.steps, Path(folder, "moments.json")
+        arguments = options.batch, options.steps, Path(folder, "moments.json")
         if processes == 1:
             alone = multiprocessing.get_context("fork").Process(target=distill, args=arguments)
             alone.start()
@@ -139,7 +140,7 @@ def all_reduced(weights: int, gpus: int) -> float:
 
 def divided(weights: int, twice: int, gpus: int) -> float:
     """The same for FSDP2 as in configs/accelerate: all weights are gathered once and gradients scattered
-    once, and `twice` of the weights, which are let go of after the forward pass, are gathered again."""
+    once; `twice` of the weights are released after the forward pass and gathered again."""
     return 4 * (2 * weights + twice) * (gpus - 1) / gpus
 
 
@@ -164,19 +165,19 @@ def large(link: float) -> dict:
     return {"weights": weights, "weights_in_mlps": in_mlps, "gpu_seconds_per_step": gpu_seconds, "gpus": rows}
 
 
-def table(given: argparse.Namespace, results: dict) -> str:
-    """What was measured, then what was computed, one number of GPUs a line."""
+def table(options: argparse.Namespace, results: dict) -> str:
+    """The measured figures, then the computed ones, one line for each number of GPUs."""
     speed, measured = results["speed_up"], results["measured"]
     lines = [
         (
-            f"Attention distillation on the built-in images, batch {given.batch}, one thread a process:"
+            f"Attention distillation on the built-in images, batch {options.batch}, one thread a process:"
             f" {measured['1']['steps_per_second']:.2f} steps/s on one process,"
             f" {measured['2']['steps_per_second']:.2f} on two: x {speed['ratio']:.2f}"
             f" ({speed['ratio_low']:.2f} to {speed['ratio_high']:.2f})"
         ),
         (
             f"Computed for ViT-L ({results['large']['weights'] / 1e6:.1f} million weights), the paper's batch"
-            f" and GPU-hours, {given.link:g} GB/s a GPU, nothing overlapped; the teacher is never sent:"
+            f" and GPU-hours, {options.link:g} GB/s a GPU, nothing overlapped; the teacher is never sent:"
         ),
         (
             f"{'GPUs':>5} {'images each':>12} {'computes s':>11} {'all-reduce GB':>14} {'s':>7}"

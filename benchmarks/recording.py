@@ -19,8 +19,8 @@ def leave(
 ) -> None:
     """Write the record of a benchmark that began at `start` (of `time.perf_counter`), and say where.
 
-    config: of the run, with or without the name `out`. rounds: what single repetitions measured. out: the
-    file that it is added to; None for the book's.
+    config: the settings of the run, with or without the name `out`. rounds: the figures of single
+    repetitions. out: the file to which the record is added; None for the book's.
     """
     config = {key: value for key, value in config.items() if key != "out"}
     seconds, memory = round(time.perf_counter() - start, 1), round(peak_memory_mb(), 1)

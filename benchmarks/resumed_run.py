@@ -1,9 +1,9 @@
-"""Whether a run that was stopped and taken up again ends where one does that went straight through: `python
+"""Whether a run that was stopped and resumed ends where an uninterrupted run ends: `python
 benchmarks/resumed_run.py [--dtype bf16] [--device cuda] [--help]`.
 
-Distillation on generated images, three times the same: straight through; stopped by SIGTERM half-way, as a
-cluster stops it; and gone on from the checkpoint that was then kept. On a CPU the bits are the same, on a GPU
-sums may be taken in another order. Prints the figures and writes them to results/benchmarks.jsonl.
+The same distillation on generated images runs three times: without a stop; stopped half-way by SIGTERM, as a
+cluster stops it; and resumed from the checkpoint that was then kept. On a CPU the bits are the same; on a GPU
+sums may be taken in a different order. Prints the figures and writes them to results/benchmarks.jsonl.
 """
 
 import argparse
@@ -31,15 +31,15 @@ from atlib.vit import create_vit
 
 def main(arguments: list[str] | None = None) -> dict:
     """Measure, print, write; returns the record's results."""
-    given, start = parse(arguments), time.perf_counter()
-    recipe = Recipe(steps=given.steps, batch_size=given.batch, mixed_precision=given.dtype)
-    images = glyph_images(glyphs.generate("train", 5 * given.batch)).with_augment(crop_and_flip())
-    images, half = images.to(given.device), given.steps // 2
+    options, start = parse(arguments), time.perf_counter()
+    recipe = Recipe(steps=options.steps, batch_size=options.batch, mixed_precision=options.dtype)
+    images = glyph_images(glyphs.generate("train", 5 * options.batch)).with_augment(crop_and_flip())
+    images, half = images.to(options.device), options.steps // 2
 
     def run(keeper: CheckpointManager | None, log: Callable[[dict], None]) -> tuple[nn.Module, float]:
-        """A run from its beginning, or from where it was kept: its student, and the loss of its last step."""
+        """Run from the beginning or from the checkpoint: the student, and the loss of the last step."""
         torch.manual_seed(0)
-        teacher, student = (create_vit(given.model) for _ in range(2))
+        teacher, student = (create_vit(options.model) for _ in range(2))
         pair, losses = AttentionTransfer(teacher, student, Plan(how="distill")), []
 
         def note(entry: dict) -> None:
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> dict:
                 losses.append(entry["loss"])
                 log(entry)
 
-        train(pair, images, recipe, keeper=keeper, log=note, progress=None, cpu=given.device == "cpu")
+        train(pair, images, recipe, keeper=keeper, log=note, progress=None, cpu=options.device == "cpu")
         return pair.student, losses[-1]
 
     def stop_half_way(entry: dict) -> None:
@@ -58,16 +58,18 @@ def main(arguments: list[str] | None = None) -> dict:
     straight, loss = run(None, lambda entry: speeds.append(entry["images_per_second"]))
     with tempfile.TemporaryDirectory() as folder:
         try:
-            run(CheckpointManager(folder, every=given.steps), stop_half_way)
+            run(CheckpointManager(folder, every=options.steps), stop_half_way)
         except Preempted as stopped:
             print(stopped)
         left: list[int] = []
         resumed, loss_of_resumed = run(
-            CheckpointManager(folder, every=given.steps), lambda entry: left.append(entry["step"])
+            CheckpointManager(folder, every=options.steps), lambda entry: left.append(entry["step"])
         )
-    weights = [nn.utils.parameters_to_vector(each.parameters()).detach() for each in (straight, resumed)]
+    weights = [
+        nn.utils.parameters_to_vector(student.parameters()).detach() for student in (straight, resumed)
+    ]
     results = {
-        "steps": given.steps,
+        "steps": options.steps,
         "resumed_at": left[0] - 1,
         "final_loss": loss,
         "final_loss_resumed": loss_of_resumed,
@@ -75,13 +77,13 @@ def main(arguments: list[str] | None = None) -> dict:
         "images_per_second": median(speeds[half:]),  # the first steps prepare what the others use
     }
     print(*(f"{name}: {value:g}" for name, value in results.items()), sep="\n")
-    config = vars(given) | {"recipe": recipe.describe()}
-    leave(name_of(given), config, results, [], start, given.out, given.device)
+    config = vars(options) | {"recipe": recipe.describe()}
+    leave(name_of(options), config, results, [], start, options.out, options.device)
     return results
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line, checked."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -95,19 +97,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
-    given = parser.parse_args(arguments)
-    if given.steps < 4 or given.batch < 1:
-        parser.error(f"at least 4 steps of 1 image are needed, got {given.steps} of {given.batch}")
-    if given.device == "cuda" and not torch.cuda.is_available():
+    options = parser.parse_args(arguments)
+    if options.steps < 4 or options.batch < 1:
+        parser.error(f"at least 4 steps of 1 image are needed, got {options.steps} of {options.batch}")
+    if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device here; leave --device out to run on the CPU")
-    if given.device == "cpu" and given.dtype == "fp16":
+    if options.device == "cpu" and options.dtype == "fp16":
         parser.error("--dtype fp16 needs a GPU: add --device cuda, or take bf16")
-    return given
+    return options
 
 
-def name_of(given: argparse.Namespace) -> str:
+def name_of(options: argparse.Namespace) -> str:
     """resumed_run-MODEL-DEVICE-PRECISION, which tells its record from others."""
-    return f"resumed_run-{given.model}-{given.device}-{given.dtype}"
+    return f"resumed_run-{options.model}-{options.device}-{options.dtype}"
 
 
 if __name__ == "__main__":

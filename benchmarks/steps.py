@@ -19,12 +19,12 @@ def main() -> None:
     parser.add_argument("--model", default="vit_small_patch16_224")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
+    options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    vit, student = (create_vit(given.model, num_classes=100).to(device).train() for _ in range(2))
-    images = torch.randn(given.batch, 3, *vit.patch_embed.img_size, device=device)
-    labels = torch.randint(100, (given.batch,), device=device)
-    teacher = create_vit(given.model, num_classes=0).to(device)
+    vit, student = (create_vit(options.model, num_classes=100).to(device).train() for _ in range(2))
+    images = torch.randn(options.batch, 3, *vit.patch_embed.img_size, device=device)
+    labels = torch.randint(100, (options.batch,), device=device)
+    teacher = create_vit(options.model, num_classes=0).to(device)
     depth = len(vit.blocks)
     pairs = {
         "copy step": AttentionTransfer(teacher, student, Plan(how="copy")),
@@ -54,15 +54,15 @@ def main() -> None:
 
     for action in items.values():
         action()  # warm-up
-    rounds = [{name: seconds(action) for name, action in items.items()} for _ in range(given.rounds)]
+    rounds = [{name: seconds(action) for name, action in items.items()} for _ in range(options.rounds)]
     print(
-        f"{given.model}, batch {given.batch}, {device}, {torch.get_num_threads()} threads, torch"
-        f" {torch.__version__}, {given.rounds} rounds"
+        f"{options.model}, batch {options.batch}, {device}, {torch.get_num_threads()} threads, torch"
+        f" {torch.__version__}, {options.rounds} rounds"
     )
     for name in items:
-        ratios = [one[name] / one[reference[name]] for one in rounds]
+        ratios = [seconds[name] / seconds[reference[name]] for seconds in rounds]
         print(
-            f"{name:34} {statistics.median(one[name] for one in rounds):8.3f} s  "
+            f"{name:34} {statistics.median(seconds[name] for seconds in rounds):8.3f} s  "
             f" {statistics.median(ratios):5.2f} x {reference[name]} ({min(ratios):.2f} to {max(ratios):.2f})"
         )
 

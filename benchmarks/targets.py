@@ -1,17 +1,21 @@
-"""What the project wants to reach with ViT-B/16, and whether a run did."""
+"""The figures that the project wants to reach with ViT-B/16, and whether a run reached them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 
 class Target(NamedTuple):
-    """figure: in words; tokens: the N it holds for; at_most: whether smaller is better; cpu: 2 threads,
-    float32; cuda: one GPU, bf16."""
+    """A figure that a benchmark measures, and the values that the project wants."""
 
+    # The figure in words.
     figure: str
+    # The numbers of tokens for which it is wanted.
     tokens: tuple[int, ...]
+    # Whether smaller is better.
     at_most: bool
+    # The value on two threads of a CPU, in float32.
     cpu: float
+    # The value on one GPU, in bf16.
     cuda: float
 
 
@@ -30,21 +34,21 @@ TARGETS = {
 
 
 def compare(figures: dict[str, float], tokens: int, device: str) -> dict[str, dict]:
-    """{target: the wanted and the measured figure, whether it was hit, by what share it was missed} for a run
-    with this N."""
+    """{target: the wanted and the measured value, whether it was hit, and by what share it was missed} for a
+    run with this N."""
     compared = {}
     for name, target in TARGETS.items():
         if tokens not in target.tokens:
             continue
-        wanted, found = getattr(target, device), figures[name]
-        excess = found / wanted - 1 if target.at_most else wanted / found - 1
-        compared[name] = {"wanted": wanted, "found": found, "hit": excess <= 0, "missed_by": max(0.0, excess)}
+        wanted, value = getattr(target, device), figures[name]
+        excess = value / wanted - 1 if target.at_most else wanted / value - 1
+        compared[name] = {"wanted": wanted, "found": value, "hit": excess <= 0, "missed_by": max(0.0, excess)}
     return compared
 
 
 def describe(compared: dict[str, dict]) -> Iterator[str]:
     """One line per target."""
-    for name, one in compared.items():
+    for name, row in compared.items():
         sign = "<=" if TARGETS[name].at_most else ">="
-        verdict = "hit" if one["hit"] else f"missed by {one['missed_by']:.1%}"
-        yield f"{TARGETS[name].figure:60} {one['found']:6.3f}  wanted {sign} {one['wanted']:.2f}  {verdict}"
+        verdict = "hit" if row["hit"] else f"missed by {row['missed_by']:.1%}"
+        yield f"{TARGETS[name].figure:60} {row['found']:6.3f}  wanted {sign} {row['wanted']:.2f}  {verdict}"

@@ -17,7 +17,7 @@ def interleave(actions: Mapping[str, Callable[[], object]], repetitions: int) ->
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call, with the GPU's queue empty before and after."""
+    """Wall-clock seconds of one call; the GPU's queue is empty before and after."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     wait()
     start = time.perf_counter()
@@ -27,14 +27,14 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def spread(rounds: Rounds, name: str) -> dict[str, float]:
-    """Seconds of one action over the repetitions: median and least."""
+    """Seconds of one action over the repetitions: the median and the smallest."""
     return {
-        "seconds": statistics.median(one[name] for one in rounds),
-        "seconds_min": min(one[name] for one in rounds),
+        "seconds": statistics.median(seconds_of[name] for seconds_of in rounds),
+        "seconds_min": min(seconds_of[name] for seconds_of in rounds),
     }
 
 
 def ratio(rounds: Rounds, above: str, below: str) -> dict[str, float]:
     """The ratio of two actions' seconds, taken within each repetition: median, smallest and largest."""
-    ratios = [one[above] / one[below] for one in rounds]
+    ratios = [seconds_of[above] / seconds_of[below] for seconds_of in rounds]
     return {"ratio": statistics.median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)}

@@ -1,4 +1,4 @@
-"""What one optimiser step of attention transfer costs: `python benchmarks/transfer_step.py [--model base]
+"""The cost of one optimiser step of attention transfer: `python benchmarks/transfer_step.py [--model base]
 [--tokens 197] [--help]`.
 
 For every method: seconds, peak memory, images per second and FLOPs of forward, backward, AdamW step and
@@ -6,9 +6,10 @@ dropping the gradients, each as a ratio to fine-tuning, next to the fewest FLOPs
 (`flops.py`) and to a dense implementation (`dense_baseline.py`). Every repetition runs each method once, in
 turn; ratios are taken within a repetition, the table shows their median and range. One student, one teacher
 (both freshly initialised) and one optimiser serve all methods; peak memory is measured before, with models
-and optimiser built anew for each method: it counts everything that the method holds, optimiser and what it
-keeps of the teacher included. It is compared with fine-tuning's peak (x), and with that and the weights of
-the teacher's blocks that run (x+t). Prints the table and writes it to results/benchmarks.jsonl.
+and optimiser built again for each method: it counts everything that the method holds, including the optimiser
+and the part of the teacher that it keeps. It is compared with fine-tuning's peak (x), and with that peak plus
+the weights of the teacher's blocks that run (x+t). Prints the table and writes it to
+results/benchmarks.jsonl.
 """
 
 import argparse
@@ -31,39 +32,39 @@ IN_MEMORY_BY_BATCH = ("fine-tune", "copy", "distill-part", "dense-distill-part")
 
 def main(arguments: list[str] | None = None) -> dict:
     """Measure, print, write; returns the record's results."""
-    given = parse(arguments)
-    torch.set_num_threads(given.threads)
-    device, start = torch.device(given.device), time.perf_counter()
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    device, start = torch.device(options.device), time.perf_counter()
     memory = {
-        batch: measure_memory(given, batch, device)
-        for batch in dict.fromkeys([given.batch, *given.memory_batches])
+        batch: measure_memory(options, batch, device)
+        for batch in dict.fromkeys([options.batch, *options.memory_batches])
     }
-    results, rounds = measure_steps(given, device)
-    fine_tuning = memory[given.batch]["fine-tune"]
-    for name, one in results["methods"].items():
-        one["peak_memory_mb"] = memory[given.batch][name]
-        one["memory_ratio"] = one["peak_memory_mb"] / fine_tuning
-        one["memory_ratio_with_teacher"] = one["peak_memory_mb"] / (fine_tuning + one["teacher_mb"])
-    results["memory_by_batch"] = {str(batch): found for batch, found in memory.items()}
-    dtype = torch.bfloat16 if given.dtype == "bf16" else torch.float32
+    results, rounds = measure_steps(options, device)
+    fine_tuning = memory[options.batch]["fine-tune"]
+    for name, row in results["methods"].items():
+        row["peak_memory_mb"] = memory[options.batch][name]
+        row["memory_ratio"] = row["peak_memory_mb"] / fine_tuning
+        row["memory_ratio_with_teacher"] = row["peak_memory_mb"] / (fine_tuning + row["teacher_mb"])
+    results["memory_by_batch"] = {str(batch): peaks for batch, peaks in memory.items()}
+    dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
     results["loss"] = loss_alone.measure(
-        min(8, given.batch), *results.pop("heads"), device, dtype, given.repetitions
+        min(8, options.batch), *results.pop("heads"), device, dtype, options.repetitions
     )
-    results["targets"] = targets.compare(figures_of(results, given.tokens), given.tokens, device.type)
+    results["targets"] = targets.compare(figures_of(results, options.tokens), options.tokens, device.type)
 
-    print(table(given, results), loss_alone.table(results["loss"]), sep="\n\n")
+    print(table(options, results), loss_alone.table(results["loss"]), sep="\n\n")
     print(
         "\nTargets are for ViT-B/16 and batch 8 or more,"
-        f" {'2 threads, float32' if device.type == 'cpu' else 'bf16'}; this run: {given.model}, batch"
-        f" {given.batch}"
+        f" {'2 threads, float32' if device.type == 'cpu' else 'bf16'}; this run: {options.model}, batch"
+        f" {options.batch}"
     )
     print(*targets.describe(results["targets"]), sep="\n")
-    leave(name_of(given), vars(given), results, rounds, start, given.out, given.device)
+    leave(name_of(options), vars(options), results, rounds, start, options.out, options.device)
     return results
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line, checked."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -93,61 +94,61 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for name in ("batch", "repetitions", "threads"):
-        if getattr(given, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(given, name)}")
-    if given.device == "cuda" and not torch.cuda.is_available():
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
+    if options.device == "cuda" and not torch.cuda.is_available():
         parser.error(
             "--device cuda: torch sees no CUDA device here; leave --device out to measure on the CPU"
         )
-    return given
+    return options
 
 
-def build(given: argparse.Namespace, batch: int, device: torch.device, teacher: bool) -> Step:
+def build(options: argparse.Namespace, batch: int, device: torch.device, teacher: bool) -> Step:
     """Models, optimiser and batch as the command line asks for them."""
     return make_step(
-        f"vit_{given.model}_patch16_224",
-        IMAGE_SIZE[given.tokens],
+        f"vit_{options.model}_patch16_224",
+        IMAGE_SIZE[options.tokens],
         batch,
         device,
         teacher=teacher,
-        autocast=given.dtype == "bf16",
+        autocast=options.dtype == "bf16",
     )
 
 
-def measure_memory(given: argparse.Namespace, batch: int, device: torch.device) -> dict[str, float]:
-    """Peak memory in MB of building everything a method needs and making two steps: from the second on
-    AdamW's moments are there."""
+def measure_memory(options: argparse.Namespace, batch: int, device: torch.device) -> dict[str, float]:
+    """Peak memory in MB of building everything that a method needs and taking two steps: AdamW's moments
+    exist from the second step on."""
 
     def run(name: str) -> None:
-        step = build(given, batch, device, teacher=name != "fine-tune")
+        step = build(options, batch, device, teacher=name != "fine-tune")
         module = known_methods(len(step.student.blocks))[name].build(step.teacher, step.student).train()
         step = step._replace(teacher=None)  # what the method does not hold of it goes
         for _ in range(2):
             optimise(step, module)
 
-    wanted = known_methods(12) if batch == given.batch else IN_MEMORY_BY_BATCH
+    wanted = known_methods(12) if batch == options.batch else IN_MEMORY_BY_BATCH
     return {name: peak_allocated(lambda name=name: run(name), device) / 1e6 for name in wanted}
 
 
-def measure_steps(given: argparse.Namespace, device: torch.device) -> tuple[dict, list]:
+def measure_steps(options: argparse.Namespace, device: torch.device) -> tuple[dict, list]:
     """Seconds and FLOPs of every method, and the seconds of every repetition."""
     gc.collect()
-    step = build(given, given.batch, device, teacher=True)
+    step = build(options, options.batch, device, teacher=True)
     shape, methods = shape_of(step.student), known_methods(len(step.student.blocks))
     modules = {name: method.build(step.teacher, step.student).train() for name, method in methods.items()}
-    counted = {name: count_flops(step, module) / given.batch for name, module in modules.items()}
+    counted = {name: count_flops(step, module) / options.batch for name, module in modules.items()}
     actions = {name: lambda module=module: optimise(step, module) for name, module in modules.items()}
     interleave(actions, 1)  # warm-up
-    rounds = interleave(actions, given.repetitions)
+    rounds = interleave(actions, options.repetitions)
     least = {name: method.least(shape) for name, method in methods.items()}
     results = {
         name: {
             "title": method.title,
             **spread(rounds, name),
             **ratio(rounds, name, "fine-tune"),
-            "images_per_second": given.batch / spread(rounds, name)["seconds"],
+            "images_per_second": options.batch / spread(rounds, name)["seconds"],
             "flops_per_image": counted[name],
             "flops_ratio": counted[name] / counted["fine-tune"],
             "least_flops_per_image": least[name],
@@ -168,13 +169,13 @@ def measure_steps(given: argparse.Namespace, device: torch.device) -> tuple[dict
 
 
 def megabytes(module: torch.nn.Module) -> float:
-    """What a module's weights take."""
-    return sum(each.numel() * each.element_size() for each in module.parameters()) / 1e6
+    """The megabytes that a module's weights take."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters()) / 1e6
 
 
 def count_flops(step: Step, module: torch.nn.Module) -> int:
-    """FLOPs of the matrix products that forward and backward of one batch really do, what fused attention
-    computes twice included."""
+    """FLOPs of the matrix products that forward and backward of one batch really do, including those that
+    fused attention computes twice."""
     with counter() as counted:
         loss_of(step, module).backward()
     step.optimizer.zero_grad(set_to_none=True)
@@ -193,47 +194,47 @@ def figures_of(results: dict, tokens: int) -> dict[str, float]:
     }
 
 
-def table(given: argparse.Namespace, results: dict) -> str:
-    """All methods, one a line; every x is a ratio to fine-tuning."""
+def table(options: argparse.Namespace, results: dict) -> str:
+    """All methods, one in each line; every x is a ratio to fine-tuning."""
     lines = [
         (
-            f"One optimiser step: ViT-{given.model}/16, N = {given.tokens}, batch {given.batch},"
-            f" {given.dtype}, {given.device}, {given.threads} threads, {given.repetitions} repetitions, torch"
-            f" {torch.__version__}"
+            f"One optimiser step: ViT-{options.model}/16, N = {options.tokens}, batch {options.batch},"
+            f" {options.dtype}, {options.device}, {options.threads} threads,"
+            f" {options.repetitions} repetitions, torch {torch.__version__}"
         ),
         (
             f"{'':36} {'seconds':>8} {'least':>8} {'x':>6} {'(range)':>13} {'images/s':>9} {'peak MB':>8}"
             f" {'x':>6} {'x+t':>6} {'GFLOP':>7} {'x':>6} {'bound x':>8}"
         ),
     ]
-    for one in results["methods"].values():
+    for row in results["methods"].values():
         lines.append(
-            f"{one['title']:36} {one['seconds']:8.3f} {one['seconds_min']:8.3f} {one['ratio']:6.3f}"
-            f" ({one['ratio_low']:.2f} to {one['ratio_high']:.2f}) {one['images_per_second']:8.2f}"
-            f" {one['peak_memory_mb']:8.0f} {one['memory_ratio']:6.3f}"
-            f" {one['memory_ratio_with_teacher']:6.3f} {one['flops_per_image'] / 1e9:7.1f}"
-            f" {one['flops_ratio']:6.3f} {one['least_flops_ratio']:8.3f}"
+            f"{row['title']:36} {row['seconds']:8.3f} {row['seconds_min']:8.3f} {row['ratio']:6.3f}"
+            f" ({row['ratio_low']:.2f} to {row['ratio_high']:.2f}) {row['images_per_second']:8.2f}"
+            f" {row['peak_memory_mb']:8.0f} {row['memory_ratio']:6.3f}"
+            f" {row['memory_ratio_with_teacher']:6.3f} {row['flops_per_image'] / 1e9:7.1f}"
+            f" {row['flops_ratio']:6.3f} {row['least_flops_ratio']:8.3f}"
         )
     lines.append(
         "GFLOP: per image, matrix products really done; bound: the fewest that the method can need, also as a"
         " ratio to fine-tuning's."
     )
-    for batch, found in results["memory_by_batch"].items():
-        if int(batch) != given.batch:
+    for batch, peaks in results["memory_by_batch"].items():
+        if int(batch) != options.batch:
             lines.append(
                 f"peak memory at batch {batch}: "
                 + ", ".join(
-                    f"{name} {mb:.0f} MB (x {mb / found['fine-tune']:.3f})" for name, mb in found.items()
+                    f"{name} {mb:.0f} MB (x {mb / peaks['fine-tune']:.3f})" for name, mb in peaks.items()
                 )
             )
     return "\n".join(lines)
 
 
-def name_of(given: argparse.Namespace) -> str:
-    """transfer_step-MODEL-TOKENS-DEVICE, which tells its record from those of other set-ups; another
-    precision than the default is named too."""
-    name = f"transfer_step-{given.model}-{given.tokens}-{given.device}"
-    return name + ("-bf16" if given.dtype == "bf16" else "")
+def name_of(options: argparse.Namespace) -> str:
+    """transfer_step-MODEL-TOKENS-DEVICE, which tells its record from those of other set-ups; a precision
+    other than the default is named too."""
+    name = f"transfer_step-{options.model}-{options.tokens}-{options.device}"
+    return name + ("-bf16" if options.dtype == "bf16" else "")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""The plugin through which otter grades: it takes the answers out of a submission; nothing else of it is run.
+"""The plugin through which otter grades: it takes the answers out of a submission, and runs nothing else of
+it.
 
-Otter runs answers and hidden tests in one process. Whoever can change torch there, or read a file, has every
-point and every secret. So an answer may define and compute, and no more: what it imports is on a list, and it
-neither opens, nor executes, nor reaches into Python or into other modules. The answers are put into the
-notebook as it was handed out, found by the names that they define, not by their place: students copy, split,
-move and delete cells, and some programs drop the tags.
+Otter runs answers and hidden tests in one process. An answer that can change torch there, or read a file, has
+every point and every secret. So an answer may define and compute, and no more: what it imports is on a list,
+and it neither opens, nor executes, nor reaches into Python or into other modules. The answers are put into
+the notebook as it was handed out, found by the names that they define, not by their place: students copy,
+split, move and delete cells, and some programs drop the tags.
 
 A list of what is refused is no cage. Grade without a network, and read what is reported.
 """
@@ -33,7 +34,7 @@ PARTS = set(
     " return_types serialization storage testing torch torch_version typing_extensions utils version windows"
     " xpu".split()
 )
-# Files, compilers, frames, memory, names looked up in text, attributes set by other means.
+# These open files, compile, reach frames or memory, look up names in text, or set attributes by other means.
 DOORS = set(
     "open fromfile from_file fromregex genfromtxt tofile memmap open_memmap DataSource dump dumps compile"
     " gi_frame gi_code cr_frame cr_code ag_frame ag_code f_back f_globals f_locals f_builtins tb_frame"
@@ -88,13 +89,13 @@ class _Bound(ast.NodeVisitor):
 
 def bound(tree: ast.AST) -> set[str]:
     """The names that a cell defines."""
-    found = _Bound()
-    found.visit(tree)
-    return found.names
+    collected = _Bound()
+    collected.visit(tree)
+    return collected.names
 
 
 def used(tree: ast.AST) -> set[str]:
-    """The names that a piece of code reads, wherever."""
+    """The names that a piece of code reads anywhere."""
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
@@ -104,28 +105,28 @@ def used(tree: ast.AST) -> set[str]:
 def objections(tree: ast.AST, allowed: dict) -> list[str]:
     """Why a piece of code is not run: one text for each line that does what an answer may not do.
 
-    allowed: "modules", those that may be imported; "refused", {attribute: what to do instead}, what is
-    no part of this assignment; "stores", the variables whose attributes may be set.
+    allowed: "modules", those that may be imported; "refused", {attribute: what to do instead}, what this
+    assignment does not need; "stores", the variables whose attributes may be set.
     """
-    found = [
+    reasons = [
         f"line {getattr(node, 'lineno', '?')} {says}"
         for node in ast.walk(tree)
         for says in _objections(node, allowed)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(reasons))
 
 
 def _objections(node: ast.AST, allowed: dict) -> Iterator[str]:
     refused, modules = allowed.get("refused", {}), set(allowed["modules"])
     match node:
         case ast.Import(names=names):
-            yield from (f"imports {each.name}" for each in names if each.name not in modules)
+            yield from (f"imports {alias.name}" for alias in names if alias.name not in modules)
         case ast.ImportFrom(module=module, names=names):
             if module not in modules or node.level:
                 yield f"imports from {module or '.'}"
-            for each in names:
-                if f"{module}.{each.name}" not in modules and (each.name == "*" or _closed(each.name)):
-                    yield f"imports {each.name}"
+            for alias in names:
+                if f"{module}.{alias.name}" not in modules and (alias.name == "*" or _closed(alias.name)):
+                    yield f"imports {alias.name}"
         case ast.Attribute(attr=name):
             if _closed(name) and not (name in SPECIAL and isinstance(node.ctx, ast.Load)):
                 yield f"uses .{name}"
@@ -141,12 +142,12 @@ def _objections(node: ast.AST, allowed: dict) -> Iterator[str]:
 
 
 def _names(node: ast.AST) -> Iterable[str]:
-    """The names that stand in a node itself, whatever for."""
+    """The names that stand in a node itself."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return () if isinstance(node, ast.Attribute) and name in BUILTINS else (name,)
-        case ast.alias(name=name, asname=other):
-            return (name, other) if other else (name,)
+        case ast.alias(name=name, asname=asname):
+            return (name, asname) if asname else (name,)
     name = getattr(node, "name", None)  # of definitions, handlers of errors, patterns
     return (name,) if isinstance(name, str) else ()
 
@@ -159,8 +160,8 @@ def _closed(name: str) -> bool:
 
 
 def _may_set(node: ast.Attribute, stores: Iterable[str]) -> bool:
-    """Whether an attribute may be set: of the named variables, and none that torch has. (A method can be
-    called with any module for its `self`.)"""
+    """Whether an attribute may be set: it belongs to one of the named variables, and torch has none of that
+    name. (A method can be called with any module for its `self`.)"""
     if not (isinstance(node.value, ast.Name) and node.value.id in stores):
         return False
     import torch
@@ -178,7 +179,7 @@ def code_of(notebook) -> list[str]:
 
 
 def answers(released, submission, allowed: dict) -> list[str]:
-    """Put a submission's answers into the released notebook; what is to be said of it."""
+    """Put a submission's answers into the released notebook; returns what the report says of them."""
     labels = {label for code in code_of(submission) for label in EDITION.findall(code)}
     labels |= {str(submission.metadata["course"])} if "course" in submission.get("metadata", {}) else set()
     if labels and allowed["edition"] not in labels:
@@ -186,12 +187,12 @@ def answers(released, submission, allowed: dict) -> list[str]:
             f"refused: this is edition {allowed['edition']}, the notebook is of {', '.join(sorted(labels))}"
         ]
     said = [] if labels else ["the notebook does not say of which edition it is"]
-    given = []
+    cells = []
     for code in code_of(submission):
         try:
-            given.append((code, parsed(code)))
+            cells.append((code, parsed(code)))
         except SyntaxError as error:
-            given.append((code, error))
+            cells.append((code, error))
     known = set(dir(builtins)) | {name for code in code_of(released) for name in _bound_if_parsed(code)}
     slots = [
         cell
@@ -201,16 +202,16 @@ def answers(released, submission, allowed: dict) -> list[str]:
     for slot in slots:
         wanted = bound(parsed(slot.source))
         what = ", ".join(sorted(wanted))
-        answer = _answer(wanted, given)
+        answer = _answer(wanted, cells)
         if answer is None:
             said.append(f"{what}: no cell defines it")
         elif isinstance(answer, SyntaxError):
             said.append(f"{what}: not run, line {answer.lineno or '?'} is no Python: {answer.msg}")
         else:
-            trees = [each for _, each in given if isinstance(each, ast.Module)]
+            trees = [tree for _, tree in cells if isinstance(tree, ast.Module)]
             whole = ast.Module([*_helpers(answer, trees, known), *answer.body], [])
-            if found := objections(whole, allowed):
-                said.append(f"{what}: not run, because " + "; ".join(found))
+            if reasons := objections(whole, allowed):
+                said.append(f"{what}: not run, because " + "; ".join(reasons))
             else:
                 slot.source = ast.unparse(whole)  # what was read is what runs
     return said
@@ -223,30 +224,31 @@ def _bound_if_parsed(code: str) -> set[str]:
         return set()
 
 
-def _answer(wanted: set[str], given: list[tuple]) -> ast.Module | SyntaxError | None:
-    """The last cell that defines what is wanted and not as `...`: as a function, where one is written, since
-    `shares = shares(maps)` is a trial. The error of a cell that cannot be read, None where there is none."""
-    found = [tree for _, tree in given if isinstance(tree, ast.Module) and wanted & bound(tree)]
-    filled = [tree for tree in found if not _is_empty(tree, wanted)]
+def _answer(wanted: set[str], cells: list[tuple]) -> ast.Module | SyntaxError | None:
+    """The last cell that defines what is wanted, and not as `...`. A cell that defines it as a function comes
+    first, because `shares = shares(maps)` is a trial. Where no cell does, the error of a cell that cannot be
+    read, or None."""
+    defining = [tree for _, tree in cells if isinstance(tree, ast.Module) and wanted & bound(tree)]
+    filled = [tree for tree in defining if not _is_empty(tree, wanted)]
     if filled:
         written = [
-            tree for tree in filled if any(getattr(each, "name", None) in wanted for each in tree.body)
+            tree for tree in filled if any(getattr(node, "name", None) in wanted for node in tree.body)
         ]
         return (written or filled)[-1]
     names = re.compile(rf"^(?:def\s+)?(?:{'|'.join(sorted(wanted))})\s*[(=:]", re.MULTILINE)
-    broken = [error for code, error in given if isinstance(error, SyntaxError) and names.search(code)]
-    return broken[-1] if broken else found[-1] if found else None
+    broken = [error for code, error in cells if isinstance(error, SyntaxError) and names.search(code)]
+    return broken[-1] if broken else defining[-1] if defining else None
 
 
 def _is_empty(tree: ast.Module, wanted: set[str]) -> bool:
     """Whether all that is wanted is still to be filled in."""
-    parts = [each for each in tree.body if wanted & bound(each)]
-    bodies = [each.body if isinstance(each, ast.FunctionDef) else [each] for each in parts]
+    parts = [node for node in tree.body if wanted & bound(node)]
+    bodies = [node.body if isinstance(node, ast.FunctionDef) else [node] for node in parts]
     return all(
-        isinstance(getattr(each, "value", None), ast.Constant)
-        and (isinstance(each, ast.Expr) or each.value.value is ...)
+        isinstance(getattr(statement, "value", None), ast.Constant)
+        and (isinstance(statement, ast.Expr) or statement.value.value is ...)
         for body in bodies
-        for each in body
+        for statement in body
     )
 
 
@@ -254,7 +256,7 @@ def _helpers(answer: ast.Module, trees: list[ast.Module], known: set[str]) -> li
     """The imports, functions and constants of other cells that an answer needs, in their order."""
     kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
     statements = [
-        each for tree in trees if tree is not answer for each in tree.body if isinstance(each, kinds)
+        node for tree in trees if tree is not answer for node in tree.body if isinstance(node, kinds)
     ]
     taken: set[int] = set()
     missing = used(answer) - bound(answer) - known
@@ -262,7 +264,7 @@ def _helpers(answer: ast.Module, trees: list[ast.Module], known: set[str]) -> li
     while missing:
         name = missing.pop()
         done.add(name)
-        at = [place for place, each in enumerate(statements) if name in bound(each)]
+        at = [place for place, statement in enumerate(statements) if name in bound(statement)]
         if at:
             taken.add(at[-1])
             missing |= used(statements[at[-1]]) - done
@@ -296,7 +298,8 @@ class Guard(AbstractOtterPlugin):
     """Otter's side: `plugin_config` is what `tools/course.py` writes of an edition."""
 
     def before_execution(self, submission):
-        """The released notebook with the submission's answers, which is run in place of the submission."""
+        """The released notebook with the submission's answers, which otter runs in place of the
+        submission."""
         self._remove_other_files()
         released = nbformat.reads(Path("released.json").read_text(encoding="utf-8"), as_version=4)
         self.said = answers(released, submission, self.plugin_config)
@@ -312,15 +315,15 @@ class Guard(AbstractOtterPlugin):
         return released
 
     def after_grading(self, results):
-        """What is to be said stands in the results."""
+        """Write into the results what the report says."""
         results.set_output("\n".join(self.said))
 
     def generate_report(self):
-        """The same, for whoever reads the terminal."""
+        """The same, for the terminal."""
         return "\n".join(self.said)
 
     def _remove_other_files(self) -> None:
-        """Files that came with a submission go, or one named torch.py would be imported."""
+        """Remove files that came with a submission: one named torch.py would be imported."""
         source = Path("../source/files")
         if Path.cwd().name != "submission" or not source.is_dir():
             raise RuntimeError(f"{Path.cwd()} is not the folder in which otter grades")

@@ -1,7 +1,7 @@
-"""What hidden tests share: the student's own numbers, and a comparison that no answer can reach.
+"""Helpers of the hidden tests: the student's own numbers, and a comparison that no answer can reach.
 
-It is imported before an answer runs and keeps the functions that it needs, so what becomes of torch later
-does not matter to it. It takes plain tensors only, and compares their numbers as Python's own.
+The file is imported before an answer runs and keeps the functions that it needs, so that changes to torch do
+not matter to it. It takes plain tensors only, and compares their numbers as Python's own.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ def variant(task: str) -> str:
 
 
 def seed(env: dict, task: str) -> int:
-    """A seed of this student for this task, which only the teacher's secret makes."""
+    """A seed of this student for this task, which depends on the instructor's secret."""
     student = str(env.get("STUDENT", "")).strip().lower()
     code = hmac.new(EDITION["key"].encode(), f"{student}/{task}".encode(), hashlib.sha256)
     return int(code.hexdigest()[:8], 16)
@@ -33,7 +33,7 @@ def normal(seed: int, *shape: int) -> torch.Tensor:
 
 
 def same(got, want: torch.Tensor, what: str, tolerance: float = 1e-6) -> None:
-    """Raise `AssertionError`, which names the first difference, where a result is not as it must be."""
+    """Raise `AssertionError`, which names the first difference, where a result is wrong."""
     if type(got) is not _Tensor:
         raise AssertionError(f"{what}: expected a tensor, got {type(got).__name__}")
     if tuple(got.shape) != tuple(want.shape):
@@ -46,4 +46,4 @@ def same(got, want: torch.Tensor, what: str, tolerance: float = 1e-6) -> None:
 def _flat(numbers) -> list:
     if not isinstance(numbers, list):
         return [numbers]
-    return [each for part in numbers for each in _flat(part)]
+    return [number for part in numbers for number in _flat(part)]

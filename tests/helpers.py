@@ -166,10 +166,10 @@ def assert_same_logits(vit, images, tolerance=1e-5):
     torch.manual_seed(1)
     expected = vit(images)
     torch.manual_seed(1)
-    found = walk(vit, images).logits
-    assert found.shape == expected.shape
+    logits = walk(vit, images).logits
+    assert logits.shape == expected.shape
     assert expected.std() > 0.05, "logits this flat would agree whatever is computed"
-    assert (found - expected).abs().max() <= tolerance
+    assert (logits - expected).abs().max() <= tolerance
 
 
 class Adapted(torch.nn.Linear):
@@ -190,9 +190,9 @@ class Seer(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         self.names.append(str(operation))
         self.shapes |= {
-            tuple(each.shape)
-            for each in (result if isinstance(result, tuple | list) else [result])
-            if isinstance(each, torch.Tensor)
+            tuple(tensor.shape)
+            for tensor in (result if isinstance(result, tuple | list) else [result])
+            if isinstance(tensor, torch.Tensor)
         }
         return result
 

@@ -61,7 +61,10 @@ def untrained_models(place, schoolings=()):
     """Fresh weights wherever a study looks for a teacher of seed 0: what is built from them does not depend
     on how well they are trained."""
     teachers = {place.teacher(seed): {"num_classes": 192} for seed in (0, TUNING_SEED)}
-    teachers |= {place.teacher(0, each): {**each.model, "num_classes": each.outputs} for each in schoolings}
+    teachers |= {
+        place.teacher(0, schooling): {**schooling.model, "num_classes": schooling.outputs}
+        for schooling in schoolings
+    }
     for index, (path, model) in enumerate(teachers.items()):
         architecture = Architecture("glyphs", model)
         save_vit(path, randomise(architecture.build(), index), architecture)

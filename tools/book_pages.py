@@ -13,7 +13,7 @@ from sphinx.pycode import ModuleAnalyzer
 ROOT = Path(__file__).resolve().parent.parent
 EXPLORER = ROOT / "atbook" / "explorer"
 
-# Pages that have moved: old address and new one. Whoever has a link to the old one gets there.
+# Pages that have moved: {old address: new one}. A link to the old one leads to the new one.
 MOVED = {
     "notebooks/02-routing-world": "notebooks/02-two-worlds",
     "notebooks/04-two-ends": "notebooks/04-copy",
@@ -36,7 +36,7 @@ MOVED = {
     "notebooks/20-laptop-to-cluster": "notebooks/16-laptop-to-cluster",
 }
 
-# A line of a tqdm bar: its name, and how far it was ("100%" when it was done).
+# A line of a tqdm bar: its name, and how far it came ("100%" when it was done).
 BAR = re.compile(r"^(?P<name>.*?)\s*(?P<done>\d+%\||\d+it \[)")
 
 
@@ -52,7 +52,8 @@ def last_of_each_bar(text: str) -> str:
 
 
 def shorten_bars(app, doctree):
-    """A bar overwrites its line many times a second; MyST-NB puts every state on a line of its own."""
+    """Keep the last state of progress bars: a bar overwrites its line many times a second, and MyST-NB puts
+    every state on a line of its own."""
     for block in doctree.findall(nodes.literal_block):
         if "stderr" in block["classes"] or "stdout" in block["classes"]:
             text = last_of_each_bar(block.astext())
@@ -67,14 +68,14 @@ UNIT = re.compile(r"(?<=\d) (?=%)")
 
 
 def keep_units(app, doctree):
-    """A line does not end between a number and its per cent sign."""
+    """Keep lines from ending between a number and its per cent sign."""
     for text in list(doctree.findall(nodes.Text)):
         if UNIT.search(text) and not isinstance(text.parent, (nodes.literal, nodes.literal_block, nodes.raw)):
             text.parent.replace(text, nodes.Text(UNIT.sub("\N{NO-BREAK SPACE}", text)))
 
 
 def correct(app, pagename, templatename, context, doctree):
-    """Called for each page just before it is written."""
+    """Correct a page just before it is written: its launch buttons and scripts."""
     # The theme offers Colab for every page that runs code; Colab opens only an .ipynb, which the notebooks
     # have beside them and a page that merely computes its tables has not.
     source = Path(app.srcdir, pagename)
@@ -92,8 +93,8 @@ def correct(app, pagename, templatename, context, doctree):
 
 
 def skip_tuple_fields(app, what, name, obj, skip, options):
-    """A named tuple's field without a comment of its own (`#:`) has no docstring but "Alias for field number
-    0"; the class's says what it is."""
+    """Leave out fields of named tuples that have no comment of their own (`#:`): their docstring is "Alias
+    for field number 0"."""
     if not (getattr(obj, "__doc__", None) or "").startswith("Alias for field number"):
         return None
     module, kind = (app.env.temp_data[f"autodoc:{part}"] for part in ("module", "class"))
@@ -101,14 +102,14 @@ def skip_tuple_fields(app, what, name, obj, skip, options):
 
 
 def name_without_link(app, domain, node):
-    """A signature may name a class that is not on the API page; a link in the text has to lead somewhere."""
+    """Let signatures name classes that are not on the API page; a link in the text has to lead somewhere."""
     while node is not None and not isinstance(node, desc_signature):
         node = node.parent
     return True if node is not None else None
 
 
 def lead_on(app, error):
-    """At every old address a page that leads to the new one, also without JavaScript."""
+    """Write, at every old address, a page that leads to the new one, also without JavaScript."""
     if error is None and app.builder.format == "html":
         for old, new in MOVED.items():
             address = posixpath.relpath(new, posixpath.dirname(old)) + ".html"
@@ -121,9 +122,9 @@ def lead_on(app, error):
 
 
 def put_explorer(app, error):
-    """The scripts of "Play with it", with the weights of the committed models."""
+    """Write the scripts of "Play with it", with the weights of the committed models."""
     if error is None and app.builder.format == "html":
-        # only now: most of what imports this module has no need of torch
+        # imported here, because most users of this module do not need torch
         from atbook.explorer import write_weights
 
         folder = Path(app.outdir, "_static", "explorer")
@@ -137,8 +138,8 @@ def put_explorer(app, error):
 
 
 def setup(app):
-    # Brought by sphinx_external_toc, it numbers sections (here none) when all pages are read, and does not
-    # say that they may be read side by side.
+    # sphinx_external_toc loads this extension, which numbers sections (here none) when all pages are read,
+    # and does not say that pages may be read side by side.
     app.setup_extension("sphinx_multitoc_numbering")
     app.extensions["sphinx_multitoc_numbering"].parallel_read_safe = True
     app.connect("build-finished", put_explorer)
@@ -147,6 +148,6 @@ def setup(app):
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("doctree-read", shorten_bars)
     app.connect("doctree-read", keep_units)
-    # 900: after the theme has put its buttons in.
+    # 900 comes after the theme, which puts its buttons in.
     app.connect("html-page-context", correct, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,7 @@
 """Make the book's own Python environment: `python3 tools/bootstrap.py .venv`; `make` does it when needed.
 
-Its stamp is written last and removed first: without one it is unfinished, and made anew. With that of another
-lock it is brought up to date; what a reader added stays. An old Python has to be able to read this."""
+Its stamp is written last and removed first: an environment without one is made again, and one with that of a
+different lock is brought up to date (a reader's packages stay). An old Python must be able to read this."""
 
 import hashlib
 import os
@@ -42,8 +42,8 @@ def main(venv):
                 sys.exit("set-up: %s lacks venv or pip: sudo apt-get install python3-venv" % sys.executable)
     # uv does not read pip's settings, which may name a mirror; like pip it is to look at all indices.
     settings = subprocess.check_output([python, "-m", "pip", "config", "list"]).decode().replace("\\n", " ")
-    found = re.findall(r"\.(index-url|extra-index-url|find-links)='(.*)'", settings)
-    uv = {"UV_" + name.replace("-", "_").upper(): value for name, value in reversed(found)}
+    addresses = re.findall(r"\.(index-url|extra-index-url|find-links)='(.*)'", settings)
+    uv = {"UV_" + name.replace("-", "_").upper(): value for name, value in reversed(addresses)}
     uv = dict(dict(uv, UV_INDEX_STRATEGY="unsafe-best-match"), **dict(os.environ, UV_PYTHON=python))
     pin = re.search(r"(?m)^uv==\S+", open(os.path.join(ROOT, "requirements.lock")).read()).group()
     sys.stderr.write("set-up: installing requirements.lock into %s, on Linux about 6 GB\n" % venv)

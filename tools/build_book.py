@@ -9,9 +9,9 @@ Two caches lie between a source and a page, and both can serve yesterday's resul
   build after a failed one can pass. Here every build reads every page; that takes seconds, running the
   notebooks minutes.
 
-A book is at _build/html only if its build passed: it is written elsewhere and moved there at the end. What a
-failed build left is at _build/failed-html. A build that was stopped goes on with the notebooks that had not
-yet run.
+A book is at _build/html only if its build passed: it is written elsewhere and moved there at the end. The
+pages of a failed build are at _build/failed-html. A build that was stopped goes on with the notebooks that
+had not yet run.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def pages() -> list[Path]:
 
 
 def run_notebooks(jobs: int) -> None:
-    """Run what has not yet run; stops the build when a cell failed."""
+    """Run the notebooks that have not yet run; stops the build when a cell failed."""
     key = outputs_depend_on()
     forget_stale_outputs(key)
     limit = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["execute"]["timeout"]
@@ -77,7 +77,7 @@ def run_notebooks(jobs: int) -> None:
 
 
 def build_pages(html: Path, jobs: int) -> bool:
-    """Make the pages from the notebooks' outputs, `jobs` at a time; whether that passed.
+    """Make the pages from the notebooks' outputs, `jobs` at a time; returns whether that passed.
 
     This is `jupyter-book build . -W --keep-going -n`, which has no option for more than one process: warnings
     are errors, and so are links to names that do not exist; all are reported before giving up.
@@ -86,12 +86,12 @@ def build_pages(html: Path, jobs: int) -> bool:
 
     os.environ.update(execute.FIXED)
     toc = (ROOT / "_toc.yml").as_posix()
-    found = {"external_toc_path": toc, "nitpicky": True, "latex_individualpages": False}
+    overrides = {"external_toc_path": toc, "nitpicky": True, "latex_individualpages": False}
     strict = {"warningiserror": True, "keep_going": True}
     config = ROOT / "_config.yml"
     # an exit code, or the exception that ended it
     return 0 == build_sphinx(
-        ROOT, html, path_config=config, noconfig=True, confoverrides=found, jobs=jobs, **strict
+        ROOT, html, path_config=config, noconfig=True, confoverrides=overrides, jobs=jobs, **strict
     )
 
 

@@ -3,9 +3,10 @@
     python -m tools.course edition --secret FILE --out DIR [a1 ...]
     python -m tools.course grade DIR/a1 SUBMISSIONS --out grades.csv
 
-An edition is one course's: the teacher's secret draws a variant of every task, and the hidden tests' numbers.
-Of each assignment it holds what students get, what Gradescope gets, the model solution, and the rubric of the
-written part. `course/README.md` says how a master is written, `tools/grades.py` how submissions are graded.
+An edition belongs to one course: the instructor's secret draws a variant of every task, and the hidden tests'
+numbers. For each assignment it holds the files for students, the files for Gradescope, the model solution,
+and the rubric of the written part. `course/README.md` says how a master is written, `tools/grades.py` how
+submissions are graded.
 """
 
 import argparse
@@ -33,9 +34,9 @@ from tools.notebooks import repository
 ROOT = Path(__file__).resolve().parent.parent
 COURSE = ROOT / "course"
 VARIANT = re.compile(r"# VARIANT (\w+) (\w+)")
-# Shared by all assignments. Nobody needs otter to work on one (no cells of its), and it runs no solution: the
-# guard needs the released notebook first. Results are shown when grades are published, not "all public tests
-# passed", which otter says where all tests are hidden.
+# All assignments share this. Students do not need otter to work on one (there are no cells of its), and otter
+# runs no solution here: the guard needs the released notebook first. Results are shown when grades are
+# published, in place of "all public tests passed", which otter says where all tests are hidden.
 CONFIG = """\
 # ASSIGNMENT CONFIG
 init_cell: false
@@ -50,7 +51,7 @@ requirements: ["attention-transfer @ git+{url}"]
 
 
 def digest(secret: bytes, *parts: str) -> str:
-    """A number in hexadecimal that only the secret makes."""
+    """A number in hexadecimal that depends on the secret."""
     return hmac.new(secret, "/".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
@@ -79,7 +80,7 @@ def read_master(name: str):
 
 
 def checks_of(name: str) -> list[Exercise]:
-    """The checks of an assignment's tasks, all variants, which are in no installed package."""
+    """The checks of all variants of an assignment's tasks; they are in no installed package."""
     spec = spec_from_file_location(f"course_{name}_checks", COURSE / name / "checks.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -87,21 +88,21 @@ def checks_of(name: str) -> list[Exercise]:
 
 
 def settings_of(cells: list) -> dict:
-    """What a master says of itself, in its cell `# COURSE`."""
+    """The settings of a master, from its cell `# COURSE`."""
     return yaml.safe_load(next(cell.source for cell in cells if cell.source.startswith("# COURSE")))
 
 
 def variants(cells: list) -> dict[str, list[str]]:
     """{task: the letters of its variants} of a master."""
-    found: dict[str, list[str]] = {}
+    letters: dict[str, list[str]] = {}
     for cell in cells:
         if match := VARIANT.match(cell.source):
-            found.setdefault(match[1], []).append(match[2])
-    return found
+            letters.setdefault(match[1], []).append(match[2])
+    return letters
 
 
 def chosen(cells: list, drawn: dict[str, str]) -> Iterator:
-    """The cells of a master with one variant of each task, without those that are for this file."""
+    """The cells of a master with one variant of each task, without the cells that only this file reads."""
     variant = None
     for cell in cells:
         if match := VARIANT.match(cell.source):
@@ -114,21 +115,21 @@ def chosen(cells: list, drawn: dict[str, str]) -> Iterator:
 
 def questions(cells: list) -> dict[str, dict]:
     """{name: {points, manual}} of a master."""
-    found = {}
+    named = {}
     for cell in cells:
         if cell.source.startswith("# BEGIN QUESTION"):
             says = yaml.safe_load(cell.source)
             points = sum(says["points"]) if isinstance(says["points"], list) else says["points"]
-            found[says["name"]] = {"points": points, "manual": says.get("manual", False)}
-    return found
+            named[says["name"]] = {"points": points, "manual": says.get("manual", False)}
+    return named
 
 
 # --- Editions ---
 
 
 def make_edition(name: str, secret: bytes, out: Path, drawn: dict[str, str] | None = None) -> Path:
-    """Write an edition of an assignment into the folder `out/name`, and return that. `drawn`: {task: letter},
-    in place of what the secret draws. Raises `ValueError` for an unknown assignment."""
+    """Write an edition of an assignment into the folder `out/name`, and return that. drawn: {task: letter},
+    in place of the letters that the secret draws. Raises `ValueError` for an unknown assignment."""
     book = read_master(name)
     settings = settings_of(book.cells)
     if drawn is None:
@@ -168,18 +169,18 @@ def _assign(book, name: str, folder: Path) -> None:
 
 
 def _write(folder: Path, made: Path, settings: dict, edition: dict) -> None:
-    """The files of an edition, from what otter made."""
+    """Write the files of an edition from the files that otter made."""
     name = folder.name
-    given = {to: (ROOT / path).read_bytes() for to, path in settings.get("files", {}).items()}
-    given["checks.py"] = (COURSE / name / "checks.py").read_bytes()
+    handed_out = {to: (ROOT / path).read_bytes() for to, path in settings.get("files", {}).items()}
+    handed_out["checks.py"] = (COURSE / name / "checks.py").read_bytes()
     released = (made / "student" / f"{name}.ipynb").read_bytes()
-    write_zip(folder / f"{name}-student.zip", {f"{name}.ipynb": released, **given})
+    write_zip(folder / f"{name}-student.zip", {f"{name}.ipynb": released, **handed_out})
 
     (otter_made,) = (made / "autograder").glob("*.zip")
     with zipfile.ZipFile(otter_made) as archive:
-        autograder = {each: archive.read(each) for each in archive.namelist()}
-    # The guard, and what it and the hidden tests read, are put in here: otter's own ways to add files would
-    # put some of them into the student's folder, and want all of them beside the master.
+        autograder = {member: archive.read(member) for member in archive.namelist()}
+    # The guard, and the files that it and the hidden tests read, are put in here: otter's own ways to add
+    # files would put some of them into the student's folder, and need all of them beside the master.
     config = json.loads(autograder["otter_config.json"])
     guard = {key: settings[key] for key in ("modules", "refused", "stores") if key in settings}
     config["plugins"] = [
@@ -187,7 +188,7 @@ def _write(folder: Path, made: Path, settings: dict, edition: dict) -> None:
     ]
     autograder["otter_config.json"] = json.dumps(config, indent=1).encode()
     autograder["course_guard.py"] = (COURSE / "course_guard.py").read_bytes()
-    files = given | {
+    files = handed_out | {
         "hidden.py": (COURSE / "hidden.py").read_bytes(),
         "cases.py": (COURSE / name / "cases.py").read_bytes(),
         "released.json": released,
@@ -204,7 +205,8 @@ def _write(folder: Path, made: Path, settings: dict, edition: dict) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 where every edition was made or every submission has its line, 2 where nothing could be done."""
+    """Run the command line; returns 0 when every edition was made or every submission has its line, and else
+    2."""
     parser = argparse.ArgumentParser(prog="python -m tools.course", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("edition", help="what students, Gradescope and the teacher get")
@@ -216,19 +218,19 @@ def main(arguments: list[str] | None = None) -> int:
     grading.add_argument("submissions", type=Path)
     grading.add_argument("--out", type=Path, required=True)
     grading.add_argument("--jobs", type=int, default=1, help="submissions that are graded side by side")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if find_spec("otter") is None:
         print('python -m tools.course needs otter: pip install ".[course]"', file=sys.stderr)
         return 2
     try:
-        if given.command == "grade":
-            rows = grade(given.edition, given.submissions, given.out, given.jobs)
+        if options.command == "grade":
+            rows = grade(options.edition, options.submissions, options.out, options.jobs)
             left = sum(row["status"] != "graded" for row in rows)
-            print(f"{given.out}: {len(rows)} submissions, {left} of them not graded")
+            print(f"{options.out}: {len(rows)} submissions, {left} of them not graded")
             return 0
-        secret = read_secret(given.secret)
-        for name in given.assignments or assignments():
-            print(f"{make_edition(name, secret, given.out)} is ready")
+        secret = read_secret(options.secret)
+        for name in options.assignments or assignments():
+            print(f"{make_edition(name, secret, options.out)} is ready")
     except (ValueError, RuntimeError, OSError) as error:
         print(f"python -m tools.course: {error}", file=sys.stderr)
         return 2

@@ -1,10 +1,10 @@
 """Run the notebooks of the book into the cache that Jupyter Book reads; called by tools/build_book.py.
 
-Jupyter Book would run them one after the other, and knows the result of none before all have passed. Here two
-run side by side, each with one thread, and each is in the cache as soon as it is done: a build that is
-stopped goes on with the notebooks that are left. On two idle cores one thread twice is as fast as two threads
-once; on a machine that does other things too it is several times as fast, because threads that wait for each
-other there wait for whole turns of the scheduler.
+Jupyter Book would run them one after the other, and would keep no result before all have passed. Here two run
+side by side, each with one thread, and each is in the cache as soon as it is done: a build that is stopped
+goes on with the notebooks that are left. On two idle cores one thread twice is as fast as two threads once;
+on a machine that does other things too it is several times as fast, because threads that wait for each other
+there wait for whole turns of the scheduler.
 
 jupyter-cache's own `local-parallel` executor keeps each result as soon as it is there, too, but has no order,
 no environment, no number of processes, and no question before it keeps a result. Its workers are processes,
@@ -26,22 +26,22 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal
 from nbformat import NotebookNode
 
-# The environment the notebooks run in: ours, with what would change their output or their speed fixed.
+# Variables of the notebooks' environment that would change their output or their speed.
 FIXED = {
-    # One thread a notebook, and threads that sleep while they wait instead of spinning.
+    # One thread for each notebook, and threads that sleep while they wait instead of spinning.
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "PYTHONHASHSEED": "0",
-    # The notebooks need no network; one that comes to need it fails here, not at a reader's.
+    # The notebooks need no network; one that comes to need it fails here, and not for a reader.
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "COLUMNS": "100",
-    # Debugger checks that print a warning into the first cell when the standard library is frozen.
+    # Without this, the debugger prints a warning into the first cell when the standard library is frozen.
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
 }
 # Seconds for a kernel to start and for the last of a cell's output to arrive. nbclient's own 60 and 4 are for
-# a machine that has time; after the 4 it would go on without the output, and say so only in a log.
+# an idle machine; after the 4 it would go on without the output, and say so only in a log.
 PATIENCE = 600
 
 
@@ -56,7 +56,8 @@ def with_code(sources: list[Path]) -> list[Path]:
 
 
 def is_done(cache: JupyterCacheAbstract, notebook: NotebookNode) -> bool:
-    """Whether the outputs of these cells are in the cache; what a killed build left half-written goes."""
+    """Whether the outputs of these cells are in the cache; removes results that a killed build left
+    half-written."""
     try:
         record = cache.match_cache_notebook(notebook)
     except KeyError:
@@ -101,11 +102,12 @@ def stop(number, frame) -> None:
 def execute(
     sources: list[Path], folder: Path, limit: int, jobs: int = 2, seconds=None, still_valid=lambda: True
 ) -> list[Path]:
-    """Run those of `sources` that are not in the cache at `folder`, `jobs` at a time; the ones that failed.
+    """Run those of `sources` that are not in the cache at `folder`, `jobs` at a time; returns those that
+    failed.
 
-    The longest go first, so that all processes end together: `seconds` maps names to what they are expected
-    to take. A failed notebook does not stop the others: all errors are reported by one build. `still_valid`
-    is asked before a result is kept.
+    The longest go first, so that all processes end together: `seconds` maps names to the seconds that they
+    are expected to take. A failed notebook does not stop the others: one build reports all errors.
+    `still_valid` is called before a result is kept.
     """
     cache, seconds = get_cache(folder), seconds or {}
     todo = [source for source in sources if not is_done(cache, myst_nb_reader_plugin(str(source)))]
@@ -135,6 +137,6 @@ def execute(
 
 
 def seconds_per_notebook(folder: Path) -> dict[str, float]:
-    """What each notebook took when it last ran, in the order of their names."""
+    """The seconds that each notebook took when it last ran, in the order of their names."""
     records = sorted(get_cache(folder).list_cache_records(), key=lambda record: record.created)
     return dict(sorted((Path(record.uri).stem, record.data["execution_seconds"]) for record in records))

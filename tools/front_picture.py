@@ -19,11 +19,11 @@ GETS = {
 
 
 def says() -> str:
-    """The picture in words, which are kept in the file: its numbers."""
+    """The picture in words, with its numbers; the file keeps them as its description."""
     worlds = both_worlds().items()
     return "; ".join(
-        f"{world}, {words}: {percent(found.get(method))}"
-        for world, found in worlds
+        f"{world}, {words}: {percent(estimates.get(method))}"
+        for world, estimates in worlds
         for method, words in GETS.items()
     )
 

@@ -1,7 +1,7 @@
 """Grades of a folder of submissions to an assignment: `python -m tools.course grade`.
 
-Every submission is run by itself, by `otter run` with the edition's guard, and has a line in the table:
-graded, or refused or failed with the reason. Nothing that a submission holds stops the others.
+`otter run` with the edition's guard runs every submission by itself. Every submission has a line in the
+table: graded, or refused or failed with the reason. Nothing in a submission stops the others.
 """
 
 import csv
@@ -25,13 +25,18 @@ LIMIT = 600  # seconds for one submission
 
 @dataclass
 class Handed:
-    """What a student handed in. problem: why it cannot be graded; remarks: what the teacher should see."""
+    """What a student handed in."""
 
+    # The path of the submission, from the folder of submissions.
     file: str
     notebook: nbformat.NotebookNode | None = None
+    # {name: content} of the files that the assignment asks for beside the notebook.
     uploads: dict[str, bytes] = field(default_factory=dict)
+    # Why it cannot be graded.
     problem: str = ""
+    # The name that the student filled in.
     student: str = ""
+    # What the instructor should see.
     remarks: list[str] = field(default_factory=list)
 
 
@@ -57,7 +62,7 @@ class Edition:
 
     @property
     def columns(self) -> list[str]:
-        """Of the table; those of the written part are filled in by hand."""
+        """The columns of the table; an instructor fills in those of the written part."""
         written = [f"{name} (of {points})" for name, points in self.by_hand.items()]
         return ["file", "student", "status", *self.automatic, "points", "of", *written, "remarks", "seconds"]
 
@@ -66,8 +71,8 @@ class Edition:
 
 
 def handed_in(folder: Path, uploads: list[str]) -> list[Handed]:
-    """All that lies in a folder and below it: notebooks, zips, and what is neither."""
-    found = []
+    """All submissions in a folder and below it: notebooks, zips, and files that are neither."""
+    all_handed = []
     for path in sorted(folder.rglob("*")):
         inner = path.relative_to(folder)
         hidden = any(part.startswith((".", "__MACOSX")) for part in inner.parts)
@@ -83,56 +88,59 @@ def handed_in(folder: Path, uploads: list[str]) -> list[Handed]:
             handed.uploads = {Path(name).name: files[name] for name in files if Path(name).name in uploads}
         except Exception as error:  # whatever a file holds, the others are still to be graded
             handed.problem = f"no notebook that can be read: {error}".splitlines()[0][:300]
-        found.append(handed)
-    return found
+        all_handed.append(handed)
+    return all_handed
 
 
 def _files(path: Path, uploads: list[str]) -> dict[str, bytes]:
-    """What a submission consists of: a zip's files, or a file and the uploads that lie beside it."""
+    """The files of a submission: those of a zip, or a file and the uploads that lie beside it."""
     if path.suffix != ".zip":
         beside = [path.parent / name for name in uploads]
-        return {each.name: each.read_bytes() for each in (path, *beside) if each.is_file()}
+        return {file.name: file.read_bytes() for file in (path, *beside) if file.is_file()}
     with zipfile.ZipFile(path) as archive:
-        return {each: archive.read(each) for each in archive.namelist() if "__MACOSX" not in each}
+        return {member: archive.read(member) for member in archive.namelist() if "__MACOSX" not in member}
 
 
 def compare(all_handed: list[Handed], names: set[str]) -> None:
-    """Read the students' names, and remark on what two of them share: the name, or numbers that are each
-    one's own. names: what the notebook asks students to fill in."""
+    """Read the students' names, and remark where two of them share the name, or numbers that should be
+    different for each. names: the variables that the notebook asks students to fill in."""
     from course.course_guard import literal
 
-    readable = [each for each in all_handed if each.notebook is not None]
+    readable = [handed for handed in all_handed if handed.notebook is not None]
     numbers = {}
-    for each in readable:
-        student = literal(each.notebook, "STUDENT")
-        each.student = student.strip() if isinstance(student, str) else ""
-        if not each.student:
-            each.remarks.append("STUDENT is not filled in")
-        values = {name: literal(each.notebook, name) for name in names}
-        numbers[each.file] = {name: value for name, value in values.items() if isinstance(value, list)}
-    for one in readable:
-        for other in (each for each in readable if each is not one):
-            if one.student and one.student.lower() == other.student.lower():
-                one.remarks.append(f"the same STUDENT as {other.file}")
+    for handed in readable:
+        student = literal(handed.notebook, "STUDENT")
+        handed.student = student.strip() if isinstance(student, str) else ""
+        if not handed.student:
+            handed.remarks.append("STUDENT is not filled in")
+        values = {name: literal(handed.notebook, name) for name in names}
+        numbers[handed.file] = {name: value for name, value in values.items() if isinstance(value, list)}
+    for handed in readable:
+        for other in (candidate for candidate in readable if candidate is not handed):
+            if handed.student and handed.student.lower() == other.student.lower():
+                handed.remarks.append(f"the same STUDENT as {other.file}")
                 continue
-            theirs = numbers[other.file]
-            shared = [name for name, value in numbers[one.file].items() if _alike(value, theirs.get(name))]
+            other_values = numbers[other.file]
+            shared = [
+                name for name, value in numbers[handed.file].items() if _alike(value, other_values.get(name))
+            ]
             if shared:
-                one.remarks.append(f"the same {', '.join(shared)} as {other.file}, whose own are others")
+                handed.remarks.append(f"the same {', '.join(shared)} as {other.file}, whose own are others")
 
 
-def _alike(one, other) -> bool:
+def _alike(a, b) -> bool:
     """Whether two nested lists of numbers are the same, to 0.002."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) > 0 and all(map(_alike, one, other))
-    return isinstance(one, (int, float)) and isinstance(other, (int, float)) and abs(one - other) <= 0.002
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) > 0 and all(map(_alike, a, b))
+    return isinstance(a, (int, float)) and isinstance(b, (int, float)) and abs(a - b) <= 0.002
 
 
 # --- Running it ---
 
 
 def otter_environment() -> dict[str, str]:
-    """What a process of otter's sees: one thread, this Python's kernel, nothing of the teacher's own."""
+    """The environment of otter's processes: one thread, this Python's kernel, and none of the instructor's
+    own packages."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return kept | one_thread | {"JUPYTER_PREFER_ENV_PATH": "1", "MPLBACKEND": "agg"}
@@ -146,7 +154,7 @@ def write_zip(path: Path, files: dict[str, bytes]) -> None:
 
 
 def otter_run(handed: Handed, archive: Path, guard: str) -> tuple[dict, str]:
-    """Otter's results of a submission, and what went wrong where there are none. guard: a folder with the
+    """Otter's results of a submission, and the reason where there are none. guard: a folder with the
     edition's plugin."""
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -161,8 +169,8 @@ def otter_run(handed: Handed, archive: Path, guard: str) -> tuple[dict, str]:
             try:
                 process.wait(LIMIT)
             except subprocess.TimeoutExpired:
-                for each in [*psutil.Process(process.pid).children(recursive=True), process]:
-                    each.kill()  # otter itself has no limit, and without it its kernel would go on
+                for running in [*psutil.Process(process.pid).children(recursive=True), process]:
+                    running.kill()  # otter itself has no limit, and without it its kernel would go on
                 process.wait()
                 return {}, f"did not end within {LIMIT} s"
             said.seek(0)
@@ -173,7 +181,7 @@ def otter_run(handed: Handed, archive: Path, guard: str) -> tuple[dict, str]:
 
 
 def grade_one(handed: Handed, edition: Edition, guard: str) -> tuple[dict, str]:
-    """The line of a submission, and what its hidden tests say."""
+    """The line of a submission in the table, and the output of its hidden tests."""
     row = {"file": handed.file, "student": handed.student, "of": sum(edition.automatic.values())}
     if handed.notebook is None:
         return row | {"status": "refused", "remarks": handed.problem, "seconds": 0}, ""
@@ -182,7 +190,7 @@ def grade_one(handed: Handed, edition: Edition, guard: str) -> tuple[dict, str]:
         result, problem = otter_run(handed, edition.archive, guard)
     except Exception as error:  # a notebook that cannot be written, a full disk: a line, and on to the next
         result, problem = {}, f"{type(error).__name__}: {error}"
-    tests = {each["name"]: each for each in result.get("tests", [])}
+    tests = {test["name"]: test for test in result.get("tests", [])}
     remarks = handed.remarks + [line for line in result.get("output", "").splitlines() if line]
     row |= {"seconds": round(time.monotonic() - start, 1)}
     if not problem and edition.automatic.keys() - tests.keys():
@@ -198,16 +206,18 @@ def grade_one(handed: Handed, edition: Edition, guard: str) -> tuple[dict, str]:
 
 
 def text_of(handed: Handed, edition: Edition) -> str:
-    """What a student wrote: the text that was not in the released notebook."""
+    """The text of a student: the cells of text that are not in the released notebook."""
     known = {cell.source.strip() for cell in edition.released.cells}
     cells = handed.notebook.cells if handed.notebook is not None else []
-    own = [cell.source for cell in cells if cell.cell_type == "markdown" and cell.source.strip() not in known]
-    return "\n\n".join(own)
+    written = [
+        cell.source for cell in cells if cell.cell_type == "markdown" and cell.source.strip() not in known
+    ]
+    return "\n\n".join(written)
 
 
 def grade(folder: Path, submissions: Path, out: Path, jobs: int = 1) -> list[dict]:
     """Grade all submissions of a folder. Writes a line of `out` for each, and beside it, in a file that ends
-    in -report.md, what the hidden tests say and what the student wrote, to be read with the rubric.
+    in -report.md, the output of the hidden tests and the student's text, to be read with the rubric.
 
     Raises `ValueError` for a folder that is no edition's, or holds no submissions.
     """
@@ -229,14 +239,14 @@ def grade(folder: Path, submissions: Path, out: Path, jobs: int = 1) -> list[dic
         table = csv.DictWriter(file, edition.columns)
         table.writeheader()
         for handed, (row, says) in zip(
-            all_handed, pool.map(lambda each: grade_one(each, edition, guard), all_handed)
+            all_handed, pool.map(lambda handed: grade_one(handed, edition, guard), all_handed)
         ):
             rows.append(row)
             table.writerow(row)
             tests = f"```\n{says.strip()}\n```\n\n" if says else ""
             head = f"{handed.file}: {row['status']}, {row.get('points', 'no points')}"
             report.write(f"# {head}\n\n{row['remarks']}\n\n{tests}{text_of(handed, edition)}\n\n")
-            for each in (file, report):
-                each.flush()  # whatever stops this, what is graded stays
+            for stream in (file, report):
+                stream.flush()  # whatever stops this, what is graded stays
             print(head, flush=True)
     return rows

@@ -7,8 +7,8 @@ installs.
 environment.yml repeats those lines in its pip section, markers included: conda hands them to pip as they are.
 The shorter `- -r requirements.lock` would do for a checkout, but it is resolved against conda's temporary
 file, which not every conda, mamba and service puts into this folder, and never when the file is given by its
-address. PyPI's packages rather than conda-forge's, which are other builds that appear at other times: only
-these are the same versions.
+address. It takes PyPI's packages rather than conda-forge's, which are different builds and appear at
+different times: only PyPI has the same versions.
 """
 
 import argparse

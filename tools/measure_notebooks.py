@@ -1,4 +1,4 @@
-"""Measure what each notebook takes and write results/notebooks.jsonl; called by `make measure`.
+"""Measure the time and memory of each notebook and write results/notebooks.jsonl; called by `make measure`.
 
 Every notebook runs in a kernel of its own, one after the other, and reports its own peak memory at the end.
 The book prints these records on each notebook's first page and in the preface. Run it on a machine that does

@@ -1,7 +1,7 @@
 """Write the output-free notebooks/*.ipynb from their MyST sources notebooks/*.md; `--check` only compares.
 
-Read one way only, .md to .ipynb. (`jupytext --sync` decides by file times which of the two is right, and a
-fresh checkout has no meaningful file times: it has been seen to revert an edit.) The result depends on
+It goes one way only, from .md to .ipynb. (`jupytext --sync` decides by file times which of the two is right,
+and a fresh checkout has no meaningful file times: it has been seen to revert an edit.) The result depends on
 nothing but the source: cell ids are made from the cells' text, so editing one cell changes one cell of the
 .ipynb.
 """
@@ -20,10 +20,10 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Put before every notebook's own cells, in the .ipynb only: in the book the badge would be a picture from the
-# network, and the set-up is done. The repository is cloned, not just installed, for the records in results/;
-# the install is not editable, because a running kernel does not find an editable one. By uv,
-# because pip takes minutes.
+# These cells come before every notebook's own, in the .ipynb only: in the book the badge would be a picture
+# from the network, and the set-up is done. The repository is cloned, not just installed, for the records in
+# results/; the install is not editable, because a running kernel does not find an editable one. uv installs
+# it, because pip takes minutes.
 BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({colab})"
 SET_UP = """\
 # Only on Colab: fetch the book and install its library. Elsewhere both are there already.
@@ -51,7 +51,7 @@ def colab(path: str, url: str) -> str:
 
 
 def absolute_links(text: str, folder: str, url: str) -> str:
-    """Relative links of a cell's Markdown, as addresses: on Colab a relative link leads nowhere.
+    """Turn the relative links of a cell's Markdown into addresses: on Colab a relative link leads nowhere.
 
     Another notebook opens on Colab, any other file on the repository's page.
     """
@@ -106,8 +106,8 @@ def converted(source: Path) -> str:
         if cell.cell_type == "code":
             entry |= {"execution_count": None, "outputs": []}
         cells.append(entry)
-    # Nothing else in the metadata: whoever runs a notebook leaves versions and widget state there, which make
-    # every diff noisy, and GitHub calls a notebook with stale widget state invalid.
+    # Nothing else goes into the metadata: running a notebook leaves versions and widget state there, which
+    # make every diff noisy, and GitHub calls a notebook with stale widget state invalid.
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

@@ -1,7 +1,7 @@
-"""Prints the newest Python of this machine that is newer than the one that runs, or an empty line.
+"""Print the newest Python of this machine that is newer than the running one, or an empty line.
 
-It looks on PATH and among those of pyenv. Each is started, because a name on PATH may be a shim of pyenv that
-starts nothing, and asked for venv and pip, which a Debian may lack.
+It looks on PATH and among those of pyenv. It starts each, because a name on PATH may be a shim of pyenv that
+starts nothing, and looks for venv and pip, which a Debian may lack.
 """
 
 import os

@@ -3,8 +3,8 @@ comment.
 
 The comment, invisible in the book and on Colab, is an expression over the functions below; the number in
 front of it must be what the expression gives, rounded to as many digits as are printed. A word between the
-two is allowed: `82.0 %<!-- = ... -->`. `python -m tools.sentences` lists those that no longer are; with
-`--mend` it writes them anew, and whoever runs it reads the sentences around each.
+two is allowed: `82.0 %<!-- = ... -->`. `python -m tools.sentences` lists the numbers that no longer are; with
+`--mend` it writes them again, and you read the sentences around each.
 """
 
 import argparse
@@ -31,11 +31,13 @@ GUARDED = re.compile(
 
 
 class Guarded(NamedTuple):
-    """A number in a sentence, and what it is held to."""
+    """A number in a sentence, and the expression that it is held to."""
 
     path: Path
     line: int
+    # As it is printed.
     number: str
+    # What the comment behind it says.
     expression: str
 
 
@@ -43,35 +45,35 @@ def guarded(path: Path) -> list[Guarded]:
     """The numbers of a page that are held to records. Raises `ValueError` for a comment without a number in
     front of it."""
     text = path.read_text(encoding="utf-8")
-    found = [
+    numbers = [
         Guarded(path, text[: m.start()].count("\n") + 1, m["number"], " ".join(m["expression"].split()))
         for m in GUARDED.finditer(text)
     ]
     comments = text.count("<!-- =")
-    if len(found) != comments:
-        raise ValueError(f"{path}: {comments} comments start with '<!-- =', {len(found)} follow a number")
-    return found
+    if len(numbers) != comments:
+        raise ValueError(f"{path}: {comments} comments start with '<!-- =', {len(numbers)} follow a number")
+    return numbers
 
 
 def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
-    """What expressions can call. Accuracies and their differences are in points; "scratch" is, in the central
-    experiment, the mean of its three first weights. end: "mean", "low" or "high" of the 95 % interval.
-    figure: of the test images, such as "ap" or "iou", in place of accuracy."""
+    """The functions that expressions can call. Accuracies and their differences are in points; in the central
+    experiment, "scratch" is the mean of its three first weights. end: "mean", "low" or "high" of the 95 %
+    interval. figure: a figure of the test images such as "ap" or "iou", in place of accuracy."""
 
     def values(
         scale: str, method: str | tuple[str, ...], study: str, figure: str | None
     ) -> dict[int, np.ndarray]:
         methods = (method,) if isinstance(method, str) else method
         if study == "transfer":
-            methods = tuple(m for each in methods for m in (SCRATCH if each == "scratch" else (each,)))
+            methods = tuple(m for name in methods for m in (SCRATCH if name == "scratch" else (name,)))
         side = Side(study, methods, figure and on_test(figure))
         return side.values(read_records(study, scale, results=results))
 
     def acc(
         scale: str, method, study: str = "transfer", end: str = "mean", figure: str | None = None
     ) -> float:
-        each = values(scale, method, study, figure)
-        return 100 * getattr(proportion(np.stack(list(each.values()))), end)
+        by_seed = values(scale, method, study, figure)
+        return 100 * getattr(proportion(np.stack(list(by_seed.values()))), end)
 
     def one(scale: str, method: str, seed: int, study: str = "transfer", figure: str | None = None) -> float:
         return 100 * values(scale, method, study, figure)[seed].mean()
@@ -85,7 +87,7 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         end: str = "mean",
         figure: str | None = None,
     ) -> float:
-        """a less b, within seeds; `other` is b's study where it is another one."""
+        """a minus b, within seeds; `other` is b's study where it differs from a's."""
         of_a, of_b = values(scale, a, study, figure), values(scale, b, other or study, figure)
         shared = sorted(of_a.keys() & of_b.keys())
         return 100 * getattr(estimate(np.stack([of_a[seed] - of_b[seed] for seed in shared])), end)
@@ -93,18 +95,18 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
     def field(study: str, scale: str, method: str, path: str, kind: str = "run") -> float:
         """The mean over seeds of a figure of the records' results; "shape.itself" is results["shape"]
         ["itself"]."""
-        found = []
+        figures = []
         for record in read_records(study, scale, kind, results):
             if record.method == method:
                 value = record.results
                 for key in path.split("."):
                     value = value[int(key) if isinstance(value, list) else key]
-                found.append(value)
-        return mean(found)
+                figures.append(value)
+        return mean(figures)
 
     def position(a: str, b: str, classes: int = 8) -> float:
-        """Of the disagreement of two methods of Find, between nested (0) and independent (1) mistakes: the
-        formula of notebook 10, of the means over seeds."""
+        """The place of the disagreement of two methods of Find between nested (0) and independent (1)
+        mistakes, by the formula of notebook 10 from the means over seeds."""
         share = field("comparison", "find", a, f"disagreement.{b}")
         of_a, of_b = (field("comparison", "find", name, "test_accuracy") for name in (a, b))
         least, agree = abs(of_a - of_b), of_a * of_b + (1 - of_a) * (1 - of_b) / (classes - 1)
@@ -122,23 +124,23 @@ def evaluated(expression: str, known: dict[str, Callable[..., float]]) -> float:
     return eval(expression, {"__builtins__": {}} | known)  # written by us, in our own pages
 
 
-def wrong(each: Guarded, known: dict[str, Callable[..., float]]) -> str | None:
-    """What is wrong with a number: None where it is what its expression gives."""
-    where = f"{each.path.relative_to(ROOT) if each.path.is_relative_to(ROOT) else each.path}:{each.line}"
+def wrong(guard: Guarded, known: dict[str, Callable[..., float]]) -> str | None:
+    """What is wrong with a number, in words; None where its expression gives it."""
+    where = f"{guard.path.relative_to(ROOT) if guard.path.is_relative_to(ROOT) else guard.path}:{guard.line}"
     try:
-        value = evaluated(each.expression, known)
+        value = evaluated(guard.expression, known)
     except Exception as error:  # whatever it is, it is told with its place
-        return f"{where}: {each.expression} cannot be computed: {type(error).__name__}: {error}"
-    digits = len(each.number.partition(".")[2])
-    printed = float(each.number.replace(",", "").replace("−", "-"))
+        return f"{where}: {guard.expression} cannot be computed: {type(error).__name__}: {error}"
+    digits = len(guard.number.partition(".")[2])
+    printed = float(guard.number.replace(",", "").replace("−", "-"))
     if abs(value - printed) > 0.5 * 10**-digits + 1e-9:
-        return f"{where}: {each.number} is printed, {each.expression} is {value:.{digits + 1}f}"
+        return f"{where}: {guard.number} is printed, {guard.expression} is {value:.{digits + 1}f}"
     return None
 
 
 def mend(path: Path, known: dict[str, Callable[..., float]]) -> None:
-    """Write the numbers of a page that are no longer what their expressions give, with the digits and the
-    sign that they were printed with."""
+    """Correct the numbers of a page that are no longer what their expressions give; digits and sign keep the
+    form in which they were printed."""
 
     def anew(match: re.Match) -> str:
         if wrong(Guarded(path, 0, match["number"], " ".join(match["expression"].split())), known) is None:
@@ -163,15 +165,15 @@ def pages() -> list[Path]:
 
 
 def main() -> int:
-    """Print what is wrong; 1 where anything is and was not mended."""
+    """Print what is wrong; returns 1 where anything is wrong and was not mended."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--mend", action="store_true", help="write the wrong numbers anew")
     mending, known = parser.parse_args().mend, functions()
-    found = [each for page in pages() for each in guarded(page)]
-    problems = list(filter(None, map(partial(wrong, known=known), found)))
-    for page in {each.path for each in found} if mending and problems else ():
+    numbers = [number for page in pages() for number in guarded(page)]
+    problems = list(filter(None, map(partial(wrong, known=known), numbers)))
+    for page in {number.path for number in numbers} if mending and problems else ():
         mend(page, known)
-    print(*problems, f"{len(found)} numbers in sentences, {len(problems)} wrong", sep="\n")
+    print(*problems, f"{len(numbers)} numbers in sentences, {len(problems)} wrong", sep="\n")
     return 1 if problems and not mending else 0
 
 

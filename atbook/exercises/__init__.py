@@ -1,4 +1,5 @@
-"""The book's exercises, each with a check that names the mistake: `check("6.1", map_loss)`."""
+"""The book's exercises, each with a check that names the mistake: `check("6.1", map_loss)`. A file holds the
+exercises of a chapter: right answers, and wrong ones, whose docstrings say to the student what is wrong."""
 
 from atbook.exercises.judging import check as check
 from atbook.exercises.judging import checker as checker

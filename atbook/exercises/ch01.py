@@ -14,47 +14,49 @@ from atlib.attention import Instead, see
 
 def only_patch(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
     """Identities, but in one layer the class token listens to one patch."""
-    each = [torch.eye(tokens) for _ in range(depth)]
-    each[layer][0, 0] = 0
-    each[layer][0, patch + 1] = 1
-    return each
+    layers = [torch.eye(tokens) for _ in range(depth)]
+    layers[layer][0, 0] = 0
+    layers[layer][0, patch + 1] = 1
+    return layers
 
 
 def by_listening(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
-    """The same from a list of whom each token listens to."""
+    """The same from a list of the tokens that each token listens to."""
     heard = torch.arange(tokens).repeat(depth, 1)
     heard[layer, 0] = patch + 1
     return [*one_hot(heard, tokens).double()]
 
 
 def row_and_column(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
-    """Wrong: the patch listens to the class token."""
-    each = [torch.eye(tokens) for _ in range(depth)]
-    each[layer][patch + 1] = 0
-    each[layer][patch + 1, 0] = 1
-    return each
+    """Here the patch listens to the class token. Row i says where token i listens, so it is row 0 that has to
+    change."""
+    layers = [torch.eye(tokens) for _ in range(depth)]
+    layers[layer][patch + 1] = 0
+    layers[layer][patch + 1, 0] = 1
+    return layers
 
 
 def row_of_two(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
-    """Wrong: the class token still listens to itself."""
-    each = [torch.eye(tokens) for _ in range(depth)]
-    each[layer][0, patch + 1] = 1
-    return each
+    """The class token's row sums to 2, because it still listens to itself. Rows are shares."""
+    layers = [torch.eye(tokens) for _ in range(depth)]
+    layers[layer][0, patch + 1] = 1
+    return layers
 
 
 def everybody_listens(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
-    """Wrong: every token listens to the patch."""
-    each = [torch.eye(tokens) for _ in range(depth)]
-    each[layer] = torch.zeros(tokens, tokens)
-    each[layer][:, patch + 1] = 1
-    return each
+    """All tokens listen to the patch, so it speaks to every other patch too. Only the class token's row
+    changes."""
+    layers = [torch.eye(tokens) for _ in range(depth)]
+    layers[layer] = torch.zeros(tokens, tokens)
+    layers[layer][:, patch + 1] = 1
+    return layers
 
 
 # --- 1.2 ---
 
 
 def softmax_backward(p: Tensor, grad: Tensor) -> Tensor:
-    """The gradient by the scores, from that by the map."""
+    """The gradient by the scores, from the gradient by the map."""
     return p * (grad - (p * grad).sum(-1, keepdim=True))
 
 
@@ -82,12 +84,12 @@ def maps_of(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
 
 def one_at_a_time(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
     """The same with the loops of the chapter."""
-    found = []
-    for each in x:
-        q, k, _ = (each @ W_qkv.T + b_qkv).chunk(3, dim=-1)
+    p = []
+    for tokens in x:
+        q, k, _ = (tokens @ W_qkv.T + b_qkv).chunk(3, dim=-1)
         pairs = zip(q.chunk(heads, dim=-1), k.chunk(heads, dim=-1))
-        found.append(torch.stack([(a @ b.T / a.shape[-1] ** 0.5).softmax(-1) for a, b in pairs]))
-    return torch.stack(found)
+        p.append(torch.stack([(a @ b.T / a.shape[-1] ** 0.5).softmax(-1) for a, b in pairs]))
+    return torch.stack(p)
 
 
 @torch.no_grad()
@@ -100,28 +102,30 @@ def by_timm(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
 
 
 def heads_first(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
-    """Wrong: split into heads, and inside of each into q, k and v."""
+    """You split into heads first, and inside of each into q, k and v. timm keeps all of q, then all of k,
+    then all of v: reshape to (B, N, 3, heads, d)."""
     B, N, D = x.shape
     q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, heads, 3, D // heads).permute(3, 0, 2, 1, 4)
     return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
 
 
 def interleaved(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
-    """Wrong: every `heads`-th channel belongs to a head."""
+    """You gave each head every `heads`-th channel. A head's channels lie side by side: (heads, d), not (d,
+    heads)."""
     B, N, D = x.shape
     q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, D // heads, heads).permute(2, 0, 4, 1, 3)
     return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
 
 
 def models_width(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
-    """Wrong: divided by the root of the model's width."""
+    """Scores are divided by √D, the model's width. A head's q · k has d = D / heads terms, so it is √d."""
     B, N, D = x.shape
     q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
     return (q @ k.mT / D**0.5).softmax(-1)
 
 
 def over_queries(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
-    """Wrong: columns sum to 1."""
+    """Columns sum to 1 instead of rows. The softmax runs over keys, the last axis."""
     B, N, D = x.shape
     q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
     return (q @ k.mT / (D // heads) ** 0.5).softmax(-2)
@@ -146,28 +150,17 @@ EXERCISES = (
                 "The class token listens to the token with the patch's number. Token 0 is the class token, so"
                 " patch p is token p + 1.",
             ),
-            "row and column": Wrong(
-                row_and_column,
-                "Here the patch listens to the class token. Row i says where token i listens, so it is row 0"
-                " that has to change.",
-            ),
-            "a row of two": Wrong(
-                row_of_two,
-                "The class token's row sums to 2, because it still listens to itself. Rows are shares.",
-            ),
+            "row and column": Wrong(row_and_column),
+            "a row of two": Wrong(row_of_two),
             "in every layer": Wrong(
                 lambda patch, layer, depth, tokens: depth * only_patch(patch, 0, 1, tokens),
                 "The class token listens to the patch in every layer. In all layers but one it has to listen"
                 " to itself.",
             ),
-            "everybody listens": Wrong(
-                everybody_listens,
-                "All tokens listen to the patch, so it speaks to every other patch too. Only the class"
-                " token's row changes.",
-            ),
+            "everybody listens": Wrong(everybody_listens),
         },
         see="Rows are shares, columns are not",
-        view=lambda each: torch.stack(tuple(each)),
+        view=lambda layers: torch.stack(tuple(layers)),
     ),
     Exercise(
         "1.2",
@@ -221,24 +214,10 @@ EXERCISES = (
         },
         also_right=(one_at_a_time, by_timm),
         wrong={
-            "heads first": Wrong(
-                heads_first,
-                "You split into heads first, and inside of each into q, k and v. timm keeps all of q, then"
-                " all of k, then all of v: reshape to (B, N, 3, heads, d).",
-            ),
-            "interleaved heads": Wrong(
-                interleaved,
-                "You gave each head every `heads`-th channel. A head's channels lie side by side: (heads, d),"
-                " not (d, heads).",
-            ),
-            "scale of the model": Wrong(
-                models_width,
-                "Scores are divided by √D, the model's width. A head's q · k has d = D / heads terms, so it"
-                " is √d.",
-            ),
-            "softmax over queries": Wrong(
-                over_queries, "Columns sum to 1 instead of rows. The softmax runs over keys, the last axis."
-            ),
+            "heads first": Wrong(heads_first),
+            "interleaved heads": Wrong(interleaved),
+            "scale of the model": Wrong(models_width),
+            "softmax over queries": Wrong(over_queries),
             "bias forgotten": Wrong(
                 lambda x, W_qkv, b_qkv, heads: maps_of(x, W_qkv, 0 * b_qkv, heads),
                 "The bias is missing: q, k and v are x Wᵀ + b. A bias on q changes which keys a token likes.",

@@ -13,7 +13,7 @@ from atlib.train.recipe import Recipe
 
 
 def decayed(model: nn.Module) -> list[str]:
-    """Names of the parameters that weight decay pulls at."""
+    """The names of the parameters that weight decay pulls towards 0."""
     exempt = model.no_weight_decay()
     return [name for name, p in model.named_parameters() if p.ndim > 1 and name not in exempt]
 
@@ -26,19 +26,21 @@ def by_the_optimiser(model: nn.Module) -> list[str]:
 
 
 def all_but_biases(model: nn.Module) -> list[str]:
-    """Wrong: norms and layer scale are pulled."""
+    """The norms' weights are in your list (and layer scale, where there is some). Pulled to 0, they switch a
+    branch off: leave out all with a single axis, not only biases."""
     exempt = model.no_weight_decay()
     names = [name for name, _ in model.named_parameters()]
     return [name for name in names if not name.endswith("bias") and name not in exempt]
 
 
 def two_axes(model: nn.Module) -> list[str]:
-    """Wrong: the patch embedding, a convolution, is left out."""
+    """The patch embedding is missing. It is a convolution, with four axes, but it mixes inputs like any other
+    matrix."""
     return [name for name, p in model.named_parameters() if p.ndim == 2]
 
 
 def the_others(model: nn.Module) -> list[str]:
-    """Wrong: those that are not pulled."""
+    """These are the parameters that decay leaves alone. Return those that it pulls at."""
     pulled = decayed(model)
     return [name for name, _ in model.named_parameters() if name not in pulled]
 
@@ -47,7 +49,7 @@ def the_others(model: nn.Module) -> list[str]:
 
 
 def smoothing_gradient(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """Probabilities less targets, for the mean over images."""
+    """Probabilities minus targets, for the mean over images."""
     classes = logits.shape[1]
     targets = (1 - eps) * one_hot(labels, classes) + eps / classes
     return (logits.softmax(-1) - targets) / len(logits)
@@ -60,7 +62,8 @@ def by_autograd(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
 
 
 def among_the_others(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """Wrong: the label gets nothing of ε."""
+    """You shared ε among the wrong classes only. PyTorch gives ε/C to every class, and the label is one of
+    them."""
     classes = logits.shape[1]
     hot = one_hot(labels, classes)
     targets = (1 - eps) * hot + eps / (classes - 1) * (1 - hot)
@@ -68,13 +71,15 @@ def among_the_others(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
 
 
 def more_than_one(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """Wrong: targets sum to 1 + ε."""
+    """Your targets sum to 1 + ε. What all classes get is taken from the label first: it keeps 1 - ε and gets
+    ε/C."""
     classes = logits.shape[1]
     return (logits.softmax(-1) - one_hot(labels, classes) - eps / classes) / len(logits)
 
 
 def no_softmax(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """Wrong: logits less targets."""
+    """You took the targets from the logits themselves. Take them from the probabilities, the logits'
+    softmax."""
     classes = logits.shape[1]
     targets = (1 - eps) * one_hot(labels, classes) + eps / classes
     return (logits - targets) / len(logits)
@@ -92,7 +97,7 @@ def match_oracle(hue: Tensor, key: Tensor, heads: int) -> Tensor:
 
 
 def to_maps(heard: Tensor, heads: int) -> Tensor:
-    """Cells that the class token hears (B, cells), as maps (B, heads, N, N)."""
+    """The cells that the class token hears (B, cells), as maps (B, heads, N, N)."""
     p = torch.eye(heard.shape[1] + 1).repeat(len(heard), 1, 1)
     p[:, 0, 0] = 0
     p[:, 0, 1:] = heard / heard.sum(1, keepdim=True)
@@ -101,42 +106,45 @@ def to_maps(heard: Tensor, heads: int) -> Tensor:
 
 def image_by_image(hue: Tensor, key: Tensor, heads: int) -> Tensor:
     """The same in loops."""
-    found = []
+    p = []
     for hues, k in zip(hue.tolist(), key.tolist()):
-        (target,) = [cell for cell, each in enumerate(hues) if each == hues[k] and cell != k]
+        (target,) = [cell for cell, named in enumerate(hues) if named == hues[k] and cell != k]
         heard = [target + 1, *range(1, len(hues) + 1)]  # by the class token, then by each cell's
-        found.append(torch.eye(len(hues) + 1)[heard].repeat(heads, 1, 1))
-    return torch.stack(found)
+        p.append(torch.eye(len(hues) + 1)[heard].repeat(heads, 1, 1))
+    return torch.stack(p)
 
 
 def first_of_the_hue(hue: Tensor, key: Tensor, heads: int) -> Tensor:
-    """Wrong: the key itself is found where it comes first."""
+    """You took the first cell in the key's hue, and where the key comes first, that is the key. Leave its
+    cell out before you search."""
     cell = (hue == hue[torch.arange(len(hue)), key][:, None]).int().argmax(1)
     return to_maps(one_hot(cell, hue.shape[1]), heads)
 
 
 def all_of_the_hue(hue: Tensor, key: Tensor, heads: int) -> Tensor:
-    """Wrong: the class token hears key and glyph."""
+    """The class token listens half to the key. Its hue was needed to find the glyph, and you have read it
+    already: all of the row belongs to the glyph."""
     return to_maps(hue == hue[torch.arange(len(hue)), key][:, None], heads)
 
 
 def token_before(hue: Tensor, key: Tensor, heads: int) -> Tensor:
-    """Wrong: cell c is taken for token c."""
+    """The class token listens to the token before the glyph's. Token 0 is the class token, so cell c is token
+    c + 1."""
     p = match_oracle(hue, key, heads).clone()
     p[:, :, 0] = p[:, :, 0].roll(-1, dims=-1)
     return p
 
 
 def row_of_two(hue: Tensor, key: Tensor, heads: int) -> Tensor:
-    """Wrong: the class token still listens to itself."""
+    """The class token's row sums to 2, because it still listens to itself. Rows are shares."""
     p = match_oracle(hue, key, heads).clone()
     p[:, :, 0, 0] = 1
     return p
 
 
 def scenes(images: int, cells: int, empty: float = 0.0, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Hues of all cells, and the keys' cells, as Match has them: one glyph in the hue of the key. Of the
-    other cells a share is empty."""
+    """The hues of all cells and the keys' cells, as in Match: one glyph has the hue of the key. A share
+    `empty` of the other cells is empty."""
     generator = torch.Generator().manual_seed(seed)
     places = torch.rand(images, cells, generator=generator).argsort(1)
     key, target, rows = places[:, 0], places[:, 1], torch.arange(images)
@@ -166,19 +174,9 @@ EXERCISES = (
                 "Positions and the class token are in your list. They have three axes, but they mix no"
                 " inputs: leave out what `no_weight_decay()` names.",
             ),
-            "by the name bias": Wrong(
-                all_but_biases,
-                "The norms' weights are in your list (and layer scale, where there is some). Pulled to 0,"
-                " they switch a branch off: leave out all with a single axis, not only biases.",
-            ),
-            "two axes": Wrong(
-                two_axes,
-                "The patch embedding is missing. It is a convolution, with four axes, but it mixes inputs"
-                " like any other matrix.",
-            ),
-            "the others": Wrong(
-                the_others, "These are the parameters that decay leaves alone. Return those that it pulls at."
-            ),
+            "by the name bias": Wrong(all_but_biases),
+            "two axes": Wrong(two_axes),
+            "the others": Wrong(the_others),
         },
         see="The training loop",
         view=sorted,
@@ -196,16 +194,8 @@ EXERCISES = (
         },
         also_right=(by_autograd,),
         wrong={
-            "among the others": Wrong(
-                among_the_others,
-                "You shared ε among the wrong classes only. PyTorch gives ε/C to every class, and the label"
-                " is one of them.",
-            ),
-            "more than one": Wrong(
-                more_than_one,
-                "Your targets sum to 1 + ε. What all classes get is taken from the label first: it keeps"
-                " 1 - ε and gets ε/C.",
-            ),
+            "among the others": Wrong(among_the_others),
+            "more than one": Wrong(more_than_one),
             "no mean": Wrong(
                 lambda logits, labels, eps: smoothing_gradient(logits, labels, eps) * len(logits),
                 "The loss is a mean over images, so each image's gradient is divided by their number.",
@@ -215,11 +205,7 @@ EXERCISES = (
                 "The sign is turned round. The gradient is probability less target; the step goes against"
                 " it.",
             ),
-            "no softmax": Wrong(
-                no_softmax,
-                "You took the targets from the logits themselves. Take them from the probabilities, the"
-                " logits' softmax.",
-            ),
+            "no softmax": Wrong(no_softmax),
         },
         see="The training loop",
     ),
@@ -236,30 +222,15 @@ EXERCISES = (
         },
         also_right=(image_by_image,),
         wrong={
-            "the key itself": Wrong(
-                first_of_the_hue,
-                "You took the first cell in the key's hue, and where the key comes first, that is the key."
-                " Leave its cell out before you search.",
-            ),
-            "key and glyph": Wrong(
-                all_of_the_hue,
-                "The class token listens half to the key. Its hue was needed to find the glyph, and you have"
-                " read it already: all of the row belongs to the glyph.",
-            ),
+            "the key itself": Wrong(first_of_the_hue),
+            "key and glyph": Wrong(all_of_the_hue),
             "one look": Wrong(
                 lambda hue, key, heads: to_maps(one_hot(key, hue.shape[1]), heads),
                 "The class token listens to the key, which has no shape to name. The second look is missing:"
                 " go on to the other cell in the key's hue.",
             ),
-            "class token forgotten": Wrong(
-                token_before,
-                "The class token listens to the token before the glyph's. Token 0 is the class token, so cell"
-                " c is token c + 1.",
-            ),
-            "a row of two": Wrong(
-                row_of_two,
-                "The class token's row sums to 2, because it still listens to itself. Rows are shares.",
-            ),
+            "class token forgotten": Wrong(token_before),
+            "a row of two": Wrong(row_of_two),
         },
         see="An oracle",
     ),

@@ -26,12 +26,14 @@ def by_ones(p: Tensor, cell: Tensor) -> Tensor:
 
 
 def every_images_cell(p: Tensor, cell: Tensor) -> Tensor:
-    """Wrong: the cells of all images are read in each."""
+    """p[:, :, 0, cell + 1] reads the cells of all images in each image. Each has its own: index the images
+    too, with torch.arange."""
     return p[:, :, 0, cell + 1].mean((0, 2))
 
 
 def among_patches(p: Tensor, cell: Tensor) -> Tensor:
-    """Wrong: rows are scaled up to the patches."""
+    """You scaled the row up to the patches. What the class token keeps for itself is attention that is not on
+    the mark: leave the row as it is."""
     return share_on_cell(p / p[..., 1:].sum(-1, keepdim=True), cell)
 
 
@@ -75,14 +77,15 @@ def put_in(model: VisionTransformer, images: Tensor, layer: int, p: Tensor) -> T
 
 @torch.no_grad()
 def all_heads(model: VisionTransformer, images: Tensor, key: Tensor, layer: int, head: int) -> Tensor:
-    """Wrong: the key is hidden in every head."""
+    """The key is hidden in every head. Change the one that was asked for, and leave the others the maps that
+    they have."""
     heads = range(model.blocks[layer].attn.num_heads)
     return put_in(model, images, layer, hidden_in(model, images, key, layer, [*heads]))
 
 
 @torch.no_grad()
 def all_tokens(model: VisionTransformer, images: Tensor, key: Tensor, layer: int, head: int) -> Tensor:
-    """Wrong: the key is hidden from every token."""
+    """The key is hidden from every token. Only the class token wears the blindfold: row 0."""
     p = walk(model, images).layers[layer].map.clone()
     p[torch.arange(len(images)), head, :, key + 1] = 0
     return put_in(model, images, layer, p / p.sum(-1, keepdim=True))
@@ -90,13 +93,15 @@ def all_tokens(model: VisionTransformer, images: Tensor, key: Tensor, layer: int
 
 @torch.no_grad()
 def not_scaled(model: VisionTransformer, images: Tensor, key: Tensor, layer: int, head: int) -> Tensor:
-    """Wrong: the rest of the row does not sum to 1."""
+    """What is left of the row does not sum to 1, so the class token hears less of everything. Divide the row
+    by its sum."""
     return put_in(model, images, layer, hidden_in(model, images, key, layer, [head], scaled=False))
 
 
 @torch.no_grad()
 def later_maps_kept(model: VisionTransformer, images: Tensor, key: Tensor, layer: int, head: int) -> Tensor:
-    """Wrong: later layers get the maps that they had before."""
+    """All other layers got the maps that they had before the blindfold. Then they cannot miss the key:
+    replace the map of one layer only, and let the later ones compute theirs."""
     replace = {i: Instead(map=seen.map) for i, seen in enumerate(walk(model, images).layers)}
     replace[layer] = Instead(map=hidden_in(model, images, key, layer, [head]))
     return walk(model, images, replace=replace).logits
@@ -126,16 +131,8 @@ EXERCISES = (
                 "That is how much the marked cell listens to the class token. How much the class token"
                 " listens is in its row, row 0.",
             ),
-            "every image's cell": Wrong(
-                every_images_cell,
-                "p[:, :, 0, cell + 1] reads the cells of all images in each image. Each has its own: index"
-                " the images too, with torch.arange.",
-            ),
-            "among patches": Wrong(
-                among_patches,
-                "You scaled the row up to the patches. What the class token keeps for itself is attention"
-                " that is not on the mark: leave the row as it is.",
-            ),
+            "every image's cell": Wrong(every_images_cell),
+            "among patches": Wrong(among_patches),
         },
         see="One number per head",
     ),
@@ -152,29 +149,14 @@ EXERCISES = (
         },
         also_right=(by_scores,),
         wrong={
-            "all heads": Wrong(
-                all_heads,
-                "The key is hidden in every head. Change the one that was asked for, and leave the others the"
-                " maps that they have.",
-            ),
-            "all tokens": Wrong(
-                all_tokens,
-                "The key is hidden from every token. Only the class token wears the blindfold: row 0.",
-            ),
-            "not scaled": Wrong(
-                not_scaled,
-                "What is left of the row does not sum to 1, so the class token hears less of everything."
-                " Divide the row by its sum.",
-            ),
+            "all heads": Wrong(all_heads),
+            "all tokens": Wrong(all_tokens),
+            "not scaled": Wrong(not_scaled),
             "class token forgotten": Wrong(
                 lambda model, images, key, layer, head: blindfold_head(model, images, key - 1, layer, head),
                 "You hid the token before the key's. Token 0 is the class token, so cell c is token c + 1.",
             ),
-            "later maps kept": Wrong(
-                later_maps_kept,
-                "All other layers got the maps that they had before the blindfold. Then they cannot miss the"
-                " key: replace the map of one layer only, and let the later ones compute theirs.",
-            ),
+            "later maps kept": Wrong(later_maps_kept),
         },
         see="The same task in Match",
     ),

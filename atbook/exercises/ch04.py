@@ -18,17 +18,18 @@ from atlib.walking import Instead, Seen
 
 
 def place_on_ruler(scratch: list[float], method: list[float], full: list[float]) -> float:
-    """Where a method is between scratch, 0, and fine-tuning, 1."""
+    """The place of a method between scratch, 0, and fine-tuning, 1."""
     return (mean(method) - mean(scratch)) / (mean(full) - mean(scratch))
 
 
 def by_sums(scratch: list[float], method: list[float], full: list[float]) -> float:
-    """The same from the seeds' gains: how many there are cancels."""
+    """The same from the seeds' gains, because the number of seeds cancels."""
     return sum(m - s for m, s in zip(method, scratch)) / sum(f - s for f, s in zip(full, scratch))
 
 
 def mean_of_ratios(scratch: list[float], method: list[float], full: list[float]) -> float:
-    """Wrong: a ratio for each seed."""
+    """You averaged a ratio for each seed. Where one seed's gap is small, its ratio is huge and decides all:
+    divide the mean gain by the mean gap."""
     return mean((m - s) / (f - s) for s, m, f in zip(scratch, method, full))
 
 
@@ -36,18 +37,18 @@ def mean_of_ratios(scratch: list[float], method: list[float], full: list[float])
 
 
 def queries_keys_values(attn: Attention, x: Tensor) -> Tensor:
-    """What attention makes of its normalised input (B, N, D): (3, B, H, N, d)."""
+    """Queries, keys and values of the normalised input (B, N, D) of attention: (3, B, H, N, d)."""
     B, N, _ = x.shape
     return attn.qkv(x).reshape(B, N, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
 
 
-def first_tokens(of: VisionTransformer, images: Tensor) -> Tensor:
-    """What goes into block 0: (B, N, D)."""
-    return of._pos_embed(of.patch_embed(images))
+def first_tokens(vit: VisionTransformer, images: Tensor) -> Tensor:
+    """The input of block 0: (B, N, D)."""
+    return vit._pos_embed(vit.patch_embed(images))
 
 
 def through(block: Block, x: Tensor, p: Tensor, v: Tensor) -> Tensor:
-    """What comes out of a block that mixes the values v with the map p."""
+    """The output of a block that mixes the values v with the map p."""
     x = x + block.attn.proj((p @ v).transpose(1, 2).flatten(2))
     return x + block.mlp(block.norm2(x))
 
@@ -95,7 +96,8 @@ def copied_as_queries_and_keys(
 def of_the_students_tokens(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
 ) -> Tensor:
-    """Wrong: the teacher's layers look at what the student's have made."""
+    """The teacher's layers were given the student's tokens. The teacher has to be run on its own, from the
+    image on, and whole block by whole block."""
     s = first_tokens(student, images)
     for i, (block_t, block_s) in enumerate(zip(teacher.blocks, student.blocks)):
         q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
@@ -111,7 +113,8 @@ def of_the_students_tokens(
 def values_too(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
 ) -> Tensor:
-    """Wrong: copied layers mix the teacher's values."""
+    """In the copied layers the values are the teacher's, too, so its content reaches the student. Copy
+    replaces the map and nothing else."""
     s, seen = first_tokens(student, images), seen_by(teacher, images)
     for i, block in enumerate(student.blocks):
         q, k, v = queries_keys_values(block.attn, block.norm1(s))
@@ -123,7 +126,8 @@ def values_too(
 def from_the_first_on(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
 ) -> Tensor:
-    """Wrong: once a layer is copied, all later ones are."""
+    """After the first copied layer all later ones are copied, too. A layer that is not in `layers` uses the
+    student's own map."""
     later = range(min(layers, default=len(student.blocks)), len(student.blocks))
     return copied_by_walking(teacher, student, images, later)
 
@@ -131,15 +135,16 @@ def from_the_first_on(
 def the_others(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
 ) -> Tensor:
-    """Wrong: the layers that were not named are copied."""
-    others = [i for i in range(len(student.blocks)) if i not in layers]
-    return copied_by_walking(teacher, student, images, others)
+    """You copied the layers that are not in `layers`, and left those that are to the student."""
+    unnamed = [i for i in range(len(student.blocks)) if i not in layers]
+    return copied_by_walking(teacher, student, images, unnamed)
 
 
 def at_the_students_scale(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
 ) -> Tensor:
-    """Wrong: the teacher's scores are divided by the student's √d."""
+    """The teacher's scores were divided by the student's √d. The wider teacher has wider heads: take the
+    scale of its own attention."""
     seen = seen_by(teacher, images)
     return walk(student, images, replace={i: Instead(q=seen[i].q, k=seen[i].k) for i in layers}).logits
 
@@ -147,7 +152,8 @@ def at_the_students_scale(
 def teacher_learns(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
 ) -> Tensor:
-    """Wrong: the teacher gets a gradient through its maps."""
+    """The logits are right, but a gradient reaches the teacher through its maps. They are constants:
+    torch.no_grad() or .detach()."""
     seen = walk(teacher, images).layers
     return walk(student, images, replace={i: Instead(map=seen[i].map) for i in layers}).logits
 
@@ -183,8 +189,8 @@ def by_patterns(
     """The same by regular expressions."""
     factors = dict.fromkeys(names, decay ** (depth + 1))
     for name in names:
-        if found := re.match(block, name):
-            factors[name] = decay ** (depth - int(found[1]))
+        if numbered := re.match(block, name):
+            factors[name] = decay ** (depth - int(numbered[1]))
         elif re.match(r"(head|fc_norm)\.", name):
             factors[name] = 1.0
         elif re.match(last, name):
@@ -193,19 +199,22 @@ def by_patterns(
 
 
 def one_layer_too_high(names: list[str], depth: int, decay: float) -> dict[str, float]:
-    """Wrong: the last block has the head's rate, and all below it one factor too many."""
+    """The last block has the head's full rate, and all below it one factor too many. The last block has γ,
+    the embedding γ^(depth + 1)."""
     right = rate_factors(names, depth, decay)
     return {name: min(1.0, factor / decay) for name, factor in right.items()}
 
 
 def upside_down(names: list[str], depth: int, decay: float) -> dict[str, float]:
-    """Wrong: the head learns slowest."""
+    """The embedding learns fastest and the head slowest. It is the reverse: what is general, at the bottom,
+    is to change least."""
     right = rate_factors(names, depth, decay)
     return {name: decay ** (depth + 1) / factor for name, factor in right.items()}
 
 
 def pooled_norm_below(names: list[str], depth: int, decay: float) -> dict[str, float]:
-    """Wrong: fc_norm is taken for a part of the embedding."""
+    """fc_norm has the embedding's rate. It normalises the average of the last tokens, right below the head,
+    and goes with the head."""
     slowest = {name: decay ** (depth + 1) for name in names if name.startswith("fc_norm")}
     return rate_factors(names, depth, decay) | slowest
 
@@ -237,11 +246,7 @@ EXERCISES = (
         },
         also_right=(by_sums,),
         wrong={
-            "mean of ratios": Wrong(
-                mean_of_ratios,
-                "You averaged a ratio for each seed. Where one seed's gap is small, its ratio is huge and"
-                " decides all: divide the mean gain by the mean gap.",
-            ),
+            "mean of ratios": Wrong(mean_of_ratios),
             "from the other end": Wrong(
                 lambda scratch, method, full: 1 - place_on_ruler(scratch, method, full),
                 "0 and 1 are exchanged: scratch is 0, fine-tuning is 1.",
@@ -278,35 +283,12 @@ EXERCISES = (
         },
         also_right=(copied_by_walking, copied_as_queries_and_keys),
         wrong={
-            "the student's tokens": Wrong(
-                of_the_students_tokens,
-                "The teacher's layers were given the student's tokens. The teacher has to be run on its"
-                " own, from the image on, and whole block by whole block.",
-            ),
-            "values too": Wrong(
-                values_too,
-                "In the copied layers the values are the teacher's, too, so its content reaches the"
-                " student. Copy replaces the map and nothing else.",
-            ),
-            "from the first on": Wrong(
-                from_the_first_on,
-                "After the first copied layer all later ones are copied, too. A layer that is not in"
-                " `layers` uses the student's own map.",
-            ),
-            "the others": Wrong(
-                the_others,
-                "You copied the layers that are not in `layers`, and left those that are to the student.",
-            ),
-            "the student's scale": Wrong(
-                at_the_students_scale,
-                "The teacher's scores were divided by the student's √d. The wider teacher has wider heads:"
-                " take the scale of its own attention.",
-            ),
-            "the teacher learns": Wrong(
-                teacher_learns,
-                "The logits are right, but a gradient reaches the teacher through its maps. They are"
-                " constants: torch.no_grad() or .detach().",
-            ),
+            "the student's tokens": Wrong(of_the_students_tokens),
+            "values too": Wrong(values_too),
+            "from the first on": Wrong(from_the_first_on),
+            "the others": Wrong(the_others),
+            "the student's scale": Wrong(at_the_students_scale),
+            "the teacher learns": Wrong(teacher_learns),
         },
         see="Copy, written out",
         grads=("teacher", "student"),
@@ -333,21 +315,9 @@ EXERCISES = (
                 "norm_pre has the last block's rate, because its name begins with 'norm'. It stands before"
                 " the first block and belongs to the embedding. (timm 1.0.20 did so, too.)",
             ),
-            "one layer too high": Wrong(
-                one_layer_too_high,
-                "The last block has the head's full rate, and all below it one factor too many. The last"
-                " block has γ, the embedding γ^(depth + 1).",
-            ),
-            "upside down": Wrong(
-                upside_down,
-                "The embedding learns fastest and the head slowest. It is the reverse: what is general, at"
-                " the bottom, is to change least.",
-            ),
-            "fc_norm": Wrong(
-                pooled_norm_below,
-                "fc_norm has the embedding's rate. It normalises the average of the last tokens, right"
-                " below the head, and goes with the head.",
-            ),
+            "one layer too high": Wrong(one_layer_too_high),
+            "upside down": Wrong(upside_down),
+            "fc_norm": Wrong(pooled_norm_below),
         },
         see="The ruler: scratch and fine-tuning",
     ),

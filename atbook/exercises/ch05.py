@@ -14,7 +14,7 @@ from atbook.exercises.judging import Exercise, Wrong
 def gain_shares(
     scratch: list[float], routing: list[float], message: list[float], copy: list[float]
 ) -> dict[str, float]:
-    """Which share of Copy's gain each twin keeps, and what neither does."""
+    """The share of Copy's gain that each twin keeps, and the share that neither keeps."""
     gain = mean(copy) - mean(scratch)
     first, second = ((mean(twin) - mean(scratch)) / gain for twin in (routing, message))
     return {"routing": first, "message": second, "rest": 1 - first - second}
@@ -24,15 +24,16 @@ def by_seeds_gains(
     scratch: list[float], routing: list[float], message: list[float], copy: list[float]
 ) -> dict[str, float]:
     """The same from gains within seeds."""
-    own, *twins = (sum(a - s for a, s in zip(each, scratch)) for each in (copy, routing, message))
-    first, second = (twin / own for twin in twins)
-    return {"routing": first, "message": second, "rest": (own - sum(twins)) / own}
+    gain, *twins = (sum(a - s for a, s in zip(method, scratch)) for method in (copy, routing, message))
+    first, second = (twin / gain for twin in twins)
+    return {"routing": first, "message": second, "rest": (gain - sum(twins)) / gain}
 
 
 def what_the_other_lacks(
     scratch: list[float], routing: list[float], message: list[float], copy: list[float]
 ) -> dict[str, float]:
-    """Wrong: routing gets all that the message twin loses, and the reverse."""
+    """You gave routing all that the message twin lacks, and message all that the routing twin lacks. What
+    takes both is then counted twice: a twin's share is its own gain over scratch."""
     gain = mean(copy) - mean(scratch)
     first, second = ((mean(copy) - mean(twin)) / gain for twin in (message, routing))
     return {"routing": first, "message": second, "rest": 1 - first - second}
@@ -41,24 +42,27 @@ def what_the_other_lacks(
 def made_to_add_up(
     scratch: list[float], routing: list[float], message: list[float], copy: list[float]
 ) -> dict[str, float]:
-    """Wrong: both shares are stretched until their sum is 1."""
-    each = gain_shares(scratch, routing, message, copy)
-    total = each["routing"] + each["message"]
-    return {"routing": each["routing"] / total, "message": each["message"] / total, "rest": 0.0}
+    """You stretched both shares until their sum is 1. They need not add up: some of the gain may take both,
+    or either may be enough."""
+    share = gain_shares(scratch, routing, message, copy)
+    total = share["routing"] + share["message"]
+    return {"routing": share["routing"] / total, "message": share["message"] / total, "rest": 0.0}
 
 
 def ratios_averaged(
     scratch: list[float], routing: list[float], message: list[float], copy: list[float]
 ) -> dict[str, float]:
-    """Wrong: shares are taken for each seed."""
+    """You took shares for each seed and averaged them. A seed in which Copy gains little then decides all:
+    divide mean gains."""
     by_seed = [gain_shares(*([x] for x in seed)) for seed in zip(scratch, routing, message, copy)]
-    return {name: mean(each[name] for each in by_seed) for name in by_seed[0]}
+    return {name: mean(shares[name] for shares in by_seed) for name in by_seed[0]}
 
 
 def counted_from_nothing(
     scratch: list[float], routing: list[float], message: list[float], copy: list[float]
 ) -> dict[str, float]:
-    """Wrong: scratch is not taken away."""
+    """You divided accuracies. What a student reaches without a teacher is no gain of the maps: take scratch
+    away first."""
     first, second = (mean(twin) / mean(copy) for twin in (routing, message))
     return {"routing": first, "message": second, "rest": 1 - first - second}
 
@@ -66,7 +70,8 @@ def counted_from_nothing(
 def never_below_nothing(
     scratch: list[float], routing: list[float], message: list[float], copy: list[float]
 ) -> dict[str, float]:
-    """Wrong: a negative share is called 0."""
+    """Negative shares were set to 0. A negative rest says that either alone is nearly enough, and a twin may
+    end below scratch."""
     return {name: max(0.0, x) for name, x in gain_shares(scratch, routing, message, copy).items()}
 
 
@@ -98,19 +103,21 @@ def by_scattering(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
 
 
 def with_message(scene: Scene, other: Scene, message: Scene) -> dict[str, Scene | Tensor]:
-    """The right twins, but for another message twin."""
+    """The right twins, except for the message twin."""
     return twins_of(scene, other) | {"message": message}
 
 
 def only_the_asked_for(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """Wrong: the routing twin keeps the distractors' shapes."""
+    """In the routing twin only the marked glyph has another shape. All shapes are drawn again: the
+    distractors' are content of the image, too."""
     rows, shape = torch.arange(len(scene["cell"])), scene["shape"].clone()
     shape[rows, scene["cell"]] = other["shape"][rows, scene["cell"]]
     return twins_of(scene, other) | {"routing": scene | {"shape": shape}}
 
 
 def at_the_old_place(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """Wrong: the message twin has the shape where the image has it, not where its own mark is."""
+    """The message twin has the shape where the image has it. Its own mark is at other['cell']: the shape has
+    to be there, or the teacher does not look at it."""
     right, rows = twins_of(scene, other), torch.arange(len(scene["cell"]))
     shape = other["shape"].clone()
     shape[rows, scene["cell"]] = right["labels"]
@@ -118,30 +125,33 @@ def at_the_old_place(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
 
 
 def mark_stays(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """Wrong: the message twin keeps the place."""
+    """Your message twin has its mark where the image has it, so its maps tell the routing as well. Place and
+    hues are the other scene's."""
     shape = at_the_old_place(scene, other)["message"]["shape"]
     return with_message(scene, other, other | {"shape": shape, "cell": scene["cell"]})
 
 
 def in_every_image(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """Wrong: every image's cell is written in all images."""
+    """shape[:, cell] writes the cells of all images into every image. One cell for each row:
+    shape[torch.arange(n), cell]."""
     shape, labels = other["shape"].clone(), twins_of(scene, other)["labels"]
     shape[:, other["cell"]] = labels
     return with_message(scene, other, other | {"shape": shape})
 
 
 def labels_of_the_twin(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """Wrong: the label is the shape that the teacher sees."""
+    """The labels are those of the routing twin. The student looks at the image itself and is asked about
+    that; only the teacher sees the twin."""
     right, rows = twins_of(scene, other), torch.arange(len(scene["cell"]))
     return right | {"labels": right["routing"]["shape"][rows, scene["cell"]]}
 
 
 def scenes(number: int, seed: int) -> Scene:
-    """What is where in some images of Find."""
+    """The mark's cell, the shapes and the hues of some images of Find."""
     rng = torch.Generator().manual_seed(seed)
     cell, shape, hue = (
-        torch.randint(of, size, generator=rng)
-        for of, size in ((16, (number,)), (8, (number, 16)), (6, (number, 16)))
+        torch.randint(kinds, size, generator=rng)
+        for kinds, size in ((16, (number,)), (8, (number, 16)), (6, (number, 16)))
     )
     return {"cell": cell, "shape": shape, "hue": hue}
 
@@ -192,25 +202,29 @@ def all_at_once(batches: Batches, number: int) -> Tensor:
 
 
 def zero_by_zero(batches: Batches, number: int) -> Tensor:
-    """Wrong: the mean of no maps is nan."""
+    """A cell that no image marks got nan, the mean of nothing. Its map has to say nothing: the even one, 1/N
+    everywhere."""
     p, cells = (torch.cat(parts) for parts in zip(*batches))
     return torch.stack([p[cells == c].mean(0) for c in range(number)])
 
 
 def everybodys_mean(batches: Batches, number: int) -> Tensor:
-    """Wrong: a cell without an image gets the mean of all images."""
+    """A cell that no image marks got the mean of all images, which looks at other cells. It has to be the
+    even map, 1/N everywhere."""
     means = zero_by_zero(batches, number)
     return torch.where(means.isnan(), torch.cat([p for p, _ in batches]).mean(0), means)
 
 
 def mean_of_means(batches: Batches, number: int) -> Tensor:
-    """Wrong: every batch counts the same, however many images it has of a cell."""
-    means = torch.stack([zero_by_zero([each], number) for each in batches]).nanmean(0)
+    """You averaged the means of the batches as if all had equally many images of a cell. Add up maps and
+    counts, and divide once."""
+    means = torch.stack([zero_by_zero([batch], number) for batch in batches]).nanmean(0)
     return means.nan_to_num(1 / means.shape[-1])
 
 
 def repeats_lost(batches: Batches, number: int) -> Tensor:
-    """Wrong: of a cell's images in a batch a single one is added."""
+    """Of several images with the same cell in a batch only one was added: total[cells] += p writes each place
+    once. index_add_ adds them all."""
     total = torch.zeros(number, *batches[0][0].shape[1:]).to(batches[0][0])
     count = torch.zeros(number).to(total)
     for p, cells in batches:
@@ -245,31 +259,11 @@ EXERCISES = (
         },
         also_right=(by_seeds_gains,),
         wrong={
-            "what the other lacks": Wrong(
-                what_the_other_lacks,
-                "You gave routing all that the message twin lacks, and message all that the routing twin"
-                " lacks. What takes both is then counted twice: a twin's share is its own gain over scratch.",
-            ),
-            "made to add up": Wrong(
-                made_to_add_up,
-                "You stretched both shares until their sum is 1. They need not add up: some of the gain may"
-                " take both, or either may be enough.",
-            ),
-            "mean of ratios": Wrong(
-                ratios_averaged,
-                "You took shares for each seed and averaged them. A seed in which Copy gains little then"
-                " decides all: divide mean gains.",
-            ),
-            "counted from nothing": Wrong(
-                counted_from_nothing,
-                "You divided accuracies. What a student reaches without a teacher is no gain of the maps:"
-                " take scratch away first.",
-            ),
-            "never negative": Wrong(
-                never_below_nothing,
-                "Negative shares were set to 0. A negative rest says that either alone is nearly enough, and"
-                " a twin may end below scratch.",
-            ),
+            "what the other lacks": Wrong(what_the_other_lacks),
+            "made to add up": Wrong(made_to_add_up),
+            "mean of ratios": Wrong(ratios_averaged),
+            "counted from nothing": Wrong(counted_from_nothing),
+            "never negative": Wrong(never_below_nothing),
         },
         see="Many seeds, two worlds",
     ),
@@ -286,31 +280,11 @@ EXERCISES = (
         },
         also_right=(by_scattering,),
         wrong={
-            "only the asked-for glyph": Wrong(
-                only_the_asked_for,
-                "In the routing twin only the marked glyph has another shape. All shapes are drawn anew:"
-                " the distractors' are content of the image, too.",
-            ),
-            "at the old place": Wrong(
-                at_the_old_place,
-                "The message twin has the shape where the image has it. Its own mark is at other['cell']: the"
-                " shape has to be there, or the teacher does not look at it.",
-            ),
-            "the mark stays": Wrong(
-                mark_stays,
-                "Your message twin has its mark where the image has it, so its maps tell the routing as"
-                " well. Place and hues are the other scene's.",
-            ),
-            "in every image": Wrong(
-                in_every_image,
-                "shape[:, cell] writes the cells of all images into every image. One cell for each row:"
-                " shape[torch.arange(n), cell].",
-            ),
-            "the twin's label": Wrong(
-                labels_of_the_twin,
-                "The labels are those of the routing twin. The student looks at the image itself and is"
-                " asked about that; only the teacher sees the twin.",
-            ),
+            "only the asked-for glyph": Wrong(only_the_asked_for),
+            "at the old place": Wrong(at_the_old_place),
+            "the mark stays": Wrong(mark_stays),
+            "in every image": Wrong(in_every_image),
+            "the twin's label": Wrong(labels_of_the_twin),
         },
         see="The twin",
     ),
@@ -367,31 +341,15 @@ EXERCISES = (
         },
         also_right=(all_at_once,),
         wrong={
-            "0 / 0": Wrong(
-                zero_by_zero,
-                "A cell that no image marks got nan, the mean of nothing. Its map has to say nothing: the"
-                " even one, 1/N everywhere.",
-            ),
+            "0 / 0": Wrong(zero_by_zero),
             "rows of zeros": Wrong(
                 lambda batches, number: zero_by_zero(batches, number).nan_to_num(0.0),
-                "A cell that no image marks got rows of zeros, a token that listens to nobody. Rows are"
+                "A cell that no image marks got rows of zeros, a token that listens to none. Rows are"
                 " shares: use the even map, 1/N everywhere.",
             ),
-            "everybody's mean": Wrong(
-                everybodys_mean,
-                "A cell that no image marks got the mean of all images, which looks at other cells. It has"
-                " to be the even map, 1/N everywhere.",
-            ),
-            "mean of means": Wrong(
-                mean_of_means,
-                "You averaged the means of the batches as if all had equally many images of a cell. Add up"
-                " maps and counts, and divide once.",
-            ),
-            "repeated cells": Wrong(
-                repeats_lost,
-                "Of several images with the same cell in a batch only one was added: total[cells] += p"
-                " writes each place once. index_add_ adds them all.",
-            ),
+            "everybody's mean": Wrong(everybodys_mean),
+            "mean of means": Wrong(mean_of_means),
+            "repeated cells": Wrong(repeats_lost),
         },
     ),
 )

@@ -21,22 +21,23 @@ def map_loss(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
 
 
 def over_keys_too(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
-    """Wrong: keys are averaged, not summed."""
+    """You averaged over keys too, which divides by N. Keys belong to one distribution: they are summed."""
     return sum(-(t.detach() * s.log()).mean() for s, t in ((s0, t0), (s1, t1)))
 
 
 def exchanged(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
-    """Wrong: the student's share weighs the teacher's logarithm."""
+    """Teacher and student are exchanged: the teacher's share weighs the student's logarithm, not the
+    reverse."""
     return sum(-(s * t.detach().log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
 
 
 def not_detached(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
-    """Wrong: the teacher gets a gradient."""
+    """The value is right, but a gradient reaches the teacher's maps. They are constants: .detach()."""
     return sum(-(t * s.log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
 
 
 def over_heads(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
-    """Wrong: heads are summed."""
+    """Heads are summed. They are averaged, so that λ does not depend on their number."""
     return sum(-(t.detach() * s.log()).sum(-1).mean((0, 2)).sum() for s, t in ((s0, t0), (s1, t1)))
 
 
@@ -44,7 +45,7 @@ def over_heads(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
 
 
 def excess(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
-    """The loss less its floor, the teacher's entropy."""
+    """The loss minus its floor, the teacher's entropy."""
     return sum(
         (-torch.special.entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean()
         for s, t in zip(students, teachers)
@@ -57,12 +58,14 @@ def by_ratio(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
 
 
 def with_nan(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
-    """Wrong: 0 · log 0 is not a number."""
+    """0 · log 0 made a nan where the teacher gives a token nothing. torch.special.entr and xlogy know that it
+    is 0."""
     return sum((t * t.log() - t * s.log()).sum(-1).mean() for s, t in zip(students, teachers))
 
 
 def students_floor(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
-    """Wrong: the student's entropy is taken away."""
+    """The student's entropy was taken away. The floor is the teacher's: it is reached when the maps are
+    equal, whatever the student."""
     return sum(
         (-torch.special.entr(s).sum(-1) - torch.xlogy(t, s).sum(-1)).mean()
         for s, t in zip(students, teachers)
@@ -70,7 +73,7 @@ def students_floor(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
 
 
 def floor_added(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
-    """Wrong: the floor is added."""
+    """The teacher's entropy was added instead of taken away (Σ p log p is negative)."""
     return sum(
         (torch.special.entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers)
     )
@@ -96,8 +99,8 @@ Streams = tuple[Tensor, Tensor]  # the teacher's and the student's, (B, N, D) ea
 def drop_both(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
-    """What comes out of the last blocks, where both drop the same branches."""
-    t, s = (each._pos_embed(each.patch_embed(images)) for each in (teacher, student))
+    """The outputs of the last blocks when both models drop the same branches."""
+    t, s = (model._pos_embed(model.patch_embed(images)) for model in (teacher, student))
     for block_t, block_s, rate in zip(teacher.blocks, student.blocks, rates):
         keep = 1 - rate
         routed, local = (draw(keep, len(images)).view(-1, 1, 1) / keep for _ in range(2))
@@ -119,7 +122,7 @@ def draw_all(rates: list[float], images: Tensor, draw: Draw) -> Masks:
 
 
 def dropped(model: VisionTransformer, images: Tensor, masks: Masks | None) -> Tensor:
-    """What comes out of the last block with these masks, by atlib: (B, N, D)."""
+    """The output of the last block with these masks, by atlib: (B, N, D)."""
     return walk(model, images, drop_path=masks, head=False).tokens
 
 
@@ -135,7 +138,7 @@ def one_after_the_other(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
     """Wrong: each draws its own, first all of the teacher's."""
-    return tuple(dropped(each, images, draw_all(rates, images, draw)) for each in (teacher, student))
+    return tuple(dropped(model, images, draw_all(rates, images, draw)) for model in (teacher, student))
 
 
 def block_by_block(
@@ -153,15 +156,16 @@ def branch_by_branch(
     masks = draw_all([rate for rate in rates for _ in range(2)], images, draw)
     of_branches = list(zip(masks[::2], masks[1::2]))
     return tuple(
-        dropped(each, images, [(attention[i], mlp[i]) for attention, mlp in of_branches])
-        for i, each in enumerate((teacher, student))
+        dropped(model, images, [(attention[i], mlp[i]) for attention, mlp in of_branches])
+        for i, model in enumerate((teacher, student))
     )
 
 
 def whole_teacher(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
-    """Wrong: the teacher drops nothing."""
+    """The teacher drops nothing, so its maps are those of a deeper network than the one that learns from
+    them. It drops what the student drops."""
     _, s = drop_both(teacher, student, images, rates, draw)
     return dropped(teacher, images, None), s
 
@@ -169,34 +173,36 @@ def whole_teacher(
 def one_for_the_batch(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
-    """Wrong: a branch is dropped for all images or for none."""
+    """One draw serves the whole batch. Every image draws for itself: draw(keep, len(images))."""
     return drop_both(teacher, student, images, rates, lambda keep, number: draw(keep, 1).repeat(number))
 
 
 def not_scaled(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
-    """Wrong: kept branches stay as they are."""
+    """Kept branches were not divided by 1 - rate. On average they then add less in training than in
+    evaluation, where none is dropped."""
     return drop_both(teacher, student, images, rates, lambda keep, number: keep * draw(keep, number))
 
 
 def dropped_for_kept(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
-    """Wrong: a branch is kept with the probability of being dropped."""
+    """You drew with the rate, so branches are kept as often as they should be dropped. A branch is kept with
+    probability 1 - rate."""
     return drop_both(teacher, student, images, rates, lambda keep, number: draw(1 - keep, number))
 
 
 def both_branches(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
 ) -> Streams:
-    """Wrong: attention and MLP of a block are dropped together."""
+    """Attention and MLP of a block are dropped together. Each is a branch with a draw of its own."""
     masks = [2 * (draw_one(rate, images, draw),) for rate in rates]
     return dropped(teacher, images, masks), dropped(student, images, masks)
 
 
 def coins(seed: int) -> Draw:
-    """What draws zeros and ones."""
+    """A function that draws zeros and ones."""
     rng = torch.Generator().manual_seed(seed)
 
     def draw(probability: float, number: int) -> Tensor:
@@ -230,28 +236,14 @@ EXERCISES = (
         ),
         wrong={
             "mean over layers": Wrong(
-                lambda *each: map_loss(*each) / 2,
+                lambda *maps_of_layers: map_loss(*maps_of_layers) / 2,
                 "You averaged over layers. The paper sums them: with more layers the loss pulls harder, and λ"
                 " has to know it.",
             ),
-            "mean over keys": Wrong(
-                over_keys_too,
-                "You averaged over keys too, which divides by N. Keys belong to one distribution: they are"
-                " summed.",
-            ),
-            "exchanged": Wrong(
-                exchanged,
-                "Teacher and student are exchanged: the teacher's share weighs the student's logarithm, not"
-                " the reverse.",
-            ),
-            "the teacher learns": Wrong(
-                not_detached,
-                "The value is right, but a gradient reaches the teacher's maps. They are constants:"
-                " .detach().",
-            ),
-            "sum over heads": Wrong(
-                over_heads, "Heads are summed. They are averaged, so that λ does not depend on their number."
-            ),
+            "mean over keys": Wrong(over_keys_too),
+            "exchanged": Wrong(exchanged),
+            "the teacher learns": Wrong(not_detached),
+            "sum over heads": Wrong(over_heads),
         },
         see="The idea",
         grads=("s0", "s1", "t0", "t1"),
@@ -269,19 +261,9 @@ EXERCISES = (
         },
         also_right=(by_ratio,),
         wrong={
-            "0 log 0": Wrong(
-                with_nan,
-                "0 · log 0 made a nan where the teacher gives a token nothing. torch.special.entr and xlogy"
-                " know that it is 0.",
-            ),
-            "the student's entropy": Wrong(
-                students_floor,
-                "The student's entropy was taken away. The floor is the teacher's: it is reached when the"
-                " maps are equal, whatever the student.",
-            ),
-            "floor added": Wrong(
-                floor_added, "The teacher's entropy was added instead of taken away (Σ p log p is negative)."
-            ),
+            "0 log 0": Wrong(with_nan),
+            "the student's entropy": Wrong(students_floor),
+            "floor added": Wrong(floor_added),
         },
     ),
     Exercise(
@@ -303,29 +285,11 @@ EXERCISES = (
             "each its own, one after the other": Wrong(one_after_the_other, EACH_ITS_OWN),
             "each its own, block by block": Wrong(block_by_block, EACH_ITS_OWN),
             "each its own, branch by branch": Wrong(branch_by_branch, EACH_ITS_OWN),
-            "a whole teacher": Wrong(
-                whole_teacher,
-                "The teacher drops nothing, so its maps are those of a deeper network than the one that"
-                " learns from them. It drops what the student drops.",
-            ),
-            "one for the batch": Wrong(
-                one_for_the_batch,
-                "One draw serves the whole batch. Every image draws for itself: draw(keep, len(images)).",
-            ),
-            "not scaled": Wrong(
-                not_scaled,
-                "Kept branches were not divided by 1 - rate. On average they then add less in training than"
-                " in evaluation, where none is dropped.",
-            ),
-            "dropped for kept": Wrong(
-                dropped_for_kept,
-                "You drew with the rate, so branches are kept as often as they should be dropped. A branch"
-                " is kept with probability 1 - rate.",
-            ),
-            "both branches": Wrong(
-                both_branches,
-                "Attention and MLP of a block are dropped together. Each is a branch with a draw of its own.",
-            ),
+            "a whole teacher": Wrong(whole_teacher),
+            "one for the batch": Wrong(one_for_the_batch),
+            "not scaled": Wrong(not_scaled),
+            "dropped for kept": Wrong(dropped_for_kept),
+            "both branches": Wrong(both_branches),
         },
     ),
 )

@@ -21,7 +21,8 @@ def by_solving(q: Tensor, k: Tensor, A: Tensor, c: Tensor) -> tuple[Tensor, Tens
 
 
 def turned_alike(q: Tensor, k: Tensor, A: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Wrong: right for rotations alone."""
+    """You multiplied keys by A, too. That leaves the map alone only where A Aᵀ = 1, as for a rotation: from
+    (q A)(k M)ᵀ = q kᵀ follows M = (A⁻¹)ᵀ."""
     return q @ A, k @ A + c
 
 
@@ -30,40 +31,44 @@ def turned_alike(q: Tensor, k: Tensor, A: Tensor, c: Tensor) -> tuple[Tensor, Te
 
 def blind_error(q_s: Tensor, q_t: Tensor) -> Tensor:
     """The smallest mean squared error over one orthogonal matrix a head."""
-    own, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))  # (H, B·N, d)
-    U, _, Vh = torch.linalg.svd(own.mT @ target)
-    return (own @ U @ Vh - target).square().mean()
+    source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))  # (H, B·N, d)
+    U, _, Vh = torch.linalg.svd(source.mT @ target)
+    return (source @ U @ Vh - target).square().mean()
 
 
 def by_singular_values(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """The same without the matrix: |q_s|² + |q_t|² less twice the singular values' sum."""
+    """The same without the matrix: |q_s|² + |q_t|² minus twice the sum of the singular values."""
     products = torch.einsum("bhnd,bhne->hde", q_s, q_t)
     squares = q_s.square().sum() + q_t.square().sum()
     return (squares - 2 * torch.linalg.svdvals(products).sum()) / q_s.numel()
 
 
 def across_heads(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """Wrong: all heads side by side, turned together."""
+    """One matrix mixes the channels of all heads. A map is made inside a head: each has a matrix of its own,
+    and none may mix them."""
     wide = (q.transpose(1, 2).flatten(2).unsqueeze(1) for q in (q_s, q_t))  # (B, 1, N, H·d)
     return blind_error(*wide)
 
 
 def for_every_image(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """Wrong: a matrix for every image."""
-    return torch.stack([blind_error(own[None], target[None]) for own, target in zip(q_s, q_t)]).mean()
+    """Every image got a matrix of its own, which fits too well. Coordinates come from weights, and those are
+    the same for all images: one matrix a head for the whole batch."""
+    return torch.stack([blind_error(source[None], target[None]) for source, target in zip(q_s, q_t)]).mean()
 
 
 def turned_back(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """Wrong: the best matrix, transposed."""
-    own, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
-    U, _, Vh = torch.linalg.svd(own.mT @ target)
-    return (own @ (U @ Vh).mT - target).square().mean()
+    """The best matrix was used transposed, so queries are turned the wrong way. For q_sᵀ q_t = U S Vᵀ it is U
+    Vᵀ, from the right."""
+    source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
+    U, _, Vh = torch.linalg.svd(source.mT @ target)
+    return (source @ (U @ Vh).mT - target).square().mean()
 
 
 def any_matrix(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """Wrong: least squares."""
-    own, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
-    return (own @ torch.linalg.lstsq(own, target).solution - target).square().mean()
+    """You allowed any matrix (least squares), which also stretches. Queries that are far too small, and make
+    nearly even maps, would then cost nothing."""
+    source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
+    return (source @ torch.linalg.lstsq(source, target).solution - target).square().mean()
 
 
 def a_matrix_for_each_head(heads: int, width: int, seed: int) -> Tensor:
@@ -101,18 +106,14 @@ EXERCISES = (
         },
         also_right=(by_solving,),
         wrong={
-            "both by A": Wrong(
-                turned_alike,
-                "You multiplied keys by A, too. That leaves the map alone only where A Aᵀ = 1, as for a"
-                " rotation: from (q A)(k M)ᵀ = q kᵀ follows M = (A⁻¹)ᵀ.",
-            ),
+            "both by A": Wrong(turned_alike),
             "not transposed": Wrong(
                 lambda q, k, A, c: (q @ A, k @ A.inverse() + c),
                 "You multiplied keys by A⁻¹. Keys enter transposed: (q A)(k M)ᵀ = q A Mᵀ kᵀ, so Mᵀ = A⁻¹.",
             ),
             "keys as they were": Wrong(
                 lambda q, k, A, c: (q @ A, k + c),
-                "The keys were not adapted, so the map is another one. Who gets other queries needs other"
+                "The keys were not adapted, so the map is different. A model with other queries needs other"
                 " keys.",
             ),
             "queries shifted": Wrong(
@@ -142,26 +143,10 @@ EXERCISES = (
         },
         also_right=(by_singular_values,),
         wrong={
-            "across heads": Wrong(
-                across_heads,
-                "One matrix mixes the channels of all heads. A map is made inside a head: each has a matrix"
-                " of its own, and none may mix them.",
-            ),
-            "for every image": Wrong(
-                for_every_image,
-                "Every image got a matrix of its own, which fits too well. Coordinates come from weights,"
-                " and those are the same for all images: one matrix a head for the whole batch.",
-            ),
-            "transposed": Wrong(
-                turned_back,
-                "The best matrix was used transposed, so queries are turned the wrong way. For q_sᵀ q_t ="
-                " U S Vᵀ it is U Vᵀ, from the right.",
-            ),
-            "any matrix": Wrong(
-                any_matrix,
-                "You allowed any matrix (least squares), which also stretches. Queries that are far too"
-                " small, and make nearly even maps, would then cost nothing.",
-            ),
+            "across heads": Wrong(across_heads),
+            "for every image": Wrong(for_every_image),
+            "transposed": Wrong(turned_back),
+            "any matrix": Wrong(any_matrix),
             "not blind": Wrong(
                 lambda q_s, q_t: (q_s - q_t).square().mean(),
                 "That is the plain squared error, which sees every rotation. Turn q_s first, by the matrix"

@@ -18,7 +18,7 @@ def single_target(z_t: Tensor, labels: Tensor) -> Tensor:
 
 
 def read_off_the_gradient(z_t: Tensor, labels: Tensor) -> Tensor:
-    """The same: the gradient of a cross-entropy by the logits is (probabilities - target) / B."""
+    """The same, because the gradient of a cross-entropy by the logits is (probabilities - target) / B."""
     z_s = torch.zeros_like(z_t, requires_grad=True)
     loss = F.cross_entropy(z_s, labels) / 2 + hard_distillation(z_s, z_t) / 2
     (grad,) = torch.autograd.grad(loss, z_s)
@@ -26,7 +26,8 @@ def read_off_the_gradient(z_t: Tensor, labels: Tensor) -> Tensor:
 
 
 def written_over(z_t: Tensor, labels: Tensor) -> Tensor:
-    """Wrong: where both name the same class, one half is written over the other."""
+    """Where the teacher is right, one half is written over the other and the row sums to 1/2. Both halves
+    fall on the same class there: add them, and the label has it all."""
     target, images = torch.zeros_like(z_t), torch.arange(len(z_t))
     target[images, labels] = 0.5
     target[images, z_t.argmax(-1)] = 0.5
@@ -34,7 +35,8 @@ def written_over(z_t: Tensor, labels: Tensor) -> Tensor:
 
 
 def teachers_probabilities(z_t: Tensor, labels: Tensor) -> Tensor:
-    """Wrong: the teacher's whole distribution, as in soft distillation."""
+    """You took the teacher's probabilities, as soft distillation does. The hard one knows its top class
+    alone."""
     return (F.one_hot(labels, z_t.shape[-1]) + z_t.softmax(-1)) / 2
 
 
@@ -53,19 +55,20 @@ def by_autograd(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
 
 
 def of_cross_entropy(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
-    """The same: the teacher's entropy, by which KL and cross-entropy differ, has no gradient."""
+    """The same, because the teacher's entropy, by which KL and cross-entropy differ, has no gradient."""
     z_s = z_s.clone().requires_grad_()
     loss = tau**2 * F.cross_entropy(z_s / tau, (z_t / tau).softmax(-1))
     return torch.autograd.grad(loss, z_s)[0]
 
 
 def without_temperature(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
-    """Wrong: probabilities at τ = 1."""
+    """The probabilities are those at τ = 1. Both sides are softened: softmax(z/τ)."""
     return tau * (z_s.softmax(-1) - z_t.softmax(-1)) / len(z_s)
 
 
 def of_reverse(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
-    """Wrong: of KL(student || teacher)."""
+    """That is the gradient of KL(student ‖ teacher). In DeiT's formula the teacher's probability weighs the
+    logarithm, and what is left is simpler."""
     log_s, log_t = (z_s / tau).log_softmax(-1), (z_t / tau).log_softmax(-1)
     ratio = log_s - log_t
     return tau * log_s.exp() * (ratio - (log_s.exp() * ratio).sum(-1, keepdim=True)) / len(z_s)
@@ -78,7 +81,8 @@ READ = ("qkv.weight", "fc1.weight")  # they read from the stream
 
 
 def renamed(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """A block for the stream's channels in another order, and its MLP's hidden units in one of their own."""
+    """The block after a reordering of the stream's channels by `order`, and of its MLP's hidden units by
+    `hidden`."""
     new = {}
     for name, w in block.items():
         if name.endswith(READ):
@@ -96,7 +100,7 @@ def renamed(block: Block, order: Tensor, hidden: Tensor) -> Block:
 def by_matrices(block: Block, order: Tensor, hidden: Tensor) -> Block:
     """The same, with permutation matrices: P x is x in the new order, and Pᵀ undoes it."""
     weight = block["norm1.weight"]
-    P, R = (torch.eye(len(each)).to(weight)[each] for each in (order, hidden))
+    P, R = (torch.eye(len(permutation)).to(weight)[permutation] for permutation in (order, hidden))
     none = torch.eye(len(block["attn.qkv.bias"])).to(weight)
     writes = {"attn.qkv": (none, P), "attn.proj": (P, P.mT @ P), "mlp.fc1": (R, P), "mlp.fc2": (P, R)}
     new = {}
@@ -108,20 +112,23 @@ def by_matrices(block: Block, order: Tensor, hidden: Tensor) -> Block:
 
 
 def norms_left(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """Wrong: weights and biases of the norms stay."""
+    """Weights and biases of the norms stayed in the old order. They are one number a channel and move with
+    it."""
     new = renamed(block, order, hidden)
     return new | {name: w for name, w in block.items() if name.startswith("norm")}
 
 
 def read_by_the_inverse(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """Wrong: matrices that read the stream get the inverse order."""
+    """The columns of qkv and fc1 have the inverse order. The new channel j is the old order[j] for a matrix
+    that reads it, too: w[:, order]."""
     new, inverse = renamed(block, order, hidden), order.argsort()
     qkv, fc1 = block["attn.qkv.weight"][:, inverse], block["mlp.fc1.weight"][hidden][:, inverse]
     return new | {"attn.qkv.weight": qkv, "mlp.fc1.weight": fc1}
 
 
 def rows_of_qkv(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """Wrong: the channels inside of the heads move, too."""
+    """The rows of qkv moved as well. They are channels inside of heads, drawers of a different chest: moving
+    them changes queries, keys and maps."""
     new = renamed(block, order, hidden)
     for name in ("attn.qkv.weight", "attn.qkv.bias"):
         new[name] = torch.cat([part[order] for part in new[name].chunk(3)])
@@ -129,25 +136,27 @@ def rows_of_qkv(block: Block, order: Tensor, hidden: Tensor) -> Block:
 
 
 def columns_of_proj(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """Wrong: proj's columns, which read the heads, move, too."""
+    """The columns of proj moved as well. It reads the heads' outputs, which stayed; only its rows are the
+    stream's channels."""
     new = renamed(block, order, hidden)
     return new | {"attn.proj.weight": new["attn.proj.weight"][:, order]}
 
 
 def nothing_written(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """Wrong: what attention and MLP write to the stream stays."""
+    """What attention and MLP *write* to the stream is in the old order: the rows and the biases of proj and
+    fc2."""
     new = renamed(block, order, hidden)
     proj = {name: block[name] for name in ("attn.proj.weight", "attn.proj.bias", "mlp.fc2.bias")}
     return new | proj | {"mlp.fc2.weight": block["mlp.fc2.weight"][:, hidden]}
 
 
 def hidden_bias_left(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """Wrong: the hidden units' bias stays."""
+    """The hidden units moved and fc1's bias did not: every unit now has the threshold of another unit."""
     return renamed(block, order, hidden) | {"mlp.fc1.bias": block["mlp.fc1.bias"]}
 
 
 def one_end(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """Wrong: fc2 reads the hidden units in their old order."""
+    """fc1 makes the hidden units in the new order, fc2 reads them in the old one: its columns move along."""
     return renamed(block, order, hidden) | {"mlp.fc2.weight": block["mlp.fc2.weight"][order]}
 
 
@@ -184,16 +193,8 @@ EXERCISES = (
         },
         also_right=(read_off_the_gradient,),
         wrong={
-            "half is lost": Wrong(
-                written_over,
-                "Where the teacher is right, one half is written over the other and the row sums to 1/2. Both"
-                " halves fall on the same class there: add them, and the label has it all.",
-            ),
-            "the whole distribution": Wrong(
-                teachers_probabilities,
-                "You took the teacher's probabilities, as soft distillation does. The hard one knows its top"
-                " class alone.",
-            ),
+            "half is lost": Wrong(written_over),
+            "the whole distribution": Wrong(teachers_probabilities),
             "the teacher alone": Wrong(
                 lambda z_t, labels: F.one_hot(z_t.argmax(-1), z_t.shape[-1]).double(),
                 "Only the teacher's class is left. Half of the loss is the cross-entropy with the label.",
@@ -233,17 +234,10 @@ EXERCISES = (
                 lambda z_s, z_t, tau: soft_gradient(z_s, z_t, tau) * tau,
                 "τ² of the loss meets the 1/τ that comes from differentiating z/τ: one τ is left, not two.",
             ),
-            "at τ = 1": Wrong(
-                without_temperature,
-                "The probabilities are those at τ = 1. Both sides are softened: softmax(z/τ).",
-            ),
-            "exchanged": Wrong(
-                of_reverse,
-                "That is the gradient of KL(student ‖ teacher). In DeiT's formula the teacher's probability"
-                " weighs the logarithm, and what is left is simpler.",
-            ),
+            "at τ = 1": Wrong(without_temperature),
+            "exchanged": Wrong(of_reverse),
             "the other sign": Wrong(
-                lambda *each: -soft_gradient(*each),
+                lambda *inputs: -soft_gradient(*inputs),
                 "The sign is turned: a loss falls *against* its gradient, and where the student gives a class"
                 " more than the teacher does, its logit has to come down.",
             ),
@@ -275,40 +269,13 @@ EXERCISES = (
         },
         also_right=(by_matrices,),
         wrong={
-            "norms forgotten": Wrong(
-                norms_left,
-                "Weights and biases of the norms stayed in the old order. They are one number a channel and"
-                " move with it.",
-            ),
-            "inverse on the way in": Wrong(
-                read_by_the_inverse,
-                "The columns of qkv and fc1 have the inverse order. The new channel j is the old order[j] for"
-                " whoever reads it, too: w[:, order].",
-            ),
-            "heads moved": Wrong(
-                rows_of_qkv,
-                "The rows of qkv moved as well. They are channels inside of heads, drawers of another chest:"
-                " moving them changes queries, keys and maps.",
-            ),
-            "columns of proj": Wrong(
-                columns_of_proj,
-                "The columns of proj moved as well. It reads the heads' outputs, which stayed; only its rows"
-                " are the stream's channels.",
-            ),
-            "written in the old order": Wrong(
-                nothing_written,
-                "What attention and MLP *write* to the stream is in the old order: the rows and the biases of"
-                " proj and fc2.",
-            ),
-            "bias of the hidden units": Wrong(
-                hidden_bias_left,
-                "The hidden units moved and fc1's bias did not: every unit now has another one's threshold.",
-            ),
-            "hidden units at one end": Wrong(
-                one_end,
-                "fc1 makes the hidden units in the new order, fc2 reads them in the old one: its columns move"
-                " along.",
-            ),
+            "norms forgotten": Wrong(norms_left),
+            "inverse on the way in": Wrong(read_by_the_inverse),
+            "heads moved": Wrong(rows_of_qkv),
+            "columns of proj": Wrong(columns_of_proj),
+            "written in the old order": Wrong(nothing_written),
+            "bias of the hidden units": Wrong(hidden_bias_left),
+            "hidden units at one end": Wrong(one_end),
         },
         see="The drawers relabelled",
     ),

@@ -28,38 +28,42 @@ def by_regression(accuracy: Tensor) -> dict[str, Tensor]:
 
 
 def with_dummies(accuracy: Tensor) -> dict[str, Tensor]:
-    """Wrong: a regression on 0 and 1, whose coefficients are effects in the corner of zeros."""
+    """These are the coefficients of a regression on 0 and 1. They say what features add under *useless*
+    routing, not on average; code the two levels as -1/2 and +1/2."""
     return regressed(accuracy, (0.0, 1.0))
 
 
 def regressed(accuracy: Tensor, codes: tuple[float, float]) -> dict[str, Tensor]:
-    """Coefficients of features, routing and their product, with these numbers for useless and useful."""
+    """Coefficients of features, routing and their product, where `codes` stand for useless and useful."""
     seeds = len(accuracy)
     code = accuracy.new_tensor(codes)
     features, routing = code[:, None].expand(2, 2), code.expand(2, 2)
     columns = [torch.ones_like(features), features, routing, features * routing]
     design = torch.stack([column.reshape(-1) for column in columns], 1).repeat(seeds, 1)
-    _, *found = torch.linalg.lstsq(design, accuracy.reshape(-1, 1)).solution[:, 0]
-    return dict(zip(("features", "routing", "interaction"), found))
+    _, *effects = torch.linalg.lstsq(design, accuracy.reshape(-1, 1)).solution[:, 0]
+    return dict(zip(("features", "routing", "interaction"), effects))
 
 
 def under_the_useful(accuracy: Tensor) -> dict[str, Tensor]:
-    """Wrong: what each adds where the other is useful."""
+    """You took what features add under *useful* routing, and routing with useful features: one side of the
+    square each. A main effect is the mean of two opposite sides."""
     corner = accuracy.mean(0)
     features, routing = corner[1, 1] - corner[0, 1], corner[1, 1] - corner[1, 0]
     return corner_effects(accuracy) | {"features": features, "routing": routing}
 
 
 def halved(accuracy: Tensor) -> dict[str, Tensor]:
-    """Wrong: half of the interaction."""
-    found = corner_effects(accuracy)
-    return found | {"interaction": found["interaction"] / 2}
+    """The interaction is halved. The task asks for the whole difference: how many points more features add
+    under useful routing than under useless."""
+    effects = corner_effects(accuracy)
+    return effects | {"interaction": effects["interaction"] / 2}
 
 
 def added(accuracy: Tensor) -> dict[str, Tensor]:
-    """Wrong: the two effects of features are added."""
-    found = corner_effects(accuracy)
-    return found | {"interaction": 2 * found["features"]}
+    """You added what features do in the two columns. An interaction is how much the two *differ*; it is 0
+    where features are worth the same everywhere."""
+    effects = corner_effects(accuracy)
+    return effects | {"interaction": 2 * effects["features"]}
 
 
 # --- 9.2 ---
@@ -69,7 +73,7 @@ World = dict[str, Seeds]
 
 
 def what_a_message_adds(world: World) -> list[float]:
-    """Copy less copy-routing-twin, of the seeds that both have."""
+    """Copy's accuracy minus copy-routing-twin's, for the seeds that both have."""
     copy, twin = world["copy"], world["copy-routing-twin"]
     return [copy[seed] - twin[seed] for seed in sorted(copy.keys() & twin.keys())]
 
@@ -85,7 +89,7 @@ def interval(difference: float, parts: list[tuple[float, int]]) -> dict[str, flo
 def more_of_a_message(find: World, match: World) -> dict[str, float]:
     """How much more a message adds in Find than in Match."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(variance(each) / len(each), len(each)) for each in (a, b)])
+    return interval(mean(a) - mean(b), [(variance(sample) / len(sample), len(sample)) for sample in (a, b)])
 
 
 def by_scipy(find: World, match: World) -> dict[str, float]:
@@ -96,22 +100,25 @@ def by_scipy(find: World, match: World) -> dict[str, float]:
 
 
 def nothing_paired(find: World, match: World) -> dict[str, float]:
-    """Wrong: four independent samples."""
+    """You treated four lists as independent. Inside a world a seed's two students share labels and chance:
+    subtract them seed by seed (where both are there), and what they share is gone."""
     lists = [list(world[name].values()) for world in (find, match) for name in ("copy", "copy-routing-twin")]
     a, b, c, d = map(mean, lists)
-    return interval(a - b - (c - d), [(variance(each) / len(each), len(each)) for each in lists])
+    return interval(a - b - (c - d), [(variance(sample) / len(sample), len(sample)) for sample in lists])
 
 
 def worlds_paired(find: World, match: World) -> dict[str, float]:
-    """Wrong: seed 0 of one world is paired with seed 0 of the other."""
+    """Seeds of Find were paired with seeds of Match. Their images are different: nothing shared could cancel,
+    and seeds are thrown away. The squared errors of the two means add."""
     four = [world[name] for world in (find, match) for name in ("copy", "copy-routing-twin")]
-    seeds = set.intersection(*(set(each) for each in four))
+    seeds = set.intersection(*(set(accuracies) for accuracies in four))
     differences = [four[0][s] - four[1][s] - (four[2][s] - four[3][s]) for s in sorted(seeds)]
     return interval(mean(differences), [(variance(differences) / len(seeds), len(seeds))])
 
 
 def normals_interval(find: World, match: World) -> dict[str, float]:
-    """Wrong: 1.96 standard errors."""
+    """1.96 errors are right when the spread is known. From few seeds it is estimated itself: take Student's t
+    with Welch's degrees of freedom."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
     reach = student.ppf(0.975, 1e9) * sqrt(variance(a) / len(a) + variance(b) / len(b))
     difference = mean(a) - mean(b)
@@ -119,19 +126,20 @@ def normals_interval(find: World, match: World) -> dict[str, float]:
 
 
 def spread_for_error(find: World, match: World) -> dict[str, float]:
-    """Wrong: the variance of a seed in place of that of a mean."""
+    """You took the variance of single seeds. A mean of n seeds has that variance divided by n."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(variance(each), len(each)) for each in (a, b)])
+    return interval(mean(a) - mean(b), [(variance(sample), len(sample)) for sample in (a, b)])
 
 
 def divided_by_n(find: World, match: World) -> dict[str, float]:
-    """Wrong: the variance of the seeds at hand, not that of all seeds there could be."""
+    """The squared deviations were divided by n. They are taken from the seeds' own mean, which lies too near
+    to them: divide by n - 1 (statistics.variance)."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(pvariance(each) / len(each), len(each)) for each in (a, b)])
+    return interval(mean(a) - mean(b), [(pvariance(sample) / len(sample), len(sample)) for sample in (a, b)])
 
 
 def turned(find: World, match: World) -> dict[str, float]:
-    """Wrong: Match less Find."""
+    """The sign is turned: the task asks how much *more* a message adds in Find than in Match."""
     return more_of_a_message(match, find)
 
 
@@ -146,7 +154,7 @@ Search = dict[float, list[tuple[float, float]]]
 
 
 def advantage(one: Search, other: Search) -> float | str:
-    """How much better one corner is than the other, in test accuracy, or why nobody can say."""
+    """How much better one corner is than the other, in test accuracy, or why the two cannot be compared."""
     return compared(one, other, best_rate)
 
 
@@ -177,43 +185,48 @@ def by_tensors(one: Search, other: Search) -> float | str:
         return "searched unequally"
     tables = [torch.tensor([runs[rate] for rate in rates], dtype=torch.float64) for runs in (one, other)]
     means = [table.mean(1) for table in tables]  # (rates, validation and test)
-    best = [each[:, 0].argmax().item() for each in means]
+    best = [mean_of_rate[:, 0].argmax().item() for mean_of_rate in means]
     if {0, len(rates) - 1} & {*best}:
         return "search on"
     return (means[0][best[0], 1] - means[1][best[1], 1]).item()
 
 
 def by_test_images(one: Search, other: Search) -> float | str:
-    """Wrong: the rate is chosen on test images."""
+    """The rate was chosen on test images, so its number is too good: the luck of the choice is in it. Choose
+    on validation, then read the test once."""
     return compared(one, other, lambda runs: max(runs, key=lambda rate: at(runs, rate)))
 
 
 def by_the_best_seed(one: Search, other: Search) -> float | str:
-    """Wrong: the rate of the best single run."""
+    """The best single run chose the rate. That is the luckiest seed: choose by the mean over seeds."""
     return compared(one, other, lambda runs: max(runs, key=lambda rate: max(runs[rate])[0]))
 
 
 def at_one_rate(one: Search, other: Search) -> float | str:
-    """Wrong: both at the rate that is best for the first."""
+    """Both corners were read at the first one's rate. The same recipe is not equal tuning: each corner has
+    the rate that is best for itself."""
     return compared(one, other, lambda runs: best_rate(one))
 
 
 def without_a_look_at_the_ends(one: Search, other: Search) -> float | str:
-    """Wrong: a best rate may be the last that was tried."""
+    """A best rate at the end of the search was taken. Beyond it may be better: "search on". With one rate for
+    all, both ends are there."""
     if set(one) != set(other):
         return "searched unequally"
     return at(one, best_rate(one)) - at(other, best_rate(other))
 
 
 def unequal_searches(one: Search, other: Search) -> float | str:
-    """Wrong: one corner may have searched more than the other."""
+    """One corner has tried rates that the other has not, and a longer search finds more. Refuse first:
+    "searched unequally"."""
     if any(best_rate(runs) in (min(runs), max(runs)) for runs in (one, other)):
         return "search on"
     return at(one, best_rate(one)) - at(other, best_rate(other))
 
 
 def ends_by_place(one: Search, other: Search) -> float | str:
-    """Wrong: the first and last entry are taken for the smallest and largest rate."""
+    """The first and last entry were taken for the ends. A dict has the order in which rates were tried: the
+    ends are min and max."""
     if set(one) != set(other):
         return "searched unequally"
     for runs in (one, other):
@@ -247,7 +260,7 @@ def searched() -> tuple[Search, Search]:
 
 def all_but(runs: Search, *rates: float) -> Search:
     """A search without some rates."""
-    return {rate: each for rate, each in runs.items() if rate not in rates}
+    return {rate: accuracies for rate, accuracies in runs.items() if rate not in rates}
 
 
 EXERCISES = (
@@ -268,31 +281,15 @@ EXERCISES = (
         },
         also_right=(by_regression,),
         wrong={
-            "where the other is useful": Wrong(
-                under_the_useful,
-                "You took what features add under *useful* routing, and routing with useful features: one"
-                " side of the square each. A main effect is the mean of two opposite sides.",
-            ),
-            "zeros and ones": Wrong(
-                with_dummies,
-                "These are the coefficients of a regression on 0 and 1. They say what features add under"
-                " *useless* routing, not on average; code the two levels as -1/2 and +1/2.",
-            ),
+            "where the other is useful": Wrong(under_the_useful),
+            "zeros and ones": Wrong(with_dummies),
             "exchanged": Wrong(
                 lambda accuracy: corner_effects(accuracy.mT),
                 "Features and routing are exchanged. accuracy[s, f, r]: features are axis 1, routing is axis"
                 " 2.",
             ),
-            "halved": Wrong(
-                halved,
-                "The interaction is halved. Asked is the whole difference: by how many points features add"
-                " more under useful routing than under useless.",
-            ),
-            "added": Wrong(
-                added,
-                "You added what features do in the two columns. An interaction is how much the two"
-                " *differ*; it is 0 where features are worth the same everywhere.",
-            ),
+            "halved": Wrong(halved),
+            "added": Wrong(added),
         },
     ),
     Exercise(
@@ -323,31 +320,12 @@ EXERCISES = (
         },
         also_right=(by_scipy,),
         wrong={
-            "nothing paired": Wrong(
-                nothing_paired,
-                "You treated four lists as independent. Inside a world a seed's two students share labels and"
-                " chance: subtract them seed by seed (where both are there), and what they share is gone.",
-            ),
-            "worlds paired": Wrong(
-                worlds_paired,
-                "Seeds of Find were paired with seeds of Match. Their images are others: nothing shared"
-                " could cancel, and seeds are thrown away. The squared errors of the two means add.",
-            ),
-            "1.96": Wrong(
-                normals_interval,
-                "1.96 errors are right when the spread is known. From few seeds it is estimated itself:"
-                " take Student's t with Welch's degrees of freedom.",
-            ),
-            "spread of a seed": Wrong(
-                spread_for_error,
-                "You took the variance of single seeds. A mean of n seeds has that variance divided by n.",
-            ),
-            "divided by n": Wrong(
-                divided_by_n,
-                "The squared deviations were divided by n. They are taken from the seeds' own mean, which"
-                " lies too near to them: divide by n - 1 (statistics.variance).",
-            ),
-            "turned": Wrong(turned, "The sign is turned: asked is how much *more* in Find than in Match."),
+            "nothing paired": Wrong(nothing_paired),
+            "worlds paired": Wrong(worlds_paired),
+            "1.96": Wrong(normals_interval),
+            "spread of a seed": Wrong(spread_for_error),
+            "divided by n": Wrong(divided_by_n),
+            "turned": Wrong(turned),
         },
         see="What do features add to maps?",
         rtol=1e-6,
@@ -367,36 +345,12 @@ EXERCISES = (
         },
         also_right=(by_tensors,),
         wrong={
-            "by test images": Wrong(
-                by_test_images,
-                "The rate was chosen on test images, so its number is too good: the luck of the choice is in"
-                " it. Choose on validation, then read the test once.",
-            ),
-            "by the best seed": Wrong(
-                by_the_best_seed,
-                "The best single run chose the rate. That is the luckiest seed: choose by the mean over"
-                " seeds.",
-            ),
-            "at one rate": Wrong(
-                at_one_rate,
-                "Both corners were read at the first one's rate. The same recipe is not equal tuning: each"
-                " corner has the rate that is best for itself.",
-            ),
-            "ends not looked at": Wrong(
-                without_a_look_at_the_ends,
-                'A best rate at the end of the search was taken. Beyond it may be better: "search on". With'
-                " one rate for all, both ends are there.",
-            ),
-            "unequal searches": Wrong(
-                unequal_searches,
-                "One corner has tried rates that the other has not, and who searches more finds more. Refuse"
-                ' first: "searched unequally".',
-            ),
-            "ends by place": Wrong(
-                ends_by_place,
-                "The first and last entry were taken for the ends. A dict has the order in which rates were"
-                " tried: the ends are min and max.",
-            ),
+            "by test images": Wrong(by_test_images),
+            "by the best seed": Wrong(by_the_best_seed),
+            "at one rate": Wrong(at_one_rate),
+            "ends not looked at": Wrong(without_a_look_at_the_ends),
+            "unequal searches": Wrong(unequal_searches),
+            "ends by place": Wrong(ends_by_place),
         },
     ),
 )

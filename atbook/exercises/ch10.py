@@ -29,7 +29,7 @@ def hsic_1(K: Tensor, L: Tensor) -> Tensor:
 
 
 def from_tables(K: Tensor, L: Tensor, factor: float = 2.0) -> Tensor:
-    """The formula of HSIC₁; `factor` of its last term."""
+    """The formula of HSIC₁, with `factor` in its last term."""
     n, k, l = len(K), K.sum(1), L.sum(1)
     sums = (K * L).sum() + k.sum() * l.sum() / ((n - 1) * (n - 2)) - factor / (n - 2) * (k @ l)
     return sums / (n * (n - 3))
@@ -110,7 +110,7 @@ def cka_from_batches(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
 
 
 def tables(xs: list[Tensor], ys: list[Tensor]) -> list[tuple[int, tuple[Tensor, Tensor]]]:
-    """Of every batch: its images, and similarities in x and in y."""
+    """For every batch, the number of its images and the similarities in x and in y."""
     return [(len(x), (x @ x.T, y @ y.T)) for x, y in zip(xs, ys)]
 
 
@@ -123,26 +123,30 @@ def batches_by_atlib(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> float:
 
 
 def mean_of_ratios(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """Wrong: a CKA of each batch, then their mean."""
+    """You averaged the batches' CKAs. Each HSIC is unbiased, a ratio of them is not: average the three of
+    them, then divide once."""
     return sum(len(x) * ratio(x, y, hsic) for x, y in zip(xs, ys)) / sum(map(len, xs))
 
 
 def batches_alike(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """Wrong: a small batch counts as much as a large one."""
-    each = [(hsic(K, L), hsic(K, K), hsic(L, L)) for _, (K, L) in tables(xs, ys)]
-    xy, xx, yy = (torch.stack(values).sum() for values in zip(*each))
+    """Every batch counts alike, so an image of the small last batch counts more than others. Weigh each batch
+    by its images."""
+    hsics = [(hsic(K, L), hsic(K, K), hsic(L, L)) for _, (K, L) in tables(xs, ys)]
+    xy, xx, yy = (torch.stack(values).sum() for values in zip(*hsics))
     return xy / (xx * yy).sqrt()
 
 
 def root_in_a_batch(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """Wrong: the root is taken in every batch."""
-    each = [(n * hsic(K, L), n * (hsic(K, K) * hsic(L, L)).sqrt()) for n, (K, L) in tables(xs, ys)]
-    above, below = map(sum, zip(*each))
+    """The root was taken batch by batch. The mean of roots is not the root of means: add up HSIC(K, K) and
+    HSIC(L, L) first."""
+    terms = [(n * hsic(K, L), n * (hsic(K, K) * hsic(L, L)).sqrt()) for n, (K, L) in tables(xs, ys)]
+    above, below = map(sum, zip(*terms))
     return above / below
 
 
 def put_together(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """Wrong: one table of all images."""
+    """You put all images into one table. That is a good estimate, too, but its table grows with the square of
+    the images, which is what batches are to avoid."""
     return ratio(torch.cat(xs), torch.cat(ys), hsic)
 
 
@@ -158,12 +162,12 @@ Pairs = dict[str, float | list[int]]
 
 
 def divergences(a: Tensor, b: Tensor) -> Tensor:
-    """Of every head of a from every head of b, mean over images and queries: (H, H)."""
+    """The divergence of every head of a from every head of b, mean over images and queries: (H, H)."""
     return torch.stack([jensen_shannon(p[:, None].expand_as(b), b).mean((0, 2)) for p in a.unbind(1)])
 
 
 def assigned(cost: Tensor, largest: bool = False) -> Pairs:
-    """One to one, so that the sum is least."""
+    """Heads paired one to one, so that the sum of the costs is least."""
     heads, partners = linear_sum_assignment(cost.numpy(), maximize=largest)
     return {"divergence": cost[heads, partners].mean().item(), "partner": partners.tolist()}
 
@@ -191,13 +195,15 @@ def by_streaming(a: Tensor, b: Tensor) -> Pairs:
 
 
 def each_the_nearest(a: Tensor, b: Tensor) -> Pairs:
-    """Wrong: a head of b may serve twice."""
+    """Two heads got the same partner: the smallest number of each row is no pairing. One to one is an
+    assignment problem, scipy.optimize.linear_sum_assignment."""
     cost = divergences(a, b)
     return {"divergence": cost.amin(1).mean().item(), "partner": cost.argmin(1).tolist()}
 
 
 def one_after_the_other(a: Tensor, b: Tensor) -> Pairs:
-    """Wrong: each takes the nearest that is left."""
+    """Head 0 chose first and the others took what was left. What is best for one may cost another more: look
+    for the least *sum*, scipy.optimize.linear_sum_assignment."""
     cost, partners = divergences(a, b), []
     for row in cost:
         left = row.clone()
@@ -207,32 +213,35 @@ def one_after_the_other(a: Tensor, b: Tensor) -> Pairs:
 
 
 def turned_round(a: Tensor, b: Tensor) -> Pairs:
-    """Wrong: a's head for each of b's."""
-    found = pair_heads(a, b)
-    return found | {"partner": torch.tensor(found["partner"]).argsort().tolist()}
+    """The mean is right, but the list is turned round: the task asks for the head of b for each head of a."""
+    paired = pair_heads(a, b)
+    return paired | {"partner": torch.tensor(paired["partner"]).argsort().tolist()}
 
 
 def averaged_first(a: Tensor, b: Tensor) -> Pairs:
-    """Wrong: one mean row for each head."""
+    """Maps were averaged over images and queries before they were compared, and two heads that look elsewhere
+    in every image may have the same mean. Compare row by row, then average."""
     p, q = a.mean((0, 2)), b.mean((0, 2))
     return assigned(torch.stack([jensen_shannon(row.expand_as(q), q) for row in p]))
 
 
 def distances(a: Tensor, b: Tensor) -> Pairs:
-    """Wrong: the root of the divergence."""
+    """You took the Jensen-Shannon *distance*, the root of the divergence, as
+    scipy.spatial.distance.jensenshannon does. Square it before you average."""
     return assigned(
         torch.stack([jensen_shannon(p[:, None].expand_as(b), b).sqrt().mean((0, 2)) for p in a.unbind(1)])
     )
 
 
 def one_sided(a: Tensor, b: Tensor) -> Pairs:
-    """Wrong: the Kullback-Leibler divergence."""
+    """That is the Kullback-Leibler divergence of a's rows from b's, which depends on the order of the two.
+    Jensen-Shannon compares both with their mean."""
     p = a[:, :, None]
     return assigned((p * (p / b[:, None]).log()).sum(-1).mean((0, 3)))
 
 
 def other_order(heads: int, order: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Maps of a, and maps like them with heads in another order."""
+    """Maps of a, and maps like them with heads in a different order."""
     a = maps(3, heads, 6, 6, seed=seed)
     return a, (0.7 * a + 0.3 * maps(3, heads, 6, 6, seed=seed + 1))[:, order]
 
@@ -250,7 +259,7 @@ Echo = dict[str, float]
 
 
 def half_an_echo(accuracy: float, copied: float, classes: int) -> Echo:
-    """Accuracy, disagreement and its place, of a model that echoes another on a share of images."""
+    """Accuracy, disagreement and its place for a model that echoes another one on a share of images."""
     b = copied * accuracy + (1 - copied) / classes
     return placed(accuracy, b, (1 - copied) * (1 - 1 / classes), classes)
 
@@ -268,39 +277,43 @@ def echo_by_cases(accuracy: float, copied: float, classes: int) -> Echo:
     first = torch.tensor([accuracy] + (classes - 1) * [wrong], dtype=torch.float64)
     both = copied * first.diag() + (1 - copied) * first[:, None] / classes  # (first's class, echo's)
     second = both.sum(0)
-    different, independent = (1 - each.trace() for each in (both, first[:, None] * second))
+    different, independent = (1 - chances.trace() for chances in (both, first[:, None] * second))
     least = first[0] - second[0]
     place = (different - least) / (independent - least)
     return {"accuracy": second[0].item(), "different": different.item(), "place": place.item()}
 
 
 def guesses_never_right(accuracy: float, copied: float, classes: int) -> Echo:
-    """Wrong: a guess is a mistake."""
+    """You took every guess for a mistake. One of C guesses is right by luck: b is right on (1 - copied)/C of
+    the images without knowing why."""
     return placed(accuracy, copied * accuracy, (1 - copied) * (1 - 1 / classes), classes)
 
 
 def guesses_always_differ(accuracy: float, copied: float, classes: int) -> Echo:
-    """Wrong: a guess is never the other's answer."""
+    """You let every guess differ from a's answer. Whatever a says, one of C guesses says the same."""
     b = copied * accuracy + (1 - copied) / classes
     return placed(accuracy, b, 1 - copied, classes)
 
 
 def never_wrong_alike(accuracy: float, copied: float, classes: int) -> Echo:
-    """Wrong: two independent mistakes never agree."""
-    found = half_an_echo(accuracy, copied, classes)
-    a, b = accuracy, found["accuracy"]
-    return found | {"place": (found["different"] - (a - b)) / (1 - a * b - (a - b))}
+    """Your independent models agree only where both are right. Two mistakes agree as well, one time in C -
+    1."""
+    echo = half_an_echo(accuracy, copied, classes)
+    a, b = accuracy, echo["accuracy"]
+    return echo | {"place": (echo["different"] - (a - b)) / (1 - a * b - (a - b))}
 
 
 def from_no_disagreement(accuracy: float, copied: float, classes: int) -> Echo:
-    """Wrong: 0 is no disagreement at all."""
-    found = half_an_echo(accuracy, copied, classes)
-    a, b = accuracy, found["accuracy"]
-    return found | {"place": found["different"] / (1 - a * b - (1 - a) * (1 - b) / (classes - 1))}
+    """Your scale begins at no disagreement. Models of unequal accuracy *must* differ on a - b of the images:
+    nested, 0, is there."""
+    echo = half_an_echo(accuracy, copied, classes)
+    a, b = accuracy, echo["accuracy"]
+    return echo | {"place": echo["different"] / (1 - a * b - (1 - a) * (1 - b) / (classes - 1))}
 
 
 def share_for_place(accuracy: float, copied: float, classes: int) -> Echo:
-    """Wrong: the place is the share that is not copied."""
+    """You took the share that is not copied for the place. Guesses make b less accurate, and most of the
+    disagreement is due to that alone."""
     return half_an_echo(accuracy, copied, classes) | {"place": 1 - copied}
 
 
@@ -308,7 +321,7 @@ def share_for_place(accuracy: float, copied: float, classes: int) -> Echo:
 
 
 def images_needed(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """So many that the gain is z standard errors, on the same images."""
+    """The number of images at which the gain is z standard errors, when both models see the same images."""
     gain = accuracy_a - accuracy_b
     return ceil(z**2 * (changed - gain**2) / gain**2)
 
@@ -325,31 +338,33 @@ def by_counting_up(accuracy_a: float, accuracy_b: float, changed: float, z: floa
 
 
 def not_paired(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """Wrong: each model on images of its own."""
+    """You treated the two accuracies as measured on different images. On the same ones an image that both
+    know, or neither, says nothing: the variance is changed - gain²."""
     spread = accuracy_a * (1 - accuracy_a) + accuracy_b * (1 - accuracy_b)
     return ceil(z**2 * spread / (accuracy_a - accuracy_b) ** 2)
 
 
 def rounded_down(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """Wrong: one image too few."""
+    """Rounded down, n is an image too small: the gain falls just short of z errors. Round up."""
     gain = accuracy_a - accuracy_b
     return floor(z**2 * (changed - gain**2) / gain**2)
 
 
 def z_not_squared(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """Wrong: z once."""
+    """z has to be squared: the standard error falls with the root of n."""
     gain = accuracy_a - accuracy_b
     return ceil(z * (changed - gain**2) / gain**2)
 
 
 def gain_not_squared(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """Wrong: the gain itself is taken from the mean of squares."""
+    """A variance is the mean of squares minus the *square* of the mean: changed - gain²."""
     gain = abs(accuracy_a - accuracy_b)
     return ceil(z**2 * (changed - gain) / gain**2)
 
 
 def one_model_alone(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """Wrong: the spread of one model's accuracy."""
+    """That is the spread of one model's accuracy, a (1 - a). The task asks for the spread of the
+    *difference*, which is 0 wherever both are right or both are wrong."""
     return ceil(z**2 * accuracy_a * (1 - accuracy_a) / (accuracy_a - accuracy_b) ** 2)
 
 
@@ -411,26 +426,10 @@ EXERCISES = (
         },
         also_right=(batches_by_atlib,),
         wrong={
-            "mean of ratios": Wrong(
-                mean_of_ratios,
-                "You averaged the batches' CKAs. Each HSIC is unbiased, a ratio of them is not: average the"
-                " three of them, then divide once.",
-            ),
-            "batches alike": Wrong(
-                batches_alike,
-                "Every batch counts alike, so an image of the small last batch counts more than others. Weigh"
-                " each batch by its images.",
-            ),
-            "root in a batch": Wrong(
-                root_in_a_batch,
-                "The root was taken batch by batch. The mean of roots is not the root of means: add up"
-                " HSIC(K, K) and HSIC(L, L) first.",
-            ),
-            "put together": Wrong(
-                put_together,
-                "You put all images into one table. That is a good estimate, too, but its table grows with"
-                " the square of the images, which is what batches are to avoid.",
-            ),
+            "mean of ratios": Wrong(mean_of_ratios),
+            "batches alike": Wrong(batches_alike),
+            "root in a batch": Wrong(root_in_a_batch),
+            "put together": Wrong(put_together),
         },
     ),
     Exercise(
@@ -446,39 +445,16 @@ EXERCISES = (
         },
         also_right=(by_trying_all, by_streaming),
         wrong={
-            "each the nearest": Wrong(
-                each_the_nearest,
-                "Two heads got the same partner: the smallest number of each row is no pairing. One to one is"
-                " an assignment problem, scipy.optimize.linear_sum_assignment.",
-            ),
-            "one after the other": Wrong(
-                one_after_the_other,
-                "Head 0 chose first and the others took what was left. What is best for one may cost another"
-                " more: look for the least *sum*, scipy.optimize.linear_sum_assignment.",
-            ),
-            "turned round": Wrong(
-                turned_round,
-                "The mean is right, but the list is turned round: asked is the head of b for each head of a.",
-            ),
+            "each the nearest": Wrong(each_the_nearest),
+            "one after the other": Wrong(one_after_the_other),
+            "turned round": Wrong(turned_round),
             "the largest": Wrong(
                 lambda a, b: assigned(divergences(a, b), largest=True),
                 "You found the pairing with the *largest* divergence. A divergence is a cost.",
             ),
-            "averaged first": Wrong(
-                averaged_first,
-                "Maps were averaged over images and queries before they were compared, and two heads that"
-                " look elsewhere in every image may have the same mean. Compare row by row, then average.",
-            ),
-            "the distance": Wrong(
-                distances,
-                "You took the Jensen-Shannon *distance*, the root of the divergence, as"
-                " scipy.spatial.distance.jensenshannon does. Square it before you average.",
-            ),
-            "one-sided": Wrong(
-                one_sided,
-                "That is the Kullback-Leibler divergence of a's rows from b's, which depends on who comes"
-                " first. Jensen-Shannon compares both with their mean.",
-            ),
+            "averaged first": Wrong(averaged_first),
+            "the distance": Wrong(distances),
+            "one-sided": Wrong(one_sided),
         },
     ),
     Exercise(
@@ -495,31 +471,11 @@ EXERCISES = (
         },
         also_right=(echo_by_cases,),
         wrong={
-            "guesses never right": Wrong(
-                guesses_never_right,
-                "You took every guess for a mistake. One of C guesses is right by luck: b is right on"
-                " (1 - copied)/C of the images without knowing why.",
-            ),
-            "guesses always differ": Wrong(
-                guesses_always_differ,
-                "You let every guess differ from a's answer. Whatever a says, one of C guesses says the"
-                " same.",
-            ),
-            "never wrong alike": Wrong(
-                never_wrong_alike,
-                "Your independent models agree only where both are right. Two mistakes agree as well, one"
-                " time in C - 1.",
-            ),
-            "from no disagreement": Wrong(
-                from_no_disagreement,
-                "Your scale begins at no disagreement. Models of unequal accuracy *must* differ on a - b of"
-                " the images: nested, 0, is there.",
-            ),
-            "the share for the place": Wrong(
-                share_for_place,
-                "You took the share that is not copied for the place. Guesses make b less accurate, and most"
-                " of the disagreement is due to that alone.",
-            ),
+            "guesses never right": Wrong(guesses_never_right),
+            "guesses always differ": Wrong(guesses_always_differ),
+            "never wrong alike": Wrong(never_wrong_alike),
+            "from no disagreement": Wrong(from_no_disagreement),
+            "the share for the place": Wrong(share_for_place),
         },
         see="The same mistakes?",
     ),
@@ -536,27 +492,11 @@ EXERCISES = (
         },
         also_right=(by_counting_up,),
         wrong={
-            "not paired": Wrong(
-                not_paired,
-                "You treated the two accuracies as measured on different images. On the same ones an image"
-                " that both know, or neither, says nothing: the variance is changed - gain².",
-            ),
-            "one model alone": Wrong(
-                one_model_alone,
-                "That is the spread of one model's accuracy, a (1 - a). Asked is the spread of the"
-                " *difference*, which is 0 wherever both are right or both are wrong.",
-            ),
-            "z once": Wrong(
-                z_not_squared, "z has to be squared: the standard error falls with the root of n."
-            ),
-            "gain once": Wrong(
-                gain_not_squared,
-                "A variance is the mean of squares less the *square* of the mean: changed - gain².",
-            ),
-            "rounded down": Wrong(
-                rounded_down,
-                "Rounded down, n is an image too small: the gain falls just short of z errors. Round up.",
-            ),
+            "not paired": Wrong(not_paired),
+            "one model alone": Wrong(one_model_alone),
+            "z once": Wrong(z_not_squared),
+            "gain once": Wrong(gain_not_squared),
+            "rounded down": Wrong(rounded_down),
         },
         see="The same mistakes?",
         rtol=0,

@@ -36,44 +36,48 @@ def weighed_by_atlib(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
 
 
 def over_all_rows(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
-    """Wrong: divided by the number of rows."""
+    """You divided by the number of rows. A weighted mean is divided by the sum of its weights, or rows that
+    are not read make every model look close."""
     return divergence(p, q).mean((0, 1)) @ weight / len(weight)
 
 
 def to_each_other(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
-    """Wrong: Kullback-Leibler divergences of p from q and of q from p."""
-    each = ((p - q) * (p.log() - q.log())).sum(-1) / 2
-    return each.mean((0, 1)) @ weight / weight.sum()
+    """You took how far p is from q and q from p. Jensen-Shannon takes how far each is from their mean: it
+    stays finite where one of them is 0."""
+    by_row = ((p - q) * (p.log() - q.log())).sum(-1) / 2
+    return by_row.mean((0, 1)) @ weight / weight.sum()
 
 
 def heads_averaged(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
-    """Wrong: maps are averaged over heads first."""
+    """Maps were averaged over heads, and then compared. Two heads that look at different patches would pass
+    as two that look at both: compare first."""
     return divergence(p.mean(1), q.mean(1)).mean(0) @ weight / weight.sum()
 
 
 def keys_weighed(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
-    """Wrong: the weights are those of keys."""
+    """The weights went to keys, the last axis. They belong to queries: a row's divergence is the sum over all
+    of its keys, and the row has a weight."""
     middle = (p + q) / 2
-    each = torch.special.entr(middle) - (torch.special.entr(p) + torch.special.entr(q)) / 2
-    return (each @ weight).sum(-1).mean() / weight.sum()
+    by_key = torch.special.entr(middle) - (torch.special.entr(p) + torch.special.entr(q)) / 2
+    return (by_key @ weight).sum(-1).mean() / weight.sum()
 
 
 def with_nan(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
-    """Wrong: 0 · log 0 is not a number."""
+    """0 · log 0 made a nan where a row gives a token nothing. torch.special.entr knows that it is 0."""
     p_log_p, q_log_q, middle = p * p.log(), q * q.log(), (p + q) / 2
-    each = (p_log_p + q_log_q).sum(-1) / 2 - (middle * middle.log()).sum(-1)
-    return each.mean((0, 1)) @ weight / weight.sum()
+    by_row = (p_log_p + q_log_q).sum(-1) / 2 - (middle * middle.log()).sum(-1)
+    return by_row.mean((0, 1)) @ weight / weight.sum()
 
 
 def some_hard(*shape: int, seed: int = 0) -> Tensor:
-    """Maps of which the first head listens to a single token in every row."""
+    """Maps whose first head listens to a single token in every row."""
     p = maps(*shape, seed=seed)
     p[:, 0] = one_hot(p[:, 0].argmax(-1), shape[-1]).to(p)
     return p
 
 
 def shares(*numbers: float) -> Tensor:
-    """How much the rows are read."""
+    """The shares to which the rows are read."""
     return torch.tensor(numbers, dtype=torch.float64)
 
 
@@ -94,17 +98,20 @@ def backwards(layers: Sequence[Tensor], residual: float) -> Tensor:
 
 
 def first_layer_first(layers: Sequence[Tensor], residual: float) -> Tensor:
-    """Wrong: layers in the other order."""
+    """The layers come in the wrong order. The row starts at the output: it meets the last layer first, and
+    the first layer last."""
     return backwards(layers[::-1], residual)
 
 
 def column(layers: Sequence[Tensor], residual: float) -> Tensor:
-    """Wrong: where the class token's own input goes."""
+    """That is a column: how much of the class token's *input* each token ends up with. The task asks for its
+    row: where its own output comes from."""
     return rollout(layers, residual)[:, :, 0]
 
 
 def rows_of_two(layers: Sequence[Tensor], residual: float) -> Tensor:
-    """Wrong: the identity is added without shares."""
+    """The identity was added without a share: the row's sum doubles with each layer. Skip connection and
+    attention share one whole."""
     row = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype)[:1].expand(len(layers[0]), 1, -1)
     for p in layers[::-1]:
         row = row + row @ p.mean(1)
@@ -112,12 +119,12 @@ def rows_of_two(layers: Sequence[Tensor], residual: float) -> Tensor:
 
 
 def largest_head(layers: Sequence[Tensor], residual: float) -> Tensor:
-    """Wrong: the largest head in place of the mean."""
+    """The largest of the heads was taken, and rows then sum to more than 1. Take their mean."""
     return backwards([p.amax(1, keepdim=True) for p in layers], residual)
 
 
 def without_skip(layers: Sequence[Tensor], residual: float) -> Tensor:
-    """Wrong: the skip connection is left out."""
+    """The skip connection is missing: a token also keeps what it has, with the share `residual`."""
     return backwards(layers, 0.0)
 
 
@@ -150,28 +157,30 @@ def back(order: list[int]) -> list[int]:
 
 
 def proj_left(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
-    """Wrong: proj still reads the old order."""
+    """proj was left as it was, and reads the old order. The heads' outputs are its *columns*: they move too,
+    or the logits change."""
     return [*reorder(qkv, bias, proj, order)[:2], proj]
 
 
 def rows_of_proj(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
-    """Wrong: the rows of proj move."""
+    """The rows of proj were moved. Its rows write into the stream's channels; its columns read the heads."""
     return [*reorder(qkv, bias, proj, order)[:2], reorder(qkv, bias, proj.T, order)[2].T]
 
 
 def bias_left(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
-    """Wrong: the bias of qkv stays."""
+    """qkv's bias was left where it was. It has a number for each row of the weight, which moves with the
+    row."""
     rows, _, columns = reorder(qkv, bias, proj, order)
     return [rows, bias, columns]
 
 
 def columns_back(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
-    """Wrong: proj is put in the inverse order."""
+    """proj's columns are in the inverse order. New head h is old head order[h], in qkv and proj alike."""
     return [*reorder(qkv, bias, proj, order)[:2], reorder(qkv, bias, proj, back(order))[2]]
 
 
 def heads_outside(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
-    """Wrong: qkv is read as (heads, 3, d)."""
+    """qkv was read as (heads, 3, d). timm's order is (3, heads, d): all queries, all keys, all values."""
     H, d = len(order), proj.shape[1] // len(order)
     rows = qkv.view(H, 3, d, -1)[order].reshape(qkv.shape)
     return [rows, bias.view(H, 3, d)[order].flatten(), reorder(qkv, bias, proj, order)[2]]
@@ -205,33 +214,13 @@ EXERCISES = (
         },
         also_right=(weighed_by_atlib,),
         wrong={
-            "divided by N": Wrong(
-                over_all_rows,
-                "You divided by the number of rows. A weighted mean is divided by the sum of its weights, or"
-                " rows that nobody reads make every model look close.",
-            ),
-            "to each other": Wrong(
-                to_each_other,
-                "You took how far p is from q and q from p. Jensen-Shannon takes how far each is from their"
-                " mean: it stays finite where one of them is 0.",
-            ),
-            "heads averaged": Wrong(
-                heads_averaged,
-                "Maps were averaged over heads, and then compared. Two heads that look at different patches"
-                " would pass as two that look at both: compare first.",
-            ),
-            "keys weighed": Wrong(
-                keys_weighed,
-                "The weights went to keys, the last axis. They belong to queries: a row's divergence is"
-                " the sum over all of its keys, and the row has a weight.",
-            ),
-            "0 log 0": Wrong(
-                with_nan,
-                "0 · log 0 made a nan where a row gives a token nothing. torch.special.entr knows that it"
-                " is 0.",
-            ),
+            "divided by N": Wrong(over_all_rows),
+            "to each other": Wrong(to_each_other),
+            "heads averaged": Wrong(heads_averaged),
+            "keys weighed": Wrong(keys_weighed),
+            "0 log 0": Wrong(with_nan),
             "bits": Wrong(
-                lambda *each: weighed(*each) / log(2),
+                lambda *inputs: weighed(*inputs) / log(2),
                 "That is in bits, with logarithms to base 2. The chapter counts in nats: natural logarithms.",
             ),
         },
@@ -250,33 +239,15 @@ EXERCISES = (
         },
         also_right=(lambda layers, residual: rollout(layers, residual)[:, 0],),
         wrong={
-            "order": Wrong(
-                first_layer_first,
-                "The layers come in the wrong order. The row starts at the output: it meets the last layer"
-                " first, and the first layer last.",
-            ),
-            "column": Wrong(
-                column,
-                "That is a column: how much of the class token's *input* each token ends up with. Asked is"
-                " its row: from where its own output comes.",
-            ),
-            "rows of two": Wrong(
-                rows_of_two,
-                "The identity was added without a share: the row's sum doubles with each layer. Skip"
-                " connection and attention share one whole.",
-            ),
+            "order": Wrong(first_layer_first),
+            "column": Wrong(column),
+            "rows of two": Wrong(rows_of_two),
             "shares exchanged": Wrong(
                 lambda layers, residual: backwards(layers, 1 - residual),
                 "`residual` is the share of the skip connection, the identity; you gave it to attention.",
             ),
-            "largest head": Wrong(
-                largest_head,
-                "The largest of the heads was taken, and rows then sum to more than 1. Take their mean.",
-            ),
-            "no skip connection": Wrong(
-                without_skip,
-                "The skip connection is missing: a token also keeps what it has, with the share `residual`.",
-            ),
+            "largest head": Wrong(largest_head),
+            "no skip connection": Wrong(without_skip),
         },
         see="One picture of all layers?",
     ),
@@ -293,36 +264,16 @@ EXERCISES = (
         },
         also_right=(by_index,),
         wrong={
-            "proj left": Wrong(
-                proj_left,
-                "proj was left as it was, and reads the old order. The heads' outputs are its *columns*: they"
-                " move too, or the logits change.",
-            ),
-            "rows of proj": Wrong(
-                rows_of_proj,
-                "The rows of proj were moved. Its rows write into the stream's channels; its columns read the"
-                " heads.",
-            ),
-            "columns in the inverse order": Wrong(
-                columns_back,
-                "proj's columns are in the inverse order. New head h is old head order[h], in qkv and proj"
-                " alike.",
-            ),
+            "proj left": Wrong(proj_left),
+            "rows of proj": Wrong(rows_of_proj),
+            "columns in the inverse order": Wrong(columns_back),
             "inverse throughout": Wrong(
                 lambda qkv, bias, proj, order: reorder(qkv, bias, proj, back(order)),
                 "The layer computes the same, but in the inverse order: you moved old head h to place"
-                " order[h]. Asked is that new head h is old head order[h].",
+                " order[h]. In the task, new head h is old head order[h].",
             ),
-            "bias left": Wrong(
-                bias_left,
-                "qkv's bias was left where it was. It has a number for each row of the weight, which moves"
-                " with the row.",
-            ),
-            "heads outside": Wrong(
-                heads_outside,
-                "qkv was read as (heads, 3, d). timm's order is (3, heads, d): all queries, all keys, all"
-                " values.",
-            ),
+            "bias left": Wrong(bias_left),
+            "heads outside": Wrong(heads_outside),
         },
         see="Same operation, other maps",
         view=list,

@@ -19,7 +19,7 @@ from atlib.walking import Instead
 
 
 def both(plain: float, first: float, second: float) -> float:
-    """Losses add up on the logit axis."""
+    """The accuracy under two shifts, if their losses add up on the logit axis."""
     return expit(logit(first) + logit(second) - logit(plain)).item()
 
 
@@ -34,7 +34,7 @@ def by_odds(plain: float, first: float, second: float) -> float:
 
 
 def chance_corrected(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """The line of a pool from which guessing is taken out."""
+    """The line of a pool whose accuracies are corrected for guessing."""
 
     def above(a: float) -> float:
         return (a - 1 / classes) / (1 - 1 / classes)
@@ -50,32 +50,34 @@ def line(pool: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 def from_counts(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
     """The same: the logit of the corrected accuracy is log((a·C - 1) / (C·(1 - a)))."""
-    a, b = (classes * np.array(each) for each in (ordinary, shifted))
+    a, b = (classes * np.array(accuracies) for accuracies in (ordinary, shifted))
     kept = (a > 1) & (b > 1)
-    x, y = (np.log((each[kept] - 1) / (classes - each[kept])) for each in (a, b))
+    x, y = (np.log((scaled[kept] - 1) / (classes - scaled[kept])) for scaled in (a, b))
     slope, intercept = np.polyfit(x, y, 1)
     return {"members": int(kept.sum()), "slope": slope, "intercept": intercept}
 
 
 def clipped(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """Wrong: members below chance are moved to 0.01."""
+    """A member at or below chance was moved to 0.01, which is an invented point that pulls the line. Leave
+    such members out, and say how many are left."""
     above = ((np.array([ordinary, shifted]) - 1 / classes) / (1 - 1 / classes)).clip(0.01)
     return line([*zip(*above.tolist())])
 
 
 def one_axis(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """Wrong: the unshifted accuracies are left as they are."""
+    """Only the shifted accuracies were corrected. Chance is chance on both axes."""
     above = [(b - 1 / classes) / (1 - 1 / classes) for b in shifted]
     return line([(a, b) for a, b in zip(ordinary, above) if b > 0])
 
 
 def not_rescaled(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """Wrong: chance is subtracted, and that is all."""
+    """Chance was subtracted and the rest not rescaled: a perfect model has to stay at 1."""
     return line([(a - 1 / classes, b - 1 / classes) for a, b in zip(ordinary, shifted) if b > 1 / classes])
 
 
 def as_they_are(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """Wrong: guessing models are left out, nothing is corrected."""
+    """Members at chance are gone, but the others were not corrected: on this axis guessing has to be at 0,
+    whose logit is minus infinity."""
     return line([(a, b) for a, b in zip(ordinary, shifted) if b > 1 / classes])
 
 
@@ -93,8 +95,9 @@ def with_maps(vit: VisionTransformer, images: Tensor, maps: dict[int, Tensor]) -
 
 
 def repaired(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Shifted images with one layer's map of the clean ones, all others held: a list over layers."""
-    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    """The logits of shifted images with one layer's map from the clean images and all other maps held: a list
+    over layers."""
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     return [with_maps(vit, shifted, new | {i: old[i]}) for i in new]
 
 
@@ -114,7 +117,7 @@ def repaired_by_hand(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> 
         x = x + block.attn.proj((p @ v).transpose(1, 2).flatten(2))
         return x + block.mlp(block.norm2(x))
 
-    a, b = (vit.patch_embed(each) for each in (clean, shifted))
+    a, b = (vit.patch_embed(images) for images in (clean, shifted))
     a, b = (torch.cat([vit.cls_token.expand(len(x), -1, -1), x], 1) + vit.pos_embed for x in (a, b))
     streams = [b] * len(vit.blocks)  # one for each layer that is repaired
     for i, block in enumerate(vit.blocks):
@@ -125,30 +128,35 @@ def repaired_by_hand(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> 
 
 
 def others_anew(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Wrong: later layers make their maps from the repaired tokens."""
+    """Later layers made new maps from repaired tokens, and so they were repaired as well. Hold all others at
+    the maps of the shifted images."""
     return [with_maps(vit, shifted, {i: p}) for i, p in enumerate(maps_of(vit, clean))]
 
 
 def one_more(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Wrong: all layers up to this one are repaired."""
-    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    """Entry i has the clean maps of all layers up to i. Repair one layer at a time, or the last entry says
+    nothing about the last layer."""
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     return [with_maps(vit, shifted, new | {j: old[j] for j in range(i + 1)}) for i in new]
 
 
 def all_but_one(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Wrong: one layer keeps the shifted map, all others are repaired."""
-    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    """You repaired all layers but one. That tells which layer's damage is enough by itself; the task asks
+    which repair is."""
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     return [with_maps(vit, shifted, old | {i: new[i]}) for i in old]
 
 
 def clean_contents(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Wrong: clean images are read with a shifted map."""
+    """Clean images were read with one map of the shifted ones: that breaks a layer. Start from the *shifted*
+    images and put in a clean map."""
     return repaired(vit, shifted, clean)
 
 
 def mean_maps(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Wrong: the clean maps are averaged over the batch."""
-    old, new = (dict(enumerate(maps_of(vit, each))) for each in (clean, shifted))
+    """The clean maps were averaged over the batch. Scene b's map belongs to scene b: the mean is a different
+    intervention."""
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
     means = [p.mean(0, keepdim=True).expand_as(p) for p in old.values()]
     return [with_maps(vit, shifted, new | {i: p}) for i, p in enumerate(means)]
 
@@ -160,16 +168,16 @@ Pool = list[float]
 
 def left_out(ordinary: Pool, shifted: Pool) -> list[float]:
     """Each member's points above the line of the others."""
-    found = []
+    points = []
     for i in range(len(ordinary)):
-        others = [each[:i] + each[i + 1 :] for each in (ordinary, shifted)]
-        found.append(100 * effective_robustness(ordinary[i], shifted[i], *others, samples=20).value)
-    return found
+        pool = [accuracies[:i] + accuracies[i + 1 :] for accuracies in (ordinary, shifted)]
+        points.append(100 * effective_robustness(ordinary[i], shifted[i], *pool, samples=20).value)
+    return points
 
 
 def by_leverage(ordinary: Pool, shifted: Pool) -> np.ndarray:
-    """The same from one fit: a residual divided by one less its leverage is that of the line of the
-    others."""
+    """The same from one fit: a residual, divided by 1 minus its leverage, is the residual from the line of
+    the others."""
     x, y = logit(ordinary), logit(shifted)
     slope, intercept = np.polyfit(x, y, 1)
     leverage = 1 / len(x) + (x - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
@@ -177,13 +185,14 @@ def by_leverage(ordinary: Pool, shifted: Pool) -> np.ndarray:
 
 
 def itself_in_pool(ordinary: Pool, shifted: Pool) -> list[float]:
-    """Wrong: one line of all."""
+    """One line for all: each member helps to draw the line that it is judged by, which pulls its own verdict
+    towards 0. Fit again without it."""
     fitted = fit_line(ordinary, shifted)
     return [100 * (b - fitted.expected(a)) for a, b in zip(ordinary, shifted)]
 
 
 def lines_of_others(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """What the line of the others expects of each member, on the axes that are given."""
+    """The value that the line of the others expects of each member, on the given axes."""
     expected = []
     for i in range(len(x)):
         slope, intercept = np.polyfit(np.delete(x, i), np.delete(y, i), 1)
@@ -192,19 +201,22 @@ def lines_of_others(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def raw_accuracies(ordinary: Pool, shifted: Pool) -> np.ndarray:
-    """Wrong: the line goes through accuracies."""
+    """The lines were fitted to accuracies as they are. A point near 95 % is not a point near 60 %: fit on
+    logit axes."""
     x, y = np.array(ordinary), np.array(shifted)
     return 100 * (y - lines_of_others(x, y))
 
 
 def left_in_logits(ordinary: Pool, shifted: Pool) -> np.ndarray:
-    """Wrong: the difference of logits."""
+    """The difference was taken on the logit axis. Bring the expected value back to an accuracy first; the
+    answer is in points."""
     x, y = logit(ordinary), logit(shifted)
     return y - lines_of_others(x, y)
 
 
 def axes_exchanged(ordinary: Pool, shifted: Pool) -> np.ndarray:
-    """Wrong: the unshifted accuracy is predicted, and the line read backwards."""
+    """The line predicts the unshifted accuracy from the shifted one and was read backwards. Least squares is
+    not symmetric: fit the shifted logit by the unshifted one."""
     x, y, expected = logit(ordinary), logit(shifted), []
     for i in range(len(x)):
         slope, intercept = np.polyfit(np.delete(y, i), np.delete(x, i), 1)
@@ -235,7 +247,7 @@ EXERCISES = (
             "shares": Wrong(
                 lambda plain, first, second: first * second / plain,
                 "You multiplied the shares of accuracy that are left. That is the sum on the axis of log a;"
-                " asked is that of the logit, log(a / (1 - a)).",
+                " the task asks for the sum on that of the logit, log(a / (1 - a)).",
             ),
             "nothing subtracted": Wrong(
                 lambda plain, first, second: expit(logit(first) + logit(second)).item(),
@@ -272,27 +284,14 @@ EXERCISES = (
         },
         also_right=(from_counts,),
         wrong={
-            "clipped": Wrong(
-                clipped,
-                "A member at or below chance was moved to 0.01, an invented point that pulls the line. Leave"
-                " such members out, and say how many are left.",
-            ),
-            "one axis": Wrong(
-                one_axis, "Only the shifted accuracies were corrected. Chance is chance on both axes."
-            ),
-            "not rescaled": Wrong(
-                not_rescaled,
-                "Chance was subtracted and the rest not rescaled: a perfect model has to stay at 1.",
-            ),
+            "clipped": Wrong(clipped),
+            "one axis": Wrong(one_axis),
+            "not rescaled": Wrong(not_rescaled),
             "C - 1": Wrong(
                 lambda ordinary, shifted, classes: chance_corrected(ordinary, shifted, classes - 1),
                 "You took 1 / (C - 1) for chance. Guessing among C classes is right 1/C of the time.",
             ),
-            "not corrected": Wrong(
-                as_they_are,
-                "Members at chance are gone, but the others were not corrected: on this axis guessing has to"
-                " be at 0, whose logit is minus infinity.",
-            ),
+            "not corrected": Wrong(as_they_are),
         },
         see="Worse than what?",
     ),
@@ -313,31 +312,11 @@ EXERCISES = (
         },
         also_right=(repaired_by_hand,),
         wrong={
-            "others made anew": Wrong(
-                others_anew,
-                "Later layers made new maps from repaired tokens, so that they were repaired as well. Hold"
-                " all others at the maps of the shifted images.",
-            ),
-            "one after the other": Wrong(
-                one_more,
-                "Entry i has the clean maps of all layers up to i. Repair one layer at a time, or the last"
-                " entry says nothing about the last layer.",
-            ),
-            "all but one": Wrong(
-                all_but_one,
-                "You repaired all layers but one. That asks which layer's damage is enough by itself; asked"
-                " is which repair is.",
-            ),
-            "clean contents": Wrong(
-                clean_contents,
-                "Clean images were read with one map of the shifted ones: that breaks a layer. Start from the"
-                " *shifted* images and put in a clean map.",
-            ),
-            "mean map": Wrong(
-                mean_maps,
-                "The clean maps were averaged over the batch. Scene b's map belongs to scene b: the mean is"
-                " another intervention.",
-            ),
+            "others made anew": Wrong(others_anew),
+            "one after the other": Wrong(one_more),
+            "all but one": Wrong(all_but_one),
+            "clean contents": Wrong(clean_contents),
+            "mean map": Wrong(mean_maps),
         },
         see="Wrong place, or misread?",
         view=list,
@@ -358,32 +337,16 @@ EXERCISES = (
         },
         also_right=(by_leverage,),
         wrong={
-            "itself in the pool": Wrong(
-                itself_in_pool,
-                "One line for all: each member helps to draw the line that it is judged by, which pulls its"
-                " own verdict towards 0. Fit again without it.",
-            ),
-            "raw accuracies": Wrong(
-                raw_accuracies,
-                "The lines were fitted to accuracies as they are. A point near 95 % is not a point near 60 %:"
-                " fit on logit axes.",
-            ),
-            "left in logits": Wrong(
-                left_in_logits,
-                "The difference was taken on the logit axis. Bring the expected value back to an accuracy"
-                " first; the answer is in points.",
-            ),
-            "axes exchanged": Wrong(
-                axes_exchanged,
-                "The line predicts the unshifted accuracy from the shifted one and was read backwards. Least"
-                " squares is not symmetric: fit the shifted logit by the unshifted one.",
-            ),
+            "itself in the pool": Wrong(itself_in_pool),
+            "raw accuracies": Wrong(raw_accuracies),
+            "left in logits": Wrong(left_in_logits),
+            "axes exchanged": Wrong(axes_exchanged),
             "shares": Wrong(
-                lambda ordinary, shifted: [each / 100 for each in left_out(ordinary, shifted)],
-                "These are shares, from 0 to 1. Asked are points: 100 times as much.",
+                lambda ordinary, shifted: [points / 100 for points in left_out(ordinary, shifted)],
+                "These are shares, from 0 to 1. The task asks for points: 100 times as much.",
             ),
             "sign": Wrong(
-                lambda ordinary, shifted: [-each for each in left_out(ordinary, shifted)],
+                lambda ordinary, shifted: [-points for points in left_out(ordinary, shifted)],
                 "The sign is turned round: above the line is more robust, so it is found less expected.",
             ),
         },

@@ -30,29 +30,33 @@ def tokens_left(p: Tensor, registers: int) -> list[int]:
 
 
 def not_rescaled(p: Tensor, registers: int) -> Tensor:
-    """Wrong: rows sum to less than 1."""
+    """The registers' shares are missing: rows sum to less than 1. Divide each row by its sum."""
     return among(p, tokens_left(p, registers))
 
 
 def softmax_again(p: Tensor, registers: int) -> Tensor:
-    """Wrong: a softmax of shares."""
+    """A softmax of shares flattens the map. Divide each row by its sum: that is the softmax of the scores
+    among the tokens that are left."""
     return not_rescaled(p, registers).softmax(-1)
 
 
 def one_factor(p: Tensor, registers: int) -> Tensor:
-    """Wrong: the whole map of a head is rescaled at once."""
+    """One factor rescales the whole map. Each row gave a different share to the registers and needs a factor
+    of its own."""
     rest = not_rescaled(p, registers)
     return rest * rest.shape[-1] / rest.sum((-2, -1), keepdim=True)
 
 
 def queries_left(p: Tensor, registers: int) -> Tensor:
-    """Wrong: registers are dropped as keys alone."""
+    """The registers are gone as keys, and still there as queries: a map loses their rows as well as their
+    columns."""
     rest = p[..., tokens_left(p, registers)]
     return rest / rest.sum(-1, keepdim=True)
 
 
 def first_tokens_dropped(p: Tensor, registers: int) -> Tensor:
-    """Wrong: the class token goes, a register stays."""
+    """You dropped the first tokens, the class token among them. It is token 0; the registers come after
+    it."""
     return keep_tokens(p, range(registers, p.shape[-1]))
 
 
@@ -60,7 +64,7 @@ def first_tokens_dropped(p: Tensor, registers: int) -> Tensor:
 
 
 def read_rows(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """Which rows of the maps a loss reaches: the last layer's are those that the head reads."""
+    """The rows of the maps that a loss reaches; of the last layer, those that the head reads."""
     rows = torch.ones(depth, prefix + patches, dtype=torch.bool)
     rows[-1] = False
     if pool == "token":
@@ -77,24 +81,27 @@ def by_autograd(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
     images = normal(1, 3, side, side)
     leaves = [seen.map.detach().requires_grad_() for seen in walk(model, images).layers]
     logits = walk(model, images, replace={i: Instead(map=p) for i, p in enumerate(leaves)}).logits
-    found = torch.autograd.grad(logits.square().sum(), leaves)
-    return torch.stack([grad.abs().sum((0, 1, 3)) > 0 for grad in found])
+    gradients = torch.autograd.grad(logits.square().sum(), leaves)
+    return torch.stack([grad.abs().sum((0, 1, 3)) > 0 for grad in gradients])
 
 
 def all_of_the_last(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """Wrong: all rows of the last map."""
+    """Every row of the last map is said to be reached. After that layer only those tokens count that the head
+    reads."""
     return torch.ones(depth, prefix + patches, dtype=torch.bool)
 
 
 def registers_read(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """Wrong: registers are read after the last layer."""
+    """The registers' last rows are said to be reached. Nothing reads a register after the last layer: neither
+    a head on the class token nor the mean of the patches."""
     rows = read_rows(depth, prefix, patches, pool)
     rows[-1, 1:prefix] = True
     return rows
 
 
 def mean_of_all_tokens(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """Wrong: an average is taken over all tokens."""
+    """You let the average run over all tokens. It is the mean of the patches: class token and registers are
+    not in it."""
     return (
         all_of_the_last(depth, prefix, patches, pool)
         if pool == "avg"
@@ -103,12 +110,13 @@ def mean_of_all_tokens(depth: int, prefix: int, patches: int, pool: str) -> Tens
 
 
 def every_layer_alike(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """Wrong: earlier layers are treated like the last."""
+    """Only the last layer is like that. What an earlier layer adds to any token is a key and a value for the
+    next layer, so all of its rows are reached."""
     return read_rows(depth, prefix, patches, pool)[-1:].expand(depth, -1)
 
 
 def last_layer_first(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """Wrong: the layers in the other order."""
+    """The layers are in the other order: line 0 of the answer is layer 0."""
     return read_rows(depth, prefix, patches, pool).flip(0)
 
 
@@ -118,7 +126,7 @@ Gradients = list[Tensor]
 
 
 def through_one_row(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
-    """The gradients by q and k of a layer of which the class token's output alone is read."""
+    """The gradients by q and k of a layer when the class token's output alone is read."""
     q0, grad_p = q[:, :, :1], grad.unsqueeze(2) @ v.mT  # (B, H, 1, d), (B, H, 1, N)
     p = (scale * q0 @ k.mT).softmax(-1)
     grad_scores = p * (grad_p - (p * grad_p).sum(-1, keepdim=True))
@@ -129,7 +137,7 @@ def through_one_row(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor)
 
 def one_row_by_autograd(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
     """The same by autograd, through the whole map."""
-    q, k = (each.detach().clone().requires_grad_() for each in (q, k))
+    q, k = (x.detach().clone().requires_grad_() for x in (q, k))
     mixed = (scale * q @ k.mT).softmax(-1) @ v
     return list(torch.autograd.grad((mixed[:, :, 0] * grad).sum(), (q, k)))
 
@@ -142,27 +150,31 @@ def scores_and_map(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) 
 
 
 def all_rows_read(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
-    """Wrong: every token's output is read in the same way."""
+    """You sent the gradient into every row. The class token's output alone is read, so q has a gradient in
+    row 0 only, and only this row's scores teach the keys."""
     p, grad_p = (scale * q @ k.mT).softmax(-1), grad.unsqueeze(2) @ v.mT
     grad_scores = p * (grad_p - (p * grad_p).sum(-1, keepdim=True))
     return [scale * grad_scores @ k, scale * grad_scores.mT @ q]
 
 
 def own_key_alone(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
-    """Wrong: of the keys only the class token's is taught."""
+    """The keys of the patches got no gradient. Row 0 of the map has a score with *every* key, so every key is
+    taught, though only one query is."""
     grad_q, grad_k = through_one_row(q, k, v, scale, grad)
     grad_k[:, :, 1:] = 0
     return [grad_q, grad_k]
 
 
 def with_their_own_queries(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
-    """Wrong: every key moves along its own token's query."""
+    """Each key moved along its own token's query. The score is that of the class token's query with the key,
+    so all keys move along q of token 0."""
     grad_scores = scores_and_map(q, k, v, scale, grad)[1]
     return [through_one_row(q, k, v, scale, grad)[0], scale * grad_scores.mT * q]
 
 
 def not_centred(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
-    """Wrong: the softmax's own derivative is p alone."""
+    """The softmax's derivative is p times the gradient *minus its mean under p*: entries of a row compete,
+    and a gradient that is the same for all of them moves nothing."""
     grad_scores = scores_and_map(q, k, v, scale, grad)[0] * (grad.unsqueeze(2) @ v.mT)
     grad_q = torch.zeros_like(q)
     grad_q[:, :, :1] = scale * grad_scores @ k
@@ -191,45 +203,50 @@ def scaled(q: Tensor, k: Tensor) -> Tensor:
 
 def by_cosines(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
     """The same: vectors of length √d have √d · cosine for a score."""
-    q, k = (normalize(each, dim=-1, eps=0) for each in (q, k))
+    q, k = (normalize(x, dim=-1, eps=0) for x in (q, k))
     return (q.shape[-1] ** 0.5 * torch.einsum("bhid,bhjd,d->bhij", q, k, gain_q * gain_k)).softmax(-1)
 
 
 def across_heads(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """Wrong: one norm over all heads of a token."""
-    q, k = (each / each.square().mean((1, 3), keepdim=True).sqrt() for each in (q, k))
+    """One norm runs over all heads of a token. Each head has its own: over the d numbers of a query or
+    key."""
+    q, k = (x / x.square().mean((1, 3), keepdim=True).sqrt() for x in (q, k))
     return scaled(q * gain_q, k * gain_k)
 
 
 def queries_alone(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """Wrong: keys are not normed."""
+    """Keys were left as long as they are, and a long key still wins every query."""
     return scaled(rms_norm(q, q.shape[-1:]) * gain_q, k * gain_k)
 
 
 def without_gains(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """Wrong: the gains are left out."""
-    return scaled(*(rms_norm(each, each.shape[-1:]) for each in (q, k)))
+    """The gains are missing. Without them scores lie between -√d and √d, and no head can make its map as
+    sharp as it needs."""
+    return scaled(*(rms_norm(x, x.shape[-1:]) for x in (q, k)))
 
 
 def gains_first(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """Wrong: gains are applied before the norm."""
+    """The gains were multiplied in before the norm, which takes most of their effect away again. They come
+    after it."""
     return without_gains(q * gain_q, k * gain_k, gain_q, gain_k)
 
 
 def centred(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """Wrong: layer norms."""
-    q, k = (layer_norm(each, each.shape[-1:]) for each in (q, k))
+    """The mean was subtracted, too: that is a layer norm. An RMS norm divides by the root of the mean square,
+    and that is all."""
+    q, k = (layer_norm(x, x.shape[-1:]) for x in (q, k))
     return scaled(q * gain_q, k * gain_k)
 
 
 def length_one(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """Wrong: vectors have length 1, and the scale stays."""
+    """You brought vectors to length 1. An RMS norm brings them to length √d, so these scores are d times too
+    small."""
     return scaled(normalize(q, dim=-1) * gain_q, normalize(k, dim=-1) * gain_k)
 
 
 def without_scale(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """Wrong: the scores are not divided by √d."""
-    q, k = (rms_norm(each, each.shape[-1:]) for each in (q, k))
+    """1/√d is missing. Normed vectors have length √d, so their product grows with d as ever."""
+    q, k = (rms_norm(x, x.shape[-1:]) for x in (q, k))
     return ((q * gain_q) @ (k * gain_k).mT).softmax(-1)
 
 
@@ -255,30 +272,11 @@ EXERCISES = (
         },
         also_right=(lambda p, registers: keep_tokens(p, tokens_left(p, registers)),),
         wrong={
-            "rows left short": Wrong(
-                not_rescaled,
-                "What went to the registers is missing: rows sum to less than 1. Divide each row by its sum.",
-            ),
-            "softmax again": Wrong(
-                softmax_again,
-                "A softmax of shares flattens the map. Divide each row by its sum: that is the softmax of"
-                " the scores among the tokens that are left.",
-            ),
-            "one factor": Wrong(
-                one_factor,
-                "One factor rescales the whole map. Each row gave another share to the registers and needs"
-                " a factor of its own.",
-            ),
-            "queries left": Wrong(
-                queries_left,
-                "The registers are gone as keys, and still there as queries: a map loses their rows as well"
-                " as their columns.",
-            ),
-            "the class token dropped": Wrong(
-                first_tokens_dropped,
-                "You dropped the first tokens, the class token among them. It is token 0; the registers come"
-                " after it.",
-            ),
+            "rows left short": Wrong(not_rescaled),
+            "softmax again": Wrong(softmax_again),
+            "one factor": Wrong(one_factor),
+            "queries left": Wrong(queries_left),
+            "the class token dropped": Wrong(first_tokens_dropped),
         },
         see="4. Maps for another reader",
     ),
@@ -297,29 +295,11 @@ EXERCISES = (
         },
         also_right=(by_autograd,),
         wrong={
-            "all rows of the last map": Wrong(
-                all_of_the_last,
-                "Every row of the last map is said to be reached. After that layer only those tokens count"
-                " that the head reads.",
-            ),
-            "registers read": Wrong(
-                registers_read,
-                "The registers' last rows are said to be reached. Nobody reads a register after the last"
-                " layer: neither a head on the class token nor the mean of the patches.",
-            ),
-            "mean of all tokens": Wrong(
-                mean_of_all_tokens,
-                "You let the average run over all tokens. It is the mean of the patches: class token and"
-                " registers are not in it.",
-            ),
-            "every layer alike": Wrong(
-                every_layer_alike,
-                "Only the last layer is like that. What an earlier layer brings to any token is a key and a"
-                " value for the next one, so all of its rows are reached.",
-            ),
-            "last layer first": Wrong(
-                last_layer_first, "The layers are in the other order: line 0 of the answer is layer 0."
-            ),
+            "all rows of the last map": Wrong(all_of_the_last),
+            "registers read": Wrong(registers_read),
+            "mean of all tokens": Wrong(mean_of_all_tokens),
+            "every layer alike": Wrong(every_layer_alike),
+            "last layer first": Wrong(last_layer_first),
         },
         see="4. Maps for another reader",
     ),
@@ -336,28 +316,12 @@ EXERCISES = (
         },
         also_right=(one_row_by_autograd,),
         wrong={
-            "all rows read": Wrong(
-                all_rows_read,
-                "You sent the gradient into every row. The class token's output alone is read, so q has a"
-                " gradient in row 0 only, and only this row's scores teach the keys.",
-            ),
-            "its own key alone": Wrong(
-                own_key_alone,
-                "The keys of the patches got no gradient. Row 0 of the map has a score with *every* key, so"
-                " every key is taught, though only one query is.",
-            ),
-            "their own queries": Wrong(
-                with_their_own_queries,
-                "Each key moved along its own token's query. The score is that of the class token's query"
-                " with the key, so all keys move along q of token 0.",
-            ),
-            "not centred": Wrong(
-                not_centred,
-                "The softmax's derivative is p times the gradient *less its mean under p*: entries of a row"
-                " compete, and a gradient that is the same for all of them moves nothing.",
-            ),
+            "all rows read": Wrong(all_rows_read),
+            "its own key alone": Wrong(own_key_alone),
+            "their own queries": Wrong(with_their_own_queries),
+            "not centred": Wrong(not_centred),
             "scale": Wrong(
-                lambda q, k, v, scale, grad: [each / scale for each in through_one_row(q, k, v, scale, grad)],
+                lambda q, k, v, scale, grad: [x / scale for x in through_one_row(q, k, v, scale, grad)],
                 "A factor `scale` is missing on the way from the scores to q and k.",
             ),
             "exchanged": Wrong(
@@ -381,38 +345,13 @@ EXERCISES = (
         },
         also_right=(by_cosines,),
         wrong={
-            "across heads": Wrong(
-                across_heads,
-                "One norm runs over all heads of a token. Each head has its own: over the d numbers of a"
-                " query or key.",
-            ),
-            "queries alone": Wrong(
-                queries_alone, "Keys were left as long as they are, and a long key still wins every query."
-            ),
-            "gains left out": Wrong(
-                without_gains,
-                "The gains are missing. Without them scores lie between -√d and √d, and no head can make"
-                " its map as sharp as it needs.",
-            ),
-            "gains first": Wrong(
-                gains_first,
-                "The gains were multiplied in before the norm, which takes most of their effect away again."
-                " They come after it.",
-            ),
-            "layer norm": Wrong(
-                centred,
-                "The mean was subtracted, too: that is a layer norm. An RMS norm divides by the root of the"
-                " mean square, and that is all.",
-            ),
-            "length one": Wrong(
-                length_one,
-                "You brought vectors to length 1. An RMS norm brings them to length √d, so these scores are"
-                " d times too small.",
-            ),
-            "no scale": Wrong(
-                without_scale,
-                "1/√d is missing. Normed vectors have length √d, so their product grows with d as ever.",
-            ),
+            "across heads": Wrong(across_heads),
+            "queries alone": Wrong(queries_alone),
+            "gains left out": Wrong(without_gains),
+            "gains first": Wrong(gains_first),
+            "layer norm": Wrong(centred),
+            "length one": Wrong(length_one),
+            "no scale": Wrong(without_scale),
         },
         see="4. Maps for another reader",
     ),

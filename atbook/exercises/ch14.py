@@ -27,8 +27,8 @@ def some_heads(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
     """The teacher's maps in `heads`, the student's in the others, on the student's values."""
-    own, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
-    mixed = own.clone()
+    p_s, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
+    mixed = p_s.clone()
     mixed[:, heads] = copied
     return mixed @ v
 
@@ -51,54 +51,57 @@ def head_by_head(
 def in_ascending_order(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
-    """Wrong: the copied maps go to the named heads in ascending order."""
+    """q_t[:, j] belongs to heads[j], in the order given: with heads=[2, 0] the first map is for head 2. Yours
+    went to the heads in ascending order."""
     return some_heads(q, k, v, q_t, k_t, scale, scale_t, sorted(heads))
 
 
 def half_and_half(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
-    """Wrong: the copied heads use the mean of both maps."""
-    own, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
-    mixed = own.clone()
-    mixed[:, heads] = (copied + own[:, heads]) / 2
+    """The copied heads use the mean of both maps. Copied means the teacher's alone; it is the *layer* that
+    uses both, head by head."""
+    p_s, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
+    mixed = p_s.clone()
+    mixed[:, heads] = (copied + p_s[:, heads]) / 2
     return mixed @ v
 
 
 def the_other_heads(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
-    """Wrong: the teacher's maps go to the heads that are not named."""
-    others = [head for head in range(q.shape[1]) if head not in heads]
-    return some_heads(q, k, v, q_t, k_t, scale, scale_t, others)
+    """The heads that were *not* named got the teacher's maps."""
+    unnamed = [head for head in range(q.shape[1]) if head not in heads]
+    return some_heads(q, k, v, q_t, k_t, scale, scale_t, unnamed)
 
 
 def nobody_asks(
     q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
 ) -> Tensor:
-    """Wrong: the student's own maps are constants as well."""
+    """The values are right, but the student's own heads get no gradient: their q and k have to learn. Only in
+    the copied heads is the student not asked."""
     return some_heads(q.detach(), k.detach(), v, q_t, k_t, scale, scale_t, heads)
 
 
 def two_of(student: int, heads: list[int], seed: int = 0) -> tuple:
     """Queries, keys and values of a student, queries and keys of teacher heads twice as wide."""
-    own = (normal(2, student, 5, 3, seed=seed + i) for i in range(3))
-    theirs = (normal(2, len(heads), 5, 6, seed=seed + i) for i in (3, 4))
-    return *own, *theirs, 3**-0.5, 6**-0.5, heads
+    of_student = (normal(2, student, 5, 3, seed=seed + i) for i in range(3))
+    of_teacher = (normal(2, len(heads), 5, 6, seed=seed + i) for i in (3, 4))
+    return *of_student, *of_teacher, 3**-0.5, 6**-0.5, heads
 
 
 # --- 14.2 ---
 
 
 def last_of(layers: Layers, depth: int) -> int:
-    """The last of the teacher's layers whose map is asked for."""
+    """The last of the teacher's layers whose map the student needs."""
     if layers is None:
         return depth - 1
     return max(layers.values() if isinstance(layers, Mapping) else layers)
 
 
 def teacher_makes(layers: Layers, depth: int) -> dict[str, int]:
-    """In how many of its layers the teacher makes q and k, values, and the MLP's output."""
+    """The number of layers in which the teacher makes q and k, values, and the MLP's output."""
     last = last_of(layers, depth)
     return {"q and k": last + 1, "v": last, "MLP": last}
 
@@ -124,13 +127,14 @@ def counted(layers: Layers, depth: int) -> dict[str, int]:
 
 
 def as_many_as_copied(layers: Layers, depth: int) -> dict[str, int]:
-    """Wrong: a layer's map is taken to cost that layer alone."""
+    """You counted the copied layers. A layer's q and k need all blocks below it: the last two layers of six
+    cost five whole blocks."""
     copied = depth if layers is None else len(layers)
     return {"q and k": copied, "v": copied - 1, "MLP": copied - 1}
 
 
 def students_numbers(layers: Layers, depth: int) -> dict[str, int]:
-    """Wrong: of a pairing of layers the student's are read."""
+    """In a mapping {student's layer: teacher's layer} the *values* are the teacher's. You read the keys."""
     return teacher_makes(list(layers) if isinstance(layers, Mapping) else layers, depth)
 
 
@@ -157,7 +161,7 @@ def by_powers(p: Tensor, groups: int, T: float) -> Tensor:
 
 
 def belonging(grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Which large token each small one is a part of: (N, M), zeros and ones."""
+    """A table that says which large token each small one is a part of: (N, M), zeros and ones."""
     down, across = grid
     row, column = torch.arange(down) // factor, torch.arange(across) // factor
     patch = (row[:, None] * (across // factor) + column).flatten()
@@ -165,7 +169,7 @@ def belonging(grid: Grid, factor: int, prefix: int) -> Tensor:
 
 
 def pooled_map(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Keys add up, queries average."""
+    """The map of large patches: their shares as keys add up, and their rows as queries are averaged."""
     parts = belonging(grid, factor, prefix)
     return (parts / parts.sum(0)).mT @ p @ parts
 
@@ -182,32 +186,36 @@ def pooled_by_axes(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
 
 
 def keys_averaged(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Wrong: a large patch gets the mean of its parts' shares."""
+    """The shares of a large patch's parts were averaged, and most of the attention is gone. What is listened
+    to adds up."""
     parts = belonging(grid, factor, prefix)
     return (parts / parts.sum(0)).mT @ p @ (parts / parts.sum(0))
 
 
 def queries_summed(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Wrong: a large patch's row is the sum of its parts' rows."""
+    """The rows of a large patch's parts were added up, so they sum to their number. Rows that listen are
+    averaged."""
     parts = belonging(grid, factor, prefix)
     return parts.mT @ p @ parts
 
 
 def exchanged(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Wrong: queries add up, keys average."""
+    """Turn it round: keys, the last axis, add up; queries, the axis before it, average."""
     parts = belonging(grid, factor, prefix)
     return parts.mT @ p @ (parts / parts.sum(0))
 
 
 def one_part_each(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Wrong: of each large patch the first part stands for all."""
+    """One part of each large patch was kept, the others were thrown away, and the rows rescaled. All parts
+    have something to say."""
     first = belonging(grid, factor, prefix).argmax(0)
     kept = p[:, :, first][..., first]
     return kept / kept.sum(-1, keepdim=True)
 
 
 def neighbours_in_the_row(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Wrong: patches that follow each other in the row are put together."""
+    """Patches that follow each other in the list were put together. Tokens go row by row through the grid: a
+    square of patches has parts in several rows."""
     patch = torch.arange(grid[0] * grid[1]) // factor**2
     parts = F.one_hot(torch.cat([torch.arange(prefix), prefix + patch])).to(p)
     return (parts / parts.sum(0)).mT @ p @ parts
@@ -224,31 +232,17 @@ EXERCISES = (
         cases={"heads [2, 0] of 4": lambda: two_of(4, [2, 0]), "head [1] of 3": lambda: two_of(3, [1], 20)},
         also_right=(head_by_head,),
         wrong={
-            "in ascending order": Wrong(
-                in_ascending_order,
-                "q_t[:, j] belongs to heads[j], in the order given: with heads=[2, 0] the first map is for"
-                " head 2. Yours went to the heads in ascending order.",
-            ),
+            "in ascending order": Wrong(in_ascending_order),
             "one scale": Wrong(
                 lambda q, k, v, q_t, k_t, scale, scale_t, heads: some_heads(
                     q, k, v, q_t, k_t, scale, scale, heads
                 ),
-                "The teacher's scores were multiplied with the student's scale. Its heads may have another"
-                " width: use scale_t.",
+                "The teacher's scores were multiplied with the student's scale. Its heads may have a"
+                " different width: use scale_t.",
             ),
-            "half and half": Wrong(
-                half_and_half,
-                "The copied heads use the mean of both maps. Copied means the teacher's alone; it is the"
-                " *layer* that uses both, head by head.",
-            ),
-            "the other heads": Wrong(
-                the_other_heads, "The heads that were *not* named got the teacher's maps."
-            ),
-            "nobody asks": Wrong(
-                nobody_asks,
-                "The values are right, but the student's own heads get no gradient: their q and k have to"
-                " learn. Only in the copied heads is the student not asked.",
-            ),
+            "half and half": Wrong(half_and_half),
+            "the other heads": Wrong(the_other_heads),
+            "nobody asks": Wrong(nobody_asks),
         },
         see="A layer of two minds",
         grads=("q", "k", "v"),
@@ -269,11 +263,7 @@ EXERCISES = (
         },
         also_right=(counted,),
         wrong={
-            "as many as copied": Wrong(
-                as_many_as_copied,
-                "You counted the copied layers. A layer's q and k need all blocks below it: the last two"
-                " layers of six cost five whole blocks.",
-            ),
+            "as many as copied": Wrong(as_many_as_copied),
             "the last one whole": Wrong(
                 lambda layers, depth: dict.fromkeys(("q and k", "v", "MLP"), last_of(layers, depth) + 1),
                 "The last needed block is run whole. Its q and k are enough for its map: no values, no MLP.",
@@ -283,11 +273,7 @@ EXERCISES = (
                 "The teacher is run up to its last map. It stops at the last one that is *asked for*; that"
                 " is why first layers are cheap.",
             ),
-            "the student's numbers": Wrong(
-                students_numbers,
-                "In a mapping {student's layer: teacher's layer} the *values* are the teacher's. You read the"
-                " keys.",
-            ),
+            "the student's numbers": Wrong(students_numbers),
             "counted from 1": Wrong(
                 lambda layers, depth: {
                     name: count - 1 for name, count in teacher_makes(layers, depth).items()
@@ -351,29 +337,11 @@ EXERCISES = (
         },
         also_right=(pooled_by_axes,),
         wrong={
-            "keys averaged": Wrong(
-                keys_averaged,
-                "The shares of a large patch's parts were averaged, and most of the attention is gone. What"
-                " is listened to adds up.",
-            ),
-            "queries summed": Wrong(
-                queries_summed,
-                "The rows of a large patch's parts were added up, so they sum to their number. Who listens is"
-                " averaged.",
-            ),
-            "exchanged": Wrong(
-                exchanged, "Turn it round: keys, the last axis, add up; queries, the axis before it, average."
-            ),
-            "one part each": Wrong(
-                one_part_each,
-                "One part of each large patch was kept, the others were thrown away, and the rows rescaled."
-                " All parts have something to say.",
-            ),
-            "in the row": Wrong(
-                neighbours_in_the_row,
-                "Patches that follow each other in the list were put together. Tokens go row by row through"
-                " the grid: a square of patches has parts in several rows.",
-            ),
+            "keys averaged": Wrong(keys_averaged),
+            "queries summed": Wrong(queries_summed),
+            "exchanged": Wrong(exchanged),
+            "one part each": Wrong(one_part_each),
+            "in the row": Wrong(neighbours_in_the_row),
             "down and across": Wrong(
                 lambda p, grid, factor, prefix: pooled_map(p, grid[::-1], factor, prefix),
                 "The sides of the grid are exchanged: it is (patches down, patches across).",

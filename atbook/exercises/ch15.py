@@ -28,7 +28,7 @@ def first_side(patch: int, d: int, prefix: int, more: int = 2) -> int:
 
 
 def where_equal_counts(patch: int, d: int, prefix: int) -> int:
-    """Wrong: N = 2d is enough."""
+    """At N = 2d both are the same number; the task asks from where on maps are *more*."""
     along = 1
     while along**2 + prefix < 2 * d:
         along += 1
@@ -36,7 +36,8 @@ def where_equal_counts(patch: int, d: int, prefix: int) -> int:
 
 
 def one_row_of_patches(patch: int, d: int, prefix: int) -> int:
-    """Wrong: tokens are counted along one side."""
+    """Tokens were counted along one side. An image has patches down and across: their number is the square of
+    that."""
     return patch * max(2 * d - prefix + 1, 1)
 
 
@@ -71,30 +72,34 @@ def by_autograd(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) ->
 
 
 def forward_gradients(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Wrong: the gradients of the chapter's loss."""
+    """p_s - p_t belongs to the forward cross-entropy, where the weights p_t are constants. In Σ p_s log(p_s /
+    p_t) the weights p_s move as well."""
     log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
     return onward(log_p_s.exp() - log_p_t.exp(), q, k, scale)
 
 
 def weights_held_fast(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Wrong: the row's own divergence is not subtracted."""
+    """p_s log(p_s / p_t) alone does not sum to 0 along a row, as the gradient of a softmax must. Subtract the
+    row's own divergence from the logarithm."""
     log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
     return onward(log_p_s.exp() * (log_p_s - log_p_t), q, k, scale)
 
 
 def only_by_shares(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Wrong: the derivative of p log p is there, that of the softmax is not."""
+    """You have log(p_s / p_t) + 1, the derivative by a *share*, times p_s. A score moves all shares of its
+    row: take away the row's mean of that, weighted by p_s. The 1 cancels."""
     log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
     return onward(log_p_s.exp() * (log_p_s - log_p_t + 1), q, k, scale)
 
 
 def without_scale(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """Wrong: the factor on q kᵀ is missing in the gradients."""
-    return tuple(each / scale for each in reverse_gradients(q, k, q_t, k_t, scale))
+    """From scores to q and k there is one more factor, `scale`: z = scale · q kᵀ."""
+    return tuple(gradient / scale for gradient in reverse_gradients(q, k, q_t, k_t, scale))
 
 
 def not_transposed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Wrong: keys sum along the rows, as queries do."""
+    """The gradient of a key sums over queries, down the *columns*: transpose ∂/∂z before you multiply it with
+    q."""
     log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
     p_s, ratio = log_p_s.exp(), log_p_s - log_p_t
     grad_z = p_s * (ratio - (p_s * ratio).sum(-1, keepdim=True))
@@ -111,49 +116,55 @@ def padded(x: Tensor, width: int) -> Tensor:
 
 
 def two_widths(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The chapter's surrogate for a teacher with another head width, still without a map."""
+    """The chapter's surrogate for a teacher whose heads have a different width, still without a map."""
     rows, d = q.shape[0] * q.shape[1] * q.shape[2], q.shape[-1]
     width = max(d, q_t.shape[-1])
-    own = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
+    expected_key = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
     target = F.scaled_dot_product_attention(
         padded(q_t, width), padded(k_t, width), padded(k, width), scale=scale_t
     )
-    return scale / rows * (q * (own - target[..., :d])).sum()
+    return scale / rows * (q * (expected_key - target[..., :d])).sum()
 
 
 def one_scale(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """Wrong: the student's scale makes the teacher's map."""
+    """The teacher's map was made with the student's scale. Its heads have a different width, hence a
+    different 1/√d: scale_t."""
     return two_widths(q, k, q_t, k_t, scale, scale)
 
 
 def scale_of_padding(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """Wrong: the teacher's scale is made from the padded width."""
+    """The scale was taken from the padded width, as scaled_dot_product_attention does unless it is told.
+    Columns of zeros are no width: give it scale=scale_t."""
     return two_widths(q, k, q_t, k_t, scale, max(q.shape[-1], q_t.shape[-1]) ** -0.5)
 
 
 def not_padded(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """Wrong: for unequal widths no fused kernel runs, and a map is stored."""
+    """The gradients are right, but a whole map was written out: by you, or by scaled_dot_product_attention,
+    whose fused kernels want one width for q, k and v. Fill up the narrower ones with columns of zeros and cut
+    the result."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
-    own = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
+    expected_key = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
     target = F.scaled_dot_product_attention(q_t, k_t, k, scale=scale_t)
-    return scale / rows * (q * (own - target)).sum()
+    return scale / rows * (q * (expected_key - target)).sum()
 
 
 def map_not_fixed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """Wrong: gradients go through the student's map, too."""
+    """q and k that make the student's own map are not detached, so a gradient goes through the map as well.
+    Only the k in the place of the values may carry one."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     fixed = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
-    own = F.scaled_dot_product_attention(q, k, k, scale=scale)
-    return two_widths(q, k, q_t, k_t, scale, scale_t) + scale / rows * (q * (own - fixed)).sum()
+    expected_key = F.scaled_dot_product_attention(q, k, k, scale=scale)
+    return two_widths(q, k, q_t, k_t, scale, scale_t) + scale / rows * (q * (expected_key - fixed)).sum()
 
 
 def keys_fixed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """Wrong: no gradient reaches k, not even as values."""
+    """Keys get no gradient: they are detached in the place of the values, too. There it is that fused
+    attention finds their column sums."""
     return two_widths(q, k.detach(), q_t, k_t, scale, scale_t)
 
 
 def summed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """Wrong: not divided by images, heads and queries."""
+    """The sum over images, heads and queries was not divided by their number, B·H·N."""
     return q.shape[0] * q.shape[1] * q.shape[2] * two_widths(q, k, q_t, k_t, scale, scale_t)
 
 
@@ -163,34 +174,34 @@ def summed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t
 def floor(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
     """The mean entropy of the rows, `block` queries at a time."""
     total = torch.zeros((), dtype=q.dtype)
-    for some in q.split(block, 2):
-        z = scale * some @ k.mT
+    for queries in q.split(block, 2):
+        z = scale * queries @ k.mT
         total = total + (z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)).sum()
     return total / (q.shape[0] * q.shape[1] * q.shape[2])
 
 
 def entropy_of_shares(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
     """The same from the shares."""
-    rows = [torch.special.entr((scale * some @ k.mT).softmax(-1)).sum(-1) for some in q.split(block, 2)]
+    rows = [torch.special.entr((scale * queries @ k.mT).softmax(-1)).sum(-1) for queries in q.split(block, 2)]
     return torch.cat(rows, 2).mean()
 
 
 def short_block_lost(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
-    """Wrong: queries after the last whole block are left out, though they count."""
+    """The last, shorter block was left out: N need not be a multiple of `block`."""
     N = q.shape[2]
     whole = N - N % block
     return whole / N * floor(q[:, :, :whole], k, scale, block)
 
 
 def mean_of_blocks(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
-    """Wrong: blocks count the same, though the last is shorter."""
-    return torch.stack([floor(some, k, scale, block) for some in q.split(block, 2)]).mean()
+    """Blocks' means were averaged, though the last block is shorter. Add up, and divide by B·H·N once."""
+    return torch.stack([floor(queries, k, scale, block) for queries in q.split(block, 2)]).mean()
 
 
 def scores_unscaled(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
-    """Wrong: the expected score lost its scale."""
-    z = [scale * some @ k.mT for some in q.split(block, 2)]
-    rows = [each.logsumexp(-1) - (each.softmax(-1) * each).sum(-1) / scale for each in z]
+    """The expected score has lost its factor `scale`; the log-sum-exp has it. Use the same z in both."""
+    logits = [scale * queries @ k.mT for queries in q.split(block, 2)]
+    rows = [z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1) / scale for z in logits]
     return torch.cat(rows, 2).mean()
 
 
@@ -226,23 +237,17 @@ EXERCISES = (
             "queries alone": Wrong(
                 lambda patch, d, prefix: first_side(patch, d, prefix, more=1),
                 "Maps were compared with the queries alone. They are made of q and k, 2Nd numbers a head:"
-                " asked is N² > 2Nd.",
+                " the condition is N² > 2Nd.",
             ),
             "prefix": Wrong(
                 lambda patch, d, prefix: first_side(patch, d, 0),
                 "Class token and registers are tokens too: N is the number of patches plus `prefix`.",
             ),
-            "a tie": Wrong(
-                where_equal_counts, "At N = 2d both are the same number; asked is from where maps are *more*."
-            ),
-            "patches along one side": Wrong(
-                one_row_of_patches,
-                "Tokens were counted along one side. An image has patches down and across: their number is"
-                " the square of that.",
-            ),
+            "a tie": Wrong(where_equal_counts),
+            "patches along one side": Wrong(one_row_of_patches),
             "in patches": Wrong(
                 lambda patch, d, prefix: first_side(patch, d, prefix) // patch,
-                "That is the side in patches. Asked is the side in pixels: times `patch`.",
+                "That is the side in patches. The task asks for the side in pixels: multiply it by `patch`.",
             ),
         },
         see="What a map costs",
@@ -261,29 +266,11 @@ EXERCISES = (
         },
         also_right=(by_autograd,),
         wrong={
-            "the forward one": Wrong(
-                forward_gradients,
-                "p_s - p_t belongs to the forward cross-entropy, where the weights p_t are constants. In"
-                " Σ p_s log(p_s / p_t) the weights p_s move as well.",
-            ),
-            "no divergence": Wrong(
-                weights_held_fast,
-                "p_s log(p_s / p_t) alone does not sum to 0 along a row, as the gradient of a softmax must."
-                " Subtract the row's own divergence from the logarithm.",
-            ),
-            "by the shares": Wrong(
-                only_by_shares,
-                "You have log(p_s / p_t) + 1, the derivative by a *share*, times p_s. A score moves all"
-                " shares of its row: take away the row's mean of that, weighted by p_s. The 1 cancels.",
-            ),
-            "scale": Wrong(
-                without_scale, "From scores to q and k there is one more factor, `scale`: z = scale · q kᵀ."
-            ),
-            "not transposed": Wrong(
-                not_transposed,
-                "The gradient of a key sums over queries, down the *columns*: transpose ∂/∂z before you"
-                " multiply it with q.",
-            ),
+            "the forward one": Wrong(forward_gradients),
+            "no divergence": Wrong(weights_held_fast),
+            "by the shares": Wrong(only_by_shares),
+            "scale": Wrong(without_scale),
+            "not transposed": Wrong(not_transposed),
         },
         see="Step 2: the gradient is the difference of the maps",
     ),
@@ -303,35 +290,12 @@ EXERCISES = (
             lambda *inputs: by_blocks(*layers_of(*inputs)),
         ),
         wrong={
-            "a whole map": Wrong(
-                not_padded,
-                "The gradients are right, but a whole map was written out: by you, or by"
-                " scaled_dot_product_attention, whose fused kernels want one width for q, k and v. Fill up"
-                " the narrower ones with columns of zeros and cut the result.",
-            ),
-            "one scale": Wrong(
-                one_scale,
-                "The teacher's map was made with the student's scale. Its heads have another width, hence"
-                " another 1/√d: scale_t.",
-            ),
-            "scale of the padding": Wrong(
-                scale_of_padding,
-                "The scale was taken from the padded width, as scaled_dot_product_attention does unless it"
-                " is told. Columns of zeros are no width: give it scale=scale_t.",
-            ),
-            "not detached": Wrong(
-                map_not_fixed,
-                "q and k that make the student's own map are not detached, so a gradient goes through the map"
-                " as well. Only the k in the place of the values may carry one.",
-            ),
-            "no gradient for keys": Wrong(
-                keys_fixed,
-                "Keys get no gradient: they are detached in the place of the values, too. There it is that"
-                " fused attention finds their column sums.",
-            ),
-            "a sum": Wrong(
-                summed, "The sum over images, heads and queries was not divided by their number, B·H·N."
-            ),
+            "a whole map": Wrong(not_padded),
+            "one scale": Wrong(one_scale),
+            "scale of the padding": Wrong(scale_of_padding),
+            "not detached": Wrong(map_not_fixed),
+            "no gradient for keys": Wrong(keys_fixed),
+            "a sum": Wrong(summed),
         },
         see="Step 3: an expected key is attention",
         grads=("q", "k"),
@@ -369,19 +333,9 @@ EXERCISES = (
                 "The number is right, but a whole map was written out on the way. Take `block` queries at a"
                 " time and keep only their sums.",
             ),
-            "the last block": Wrong(
-                short_block_lost, "The last, shorter block was left out: N need not be a multiple of `block`."
-            ),
-            "mean of means": Wrong(
-                mean_of_blocks,
-                "Blocks' means were averaged, though the last block is shorter. Add up, and divide by B·H·N"
-                " once.",
-            ),
-            "scale": Wrong(
-                scores_unscaled,
-                "The expected score has lost its factor `scale`; the log-sum-exp has it. Use the same z in"
-                " both.",
-            ),
+            "the last block": Wrong(short_block_lost),
+            "mean of means": Wrong(mean_of_blocks),
+            "scale": Wrong(scores_unscaled),
         },
         see="Step 4: a block of queries at a time",
         largest=1 * 2 * 64 * 150,

@@ -17,18 +17,20 @@ from atlib.analysis import accounting
 
 
 class Run:
-    """A small training run with all that a real one has: .model, .average (a running average of its weights),
-    .optimizer, .generator (noise on the inputs), .order (of the images in this epoch), .done (steps so far).
-    """
+    """A small training run with all that a real one has."""
 
     def __init__(self, seed: int):
+        # Draws the noise on the inputs, and the order of every epoch.
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = nn.Linear(4, 2).double()
+        # A running average of the model's weights.
         self.average = deepcopy(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        # The order of the images in this epoch.
         self.order = torch.randperm(12, generator=self.generator).tolist()
+        # How many steps have been taken.
         self.done = 0
 
     def go_on(self, until: int) -> None:
@@ -37,10 +39,10 @@ class Run:
         while self.done < until:
             if self.done and self.done % 3 == 0:
                 self.order = torch.randperm(12, generator=self.generator).tolist()
-            some = self.order[4 * (self.done % 3) :][:4]
+            batch = self.order[4 * (self.done % 3) :][:4]
             noise = torch.randn(4, 4, generator=self.generator, dtype=torch.float64)
             self.optimizer.zero_grad()
-            F.mse_loss(self.model(x[some] + 0.1 * noise), y[some]).backward()
+            F.mse_loss(self.model(x[batch] + 0.1 * noise), y[batch]).backward()
             self.optimizer.step()
             with torch.no_grad():
                 for slow, fast in zip(self.average.parameters(), self.model.parameters()):
@@ -51,11 +53,11 @@ class Run:
         raise TypeError("a run is a process: when it dies, nothing of it is left. Keep its state")
 
 
-OTHER_PARTS = ("average", "optimizer", "chance", "order", "done")  # than the weights
+BESIDE_WEIGHTS = ("average", "optimizer", "chance", "order", "done")  # the other parts of the state
 
 
 def state_of(run: Run) -> dict:
-    """All that decides how a run goes on, as it is at this moment."""
+    """All that decides how a run goes on, at this moment."""
     return {
         "model": run.model.state_dict(),
         "average": run.average.state_dict(),
@@ -67,7 +69,7 @@ def state_of(run: Run) -> dict:
 
 
 def put_back(kept: dict, fresh: Run) -> Run:
-    """Put parts of a state into a run that was started anew."""
+    """Put parts of a state into a run that was just started."""
     for name in ("model", "average", "optimizer"):
         if name in kept:
             getattr(fresh, name).load_state_dict(kept[name])
@@ -106,20 +108,21 @@ def through_a_file(run: Run, crash: Callable, fresh: Run) -> Run:
 
 
 def by_reference(run: Run, crash: Callable, fresh: Run) -> Run:
-    """Wrong: the state is not copied, so it goes on with the run."""
+    """Your state was not copied: a state_dict holds the run's own tensors. The steps after the checkpoint
+    changed them, and the crash wiped them out. Copy it before (copy.deepcopy, or torch.save)."""
     kept = state_of(run)
     crash(run)
     return put_back(kept, fresh)
 
 
 def too_late(run: Run, crash: Callable, fresh: Run) -> Run:
-    """Wrong: the state is read after the crash."""
+    """The state was read after the crash, when nothing was left. Keep before it what is to survive."""
     crash(run)
     return put_back(deepcopy(state_of(run)), fresh)
 
 
 def outcome_of(run: Run, until: int) -> dict:
-    """What a run has come to in the end."""
+    """The weights, the average and the order of a run after its last step."""
     run.go_on(until)
     return {"weights": run.model.weight, "average": run.average.weight, "order": run.order}
 
@@ -128,8 +131,8 @@ def power_cut(run: Run, after: int) -> None:
     """Let a run go on to that step, and then wipe out all that it has in memory."""
     run.go_on(after)
     moments = [value for state in run.optimizer.state.values() for value in state.values()]
-    for each in (*run.model.parameters(), *run.average.parameters(), *moments):
-        each.detach().fill_(torch.nan)
+    for tensor in (*run.model.parameters(), *run.average.parameters(), *moments):
+        tensor.detach().fill_(torch.nan)
     run.generator.manual_seed(0)
     run.order, run.done = [], 0
 
@@ -167,12 +170,13 @@ def weighed(blocks: list[list[int]], step: list[int]) -> list:
 
 
 def in_turn(step: list[int], processes: int) -> list:
-    """Wrong: the chapter's way of dealing."""
+    """The images were dealt in turn, as in the chapter. The task asks for blocks of neighbours."""
     return weighed([step[rank::processes] for rank in range(processes)], step)
 
 
 def blocks_as_large_as_the_first(step: list[int], processes: int) -> list:
-    """Wrong: all blocks are rounded up, and the last ones get what is left."""
+    """Every block is as large as the first, and the last process gets what is left: one image of ten, none of
+    nine. Sizes may differ by one image at most."""
     size = -(-len(step) // processes)
     return weighed([step[rank * size :][:size] for rank in range(processes)], step)
 
@@ -204,44 +208,49 @@ def by_accounting(N: int, D: int, hidden: int, depth: int, layers: int, how: str
 
 
 def teacher_trained(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: the teacher has a backward pass."""
+    """The teacher was charged for a backward pass. It is frozen: one forward pass, as far as it is needed."""
     block, asking = parts_of(N, D, hidden)
     return step_flops(N, D, hidden, depth, layers, how) + 2 * ((layers - 1) * block + asking)
 
 
 def whole_teacher(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: the teacher runs to its end."""
+    """The whole teacher was charged. It stops at the scores of the last transferred layer."""
     block, asking = parts_of(N, D, hidden)
     return step_flops(N, D, hidden, depth, layers, how) + (depth - layers + 1) * block - asking
 
 
 def whole_last_block(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: the teacher's last block runs whole."""
+    """The teacher's last needed block was charged whole. Its q, its k and their scores are enough: no values,
+    no output projection, no MLP."""
     block, asking = parts_of(N, D, hidden)
     return step_flops(N, D, hidden, depth, layers, how) + block - asking
 
 
 def backward_once(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: one product in the backward pass for each of the forward pass."""
+    """The backward pass of a product is *two* products of its size, one for each factor that needs a
+    gradient: 3 × forward in all, not 2."""
     block, asking = parts_of(N, D, hidden)
     saved = layers * asking if how == "copy" else 0
     return (layers - 1) * block + asking + 2 * (depth * block - saved)
 
 
 def nothing_saved(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: a student that copies makes its own q, k and scores as well."""
+    """A student that copies makes no queries, keys and scores in its copied layers: less than Distill, not
+    the same."""
     return step_flops(N, D, hidden, depth, layers, "distill")
 
 
 def saved_once(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: what Copy leaves out is left out of the forward pass alone."""
+    """What Copy does not compute it does not differentiate either: q, k and scores are saved three times, not
+    once."""
     _, asking = parts_of(N, D, hidden)
     saved = layers * asking if how == "copy" else 0
     return step_flops(N, D, hidden, depth, layers, "distill") - saved
 
 
 def gradient_of_a_copied_map(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """Wrong: the copied map gets a gradient."""
+    """Nearly. A copied map is a constant: the backward pass of map · v has a gradient for v alone, one
+    product less in each copied layer."""
     extra = layers * 2 * N * D * N if how == "copy" else 0
     return step_flops(N, D, hidden, depth, layers, how) + extra
 
@@ -256,7 +265,7 @@ def gradient_of(W: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def clipped(gradient: Tensor, longest: float) -> Tensor:
-    """The gradient, not longer than that."""
+    """The gradient, scaled down where it is longer than `longest`."""
     return gradient * min(1.0, longest / gradient.norm().item())
 
 
@@ -278,25 +287,29 @@ def by_backward(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: floa
 
 
 def parts_weigh_the_same(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
-    """Wrong: a mean of the parts' means."""
-    each = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
-    return clipped(torch.stack(each).mean(0), longest)
+    """All parts weigh the same, though the last has fewer images. Multiply each part's gradient by its share
+    of the images."""
+    gradients = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
+    return clipped(torch.stack(gradients).mean(0), longest)
 
 
 def parts_summed(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
-    """Wrong: the parts' gradients are added up as they are."""
-    each = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
-    return clipped(torch.stack(each).sum(0), longest)
+    """The parts' gradients were added up as they are. Each is a mean over its own images: multiply it by the
+    part's share of the images first."""
+    gradients = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
+    return clipped(torch.stack(gradients).sum(0), longest)
 
 
 def each_clipped(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
-    """Wrong: each part is clipped by itself."""
+    """Each part was clipped by itself. Clipping is not linear: add up first, then clip the whole step
+    once."""
     parts = zip(x.split(sizes), y.split(sizes))
     return sum(len(part[0]) / len(x) * clipped(gradient_of(W, *part), longest) for part in parts)
 
 
 def sum_clipped_on_the_way(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
-    """Wrong: the sum so far is clipped after each part."""
+    """The sum was clipped after every part, so what comes first counts less than what comes last. Clip once,
+    when all parts are in."""
     total = torch.zeros_like(W)
     for some_x, some_y in zip(x.split(sizes), y.split(sizes)):
         total = clipped(total + len(some_x) / len(x) * gradient_of(W, some_x, some_y), longest)
@@ -323,21 +336,12 @@ EXERCISES = (
         },
         also_right=(through_a_file,),
         wrong={
-            "references": Wrong(
-                by_reference,
-                "Your state was not copied: a state_dict holds the run's own tensors. The steps after the"
-                " checkpoint changed them, and the crash wiped them out. Copy it before (copy.deepcopy, or"
-                " torch.save).",
-            ),
-            "after the crash": Wrong(
-                too_late,
-                "The state was read after the crash, when nothing was left. Keep before it what is to"
-                " survive.",
-            ),
+            "references": Wrong(by_reference),
+            "after the crash": Wrong(too_late),
             "optimizer": Wrong(
                 without("optimizer"),
                 "The optimiser's state was not kept: without AdamW's moments the first steps after the cut"
-                " have another size.",
+                " have a different size.",
             ),
             "chance": Wrong(
                 without("chance"),
@@ -355,10 +359,10 @@ EXERCISES = (
             ),
             "average": Wrong(
                 without("average"),
-                "The running average was not kept: it begins anew at weights that nobody trained.",
+                "The running average was not kept: it begins again at weights that were never trained.",
             ),
             "weights alone": Wrong(
-                without(*OTHER_PARTS),
+                without(*BESIDE_WEIGHTS),
                 "Weights alone were kept. Running average, optimiser, generator, order and place belong to a"
                 " run, too.",
             ),
@@ -383,14 +387,8 @@ EXERCISES = (
         },
         also_right=(by_tensor_split,),
         wrong={
-            "in turn": Wrong(
-                in_turn, "The images were dealt in turn, as in the chapter. Asked are blocks of neighbours."
-            ),
-            "rounded up": Wrong(
-                blocks_as_large_as_the_first,
-                "Every block is as large as the first, and the last process gets what is left: one image of"
-                " ten, none of nine. Sizes may differ by one image at most.",
-            ),
+            "in turn": Wrong(in_turn),
+            "rounded up": Wrong(blocks_as_large_as_the_first),
             "all weigh one": Wrong(
                 lambda step, processes: [[mine, 1.0] for mine, _ in by_blocks(step, processes)],
                 "Every share weighs 1, the stand-in among them. A mean of unequal shares' means is not the"
@@ -423,40 +421,13 @@ EXERCISES = (
         },
         also_right=(by_accounting,),
         wrong={
-            "a teacher that learns": Wrong(
-                teacher_trained,
-                "The teacher was charged for a backward pass. It is frozen: one forward pass, as far as it"
-                " is needed.",
-            ),
-            "all of the teacher": Wrong(
-                whole_teacher,
-                "The whole teacher was charged. It stops at the scores of the last transferred layer.",
-            ),
-            "its last block": Wrong(
-                whole_last_block,
-                "The teacher's last needed block was charged whole. Its q, its k and their scores are enough:"
-                " no values, no output projection, no MLP.",
-            ),
-            "one backward product": Wrong(
-                backward_once,
-                "The backward pass of a product is *two* products of its size, one for each factor that needs"
-                " a gradient: 3 × forward in all, not 2.",
-            ),
-            "nothing saved": Wrong(
-                nothing_saved,
-                "A student that copies makes no queries, keys and scores in its copied layers: less than"
-                " Distill, not the same.",
-            ),
-            "saved once": Wrong(
-                saved_once,
-                "What Copy does not compute it does not differentiate either: q, k and scores are saved three"
-                " times, not once.",
-            ),
-            "a gradient of the map": Wrong(
-                gradient_of_a_copied_map,
-                "Nearly. A copied map is a constant: the backward pass of map · v has a gradient for v alone,"
-                " one product less in each copied layer.",
-            ),
+            "a teacher that learns": Wrong(teacher_trained),
+            "all of the teacher": Wrong(whole_teacher),
+            "its last block": Wrong(whole_last_block),
+            "one backward product": Wrong(backward_once),
+            "nothing saved": Wrong(nothing_saved),
+            "saved once": Wrong(saved_once),
+            "a gradient of the map": Wrong(gradient_of_a_copied_map),
         },
         see="Computed: 8 to 64 GPUs",
         rtol=1e-9,
@@ -479,28 +450,12 @@ EXERCISES = (
                 "The gradient is right, but all images went through at once. The point is that they do not"
                 " fit: take one part at a time.",
             ),
-            "mean of means": Wrong(
-                parts_weigh_the_same,
-                "All parts weigh the same, though the last has fewer images. Multiply each part's gradient by"
-                " its share of the images.",
-            ),
-            "sum": Wrong(
-                parts_summed,
-                "The parts' gradients were added up as they are. Each is a mean over its own images: multiply"
-                " it by the part's share of the images first.",
-            ),
-            "each part clipped": Wrong(
-                each_clipped,
-                "Each part was clipped by itself. Clipping is not linear: add up first, then clip the whole"
-                " step once.",
-            ),
-            "clipped on the way": Wrong(
-                sum_clipped_on_the_way,
-                "The sum was clipped after every part, so what comes first counts less than what comes last."
-                " Clip once, when all parts are in.",
-            ),
+            "mean of means": Wrong(parts_weigh_the_same),
+            "sum": Wrong(parts_summed),
+            "each part clipped": Wrong(each_clipped),
+            "clipped on the way": Wrong(sum_clipped_on_the_way),
             "not clipped": Wrong(
-                lambda *given: accumulated(*given[:4], longest=float("inf")),
+                lambda *inputs: accumulated(*inputs[:4], longest=float("inf")),
                 "The gradient of the step is right, and it was not clipped.",
             ),
         },

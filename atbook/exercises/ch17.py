@@ -36,39 +36,43 @@ def by_matrices(seen: Tensor, kept: Tensor, P: int) -> Tensor:
 
 
 def no_class_token(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """Wrong: patches stand one place too early."""
+    """The patches stand one place too early. Token 0 is the class token: patch p is token p + 1."""
     places = F.pad(kept, (1, 0))
     return put(seen, places, places, P)
 
 
 def keys_alone(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """Wrong: the rows stay in the order in which patches were shown."""
+    """The keys are in their places, and the rows are not: a query was shuffled like everything else."""
     return put(seen, torch.arange(seen.shape[-1]).expand(len(seen), -1), token_places(kept), P)
 
 
 def rows_alone(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """Wrong: the keys stay in the order in which patches were shown."""
+    """The rows are in their places, and the keys are not: within a row the columns are still in the order in
+    which patches were shown."""
     return put(seen, token_places(kept), torch.arange(seen.shape[-1]).expand(len(seen), -1), P)
 
 
 def in_reading_order(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """Wrong: the first one shown gets the first free place."""
+    """Each visible place was filled, but in reading order: a mask of zeros and ones does not say which patch
+    came first. Token i + 1 belongs to place kept[i]."""
     return at_home(seen, kept.sort(1).values, P)
 
 
 def one_order_for_all(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """Wrong: the first image's places serve for all."""
+    """All images were put back by the first one's order. Each has its own: `kept` has a row for each
+    image."""
     return at_home(seen, kept[:1].expand(len(kept), -1), P)
 
 
 def rows_for_keys(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """Wrong: rows and keys are exchanged."""
+    """Rows and columns are exchanged. A row is what one token asks; it still has to sum to 1."""
     return at_home(seen.mT, kept, P)
 
 
 def shown(B: int, H: int, P: int, visible: int, seed: int = 0) -> tuple[Tensor, Tensor, int]:
-    """Maps of a class token and visible patches, and their places in shuffled order, others in each image.
-    The first patch is never among them: a class token that is forgotten would fall on its place."""
+    """Maps of a class token and visible patches, and their places, in a shuffled order that differs from
+    image to image. The first patch is never among them: a class token that is forgotten would fall on its
+    place."""
     kept = 1 + normal(B, P - 1, seed=seed + 1).argsort(1)[:, :visible]
     return maps(B, H, visible + 1, visible + 1, seed=seed), kept, P
 
@@ -78,7 +82,7 @@ def shown(B: int, H: int, P: int, visible: int, seed: int = 0) -> tuple[Tensor, 
 
 def parts(q: Tensor, k: Tensor, bias: Tensor) -> dict[str, Tensor]:
     """The answer from what q meets, and from the bias of k, (H, d)."""
-    means, of_bias = ((q * each).sum(-1) / q.shape[-1] ** 0.5 for each in (k.mean(-2, True), bias[:, None]))
+    means, of_bias = ((q * keys).sum(-1) / q.shape[-1] ** 0.5 for keys in (k.mean(-2, True), bias[:, None]))
     return {"row means": means, "of the bias": of_bias, "keys": k - k.mean(-2, keepdim=True)}
 
 
@@ -88,53 +92,55 @@ def third(qkv_bias: Tensor, q: Tensor, number: int) -> Tensor:
 
 
 def rows_and_keys(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Row means of logits, what of them the bias of k brings, and keys with which there are none."""
+    """Row means of logits, the part of them that the bias of k adds, and keys with which they vanish."""
     return parts(q, k, third(qkv_bias, q, 1))
 
 
 def by_logits(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
     """The same from whole logits, with and without the bias."""
     _, H, _, d = q.shape
-    own = qkv_bias.chunk(3)[1].reshape(H, 1, d)
-    means, without = ((q @ each.mT).mean(-1) * d**-0.5 for each in (k, k - own))
+    bias = qkv_bias.chunk(3)[1].reshape(H, 1, d)
+    means, without = ((q @ keys.mT).mean(-1) * d**-0.5 for keys in (k, k - bias))
     return {"row means": means, "of the bias": means - without, "keys": k - k.mean(2, keepdim=True)}
 
 
 def column_means(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Wrong: means over queries."""
+    """The means were taken down the columns, over queries. A row is one query with all keys: the last
+    axis."""
     logits = q @ k.mT / q.shape[-1] ** 0.5
     return rows_and_keys(q, k, qkv_bias) | {"row means": logits.mean(-2)}
 
 
 def unscaled(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Wrong: products, not logits."""
+    """These are means of q·k. A logit is q·k/√d, and so both means are √d times smaller."""
     right, root = rows_and_keys(q, k, qkv_bias), q.shape[-1] ** 0.5
     return right | {name: root * right[name] for name in ("row means", "of the bias")}
 
 
 def bias_of_q(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Wrong: the first third."""
+    """That is what the bias of *q* would bring: it comes first, then that of k, then that of v."""
     return parts(q, k, third(qkv_bias, q, 0))
 
 
 def heads_first(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Wrong: as if each head had its q, k and v side by side."""
+    """The bias was cut by heads first. It holds q of all heads, then k of all heads, then v: (3, H, d)."""
     return parts(q, k, qkv_bias.view(q.shape[1], 3, q.shape[3])[:, 1])
 
 
 def less_the_bias(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Wrong: keys without their bias still have a mean."""
-    own = third(qkv_bias, q, 1)
-    return parts(q, k, own) | {"keys": k - own[:, None]}
+    """Keys without their bias still have an average, and rows a mean. Take the whole average key away."""
+    bias = third(qkv_bias, q, 1)
+    return parts(q, k, bias) | {"keys": k - bias[:, None]}
 
 
 def each_key_centred(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Wrong: every key loses its own mean over channels."""
+    """Each key lost a mean of its own, over channels, which changes maps. The same vector has to be taken
+    from all keys of a head."""
     return rows_and_keys(q, k, qkv_bias) | {"keys": k - k.mean(-1, keepdim=True)}
 
 
 def one_key_for_all_heads(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Wrong: the average over heads, too."""
+    """All heads lost the same average key. The queries of a head meet that head's keys alone."""
     return rows_and_keys(q, k, qkv_bias) | {"keys": k - k.mean((1, 2), keepdim=True)}
 
 
@@ -152,7 +158,7 @@ Weights = dict[str, Tensor]
 
 
 def chosen(teacher: Weights, student: Weights, of_teacher: tuple[str, ...]) -> Weights:
-    """The student's weights, but for names that begin so."""
+    """The student's weights, and the teacher's where a name begins with one of `of_teacher`."""
     return {name: (teacher if name.startswith(of_teacher) else student)[name] for name in student}
 
 
@@ -163,44 +169,46 @@ def keep_low(teacher: Weights, student: Weights, n: int) -> Weights:
 
 def by_number(teacher: Weights, student: Weights, n: int) -> Weights:
     """The same, by the number of the block."""
-    found = dict(student)
+    weights = dict(student)
     for name in student:
         first, second, *_ = (name + ".").split(".")
         if int(second) < n if first == "blocks" else first not in ("norm", "head"):
-            found[name] = teacher[name]
-    return found
+            weights[name] = teacher[name]
+    return weights
 
 
 def without_a_dot(teacher: Weights, student: Weights, n: int) -> Weights:
-    """Wrong: blocks.1 is also how blocks.10 begins."""
+    """Too many blocks were kept: a name that begins with blocks.1 may be that of block 10. Put the dot behind
+    the number."""
     return chosen(teacher, student, EMBEDDING + tuple(f"blocks.{number}" for number in range(n)))
 
 
 def one_block_more(teacher: Weights, student: Weights, n: int) -> Weights:
-    """Wrong: block n is the first to be drawn anew."""
+    """One block too many: they count from 0, so that block n is the first to be drawn again."""
     return keep_low(teacher, student, n + 1)
 
 
 def blocks_alone(teacher: Weights, student: Weights, n: int) -> Weights:
-    """Wrong: the embedding is new."""
+    """The embedding is the student's. The kept blocks learned to read the teacher's tokens: its patches,
+    places and class token."""
     return chosen(teacher, student, tuple(f"blocks.{number}." for number in range(n)))
 
 
 def final_norm_too(teacher: Weights, student: Weights, n: int) -> Weights:
-    """Wrong: the last norm is the teacher's."""
+    """The last norm is the teacher's. It comes after the blocks that are drawn again."""
     return keep_low(teacher, student, n) | {
         name: teacher[name] for name in student if name.startswith("norm.")
     }
 
 
 def high_blocks(teacher: Weights, student: Weights, n: int) -> Weights:
-    """Wrong: the last n blocks."""
+    """The *last* n blocks were kept. The task asks for the first, next to the image."""
     depth = 1 + max(int(name.split(".")[1]) for name in student if name.startswith("blocks."))
     return chosen(teacher, student, EMBEDDING + tuple(f"blocks.{depth - 1 - i}." for i in range(n)))
 
 
 def exchanged(teacher: Weights, student: Weights, n: int) -> Weights:
-    """Wrong: the low part is new, and what follows is the teacher's."""
+    """It is the other way round: the low part shall be the teacher's, and the rest new."""
     kept = keep_low(teacher, student, n)
     return {name: (student if kept[name] is teacher[name] else teacher)[name] for name in student}
 
@@ -229,34 +237,12 @@ EXERCISES = (
         cases={"3 of 6 visible": lambda: shown(2, 2, 6, 3), "4 of 9": lambda: shown(3, 1, 9, 4, seed=5)},
         also_right=(by_matrices,),
         wrong={
-            "no class token": Wrong(
-                no_class_token,
-                "The patches stand one place too early. Token 0 is the class token: patch p is token p + 1.",
-            ),
-            "keys alone": Wrong(
-                keys_alone,
-                "The keys are in their places, and the rows are not: a query was shuffled like everything"
-                " else.",
-            ),
-            "rows alone": Wrong(
-                rows_alone,
-                "The rows are in their places, and the keys are not: within a row the columns are still in"
-                " the order in which patches were shown.",
-            ),
-            "reading order": Wrong(
-                in_reading_order,
-                "Each visible place was filled, but in reading order: a mask of zeros and ones has forgotten"
-                " who came first. Token i + 1 belongs to place kept[i].",
-            ),
-            "one order for all": Wrong(
-                one_order_for_all,
-                "All images were put back by the first one's order. Each has its own: `kept` has a row for"
-                " each image.",
-            ),
-            "transposed": Wrong(
-                rows_for_keys,
-                "Rows and columns are exchanged. A row is what one token asks; it still has to sum to 1.",
-            ),
+            "no class token": Wrong(no_class_token),
+            "keys alone": Wrong(keys_alone),
+            "rows alone": Wrong(rows_alone),
+            "reading order": Wrong(in_reading_order),
+            "one order for all": Wrong(one_order_for_all),
+            "transposed": Wrong(rows_for_keys),
         },
     ),
     Exercise(
@@ -274,37 +260,13 @@ EXERCISES = (
         also_right=(by_logits,),
         see="What distilled MAE asks for",
         wrong={
-            "columns": Wrong(
-                column_means,
-                "The means were taken down the columns, over queries. A row is one query with all keys: the"
-                " last axis.",
-            ),
-            "unscaled": Wrong(
-                unscaled, "These are means of q·k. A logit is q·k/√d, and so both means are √d times smaller."
-            ),
-            "bias of q": Wrong(
-                bias_of_q,
-                "That is what the bias of *q* would bring: it comes first, then that of k, then that of v.",
-            ),
-            "heads first": Wrong(
-                heads_first,
-                "The bias was cut by heads first. It holds q of all heads, then k of all heads, then v:"
-                " (3, H, d).",
-            ),
-            "less the bias": Wrong(
-                less_the_bias,
-                "Keys without their bias still have an average, and rows a mean. Take the whole average key"
-                " away.",
-            ),
-            "each key": Wrong(
-                each_key_centred,
-                "Each key lost a mean of its own, over channels, which changes maps. The same vector has to"
-                " be taken from all keys of a head.",
-            ),
-            "all heads": Wrong(
-                one_key_for_all_heads,
-                "All heads lost the same average key. The queries of a head meet that head's keys alone.",
-            ),
+            "columns": Wrong(column_means),
+            "unscaled": Wrong(unscaled),
+            "bias of q": Wrong(bias_of_q),
+            "heads first": Wrong(heads_first),
+            "less the bias": Wrong(less_the_bias),
+            "each key": Wrong(each_key_centred),
+            "all heads": Wrong(one_key_for_all_heads),
         },
     ),
     Exercise(
@@ -321,30 +283,12 @@ EXERCISES = (
         },
         also_right=(by_number,),
         wrong={
-            "blocks.1 and blocks.10": Wrong(
-                without_a_dot,
-                "Too many blocks were kept: a name that begins with blocks.1 may be that of block 10. Put the"
-                " dot behind the number.",
-            ),
-            "one more": Wrong(
-                one_block_more,
-                "One block too many: they count from 0, so that block n is the first to be drawn anew.",
-            ),
-            "no embedding": Wrong(
-                blocks_alone,
-                "The embedding is the student's. The kept blocks learned to read the teacher's tokens: its"
-                " patches, places and class token.",
-            ),
-            "norm": Wrong(
-                final_norm_too,
-                "The last norm is the teacher's. It comes after the blocks that are drawn anew.",
-            ),
-            "high blocks": Wrong(
-                high_blocks, "The *last* n blocks were kept. Asked are the first, next to the image."
-            ),
-            "exchanged": Wrong(
-                exchanged, "The other way round: the low part shall be the teacher's, and the rest new."
-            ),
+            "blocks.1 and blocks.10": Wrong(without_a_dot),
+            "one more": Wrong(one_block_more),
+            "no embedding": Wrong(blocks_alone),
+            "norm": Wrong(final_norm_too),
+            "high blocks": Wrong(high_blocks),
+            "exchanged": Wrong(exchanged),
         },
     ),
 )

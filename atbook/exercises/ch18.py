@@ -30,34 +30,36 @@ def geometric(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
 
 
 def not_halved(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """Wrong: the softmaxes are added and not halved."""
+    """The two softmaxes are added, so that rows sum to 2. Halve them; it changes no answer, but the task asks
+    for probabilities."""
     right = two_answers(of_class, of_token)
     return right | {"mean of softmaxes": 2 * right["mean of softmaxes"]}
 
 
 def sum_of_logits(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """Wrong: logits are added, not averaged."""
+    """The logits are added and not averaged. That names the same class, but as probabilities it is sharper: a
+    temperature of one half."""
     return two_answers(of_class, of_token) | {"mean of logits": (of_class + of_token).softmax(-1)}
 
 
 def left_as_logits(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """Wrong: the first answer is no distribution."""
+    """The mean of logits still needs its softmax: the task asks for probabilities."""
     return two_answers(of_class, of_token) | {"mean of logits": (of_class + of_token) / 2}
 
 
 def over_images(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """Wrong: the softmax runs along the images."""
+    """The softmax runs along the images. Classes are the last axis: softmax(-1)."""
     return joined(((of_class + of_token) / 2).softmax(0), (of_class.softmax(0) + of_token.softmax(0)) / 2)
 
 
 def softmax_again(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """Wrong: a softmax of the probabilities."""
+    """You took a softmax of probabilities. The mean of two softmaxes sums to 1 already."""
     right = two_answers(of_class, of_token)
     return right | {"mean of softmaxes": right["mean of softmaxes"].softmax(-1)}
 
 
 def other_names(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """Wrong: each under the other's name."""
+    """Each answer stands under the other's name."""
     right = two_answers(of_class, of_token)
     return joined(right["mean of softmaxes"], right["mean of logits"])
 
@@ -74,8 +76,8 @@ def a_sure_and_an_unsure_head() -> tuple[Tensor, Tensor]:
 
 
 def partly_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """DeiT's hard loss where some labels are missing: the class head learns from those there are, the other
-    from the teacher, on all images."""
+    """DeiT's hard loss where some labels are missing: the class head learns from those that are known, the
+    other from the teacher, on all images."""
     known = labels != UNLABELLED
     task = cross_entropy(of_class[known], labels[known]) if known.any() else 0 * of_class.sum()
     return (task + cross_entropy(of_token, z_t.argmax(-1))) / 2
@@ -84,19 +86,21 @@ def partly_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Ten
 def by_weights(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
     """The same with a weight of 0 or 1 for each image."""
     weight = (labels >= 0).to(of_class.dtype)
-    own = -of_class.log_softmax(-1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
+    task = -of_class.log_softmax(-1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
     taught = -of_token.log_softmax(-1).gather(1, z_t.argmax(-1, keepdim=True))[:, 0]
-    return 0.5 * (weight * own).sum() / weight.sum().clamp(min=1) + 0.5 * taught.mean()
+    return 0.5 * (weight * task).sum() / weight.sum().clamp(min=1) + 0.5 * taught.mean()
 
 
 def over_all_images(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """Wrong: the labels' part is divided by the whole batch."""
-    own = cross_entropy(of_class, labels, ignore_index=UNLABELLED, reduction="sum") / len(labels)
-    return (own + cross_entropy(of_token, z_t.argmax(-1))) / 2
+    """The labels' part is divided by the number of *all* images, so that it weighs less the fewer are
+    labelled. Take the mean over those that have a label."""
+    task = cross_entropy(of_class, labels, ignore_index=UNLABELLED, reduction="sum") / len(labels)
+    return (task + cross_entropy(of_token, z_t.argmax(-1))) / 2
 
 
 def teacher_on_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """Wrong: the teacher is heard on labelled images only."""
+    """The teacher is heard on labelled images alone. It answers for every image, and there its answer is the
+    label once more."""
     known = labels != UNLABELLED
     if not known.any():
         return 0 * (of_class.sum() + of_token.sum())
@@ -104,7 +108,8 @@ def teacher_on_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels:
 
 
 def teacher_on_the_others(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """Wrong: the teacher is heard on unlabelled images only."""
+    """The teacher is heard on unlabelled images alone. In DeiT the token learns its answer for every
+    image."""
     known = labels != UNLABELLED
     task = cross_entropy(of_class[known], labels[known]) if known.any() else 0 * of_class.sum()
     if known.all():
@@ -113,25 +118,27 @@ def teacher_on_the_others(of_class: Tensor, of_token: Tensor, z_t: Tensor, label
 
 
 def labels_filled_in(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """Wrong: the class head learns the teacher's answers where labels are missing."""
+    """Where a label is missing, the class head learns the teacher's answer. It should learn nothing there;
+    the teacher speaks to the token."""
     top = z_t.argmax(-1)
     filled = torch.where(labels == UNLABELLED, top, labels)
     return (cross_entropy(of_class, filled) + cross_entropy(of_token, top)) / 2
 
 
 def heads_swapped(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """Wrong: the class head learns from the teacher, the other from labels."""
+    """The heads are swapped: labels go to the class head, the teacher's answers to the token's."""
     return partly_labelled(of_token, of_class, z_t, labels)
 
 
 def one_head(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """Wrong: both parts for the averaged logits."""
+    """Both parts are of the averaged logits. That is how the student answers after training; while it learns,
+    each head has a loss of its own."""
     both = (of_class + of_token) / 2
     return partly_labelled(both, both, z_t, labels)
 
 
 def teachers_probabilities(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """Wrong: soft targets."""
+    """The token learns the teacher's probabilities. The task asks for the hard loss: its top class."""
     hard = cross_entropy(of_token, z_t.argmax(-1))
     return (
         partly_labelled(of_class, of_token, z_t, labels)
@@ -149,19 +156,19 @@ def batch(*labels: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def own_share(p_s: Tensor, own: list[int]) -> Tensor:
-    """What each row of the student gives to its own tokens."""
+    """The share that each row of the student gives to its own tokens."""
     return p_s[..., own].sum(-1, keepdim=True)
 
 
-def others(p_s: Tensor, own: list[int]) -> list[int]:
-    """The tokens that both have."""
+def common_tokens(p_s: Tensor, own: list[int]) -> list[int]:
+    """The tokens that teacher and student have."""
     return [token for token in range(p_s.shape[-1]) if token not in own]
 
 
 def with_own_tokens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """The teacher's map among tokens that only the student has: theirs are the student's rows, and every
-    other row leaves them the student's share."""
-    common = torch.tensor(others(p_s, own))
+    """The teacher's map with room for the student's own tokens: their rows are the student's, and every other
+    row leaves them the student's share."""
+    common = torch.tensor(common_tokens(p_s, own))
     made = p_s.clone()
     made[..., common[:, None], common] = (1 - own_share(p_s, own))[..., common, :] * p_t
     return made
@@ -170,7 +177,7 @@ def with_own_tokens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
 def by_selection(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     """The same with matrices of zeros and ones."""
     N = p_s.shape[-1]
-    chosen = torch.eye(N, dtype=p_s.dtype)[others(p_s, own)]  # (n, N)
+    chosen = torch.eye(N, dtype=p_s.dtype)[common_tokens(p_s, own)]  # (n, N)
     is_own = torch.zeros(N, dtype=p_s.dtype)
     is_own[own] = 1
     placed = chosen.mT @ p_t @ chosen
@@ -179,29 +186,33 @@ def by_selection(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
 
 
 def not_shrunk(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """Wrong: the teacher's row stays whole beside the student's share."""
-    common = torch.tensor(others(p_s, own))
+    """Rows sum to more than 1: the teacher's part stays whole beside the student's share s. Multiply it by 1
+    - s."""
+    common = torch.tensor(common_tokens(p_s, own))
     made = p_s.clone()
     made[..., common[:, None], common] = p_t
     return made
 
 
 def divided_by_the_sum(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """Wrong: and then all is divided by its sum."""
+    """You put both side by side and divided by the sum, so the own tokens get s / (1 + s). The student gave
+    them s: keep that, and shrink the teacher's part by 1 - s."""
     made = not_shrunk(p_t, p_s, own)
     return made / made.sum(-1, keepdim=True)
 
 
 def own_rows_are_empty(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """Wrong: the student's own tokens listen to nobody."""
+    """The rows of the student's own tokens are 0. These tokens listen, too, as the student tells them to:
+    their rows are the student's."""
     made = with_own_tokens(p_t, p_s, own)
     made[..., own, :] = 0
     return made
 
 
 def nobody_listens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """Wrong: the teacher's rows give nothing to the student's own tokens."""
-    common = torch.tensor(others(p_s, own))
+    """The teacher's rows give nothing to the student's own tokens. Then no other token ever hears of them;
+    they keep the share s."""
+    common = torch.tensor(common_tokens(p_s, own))
     made = p_s.clone()
     made[..., common, :] = 0
     made[..., common[:, None], common] = p_t
@@ -209,7 +220,8 @@ def nobody_listens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
 
 
 def first_come(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """Wrong: the teacher's tokens are put before the student's own, wherever these are."""
+    """The teacher's tokens were put first and the student's own last. `own` says where these are; the
+    teacher's fill the other places, in their order."""
     n = p_t.shape[-1]
     made = p_s.clone()
     made[..., :n, :n] = (1 - own_share(p_s, own))[..., :n, :] * p_t
@@ -217,13 +229,14 @@ def first_come(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
 
 
 def by_column(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """Wrong: the share is that of the own tokens' rows, taken along columns."""
+    """The share was taken from a column. A row says which tokens its token listens to, so s is the sum of row
+    i over the own columns."""
     return with_own_tokens(p_t.mT, p_s.mT, own).mT
 
 
 def one_share_for_all(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """Wrong: every row shrinks by the mean share."""
-    common = torch.tensor(others(p_s, own))
+    """One share serves all rows. Each row gives its own s to the own tokens."""
+    common = torch.tensor(common_tokens(p_s, own))
     made = p_s.clone()
     share = own_share(p_s, own)[..., common, :].mean(-2, keepdim=True)
     made[..., common[:, None], common] = (1 - share) * p_t
@@ -250,27 +263,12 @@ EXERCISES = (
         },
         also_right=(geometric,),
         wrong={
-            "not halved": Wrong(
-                not_halved,
-                "The two softmaxes are added, so that rows sum to 2. Halve them; it changes no answer, but"
-                " asked are probabilities.",
-            ),
-            "logits added": Wrong(
-                sum_of_logits,
-                "The logits are added and not averaged. That names the same class, but as probabilities it is"
-                " sharper: a temperature of one half.",
-            ),
-            "left as logits": Wrong(
-                left_as_logits, "The mean of logits still needs its softmax: asked are probabilities."
-            ),
-            "over images": Wrong(
-                over_images, "The softmax runs along the images. Classes are the last axis: softmax(-1)."
-            ),
-            "softmax again": Wrong(
-                softmax_again,
-                "You took a softmax of probabilities. The mean of two softmaxes sums to 1 already.",
-            ),
-            "the other's name": Wrong(other_names, "Each answer stands under the other's name."),
+            "not halved": Wrong(not_halved),
+            "logits added": Wrong(sum_of_logits),
+            "left as logits": Wrong(left_as_logits),
+            "over images": Wrong(over_images),
+            "softmax again": Wrong(softmax_again),
+            "the other's name": Wrong(other_names),
         },
         see="Two heads, one answer",
     ),
@@ -288,39 +286,13 @@ EXERCISES = (
         },
         also_right=(by_weights,),
         wrong={
-            "divided by all": Wrong(
-                over_all_images,
-                "The labels' part is divided by the number of *all* images, so that it weighs less the fewer"
-                " are labelled. Take the mean over those that have a label.",
-            ),
-            "teacher on labelled": Wrong(
-                teacher_on_labelled,
-                "The teacher is heard on labelled images alone. It answers for every image, and there its"
-                " answer is the label once more.",
-            ),
-            "teacher on the others": Wrong(
-                teacher_on_the_others,
-                "The teacher is heard on unlabelled images alone. In DeiT the token learns its answer for"
-                " every image.",
-            ),
-            "labels filled in": Wrong(
-                labels_filled_in,
-                "Where a label is missing, the class head learns the teacher's answer. It should learn"
-                " nothing there; the teacher speaks to the token.",
-            ),
-            "heads swapped": Wrong(
-                heads_swapped,
-                "The heads are swapped: labels go to the class head, the teacher's answers to the token's.",
-            ),
-            "one head": Wrong(
-                one_head,
-                "Both parts are of the averaged logits. That is how the student answers after training; while"
-                " it learns, each head has a loss of its own.",
-            ),
-            "probabilities": Wrong(
-                teachers_probabilities,
-                "The token learns the teacher's probabilities. Asked is the hard loss: its top class.",
-            ),
+            "divided by all": Wrong(over_all_images),
+            "teacher on labelled": Wrong(teacher_on_labelled),
+            "teacher on the others": Wrong(teacher_on_the_others),
+            "labels filled in": Wrong(labels_filled_in),
+            "heads swapped": Wrong(heads_swapped),
+            "one head": Wrong(one_head),
+            "probabilities": Wrong(teachers_probabilities),
         },
         see="Two heads, one answer",
     ),
@@ -337,39 +309,13 @@ EXERCISES = (
         },
         also_right=(by_selection,),
         wrong={
-            "not shrunk": Wrong(
-                not_shrunk,
-                "Rows sum to more than 1: the teacher's part stays whole beside the student's share s."
-                " Multiply it by 1 - s.",
-            ),
-            "divided by the sum": Wrong(
-                divided_by_the_sum,
-                "You put both side by side and divided by the sum, so the own tokens get s / (1 + s). The"
-                " student gave them s: keep that, and shrink the teacher's part by 1 - s.",
-            ),
-            "own rows empty": Wrong(
-                own_rows_are_empty,
-                "The rows of the student's own tokens are 0. These tokens listen, too, and as the student"
-                " says: their rows are the student's.",
-            ),
-            "nobody listens": Wrong(
-                nobody_listens,
-                "The teacher's rows give nothing to the student's own tokens. Then no other token ever hears"
-                " of them; they keep the share s.",
-            ),
-            "teacher's tokens first": Wrong(
-                first_come,
-                "The teacher's tokens were put first and the student's own last. `own` says where these are;"
-                " the teacher's fill the other places, in their order.",
-            ),
-            "by column": Wrong(
-                by_column,
-                "The share was taken from a column. A row says whom its token listens to, so s is the sum of"
-                " row i over the own columns.",
-            ),
-            "one share for all": Wrong(
-                one_share_for_all, "One share serves all rows. Each row gives its own s to the own tokens."
-            ),
+            "not shrunk": Wrong(not_shrunk),
+            "divided by the sum": Wrong(divided_by_the_sum),
+            "own rows empty": Wrong(own_rows_are_empty),
+            "nobody listens": Wrong(nobody_listens),
+            "teacher's tokens first": Wrong(first_come),
+            "by column": Wrong(by_column),
+            "one share for all": Wrong(one_share_for_all),
         },
         see="A row with one token more",
     ),

@@ -10,7 +10,8 @@ from atbook.exercises.judging import Exercise, Wrong
 
 
 def fold_in(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """A row of the weight makes one channel, and so does an entry of the bias."""
+    """Weight and bias with the factors in them: a row of the weight makes one channel, and so does an entry
+    of the bias."""
     return {"weight": gamma[:, None] * weight, "bias": gamma * bias}
 
 
@@ -21,27 +22,30 @@ def by_diagonal(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor
 
 
 def into_columns(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """Wrong: the factors meet what comes in."""
+    """The factors were multiplied into the *columns* of the weight: those meet what comes into the layer. A
+    channel that comes out is made by a row."""
     return {"weight": weight * gamma, "bias": gamma * bias}
 
 
 def bias_forgotten(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """Wrong: the bias stays as loud as it was."""
+    """The weight is folded and the bias is not. The factor multiplies all that the layer gives, its bias
+    too."""
     return {"weight": gamma[:, None] * weight, "bias": bias}
 
 
 def one_factor(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """Wrong: the mean factor serves for all channels."""
+    """All channels got one factor, the mean. Each channel has a factor of its own."""
     return {"weight": gamma.mean() * weight, "bias": gamma.mean() * bias}
 
 
 def divided(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """Wrong: the factors are taken out, not in."""
+    """You divided by the factors: that takes out what is to be put in."""
     return {"weight": weight / gamma[:, None], "bias": bias / gamma}
 
 
 def with_the_stream(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """Wrong: 1 is added to the factors."""
+    """1 was added to the factors. The stream is added outside of the branch, where no factor is; the last
+    linear layer knows only the branch."""
     return {"weight": (1 + gamma[:, None]) * weight, "bias": (1 + gamma) * bias}
 
 
@@ -55,7 +59,8 @@ def linear(D: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def one_wide_head(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """Each new query is all the old ones side by side, weighted; the keys are side by side."""
+    """Queries and keys of wide heads: each new query holds all the old ones side by side, weighted, and each
+    key all the old keys."""
     weighted = L[:, :, None, None] * q[:, None]  # (B, new head, old head, N, d)
     wide = weighted.transpose(2, 3).flatten(3)
     keys = k.transpose(1, 2).flatten(2)[:, None]
@@ -69,27 +74,30 @@ def weights_on_the_keys(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor
 
 
 def transposed(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """Wrong: L is read by columns."""
+    """L was read by columns. Row h of L makes head h: the old head g counts for it with L[h, g]."""
     return one_wide_head(q, k, L.mT)
 
 
 def all_alike(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """Wrong: side by side without the weights."""
+    """All heads came out the same: the old ones stand side by side without their weights. Head h weights the
+    old head g with L[h, g]."""
     return one_wide_head(q, k, torch.ones_like(L))
 
 
 def on_both(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """Wrong: queries and keys are weighted."""
+    """Queries *and* keys were weighted, so that each product has L[h, g] squared. Weight one of the two."""
     return one_wide_head(q, k, L)[0], one_wide_head(k, q, L)[0]
 
 
 def mixed_first(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """Wrong: the queries are mixed and stay narrow."""
+    """You mixed the queries into one of width d. Then every old query meets the keys of head h alone; it has
+    to meet its own keys. Put them side by side, not on top of each other."""
     return torch.einsum("hg,bgnd->bhnd", L, q), k
 
 
 def scaled_anew(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """Wrong: divided by the root of the new width."""
+    """The logits are too small by a factor of √H: you scaled for the new width H·d. The mixed logits were
+    scaled by √d before, and that stays."""
     wide, keys = one_wide_head(q, k, L)
     return wide / q.shape[1] ** 0.5, keys
 
@@ -111,42 +119,46 @@ def without_itself(p: Tensor, v: Tensor) -> dict[str, Tensor]:
 
 def by_subtraction(p: Tensor, v: Tensor) -> dict[str, Tensor]:
     """The same: take the class token's part out of the output, and scale what is left."""
-    own = p[..., :1]
-    return {"row": p[..., 1:] / (1 - own), "output": (p @ v - own * v[:, :, :1]) / (1 - own)}
+    share = p[..., :1]
+    return {"row": p[..., 1:] / (1 - share), "output": (p @ v - share * v[:, :, :1]) / (1 - share)}
 
 
 def left_as_it_is(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """Wrong: the row no longer sums to 1."""
+    """The row no longer sums to 1: the class token's share is missing. A softmax over the patches alone
+    divides by their sum."""
     row = p[..., 1:]
     return {"row": row, "output": row @ v[:, :, 1:]}
 
 
 def spread_evenly(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """Wrong: every patch gets an equal part of the class token's share."""
+    """Each patch got an equal part of the class token's share. The ratios between patches have to stay: scale
+    the row."""
     row = p[..., 1:] + p[..., :1] / (p.shape[-1] - 1)
     return {"row": row, "output": row @ v[:, :, 1:]}
 
 
 def softmax_again(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """Wrong: shares are taken for logits."""
+    """You took a softmax of shares. They are past the softmax; what is left of them only has to be scaled to
+    sum to 1."""
     row = p[..., 1:].softmax(-1)
     return {"row": row, "output": row @ v[:, :, 1:]}
 
 
 def last_one_out(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """Wrong: the last patch is left out, and the class token stays."""
+    """The last patch was left out. The class token is the *first* key."""
     row = p[..., :-1] / p[..., :-1].sum(-1, keepdim=True)
     return {"row": row, "output": row @ v[:, :, :-1]}
 
 
 def values_one_off(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """Wrong: the row of the patches meets the values from the class token on."""
+    """The row is right and the output is not: row and values are off by one. The class token's value has to
+    go, too."""
     row = without_itself(p, v)["row"]
     return {"row": row, "output": row @ v[:, :, :-1]}
 
 
 def one_for_all_heads(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """Wrong: all heads are scaled by the mean share."""
+    """All heads were scaled alike. Each head has a share of its own on the class token."""
     row = p[..., 1:] / (1 - p[..., :1].mean(1, keepdim=True))
     return {"row": row, "output": row @ v[:, :, 1:]}
 
@@ -167,25 +179,11 @@ EXERCISES = (
         cases={"square": lambda: linear(4, 4), "wide": lambda: linear(3, 12, seed=5)},
         also_right=(by_diagonal,),
         wrong={
-            "columns": Wrong(
-                into_columns,
-                "The factors were multiplied into the *columns* of the weight: those meet what comes into the"
-                " layer. A channel that comes out is made by a row.",
-            ),
-            "no bias": Wrong(
-                bias_forgotten,
-                "The weight is folded and the bias is not. The factor multiplies all that the layer gives,"
-                " its bias too.",
-            ),
-            "one factor": Wrong(
-                one_factor, "All channels got one factor, the mean. Each channel has a factor of its own."
-            ),
-            "divided": Wrong(divided, "You divided by the factors: that takes out what is to be put in."),
-            "one more": Wrong(
-                with_the_stream,
-                "1 was added to the factors. The stream is added outside of the branch, where no factor is;"
-                " the last linear layer knows only the branch.",
-            ),
+            "columns": Wrong(into_columns),
+            "no bias": Wrong(bias_forgotten),
+            "one factor": Wrong(one_factor),
+            "divided": Wrong(divided),
+            "one more": Wrong(with_the_stream),
         },
     ),
     Exercise(
@@ -200,30 +198,11 @@ EXERCISES = (
         # many queries and keys make the same logits
         view=lambda pair: pair[0] @ pair[1].mT,
         wrong={
-            "transposed": Wrong(
-                transposed,
-                "L was read by columns. Row h of L makes head h: the old head g counts for it with L[h, g].",
-            ),
-            "all alike": Wrong(
-                all_alike,
-                "All heads came out the same: the old ones stand side by side without their weights. Head h"
-                " weights the old head g with L[h, g].",
-            ),
-            "on both": Wrong(
-                on_both,
-                "Queries *and* keys were weighted, so that each product has L[h, g] squared. Weight one of"
-                " the two.",
-            ),
-            "narrow": Wrong(
-                mixed_first,
-                "You mixed the queries into one of width d. Then every old query meets the keys of head h"
-                " alone; it has to meet its own keys. Put them side by side, not on top of each other.",
-            ),
-            "scaled anew": Wrong(
-                scaled_anew,
-                "The logits are too small by a factor of √H: you scaled for the new width H·d. The mixed"
-                " logits were scaled by √d before, and that stays.",
-            ),
+            "transposed": Wrong(transposed),
+            "all alike": Wrong(all_alike),
+            "on both": Wrong(on_both),
+            "narrow": Wrong(mixed_first),
+            "scaled anew": Wrong(scaled_anew),
         },
     ),
     Exercise(
@@ -239,33 +218,12 @@ EXERCISES = (
         },
         also_right=(by_subtraction,),
         wrong={
-            "left as it is": Wrong(
-                left_as_it_is,
-                "The row no longer sums to 1: the class token's share is missing. A softmax over the patches"
-                " alone divides by their sum.",
-            ),
-            "spread evenly": Wrong(
-                spread_evenly,
-                "Each patch got an equal part of the class token's share. The ratios between patches have to"
-                " stay: scale the row.",
-            ),
-            "softmax again": Wrong(
-                softmax_again,
-                "You took a softmax of shares. They are past the softmax; what is left of them only has to be"
-                " scaled to sum to 1.",
-            ),
-            "the last one": Wrong(
-                last_one_out, "The last patch was left out. The class token is the *first* key."
-            ),
-            "values one off": Wrong(
-                values_one_off,
-                "The row is right and the output is not: row and values are off by one. The class token's"
-                " value has to go, too.",
-            ),
-            "one for all heads": Wrong(
-                one_for_all_heads,
-                "All heads were scaled alike. Each head has a share of its own on the class token.",
-            ),
+            "left as it is": Wrong(left_as_it_is),
+            "spread evenly": Wrong(spread_evenly),
+            "softmax again": Wrong(softmax_again),
+            "the last one": Wrong(last_one_out),
+            "values one off": Wrong(values_one_off),
+            "one for all heads": Wrong(one_for_all_heads),
         },
     ),
 )

@@ -10,12 +10,12 @@ from atbook.exercises.judging import Exercise, Wrong
 
 
 def masked(z: Tensor, score: float) -> Tensor:
-    """Attention logits with another score on the diagonal."""
+    """Attention logits with a different score on the diagonal."""
     return z.masked_fill(torch.eye(z.shape[-1], dtype=torch.bool), score)
 
 
 def cross_entropy(log_p_s: Tensor, p_t: Tensor) -> Tensor:
-    """Sum over keys; mean over batch, heads and queries."""
+    """The cross-entropy of maps: a sum over keys, and a mean over batch, heads and queries."""
     return -(p_t * log_p_s).sum(-1).mean()
 
 
@@ -26,48 +26,52 @@ def loss_without_self(z_s: Tensor, z_t: Tensor) -> Tensor:
 
 def over_others(z_s: Tensor, z_t: Tensor) -> Tensor:
     """The same without a mask: each token's row has the other tokens alone."""
-    N, found = z_s.shape[-1], []
+    N, losses = z_s.shape[-1], []
     for i in range(N):
-        others = [j for j in range(N) if j != i]
-        found.append(cross_entropy(z_s[..., i, others].log_softmax(-1), z_t[..., i, others].softmax(-1)))
-    return torch.stack(found).mean()
+        keys = [j for j in range(N) if j != i]
+        losses.append(cross_entropy(z_s[..., i, keys].log_softmax(-1), z_t[..., i, keys].softmax(-1)))
+    return torch.stack(losses).mean()
 
 
 def minus_infinity(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: 0 · (−∞) is no number."""
+    """The loss is nan: the student's log-share on the diagonal is −∞ and the teacher's share 0, and 0 · (−∞)
+    is no number. Forbid by a large finite score, such as −1e9."""
     z_s, z_t = masked(z_s, -torch.inf), masked(z_t, -torch.inf)
     return cross_entropy(z_s.log_softmax(-1), z_t.softmax(-1))
 
 
 def nothing_masked(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: the score of the published SL-CaiT, added."""
-    own = -1e-9 * torch.eye(z_s.shape[-1], dtype=z_s.dtype)
-    return cross_entropy((z_s + own).log_softmax(-1), (z_t + own).softmax(-1))
+    """Nothing was forbidden. −1e-9 is as good as 0; −1e9 was meant. (The published SL-CaiT has this very
+    slip.)"""
+    diagonal = -1e-9 * torch.eye(z_s.shape[-1], dtype=z_s.dtype)
+    return cross_entropy((z_s + diagonal).log_softmax(-1), (z_t + diagonal).softmax(-1))
 
 
 def student_alone(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: the teacher still looks at itself."""
+    """The student may not look at itself, and its target still does, so that the loss is a billion times the
+    teacher's diagonal. Mask both."""
     return cross_entropy(masked(z_s, -1e9).log_softmax(-1), z_t.softmax(-1))
 
 
 def teacher_alone(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: the student still looks at itself."""
+    """The teacher's diagonal is gone and the student still has one. Mask its logits, too."""
     return cross_entropy(z_s.log_softmax(-1), masked(z_t, -1e9).softmax(-1))
 
 
 def not_renormalised(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: the teacher's diagonal is gone, its rows sum to less than 1."""
+    """The teacher's rows no longer sum to 1. Mask its *logits*: the softmax then shares the whole row among
+    the others."""
     p_t = z_t.softmax(-1).masked_fill(torch.eye(z_t.shape[-1], dtype=torch.bool), 0)
     return cross_entropy(masked(z_s, -1e9).log_softmax(-1), p_t)
 
 
 def zero_scores(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """Wrong: a score of 0 is a share of its own."""
+    """A logit of 0 is not a share of 0: e⁰ is 1. What is forbidden needs a very low score."""
     return cross_entropy(masked(z_s, 0).log_softmax(-1), masked(z_t, 0).softmax(-1))
 
 
 def logits(*shape: int, size: float = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Of a student and of a teacher."""
+    """Attention logits of a student and of a teacher."""
     return size * normal(*shape, seed=seed), size * normal(*shape, seed=seed + 1)
 
 
@@ -80,7 +84,7 @@ def per_head(tau: Tensor) -> Tensor:
 
 
 def fold(q: Tensor, tau: Tensor) -> Tensor:
-    """Queries with which 1/√d does what 1/τ did."""
+    """Queries for which a scale of 1/√d has the effect that 1/τ had."""
     return q * q.shape[-1] ** 0.5 / per_head(tau)
 
 
@@ -94,7 +98,8 @@ def head_by_head(q: Tensor, tau: Tensor) -> Tensor:
 
 
 def finer(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
-    """Each patch is cut into s x s, which share its row, and share what others took from it."""
+    """The map of patches that are cut into s x s: the parts have its row, and they share what others took
+    from it."""
     h, w = grid
     table = A.reshape(h, w, h, w)
     for axis in range(4):
@@ -111,18 +116,20 @@ def by_parents(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
 
 
 def in_one_line(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
-    """Wrong: as if small patches followed each other."""
+    """You repeated the flat index, as if a patch's parts followed each other. Patches are in reading order:
+    bring A to (h, w, h, w) first."""
     return A.repeat_interleave(s * s, 0).repeat_interleave(s * s, 1) / s**2
 
 
 def tiled(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
-    """Wrong: the grid is repeated, not refined."""
+    """The whole grid was repeated (tensor.repeat). Each patch has to become a block of s x s:
+    repeat_interleave."""
     h, w = grid
     return A.reshape(h, w, h, w).repeat(s, s, s, s).reshape(s * s * h * w, -1) / s**2
 
 
 def rows_and_columns_exchanged(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
-    """Wrong: the grid is read as (across, down)."""
+    """The grid is (patches down, patches across), and you took it the other way round."""
     return finer(A, grid[::-1], s)
 
 
@@ -140,34 +147,12 @@ EXERCISES = (
         },
         also_right=(over_others,),
         wrong={
-            "minus infinity": Wrong(
-                minus_infinity,
-                "The loss is nan: the student's log-share on the diagonal is −∞ and the teacher's share 0,"
-                " and 0 · (−∞) is no number. Forbid by a large finite score, such as −1e9.",
-            ),
-            "nothing masked": Wrong(
-                nothing_masked,
-                "Nothing was forbidden. −1e-9 is as good as 0; −1e9 was meant. (The published SL-CaiT has"
-                " this very slip.)",
-            ),
-            "student alone": Wrong(
-                student_alone,
-                "The student may not look at itself, and its target still does, so that the loss is a billion"
-                " times the teacher's diagonal. Mask both.",
-            ),
-            "teacher alone": Wrong(
-                teacher_alone,
-                "The teacher's diagonal is gone and the student still has one. Mask its logits, too.",
-            ),
-            "not renormalised": Wrong(
-                not_renormalised,
-                "The teacher's rows no longer sum to 1. Mask its *logits*: the softmax then shares the whole"
-                " row among the others.",
-            ),
-            "zero scores": Wrong(
-                zero_scores,
-                "A logit of 0 is not a share of 0: e⁰ is 1. What is forbidden needs a very low score.",
-            ),
+            "minus infinity": Wrong(minus_infinity),
+            "nothing masked": Wrong(nothing_masked),
+            "student alone": Wrong(student_alone),
+            "teacher alone": Wrong(teacher_alone),
+            "not renormalised": Wrong(not_renormalised),
+            "zero scores": Wrong(zero_scores),
         },
     ),
     Exercise(
@@ -234,20 +219,9 @@ EXERCISES = (
                 "You divided by s² twice. Only *keys* share: a small patch that listens gets all that its"
                 " large one got.",
             ),
-            "in one line": Wrong(
-                in_one_line,
-                "You repeated the flat index, as if a patch's parts followed each other. Patches are in"
-                " reading order: bring A to (h, w, h, w) first.",
-            ),
-            "tiled": Wrong(
-                tiled,
-                "The whole grid was repeated (tensor.repeat). Each patch has to become a block of s x s:"
-                " repeat_interleave.",
-            ),
-            "rows and columns exchanged": Wrong(
-                rows_and_columns_exchanged,
-                "The grid is (patches down, patches across), and you took it the other way round.",
-            ),
+            "in one line": Wrong(in_one_line),
+            "tiled": Wrong(tiled),
+            "rows and columns exchanged": Wrong(rows_and_columns_exchanged),
         },
     ),
 )

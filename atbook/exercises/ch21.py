@@ -10,7 +10,7 @@ from atbook.exercises.judging import Exercise, Wrong
 
 
 def boxes_of(instances: Tensor) -> Tensor:
-    """The first and the last row and column of each object, and one more for the far edges."""
+    """The boxes of the objects: their first row and column, and one after the last for the far edges."""
     boxes = []
     for i in range(1, int(instances.max()) + 1):
         down, across = (instances == i).nonzero().T
@@ -30,28 +30,30 @@ def by_projection(instances: Tensor) -> Tensor:
 
 
 def last_pixel(instances: Tensor) -> Tensor:
-    """Wrong: the last pixel's number is taken for the far edge."""
+    """Right and bottom are one too small. A pixel reaches from its number to the next: the far edge of the
+    last pixel is its number + 1."""
     return boxes_of(instances) - torch.tensor([0.0, 0.0, 1.0, 1.0])
 
 
 def rows_first(instances: Tensor) -> Tensor:
-    """Wrong: top and left, bottom and right."""
+    """Top stands before left. Indices of a tensor are row and column; a box begins with the column, x."""
     return boxes_of(instances)[:, [1, 0, 3, 2]]
 
 
 def corner_and_size(instances: Tensor) -> Tensor:
-    """Wrong: width and height in place of the far edges."""
+    """You returned left, top, *width, height*, COCO's way of writing. Here the last two are the right and the
+    bottom edge."""
     boxes = boxes_of(instances)
     return torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1)
 
 
 def background_too(instances: Tensor) -> Tensor:
-    """Wrong: what belongs to no object is a first object."""
+    """There is a box too many, around the background. 0 is no object: begin with 1."""
     return boxes_of(instances + 1)
 
 
 def all_in_one(instances: Tensor) -> Tensor:
-    """Wrong: one box around everything."""
+    """There is one box around everything. Every number has a box of its own."""
     return boxes_of((instances > 0).long())
 
 
@@ -69,13 +71,13 @@ def scene(height: int, width: int, *objects: tuple[int, int, int, int]) -> tuple
 
 
 def beside_crowds(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """First the free single objects, then the crowds."""
+    """What each prediction counts: free single objects are tried first, and then the crowds."""
     return _matched(overlaps, crowd, threshold)
 
 
 def by_sorting(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
     """The same: the objects of each prediction in order of their overlap."""
-    taken, found = set(), []
+    taken, verdicts = set(), []
     for row in overlaps.tolist():
         said = 0
         for i in sorted(range(len(row)), key=lambda i: -row[i]):
@@ -85,8 +87,8 @@ def by_sorting(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
                 break
         if said == 0 and any(value >= threshold for value, many in zip(row, crowd) if many):
             said = -1
-        found.append(said)
-    return found
+        verdicts.append(said)
+    return verdicts
 
 
 def _matched(
@@ -100,7 +102,7 @@ def _matched(
     crowd_first: bool = False,
     crowd_once: bool = False,
 ) -> list[int]:
-    free, left, found = ~crowd, crowd.clone(), []
+    free, left, verdicts = ~crowd, crowd.clone(), []
     for row in overlaps:
         single = row.where(free if fallback else ~crowd, torch.full_like(row, -1.0))
         best = single.argmax()
@@ -109,42 +111,46 @@ def _matched(
         in_crowd = bool(many.max() >= threshold)
         if ok and not (crowd_first and in_crowd):
             free[best] = not once
-            found.append(1)
+            verdicts.append(1)
         elif in_crowd:
             left[many.argmax()] = not crowd_once
-            found.append(crowd_says)
+            verdicts.append(crowd_says)
         else:
-            found.append(0)
-    return found
+            verdicts.append(0)
+    return verdicts
 
 
 def found_again(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """Wrong: an object can be found any number of times."""
+    """An object was found twice, and both counted. The surest prediction takes it; a later one has to look
+    for another object."""
     return _matched(overlaps, crowd, threshold, once=False)
 
 
 def best_or_nothing(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """Wrong: the object that is overlapped most is taken or not, and no other is tried."""
+    """A prediction gave up because the object that it overlaps most was taken. Ask which it overlaps most *of
+    those that are free*."""
     return _matched(overlaps, crowd, threshold, fallback=False)
 
 
 def crowd_is_right(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """Wrong: a crowd is an object like others."""
+    """A prediction in a crowd counted as right. No annotation says what is in there: it is left out, -1."""
     return _matched(overlaps, crowd, threshold, crowd_says=1)
 
 
 def crowd_is_wrong(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """Wrong: crowds are left out, but what lies there is not."""
+    """A prediction in a crowd counted as wrong. It may well have found an object there: it is left out,
+    -1."""
     return _matched(overlaps, crowd, threshold, crowd_says=0)
 
 
 def crowds_first(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """Wrong: what lies in a crowd is left out, also where it has found an object."""
+    """A prediction that had found a single object was left out because it lies in a crowd. The single objects
+    are asked first."""
     return _matched(overlaps, crowd, threshold, crowd_first=True)
 
 
 def crowd_used_up(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """Wrong: a crowd excuses one prediction."""
+    """The second prediction in a crowd counted as wrong. A crowd is many: it is never used up."""
     return _matched(overlaps, crowd, threshold, crowd_once=True)
 
 
@@ -174,7 +180,7 @@ def an_object_in_a_crowd() -> tuple[Tensor, Tensor, float]:
 
 
 def cut_out(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> dict[str, Tensor]:
-    """Scaled, moved, clamped; what has no area left goes."""
+    """Boxes that are scaled, moved and clamped, without those that have no area left."""
     return _kept((scale * boxes - corner.repeat(2)).clamp(0, side), labels)
 
 
@@ -182,15 +188,15 @@ def edge_by_edge(
     boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
 ) -> dict[str, Tensor]:
     """The same, one box after the other."""
-    found, kept = [], []
+    edges_kept, kept = [], []
     for (left, top, right, bottom), label in zip(boxes.tolist(), labels.tolist()):
         x, y = corner.tolist()
         edges = (scale * left - x, scale * top - y, scale * right - x, scale * bottom - y)
         a, b, c, d = (min(max(edge, 0), side) for edge in edges)
         if a < c and b < d:
-            found.append([a, b, c, d])
+            edges_kept.append([a, b, c, d])
             kept.append(label)
-    return {"boxes": torch.tensor(found, dtype=boxes.dtype), "labels": torch.tensor(kept)}
+    return {"boxes": torch.tensor(edges_kept, dtype=boxes.dtype), "labels": torch.tensor(kept)}
 
 
 def _kept(boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -199,7 +205,7 @@ def _kept(boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def not_cut(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> dict[str, Tensor]:
-    """Wrong: what reaches out reaches out."""
+    """Boxes reach out of the square. Clamp all four edges to 0 and `side`."""
     moved = scale * boxes - corner.repeat(2)
     there = (moved.clamp(0, side)[:, 2:] > moved.clamp(0, side)[:, :2]).all(1)
     return {"boxes": moved[there], "labels": labels[there]}
@@ -208,21 +214,23 @@ def not_cut(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: f
 def nothing_goes(
     boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
 ) -> dict[str, Tensor]:
-    """Wrong: boxes without area stay."""
+    """Boxes without area stayed. Whatever lies outside is clamped to a line or a point: it has to go, or the
+    detector learns to find nothing."""
     return {"boxes": (scale * boxes - corner.repeat(2)).clamp(0, side), "labels": labels}
 
 
 def labels_stay(
     boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
 ) -> dict[str, Tensor]:
-    """Wrong: boxes go, their labels do not."""
+    """There are more labels than boxes. A label goes with its box."""
     return cut_out(boxes, labels, scale, corner, side) | {"labels": labels}
 
 
 def only_whole_ones(
     boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
 ) -> dict[str, Tensor]:
-    """Wrong: what reaches out goes altogether."""
+    """Objects that are only partly outside are gone. Cut them off; their visible part is still there to be
+    found."""
     moved = scale * boxes - corner.repeat(2)
     there = ((moved >= 0) & (moved <= side)).all(1)
     return {"boxes": moved[there], "labels": labels[there]}
@@ -231,19 +239,20 @@ def only_whole_ones(
 def moved_first(
     boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
 ) -> dict[str, Tensor]:
-    """Wrong: the corner is one of the image before it is drawn larger."""
+    """You moved first and scaled then. The corner is given in pixels of the larger image: scale, then
+    move."""
     return _kept((scale * (boxes - corner.repeat(2))).clamp(0, side), labels)
 
 
 def moved_away(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> dict[str, Tensor]:
-    """Wrong: boxes move with the corner, not against it."""
+    """The boxes moved with the corner. When you cut at x, everything moves left by x."""
     return _kept((scale * boxes + corner.repeat(2)).clamp(0, side), labels)
 
 
 def corner_turned(
     boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
 ) -> dict[str, Tensor]:
-    """Wrong: y is taken from left and right, x from top and bottom."""
+    """x and y of the corner were exchanged: left and right go with x, which is first."""
     return cut_out(boxes, labels, scale, corner.flip(0), side)
 
 
@@ -251,14 +260,14 @@ def boxes_in(size: float, scale: float, seed: int) -> tuple[Tensor, Tensor, floa
     """Six boxes of an image of `size`: one well inside what is cut out, one that reaches out, one outside,
     and others."""
     corner, side = torch.tensor([0.2, 0.45], dtype=torch.float64) * size * scale, 0.5 * size * scale
-    given = size * torch.tensor(
+    fixed = size * torch.tensor(
         [[0.3, 0.5, 0.5, 0.7], [0.1, 0.3, 0.4, 0.6], [0.75, 0.1, 0.9, 0.3]], dtype=torch.float64
     )
     middle, reach = (
         size * (0.5 + 0.2 * normal(3, 2, seed=seed)),
         size * 0.1 * (0.5 + normal(3, 2, seed=seed + 1).abs()),
     )
-    boxes = torch.cat([given, torch.cat([middle - reach, middle + reach], dim=1)])
+    boxes = torch.cat([fixed, torch.cat([middle - reach, middle + reach], dim=1)])
     return boxes, torch.tensor([3, 1, 4, 1, 5, 2]), scale, corner, side
 
 
@@ -276,28 +285,11 @@ EXERCISES = (
         },
         also_right=(by_projection,),
         wrong={
-            "last pixel": Wrong(
-                last_pixel,
-                "Right and bottom are one too small. A pixel reaches from its number to the next: the far"
-                " edge of the last pixel is its number + 1.",
-            ),
-            "rows first": Wrong(
-                rows_first,
-                "Top stands before left. Indices of a tensor are row and column; a box begins with the"
-                " column, x.",
-            ),
-            "corner and size": Wrong(
-                corner_and_size,
-                "You returned left, top, *width, height*, COCO's way of writing. Here the last two are the"
-                " right and the bottom edge.",
-            ),
-            "background": Wrong(
-                background_too,
-                "There is a box too many, around the background. 0 is no object: begin with 1.",
-            ),
-            "all in one": Wrong(
-                all_in_one, "There is one box around everything. Every number has a box of its own."
-            ),
+            "last pixel": Wrong(last_pixel),
+            "rows first": Wrong(rows_first),
+            "corner and size": Wrong(corner_and_size),
+            "background": Wrong(background_too),
+            "all in one": Wrong(all_in_one),
         },
     ),
     Exercise(
@@ -314,34 +306,12 @@ EXERCISES = (
         },
         also_right=(by_sorting,),
         wrong={
-            "found again": Wrong(
-                found_again,
-                "An object was found twice, and both counted. The surest prediction takes it; whoever comes"
-                " later has to look for another one.",
-            ),
-            "best or nothing": Wrong(
-                best_or_nothing,
-                "A prediction gave up because the object that it overlaps most was taken. Ask which it"
-                " overlaps most *of those that are free*.",
-            ),
-            "crowd is right": Wrong(
-                crowd_is_right,
-                "A prediction in a crowd counted as right. Nobody said what is in there: it is left out, -1.",
-            ),
-            "crowd is wrong": Wrong(
-                crowd_is_wrong,
-                "A prediction in a crowd counted as wrong. It may well have found somebody there: it is left"
-                " out, -1.",
-            ),
-            "crowds first": Wrong(
-                crowds_first,
-                "A prediction that had found a single object was left out because it lies in a crowd. The"
-                " single objects are asked first.",
-            ),
-            "crowd used up": Wrong(
-                crowd_used_up,
-                "The second prediction in a crowd counted as wrong. A crowd is many: it is never used up.",
-            ),
+            "found again": Wrong(found_again),
+            "best or nothing": Wrong(best_or_nothing),
+            "crowd is right": Wrong(crowd_is_right),
+            "crowd is wrong": Wrong(crowd_is_wrong),
+            "crowds first": Wrong(crowds_first),
+            "crowd used up": Wrong(crowd_used_up),
         },
     ),
     Exercise(
@@ -354,30 +324,13 @@ EXERCISES = (
         cases={"larger": lambda: boxes_in(64, 1.5, seed=0), "smaller": lambda: boxes_in(100, 0.4, seed=5)},
         also_right=(edge_by_edge,),
         wrong={
-            "not cut": Wrong(not_cut, "Boxes reach out of the square. Clamp all four edges to 0 and `side`."),
-            "nothing goes": Wrong(
-                nothing_goes,
-                "Boxes without area stayed. Whatever lies outside is clamped to a line or a point: it has to"
-                " go, or the detector learns to find nothing.",
-            ),
-            "labels stay": Wrong(labels_stay, "There are more labels than boxes. A label goes with its box."),
-            "whole ones": Wrong(
-                only_whole_ones,
-                "Objects that are only partly outside are gone. Cut them off; their visible part is still"
-                " there to be found.",
-            ),
-            "moved first": Wrong(
-                moved_first,
-                "You moved first and scaled then. The corner is given in pixels of the larger image: scale,"
-                " then move.",
-            ),
-            "moved away": Wrong(
-                moved_away, "The boxes moved with the corner. Cutting at x makes everything lie x *less* far."
-            ),
-            "corner turned": Wrong(
-                corner_turned,
-                "x and y of the corner were exchanged: left and right go with x, which is first.",
-            ),
+            "not cut": Wrong(not_cut),
+            "nothing goes": Wrong(nothing_goes),
+            "labels stay": Wrong(labels_stay),
+            "whole ones": Wrong(only_whole_ones),
+            "moved first": Wrong(moved_first),
+            "moved away": Wrong(moved_away),
+            "corner turned": Wrong(corner_turned),
         },
     ),
 )

@@ -13,9 +13,9 @@ SAID = re.compile(r"^Exercise (\w+\.\w+): (.*)$", re.MULTILINE)
 
 
 def verdicts(path: Path) -> dict[str, str]:
-    """{number: what its check says} of all checks in a notebook, which is run for it, in its own folder; a
-    cell that fails does not stop the others. Raises `ValueError` for a file that is no notebook, and
-    `FileNotFoundError`."""
+    """Run a notebook in its own folder and return {number: what its check says}; a cell that fails does not
+    stop the others. Raises `ValueError` for a file that is no notebook, and `FileNotFoundError` where there
+    is none."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -27,16 +27,16 @@ def verdicts(path: Path) -> dict[str, str]:
     NotebookClient(
         notebook, timeout=1800, kernel_name="python3", allow_errors=True, resources=folder
     ).execute()
-    found = {}
+    says = {}
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
-        texts = [output.text for output in cell.outputs if output.output_type == "stream"]
-        errors = [f"{each.ename}: {each.evalue}" for each in cell.outputs if each.output_type == "error"]
+        texts = [out.text for out in cell.outputs if out.output_type == "stream"]
+        errors = [f"{out.ename}: {out.evalue}" for out in cell.outputs if out.output_type == "error"]
         for number in CHECK.findall(cell.source):
-            found[number] = f"its cell failed: {errors[0]}" if errors else "its cell printed nothing"
-        found |= dict(SAID.findall("\n".join(texts)))
-    return found
+            says[number] = f"its cell failed: {errors[0]}" if errors else "its cell printed nothing"
+        says |= dict(SAID.findall("\n".join(texts)))
+    return says
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -46,20 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.set_defaults(run=exercises_command)
 
 
-def exercises_command(given: argparse.Namespace) -> int:
+def exercises_command(arguments: argparse.Namespace) -> int:
     """Print the verdicts; 0 where all are right, 1 where one is not."""
-    found = verdicts(given.notebook)
+    said = verdicts(arguments.notebook)
     listed = [
         {"number": number, "title": title_of(number), "right": says.startswith("right"), "says": says}
-        for number, says in found.items()
+        for number, says in said.items()
     ]
-    if given.json:
+    if arguments.json:
         print(json.dumps(listed, indent=1, ensure_ascii=False))
     else:
-        for each in listed:
-            print(f"{each['number']:6} {each['says']}")
-        print(f"{sum(each['right'] for each in listed)} of {len(listed)} right")
-    return 0 if listed and all(each["right"] for each in listed) else 1
+        for verdict in listed:
+            print(f"{verdict['number']:6} {verdict['says']}")
+        print(f"{sum(verdict['right'] for verdict in listed)} of {len(listed)} right")
+    return 0 if listed and all(verdict["right"] for verdict in listed) else 1
 
 
 def title_of(number: str) -> str:

@@ -1,4 +1,4 @@
-"""What exercises are tried on: small, seeded, in double precision."""
+"""The inputs on which exercises are tried: small, seeded, in double precision."""
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -16,7 +16,7 @@ def maps(*shape: int, seed: int = 0) -> Tensor:
 
 
 def vit(seed: int = 0, **options) -> VisionTransformer:
-    """A ViT of three layers, whose weights all matter, in evaluation mode; `options` are timm's."""
+    """A ViT of three layers in evaluation mode, all of whose weights matter; `options` are timm's."""
     small = dict(img_size=16, patch_size=8, embed_dim=12, depth=3, num_heads=3, num_classes=5, mlp_ratio=2)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)

@@ -1,5 +1,5 @@
-"""Checks that name the mistake: an answer is compared with the right one, and where it differs, with known
-wrong ones."""
+"""Checks that name the mistake: an answer is compared with the right one and, where it differs, with wrong
+ones that are known."""
 
 import inspect
 import io
@@ -24,54 +24,66 @@ LIMIT = 30  # seconds that an answer may take for one case
 
 
 class Wrong(NamedTuple):
-    """A planted wrong answer, and what is said to whoever gives it."""
+    """A planted wrong answer, and what is said to a student whose answer does the same."""
 
     answer: Callable
-    says: str
+    #: Left out where the docstring of `answer` says it.
+    message: str = ""
+
+    @property
+    def says(self) -> str:
+        """What is said to the student, on one line."""
+        return self.message or " ".join((self.answer.__doc__ or "").split())
 
 
 @dataclass(frozen=True)
 class Exercise:
     """One exercise of a chapter, or a variant of an assignment's task."""
 
-    # "6.1" is the first of chapter 06, "A1.2b" variant b of the second task of A1.
+    #: "6.1" is the first of chapter 06, "A1.2b" variant b of the second task of A1.
     number: str
+    #: What a reader sees beside the number.
     title: str
-    # 1 to 3.
+    #: How hard it is, from 1 to 3.
     stars: int
-    # To solve it.
+    #: How long it takes to solve it.
     minutes: int
-    # A word or two, for the page of all exercises.
+    #: A word or two, for the page of all exercises.
     subject: str
-    # The answer.
+    #: A right answer, with which others are compared.
     right: Callable
-    # {name: () -> its arguments}, made anew for each answer.
+    #: {name: a function without arguments, which makes new arguments for each answer}.
     cases: dict[str, Callable[[], tuple]]
-    # The same, written differently.
+    #: Right answers that are written differently.
     also_right: tuple[Callable, ...]
-    # {mistake: planted wrong answer}.
+    #: {name of the mistake: planted wrong answer}.
     wrong: dict[str, Wrong]
-    # The heading in the chapter that helps.
+    #: The heading of the chapter under which a student finds help.
     see: str = ""
-    # Arguments (tensors, or lists of them) whose gradients belong to the answer; and whether the value means
-    # nothing.
+    #: The names of arguments (tensors, or lists of them) whose gradients are part of the answer.
     grads: tuple[str, ...] = ()
+    #: Whether the gradients alone are compared, and not the value that the answer returns.
     gradients_only: bool = False
-    # The most elements that a tensor may have that the answer makes.
+    #: How many elements the largest tensor may have that the answer makes.
     largest: int | None = None
-    # Of the comparison.
+    #: How far two numbers may be apart, relative to the right one.
     rtol: float = 1e-4
+    #: How far two numbers may be apart besides.
     atol: float = 1e-6
-    # What of a result is compared.
+    #: The part of a result that is compared.
     view: Callable[[Any], Any] = field(default=lambda result: result)
 
 
 class Verdict(NamedTuple):
-    """What a check says. mistake: the planted wrong answer that it recognised, or "not done"."""
+    """What a check says of an answer."""
 
+    #: The number of the exercise.
     number: str
+    #: Whether the answer is right.
     passed: bool
+    #: What the student reads.
     says: str
+    #: The name of the planted wrong answer that was recognised, or "not done".
     mistake: str | None = None
 
     def __str__(self) -> str:
@@ -79,12 +91,15 @@ class Verdict(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an answer gives on one case. value: with the gradients that count; error: what went wrong, in
-    words; largest: shape of the largest tensor that was made; changed: whether the arguments were."""
+    """What came of an answer in one case."""
 
+    # What the answer returned, with the gradients that count.
     value: Any = None
+    # What went wrong, in words.
     error: str | None = None
+    # The shape of the largest tensor that was made.
     largest: tuple[int, ...] = ()
+    # Whether the answer changed its arguments.
     changed: bool = False
 
 
@@ -93,22 +108,23 @@ def find(number: str) -> Exercise:
     ones, for an unknown one."""
     chapter = number.partition(".")[0]
     name = f"ch{chapter:0>2}"
-    of_chapter = {each.number: each for each in _of(name)} if name in _chapters() else {}
+    exercises = _exercises_of(name) if name in _chapters() else ()
+    of_chapter = {exercise.number: exercise for exercise in exercises}
     if number not in of_chapter:
-        require_known("exercise", number, [each.number for each in every()])
+        require_known("exercise", number, [exercise.number for exercise in every()])
     return of_chapter[number]
 
 
 def every() -> list[Exercise]:
     """All exercises, in the order of the book."""
-    return [each for name in _chapters() for each in _of(name)]
+    return [exercise for name in _chapters() for exercise in _exercises_of(name)]
 
 
 def _chapters() -> list[str]:
     return sorted(path.stem for path in Path(__file__).parent.glob("ch[0-9][0-9].py"))
 
 
-def _of(chapter: str) -> list[Exercise]:
+def _exercises_of(chapter: str) -> list[Exercise]:
     return import_module(f"atbook.exercises.{chapter}").EXERCISES
 
 
@@ -118,15 +134,14 @@ def check(number: str, answer: Callable) -> None:
 
 
 def checker(exercises: Sequence[Exercise]) -> Callable[[str, Callable], None]:
-    """`check` for exercises that are in no chapter: those of a graded assignment, which its edition
-    brings."""
-    known = {each.number: each for each in exercises}
+    """`check` for exercises that are in no chapter, such as those of a graded assignment."""
+    known = {exercise.number: exercise for exercise in exercises}
 
-    def of_these(number: str) -> Exercise:
+    def find_among_these(number: str) -> Exercise:
         require_known("exercise", number, known)
         return known[number]
 
-    return partial(_say, of_these)
+    return partial(_say, find_among_these)
 
 
 def _say(find: Callable[[str], Exercise], number: str, answer: Callable) -> None:
@@ -139,9 +154,11 @@ def _say(find: Callable[[str], Exercise], number: str, answer: Callable) -> None
 
 
 def judge(exercise: Exercise, answer: Callable) -> Verdict:
-    """Compare an answer with the right one in all cases. One that differs is compared with every planted
-    wrong answer: the first that gives the same in all cases lends its message. Otherwise the first difference
-    is told."""
+    """Compare an answer with the right one in all cases.
+
+    An answer that differs is compared with every planted wrong answer, and the first that does the same in
+    all cases says what is wrong. If none does, the verdict names the first difference.
+    """
     if not callable(answer):
         kind = type(answer).__name__
         says = f"not yet: expected a function, got a {kind}. Give the function itself, not what it returns."
@@ -167,13 +184,13 @@ def judge(exercise: Exercise, answer: Callable) -> Verdict:
 
 
 def outcome(exercise: Exercise, answer: Callable, case: str) -> Outcome:
-    """What an answer gives on a case, with fresh arguments and a fixed seed. Its prints are not shown."""
+    """Run an answer on a case, with new arguments and a fixed seed. What it prints is not shown."""
     arguments = exercise.cases[case]()
     names = list(inspect.signature(exercise.right).parameters)
     leaves = {name: _tensors(arguments[names.index(name)]) for name in exercise.grads}
-    for leaf in (leaf for each in leaves.values() for leaf in each):
+    for leaf in (leaf for tensors in leaves.values() for leaf in tensors):
         leaf.requires_grad_()
-    before = [each.detach().clone() for each in _tensors(arguments)]
+    before = [tensor.detach().clone() for tensor in _tensors(arguments)]
     largest, printed = _Largest(), io.StringIO()
     with torch.random.fork_rng(devices=[]), redirect_stdout(printed):
         torch.manual_seed(0)
@@ -184,7 +201,7 @@ def outcome(exercise: Exercise, answer: Callable, case: str) -> Outcome:
             result = None
         except _TimeUp:
             return Outcome(error=f"did not end within {LIMIT} s")
-        except (Exception, SystemExit) as error:  # the answer's own, told with the case that brought it about
+        except (Exception, SystemExit) as error:  # the student reads it, with the name of the case
             return Outcome(error=f"raised {type(error).__name__}: {error}")
     if result is None or result is Ellipsis:
         if printed.getvalue():
@@ -205,13 +222,13 @@ def outcome(exercise: Exercise, answer: Callable, case: str) -> Outcome:
 
 
 def _failure(exercise: Exercise, want: Outcome, got: Outcome) -> str | None:
-    """What is wrong with an outcome, in words that follow "in case '...'"; None where nothing is."""
+    """What is wrong with an outcome, in words that follow "in case '...'"; None where nothing is wrong."""
     if got.error is not None:
         return f"your function {got.error}"
     if got.changed:
         return "your function changed its arguments in place; work on a copy (x.clone())"
-    if found := _difference(exercise, want.value, got.value):
-        return found
+    if difference := _difference(exercise, want.value, got.value):
+        return difference
     if _too_large(exercise, got):
         return f"the numbers are right, but a tensor of shape {got.largest} was made"
     return None
@@ -234,25 +251,25 @@ def _difference(exercise: Exercise, want: Any, got: Any, where: str = "") -> str
     """The first difference in words, None where there is none. nan equals nan."""
     if isinstance(want, dict):
         if not isinstance(got, dict) or want.keys() != got.keys():
-            found = list(got) if isinstance(got, dict) else _kind(got)
-            return f"{where}expected a dict with {list(want)}, got {found}"
+            shown = list(got) if isinstance(got, dict) else _kind(got)
+            return f"{where}expected a dict with {list(want)}, got {shown}"
         pairs = [(f"{where}{key}: ", want[key], got[key]) for key in want]
     elif isinstance(want, list):
         if not isinstance(got, list) or len(want) != len(got):
-            found = len(got) if isinstance(got, list) else _kind(got)
-            return f"{where}expected {len(want)} entries, got {found}"
+            shown = len(got) if isinstance(got, list) else _kind(got)
+            return f"{where}expected {len(want)} entries, got {shown}"
         pairs = [(f"{where}entry {i}: ", w, g) for i, (w, g) in enumerate(zip(want, got))]
     elif isinstance(want, (bool, str)) or want is None:
         return None if want == got else f"{where}expected {want!r}, got {_shown(got)}"
     else:
         return _difference_of_numbers(exercise, want, got, where)
-    return next((found for at, w, g in pairs if (found := _difference(exercise, w, g, at))), None)
+    return next((told for at, w, g in pairs if (told := _difference(exercise, w, g, at))), None)
 
 
 def _difference_of_numbers(exercise: Exercise, want: Any, got: Any, where: str) -> str | None:
     if isinstance(got, bool) or not isinstance(got, (int, float, Tensor)):
         return f"{where}expected {_kind(want)}, got {_kind(got)}"
-    w, g = (torch.as_tensor(each, dtype=torch.float64) for each in (want, got))
+    w, g = (torch.as_tensor(value, dtype=torch.float64) for value in (want, got))
     if w.shape != g.shape:
         return f"{where}expected the shape {tuple(w.shape)}, got {tuple(g.shape)}"
     if not g.isfinite().all() and w.isfinite().all():
@@ -289,22 +306,22 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     return value.item() if hasattr(value, "item") else value  # a number of numpy's
 
 
 def _gradients(result: Any, leaves: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
     """Gradients of the sum of all that was returned; zeros where there is none."""
-    flat = [leaf for each in leaves.values() for leaf in each]
-    total = sum(each.sum() for each in _tensors(result) if each.requires_grad)
+    flat = [leaf for tensors in leaves.values() for leaf in tensors]
+    total = sum(tensor.sum() for tensor in _tensors(result) if tensor.requires_grad)
     if isinstance(total, Tensor):
-        found = torch.autograd.grad(total, flat, allow_unused=True)
+        gradients = torch.autograd.grad(total, flat, allow_unused=True)
     else:
-        found = [None] * len(flat)
-    each = iter(torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(flat, found))
-    return {f"gradient of {name}": [next(each) for _ in of] for name, of in leaves.items()}
+        gradients = [None] * len(flat)
+    in_order = iter(torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(flat, gradients))
+    return {f"gradient of {name}": [next(in_order) for _ in tensors] for name, tensors in leaves.items()}
 
 
 # --- What an answer runs in ---
@@ -315,11 +332,11 @@ class _NotDone(Exception):
 
 
 class _TimeUp(BaseException):
-    """Not an `Exception`: an answer that catches those is ended too."""
+    """It is no `Exception`, so that it also ends an answer that catches those."""
 
 
 class _Largest(TorchDispatchMode):
-    """Remembers the shape of the largest tensor that is made."""
+    """Remembers the shape of the largest tensor that is made within it."""
 
     def __init__(self):
         super().__init__()
@@ -327,16 +344,16 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        for each in _tensors(result):
-            if each.numel() > (math.prod(self.shape) if self.shape else 0):
-                self.shape = tuple(each.shape)
+        for tensor in _tensors(result):
+            if tensor.numel() > (math.prod(self.shape) if self.shape else 0):
+                self.shape = tuple(tensor.shape)
         return result
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise `_TimeUp` in what runs for longer. Without a limit where the system has no such signal (Windows),
-    or outside of the main thread."""
+    """Raise `_TimeUp` in code that runs for longer. There is no limit where the system has no such signal
+    (Windows), nor outside of the main thread."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

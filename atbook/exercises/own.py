@@ -1,10 +1,11 @@
-"""What is a student's own in an assignment: a seed made of the name and the task."""
+"""A seed for each student and task of an assignment, made of the two names."""
 
 import hashlib
 
 
 def own_seed(student: str, task: str) -> int:
-    """A seed that is the same whenever the same student asks for the same task, and nobody else's.
+    """A seed that is the same whenever the same student asks for the same task, and different for every
+    other.
 
     Raises `ValueError` for a name that is not filled in.
     """

@@ -21,7 +21,7 @@ from atbook.worlds.glyphs import HUES, SHAPES, generate
 from atlib._util import write_atomically
 from atlib.checkpoint import load_vit
 
-# Model to whose maps it was trained with: its own, or those of another model.
+# {model: whose maps it was trained with}: its own, or those of another model.
 STUDENTS = {
     "scratch": "own",
     "copy": "teacher",
@@ -45,22 +45,22 @@ def write_weights(path: Path, results: Path, seed: int = 0) -> Path:
     recorded seeds. Returns the path. Raises `OSError` naming a file of weights that cannot be read.
     """
     content = as_content({world: _models(_sources(results, world, seed)) for world in WORLDS})
-    # one for both worlds: it has seen neither
+    # one model serves both worlds, because it has seen neither
     content["untrained"] = as_model(untrained_maps(_sources(results, WORLDS[0], seed)).teacher, "own")
     script = f"globalThis.ExplorerWeights = {json.dumps(content, separators=(',', ':'))};\n"
     return write_atomically(path, script.encode())
 
 
 def as_content(worlds: dict[str, dict[str, dict]]) -> dict:
-    """What the scripts need beside themselves: {world: {name: what `as_model` makes}}, with the names of
-    shapes and hues, and how pixels are prepared."""
+    """The data of the scripts: {world: {name: what `as_model` makes}}, with the names of shapes and hues, and
+    how pixels are prepared."""
     images = glyph_images(generate("test", 1))
     pixels = {"mean": images.mean, "std": images.std}
     return {"shapes": list(SHAPES), "hues": list(HUES), "pixels": pixels, "worlds": worlds}
 
 
 def as_model(vit: VisionTransformer, maps: str) -> dict:
-    """A ViT as the scripts read it. maps: whose it was trained with, "own", "teacher" or "untrained"."""
+    """A ViT as the scripts read it. maps: whose maps it was trained with, "own", "teacher" or "untrained"."""
     tensors = {name: as_text(value.cpu()) for name, value in vit.state_dict().items()}
     return {"maps": maps, "heads": vit.blocks[0].attn.num_heads, "tensors": tensors}
 

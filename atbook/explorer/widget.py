@@ -1,4 +1,4 @@
-"""The explorer in a notebook, of the reader's own models: the page's JavaScript as an anywidget."""
+"""The explorer in a notebook, for models of your own: the page's JavaScript as an anywidget."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,9 +41,9 @@ class Explorer(anywidget.AnyWidget):
     "#maps=uniform&seed=3"; it follows what the reader does, and can be set.
 
     Raises `ValueError` for a model of another size, naming both sizes; for models without a teacher; and for
-    a pair whose student uses its teacher's maps in another way, or those of another teacher. Needs anywidget
-    (the extra `widget`); `ImportError` says so. Shown with the page's scripts, of which a notebook keeps a
-    copy: some 0.5 MB a model.
+    a pair whose student uses its teacher's maps in a different way, or the maps of a different teacher. Needs
+    anywidget (the extra `widget`); `ImportError` says so. A notebook keeps a copy of the page's scripts and
+    of the models: some 0.5 MB for each model.
     """
 
     _esm = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -94,10 +94,10 @@ def _require_size(name: str, vit: nn.Module) -> None:
     expected = create_vit("glyphs")
     if not isinstance(vit, VisionTransformer):
         raise ValueError(f"{name!r} is a {type(vit).__name__}: the explorer runs timm's VisionTransformer")
-    if (found := _size(vit)) != (wanted := _size(expected)):
-        raise ValueError(f"{name!r} has {found}; the explorer runs ViTs that have {wanted}")
-    if others := differences(vit, expected):
-        said = ", ".join(f"{part} {here!r} instead of {there!r}" for part, (here, there) in others.items())
+    if (size := _size(vit)) != (wanted := _size(expected)):
+        raise ValueError(f"{name!r} has {size}; the explorer runs ViTs that have {wanted}")
+    if differing := differences(vit, expected):
+        said = ", ".join(f"{part} {here!r} instead of {there!r}" for part, (here, there) in differing.items())
         raise ValueError(f"{name!r} is another ViT than the explorer's: {said}")
 
 
@@ -110,11 +110,11 @@ def _size(vit: VisionTransformer) -> str:
     )
 
 
-def _require_same(name: str, own: nn.Module, teacher: nn.Module) -> None:
-    """That a pair's teacher is the one of the models; only what its maps are made of is compared."""
-    theirs = dict(teacher.named_parameters())
-    for part, value in own.named_parameters():
-        if part.startswith("blocks.") and ".attn.qkv" in part and not torch.equal(value, theirs[part]):
+def _require_same(name: str, own_teacher: nn.Module, teacher: nn.Module) -> None:
+    """Raise unless a pair's teacher is `teacher`; only the weights that make its maps are compared."""
+    of_teacher = dict(teacher.named_parameters())
+    for part, value in own_teacher.named_parameters():
+        if part.startswith("blocks.") and ".attn.qkv" in part and not torch.equal(value, of_teacher[part]):
             raise ValueError(
                 f"{name!r} copies the maps of another teacher than models['teacher']: open the two in"
                 " explorers of their own"

@@ -30,7 +30,7 @@ TASKS = ("find", "match")
 TWINS = ("routing", "message", "distractors", "unrelated")
 RENDERINGS = ("filled", "inverted", "dotted")
 CHUNK = 500  # images per random stream: the first n images of a split are the same whatever its size
-# Images of a split where nobody says how many: those of the central experiment.
+# How many images a split has by default: as many as in the central experiment.
 SIZES = {"train": 1000, "validation": 2000, "test": 4000, "unlabelled": 40_000, "resample": 4000}
 
 _BITMAPS = {
@@ -60,7 +60,7 @@ _SQUARE[2:-2, 2:-2] = 1
 HUES = ("red", "yellow", "green", "cyan", "blue", "magenta")
 
 
-# Where the values of all generated worlds lie that say how a scene is painted.
+# The ranges of the fields that say how a scene is painted, in all generated worlds.
 PAINTED = {
     "noise": (0, 2),
     "background": (0, 1),
@@ -76,36 +76,42 @@ PAINTED = {
 class World:
     """The factors of variation; the defaults are the distribution that models are trained on.
 
-    task: "find" or "match". noise: s.d. of the pixel noise. background: grey level behind the glyphs.
-    contrast: factor around mid-grey. blur: s.d. of a Gaussian blur in pixels. saturation: 1 full colour, 0
-    grey. hue_shift: turns of the colour circle. clutter: number of distractor glyphs, 0 to 15 (in Match one
-    cell is the key's, so that 15 is 14). cue: brightness of the mark's dots, or of the key's frame, above the
-    background. jitter: largest displacement of a glyph in its cell, in pixels. scale: size of the glyphs, 1
-    is 6 x 6 pixels. rendering: "filled", "inverted" (dark glyph in a coloured cell) or "dotted" (every other
-    pixel of the glyph). decoy: brightness of a false mark on another cell, which lacks the lower right dot.
-    texture: how deep glyphs are cut by stripes, of one of four directions drawn for each glyph. pointer: how
-    many cells to the left of the named glyph the mark of Find is (from the first column to the last), so that
-    no token holds both. offset: how many pixels all cells lie further down and to the right (from the last
-    row and column on to the first), so that no patch of a ViT is a cell. Levels are in [0, 1], where 1 is
-    white. Raises `ValueError` for a value outside its
-    range.
+    Levels are in [0, 1], where 1 is white. Raises `ValueError` for a value outside its range.
     """
 
+    #: "find" or "match".
     task: str = "find"
+    #: Standard deviation of the pixel noise.
     noise: float = 0.2
+    #: Grey level behind the glyphs.
     background: float = 0.1
+    #: Factor around mid-grey.
     contrast: float = 1.0
+    #: Standard deviation of a Gaussian blur, in pixels.
     blur: float = 0.0
+    #: 1 for full colour, 0 for grey.
     saturation: float = 1.0
+    #: By how many turns of the colour circle all hues are off.
     hue_shift: float = 0.0
+    #: Number of distractor glyphs, 0 to 15 (in Match one cell is the key's, so that 15 is 14).
     clutter: int = GRID * GRID - 1
+    #: Brightness of the mark's dots, or of the key's frame, above the background.
     cue: float = 0.9
+    #: Largest displacement of a glyph in its cell, in pixels.
     jitter: int = 1
+    #: Size of the glyphs: 1 is 6 x 6 pixels.
     scale: float = 1.0
+    #: "filled", "inverted" (a dark glyph in a coloured cell) or "dotted" (every other pixel of the glyph).
     rendering: str = "filled"
+    #: Brightness of a false mark on another cell, which lacks the lower right dot.
     decoy: float = 0.0
+    #: How deep stripes cut the glyphs, in one of four directions drawn for each glyph.
     texture: float = 0.0
+    #: How many cells to the left of the named glyph the mark of Find is (from the first column to the last),
+    #: so that no token holds both.
     pointer: int = 0
+    #: How many pixels all cells lie further down and to the right (from the last row and column on to the
+    #: first), so that no patch of a ViT is a cell.
     offset: int = 0
 
     def __post_init__(self):
@@ -126,36 +132,48 @@ class World:
 
 
 class Glyphs(NamedTuple):
-    """n generated images and the choices behind them. images: uint8 (n, 3, 32, 32); shape, hue, cell: int64
-    (n,), of the glyph that the label names (cell counts rows first); clean: uint8 (n, 3, 8, 8), its cell
-    without noise, blur or contrast; key: int64 (n,), the key's cell in Match, -1 in Find.
-    """
+    """n generated images and the choices behind them."""
 
+    #: uint8 (n, 3, 32, 32).
     images: np.ndarray
+    #: The shape of the glyph that the label names, int64 (n,).
     shape: np.ndarray
+    #: Its hue, int64 (n,).
     hue: np.ndarray
+    #: Its cell, counted row by row, int64 (n,).
     cell: np.ndarray
+    #: Its cell without noise, blur or contrast, uint8 (n, 3, 8, 8).
     clean: np.ndarray
+    #: The key's cell in Match, -1 in Find, int64 (n,).
     key: np.ndarray
 
 
 class _Scenes(NamedTuple):
-    """Every random choice of n scenes. cell: where the named glyph is; key: another cell; of each of the 16
-    cells: shape, hue, how far the hue is from the named glyph's (`apart`, for Match), hue_jitter, shade,
-    offset (2), crowd (the lowest hold a glyph), stripes; decoy: the cell of a false mark; noise: per pixel.
-    """
+    """Every random choice of n scenes of 16 cells."""
 
+    # Where the named glyph is, (n,).
     cell: np.ndarray
+    # The shape of a glyph in each cell, (n, 16).
     shape: np.ndarray
+    # Its hue, (n, 16).
     hue: np.ndarray
+    # What is added to its hue, in turns of the colour circle, (n, 16).
     hue_jitter: np.ndarray
+    # Its brightness, (n, 16).
     shade: np.ndarray
+    # Its displacement in the cell, as shares of what is allowed, (n, 16, 2).
     offset: np.ndarray
+    # The cells with the lowest of these numbers hold a glyph, (n, 16).
     crowd: np.ndarray
+    # Of each pixel, (n, 3, 32, 32).
     noise: np.ndarray
+    # The cell of a false mark, (n,).
     decoy: np.ndarray
+    # Which of four kinds of stripes cut a glyph, (n, 16).
     stripes: np.ndarray
+    # The key's cell in Match, (n,).
     key: np.ndarray
+    # How far a cell's hue is from the hue of the named glyph in Match, (n, 16).
     apart: np.ndarray
 
 
@@ -164,11 +182,11 @@ def generate(split: str, size: int, seed: int = 0, world: World = World(), twin:
 
     The splits "train", "validation", "test" and "unlabelled" come from separate random streams, as do
     different seeds. The same (split, seed) with another `world` gives the same scenes with only the changed
-    factors different, and with `twin` the i-th image is a twin of the i-th scene. "routing": the same places
-    and hues, other shapes: whoever looks at it learns where the named glyph of the scene is, and nothing of
-    its shape. "message": the named glyph's shape in another scene: what, and nothing of where. "distractors":
-    the same scene with other glyphs around the named one, and the same pixel noise. "unrelated": another
-    scene, neither where nor what.
+    factors different, and with `twin` the i-th image is a twin of the i-th scene. A "routing" twin has the
+    same places and hues and other shapes: it tells where the named glyph of the scene is, and nothing of its
+    shape. A "message" twin has the named glyph's shape in another scene: it tells what is asked for, and
+    nothing of where. A "distractors" twin is the same scene with other glyphs around the named one, and the
+    same pixel noise. An "unrelated" twin is another scene and tells neither.
 
     Raises `ValueError` for an unknown split or twin, for a size below 1, and for twins that differ in their
     distractors in a world without any.
@@ -196,15 +214,15 @@ def glyph_images(drawn: Glyphs) -> Images:
 
 
 def marked_glyphs(split: str = "train", size: int | None = None, seed: int = 0) -> Images:
-    """Labelled images of Find, `size` of them (None: as many as the split has in `SIZES`): what the command
-    line takes as `--data atbook.worlds:marked_glyphs`. Raises `ValueError` for an unknown split."""
+    """Labelled images of Find, `size` of them (None: as many as the split has in `SIZES`); the command line
+    takes them as `--data atbook.worlds:marked_glyphs`. Raises `ValueError` for an unknown split."""
     require_known("split", split, SPLITS)
     return glyph_images(generate(split, SIZES[split] if size is None else size, seed))
 
 
 def marked_cell(images: Tensor) -> Tensor:
-    """Where the mark is, read off the pixels: images (n, 3, 32, 32) of any level to the cell's number, int64
-    (n,), rows first.
+    """Read off the pixels where the mark is: images (n, 3, 32, 32) of any level to the cell's number, int64
+    (n,), counted row by row.
 
     It looks for the brightest four corners, which is no more than the mark's definition; a test holds its
     error below 1 in 1,000. Cells must be where `World(offset=0)` has them.
@@ -235,7 +253,7 @@ def _draw(rng: np.random.Generator) -> _Scenes:
 
 
 def _twin(scenes: _Scenes, other: _Scenes, what: str) -> _Scenes:
-    """The twins of some scenes, with what they do not share taken from `other` ones."""
+    """The twins of some scenes: what they do not share with them comes from `other` scenes."""
     rows = np.arange(len(scenes.cell))
     named = np.arange(GRID * GRID) == scenes.cell[:, None]
     match what:
@@ -249,8 +267,8 @@ def _twin(scenes: _Scenes, other: _Scenes, what: str) -> _Scenes:
             return other
     keep = {"cell", "key", "decoy", "noise"}
     mixed = {
-        name: np.where(named[..., None] if own.ndim == 3 else named, own, theirs)
-        for name, own, theirs in zip(_Scenes._fields, scenes, other)
+        name: np.where(named[..., None] if drawn.ndim == 3 else named, drawn, redrawn)
+        for name, drawn, redrawn in zip(_Scenes._fields, scenes, other)
         if name not in keep
     }
     return scenes._replace(**mixed)

@@ -32,7 +32,8 @@ def retrieval_loss(model: nn.Module, images: Tensor, clean: Tensor, recipe: Reci
 
 
 def retrieval_model() -> VisionTransformer:
-    """A freshly initialised "glyphs" ViT whose head regresses one cell's pixels: the teacher to be."""
+    """A newly initialised "glyphs" ViT whose head regresses the pixels of one cell; training makes it a
+    teacher."""
     return create_vit("glyphs", num_classes=RETRIEVAL_OUTPUTS)
 
 
@@ -47,13 +48,14 @@ def colour_images(drawn: glyphs.Glyphs) -> Images:
 
 
 def colour_loss(model: nn.Module, images: Tensor, hues: Tensor, recipe: Recipe) -> Tensor:
-    """Cross-entropy of the model's hue logits, label smoothing as the recipe says."""
+    """Cross-entropy of the model's hue logits, with the label smoothing of the recipe."""
     return nn.functional.cross_entropy(model(images), hues, label_smoothing=recipe.label_smoothing)
 
 
 def unlearned(model: nn.Module, images: EvaluationData) -> float:
-    """The share of its pre-text that a model has not learned: of wrong answers, where targets are classes;
-    else of the targets' variance, averaged over pixels, that its outputs leave."""
+    """The share of its pre-text that a model has not learned: the share of wrong answers where targets are
+    classes, and else the share of the targets' variance, averaged over pixels, that its outputs do not
+    explain."""
     outputs, targets = predict(model, images), images.targets
     if not targets.is_floating_point():
         return (outputs.argmax(1) != targets).double().mean().item()

@@ -1,10 +1,9 @@
 """Scenes: several glyphs of any size anywhere in a 64 x 64 image, for tasks that ask *where*.
 
-In `atbook.worlds.glyphs` a cell is a patch, and one glyph an image is asked for. Here two to five glyphs of
-12 to 28 pixels lie where they like: a ViT with patches of 8 pixels sees each of them in pieces, beside
-pieces of others. What is asked of a scene is every object in it: its class, its box, its pixels. A hidden
-patch can be foretold from the other patches of its object, so a masked auto-encoder has something to learn
-here.
+In `atbook.worlds.glyphs` a cell is a patch, and the task names one glyph of an image. Here two to five glyphs
+of 12 to 28 pixels lie anywhere: a ViT with patches of 8 pixels sees each of them in pieces, beside pieces of
+others. The tasks ask for every object of a scene: its class, its box, its pixels. A hidden patch can be
+foretold from the other patches of its object, so a masked auto-encoder has something to learn here.
 
 Everything that varies is a field of `SceneWorld`. As in the other worlds all random choices are made first,
 in a fixed order that no field influences, and only then is the image rendered.
@@ -32,26 +31,32 @@ ATTEMPTS = 20  # places that are tried for an object
 class SceneWorld:
     """The factors of variation; the defaults are the distribution that models are trained on.
 
-    noise: s.d. of the pixel noise. background: grey level behind the glyphs. contrast: factor around
-    mid-grey. blur: s.d. of a Gaussian blur in pixels. saturation: 1 full colour, 0 grey. hue_shift: turns of
-    the colour circle. texture: how deep glyphs are cut by stripes across, down or along a diagonal.
-    fewest, most: objects in a scene; one that finds no free place is left out. smallest, largest: side of a
-    glyph's square in pixels. overlap: the largest intersection over union of two objects' squares; smaller
-    ones lie in front. Levels are in [0, 1], where 1 is white. Raises `ValueError` for a value outside its
-    range.
+    Levels are in [0, 1], where 1 is white. Raises `ValueError` for a value outside its range.
     """
 
+    #: Standard deviation of the pixel noise.
     noise: float = 0.1
+    #: Grey level behind the glyphs.
     background: float = 0.1
+    #: Factor around mid-grey.
     contrast: float = 1.0
+    #: Standard deviation of a Gaussian blur, in pixels.
     blur: float = 0.0
+    #: 1 for full colour, 0 for grey.
     saturation: float = 1.0
+    #: By how many turns of the colour circle all hues are off.
     hue_shift: float = 0.0
+    #: How deep stripes cut the glyphs, across, down or along a diagonal.
     texture: float = 0.0
+    #: The fewest objects of a scene; an object that finds no free place is left out.
     fewest: int = 2
+    #: The most objects of a scene.
     most: int = 5
+    #: The smallest side of a glyph's square, in pixels.
     smallest: int = 12
+    #: The largest side of a glyph's square, in pixels.
     largest: int = 28
+    #: The largest intersection over union of two objects' squares; smaller ones lie in front.
     overlap: float = 0.0
 
     def __post_init__(self):
@@ -67,29 +72,37 @@ class SceneWorld:
 
 
 class Scenes(NamedTuple):
-    """n generated scenes and what is in them. images: uint8 (n, 3, 64, 64); shape: int64 (n, 8), the class of
-    each object, -1 where there is none; boxes: float32 (n, 8, 4), the left, top, right and bottom edge of its
-    visible pixels, so that right - left is its width (0 where there is none); instances: uint8 (n, 64, 64),
-    1 + the number of the object that a pixel belongs to, 0 for none. The largest squares come first.
-    """
+    """n generated scenes and what is in them; the objects with the largest squares come first."""
 
+    #: uint8 (n, 3, 64, 64).
     images: np.ndarray
+    #: The class of each object, -1 where there is none, int64 (n, 8).
     shape: np.ndarray
+    #: The left, top, right and bottom edge of its visible pixels, so that right - left is its width (0 where
+    #: there is none), float32 (n, 8, 4).
     boxes: np.ndarray
+    #: 1 + the number of the object that a pixel belongs to, 0 for none, uint8 (n, 64, 64).
     instances: np.ndarray
 
 
 class _Choices(NamedTuple):
-    """Every random choice of n scenes, for eight objects each. number, side, hue, shade in [0, 1]; place:
-    (n, 8, attempts, 2) in [0, 1]; stripes: of four kinds; noise: per pixel."""
+    """Every random choice of n scenes, for eight objects each; shares are in [0, 1]."""
 
+    # How many objects there are, as a share of the way from the fewest to the most, (n,).
     number: np.ndarray
+    # The side of an object's square, as a share of the way from the smallest to the largest, (n, 8).
     side: np.ndarray
+    # The places that are tried for it, as shares of the room there is, (n, 8, attempts, 2).
     place: np.ndarray
+    # Its class, (n, 8).
     shape: np.ndarray
+    # Its hue in turns of the colour circle, (n, 8).
     hue: np.ndarray
+    # Its brightness, (n, 8).
     shade: np.ndarray
+    # Which of four kinds of stripes cut it, (n, 8).
     stripes: np.ndarray
+    # Of each pixel, (n, 3, 64, 64).
     noise: np.ndarray
 
 
@@ -120,7 +133,7 @@ def scene_images(drawn: Scenes) -> Images:
 
 
 def class_of_pixels(drawn: Scenes) -> Tensor:
-    """What segmentation asks for: int64 (n, 64, 64), 0 for the background and 1 + class elsewhere."""
+    """The answer of segmentation: int64 (n, 64, 64), 0 for the background and 1 + class elsewhere."""
     classes = np.concatenate([np.zeros((len(drawn.shape), 1), np.int64), drawn.shape + 1], axis=1)
     picked = np.take_along_axis(classes, drawn.instances.reshape(len(classes), -1).astype(np.int64), 1)
     return torch.from_numpy(picked.reshape(drawn.instances.shape))
@@ -154,8 +167,8 @@ def _placed(world: SceneWorld, choices: _Choices) -> tuple[np.ndarray, np.ndarra
         tried = np.floor(choices.place[:, new] * room[:, None, None]).astype(int)
         free = np.ones(tried.shape[:2], dtype=bool)
         for old in range(new):
-            theirs, length = corner[:, old, None], taken[:, old, None, None]
-            shared = np.minimum(tried + side[:, new, None, None], theirs + length) - np.maximum(tried, theirs)
+            placed, length = corner[:, old, None], taken[:, old, None, None]
+            shared = np.minimum(tried + side[:, new, None, None], placed + length) - np.maximum(tried, placed)
             both = shared.clip(0).prod(-1)  # squared pixels
             union = side[:, new, None] ** 2 + taken[:, old, None] ** 2 - both
             free &= both <= world.overlap * union
@@ -213,10 +226,10 @@ def _stripes(kind: int, side: int) -> np.ndarray:
 
 def scene_objects(drawn: Scenes) -> ObjectImages:
     """Generated scenes with all that is in them."""
-    each = []
+    objects = []
     for shape, boxes, instances in zip(drawn.shape, drawn.boxes, drawn.instances):
         k = int((shape >= 0).sum())
         masks = torch.from_numpy(instances)[None] == torch.arange(1, k + 1)[:, None, None]
         labels = torch.from_numpy(shape[:k].copy())
-        each.append(Objects(torch.from_numpy(boxes[:k].copy()), labels, masks, torch.zeros(k).bool()))
-    return ObjectImages(torch.from_numpy(drawn.images), each, SHAPES)
+        objects.append(Objects(torch.from_numpy(boxes[:k].copy()), labels, masks, torch.zeros(k).bool()))
+    return ObjectImages(torch.from_numpy(drawn.images), objects, SHAPES)

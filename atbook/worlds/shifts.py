@@ -1,9 +1,9 @@
 """Shifts of the built-in world: one factor of the generator at a time, on a severity dial, and sets that are
-hard for another reason.
+hard for a different reason.
 
 Severity 0 is the distribution that models are trained on, severity 5 the hardest. Every shifted set shows the
 scenes of the same split and seed, so that accuracies are compared image by image; the harder resample alone
-is another draw.
+is a new draw.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,14 @@ _TRAINED = {field.name: field.default for field in fields(World)}
 
 
 class Shift(NamedTuple):
-    """One way in which test images differ. draw: (severity, split, size, seed) -> Glyphs. like: its
-    counterpart among natural images."""
+    """One way in which test images differ."""
 
     name: str
+    #: (severity, split, size, seed) -> images.
     draw: Callable[[float, str, int, int], Glyphs]
+    #: What changes, in words.
     says: str
+    #: Its counterpart among natural images.
     like: str
 
 
@@ -54,11 +56,11 @@ def _rendered(severity: float, split: str, size: int, seed: int) -> Glyphs:
 
 
 def _harder(severity: float, split: str, size: int, seed: int) -> Glyphs:
-    """New images of the same world; of those drawn, a share is kept: all at severity 0, the tenth with the
-    faintest marked glyph at 5.
+    """New images of the same world, of which a share is kept: all at severity 0, the tenth with the faintest
+    marked glyph at 5.
 
-    Faint among those of its shape: shapes with few pixels are always fainter, and choosing among all would
-    choose shapes.
+    A glyph counts as faint among those of its shape: shapes with few pixels are always fainter, and a choice
+    among all would be a choice of shapes.
     """
     share = 1 - 0.9 * severity / HARDEST
     drawn = generate("resample", round(size / share), seed)
@@ -132,12 +134,12 @@ def shifted(name: str, severity: float, split: str = "test", size: int = 1000, s
 def shifted_images(
     name: str, severity: float, split: str = "test", size: int = 1000, seed: int = 0
 ) -> Images:
-    """As `shifted`, as images with the downstream label, the marked shape."""
+    """The images of `shifted` with the downstream label, the marked shape."""
     return glyph_images(shifted(name, severity, split, size, seed))
 
 
 def key(name: str, severity: float) -> str:
-    """How the accuracy on a shifted set is called in records: "noise@3"."""
+    """The name of the accuracy on a shifted set in records: "noise@3"."""
     return f"{name}@{severity:g}"
 
 

@@ -33,13 +33,13 @@ def talk_map(q: Tensor, k: Tensor, mix: Tensor) -> Tensor:
         case "b":
             return (mix[:, :, None, None] * z.softmax(-1)[:, None]).sum(2)
         case "c":
-            each = mix.permute(0, 2, 3, 1)[..., None]  # (B, G, H, N, 1)
-            return (each * z.softmax(-1)[:, None]).sum(2)
+            weight = mix.permute(0, 2, 3, 1)[..., None]  # (B, G, H, N, 1)
+            return (weight * z.softmax(-1)[:, None]).sum(2)
 
 
-def given(talking, inputs: tuple) -> tuple[Tensor, Tensor]:
+def returned(talking, inputs: tuple) -> tuple[Tensor, Tensor]:
     """What an answer returns for copies of some inputs: (output, maps)."""
-    result = talking(*(each.clone() for each in inputs))
+    result = talking(*(tensor.clone() for tensor in inputs))
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         raise AssertionError("talking has to return two tensors: the output and the maps")
     return result[0], result[1]
@@ -58,31 +58,31 @@ def talk_maps(talking, env: dict) -> None:
     """The maps are those of the variant."""
     inputs = talk_inputs(env)
     want = talk_map(inputs[0], inputs[1], inputs[3])
-    hidden.same(given(talking, inputs)[1], want, "maps")
+    hidden.same(returned(talking, inputs)[1], want, "maps")
 
 
 def talk_rows(talking, env: dict) -> None:
-    """Rows sum to what they must sum to."""
+    """The rows of the maps have the right sums."""
     inputs = talk_inputs(env, task="A1.1 rows")
     want = talk_map(inputs[0], inputs[1], inputs[3]).sum(-1)
-    hidden.same(listening(given(talking, inputs)[1]).sum(-1), want, "row sums of the maps")
+    hidden.same(listening(returned(talking, inputs)[1]).sum(-1), want, "row sums of the maps")
 
 
 def talk_layout(talking, env: dict) -> None:
     """The output is what the answer's own maps make of v, head after head in a token's channels."""
     inputs = talk_inputs(env, task="A1.1 layout")
     v = inputs[2].clone()
-    output, maps = given(talking, inputs)
+    output, maps = returned(talking, inputs)
     maps = listening(maps)
     want = torch.cat([maps[:, head] @ v[:, head] for head in range(v.shape[1])], dim=-1)
     hidden.same(output, want, "output")
 
 
 def talk_one_head(talking, env: dict) -> None:
-    """One head that is listened to is a case like any other."""
+    """One head that is listened to is no special case."""
     inputs = talk_inputs(env, heads=1, task="A1.1 one head")
     want = talk_map(inputs[0], inputs[1], inputs[3])
-    hidden.same(given(talking, inputs)[1], want, "maps of one head")
+    hidden.same(returned(talking, inputs)[1], want, "maps of one head")
 
 
 # --- Task 2: the gradient by q ---
@@ -115,22 +115,23 @@ def back(gradient, inputs: tuple, what: str) -> None:
     output = forward(leaf, *inputs[1:3], *inputs[4:])
     (want,) = torch.autograd.grad(output, leaf, inputs[3])
     with torch.no_grad():
-        copies = [each.clone() if isinstance(each, Tensor) else each for each in inputs]
+        copies = [part.clone() if isinstance(part, Tensor) else part for part in inputs]
         hidden.same(gradient(*copies), want, what)
 
 
 def back_values(gradient, env: dict) -> None:
-    """Values, in double precision."""
+    """The values are right in double precision."""
     back(gradient, back_inputs(env, "A1.2", 5, 5), "gradient by q")
 
 
 def back_unequal(gradient, env: dict) -> None:
-    """Fewer queries than keys."""
+    """The values are right where there are fewer queries than keys."""
     back(gradient, back_inputs(env, "A1.2 unequal", 2, 7), "gradient by q of 2 queries and 7 keys")
 
 
 def back_extreme(gradient, env: dict) -> None:
-    """Rows whose scores are all about 3,000, or all about -3,000, and rows of small ones."""
+    """The values are right in rows whose scores are all about 3,000 or all about -3,000, and in rows of small
+    ones."""
     q, k, *rest = back_inputs(env, "A1.2 extreme", 6, 6)
     # The last channel adds a number to all scores of a row: 2 / sqrt(4) times q's.
     q[..., -1] = 3000 * torch.tensor([1.0, -1.0, 0.0]).repeat(2)
@@ -152,30 +153,30 @@ def shares(student: str | None) -> Tensor:
     teacher = load_vit(f"teacher-{task}.safetensors").eval()
     with torch.no_grad():
         seen = walk(teacher, glyph_images(drawn).take(range(200))[0]).layers
-    cell, key = (torch.from_numpy(each) + 1 for each in (drawn.cell, drawn.key))
+    cell, key = (torch.from_numpy(cells) + 1 for cells in (drawn.cell, drawn.key))
     images = range(200)
-    found = []
+    shares_of_layers = []
     for layer in seen:
         p = layer.map.double()
         match letter:
             case "a":
-                given = [p[i, :, 1:, cell[i]].sum(-1) - p[i, :, cell[i], cell[i]] for i in images]
-                found.append(torch.stack(given).mean(0) / 15)
+                received = [p[i, :, 1:, cell[i]].sum(-1) - p[i, :, cell[i], cell[i]] for i in images]
+                shares_of_layers.append(torch.stack(received).mean(0) / 15)
             case "b":
-                found.append(torch.stack([p[i, :, cell[i], key[i]] for i in images]).mean(0))
+                shares_of_layers.append(torch.stack([p[i, :, cell[i], key[i]] for i in images]).mean(0))
             case "c":
                 rest = [1 - p[i, :, 0, [0, cell[i], key[i]]].sum(-1) for i in images]
-                found.append(torch.stack(rest).mean(0))
-    return torch.stack(found)
+                shares_of_layers.append(torch.stack(rest).mean(0))
+    return torch.stack(shares_of_layers)
 
 
-def shares_of_layer(given, env: dict, layer: int) -> None:
+def shares_of_layer(answer, env: dict, layer: int) -> None:
     """A layer's shares are those of the student's own images, to 0.002."""
     want = shares(env.get("STUDENT"))[layer]
-    if type(given) is Tensor:
-        given = given.tolist()
+    if type(answer) is Tensor:
+        answer = answer.tolist()
     try:
-        row = [float(each) for each in given[layer]]
+        row = [float(share) for share in answer[layer]]
     except (TypeError, IndexError, ValueError):
         raise AssertionError("SHARES has to be 4 rows, one a layer, of 4 numbers, one a head") from None
     if len(row) != len(want):

@@ -88,7 +88,7 @@ FLIPPED = "The matrix is read the wrong way round: row g says how much new head 
 
 
 def softmax(z: Tensor) -> Tensor:
-    """Over keys."""
+    """The softmax over keys."""
     return z.softmax(-1)
 
 
@@ -97,9 +97,9 @@ def constant_sum(z: Tensor) -> Tensor:
     return (z - z.logsumexp(-1, keepdim=True).detach()).exp()
 
 
-def slope_of(other: Tensor, z: Tensor) -> Tensor:
+def slope_of(linear: Tensor, z: Tensor) -> Tensor:
     """The values of z, with the gradient of another tensor."""
-    return other + (z - other).detach()
+    return linear + (z - linear).detach()
 
 
 def sink(q: Tensor, k: Tensor, v: Tensor, softmax: Callable = softmax) -> Tensor:
@@ -142,23 +142,24 @@ def mixed_back_flipped(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
 
 
 def gradient(forward: Callable, factor: Callable[[Tensor], float] = lambda q: 1.0, **options) -> Callable:
-    """(q, k, v, grad, ...) to the gradient by q of `forward`, given that by its output."""
+    """A function of (q, k, v, grad, ...) that returns the gradient of `forward` by q from the gradient by its
+    output."""
 
     def by_autograd(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, *rest) -> Tensor:
         leaf = q.detach().requires_grad_()
-        (found,) = torch.autograd.grad(forward(leaf, k, v, *rest, **options), leaf, grad)
-        return factor(q) * found
+        (by_q,) = torch.autograd.grad(forward(leaf, k, v, *rest, **options), leaf, grad)
+        return factor(q) * by_q
 
     return by_autograd
 
 
 def by_vjp(forward: Callable) -> Callable:
-    """The same, asked for in another way."""
+    """The same by a different function of torch."""
     return lambda q, k, v, grad, *rest: torch.func.vjp(lambda x: forward(x, k, v, *rest), q)[1](grad)[0]
 
 
 def width(q: Tensor) -> float:
-    """What a forgotten 1/√d makes of a gradient."""
+    """The factor by which a gradient is too large without 1/√d."""
     return q.shape[-1] ** 0.5
 
 
@@ -186,17 +187,17 @@ def rows_of(index: Tensor, p: Tensor) -> Tensor:
 
 
 def to_the_mark(seen: Sequence[Tensor], cell: Tensor) -> Tensor:
-    """What the other patches give to the marked one."""
-    others = 1 - one_hot(cell, seen[0].shape[-1] - 1).double()  # (B, P)
-    given = torch.stack([rows_of(cell + 1, p.mT)[..., 1:] for p in seen])  # (L, B, H, P)
-    return (given * others[:, None]).sum((1, 3)) / others.sum()
+    """The mean share that the other patches give to the marked one."""
+    unmarked = 1 - one_hot(cell, seen[0].shape[-1] - 1).double()  # (B, P)
+    received = torch.stack([rows_of(cell + 1, p.mT)[..., 1:] for p in seen])  # (L, B, H, P)
+    return (received * unmarked[:, None]).sum((1, 3)) / unmarked.sum()
 
 
 def to_the_mark_by_loops(seen: Sequence[Tensor], cell: Tensor) -> Tensor:
     """The same, image by image."""
     rows = [[i + 1 for i in range(seen[0].shape[-1] - 1) if i != c] for c in cell]
-    each = [torch.stack([p[b, :, rows[b], c + 1].mean(-1) for b, c in enumerate(cell)]) for p in seen]
-    return torch.stack([found.mean(0) for found in each])
+    of_layers = [torch.stack([p[b, :, rows[b], c + 1].mean(-1) for b, c in enumerate(cell)]) for p in seen]
+    return torch.stack([of_images.mean(0) for of_images in of_layers])
 
 
 def from_the_mark(seen: Sequence[Tensor], cell: Tensor) -> Tensor:
@@ -205,7 +206,7 @@ def from_the_mark(seen: Sequence[Tensor], cell: Tensor) -> Tensor:
 
 
 def with_itself(seen: Sequence[Tensor], cell: Tensor) -> Tensor:
-    """Wrong: the marked patch is one of those who listen."""
+    """What the marked patch gives to itself is counted. The task asks for the others alone."""
     return torch.stack([rows_of(cell + 1, p.mT)[..., 1:].mean((0, 2)) for p in seen])
 
 
@@ -389,9 +390,7 @@ EXERCISES = (
         wrong={
             "token": Wrong(one_token_before(to_the_mark), TOKEN),
             "exchanged": Wrong(from_the_mark, EXCHANGED),
-            "with itself": Wrong(
-                with_itself, "What the marked patch gives to itself is counted. Only the others are asked."
-            ),
+            "with itself": Wrong(with_itself),
         },
     ),
     task(

@@ -24,12 +24,12 @@ from atlib.walking import Instead
 def copied(teacher, student, images: Tensor, schedule: Tensor) -> Tensor:
     """The logits of this edition's variant: a walk for each layer, and one that puts all maps in."""
     with torch.no_grad():
-        theirs = [seen.map for seen in walk(teacher, images).layers]
+        of_teacher = [seen.map for seen in walk(teacher, images).layers]
     replace = {}
     for i, line in enumerate(schedule.to(images)):
-        own = walk(student, images, replace=replace, stop_after=i).layers[i].map
+        of_student = walk(student, images, replace=replace, stop_after=i).layers[i].map
         share = line.reshape(*line.shape, *(1,) * (4 - line.ndim))
-        replace[i] = Instead(map=own + share * (theirs[i] - own))
+        replace[i] = Instead(map=of_student + share * (of_teacher[i] - of_student))
     return walk(student, images, replace=replace).logits
 
 
@@ -42,21 +42,21 @@ def copy_inputs(env: dict, task: str, **wider) -> tuple:
     return vit(seed, **wider), vit(seed + 1), hidden.normal(seed + 2, 4, 3, 16, 16), schedule
 
 
-def given(scheduled, teacher, student, images: Tensor, schedule: Tensor) -> Tensor:
-    """What an answer gives, with copies of what it could change."""
+def logits_of(scheduled, teacher, student, images: Tensor, schedule: Tensor) -> Tensor:
+    """The logits of an answer, which gets copies of what it could change."""
     return scheduled(teacher, student, images.clone(), schedule.clone())
 
 
 def copy_values(scheduled, env: dict) -> None:
-    """Logits, with a teacher whose heads are wider."""
+    """The logits are right with a teacher whose heads are wider."""
     inputs = copy_inputs(env, "A2.1", embed_dim=24)
     with torch.no_grad():
         want = copied(*inputs)
-    hidden.same(given(scheduled, *inputs).detach(), want, "logits")
+    hidden.same(logits_of(scheduled, *inputs).detach(), want, "logits")
 
 
 def copy_gradients(scheduled, env: dict) -> None:
-    """Gradients of all parameters of the student; none of the teacher's."""
+    """The gradients of all parameters of the student are right, and the teacher gets none."""
     inputs = copy_inputs(env, "A2.1 gradients")
     teacher, student = inputs[:2]
     weights = hidden.normal(hidden.seed(env, "A2.1 weights"), 4, 5)
@@ -64,7 +64,7 @@ def copy_gradients(scheduled, env: dict) -> None:
     want = {name: p.grad for name, p in student.named_parameters()}
     for model in (teacher, student):
         model.zero_grad(set_to_none=True)
-    logits = given(scheduled, *inputs)
+    logits = logits_of(scheduled, *inputs)
     if type(logits) is not Tensor or not logits.requires_grad:
         raise AssertionError("no gradient reaches the student: the logits hang on none of its parameters")
     (logits * weights).sum().backward()
@@ -82,7 +82,7 @@ def copy_all(scheduled, env: dict) -> None:
     inputs = *models, images, torch.ones_like(schedule)
     with torch.no_grad():
         want = copied(*inputs)
-    hidden.same(given(scheduled, *inputs).detach(), want, "logits with all maps of the teacher")
+    hidden.same(logits_of(scheduled, *inputs).detach(), want, "logits with all maps of the teacher")
 
 
 def copy_none(scheduled, env: dict) -> None:
@@ -90,7 +90,7 @@ def copy_none(scheduled, env: dict) -> None:
     teacher, student, images, schedule = copy_inputs(env, "A2.1 none")
     with torch.no_grad():
         want = student(images)
-    got = given(scheduled, teacher, student, images, torch.zeros_like(schedule)).detach()
+    got = logits_of(scheduled, teacher, student, images, torch.zeros_like(schedule)).detach()
     hidden.same(got, want, "logits with no map of the teacher")
 
 
@@ -123,40 +123,40 @@ def pull_inputs(env: dict, task: str, N: int = 24, d_t: int = 4, tau: float = 2.
 
 def called(tempered, inputs: tuple, block: int) -> Tensor:
     """What an answer returns for its inputs."""
-    found = tempered(*inputs, block)
-    if type(found) is not Tensor or found.ndim:
+    loss = tempered(*inputs, block)
+    if type(loss) is not Tensor or loss.ndim:
         raise AssertionError("tempered has to return one number, as a tensor without axes")
-    return found
+    return loss
 
 
 def right_value(tempered, inputs: tuple, block: int) -> None:
-    """The value, which all else is about."""
-    copies = [each.clone() if isinstance(each, Tensor) else each for each in inputs]
+    """The value is right; all other tests need that first."""
+    copies = [part.clone() if isinstance(part, Tensor) else part for part in inputs]
     hidden.same(called(tempered, copies, block).detach(), loss_of(*inputs), f"loss by blocks of {block}")
 
 
 def leaves(inputs: tuple) -> tuple:
-    """The same inputs, of which each tensor could learn."""
-    return tuple(each.clone().requires_grad_() if isinstance(each, Tensor) else each for each in inputs)
+    """The same inputs, with tensors that take a gradient."""
+    return tuple(part.clone().requires_grad_() if isinstance(part, Tensor) else part for part in inputs)
 
 
 def right_gradients(tempered, inputs: tuple, block: int, factor: float = 1.0) -> None:
-    """The gradients by q and k; none reaches the teacher."""
-    theirs, ours = leaves(inputs), leaves(inputs)
-    (factor * loss_of(*theirs)).backward()
-    found = called(tempered, ours, block)
-    if not found.requires_grad:
+    """The gradients by q and k are right, and none reaches the teacher."""
+    right, ours = leaves(inputs), leaves(inputs)
+    (factor * loss_of(*right)).backward()
+    loss = called(tempered, ours, block)
+    if not loss.requires_grad:
         raise AssertionError("no gradient reaches q and k")
-    (factor * found).backward()
-    for name, own, want in zip("qk", ours, theirs):
-        got = torch.zeros_like(own) if own.grad is None else own.grad
+    (factor * loss).backward()
+    for name, leaf, want in zip("qk", ours, right):
+        got = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         hidden.same(got, want.grad, f"gradient by {name} of {factor:g} times the loss, by blocks of {block}")
-    if any(each.grad is not None and float(each.grad.abs().max()) > 0 for each in ours[2:4]):
+    if any(leaf.grad is not None and float(leaf.grad.abs().max()) > 0 for leaf in ours[2:4]):
         raise AssertionError("the teacher gets a gradient")
 
 
 def pull_values(tempered, env: dict) -> None:
-    """Values, at a temperature above 1 and below, in blocks and in one."""
+    """The values are right at temperatures above 1 and below, in blocks and in one."""
     for tau, block in ((2.5, 8), (0.4, 6), (1.0, 24)):
         right_value(tempered, pull_inputs(env, f"A2.2 {tau}", tau=tau), block)
 
@@ -165,7 +165,7 @@ def pull_gradcheck(tempered, env: dict) -> None:
     """The gradients are those of the value, which is the right one: finite differences say so."""
     inputs = pull_inputs(env, "A2.2 check", N=6)
     right_value(tempered, inputs, 3)
-    q, k = (each.clone().requires_grad_() for each in inputs[:2])
+    q, k = (tensor.clone().requires_grad_() for tensor in inputs[:2])
     try:
         torch.autograd.gradcheck(lambda q, k: tempered(q, k, *inputs[2:], 3), (q, k))
     except RuntimeError as error:
@@ -174,7 +174,7 @@ def pull_gradcheck(tempered, env: dict) -> None:
 
 
 def pull_factor(tempered, env: dict) -> None:
-    """The loss is a part of another one: what comes from above counts."""
+    """The loss is a part of a larger one: the gradient from above counts."""
     inputs = pull_inputs(env, "A2.2 factor")
     right_value(tempered, inputs, 8)
     right_gradients(tempered, inputs, 8, -2.5)
@@ -187,18 +187,18 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        for each in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(each, Tensor):
-                self.numbers = max(self.numbers, each.numel())
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
         return result
 
 
 @contextmanager
-def kept_numbers(found: list):
+def kept_numbers(sizes: list):
     """Collect how many numbers each tensor holds that waits for the backward pass."""
 
     def pack(tensor: Tensor) -> Tensor:
-        found.append(tensor.numel())
+        sizes.append(tensor.numel())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -222,19 +222,19 @@ def pull_kept(tempered, env: dict) -> None:
     """What waits for the backward pass grows with N, not with its square."""
     inputs = pull_inputs(env, "A2.2 kept", N=96)
     right_value(tempered, inputs, 16)
-    found: list[int] = []
-    with kept_numbers(found):
+    sizes: list[int] = []
+    with kept_numbers(sizes):
         result = called(tempered, leaves(inputs), 16)
     if not result.requires_grad:
         raise AssertionError("no gradient reaches q and k")
-    if sum(found) > 32 * 2 * 3 * 96:
+    if sum(sizes) > 32 * 2 * 3 * 96:
         raise AssertionError(
-            f"{sum(found)} numbers wait for the backward pass: those are the maps of all blocks"
+            f"{sum(sizes)} numbers wait for the backward pass: those are the maps of all blocks"
         )
 
 
 def pull_short_block(tempered, env: dict) -> None:
-    """The number of queries is no multiple of the block's, or smaller than it."""
+    """The number of queries is no multiple of the block's size, or is smaller."""
     for N, block in ((19, 8), (5, 8)):
         inputs = pull_inputs(env, f"A2.2 short {N}", N=N)
         right_value(tempered, inputs, block)
@@ -256,11 +256,24 @@ FILE, LARGEST = Path("student.safetensors"), 2_000_000  # bytes
 LOOSE, CLOSE = 1.0, 0.2
 # Of 1,000 images: six instructors' students were right on 64 to 69 %, one from scratch on 13 to 16 %.
 LEARNED, WELL = 0.35, 0.55
-# Of `blocks.0.mlp.fc1.weight` in the model solution's file, which lies open.
-# fmt: off
+# The beginning of `blocks.0.mlp.fc1.weight` in the model solution's file, which is public. fmt: off
 OPEN_WEIGHTS = (
-    0.00626, -0.00288, 0.00632, -0.00110, -0.02644, 0.01409, -0.02377, 0.00574,
-    -0.01756, 0.01714, -0.00044, -0.01136, 0.02049, 0.01997, -0.03656, -0.01950,
+    0.00626,
+    -0.00288,
+    0.00632,
+    -0.00110,
+    -0.02644,
+    0.01409,
+    -0.02377,
+    0.00574,
+    -0.01756,
+    0.01714,
+    -0.00044,
+    -0.01136,
+    0.02049,
+    0.01997,
+    -0.03656,
+    -0.01950,
 )
 # fmt: on
 
@@ -314,19 +327,19 @@ def distance(env: dict) -> float:
     total = 0.0
     with torch.no_grad():
         pairs = zip(walk(student, images).layers, walk(load_vit("teacher-match.safetensors"), images).layers)
-        for (own, theirs), order in zip(pairs, heads):
-            p = torch.stack([theirs.map[:, head] for head in order], 1).double()
-            log_s = own.scores.double().log_softmax(-1)
+        for (seen_s, seen_t), order in zip(pairs, heads):
+            p = torch.stack([seen_t.map[:, head] for head in order], 1).double()
+            log_s = seen_s.scores.double().log_softmax(-1)
             total += float((torch.xlogy(p, p) - p * log_s).sum(-1).mean())
     return total
 
 
 def near(env: dict, limit: float) -> None:
     """The student's maps are those of its own heads."""
-    found = distance(env)
-    if not found < limit:
+    nats = distance(env)
+    if not nats < limit:
         raise AssertionError(
-            f"the maps are {found:.2f} nats from those of your heads, summed over layers; less than {limit:g}"
+            f"the maps are {nats:.2f} nats from those of your heads, summed over layers; less than {limit:g}"
             " is asked for"
         )
 
@@ -336,9 +349,9 @@ def accuracy(env: dict, least: float) -> None:
     near(env, LOOSE)
     images, labels = held_out(env, "A2.3 images", 1000).take(range(1000))
     with torch.no_grad():
-        found = int((handed_in(env.get("STUDENT"))(images).argmax(-1) == labels).sum()) / 1000
-    if not found >= least:
-        raise AssertionError(f"right on {100 * found:.1f} % of 1,000 images, not on {100 * least:.0f} %")
+        share = int((handed_in(env.get("STUDENT"))(images).argmax(-1) == labels).sum()) / 1000
+    if not share >= least:
+        raise AssertionError(f"right on {100 * share:.1f} % of 1,000 images, not on {100 * least:.0f} %")
 
 
 def student_maps(env: dict) -> None:
@@ -347,10 +360,10 @@ def student_maps(env: dict) -> None:
 
 
 def student_learned(env: dict) -> None:
-    """Far above a student that did not distill."""
+    """The student is far above one that did not distill."""
     accuracy(env, LEARNED)
 
 
 def student_learned_well(env: dict) -> None:
-    """As good as an instructor's."""
+    """The student is as good as an instructor's."""
     accuracy(env, WELL)

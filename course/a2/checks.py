@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from atbook.exercises.ch04 import first_tokens, pictures, queries_keys_values
 from atbook.exercises.inputs import normal, vit
 from atbook.exercises.judging import Exercise, Wrong, checker
 from atlib import walk
@@ -15,41 +15,30 @@ from atlib.walking import Instead
 # --- A2.1: (teacher, student, images, schedule) to logits ---
 
 
-def queries_keys_values(attn: Attention, x: Tensor) -> Tensor:
-    """What attention makes of its normalised input (B, N, D): (3, B, H, N, d)."""
-    B, N, _ = x.shape
-    return attn.qkv(x).reshape(B, N, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
-
-
-def first_tokens(of: VisionTransformer, images: Tensor) -> Tensor:
-    """What goes into block 0: (B, N, D)."""
-    return of._pos_embed(of.patch_embed(images))
-
-
-def mixed(share: Tensor, theirs: Tensor, own: Tensor) -> Tensor:
+def mixed(share: Tensor, p_t: Tensor, p_s: Tensor) -> Tensor:
     """The teacher's map by its share (B,) or (B, H), the student's by the rest."""
     share = share[(...,) + (None,) * (4 - share.ndim)]
-    return share * theirs + (1 - share) * own
+    return share * p_t + (1 - share) * p_s
 
 
-def own_fixed(share: Tensor, theirs: Tensor, own: Tensor) -> Tensor:
+def own_fixed(share: Tensor, p_t: Tensor, p_s: Tensor) -> Tensor:
     """Wrong: no gradient reaches the student's own map."""
-    return mixed(share, theirs, own.detach())
+    return mixed(share, p_t, p_s.detach())
 
 
-def teacher_learns(share: Tensor, theirs: Tensor, own: Tensor) -> Tensor:
-    """The mix itself; with a teacher that is not held fast."""
-    return mixed(share, theirs, own)
+def teacher_learns(share: Tensor, p_t: Tensor, p_s: Tensor) -> Tensor:
+    """The mix itself; `scheduled` then lets gradients reach the teacher."""
+    return mixed(share, p_t, p_s)
 
 
-def scores_mixed(share: Tensor, theirs: Tensor, own: Tensor) -> Tensor:
+def scores_mixed(share: Tensor, p_t: Tensor, p_s: Tensor) -> Tensor:
     """Wrong: logarithms are mixed, and the softmax taken again."""
-    return mixed(share, theirs.log(), own.log()).softmax(-1)
+    return mixed(share, p_t.log(), p_s.log()).softmax(-1)
 
 
 def scheduled(mix: Callable = mixed, edit: Callable = lambda schedule: schedule) -> Callable:
-    """A student that uses its teacher's maps where a schedule says so. mix: what a layer makes of the
-    schedule's line, the teacher's map and its own; edit: what becomes of the schedule first."""
+    """A student that uses its teacher's maps where a schedule says so. mix: makes a map from the schedule's
+    line, the teacher's map and the student's; edit: changes the schedule first."""
 
     def forward(
         teacher: VisionTransformer, student: VisionTransformer, images: Tensor, schedule: Tensor
@@ -57,10 +46,10 @@ def scheduled(mix: Callable = mixed, edit: Callable = lambda schedule: schedule)
         t, s = first_tokens(teacher, images), first_tokens(student, images)
         for block_t, block_s, line in zip(teacher.blocks, student.blocks, edit(schedule).to(images)):
             q_t, k_t, _ = queries_keys_values(block_t.attn, block_t.norm1(t))
-            theirs = (q_t @ k_t.mT * block_t.attn.scale).softmax(-1)
+            p_t = (q_t @ k_t.mT * block_t.attn.scale).softmax(-1)
             q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
-            own = (q @ k.mT * block_s.attn.scale).softmax(-1)
-            p = mix(line, theirs if mix is teacher_learns else theirs.detach(), own)
+            p_s = (q @ k.mT * block_s.attn.scale).softmax(-1)
+            p = mix(line, p_t if mix is teacher_learns else p_t.detach(), p_s)
             t = block_t(t)
             s = s + block_s.attn.proj((p @ v).transpose(1, 2).flatten(2))
             s = s + block_s.mlp(block_s.norm2(s))
@@ -74,33 +63,29 @@ def by_walking(
 ) -> Tensor:
     """The same by atlib, a walk for each layer."""
     with torch.no_grad():
-        theirs = [seen.map for seen in walk(teacher, images).layers]
+        of_teacher = [seen.map for seen in walk(teacher, images).layers]
     replace = {}
     for i, line in enumerate(schedule.to(images)):
-        own = walk(student, images, replace=replace, stop_after=i).layers[i].map
-        replace[i] = Instead(map=mixed(line, theirs[i], own))
+        p_s = walk(student, images, replace=replace, stop_after=i).layers[i].map
+        replace[i] = Instead(map=mixed(line, of_teacher[i], p_s))
     return walk(student, images, replace=replace).logits
 
 
 def of_the_students_tokens(
     teacher: VisionTransformer, student: VisionTransformer, images: Tensor, schedule: Tensor
 ) -> Tensor:
-    """Wrong: the teacher's layers look at what the student's have made."""
+    """The teacher's layers were given the student's tokens. The teacher is run on its own, from the image on,
+    whatever the schedule says."""
     s = first_tokens(student, images)
     for block_t, block_s, line in zip(teacher.blocks, student.blocks, schedule.to(images)):
         with torch.no_grad():
             q_t, k_t, _ = queries_keys_values(block_t.attn, block_t.norm1(s))
-            theirs = (q_t @ k_t.mT * block_t.attn.scale).softmax(-1)
+            p_t = (q_t @ k_t.mT * block_t.attn.scale).softmax(-1)
         q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
-        p = mixed(line, theirs, (q @ k.mT * block_s.attn.scale).softmax(-1))
+        p = mixed(line, p_t, (q @ k.mT * block_s.attn.scale).softmax(-1))
         s = s + block_s.attn.proj((p @ v).transpose(1, 2).flatten(2))
         s = s + block_s.mlp(block_s.norm2(s))
     return student.head(student.norm(s)[:, 0])
-
-
-def pictures(number: int, seed: int) -> Tensor:
-    """Noise of the size that `vit` takes."""
-    return normal(number, 3, 16, 16, seed=seed)
 
 
 def coins(*shape: int, seed: int) -> Tensor:
@@ -113,11 +98,7 @@ def shares(*shape: int, seed: int) -> Tensor:
     return normal(*shape, seed=seed).sigmoid()
 
 
-STUDENTS_TOKENS = Wrong(
-    of_the_students_tokens,
-    "The teacher's layers were given the student's tokens. The teacher is run on its own, from the image on,"
-    " whatever the schedule says.",
-)
+STUDENTS_TOKENS = Wrong(of_the_students_tokens)
 EXCHANGED = Wrong(
     scheduled(edit=lambda schedule: 1 - schedule),
     "Teacher and student are exchanged: 1 is the teacher's map, 0 the student's.",
@@ -139,7 +120,7 @@ UPSIDE_DOWN = Wrong(
 
 
 def cross_entropy(z: Tensor, z_t: Tensor) -> Tensor:
-    """Of each row, from scores (..., N)."""
+    """The cross-entropy of each row, from scores (..., N)."""
     return -(z_t.softmax(-1) * z.log_softmax(-1)).sum(-1)
 
 
@@ -154,25 +135,25 @@ def both_tempered(z: Tensor, z_t: Tensor, tau: float) -> Tensor:
 
 
 def tempered_student(z: Tensor, z_t: Tensor, tau: float) -> Tensor:
-    """Variant c: only the student's scores are divided by τ; times τ."""
+    """Variant c: τ times the cross-entropy, where only the student's scores are divided by τ."""
     return tau * cross_entropy(z / tau, z_t)
 
 
 def by_blocks(rows: Callable, last: bool = True, whole: bool = False, means: bool = False) -> Callable:
-    """The mean over rows of a loss, by blocks of queries. Wrong: without the `last` short block, with a
-    `whole` map, a mean of the blocks' `means`."""
+    """The mean over rows of a loss, by blocks of queries. The options make mistakes: without the `last` short
+    block, with a `whole` map, as a mean of the blocks' `means`."""
 
     def loss(
         q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, tau: float, block: int
     ) -> Tensor:
         N = q.shape[2]
         parts = []
-        for some, some_t in zip(*(each.split(N if whole else block, 2) for each in (q, q_t.detach()))):
-            if last or some.shape[2] == block:
-                parts.append(rows(scale * some @ k.mT, scale_t * some_t @ k_t.detach().mT, tau))
+        for queries, some_t in zip(*(tensor.split(N if whole else block, 2) for tensor in (q, q_t.detach()))):
+            if last or queries.shape[2] == block:
+                parts.append(rows(scale * queries @ k.mT, scale_t * some_t @ k_t.detach().mT, tau))
         if means:
-            return torch.stack([each.mean() for each in parts]).mean()
-        return sum(each.sum() for each in parts) / (q.shape[0] * q.shape[1] * N)
+            return torch.stack([losses.mean() for losses in parts]).mean()
+        return sum(losses.sum() for losses in parts) / (q.shape[0] * q.shape[1] * N)
 
     return loss
 
@@ -184,8 +165,8 @@ def not_detached(rows: Callable) -> Callable:
         q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, tau: float, block: int
     ) -> Tensor:
         pairs = zip(q.split(block, 2), q_t.split(block, 2))
-        each = [rows(scale * some @ k.mT, scale_t * some_t @ k_t.mT, tau) for some, some_t in pairs]
-        return torch.cat(each, 2).mean()
+        losses = [rows(scale * queries @ k.mT, scale_t * some_t @ k_t.mT, tau) for queries, some_t in pairs]
+        return torch.cat(losses, 2).mean()
 
     return loss
 
@@ -196,24 +177,24 @@ class _ByHand(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, q_t, k_t, scale, scale_t, tau, block, rows, slope):
         total, by_q, by_k = 0.0, [], torch.zeros_like(k)
-        for some, some_t in zip(q.split(block, 2), q_t.split(block, 2)):
-            z, z_t = scale * some @ k.mT, scale_t * some_t @ k_t.mT
+        for queries, some_t in zip(q.split(block, 2), q_t.split(block, 2)):
+            z, z_t = scale * queries @ k.mT, scale_t * some_t @ k_t.mT
             total = total + rows(z, z_t, tau).sum()
             by_z = slope(z, z_t, tau)
             by_q.append(by_z @ k)
-            by_k += by_z.mT @ some
+            by_k += by_z.mT @ queries
         number = q.shape[0] * q.shape[1] * q.shape[2]
         ctx.save_for_backward(torch.cat(by_q, 2) * (scale / number), by_k * (scale / number))
         return total / number
 
     @staticmethod
     def backward(ctx, above):
-        return *(above * each for each in ctx.saved_tensors), *(None,) * 8
+        return *(above * gradient for gradient in ctx.saved_tensors), *(None,) * 8
 
 
 def by_hand(rows: Callable, slope: Callable) -> Callable:
     """The same with the gradients by hand."""
-    return lambda *given: _ByHand.apply(*given, rows, slope)
+    return lambda *inputs: _ByHand.apply(*inputs, rows, slope)
 
 
 def difference(tau_s: bool, tau_t: bool) -> Callable:
@@ -227,7 +208,7 @@ def layer(images: int, H: int, N: int, d: int, d_t: int, tau: float, block: int)
     """Queries and keys of a student and of a teacher, both scales, a temperature, and the size of a block."""
     shapes = ((images, H, N, width) for width in (d, d, d_t, d_t))
     made = [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
-    return lambda: (*(each.clone() for each in made), 0.7, 0.6, tau, block)
+    return lambda: (*(tensor.clone() for tensor in made), 0.7, 0.6, tau, block)
 
 
 LAYERS = {
@@ -237,7 +218,7 @@ LAYERS = {
 
 
 def blocks_wrong(rows: Callable) -> dict[str, Wrong]:
-    """What can be wrong with blocks, whatever the loss."""
+    """The mistakes that a loss by blocks can have."""
     return {
         "a whole map": Wrong(
             by_blocks(rows, whole=True),

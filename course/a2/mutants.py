@@ -34,12 +34,12 @@ ABOVE = ("factor = above * ctx.factor", "factor = ctx.factor", 6)
 
 
 def changed(change: Callable[[dict], dict]) -> Callable[[bytes], bytes]:
-    """A file whose tensors are others."""
+    """A file with different tensors."""
     return lambda content: save(change(load(content)))
 
 
 def blurred(tensors: dict) -> dict:
-    """A student that has learned less: its matrices with noise."""
+    """A student that has learned less: there is noise on its matrices."""
     torch.manual_seed(0)
     return {
         name: value + BLUR * value.float().std() * torch.randn(value.shape) if value.ndim > 1 else value
@@ -54,7 +54,7 @@ def fresh(tensors: dict) -> dict:
 
 
 def other_heads(tensors: dict) -> dict:
-    """The same function with its heads in another order: those of somebody else."""
+    """The same function with its heads in a different order: the order of another student."""
     made = dict(tensors)
     for layer in range(4):
         for name in ("qkv.weight", "qkv.bias", "proj.weight"):

@@ -24,7 +24,7 @@ def same_number(got, want: float, what: str, tolerance: float = 1e-6) -> None:
 
 
 def entry(got, key: str):
-    """What an answer's dict has under a key."""
+    """The value that an answer's dict has under a key."""
     if type(got) is not dict or key not in got:
         raise AssertionError(f"expected a dict with {key!r}")
     return got[key]
@@ -34,35 +34,36 @@ def entry(got, key: str):
 
 
 def features(seed: int, sizes: list[dict[int, int]]) -> tuple[list, list, list]:
-    """Features of two models and labels, batch by batch; sizes: {class: images} of every batch. What the
-    models share differs from class to class."""
+    """Features of two models and labels, batch by batch; sizes: {class: images} of every batch. The part that
+    the models share differs from class to class."""
     shared, wide = hidden.normal(seed, 3, 6), hidden.normal(seed + 1, 3, 5)
     batches = []
-    for at, of in enumerate(sizes):
-        labels = torch.tensor([c for c, many in of.items() for _ in range(many)])
+    for at, counts in enumerate(sizes):
+        labels = torch.tensor([c for c, many in counts.items() for _ in range(many)])
         labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed + at))]
         spread = 1.5 * torch.stack([(hidden.normal(seed + 7 + c, 3) * 0.6).exp() for c in labels.tolist()])
         centre = torch.stack([2 * hidden.normal(seed + 40 + c, 11) for c in labels.tolist()])
         known = spread * hidden.normal(seed + 100 + at, len(labels), 3)
         rest = centre + 0.5 * hidden.normal(seed + 200 + at, len(labels), 11)
         batches.append((known @ shared + rest[:, :6], known @ wide + rest[:, 6:], labels))
-    return tuple(list(each) for each in zip(*batches))
+    return tuple(list(parts) for parts in zip(*batches))
 
 
 def groups(xs: list, ys: list, labels: list) -> list[tuple[int, Tensor, Tensor]]:
     """(class, features of one model, of the other) of the images of one class in one batch."""
     return [
-        (c, x[of == c].double(), y[of == c].double())
-        for x, y, of in zip(xs, ys, labels)
-        for c in set(of.tolist())
+        (c, x[kinds == c].double(), y[kinds == c].double())
+        for x, y, kinds in zip(xs, ys, labels)
+        for c in set(kinds.tolist())
     ]
 
 
 def by_covariances(x: Tensor, y: Tensor) -> float:
-    """HSIC of a group without bias, from its definition: centred tables and what chance adds to them."""
+    """HSIC of a group without bias, from its definition: centred tables, and the part that chance adds to
+    them."""
     n = len(x)
-    K, L = (each @ each.T for each in (x - x.mean(0), y - y.mean(0)))
-    K, L = (each - each.diag().diag() for each in (K, L))
+    K, L = (z @ z.T for z in (x - x.mean(0), y - y.mean(0)))
+    K, L = (gram - gram.diag().diag() for gram in (K, L))
     k, l = K.sum(0), L.sum(0)
     inner = (K * L).sum() - 2 * (k * l).sum() / (n - 2) + k.sum() * l.sum() / ((n - 1) * (n - 2))
     return (inner / (n * (n - 3))).item()
@@ -70,27 +71,27 @@ def by_covariances(x: Tensor, y: Tensor) -> float:
 
 def expected_cka(xs: list, ys: list, labels: list) -> float:
     """CKA as this edition's variant defines it."""
-    letter, each = hidden.variant("q1"), groups(xs, ys, labels)
+    letter, of_class = hidden.variant("q1"), groups(xs, ys, labels)
 
     def hsic(s: int, t: int) -> float:
         if letter == "c":
-            use = [g for g in each if len(g[1]) >= 2]
+            use = [g for g in of_class if len(g[1]) >= 2]
             total = weight = 0.0
             for g, h in combinations(use, 2):
-                of = [torch.cov(torch.cat([u[s], u[t]], 1).T) for u in (g, h)]
+                covariances = [torch.cov(torch.cat([u[s], u[t]], 1).T) for u in (g, h)]
                 p, w = g[s].shape[1], len(g[1]) * len(h[1])
-                total += w * (of[0][:p, p:] * of[1][:p, p:]).sum().item()
+                total += w * (covariances[0][:p, p:] * covariances[1][:p, p:]).sum().item()
                 weight += w
             return total / weight
-        use = [g for g in each if len(g[1]) >= 4]
-        found = {}
+        use = [g for g in of_class if len(g[1]) >= 4]
+        sums = {}
         for c, *sides in use:
             x, y = sides[s - 1], sides[t - 1]
-            total, many = found.get(c, (0.0, 0))
-            found[c] = total + len(x) * by_covariances(x, y), many + len(x)
+            total, many = sums.get(c, (0.0, 0))
+            sums[c] = total + len(x) * by_covariances(x, y), many + len(x)
         if letter == "a":
-            return sum(total for total, _ in found.values()) / sum(many for _, many in found.values())
-        return sum(total / many for total, many in found.values()) / len(found)
+            return sum(total for total, _ in sums.values()) / sum(many for _, many in sums.values())
+        return sum(total / many for total, many in sums.values()) / len(sums)
 
     return hsic(1, 2) / sqrt(hsic(1, 1) * hsic(2, 2))
 
@@ -98,7 +99,7 @@ def expected_cka(xs: list, ys: list, labels: list) -> float:
 def cka(cka_within, inputs: tuple, what: str, tolerance: float = 1e-6) -> None:
     """An answer's CKA is the variant's."""
     want = expected_cka(*inputs)
-    copies = [[each.clone() for each in side] for side in inputs]
+    copies = [[tensor.clone() for tensor in side] for side in inputs]
     same_number(cka_within(*copies), want, what, tolerance)
 
 
@@ -135,11 +136,12 @@ def maps(seed: int, heads: int, tokens: int = 6) -> Tensor:
 
 
 def like(seed: int, near: Tensor, share: float) -> Tensor:
-    """Maps that are like others, with their heads in another order and one head on its own."""
+    """Maps that are like others, with their heads in a different order, and with one head that is like
+    none."""
     order = torch.randperm(near.shape[1], generator=torch.Generator().manual_seed(seed))
     rest = maps(seed, near.shape[1])
-    own = rest[:, -1:]
-    return torch.cat([(share * near[:, order] + (1 - share) * rest)[:, :-1], own], 1)
+    last = rest[:, -1:]
+    return torch.cat([(share * near[:, order] + (1 - share) * rest)[:, :-1], last], 1)
 
 
 def table(a: list, b: list) -> list[list[float]]:
@@ -150,17 +152,17 @@ def table(a: list, b: list) -> list[list[float]]:
             p, q = q, p
         p, q = p[:, :, None], q[:, None]
         middle = ((p + q) / 2).clamp_min(1e-300)
-        log_p, log_q = ((each.clamp_min(1e-300) / middle).log() for each in (p, q))
-        each = ((p * log_p).sum(-1) + (q * log_q).sum(-1)).mean((0, 3)) / 2
-        each = each.tolist()
-        ways = permutations(range(len(each[0])), len(each))
-        return min(sum(row[h] for row, h in zip(each, way)) for way in ways) / len(each)
+        log_p, log_q = ((p_or_q.clamp_min(1e-300) / middle).log() for p_or_q in (p, q))
+        cost = ((p * log_p).sum(-1) + (q * log_q).sum(-1)).mean((0, 3)) / 2
+        cost = cost.tolist()
+        ways = permutations(range(len(cost[0])), len(cost))
+        return min(sum(row[h] for row, h in zip(cost, way)) for way in ways) / len(cost)
 
     return [[layers(p, q) for q in b] for p in a]
 
 
 def best(cost: list[list[float]], price: float) -> tuple[float, list]:
-    """What the variant asks for, and its pairs, from a table of divergences."""
+    """The variant's answer and its pairs, from a table of divergences."""
     rows, columns, letter = len(cost), len(cost[0]), hidden.variant("q2")
     all_pairs = [
         list(zip(i, j))
@@ -168,18 +170,18 @@ def best(cost: list[list[float]], price: float) -> tuple[float, list]:
         for i in combinations(range(rows), many)
         for j in combinations(range(columns), many)
     ]
-    found = []
+    values = []
     for pairs in all_pairs:
-        each = [cost[i][j] for i, j in pairs]
+        costs = [cost[i][j] for i, j in pairs]
         match letter:
             case "a":
-                value = sum(each) / len(each)
+                value = sum(costs) / len(costs)
             case "b":
-                value = sum(each) + price * (rows + columns - 2 * len(pairs))
+                value = sum(costs) + price * (rows + columns - 2 * len(pairs))
             case "c":
-                value = max(each)
-        found.append((value, pairs))
-    return min(found)
+                value = max(costs)
+        values.append((value, pairs))
+    return min(values)
 
 
 def aligned(align, a: list, b: list, what: str, price: float = 0.05) -> None:
@@ -191,19 +193,19 @@ def aligned(align, a: list, b: list, what: str, price: float = 0.05) -> None:
     if letter == "c":
         same_number(got, value, f"{what}: the worst pair")
         return
-    given = entry(got, "pairs")
+    answer = entry(got, "pairs")
     try:
-        given = [(int(number(i, "pairs")), int(number(j, "pairs"))) for i, j in given]
+        answer = [(int(number(i, "pairs")), int(number(j, "pairs"))) for i, j in answer]
     except (TypeError, ValueError):
         raise AssertionError(f"{what}: pairs has to be a list of pairs of numbers") from None
-    if sorted(given) != sorted(pairs):
+    if sorted(answer) != sorted(pairs):
         raise AssertionError(f"{what}: the pairs are not those of the best alignment")
     key = {"a": "divergence", "b": "cost"}[letter]
     same_number(entry(got, key), value, f"{what}: {key}")
 
 
 def align_heads(align, env: dict) -> None:
-    """One layer each; two heads of one have the same nearest head in the other."""
+    """Both models have one layer, and two heads of one have the same nearest head in the other."""
     seed = hidden.seed(env, "A3.2")
     p = maps(seed, 4)
     q = 0.3 * p[:, [2, 0, 3, 1]] + 0.7 * maps(seed + 1, 4)
@@ -212,7 +214,7 @@ def align_heads(align, env: dict) -> None:
 
 
 def align_order(align, env: dict) -> None:
-    """The layers that are alike come in another order; as many in both models."""
+    """The layers that are alike come in a different order; both models have as many."""
     seed = hidden.seed(env, "A3.2 order")
     a = [maps(seed + i, 4) for i in range(3)]
     b = [like(seed + 10 + at, a[i], 0.9) for at, i in enumerate((1, 2, 0))]
@@ -244,9 +246,9 @@ def align_deep(align, env: dict) -> None:
 
 
 def align_zeros(align, env: dict) -> None:
-    """Tokens that get nothing at all."""
+    """Some tokens get nothing at all."""
     seed = hidden.seed(env, "A3.2 zeros")
-    a, b = ([maps(seed + of + i, 4) for i in range(2)] for of in (0, 10))
+    a, b = ([maps(seed + start + i, 4) for i in range(2)] for start in (0, 10))
     b.append(like(seed + 20, a[1], 0.8))
     for at, p in enumerate([*a, *b]):
         p[..., at % 3] = 0
@@ -260,17 +262,17 @@ def align_zeros(align, env: dict) -> None:
 def spread(seed: int, many: int, classes: int) -> list[tuple[float, float]]:
     """(ordinary, shifted) accuracies of models that lie near a line, all above chance."""
     noise = hidden.normal(seed, many, 2).clamp(-2, 2).tolist()
-    found = []
+    pairs = []
     for at, (e, f) in enumerate(noise):
         place = -0.8 + 3.2 * at / (many - 1) + 0.15 * e
-        shares = [1 / (1 + exp(-each)) for each in (place, 0.7 * place - 0.6 + 0.3 * f)]
-        found.append(tuple(1 / classes + (1 - 1 / classes) * share for share in shares))
+        shares = [1 / (1 + exp(-place_on_axis)) for place_on_axis in (place, 0.7 * place - 0.6 + 0.3 * f)]
+        pairs.append(tuple(1 / classes + (1 - 1 / classes) * share for share in shares))
     order = torch.randperm(many, generator=torch.Generator().manual_seed(seed)).tolist()
-    return [found[at] for at in order]
+    return [pairs[at] for at in order]
 
 
 def pool_of(seed: int, many: int, classes: int) -> list[list[tuple[float, float]]]:
-    """Models, each a list of its seeds: one, but in variant c two or three."""
+    """Models, each a list of its seeds: one seed, or two or three in variant c."""
     pairs = spread(seed, many, classes)
     if hidden.variant("q3") != "c":
         return [[pair] for pair in pairs]
@@ -281,8 +283,8 @@ def pool_of(seed: int, many: int, classes: int) -> list[list[tuple[float, float]
     ]
 
 
-def judged(models: list, own: list[int], classes: int, samples: int, seed: int) -> dict[str, float]:
-    """What the variant asks for, with sums written out."""
+def judged(models: list, asked: list[int], classes: int, samples: int, seed: int) -> dict[str, float]:
+    """The variant's answer, with sums written out; asked: the models that are judged by the others."""
 
     def odds(a: float) -> float:
         return log((classes * a - 1) / (classes * (1 - a)))
@@ -290,7 +292,7 @@ def judged(models: list, own: list[int], classes: int, samples: int, seed: int) 
     pool = [
         [(odds(a), odds(b)) for a, b in model if min(a, b) > 1 / classes]
         for at, model in enumerate(models)
-        if at not in own
+        if at not in asked
     ]
     pool = [model for model in pool if model]
 
@@ -303,14 +305,14 @@ def judged(models: list, own: list[int], classes: int, samples: int, seed: int) 
         xx, xy = sum(x * x for x, _ in line), sum(x * y for x, y in line)
         slope = (m * xy - sx * sy) / (m * xx - sx * sx)
         intercept = (sy - slope * sx) / m
-        each = []
-        for at in own:
+        points_of = []
+        for at in asked:
             less = []
             for a, b in models[at]:
                 share = 1 / (1 + exp(-intercept - slope * odds(a)))
                 less.append(100 * (b - 1 / classes - (1 - 1 / classes) * share))
-            each.append(sum(less) / len(less))
-        return each[0] - sum(each[1:])
+            points_of.append(sum(less) / len(less))
+        return points_of[0] - sum(points_of[1:])
 
     drawn = torch.randint(
         len(pool), (samples, len(pool)), generator=torch.Generator().manual_seed(seed)
@@ -331,27 +333,28 @@ def judged(models: list, own: list[int], classes: int, samples: int, seed: int) 
     }
 
 
-def robust(robustness, models: list, own: list[int], classes: int, keys: tuple, what: str) -> None:
+def robust(robustness, models: list, asked: list[int], classes: int, keys: tuple, what: str) -> None:
     """Some entries of an answer are the variant's."""
     letter = hidden.variant("q3")
-    own = own if letter == "b" else own[:1]
-    want = judged(models, own, classes, 500, 11)
+    asked = asked if letter == "b" else asked[:1]
+    want = judged(models, asked, classes, 500, 11)
     ordinary, shifted = ([[pair[k] for pair in model] for model in models] for k in (0, 1))
     if letter != "c":
-        ordinary, shifted = ([each for (each,) in side] for side in (ordinary, shifted))
-    got = robustness(ordinary, shifted, tuple(own) if letter == "b" else own[0], classes, 500, 11)
+        ordinary, shifted = ([accuracy for (accuracy,) in side] for side in (ordinary, shifted))
+    got = robustness(ordinary, shifted, tuple(asked) if letter == "b" else asked[0], classes, 500, 11)
     for key in keys:
         same_number(entry(got, key), float(want[key]), f"{what}: {key}", 1e-5)
 
 
 def robust_points(robustness, env: dict) -> None:
-    """A pool of which nobody is near chance."""
+    """No member of the pool is near chance."""
     models = pool_of(hidden.seed(env, "A3.3"), 9, 8)
     robust(robustness, models, [3, 6], 8, ("members", "points"), "a pool above chance")
 
 
 def robust_chance(robustness, env: dict) -> None:
-    """Members below chance on one axis or both, one exactly at it, and one who is judged below it."""
+    """Some members are below chance on one axis or both, one is exactly at chance, and a judged model is
+    below it."""
     models = pool_of(hidden.seed(env, "A3.3 chance"), 11, 5)
     models[1] = [(0.23, 0.17), *models[1][1:]]  # with the shift only
     models[4] = [(0.2, 0.26) for _ in models[4]]  # exactly at it, without
@@ -361,13 +364,13 @@ def robust_chance(robustness, env: dict) -> None:
 
 
 def robust_interval(robustness, env: dict) -> None:
-    """The interval, where nobody is near chance."""
+    """The interval is right where no member is near chance."""
     models = pool_of(hidden.seed(env, "A3.3 interval"), 10, 8)
     robust(robustness, models, [5, 2], 8, ("low", "high"), "the interval")
 
 
 def robust_small(robustness, env: dict) -> None:
-    """A pool so small that some samples have no line; in variant c, beside a method that only guesses."""
+    """The pool is so small that some samples have no line; in variant c, one method only guesses."""
     letter = hidden.variant("q3")
     models = pool_of(hidden.seed(env, "A3.3 small"), 5 if letter == "a" else 6, 10)
     a = models[2][0][0]

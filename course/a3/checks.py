@@ -26,34 +26,34 @@ Group = tuple[Tensor, Tensor, int]  # features of the same images in two models,
 def apart(xs: Batches, ys: Batches, labels: Batches) -> list[Group]:
     """The images of one class in one batch."""
     return [
-        (x[of == c].double(), y[of == c].double(), c)
-        for x, y, of in zip(xs, ys, labels)
-        for c in of.unique().tolist()
+        (x[kinds == c].double(), y[kinds == c].double(), c)
+        for x, y, kinds in zip(xs, ys, labels)
+        for c in kinds.unique().tolist()
     ]
 
 
 def whole_batches(xs: Batches, ys: Batches, labels: Batches) -> list[Group]:
-    """Wrong: classes are not looked at."""
+    """Wrong: classes are ignored."""
     return [(x, y, 0) for x, y in zip(xs, ys)]
 
 
 def means_taken_out(xs: Batches, ys: Batches, labels: Batches) -> list[Group]:
-    """Wrong: batches, less the means of their classes."""
-    found = []
-    for x, y, of in zip(xs, ys, labels):
-        own = (of[:, None] == of).double()
-        own /= own.sum(1, keepdim=True)
-        found.append((x - own @ x, y - own @ y, 0))
-    return found
+    """Wrong: whole batches, minus the means of their classes."""
+    less_means = []
+    for x, y, kinds in zip(xs, ys, labels):
+        same = (kinds[:, None] == kinds).double()
+        same /= same.sum(1, keepdim=True)
+        less_means.append((x - same @ x, y - same @ y, 0))
+    return less_means
 
 
 def put_together(xs: Batches, ys: Batches, labels: Batches) -> list[Group]:
     """Wrong: the images of one class in all batches."""
-    return apart(*([torch.cat(list(each))] for each in (xs, ys, labels)))
+    return apart(*([torch.cat(list(batches))] for batches in (xs, ys, labels)))
 
 
 def ratio(hsic: Callable[[int, int], Tensor]) -> Tensor:
-    """CKA from a HSIC of two of the models, 0 and 1."""
+    """CKA from HSICs of the models 0 and 1."""
     return hsic(0, 1) / (hsic(0, 0) * hsic(1, 1)).sqrt()
 
 
@@ -76,14 +76,14 @@ def within(weigh: Callable = by_images, groups: Callable = apart, hsic: Callable
     """CKA from a weighted mean of the groups' HSIC."""
 
     def cka_within(xs: Batches, ys: Batches, labels: Batches) -> Tensor:
-        each = [group for group in groups(xs, ys, labels) if len(group[0]) >= 4]
+        used = [group for group in groups(xs, ys, labels) if len(group[0]) >= 4]
         images = Counter()
-        for x, _, c in each:
+        for x, _, c in used:
             images[c] += len(x)
 
         def mean(s: int, t: int) -> Tensor:
-            tables = [(group[s] @ group[s].T, group[t] @ group[t].T) for group in each]
-            weights = [weigh(len(group[0]), images[group[2]]) for group in each]
+            tables = [(group[s] @ group[s].T, group[t] @ group[t].T) for group in used]
+            weights = [weigh(len(group[0]), images[group[2]]) for group in used]
             return sum(w * hsic(K, L) for w, (K, L) in zip(weights, tables)) / sum(weights)
 
         return ratio(mean)
@@ -102,13 +102,13 @@ def by_atlib(xs: Batches, ys: Batches, labels: Batches) -> float:
 
 def class_by_class(xs: Batches, ys: Batches, labels: Batches) -> Tensor:
     """Classes alike, with a loop over them."""
-    each = [group for group in apart(xs, ys, labels) if len(group[0]) >= 4]
+    used = [group for group in apart(xs, ys, labels) if len(group[0]) >= 4]
     totals = torch.zeros(3, dtype=torch.float64)
-    for c in {c for _, _, c in each}:
-        own = [(x, y) for x, y, of in each if of == c]
+    for c in {c for _, _, c in used}:
+        of_class = [(x, y) for x, y, kind in used if kind == c]
         for at, (s, t) in enumerate(((0, 1), (0, 0), (1, 1))):
-            parts = [len(g[0]) * hsic_1(g[s] @ g[s].T, g[t] @ g[t].T) for g in own]
-            totals[at] += sum(parts) / sum(len(g[0]) for g in own)
+            parts = [len(g[0]) * hsic_1(g[s] @ g[s].T, g[t] @ g[t].T) for g in of_class]
+            totals[at] += sum(parts) / sum(len(g[0]) for g in of_class)
     return totals[0] / (totals[1] * totals[2]).sqrt()
 
 
@@ -116,19 +116,20 @@ def mean_of_ratios(weigh: Callable) -> Callable:
     """Wrong: a CKA for every group, and the mean of them."""
 
     def cka_within(xs: Batches, ys: Batches, labels: Batches) -> Tensor:
-        each = apart(xs, ys, labels)
+        by_group = apart(xs, ys, labels)
         images = Counter()
-        for x, _, c in each:
+        for x, _, c in by_group:
             images[c] += len(x)
-        weights = [weigh(len(x), images[c]) for x, _, c in each]
-        ratios = [within()([x], [y], [torch.zeros(len(x))]) for x, y, _ in each]
+        weights = [weigh(len(x), images[c]) for x, _, c in by_group]
+        ratios = [within()([x], [y], [torch.zeros(len(x))]) for x, y, _ in by_group]
         return sum(w * r for w, r in zip(weights, ratios)) / sum(weights)
 
     return cka_within
 
 
 def covariance(group: Group, s: int, t: int, less: int = 1) -> Tensor:
-    """Of the features of two models in a group, divided by its images less 1."""
+    """The covariance of the features of two models in a group, divided by the number of its images minus
+    `less`."""
     x, y = (group[k] - group[k].mean(0) for k in (s, t))
     return x.T @ y / (len(x) - less)
 
@@ -142,13 +143,13 @@ def across(
     """CKA from products of the covariances of two groups, for all pairs of groups that are counted."""
 
     def cka_within(xs: Batches, ys: Batches, labels: Batches) -> Tensor:
-        each = list(enumerate(g for g in groups(xs, ys, labels) if len(g[0]) >= 2))
+        numbered = list(enumerate(g for g in groups(xs, ys, labels) if len(g[0]) >= 2))
 
         def mean(s: int, t: int) -> Tensor:
-            of = [covariance(g, s, t, less) for _, g in each]
-            weight = [weigh(len(g[0]), 1) for _, g in each]
-            chosen = [(i, j) for i, g in each for j, h in each if counted(i, g, j, h)]
-            total = sum(weight[i] * weight[j] * (of[i] * of[j]).sum() for i, j in chosen)
+            covariances = [covariance(g, s, t, less) for _, g in numbered]
+            weight = [weigh(len(g[0]), 1) for _, g in numbered]
+            chosen = [(i, j) for i, g in numbered for j, h in numbered if counted(i, g, j, h)]
+            total = sum(weight[i] * weight[j] * (covariances[i] * covariances[j]).sum() for i, j in chosen)
             return total / sum(weight[i] * weight[j] for i, j in chosen)
 
         return ratio(mean)
@@ -157,13 +158,13 @@ def across(
 
 
 def all_less_own(xs: Batches, ys: Batches, labels: Batches) -> Tensor:
-    """The same: the square of the sum, less the squares."""
-    each = [g for g in apart(xs, ys, labels) if len(g[0]) >= 2]
-    n = torch.tensor([len(g[0]) for g in each], dtype=torch.float64)
+    """The same as the square of a sum minus the squares."""
+    used = [g for g in apart(xs, ys, labels) if len(g[0]) >= 2]
+    n = torch.tensor([len(g[0]) for g in used], dtype=torch.float64)
 
     def mean(s: int, t: int) -> Tensor:
-        of = torch.stack([covariance(g, s, t) for g in each]) * n[:, None, None]
-        return (of.sum(0).square().sum() - of.square().sum()) / (n.sum() ** 2 - n.square().sum())
+        parts = torch.stack([covariance(g, s, t) for g in used]) * n[:, None, None]
+        return (parts.sum(0).square().sum() - parts.square().sum()) / (n.sum() ** 2 - n.square().sum())
 
     return ratio(mean)
 
@@ -177,8 +178,8 @@ def batches(*counts: tuple[int, ...], seed: int = 0) -> Callable[[], tuple]:
         centre = 3 * normal(len(counts[0]), 9, seed=seed + 92)
         spread = 2 * normal(len(counts[0]), 3, seed=seed + 93).exp()
         xs, ys, labels = [], [], []
-        for at, of in enumerate(counts):
-            kinds = torch.arange(len(of)).repeat_interleave(torch.tensor(of))
+        for at, of_classes in enumerate(counts):
+            kinds = torch.arange(len(of_classes)).repeat_interleave(torch.tensor(of_classes))
             kinds = kinds[torch.randperm(len(kinds), generator=torch.Generator().manual_seed(seed + at))]
             known = normal(len(kinds), 3, seed=seed + 10 + at) * spread[kinds]
             noise = 0.8 * normal(len(kinds), 9, seed=seed + 20 + at) + centre[kinds]
@@ -195,12 +196,12 @@ MILD = {
     "unequal groups": batches((12, 4, 5), (4, 5, 14), (4, 9, 0), seed=5),
 }
 CLASSES = (
-    "The classes are not looked at, and most of this likeness is that of their means. A group is the images"
-    " of one class in one batch."
+    "The classes are ignored, and most of this likeness is that of their means. A group is the images of one"
+    " class in one batch."
 )
 TOGETHER = (
-    "The batches were put together. Each comes by itself, and the sum of their estimates is all that may be"
-    " kept."
+    "The batches were put together. Batches come one by one, and the sum of their estimates is all that may"
+    " be kept."
 )
 RATIOS = (
     "You took a CKA in every group, and then a mean. A ratio of unbiased estimates is biased: each HSIC is"
@@ -230,7 +231,7 @@ def numbered_heads(heads: Tensor) -> Tensor:
 
 
 def tried_heads(heads: Tensor) -> Tensor:
-    """The same as one to one: all ways are tried."""
+    """The same as one to one, by trying all ways."""
     if heads.shape[0] > heads.shape[1]:
         heads = heads.T
     ways = permutations(range(heads.shape[1]), len(heads))
@@ -240,8 +241,8 @@ def tried_heads(heads: Tensor) -> Tensor:
 def between(p: Tensor, q: Tensor) -> Tensor:
     """The divergence of every head of one layer from every head of another, mean over images and queries."""
     p, q = p[:, :, None], q[:, None]
-    each = entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
-    return each.mean((0, 3))
+    by_row = entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
+    return by_row.mean((0, 3))
 
 
 def by_streaming(p: Tensor, q: Tensor) -> Tensor:
@@ -335,9 +336,9 @@ def aligned(choose: Callable, of_table: Callable = table, **options) -> Callable
 
 
 def summed(a: Model, b: Model) -> dict:
-    """Wrong: the sum over pairs."""
-    found = aligned(tried)(a, b)
-    return found | {"divergence": found["divergence"] * len(found["pairs"])}
+    """The pairs are right; their divergences were added. The task asks for the mean."""
+    alignment = aligned(tried)(a, b)
+    return alignment | {"divergence": alignment["divergence"] * len(alignment["pairs"])}
 
 
 def some_in_order(cost: Tensor) -> list[Pairs]:
@@ -367,7 +368,7 @@ def tried_at_a_price(cost: Tensor, price: float) -> Pairs:
 
 
 def edited(cost: Tensor, price: float) -> Pairs:
-    """The same, as one edits one word into another."""
+    """The same as the distance between two words: the cheapest way to edit one into the other."""
     rows, columns = cost.shape
     best: dict[tuple[int, int], tuple[float, Pairs]] = {}
     for i in range(rows + 1):
@@ -385,7 +386,7 @@ def edited(cost: Tensor, price: float) -> Pairs:
 
 
 def worth_it(cost: Tensor, price: float, choose: Callable) -> Pairs:
-    """Pairs that are chosen, less those that cost more than two layers without a partner."""
+    """The pairs that are chosen, without those that cost more than two layers without a partner."""
     return [pair for pair in choose(cost) if cost[pair] < 2 * price]
 
 
@@ -405,7 +406,7 @@ def aligned_at_a_price(choose: Callable, said: Callable = bill, **options) -> Ca
 
 
 def one_sided(a: Model, b: Model, price: float) -> dict:
-    """Wrong: only layers of a cost a price."""
+    """Only layers of a that stay alone were paid for. Those of b cost as much."""
     cost = table(a, b)
 
     def total(pairs: Pairs) -> float:
@@ -507,12 +508,12 @@ Numbers = Sequence[float]
 
 
 def above_chance(accuracy: float | np.ndarray, classes: int) -> float | np.ndarray:
-    """0 for a guess, 1 for all right."""
+    """The accuracy scaled so that guessing is 0 and a perfect model 1."""
     return (accuracy - 1 / classes) / (1 - 1 / classes)
 
 
 def with_guesses(share: np.ndarray, classes: int) -> np.ndarray:
-    """The way back."""
+    """The accuracy that has this share above chance."""
     return 1 / classes + (1 - 1 / classes) * share
 
 
@@ -546,7 +547,7 @@ def ends(values: Numbers, level: float = 0.95) -> dict[str, float]:
 
 def robust(
     *,
-    out: Callable[[int, list[int]], bool] = lambda i, own: i in own,
+    out: Callable[[int, list[int]], bool] = lambda i, asked: i in asked,
     first: Callable = above_chance,
     second: Callable = above_chance,
     back: Callable = with_guesses,
@@ -557,13 +558,13 @@ def robust(
     level: float = 0.95,
     logits: bool = False,
 ) -> Callable[..., tuple[int, list[float], list[list[float]], float]]:
-    """(groups of (ordinary, shifted), own, classes, samples, seed) to members, the own models' points,
-    their points in every sample, and the interval's level; `own`: the groups that are not in
-    the pool. Options are the mistakes."""
+    """A function of (groups of (ordinary, shifted), asked, classes, samples, seed) that returns the number of
+    members, the points of the models asked about, their points in every sample, and the interval's level. The
+    groups `asked` are not in the pool. The options make mistakes."""
 
-    def judged(groups: Sequence, own: list[int], classes: int, samples: int, seed: int) -> tuple:
+    def judge(groups: Sequence, asked: list[int], classes: int, samples: int, seed: int) -> tuple:
         corrected = [[(first(a, classes), second(b, classes)) for a, b in group] for group in groups]
-        pool = [group for i, group in enumerate(corrected) if not out(i, own)]
+        pool = [group for i, group in enumerate(corrected) if not out(i, asked)]
         if clip:
             pool = [[tuple(np.clip(pair, clip, 1 - clip)) for pair in group] for group in pool]
         pool = [[pair for pair in group if kept(*pair)] for group in pool]
@@ -571,17 +572,17 @@ def robust(
 
         def points(members: list) -> list[float]:
             x, y = np.concatenate(members).T
-            found = []
-            for i in own:
-                each = []
+            points_of = []
+            for i in asked:
+                by_seed = []
                 for place, observed in corrected[i]:
                     line = expect(logit(place), x, y)
                     if logits:
-                        each.append(logit(observed) - line)
+                        by_seed.append(logit(observed) - line)
                     else:
-                        each.append(units * (back(observed, classes) - back(expit(line), classes)))
-                found.append(float(np.mean(each)))
-            return found
+                        by_seed.append(units * (back(observed, classes) - back(expit(line), classes)))
+                points_of.append(float(np.mean(by_seed)))
+            return points_of
 
         resampled = []
         for sample in drawn(len(pool), samples, seed):
@@ -590,7 +591,7 @@ def robust(
                 resampled.append(points(members))
         return sum(map(len, pool)), points(pool), resampled, level
 
-    return judged
+    return judge
 
 
 def alone(judge: Callable) -> Callable:
@@ -600,8 +601,8 @@ def alone(judge: Callable) -> Callable:
         ordinary: Numbers, shifted: Numbers, model: int, classes: int, samples: int, seed: int
     ) -> dict:
         groups = [[pair] for pair in zip(ordinary, shifted)]
-        members, (own,), samples_of, level = judge(groups, [model], classes, samples, seed)
-        return {"members": members, "points": own} | ends([each for (each,) in samples_of], level)
+        members, (points,), samples_of, level = judge(groups, [model], classes, samples, seed)
+        return {"members": members, "points": points} | ends([value for (value,) in samples_of], level)
 
     return robustness
 
@@ -634,10 +635,10 @@ def two(judge: Callable, difference: Callable = lambda a, b: a - b) -> Callable:
     def robustness(
         ordinary: Numbers, shifted: Numbers, pair: tuple[int, int], classes: int, samples: int, seed: int
     ) -> dict:
-        groups = [[each] for each in zip(ordinary, shifted)]
-        members, own, samples_of, level = judge(groups, list(pair), classes, samples, seed)
-        each = [difference(*found) for found in samples_of]
-        return {"members": members, "points": difference(*own)} | ends(each, level)
+        groups = [[accuracies] for accuracies in zip(ordinary, shifted)]
+        members, points, samples_of, level = judge(groups, list(pair), classes, samples, seed)
+        differences = [difference(*sample) for sample in samples_of]
+        return {"members": members, "points": difference(*points)} | ends(differences, level)
 
     return robustness
 
@@ -649,38 +650,39 @@ def less_expected(
     rest = [k for k in range(len(ordinary)) if k not in pair]
     rest = [k for k in rest if min(ordinary[k], shifted[k]) > 1 / classes]
     x, y = (
-        np.array([np.log((classes * of[k] - 1) / (classes * (1 - of[k]))) for k in rest])
-        for of in (ordinary, shifted)
+        np.array([np.log((classes * accuracies[k] - 1) / (classes * (1 - accuracies[k]))) for k in rest])
+        for accuracies in (ordinary, shifted)
     )
-    found = 100 * (shifted[pair[0]] - shifted[pair[1]])
+    observed = 100 * (shifted[pair[0]] - shifted[pair[1]])
     places = [np.log((classes * ordinary[k] - 1) / (classes * (1 - ordinary[k]))) for k in pair]
 
     def points(at: Sequence[int]) -> float:
         slope, intercept = np.polyfit(x[at], y[at], 1)
-        one, other = (1 / (1 + np.exp(-intercept - slope * place)) for place in places)
-        return found - 100 * (1 - 1 / classes) * (one - other)
+        first, second = (1 / (1 + np.exp(-intercept - slope * place)) for place in places)
+        return observed - 100 * (1 - 1 / classes) * (first - second)
 
-    each = [points(at) for at in drawn(len(rest), samples, seed) if np.ptp(x[at]) > 0]
-    return {"members": len(rest), "points": points(range(len(rest)))} | ends(each)
+    values = [points(at) for at in drawn(len(rest), samples, seed) if np.ptp(x[at]) > 0]
+    return {"members": len(rest), "points": points(range(len(rest)))} | ends(values)
 
 
 def other_samples(
     ordinary: Numbers, shifted: Numbers, pair: tuple[int, int], classes: int, samples: int, seed: int
 ) -> dict:
-    """Wrong: each model has an interval of its own, and the ends are subtracted."""
-    groups = [[each] for each in zip(ordinary, shifted)]
-    members, own, samples_of, _ = robust()(groups, list(pair), classes, samples, seed)
-    one, other = (ends([found[k] for found in samples_of]) for k in (0, 1))
+    """The ends of two intervals were subtracted. One sample of the pool moves the line for both: take the
+    difference in every sample, and then its quantiles."""
+    groups = [[accuracies] for accuracies in zip(ordinary, shifted)]
+    members, points, samples_of, _ = robust()(groups, list(pair), classes, samples, seed)
+    first, second = (ends([sample[k] for sample in samples_of]) for k in (0, 1))
     return {
         "members": members,
-        "points": own[0] - own[1],
-        "low": one["low"] - other["high"],
-        "high": one["high"] - other["low"],
+        "points": points[0] - points[1],
+        "low": first["low"] - second["high"],
+        "high": first["high"] - second["low"],
     }
 
 
 def family(judge: Callable) -> Callable:
-    """A method of several seeds, judged by other methods, of which whole ones are drawn."""
+    """A method of several seeds, judged by other methods; samples are drawn of whole methods."""
 
     def robustness(
         ordinary: Sequence[Numbers],
@@ -690,9 +692,9 @@ def family(judge: Callable) -> Callable:
         samples: int,
         seed: int,
     ) -> dict:
-        groups = [list(zip(*each)) for each in zip(ordinary, shifted)]
-        members, (own,), samples_of, level = judge(groups, [model], classes, samples, seed)
-        return {"members": members, "points": own} | ends([each for (each,) in samples_of], level)
+        groups = [list(zip(*seeds)) for seeds in zip(ordinary, shifted)]
+        members, (points,), samples_of, level = judge(groups, [model], classes, samples, seed)
+        return {"members": members, "points": points} | ends([value for (value,) in samples_of], level)
 
     return robustness
 
@@ -700,25 +702,26 @@ def family(judge: Callable) -> Callable:
 def seeds_drawn(
     ordinary: Sequence[Numbers], shifted: Sequence[Numbers], model: int, classes: int, samples: int, seed: int
 ) -> dict:
-    """Wrong: seeds are drawn, not methods."""
-    groups = [list(zip(*each)) for each in zip(ordinary, shifted)]
+    """The points are right; seeds were drawn. Seeds of one method are alike, and their number would make the
+    interval too narrow: draw whole methods."""
+    groups = [list(zip(*seeds)) for seeds in zip(ordinary, shifted)]
     flat = [groups[model], *([pair] for i, group in enumerate(groups) if i != model for pair in group)]
-    members, (own,), samples_of = robust()(flat, [0], classes, samples, seed)
-    return {"members": members, "points": own} | ends([each for (each,) in samples_of])
+    members, (points,), samples_of = robust()(flat, [0], classes, samples, seed)
+    return {"members": members, "points": points} | ends([value for (value,) in samples_of])
 
 
 def own_seeds_stay(
     ordinary: Sequence[Numbers], shifted: Sequence[Numbers], model: int, classes: int, samples: int, seed: int
 ) -> dict:
-    """Wrong: a seed is left out, its method's other seeds stay in the pool."""
-    groups = [list(zip(*each)) for each in zip(ordinary, shifted)]
-    found = []
+    """A seed was judged by the other seeds of its method. Leave the method out."""
+    groups = [list(zip(*seeds)) for seeds in zip(ordinary, shifted)]
+    judged = []
     for at, pair in enumerate(groups[model]):
-        left = [each for k, each in enumerate(groups[model]) if k != at]
-        others = [group for i, group in enumerate(groups) if i != model]
-        found.append(robust()([[pair], left, *others], [0], classes, samples, seed))
-    each = [float(np.mean(parts)) for parts in zip(*([e for (e,) in f[2]] for f in found))]
-    return {"members": found[0][0], "points": float(np.mean([f[1][0] for f in found]))} | ends(each)
+        left = [other_pair for k, other_pair in enumerate(groups[model]) if k != at]
+        other_methods = [group for i, group in enumerate(groups) if i != model]
+        judged.append(robust()([[pair], left, *other_methods], [0], classes, samples, seed))
+    means = [float(np.mean(parts)) for parts in zip(*([e for (e,) in f[2]] for f in judged))]
+    return {"members": judged[0][0], "points": float(np.mean([f[1][0] for f in judged]))} | ends(means)
 
 
 def family_by_weights(
@@ -732,24 +735,24 @@ def family_by_weights(
         if i != model and min(a, b) > 1 / classes
     ]
     names = sorted({i for i, _, _ in members})
-    of, x, y = (np.array(each) for each in zip(*members))
-    own = [np.array(each[model]) for each in (ordinary, shifted)]
+    method, x, y = (np.array(column) for column in zip(*members))
+    judged = [np.array(accuracies[model]) for accuracies in (ordinary, shifted)]
 
     def points(times: np.ndarray) -> float:
         slope, intercept = np.polyfit(x, y, 1, w=np.sqrt(times))
-        line = intercept + slope * logit(above_chance(own[0], classes))
-        return float(100 * (own[1] - with_guesses(expit(line), classes)).mean())
+        line = intercept + slope * logit(above_chance(judged[0], classes))
+        return float(100 * (judged[1] - with_guesses(expit(line), classes)).mean())
 
-    each = []
+    values = []
     for sample in drawn(len(names), samples, seed):
-        times = np.array([sample.count(names.index(i)) for i in of])
+        times = np.array([sample.count(names.index(i)) for i in method])
         if np.ptp(x[times > 0]) > 0:
-            each.append(points(times))
-    return {"members": len(of), "points": points(np.ones(len(of)))} | ends(each)
+            values.append(points(times))
+    return {"members": len(method), "points": points(np.ones(len(method)))} | ends(values)
 
 
-def with_itself(i: int, own: list[int]) -> bool:
-    """Wrong: nobody is left out."""
+def with_itself(i: int, asked: list[int]) -> bool:
+    """Wrong: no model is left out."""
     return False
 
 
@@ -758,7 +761,7 @@ def mistakes(ask: Callable) -> dict[str, Wrong]:
     return {
         "itself in the pool": Wrong(
             ask(robust(out=with_itself)),
-            "Who is judged helps to draw the line, and pulls it. Fit it to the others alone.",
+            "The model that is judged helps to draw the line, and pulls it. Fit it to the others alone.",
         ),
         "not corrected": Wrong(
             ask(robust(first=nothing, second=nothing, back=nothing)),
@@ -780,15 +783,16 @@ def mistakes(ask: Callable) -> dict[str, Wrong]:
             " included, and subtract accuracies.",
         ),
         "left in logits": Wrong(
-            ask(robust(logits=True)), "The difference was taken on the logit axis. Asked are points."
+            ask(robust(logits=True)), "The difference was taken on the logit axis. The task asks for points."
         ),
         "shares": Wrong(
-            ask(robust(units=1.0)), "These are shares, from 0 to 1. Asked are points: 100 times as much."
+            ask(robust(units=1.0)),
+            "These are shares, from 0 to 1. The task asks for points: 100 times as much.",
         ),
         "90 %": Wrong(
             ask(robust(level=0.9)),
-            "The points are right; the interval holds 90 % of the samples. Asked are the quantiles 0.025 and"
-            " 0.975.",
+            "The points are right; the interval holds 90 % of the samples. The task asks for the quantiles"
+            " 0.025 and 0.975.",
         ),
     }
 
@@ -904,7 +908,7 @@ EXERCISES = (
             "heads shared": Wrong(aligned(tried, pair=nearest_heads), HEADS_SHARED),
             "heads numbered": Wrong(aligned(tried, pair=numbered_heads), HEADS_NUMBERED),
             "averaged": Wrong(aligned(tried, compare=averaged), AVERAGED),
-            "summed": Wrong(summed, "The pairs are right; their divergences were added. Asked is the mean."),
+            "summed": Wrong(summed),
         },
     ),
     task(
@@ -928,9 +932,7 @@ EXERCISES = (
                 "As many layers as possible were paired. Two that have nothing in common stay alone where"
                 " their divergence is more than two prices.",
             ),
-            "one-sided": Wrong(
-                one_sided, "Only layers of a that stay alone were paid for. Those of b cost as much."
-            ),
+            "one-sided": Wrong(one_sided),
             "heads shared": Wrong(aligned_at_a_price(edited, pair=nearest_heads), HEADS_SHARED),
             "heads numbered": Wrong(aligned_at_a_price(edited, pair=numbered_heads), HEADS_NUMBERED),
             "averaged": Wrong(aligned_at_a_price(edited, compare=averaged), AVERAGED),
@@ -953,8 +955,8 @@ EXERCISES = (
             "greedy": Wrong(worst_by(greedy), GREEDY),
             "of the best mean": Wrong(
                 worst_by(tried),
-                "That is the worst pair of the alignment whose mean is least. Another has a better worst"
-                " pair.",
+                "That is the worst pair of the alignment whose mean is least. A different alignment has a"
+                " better worst pair.",
             ),
             "heads shared": Wrong(least_worst(nearest_heads), HEADS_SHARED),
             "heads numbered": Wrong(least_worst(numbered_heads), HEADS_NUMBERED),
@@ -989,17 +991,13 @@ EXERCISES = (
         | {
             "turned": Wrong(
                 two(robust(), lambda a, b: b - a),
-                "The sign is turned: asked is how much more the first has than the second.",
+                "The sign is turned: the task asks how much more robust the first is than the second.",
             ),
             "one outside": Wrong(
-                two(robust(out=lambda i, own: i == own[0])),
+                two(robust(out=lambda i, asked: i == asked[0])),
                 "The second model is still in the pool that it is judged by. Leave both out.",
             ),
-            "two intervals": Wrong(
-                other_samples,
-                "The ends of two intervals were subtracted. One sample of the pool moves the line for both:"
-                " take the difference in every sample, and then its quantiles.",
-            ),
+            "two intervals": Wrong(other_samples),
         },
     ),
     task(
@@ -1010,17 +1008,7 @@ EXERCISES = (
         right=family(robust()),
         also_right=(family_by_weights,),
         cases={"8 classes": lambda: (*FAMILIES, 1, 8, 40, 1), "4 classes": lambda: (*FAMILIES, 3, 4, 60, 2)},
-        wrong=mistakes(family)
-        | {
-            "seeds drawn": Wrong(
-                seeds_drawn,
-                "The points are right; seeds were drawn. Seeds of one method are alike, and their number"
-                " would make the interval too narrow: draw whole methods.",
-            ),
-            "own seeds stay": Wrong(
-                own_seeds_stay, "A seed was judged by the other seeds of its method. Leave the method out."
-            ),
-        },
+        wrong=mistakes(family) | {"seeds drawn": Wrong(seeds_drawn), "own seeds stay": Wrong(own_seeds_stay)},
     ),
 )
 

@@ -12,14 +12,14 @@ import hidden
 def accuracies(seed: int, seeds: list[int], centre: float, spread: float) -> dict[int, float]:
     """{seed: accuracy}, in the order of `seeds`."""
     drawn = hidden.normal(seed, len(seeds)).tolist()
-    return {each: centre + spread * x for each, x in zip(seeds, drawn)}
+    return {key: centre + spread * x for key, x in zip(seeds, drawn)}
 
 
-def flipped(found: list[float], total: float = 0.0) -> list[float]:
+def flipped(differences: list[float], total: float = 0.0) -> list[float]:
     """The sums with every pattern of signs."""
-    if not found:
+    if not differences:
         return [total]
-    first, *rest = found
+    first, *rest = differences
     return flipped(rest, total + first) + flipped(rest, total - first)
 
 
@@ -28,29 +28,29 @@ def expected(a: dict, b: dict, *more: float) -> list:
     both = [seed for seed in a if seed in b]
     n = len(both)
 
-    def around(found: list[float], t: float) -> tuple[float, float]:
-        centre = sum(found) / n
-        return centre, t * math.sqrt(sum((x - centre) ** 2 for x in found) / (n - 1) / n)
+    def around(differences: list[float], t: float) -> tuple[float, float]:
+        centre = sum(differences) / n
+        return centre, t * math.sqrt(sum((x - centre) ** 2 for x in differences) / (n - 1) / n)
 
-    found = [a[seed] - b[seed] for seed in both]
+    differences = [a[seed] - b[seed] for seed in both]
     match hidden.variant("q1"):
         case "a":
-            as_large = [each for each in flipped(found) if abs(each) > abs(sum(found)) - 1e-9]
-            return [sum(found) / n, len(as_large) / 2**n]
+            as_large = [total for total in flipped(differences) if abs(total) > abs(sum(differences)) - 1e-9]
+            return [sum(differences) / n, len(as_large) / 2**n]
         case "b":
             margin, t = more
-            centre, half = around(found, t)
+            centre, half = around(differences, t)
             return [centre - half, centre + half, abs(centre) + half < margin, abs(centre) > half]
         case "c":
             centre, half = around([math.log1p(-a[seed]) - math.log1p(-b[seed]) for seed in both], *more)
-            return [math.exp(centre + each) for each in (0, -half, half)]
+            return [math.exp(centre + side) for side in (0, -half, half)]
 
 
-def compared(compare, env: dict, task: str, seeds: list[int], others: list[int]) -> None:
+def compared(compare, env: dict, task: str, seeds_a: list[int], seeds_b: list[int]) -> None:
     """An answer is right on six draws, of which some show a difference and some show none."""
     for draw, (gap, spread) in enumerate([(0.1, 0.01), (0.002, 0.004), (-0.05, 0.02), (0.01, 0.05)] * 2):
         seed = hidden.seed(env, f"{task} {draw}")
-        a, b = accuracies(seed, seeds, 0.7 + gap, spread), accuracies(seed + 1, others, 0.7, spread)
+        a, b = accuracies(seed, seeds_a, 0.7 + gap, spread), accuracies(seed + 1, seeds_b, 0.7, spread)
         more = {"a": (), "b": (0.03, 2.92), "c": (2.353,)}[hidden.variant("q1")]
         want = expected(a, b, *more)
         got = compare(dict(a), dict(b), *more)
@@ -64,12 +64,12 @@ def compared(compare, env: dict, task: str, seeds: list[int], others: list[int])
 
 
 def compare_values(compare, env: dict) -> None:
-    """The same seeds, in the same order."""
+    """Both conditions have the same seeds, in the same order."""
     compared(compare, env, "A4.1", [0, 1, 2, 3], [0, 1, 2, 3])
 
 
 def compare_seeds(compare, env: dict) -> None:
-    """Another order, and seeds that only one of the two has."""
+    """The seeds are in different orders, and some seeds only one of the two has."""
     compared(compare, env, "A4.1 seeds", [0, 1, 2, 5, 6], [6, 4, 2, 1, 0])
 
 
@@ -89,7 +89,7 @@ def handed_in(student: str) -> tuple[list, list[str]]:
 
 
 def name_of(env: dict) -> str:
-    """The student, who has to be named: the question hangs on it."""
+    """The student's name, which has to be filled in because it decides the question."""
     student = env.get("STUDENT")
     if not isinstance(student, str) or not student.strip():
         raise AssertionError("STUDENT is not filled in")
@@ -102,37 +102,38 @@ def records_readable(env: dict) -> None:
 
 
 def records_complete(env: dict) -> None:
-    """The question's conditions and a control, three seeds each, with the question's settings."""
+    """The records hold the question's conditions and a control, with three seeds each and the question's
+    settings."""
     student = name_of(env)
     nothing(checks.incomplete(handed_in(student)[0], checks.question_of(student)))
 
 
 def records_tuned(env: dict) -> None:
-    """Equal trials for all conditions, chosen on validation images."""
+    """All conditions have the same trials, and their recipes are chosen on validation images."""
     records = handed_in(name_of(env))[0]
     nothing(checks.unequal(records) if records else ["there are no records"])
 
 
 def records_repeated(env: dict) -> None:
     """The first steps of one run, made here from its settings, have the losses that are recorded."""
-    records = [each for each in handed_in(name_of(env))[0] if each.kind == "run"]
+    records = [record for record in handed_in(name_of(env))[0] if record.kind == "run"]
     if not records:
         raise AssertionError("there is no run to repeat")
-    drawn = sorted(records, key=lambda each: each.key)[hidden.seed(env, "A4.3") % len(records)]
+    drawn = sorted(records, key=lambda record: record.key)[hidden.seed(env, "A4.3") % len(records)]
     nothing(checks.not_repeated(drawn))
 
 
-def finding(given, env: dict) -> None:
+def finding(answer, env: dict) -> None:
     """The numbers of the statement are those of the records, to 0.05 points."""
     student = name_of(env)
     question = checks.question_of(student)
-    found = list(checks.answers(handed_in(student)[0], question).values())
-    if len(found) < len(checks.SEEDS):
-        raise AssertionError(f"only {len(found)} seeds have all runs that answer the question")
-    n, centre = len(found), sum(found) / len(found)
-    half = checks.T90[n - 1] * math.sqrt(sum((each - centre) ** 2 for each in found) / (n - 1) / n)
+    contrasts = list(checks.answers(handed_in(student)[0], question).values())
+    if len(contrasts) < len(checks.SEEDS):
+        raise AssertionError(f"only {len(contrasts)} seeds have all runs that answer the question")
+    n, centre = len(contrasts), sum(contrasts) / len(contrasts)
+    half = checks.T90[n - 1] * math.sqrt(sum((x - centre) ** 2 for x in contrasts) / (n - 1) / n)
     try:
-        numbers = [float(each) for each in given]
+        numbers = [float(value) for value in answer]
     except (TypeError, ValueError):
         raise AssertionError("FINDING has to be three numbers: mean, low, high") from None
     if len(numbers) != 3:

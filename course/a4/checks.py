@@ -29,8 +29,8 @@ from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
 from atlib.train.record import Record, about, peak_memory_mb, read_record
 
-SEEDS = (0, 1, 2)  # of runs that are reported, at least
-TUNING_SEED = 100  # of all trials
+SEEDS = (0, 1, 2)  # the runs that are reported have at least these
+TUNING_SEED = 100  # the seed of all trials
 REPEATED = 20  # first steps of a run, whose losses are recorded and repeated
 IMAGES = {"validation": 1000, "test": 2000}
 RECIPE = Recipe(steps=400, lr=4e-3, weight_decay=0.1)  # what a condition does not change
@@ -48,24 +48,28 @@ def changed(recipe: Mapping) -> Recipe:
 
 @dataclass(frozen=True)
 class Settings:
-    """All that a run is made of but its seed.
+    """All that decides a run except for its seed.
 
-    world: changes to `World`, for training and test images. tests: {name: further changes to the test
-    images}. plan: changes to `Plan`; None for a student alone. teacher_sees: changes to the world in what the
-    teacher sees in place of the student's image; twin: it sees a twin (`atlib.data.generate`). untrained: the
-    teacher is only initialised. fine_tune: the student starts from the teacher's weights. labels: training
-    images. recipe: changes to `RECIPE`. The teacher is the book's, of seed 0. Raises `ValueError` for values
-    that cannot be meant.
+    The teacher is the book's, of seed 0. Raises `ValueError` for values that cannot be meant.
     """
 
+    # Changes to `World`, for training and test images.
     world: Mapping = field(default_factory=dict)
+    # {name: further changes to the test images}.
     tests: Mapping = field(default_factory=lambda: {"plain": {}})
+    # Changes to `Plan`; None for a student without a teacher.
     plan: Mapping | None = None
+    # Changes to the world for the images that the teacher sees in place of the student's.
     teacher_sees: Mapping = field(default_factory=dict)
+    # Which twin of the student's image the teacher sees (`atbook.worlds.glyphs.generate`).
     twin: str | None = None
+    # Whether the teacher is only initialised.
     untrained: bool = False
+    # Whether the student starts from the teacher's weights.
     fine_tune: bool = False
+    # How many training images there are.
     labels: int = 1000
+    # Changes to `RECIPE`.
     recipe: Mapping = field(default_factory=dict)
 
     def __post_init__(self):
@@ -82,20 +86,21 @@ class Settings:
             raise ValueError("a run needs at least one label and one set of test images")
 
     def described(self) -> dict:
-        """As plain JSON values, for a record; `Settings(**described)` reads it."""
+        """The settings as plain JSON values, for a record; `Settings(**described)` reads them."""
         return json.loads(json.dumps(asdict(self), default=list))
 
     def images(self, split: str, size: int, seed: int, changes: Mapping = {}) -> Images:
-        """Images of a split, beside those that the teacher sees where these are others."""
+        """Images of a split, beside the teacher's images where the teacher sees different ones."""
         world = World(**{**self.world, **changes})
-        own = glyph_images(generate(split, size, seed, world))
+        seen = glyph_images(generate(split, size, seed, world))
         if not self.teacher_sees and self.twin is None:
-            return own
-        theirs = generate(split, size, seed, replace(world, **self.teacher_sees), self.twin)
-        return pair(own, glyph_images(theirs))
+            return seen
+        of_teacher = generate(split, size, seed, replace(world, **self.teacher_sees), self.twin)
+        return pair(seen, glyph_images(of_teacher))
 
     def model(self, seed: int, folder: str | Path = ".") -> torch.nn.Module:
-        """The untrained student, beside its teacher where there is one. folder: of the teachers' files."""
+        """The untrained student, beside its teacher where there is one. folder: where the teachers' files
+        are."""
         task = World(**self.world).task
         path = Path(folder) / f"teacher-{task}.safetensors"
         torch.manual_seed(seed_for(seed, "student"))
@@ -115,12 +120,12 @@ class Settings:
 def first_losses(
     settings: Settings, seed: int, folder: str | Path = ".", steps: int = REPEATED
 ) -> list[float]:
-    """The losses of the first steps of a run, made anew."""
+    """The losses of the first steps of a run, which is made again."""
     return _trained(settings, seed, folder, stop_at=steps)[1]
 
 
 def _trained(settings: Settings, seed: int, folder: str | Path, stop_at: int | None = None):
-    """A run's model, the losses of its first steps, and its history."""
+    """Train a run: its model, the losses of its first steps, and its history."""
     model, losses = settings.model(seed, folder), []
 
     def log(event: dict) -> None:
@@ -152,8 +157,8 @@ def run(
     """Make a run and add its record to a file, in place of an older one of the same condition, seed and
     trial.
 
-    With a `trial`, its number from 0 on, it is one of the tuning and is measured on validation images;
-    without one it is a run that is reported, and is measured on test images. Its results are the accuracy on
+    With a `trial`, its number from 0 on, the run is part of the tuning and is measured on validation images;
+    without one it is a run that is reported and is measured on test images. Its results are the accuracy on
     each of the settings' test sets, and "first_losses".
     """
     split, start = "test" if trial is None else "validation", time.perf_counter()
@@ -184,19 +189,20 @@ def run(
 
 @dataclass(frozen=True)
 class Question:
-    """What a student is asked. conditions: those that have to be there, beside controls of the student's own.
-    contrast: (condition, test images, factor): the sum of these accuracies, seed by seed, answers it; says:
-    the same in words."""
+    """A question to a student, and what its answer needs."""
 
     asks: str
+    # The conditions that the records must hold, beside controls of the student's own.
     conditions: Mapping[str, Settings]
+    # (condition, test images, factor): the sum of these accuracies, seed by seed, answers the question.
     contrast: tuple[tuple[str, str, int], ...]
+    # The contrast in words.
     says: str
 
 
-def _four(one: str, other: str, test: str) -> tuple[tuple[str, str, int], ...]:
+def _four(first: str, second: str, test: str) -> tuple[tuple[str, str, int], ...]:
     """How much more the first of two conditions loses from plain test images to others."""
-    return (one, "plain", 1), (one, test, -1), (other, "plain", -1), (other, test, 1)
+    return (first, "plain", 1), (first, test, -1), (second, "plain", -1), (second, test, 1)
 
 
 NOISY, FAINT = {"noise": 0.5}, {"plain": {}, "faint": {"cue": 0.6}}
@@ -272,59 +278,59 @@ QUESTIONS = (
 
 
 def question_of(student: str) -> Question:
-    """The question of a student or of a pair, which only the name decides. Raises `ValueError` for a name
-    that is not filled in."""
+    """The question of a student or of a pair of students: the name alone decides it. Raises `ValueError` for
+    a name that is not filled in."""
     return QUESTIONS[own_seed(student, "A4") % len(QUESTIONS)]
 
 
 # --- What a file of records has to hold ---
 
-# Student's t: 90 % of it lie within, for n - 1 degrees of freedom.
+# 90 % of Student's t lie within plus or minus these, by the degrees of freedom, n - 1.
 T90 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of 2 to 10 values, one a seed, and the ends of its 90 % interval."""
+    """The mean of 2 to 10 values, one for each seed, and the ends of its 90 % interval."""
     half = T90[len(values) - 1] * stdev(values) / math.sqrt(len(values))
     return mean(values), mean(values) - half, mean(values) + half
 
 
 def answers(records: Sequence[Record], question: Question) -> dict[int, float]:
     """{seed: the contrast that answers a question, in points}, of the seeds that have all its runs."""
-    found = {(r.method, r.seed): r.results for r in records if r.kind == "run"}
+    accuracies = {(r.method, r.seed): r.results for r in records if r.kind == "run"}
     names = {condition for condition, _, _ in question.contrast}
-    seeds = sorted({seed for _, seed in found if all((name, seed) in found for name in names)})
+    seeds = sorted({seed for _, seed in accuracies if all((name, seed) in accuracies for name in names)})
     return {
-        seed: 100 * sum(factor * found[name, seed][test] for name, test, factor in question.contrast)
+        seed: 100 * sum(factor * accuracies[name, seed][test] for name, test, factor in question.contrast)
         for seed in seeds
     }
 
 
 def readable(path: str | Path, student: str) -> tuple[list[Record], list[str]]:
     """The records of a file, and what is wrong with its other lines."""
-    path, found, wrong = Path(path), {}, []
+    path, by_key, wrong = Path(path), {}, []
     if not path.is_file():
         return [], [f"there is no file {path.name}"]
     for number, line in enumerate(path.read_bytes()[:LARGEST].splitlines(), start=1):
         try:
             record = parsed(line)
-            if record.key in found:
+            if record.key in by_key:
                 raise ValueError("it is of the same run as another line")
             _require_whole(record, student)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             wrong.append(f"line {number}: {error}"[:300])
         else:
-            found[record.key] = record
-    if not found:
+            by_key[record.key] = record
+    if not by_key:
         wrong.append("there are no records")
-    return list(found.values()), wrong
+    return list(by_key.values()), wrong
 
 
 LARGEST = 5_000_000  # bytes of a file that are read
 
 
 def parsed(line: bytes) -> Record:
-    """A line of a file of records. Raises `ValueError` for one that is none."""
+    """The record in a line of a file. Raises `ValueError` for a line that is no record."""
     with TemporaryDirectory() as folder:
         alone = Path(folder) / "record.json"
         alone.write_bytes(line)
@@ -337,8 +343,8 @@ def parsed(line: bytes) -> Record:
 
 def _require_whole(record: Record, student: str) -> None:
     """Raise `ValueError` where a record is not one of this student's A4, or lacks a number."""
-    given = str(record.config["student"]).strip().lower()
-    if record.experiment != "a4" or given != student.strip().lower():
+    author = str(record.config["student"]).strip().lower()
+    if record.experiment != "a4" or author != student.strip().lower():
         raise ValueError(f"it is of {record.experiment!r} by {record.config['student']!r}")
     settings = Settings(**record.config["settings"])
     for name in settings.tests:
@@ -352,7 +358,7 @@ def _require_whole(record: Record, student: str) -> None:
 
 
 def but_recipe(record: Record, tests: bool = True) -> Settings:
-    """A record's settings without what is tuned; tests: and without its test images."""
+    """A record's settings without what is tuned; tests: whether to keep its test images."""
     settings = replace(Settings(**record.config["settings"]), recipe={})
     return settings if tests else replace(settings, tests={"plain": {}})
 
@@ -370,16 +376,17 @@ def incomplete(records: Sequence[Record], question: Question) -> list[str]:
     if set(names) <= set(question.conditions):
         wrong.append("there is no control: no condition beside those of the question")
     for name in names:
-        own = [record for record in runs if record.method == name]
-        if missing := sorted(set(SEEDS) - {record.seed for record in own}):
+        of_condition = [record for record in runs if record.method == name]
+        if missing := sorted(set(SEEDS) - {record.seed for record in of_condition}):
             wrong.append(f"{name!r} has no run of seed {', '.join(map(str, missing))}")
-        if any(record.config["split"] != "test" for record in own):
+        if any(record.config["split"] != "test" for record in of_condition):
             wrong.append(f"a run of {name!r} was not measured on test images")
-        if any(record.config["settings"] != own[0].config["settings"] for record in own):
+        if any(record.config["settings"] != of_condition[0].config["settings"] for record in of_condition):
             wrong.append(f"the runs of {name!r} have different settings")
         if asked := question.conditions.get(name):
-            tests = own[0].config["settings"]["tests"]
-            if but_recipe(own[0], tests=False) != replace(asked, tests={"plain": {}}, recipe={}) or any(
+            tests = of_condition[0].config["settings"]["tests"]
+            settings = but_recipe(of_condition[0], tests=False)
+            if settings != replace(asked, tests={"plain": {}}, recipe={}) or any(
                 tests.get(test) != changes for test, changes in asked.tests.items()
             ):
                 wrong.append(f"the settings of {name!r} are not those of the question")
@@ -404,28 +411,29 @@ def unequal(records: Sequence[Record]) -> list[str]:
         first = next(iter(trials[0].config["settings"]["tests"]))
         best = max(record.results[first] for record in trials)
         good = [recipe_of(record) for record in trials if record.results[first] == best]
-        for record in (each for each in records if (each.method, each.kind) == (name, "run")):
+        for record in (made for made in records if (made.method, made.kind) == (name, "run")):
             if recipe_of(record) not in good:
                 wrong.append(f"the run of {name!r}, seed {record.seed}, has not the recipe of the best trial")
             if but_recipe(record) != but_recipe(trials[0]):
                 wrong.append(f"{name!r} was tuned with other settings than its runs have")
-    if any(each != tried[names[0]] for each in tried.values()):
+    if any(recipes != tried[names[0]] for recipes in tried.values()):
         wrong.append("not all conditions have the same trials")
-    if len({(recipe.steps, recipe.batch_size) for each in tried.values() for recipe in each}) > 1:
+    if len({(recipe.steps, recipe.batch_size) for recipes in tried.values() for recipe in recipes}) > 1:
         wrong.append("not all have the same steps and batch size")
     return wrong
 
 
-# Of a loss, as a share of it. One run on two machines has two roundings: other processors, numbers of threads
-# and versions of torch add in another order. Measured: 5e-6 between one thread and four, and between vector
-# instructions and none; 5e-4 between rates that differ by 2 %.
+# How far a repeated loss may be off, as a share of it. One run on two machines has two roundings: other
+# processors, numbers of threads and versions of torch add numbers up in a different order. Measured: 5e-6
+# between one thread and four, and between vector instructions and none; 5e-4 between rates that differ by 2
+# %.
 TOLERANCE = 5e-5
 
 
 def not_repeated(record: Record, folder: str | Path = ".") -> list[str]:
-    """What of a run's first losses is not as recorded when its settings are run here."""
-    again = first_losses(Settings(**record.config["settings"]), record.seed, folder)
-    for step, (then, now) in enumerate(zip(record.results["first_losses"], again)):
+    """The first loss of a run that is not as recorded when its settings are run here, in words."""
+    losses = first_losses(Settings(**record.config["settings"]), record.seed, folder)
+    for step, (then, now) in enumerate(zip(record.results["first_losses"], losses)):
         if not abs(then - now) <= TOLERANCE * abs(now):
             return [f"{record.method!r}, seed {record.seed}: loss {step} is {then:.6f} there, {now:.6f} here"]
     return []
@@ -443,9 +451,9 @@ def check_records(path: str | Path, student: str, folder: str | Path = ".") -> N
     except Exception as error:  # a student's settings can be anything
         print(f"not yet: {type(error).__name__}: {error}")
         return
-    for name, found in parts.items():
-        print(f"{name}: " + ("yes" if not found else "not yet"))
-        print("".join(f"  - {each}\n" for each in found), end="")
+    for name, faults in parts.items():
+        print(f"{name}: " + ("yes" if not faults else "not yet"))
+        print("".join(f"  - {fault}\n" for fault in faults), end="")
 
 
 # --- A4.1: what three seeds can say; {seed: accuracy} of two conditions ---
@@ -454,7 +462,7 @@ Accuracies = Mapping[int, float]
 
 
 def differences(a: Accuracies, b: Accuracies) -> list[float]:
-    """a less b, seed by seed."""
+    """The accuracies of a minus those of b, seed by seed."""
     return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
 
 
@@ -464,25 +472,25 @@ def as_they_stand(a: Accuracies, b: Accuracies) -> list[float]:
 
 
 def flips(
-    pairs: Callable = differences, counts: Callable = lambda sum, own: abs(sum) >= abs(own) - 1e-9
+    pairs: Callable = differences, counts: Callable = lambda sum, seen: abs(sum) >= abs(seen) - 1e-9
 ) -> Callable:
     """(a, b) to the mean difference and the share of sign flips that are as large."""
 
     def answer(a: Accuracies, b: Accuracies) -> tuple[float, float]:
-        found = pairs(a, b)
-        signs = list(itertools.product((1, -1), repeat=len(found)))
-        sums = [sum(s * d for s, d in zip(each, found)) for each in signs]
-        return mean(found), sum(counts(each, sum(found)) for each in sums) / len(sums)
+        gaps = pairs(a, b)
+        signs = list(itertools.product((1, -1), repeat=len(gaps)))
+        sums = [sum(s * d for s, d in zip(pattern, gaps)) for pattern in signs]
+        return mean(gaps), sum(counts(total, sum(gaps)) for total in sums) / len(sums)
 
     return answer
 
 
 def flips_by_tensors(a: Accuracies, b: Accuracies) -> tuple[float, float]:
     """The same, with all sign patterns as the bits of numbers."""
-    found = torch.tensor(differences(a, b), dtype=torch.float64)
-    bits = torch.arange(2 ** len(found))[:, None] >> torch.arange(len(found)) & 1
-    sums = ((1 - 2 * bits) * found).sum(1)
-    return found.mean().item(), (sums.abs() >= found.sum().abs() - 1e-9).double().mean().item()
+    gaps = torch.tensor(differences(a, b), dtype=torch.float64)
+    bits = torch.arange(2 ** len(gaps))[:, None] >> torch.arange(len(gaps)) & 1
+    sums = ((1 - 2 * bits) * gaps).sum(1)
+    return gaps.mean().item(), (sums.abs() >= gaps.sum().abs() - 1e-9).double().mean().item()
 
 
 def margins(
@@ -493,18 +501,18 @@ def margins(
     """(a, b, margin, t) to an interval, and what it shows."""
 
     def answer(a: Accuracies, b: Accuracies, margin: float, t: float) -> tuple[float, float, bool, bool]:
-        found = pairs(a, b)
-        low, high = (mean(found) + side * t * spread(found) for side in (-1, 1))
+        gaps = pairs(a, b)
+        low, high = (mean(gaps) + side * t * spread(gaps) for side in (-1, 1))
         return low, high, equal(low, high, margin), low > 0 or high < 0
 
     return answer
 
 
 def margins_by_tensors(a: Accuracies, b: Accuracies, margin: float, t: float):
-    """The same in other words."""
-    found = torch.tensor(differences(a, b), dtype=torch.float64)
-    half = t * found.std() / len(found) ** 0.5
-    ends = found.mean() - half, found.mean() + half
+    """The same, with tensors."""
+    gaps = torch.tensor(differences(a, b), dtype=torch.float64)
+    half = t * gaps.std() / len(gaps) ** 0.5
+    ends = gaps.mean() - half, gaps.mean() + half
     low, high = (end.item() for end in ends)
     return low, high, max(-low, high) < margin, low * high > 0
 
@@ -522,8 +530,8 @@ def ratios(
     """(a, b, t) to the factor between two conditions' mistakes, and the ends of its interval."""
 
     def answer(a: Accuracies, b: Accuracies, t: float) -> tuple[float, float, float]:
-        found = pairs(a, b)
-        return tuple(back(mean(found) + side * t * spread(found)) for side in (0, -1, 1))
+        logs = pairs(a, b)
+        return tuple(back(mean(logs) + side * t * spread(logs)) for side in (0, -1, 1))
 
     return answer
 
@@ -531,10 +539,10 @@ def ratios(
 def ratios_by_tensors(a: Accuracies, b: Accuracies, t: float) -> list[float]:
     """The same with tensors."""
     seeds = [seed for seed in a if seed in b]
-    x, y = (torch.tensor([each[seed] for seed in seeds], dtype=torch.float64) for each in (a, b))
+    x, y = (torch.tensor([accuracies[seed] for seed in seeds], dtype=torch.float64) for accuracies in (a, b))
     logs = (1 - x).log() - (1 - y).log()
     half = t * logs.std() / len(seeds) ** 0.5
-    return [each.exp().item() for each in (logs.mean(), logs.mean() - half, logs.mean() + half)]
+    return [log.exp().item() for log in (logs.mean(), logs.mean() - half, logs.mean() + half)]
 
 
 def of_accuracies(a: Accuracies, b: Accuracies) -> list[float]:
@@ -544,7 +552,7 @@ def of_accuracies(a: Accuracies, b: Accuracies) -> list[float]:
 
 def plain_ratios(a: Accuracies, b: Accuracies) -> list[float]:
     """Wrong: no logarithm."""
-    return [math.exp(each) for each in factors(a, b)]
+    return [math.exp(log) for log in factors(a, b)]
 
 
 def misplaced_ratios(a: Accuracies, b: Accuracies) -> list[float]:
@@ -563,8 +571,8 @@ MORE = {0: 0.71, 1: 0.74, 2: 0.69, 3: 0.73, 5: 0.70}
 LESS = {4: 0.70, 0: 0.70, 1: 0.75, 2: 0.66, 3: 0.70}  # another seed is missing
 
 
-def given(*more: float) -> dict[str, Callable[[], tuple]]:
-    """Two cases; `more`: what an answer is given beside accuracies."""
+def two_cases(*more: float) -> dict[str, Callable[[], tuple]]:
+    """Two cases; `more` are the arguments of an answer after the accuracies."""
     return {
         "three seeds, in another order": lambda: (dict(ONE), dict(OTHER), *more),
         "a seed that is missing": lambda: (dict(MORE), dict(LESS), *more),
@@ -593,15 +601,15 @@ EXERCISES = (
         "Flip the signs",
         right=flips(),
         also_right=(flips_by_tensors,),
-        cases=given(),
+        cases=two_cases(),
         wrong={
             "as they stand": Wrong(flips(pairs=as_they_stand), SEEDS_OF_BOTH),
             "one side": Wrong(
-                flips(counts=lambda sum, own: sum >= own - 1e-9),
+                flips(counts=lambda sum, seen: sum >= seen - 1e-9),
                 "You counted one side only. A difference of the other sign that is as large counts, too.",
             ),
             "without itself": Wrong(
-                flips(counts=lambda sum, own: abs(sum) > abs(own) + 1e-9),
+                flips(counts=lambda sum, seen: abs(sum) > abs(seen) + 1e-9),
                 "Patterns that are exactly as large are left out, and with them the one that was seen: no"
                 " share can be 0.",
             ),
@@ -612,7 +620,7 @@ EXERCISES = (
         "Equal, different, or open",
         right=margins(),
         also_right=(margins_by_tensors,),
-        cases=given(0.06, 2.92) | {"a small margin": lambda: (dict(MORE), dict(LESS), 0.02, 1.5)},
+        cases=two_cases(0.06, 2.92) | {"a small margin": lambda: (dict(MORE), dict(LESS), 0.02, 1.5)},
         wrong={
             "as they stand": Wrong(margins(pairs=as_they_stand), SEEDS_OF_BOTH),
             "no difference": Wrong(
@@ -633,11 +641,12 @@ EXERCISES = (
         "How many mistakes for one",
         right=ratios(),
         also_right=(ratios_by_tensors,),
-        cases=given(2.92),
+        cases=two_cases(2.92),
         wrong={
             "as they stand": Wrong(ratios(pairs=misplaced_ratios), SEEDS_OF_BOTH),
             "accuracies": Wrong(
-                ratios(pairs=of_accuracies), "That is the factor between accuracies. Asked are mistakes."
+                ratios(pairs=of_accuracies),
+                "That is the factor between accuracies. The task asks for mistakes.",
             ),
             "no logarithm": Wrong(
                 ratios(pairs=plain_ratios, back=float),

@@ -10,11 +10,11 @@ UPLOADS = {RECORDS: (Path(__file__).parent / RECORDS).read_bytes()}
 
 
 def lines(change: Callable[[dict], dict | None]) -> Callable[[bytes], bytes]:
-    """A file whose records are changed one by one; None leaves one out."""
+    """A file whose records are changed one by one; where `change` returns None, the record is left out."""
 
     def changed(content: bytes) -> bytes:
         kept = [change(json.loads(line)) for line in content.splitlines()]
-        return b"".join(json.dumps(each).encode() + b"\n" for each in kept if each is not None)
+        return b"".join(json.dumps(record).encode() + b"\n" for record in kept if record is not None)
 
     return changed
 
@@ -31,7 +31,7 @@ def one_condition(record: dict) -> dict | None:
 
 def other_losses(record: dict) -> dict:
     """Losses that this run never had."""
-    losses = [1.001 * each for each in record["results"]["first_losses"]]
+    losses = [1.001 * loss for loss in record["results"]["first_losses"]]
     return record | {"results": record["results"] | {"first_losses": losses}}
 
 
@@ -48,7 +48,7 @@ def not_the_best(record: dict) -> dict:
 
 
 def somebody_else(record: dict) -> dict:
-    """The file of another student."""
+    """The file belongs to another student."""
     return record | {"config": record["config"] | {"student": "Ada"}}
 
 

@@ -19,16 +19,16 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 USUAL = {"np": np, "plot": plot, "plt": plt, "torch": torch}  # what chapters import at their beginning
 
 
-def figure(chapter: str, name: str, size: tuple[float, float] | None = None, **given) -> Figure:
-    """The figure that the chapter's cell of that name draws. given: what its code takes from earlier cells;
-    size: in inches, smaller than the chapter's own where its letters are to be larger. Raises `ValueError`
-    for an unknown name."""
+def figure(chapter: str, name: str, size: tuple[float, float] | None = None, **variables) -> Figure:
+    """The figure that the chapter's cell of that name draws. variables: what its code takes from earlier
+    cells; size: in inches; a size below the chapter's makes the letters larger. Raises `ValueError` for an
+    unknown name."""
     cells = [cell for cell in jupytext.read(NOTEBOOKS / f"{chapter}.md").cells if cell.cell_type == "code"]
     named = {cell.metadata.get("mystnb", {}).get("figure", {}).get("name"): cell for cell in cells}
     if name not in named:
         raise ValueError(f"{chapter} has no figure {name!r}; it has {', '.join(filter(None, named))}")
     *first, last = ast.parse(named[name].source).body
-    space = USUAL | given
+    space = USUAL | variables
     exec(compile(ast.Module(first, []), chapter, "exec"), space)
     drawn = eval(compile(ast.Expression(last.value), chapter, "eval"), space)
     return sized(drawn, size) if size else drawn
@@ -41,5 +41,5 @@ def sized(drawn: Figure, size: tuple[float, float]) -> Figure:
 
 def exercises(*numbers: str) -> Markdown:
     """A table of exercises."""
-    rows = [[each.number, each.title, each.minutes] for each in map(find, numbers)]
+    rows = [[exercise.number, exercise.title, exercise.minutes] for exercise in map(find, numbers)]
     return Markdown(markdown_table(["exercise", "asks", "minutes"], *rows))

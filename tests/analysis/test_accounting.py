@@ -138,9 +138,9 @@ def test_memory_of_a_small_mlp_by_hand():
     # Images; hidden units, which serve ReLU and the second layer, once; log p, labels and the number of
     # images.
     inputs, rest = NUMBER * 2 * 12, NUMBER * 2 * 7 + NUMBER * 2 * 5 + 8 * 2 + NUMBER
-    found = step_memory(mlp, torch.zeros(2, 3, 2, 2))
-    assert found == Memory(weights, weights, 2 * weights, inputs + rest, 0)
-    assert found.total == 4 * weights + found.saved
+    memory = step_memory(mlp, torch.zeros(2, 3, 2, 2))
+    assert memory == Memory(weights, weights, 2 * weights, inputs + rest, 0)
+    assert memory.total == 4 * weights + memory.saved
     # No gradient needed there, hence no moments, no input kept for it, and no mask of the ReLU.
     mlp[1].requires_grad_(False)
     trained = NUMBER * (7 * 5 + 5)
@@ -152,7 +152,7 @@ def test_memory_of_the_methods_against_each_other():
     images = torch.zeros(BATCH, 3, 16, 16)
     models = create_vit(SIZE).train(), pair("copy"), pair("distill")
     alone, copying, distilling = (step_memory(model, images) for model in models)
-    weights = NUMBER * sum(each.numel() for each in create_vit(SIZE).parameters())
+    weights = NUMBER * sum(parameter.numel() for parameter in create_vit(SIZE).parameters())
     assert alone[:3] == copying[:3] == distilling[:3] == (weights, weights, 2 * weights)
     assert (alone.teacher, copying.teacher, distilling.teacher) == (0, weights, weights)
     # Two branches of two layers: what stochastic depth keeps of an image, shared with the teacher.
@@ -214,8 +214,8 @@ def test_memory_of_models_that_are_never_made():
     images = torch.zeros(BATCH, 3, 24, 24)
     alone = step_memory(create_vit(CONFIG).train(), images)
     pairs = {how: step_memory(pair(how, CONFIG, range(3)), images) for how in ("copy", "distill")}
-    found = method_memory(CONFIG, batch=BATCH, layers=3)
-    assert found == {"scratch": alone, "fine-tune": alone, **pairs}
+    by_method = method_memory(CONFIG, batch=BATCH, layers=3)
+    assert by_method == {"scratch": alone, "fine-tune": alone, **pairs}
     with pytest.raises(ValueError, match="layers=5"):
         method_memory(CONFIG, layers=5)
 

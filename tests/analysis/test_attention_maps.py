@@ -23,7 +23,7 @@ CLOSE = dict(rtol=1e-12, atol=1e-12)
 def longhand_distance(maps, grid, prefix):
     """Per head, query by query and key by key, with Python's own numbers."""
     B, H, N, _ = maps.shape
-    found = []
+    distances = []
     for h in range(H):
         rows = []
         for b in range(B):
@@ -32,8 +32,8 @@ def longhand_distance(maps, grid, prefix):
                 if total := sum(weights):
                     apart = (math.dist(here, divmod(j, grid[1])) for j in range(len(weights)))
                     rows.append(sum(w / total * far for w, far in zip(weights, apart)))
-        found.append(sum(rows) / len(rows))
-    return torch.tensor(found, dtype=torch.float64)
+        distances.append(sum(rows) / len(rows))
+    return torch.tensor(distances, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def longhand_distance(maps, grid, prefix):
 def test_distance_against_loops(grid, prefix):
     N = prefix + grid[0] * grid[1]
     for maps in (random_maps(2, 3, N, N), torch.full((1, 2, N, N), 1 / N, dtype=torch.float64)):
-        found = attention_distance(maps, grid, prefix)
-        torch.testing.assert_close(found, longhand_distance(maps, grid, prefix), **CLOSE)
+        distance = attention_distance(maps, grid, prefix)
+        torch.testing.assert_close(distance, longhand_distance(maps, grid, prefix), **CLOSE)
 
 
 def test_distance_of_uniform_attention_on_a_line_of_patches():
@@ -81,8 +81,8 @@ def test_the_share_of_prefix_tokens_is_taken_out():
     distance, share = attention_distance(maps, (3, 3), 2), prefix_share(maps, 2)
     torch.testing.assert_close(attention_distance(leaning, (3, 3), 2), distance, **CLOSE)
     for h in range(3):
-        given = sum(maps[b, h, i, j].item() for b in range(2) for i in range(2, 11) for j in range(2))
-        assert share[h].item() == pytest.approx(given / 18, rel=1e-12)
+        to_prefix = sum(maps[b, h, i, j].item() for b in range(2) for i in range(2, 11) for j in range(2))
+        assert share[h].item() == pytest.approx(to_prefix / 18, rel=1e-12)
     torch.testing.assert_close(prefix_share(leaning, 2)[1], 0.7 + 0.3 * share[1], **CLOSE)
     changed = maps.clone()
     changed[:, :, :2] = random_maps(2, 3, 2, 11, seed=5)  # what prefix tokens look at does not count
@@ -93,8 +93,8 @@ def test_the_share_of_prefix_tokens_is_taken_out():
 def test_rows_that_give_the_patches_nothing_have_no_distance():
     maps = random_maps(2, 3, 10, 10)
     maps[:, 1, 4] = torch.eye(10, dtype=torch.float64)[0]
-    found = attention_distance(maps, (3, 3), 1)
-    torch.testing.assert_close(found, longhand_distance(maps, (3, 3), 1), **CLOSE)
+    distance = attention_distance(maps, (3, 3), 1)
+    torch.testing.assert_close(distance, longhand_distance(maps, (3, 3), 1), **CLOSE)
     maps[:, 1] = torch.eye(10, dtype=torch.float64)[0]
     with pytest.raises(ValueError, match="head 1.*prefix tokens"):
         attention_distance(maps, (3, 3), 1)
@@ -116,7 +116,7 @@ def test_half_precision_is_summed_in_single():
     exact = maps.double()
     exact = exact / exact.sum(-1, keepdim=True)
     torch.testing.assert_close(attention_entropy(maps).double(), attention_entropy(exact), rtol=2e-3, atol=0)
-    distances = (attention_distance(each, (14, 14), 1).double() for each in (maps, exact))
+    distances = (attention_distance(p, (14, 14), 1).double() for p in (maps, exact))
     torch.testing.assert_close(*distances, rtol=1e-5, atol=0)
 
 

@@ -81,9 +81,9 @@ def test_streaming_is_exact_for_any_batches_and_keeps_its_digits_with_a_large_me
 
 def test_a_minibatch_has_the_unbiased_hsic():
     x, y = related(n=7)
-    found = streamed(x, y, [7], MinibatchCKA())
+    cka = streamed(x, y, [7], MinibatchCKA())
     x, y = x.numpy(), y.numpy()
-    assert found == pytest.approx(hsic_1(x, y) / np.sqrt(hsic_1(x, x) * hsic_1(y, y)), rel=1e-10)
+    assert cka == pytest.approx(hsic_1(x, y) / np.sqrt(hsic_1(x, x) * hsic_1(y, y)), rel=1e-10)
 
 
 def test_all_minibatches_together_are_the_whole():
@@ -147,29 +147,29 @@ def test_layers_of_two_models(small_vit, glyphs64):
         (patch_mean(1), lambda tokens: tokens[:, 1:].sum(1) / 16),
         (every_token, lambda tokens: tokens.reshape(-1, tokens.shape[-1])),
     ):
-        found = layer_cka(a, b, few, read, batch_size=7)
+        table = layer_cka(a, b, few, read, batch_size=7)
         with torch.no_grad():
             streams = [[longhand_read(tokens) for tokens in walk(model, images).stream] for model in (a, b)]
         expected = [[longhand(x, y) for y in streams[1]] for x in streams[0]]
-        np.testing.assert_allclose(found, expected, rtol=1e-4)  # the walks are float32
-    assert found.std() > 0.01, "pairs this alike could be in any order"
+        np.testing.assert_allclose(table, expected, rtol=1e-4)  # the walks are float32
+    assert table.std() > 0.01, "pairs this alike could be in any order"
 
 
 def test_layers_within_a_model(small_vit, glyphs64):
-    found = layer_cka(small_vit(), small_vit(), glyphs64, class_token)
-    np.testing.assert_allclose(found.diagonal(), 1, rtol=1e-9)
+    table = layer_cka(small_vit(), small_vit(), glyphs64, class_token)
+    np.testing.assert_allclose(table.diagonal(), 1, rtol=1e-9)
     vit = small_vit()
-    np.testing.assert_allclose(layer_cka(vit, vit, glyphs64, class_token), found, rtol=1e-9)
-    assert found[0, 2] < 0.99
+    np.testing.assert_allclose(layer_cka(vit, vit, glyphs64, class_token), table, rtol=1e-9)
+    assert table[0, 2] < 0.99
 
 
 def test_layers_by_minibatches(small_vit, glyphs64):
     a, b = small_vit(), small_vit(seed=1)
-    found = layer_cka(a, b, glyphs64, patch_mean(1), batch_size=32, accumulator=MinibatchCKA())
+    table = layer_cka(a, b, glyphs64, patch_mean(1), batch_size=32, accumulator=MinibatchCKA())
     by_hand = MinibatchCKA()
     for of_a, of_b in walks([a, b], glyphs64, 32):
         by_hand.update(of_a.stream[2][:, 1:].mean(1), of_b.stream[0][:, 1:].mean(1))
-    assert found[2, 0] == pytest.approx(by_hand.value(), rel=1e-9)
+    assert table[2, 0] == pytest.approx(by_hand.value(), rel=1e-9)
 
 
 @pytest.mark.parametrize("images, batches", [(13, [6, 7]), (14, [6, 8]), (16, [6, 6, 4]), (12, [6, 6])])
@@ -177,11 +177,11 @@ def test_a_rest_that_is_too_small_goes_with_the_batch_before(small_vit, glyphs64
     a, b = small_vit(), small_vit()
     pairs, by_hand = MinibatchCKA(), MinibatchCKA()
     some = glyphs64.select(range(images))
-    found = layer_cka(a, b, some, class_token, batch_size=6, accumulator=pairs)
+    table = layer_cka(a, b, some, class_token, batch_size=6, accumulator=pairs)
     x, y = ([tokens[:, 0] for tokens in walk(vit, some.take(range(images))[0]).stream] for vit in (a, b))
     for part in torch.arange(images).split(batches):
-        by_hand.update_layers([each[part] for each in x], [each[part] for each in y])
-    assert torch.allclose(found, by_hand.matrix(), rtol=1e-5) and pairs.rows == images
+        by_hand.update_layers([features[part] for features in x], [features[part] for features in y])
+    assert torch.allclose(table, by_hand.matrix(), rtol=1e-5) and pairs.rows == images
 
 
 def test_walks_hold_no_more_than_fits(small_vit, glyphs64, monkeypatch):
@@ -191,7 +191,7 @@ def test_walks_hold_no_more_than_fits(small_vit, glyphs64, monkeypatch):
 
     def at_once(limit, models, images):
         monkeypatch.setattr(streaming, "AT_ONCE", limit)
-        return {len(each[0].tokens) for each in walks(models, glyphs64.select(range(images)), 50)}
+        return {len(walked[0].tokens) for walked in walks(models, glyphs64.select(range(images)), 50)}
 
     whole = layer_cka(model, model, glyphs64, class_token)
     assert at_once(1, [model], 3) == {1}
@@ -223,17 +223,17 @@ def test_what_is_no_vit_and_images_of_another_size_are_refused(small_vit, glyphs
 
 def test_models_that_need_another_way_to_read(small_vit, glyphs64):
     a, b = small_vit(), small_vit(seed=1, reg_tokens=2)
-    found = layer_cka(a, b, glyphs64, patch_mean(1), read_b=patch_mean(3))
+    table = layer_cka(a, b, glyphs64, patch_mean(1), read_b=patch_mean(3))
     with torch.no_grad():
         x, y = (walk(vit, glyphs64.take(range(64))[0]).stream[1][:, -16:].mean(1) for vit in (a, b))
-    assert found[1, 1].item() == pytest.approx(longhand(x, y), rel=1e-4)
+    assert table[1, 1].item() == pytest.approx(longhand(x, y), rel=1e-4)
 
 
 def test_a_copied_student_is_walked_with_its_teacher(small_vit, glyphs64):
     pair = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(how="copy"))
     other = small_vit(seed=3)
-    found = layer_cka(pair, other, glyphs64, class_token)
-    assert not torch.allclose(found, layer_cka(pair.student, other, glyphs64, class_token), atol=0.01)
+    table = layer_cka(pair, other, glyphs64, class_token)
+    assert not torch.allclose(table, layer_cka(pair.student, other, glyphs64, class_token), atol=0.01)
     pair = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(how="distill"))
     pairs = (layer_cka(model, other, glyphs64, class_token) for model in (pair, pair.student))
     assert torch.equal(*pairs)
@@ -249,8 +249,8 @@ def test_the_walk_of_a_pair_is_what_forward_computes(small_vit, how):
         torch.manual_seed(5)
         expected = pair(images).logits
         torch.manual_seed(5)
-        found = pair.walk(images)
-        assert torch.equal(found.logits, expected) and len(found.stream) == 3
+        walked = pair.walk(images)
+        assert torch.equal(walked.logits, expected) and len(walked.stream) == 3
     pair.eval()
     layers = zip(pair.walk(images).layers, walk(pair.teacher, images).layers)
     same = [torch.allclose(own.map, theirs.map, atol=1e-6) for own, theirs in layers]

@@ -57,9 +57,13 @@ def longhand_value(maps_a, maps_b, pairing):
 
 def test_jensen_shannon_equals_scipy_and_is_bounded():
     p, q = random_maps(), random_maps()
-    found = jensen_shannon(p, q)
-    np.testing.assert_allclose(found, jensenshannon(p, q, axis=-1) ** 2, rtol=1e-9)
-    assert torch.equal(found, jensen_shannon(q, p)) and found.max() < math.log(2) and found.min() > 0
+    divergence = jensen_shannon(p, q)
+    np.testing.assert_allclose(divergence, jensenshannon(p, q, axis=-1) ** 2, rtol=1e-9)
+    assert (
+        torch.equal(divergence, jensen_shannon(q, p))
+        and divergence.max() < math.log(2)
+        and divergence.min() > 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,9 +116,9 @@ def test_heads_are_averaged_before_they_are_paired():
 
 def test_pairings_are_ordered():
     maps_a, maps_b = random_maps(H=5), random_maps(H=5)
-    found = {pairing: head_divergence(maps_a, maps_b, pairing) for pairing in PAIRINGS}
-    assert found["minimum"] < found["bipartite"] < found["direct"]
-    assert found["average"] < found["direct"], "the divergence is convex"
+    by_pairing = {pairing: head_divergence(maps_a, maps_b, pairing) for pairing in PAIRINGS}
+    assert by_pairing["minimum"] < by_pairing["bipartite"] < by_pairing["direct"]
+    assert by_pairing["average"] < by_pairing["direct"], "the divergence is convex"
     several = torch.cat([maps_b[:, :1], maps_b], 1)  # two heads of a have the same nearest head
     assert head_divergence(several, maps_b, "minimum") == head_divergence(maps_b, several, "minimum") == 0
 
@@ -148,10 +152,10 @@ def test_layers_of_two_models(small_vit, glyphs64, layers):
             [seen.map.double() for seen in walk(vit, few.take(range(6))[0]).layers] for vit in (a, b)
         )
     pairs = [(0, 0), (1, 1), (2, 2)] if layers is None else [(2, 0), (0, 1)]
-    for found, (i, j) in zip(compare_layers(a, b, few, layers, batch_size=4), pairs, strict=True):
-        assert found.images == 6
+    for divergence, (i, j) in zip(compare_layers(a, b, few, layers, batch_size=4), pairs, strict=True):
+        assert divergence.images == 6
         for pairing in PAIRINGS:
-            assert found.value(pairing) == pytest.approx(
+            assert divergence.value(pairing) == pytest.approx(
                 longhand_value(maps_a[i], maps_b[j], pairing), rel=1e-4
             )
 
@@ -159,8 +163,8 @@ def test_layers_of_two_models(small_vit, glyphs64, layers):
 def test_copied_layers_have_the_teachers_maps(small_vit, glyphs64):
     teacher = small_vit(seed=1)
     pair = AttentionTransfer(teacher, small_vit(seed=2), Plan(how="copy", layers=[1]))
-    found = [each.value("direct") for each in compare_layers(pair, teacher, glyphs64)]
-    assert found[1] == pytest.approx(0, abs=1e-6) and found[0] > 0.01 and found[2] > 0.01
+    direct = [divergence.value("direct") for divergence in compare_layers(pair, teacher, glyphs64)]
+    assert direct[1] == pytest.approx(0, abs=1e-6) and direct[0] > 0.01 and direct[2] > 0.01
 
 
 def test_layers_that_cannot_be_paired(small_vit, glyphs64):
@@ -185,12 +189,12 @@ def test_three_models_do_the_same_with_other_maps():
         assert layer.output.dtype == torch.float64 and (layer.output[0] - longhand).abs().max() <= 1e-12
     assert longhand.std() > 0.1
     assert torch.equal(A.values, C.values) and torch.equal(A.projection, C.projection)
-    found = same_operation()
-    assert [pairing for pairing in PAIRINGS if found["B"][pairing] > 0.05] == ["direct"]
-    assert all(found["C"][pairing] > 0.05 for pairing in PAIRINGS)
+    by_model = same_operation()
+    assert [pairing for pairing in PAIRINGS if by_model["B"][pairing] > 0.05] == ["direct"]
+    assert all(by_model["C"][pairing] > 0.05 for pairing in PAIRINGS)
     for name, layer in (("B", B), ("C", C)):
         expected = {pairing: longhand_value(A.maps, layer.maps, pairing) for pairing in PAIRINGS}
-        assert found[name] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert by_model[name] == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def spoilt(value, b=1, h=2, i=3):

@@ -21,7 +21,7 @@ def tokens_of(maps, prefix=0):
 @pytest.mark.parametrize("n", [4, 5])
 def test_against_the_sum_written_out(n):
     maps = random_images(2, 3, n, n, dtype=torch.float64)
-    found = fourier_profile(tokens_of(maps, prefix=2), (n, n), 2)
+    profile = fourier_profile(tokens_of(maps, prefix=2), (n, n), 2)
     logs = []
     for k in range(n // 2 + 1):
         waves = [[cmath.exp(-2j * math.pi * k * (x + y) / n) for x in range(n)] for y in range(n)]
@@ -30,24 +30,26 @@ def test_against_the_sum_written_out(n):
             for map in maps.flatten(0, 1).tolist()
         ]
         logs.append(sum(math.log(abs(one) + 1e-6) for one in sums) / 6)
-    assert found.log_amplitude.tolist() == pytest.approx([log - logs[0] for log in logs], rel=1e-9, abs=1e-9)
-    assert found.frequency.tolist() == pytest.approx([2 * k / n for k in range(n // 2 + 1)])
-    assert found.frequency[-1] == (1 if n == 4 else 0.8)
+    assert profile.log_amplitude.tolist() == pytest.approx(
+        [log - logs[0] for log in logs], rel=1e-9, abs=1e-9
+    )
+    assert profile.frequency.tolist() == pytest.approx([2 * k / n for k in range(n // 2 + 1)])
+    assert profile.frequency[-1] == (1 if n == 4 else 0.8)
 
 
 def test_a_constant_map_has_frequency_zero_only():
-    found = fourier_profile(tokens_of(torch.full((2, 3, 6, 6), 5.0)), (6, 6), 0).log_amplitude
-    assert found.tolist() == pytest.approx([0] + 3 * [math.log(1e-6 / (5 * 36 + 1e-6))])
+    log_amplitude = fourier_profile(tokens_of(torch.full((2, 3, 6, 6), 5.0)), (6, 6), 0).log_amplitude
+    assert log_amplitude.tolist() == pytest.approx([0] + 3 * [math.log(1e-6 / (5 * 36 + 1e-6))])
 
 
 def test_a_cosine_shows_at_its_frequency():
     n, k, offset, amplitude = 8, 3, 2.0, 0.5
     y, x = torch.meshgrid(torch.arange(n).double(), torch.arange(n).double(), indexing="ij")
     map = offset + amplitude * torch.cos(2 * math.pi * k * (x + y) / n)
-    found = fourier_profile(tokens_of(map[None, None]), (n, n), 0)
+    profile = fourier_profile(tokens_of(map[None, None]), (n, n), 0)
     # a cosine is half a wave forward and half a wave back
-    assert found.log_amplitude[k].item() == pytest.approx(math.log(amplitude / 2 / offset), abs=1e-6)
-    assert all(found.log_amplitude[other] < math.log(1e-7) for other in (1, 2, 4))
+    assert profile.log_amplitude[k].item() == pytest.approx(math.log(amplitude / 2 / offset), abs=1e-6)
+    assert all(profile.log_amplitude[other] < math.log(1e-7) for other in (1, 2, 4))
     across = offset + amplitude * torch.cos(2 * math.pi * k * x / n)
     assert fourier_profile(tokens_of(across[None, None]), (n, n), 0).log_amplitude[k] < math.log(1e-7), (
         "off the diagonal"
@@ -56,19 +58,19 @@ def test_a_cosine_shows_at_its_frequency():
 
 def test_white_noise_is_flat_up_to_what_real_coefficients_lack():
     noise = random_images(400, 8, 8, 8)
-    found = fourier_profile(tokens_of(noise), (8, 8), 0).log_amplitude
+    log_amplitude = fourier_profile(tokens_of(noise), (8, 8), 0).log_amplitude
     # of 3200 logarithms with standard deviation π/√8 at most, the mean is known to 0.02; two of them are
     # compared
-    assert found.tolist() == pytest.approx([0] + 3 * [math.log(2) / 2] + [0], abs=0.1)
+    assert log_amplitude.tolist() == pytest.approx([0] + 3 * [math.log(2) / 2] + [0], abs=0.1)
 
 
 def test_scale_changes_nothing_and_smoothing_lowers_high_frequencies():
     maps = random_images(5, 4, 8, 8, dtype=torch.float64)
-    found = fourier_profile(tokens_of(maps), (8, 8), 0).log_amplitude
+    log_amplitude = fourier_profile(tokens_of(maps), (8, 8), 0).log_amplitude
     scaled = fourier_profile(tokens_of(7 * maps), (8, 8), 0).log_amplitude
-    torch.testing.assert_close(scaled, found, rtol=0, atol=1e-4)
+    torch.testing.assert_close(scaled, log_amplitude, rtol=0, atol=1e-4)
     smooth = (maps + maps.roll(1, -1)) / 2  # multiplies frequency w across by |cos(w / 2)|
-    drop = fourier_profile(tokens_of(smooth), (8, 8), 0).log_amplitude - found
+    drop = fourier_profile(tokens_of(smooth), (8, 8), 0).log_amplitude - log_amplitude
     assert drop[:4].tolist() == pytest.approx(
         [math.log(math.cos(math.pi * k / 8)) for k in range(4)], abs=1e-4
     )
@@ -83,10 +85,10 @@ def test_every_layer_over_any_batches(small_vit, glyphs64, batch_size):
         copied = {i: Instead(map=layer.map) for i, layer in enumerate(walked.layers)}
         streams = [walked.stream, walk(student, batch, replace=copied).stream]
     for model, stream in zip((teacher, AttentionTransfer(teacher, student, Plan(how="copy"))), streams):
-        found = layer_profiles(model, images, batch_size)
-        for one, tokens in zip(found, stream, strict=True):
-            each = [fourier_profile(tokens[[i]], (4, 4), 1).log_amplitude for i in range(7)]
-            torch.testing.assert_close(one.log_amplitude, sum(each) / 7, rtol=1e-4, atol=1e-4)
+        profiles = layer_profiles(model, images, batch_size)
+        for one, tokens in zip(profiles, stream, strict=True):
+            by_image = [fourier_profile(tokens[[i]], (4, 4), 1).log_amplitude for i in range(7)]
+            torch.testing.assert_close(one.log_amplitude, sum(by_image) / 7, rtol=1e-4, atol=1e-4)
             assert one.frequency.tolist() == pytest.approx([0, 1 / 2, 1])
 
 

@@ -68,7 +68,7 @@ def test_calibration_in_closed_form():
 def test_the_paired_bootstrap_equals_scipys():
     correct_a = torch.rand(400) < 0.8
     correct_b = torch.where(torch.rand(400) < 0.7, correct_a, torch.rand(400) < 0.6)
-    found = paired_bootstrap(correct_a, correct_b, samples=20_000, level=0.9)
+    interval = paired_bootstrap(correct_a, correct_b, samples=20_000, level=0.9)
     expected = bootstrap(
         (correct_a.double().numpy(), correct_b.double().numpy()),
         lambda a, b, axis: a.mean(axis) - b.mean(axis),
@@ -79,21 +79,21 @@ def test_the_paired_bootstrap_equals_scipys():
         vectorized=True,
         rng=np.random.default_rng(1),
     )
-    assert found.mean == pytest.approx((correct_a.sum() - correct_b.sum()).item() / 400)
-    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval), abs=0.003)
-    assert found.low < found.mean < found.high
+    assert interval.mean == pytest.approx((correct_a.sum() - correct_b.sum()).item() / 400)
+    assert (interval.low, interval.high) == pytest.approx(tuple(expected.confidence_interval), abs=0.003)
+    assert interval.low < interval.mean < interval.high
 
 
 def test_the_paired_bootstrap_in_closed_form():
     correct = torch.arange(10_000) % 2 == 0
     other = correct.clone()
     other[:1000] = ~other[:1000]  # 500 gained, 500 lost: variance of a difference 0.1
-    found = paired_bootstrap(correct, other, samples=20_000)
+    interval = paired_bootstrap(correct, other, samples=20_000)
     half = 1.96 * (0.1 / 10_000) ** 0.5
-    assert found == pytest.approx((0, -half, half), rel=0.05)
+    assert interval == pytest.approx((0, -half, half), rel=0.05)
     assert paired_bootstrap(correct, correct) == (0, 0, 0), "what both get right or wrong is no uncertainty"
     again = paired_bootstrap(correct, other, samples=20_000)
-    assert found == again != paired_bootstrap(correct, other, samples=20_000, seed=1)
+    assert interval == again != paired_bootstrap(correct, other, samples=20_000, seed=1)
     wide, narrow = paired_bootstrap(correct, other, level=0.99), paired_bootstrap(correct, other, level=0.5)
     assert wide.low < narrow.low < narrow.high < wide.high
 
@@ -135,5 +135,5 @@ def test_bad_input(compute, arguments, named):
 def test_probabilities_of_a_model_in_half_precision(kind):
     logits, labels = torch.randn(50, 10), torch.arange(50) % 10
     p = [(factor * logits).softmax(-1) for factor in (1, 2)]
-    in_half = ensemble_accuracy(*(each.to(kind) for each in p), labels)
+    in_half = ensemble_accuracy(*(probabilities.to(kind) for probabilities in p), labels)
     assert in_half == pytest.approx(ensemble_accuracy(*p, labels), abs=0.05)

@@ -26,8 +26,8 @@ def test_a_hidden_layer_reads_what_no_linear_probe_can():
     x = torch.randn(1500, 5, generator=generator)
     y = ((x[:, 0] > 0) ^ (x[:, 1] > 0)).long()
     before = torch.get_rng_state()
-    found = mlp_probe(x[:1000], y[:1000], x[1000:], y[1000:])
-    assert found == mlp_probe(x[:1000], y[:1000], x[1000:], y[1000:]) > 0.9
+    accuracy = mlp_probe(x[:1000], y[:1000], x[1000:], y[1000:])
+    assert accuracy == mlp_probe(x[:1000], y[:1000], x[1000:], y[1000:]) > 0.9
     assert torch.equal(torch.get_rng_state(), before)
     linear = linear_probe(x[:1000], y[:1000], x[:1000], y[:1000], x[1000:], y[1000:], steps=100)
     assert linear.test_accuracy < 0.6
@@ -42,32 +42,32 @@ def test_a_hidden_layer_reads_what_no_linear_probe_can():
 )
 def test_features_are_what_the_head_reads(small_vit, images, config):
     model = small_vit(0, drop_rate=0.5, **config).train()
-    found = features(model, images, batch_size=3)
-    assert model.training and not found.requires_grad
+    read = features(model, images, batch_size=3)
+    assert model.training and not read.requires_grad
     heard = []
-    model.head.register_forward_pre_hook(lambda module, given: heard.append(given[0].detach()))
+    model.head.register_forward_pre_hook(lambda module, inputs: heard.append(inputs[0].detach()))
     model.eval()(images.take(range(7))[0])
-    torch.testing.assert_close(found, heard[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(read, heard[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_features_of_a_layer_are_those_of_the_model_cut_off_there(small_vit, images, layer):
     model = small_vit()
-    found = features(model, images, layer=layer)
+    read = features(model, images, layer=layer)
     model.blocks = model.blocks[: layer + 1]
     model.head = nn.Identity()
-    torch.testing.assert_close(found, model.eval()(images.take(range(7))[0]).detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(read, model.eval()(images.take(range(7))[0]).detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_copying_student_is_probed_with_its_teacher(small_vit, images):
     teacher, student = small_vit(1), small_vit(2)
-    found = features(AttentionTransfer(teacher, student, Plan(how="copy")), images)
-    assert not torch.allclose(found, features(student, images), rtol=1e-2)
+    read = features(AttentionTransfer(teacher, student, Plan(how="copy")), images)
+    assert not torch.allclose(read, features(student, images), rtol=1e-2)
     batch = images.take(range(7))[0]
     maps = {i: Instead(map=layer.map) for i, layer in enumerate(walk(teacher, batch).layers)}
     student.head = nn.Identity()
     copied = walk(student.eval(), batch, replace=maps).logits.detach()
-    torch.testing.assert_close(found, copied, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(read, copied, rtol=1e-4, atol=1e-5)
 
 
 def longhand_knn(train_x, train_y, test_x, test_y, k):
@@ -135,26 +135,26 @@ def softmax_regression(x, y, classes, steps=40, ridge=1e-3):
 
 def test_a_linear_probe_reaches_the_optimum():
     train, validation, test = clusters(400, 0), clusters(200, 1), clusters(400, 2)
-    found = linear_probe(*train, *validation, *test, lrs=(0.1,), steps=1500, batch_size=400)
+    probe = linear_probe(*train, *validation, *test, lrs=(0.1,), steps=1500, batch_size=400)
     mean, deviation = train[0].mean(0), train[0].std(0)
     W = softmax_regression(((train[0] - mean) / deviation).double().numpy(), train[1].numpy(), 4, ridge=1e-6)
     logits = np.c_[((test[0] - mean) / deviation).double().numpy(), np.ones(400)] @ W
     best = (logits.argmax(1) == test[1].numpy()).mean()
     assert 0.7 < best < 0.99, "the task must be neither trivial nor hopeless"
-    assert found.test_accuracy == pytest.approx(best, abs=0.01)
+    assert probe.test_accuracy == pytest.approx(best, abs=0.01)
 
 
 def test_features_are_standardised_by_the_training_set():
     def probe(*sets):
-        return linear_probe(*(each for x_and_y in sets for each in x_and_y), lrs=(0.1,), steps=60)
+        return linear_probe(*(tensor for x_and_y in sets for tensor in x_and_y), lrs=(0.1,), steps=60)
 
     train, (x, y), test = clusters(100, 0), clusters(60, 1), clusters(60, 2)
     plain = probe(train, (x, y), test)
     scale, shift = torch.tensor([1e-3, 1, 1e3, 5, 1, 1]), torch.tensor([0, 100.0, 0, 0, 7, 0])
     # and a constant feature
     moved = [
-        (torch.cat([each * scale + shift, torch.full((len(each), 1), 3.0)], 1), labels)
-        for each, labels in (train, (x, y), test)
+        (torch.cat([features * scale + shift, torch.full((len(features), 1), 3.0)], 1), labels)
+        for features, labels in (train, (x, y), test)
     ]
     assert probe(*moved).test_accuracy == pytest.approx(plain.test_accuracy, abs=1 / 60 + 1e-9)
     assert plain.test_accuracy > 0.6
@@ -167,9 +167,9 @@ def test_the_rate_is_chosen_on_validation_and_rates_do_not_touch_each_other():
     lrs, settings = (0.1, 1e-5, 0.01), dict(steps=30, batch_size=16, seed=3)
     together = linear_probe(*train, *validation, *test, lrs=lrs, **settings)
     alone = {lr: linear_probe(*train, *validation, *test, lrs=(lr,), **settings) for lr in lrs}
-    found = together.validation_accuracies
-    assert found == {lr: one.validation_accuracies[lr] for lr, one in alone.items()}
-    assert together.lr == min(lr for lr in lrs if found[lr] == max(found.values()))
+    accuracies = together.validation_accuracies
+    assert accuracies == {lr: one.validation_accuracies[lr] for lr, one in alone.items()}
+    assert together.lr == min(lr for lr in lrs if accuracies[lr] == max(accuracies.values()))
     assert together.test_accuracy == alone[together.lr].test_accuracy
     # a validation set that only the worst features please decides all the same
     flipped = (validation[0], (validation[1] + 1) % 4)
@@ -180,14 +180,14 @@ def test_the_rate_is_chosen_on_validation_and_rates_do_not_touch_each_other():
 def test_a_diverged_rate_is_right_about_nothing():
     train, (x, y), test = clusters(100, 0), clusters(60, 1), clusters(60, 2)
     # NaN in all logits makes argmax say class 0, so that is all the validation set shows
-    found = linear_probe(*train, x[y == 0], y[y == 0], *test, lrs=(1e38, 0.1), steps=50)
-    assert found.validation_accuracies[1e38] == 0 and found.lr == 0.1
+    probe = linear_probe(*train, x[y == 0], y[y == 0], *test, lrs=(1e38, 0.1), steps=50)
+    assert probe.validation_accuracies[1e38] == 0 and probe.lr == 0.1
 
 
 def test_of_equal_rates_the_smaller_is_taken():
     train, validation, test = (clusters(60, seed, spread=0.01) for seed in range(3))
-    found = linear_probe(*train, *validation, *test, lrs=(0.3, 0.1, 0.2), steps=50)
-    assert set(found.validation_accuracies.values()) == {1.0} and found.lr == 0.1 and found.test_accuracy == 1
+    probe = linear_probe(*train, *validation, *test, lrs=(0.3, 0.1, 0.2), steps=50)
+    assert set(probe.validation_accuracies.values()) == {1.0} and probe.lr == 0.1 and probe.test_accuracy == 1
 
 
 def test_a_probe_repeats_and_leaves_the_global_generator_alone():

@@ -44,10 +44,10 @@ def test_the_fit_equals_scipys(kind):
 
 def test_effective_robustness_is_the_distance_from_the_line():
     on_it = on_the_line(0.8).item()
-    found = effective_robustness(0.8, on_it + 0.05, POOL, on_the_line(POOL))
-    assert (found.value, found.expected) == pytest.approx((0.05, on_it), rel=1e-9)
+    robustness = effective_robustness(0.8, on_it + 0.05, POOL, on_the_line(POOL))
+    assert (robustness.value, robustness.expected) == pytest.approx((0.05, on_it), rel=1e-9)
     # Every sample of a perfect pool has the same line.
-    assert (found.low, found.high) == pytest.approx((0.05, 0.05), rel=1e-6)
+    assert (robustness.low, robustness.high) == pytest.approx((0.05, 0.05), rel=1e-6)
     below, fitted = effective_robustness(0.8, 0.1, POOL, noisy()), linregress(logit(POOL), logit(noisy()))
     expected = sigmoid(fitted.intercept + fitted.slope * logit(0.8))
     assert below.value == pytest.approx(0.1 - expected, rel=1e-9) and below.value < 0
@@ -57,17 +57,17 @@ def test_the_interval_equals_a_loop_over_samples():
     def found_with(level, seed=0):
         return effective_robustness(0.8, 0.6, POOL, noisy(), samples=4000, level=level, seed=seed)
 
-    found, wider = found_with(0.8), found_with(0.99)
+    interval, wider = found_with(0.8), found_with(0.99)
     generator, values, x, y = np.random.default_rng(7), [], logit(POOL), logit(noisy())
     for _ in range(4000):
         drawn = generator.integers(len(POOL), size=len(POOL))
         if len(set(drawn)) > 1:
             slope, intercept = np.polyfit(x[drawn], y[drawn], 1)
             values.append(0.6 - sigmoid(intercept + slope * logit(0.8)))
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(values, [0.1, 0.9])), abs=0.002)
-    assert found.low < found.value < found.high
-    assert found == found_with(0.8) != found_with(0.8, seed=1)
-    assert wider.low < found.low and found.high < wider.high
+    assert (interval.low, interval.high) == pytest.approx(tuple(np.quantile(values, [0.1, 0.9])), abs=0.002)
+    assert interval.low < interval.value < interval.high
+    assert interval == found_with(0.8) != found_with(0.8, seed=1)
+    assert wider.low < interval.low and interval.high < wider.high
     three = effective_robustness(0.8, 0.6, POOL[::3], noisy()[::3])
     assert all(np.isfinite(three[:4])), "samples of one model have no line, and are left out"
 

@@ -76,10 +76,10 @@ def test_long_tail_keeps_images_with_their_labels_in_order_and_their_treatment()
 def test_long_tail_is_chosen_by_seed_and_nested_in_the_factor():
     images = of_classes([0, 1, 2] * 40)
     state = torch.get_rng_state()
-    found, again, other, more = (
+    chosen, again, other, more = (
         positions(long_tail(images, factor, seed)) for factor, seed in ((8, 1), (8, 1), (8, 2), (2, 1))
     )
-    assert found == again != other and set(found) < set(more)
+    assert chosen == again != other and set(chosen) < set(more)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -119,11 +119,11 @@ def test_few_labels_keep_a_share_of_every_class(fraction, kept):
 
 
 def test_few_labels_repeat_by_seed_and_are_nested():
-    found, again, more, other, more_other = (
+    chosen, again, more, other, more_other = (
         set(positions(few_labels(of_classes(SHUFFLED), fraction, seed)))
         for fraction, seed in ((0.1, 0), (0.1, 0), (0.3, 0), (0.1, 1), (0.3, 1))
     )
-    assert found == again != other and found < more and other < more_other
+    assert chosen == again != other and chosen < more and other < more_other
 
 
 @pytest.mark.parametrize(

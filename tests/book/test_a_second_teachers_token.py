@@ -39,8 +39,12 @@ def test_the_losses_are_atlibs(hard, alpha, tau):
     teacher = randomise(small_vit(3), 3)
     labels = torch.tensor([0, 4, 2, 2])
     with torch.no_grad():
-        given = (*taught(NAME).two_heads(student, images), teacher(images), labels)
-        by_hand = taught(NAME).hard_loss(*given) if hard else taught(NAME).soft_loss(*given, tau, alpha)
+        logits_and_labels = (*taught(NAME).two_heads(student, images), teacher(images), labels)
+        by_hand = (
+            taught(NAME).hard_loss(*logits_and_labels)
+            if hard
+            else taught(NAME).soft_loss(*logits_and_labels, tau, alpha)
+        )
     pair = DistillationToken(teacher, student, hard=hard, temperature=tau).train()
     recipe = Recipe(label_smoothing=0, task_weight=1 - alpha, transfer_weight=alpha)
     assert by_hand.item() == pytest.approx(student_loss(pair, images, labels, recipe).item(), rel=1e-4)

@@ -26,12 +26,12 @@ SOURCES = [
 
 def described(module: str) -> list[object]:
     """The functions and classes that an entry of the page describes."""
-    found, members = import_module(module), LISTED[module]
+    imported_module, members = import_module(module), LISTED[module]
     if members is not None:
-        return [getattr(found, name) for name in members]
+        return [getattr(imported_module, name) for name in members]
     return [
         value
-        for name, value in vars(found).items()
+        for name, value in vars(imported_module).items()
         if not name.startswith("_") and getattr(value, "__module__", None) == module
     ]
 
@@ -65,11 +65,11 @@ def test_what_is_listed_is_there_and_described():
 def test_what_the_book_calls_is_listed():
     """Constants need no entry, a notebook that imports one shows it; nor does the command line."""
     on_the_page = {id(value) for module in LISTED for value in described(module)}
-    for source, module, name in sorted((path.name, *each) for path in SOURCES for each in imported(path)):
+    for source, module, name in sorted((path.name, *names) for path in SOURCES for names in imported(path)):
         value = getattr(import_module(module), name, None)
         if value is None or inspect.ismodule(value):
             package = f"{module}.{name}"
-            assert any(f"{each}.".startswith(f"{package}.") for each in LISTED), (
+            assert any(f"{listed}.".startswith(f"{package}.") for listed in LISTED), (
                 f"{source} calls {package}, which is not on the API page"
             )
         elif (inspect.isclass(value) or inspect.isfunction(value)) and not module.endswith(".__main__"):

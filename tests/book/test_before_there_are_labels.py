@@ -24,9 +24,9 @@ def test_to_patches_is_patchify(height, width, size):
 
 
 def test_what_is_to_be_painted_has_mean_0_and_variance_1():
-    found = taught(NAME).to_paint(5 + 3 * torch.randn(2, 3, 16, 16), 4)
-    assert torch.allclose(found.mean(-1), torch.zeros(2, 16), atol=1e-5)
-    assert torch.allclose(found.var(-1), torch.ones(2, 16), atol=1e-4)
+    targets = taught(NAME).to_paint(5 + 3 * torch.randn(2, 3, 16, 16), 4)
+    assert torch.allclose(targets.mean(-1), torch.zeros(2, 16), atol=1e-5)
+    assert torch.allclose(targets.var(-1), torch.ones(2, 16), atol=1e-4)
 
 
 def test_random_masking_keeps_and_hides_each_patch_once():
@@ -121,14 +121,14 @@ def errors(world):
     images, _ = scales()[world].held_out("test").take(range(200))
     torch.manual_seed(0)
     student = create_vit("glyphs").eval()
-    found = []
+    errors_of = []
     for own, target in zip(walk(student, images).layers, walk(teacher, images).layers, strict=True):
         z_s, z_t = (seen.q @ seen.k.mT * seen.scale for seen in (own, target))
         centred = z_t - z_t.mean(-1, keepdim=True)
         gap = z_t - z_s
         visible = (gap - gap.mean(-1, keepdim=True)).square().mean()
-        found.append((gap.square().mean().item(), visible.item(), (z_t - centred).square().mean().item()))
-    return found
+        errors_of.append((gap.square().mean().item(), visible.item(), (z_t - centred).square().mean().item()))
+    return errors_of
 
 
 def test_the_shares_that_the_sentences_name():
@@ -140,8 +140,8 @@ def test_the_shares_that_the_sentences_name():
     low, high, *of_match = map(int, re.search(numbers, page).groups())
     find, match = errors("find"), errors("match")
     shares = {
-        name: [100 * (1 - seen / whole) for whole, seen, _ in found]
-        for name, found in (("find", find), ("match", match))
+        name: [100 * (1 - seen / whole) for whole, seen, _ in errors_of]
+        for name, errors_of in (("find", find), ("match", match))
     }
     assert [low, high] == pytest.approx([min(shares["find"]), max(shares["find"])], abs=0.6)
     assert of_match == pytest.approx(shares["match"], abs=0.6)

@@ -103,9 +103,9 @@ def test_the_patches_of_the_teacher_look_at_the_mark_in_its_last_layers():
     images, _ = scales()["find"].held_out("test").take(range(200))
     cell = glyphs.marked_cell(images)
     others = torch.arange(16) != cell[:, None]
-    found = []
+    shares = []
     for seen in walk(teacher, images).layers:
         patches = seen.map[..., 1:, 1:] / seen.map[..., 1:, 1:].sum(-1, keepdim=True)
-        found.append(patches[torch.arange(200), ..., cell].mean(1)[others].mean().item())
+        shares.append(patches[torch.arange(200), ..., cell].mean(1)[others].mean().item())
         assert seen.map[torch.arange(200), :, 0, cell + 1].mean() > 0.5
-    assert max(found[:2]) < 0.15 and min(found[2:]) > 0.25
+    assert max(shares[:2]) < 0.15 and min(shares[2:]) > 0.25

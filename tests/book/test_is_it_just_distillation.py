@@ -39,16 +39,16 @@ def test_deits_formulas_are_the_training_loss(hard, task, transfer):
     teacher, student, images, labels = vit(1), vit(2), torch.randn(6, 3, 32, 32), torch.arange(6) % 5
     pair = LogitDistillation(teacher, student, hard=hard).train()
     recipe = Recipe(label_smoothing=0.0, task_weight=task, transfer_weight=transfer)
-    found = student_loss(pair, images, labels, recipe)
+    loss = student_loss(pair, images, labels, recipe)
     formula = taught(NAME).deit_hard if hard else taught(NAME).deit_soft
-    assert formula(student(images), teacher(images), labels).item() == pytest.approx(found.item(), rel=1e-5)
+    assert formula(student(images), teacher(images), labels).item() == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_features():
     images, by_hand = torch.randn(3, 3, 32, 32), taught(NAME)
     with torch.no_grad():
         one, other = vit(3), vit(4)
-        streams = [by_hand.streams_by_hand(each, images) for each in (one, other)]
+        streams = [by_hand.streams_by_hand(model, images) for model in (one, other)]
         for own, walked in zip(streams[0], walk(one, images).stream, strict=True):
             assert torch.allclose(own, walked, atol=1e-5)
         expected = feature_mse(walk(one, images).stream, walk(other, images).stream)

@@ -42,8 +42,8 @@ def test_the_ring_gives_everybody_the_sum(n, size):
     gradients = torch.randn(n, size, dtype=torch.float64)
     before = gradients.clone()
     held, sent = taught(NAME).ring_all_reduce(list(gradients))
-    for each in held:
-        assert torch.allclose(each, before.sum(0), atol=1e-12)
+    for copy in held:
+        assert torch.allclose(copy, before.sum(0), atol=1e-12)
     assert torch.equal(gradients, before), "what was given stays as it was"
     assert sum(sent) == 2 * (n - 1) * size, "in all, every number travels once round the ring and once more"
 
@@ -56,5 +56,5 @@ def test_each_process_sends_the_formula(n, size):
 
 def test_pieces_of_unequal_length_arrive_whole():
     held, sent = taught(NAME).ring_all_reduce([torch.ones(7), 2 * torch.ones(7), 4 * torch.ones(7)])
-    assert all(torch.equal(each, 7 * torch.ones(7)) for each in held)
+    assert all(torch.equal(copy, 7 * torch.ones(7)) for copy in held)
     assert sum(sent) == 2 * 2 * 7

@@ -43,8 +43,8 @@ def test_other_heads_in_each_layer_are_the_plan_that_says_so():
     with torch.no_grad():
         layers, x = walk(teacher, images).layers, student._pos_embed(student.patch_embed(images))
         for block, seen, heads in zip(student.blocks, layers, chosen.values()):
-            given = seen.q[:, heads], seen.k[:, heads], seen.scale, heads
-            x = x + taught(NAME).attention_with_some_heads(block.attn, block.norm1(x), *given)[0]
+            copied = seen.q[:, heads], seen.k[:, heads], seen.scale, heads
+            x = x + taught(NAME).attention_with_some_heads(block.attn, block.norm1(x), *copied)[0]
             x = x + block.mlp(block.norm2(x))
         logits = student.forward_head(student.norm(x))
         pair = AttentionTransfer(teacher, student, Plan(heads=chosen)).eval()
@@ -88,17 +88,17 @@ def test_learned_mapping_loss_is_the_pairs():
             M.normal_()
         own, target = walk(student, images).layers, walk(teacher, images).layers
         layers = zip(pair.head_mapping, own, target)
-        found = sum(taught(NAME).learned_mapping_loss(M, s.map, t.map) for M, s, t in layers)
-        assert found == pytest.approx(pair(images).transfer_loss.item(), rel=1e-5)
+        loss = sum(taught(NAME).learned_mapping_loss(M, s.map, t.map) for M, s, t in layers)
+        assert loss == pytest.approx(pair(images).transfer_loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("grid_from, grid_to", [((2, 2), (4, 4)), ((3, 4), (6, 5)), ((4, 4), (14, 14))])
 def test_resample_class_row_is_both_of_atlibs(grid_from, grid_to):
     tokens = 1 + grid_from[0] * grid_from[1]
     p = random_maps(2, 3, tokens, tokens)
-    found = taught(NAME).resample_class_row(p[:, :, 0], grid_from, grid_to)
-    assert torch.allclose(found, resample_class_attention(p[:, :, 0], grid_from, grid_to), atol=1e-12)
-    assert torch.allclose(found, resample(p, grid_from, grid_to, 1)[:, :, 0], atol=1e-12)
+    row = taught(NAME).resample_class_row(p[:, :, 0], grid_from, grid_to)
+    assert torch.allclose(row, resample_class_attention(p[:, :, 0], grid_from, grid_to), atol=1e-12)
+    assert torch.allclose(row, resample(p, grid_from, grid_to, 1)[:, :, 0], atol=1e-12)
 
 
 def test_coarse_undoes_an_even_split_and_keeps_rows_whole():

@@ -31,8 +31,8 @@ def gradients(loss, q, k):
     return torch.autograd.grad(loss, (q, k))
 
 
-def close(found, expected):
-    pairs = zip(found, expected, strict=True)
+def close(tensors, expected):
+    pairs = zip(tensors, expected, strict=True)
     return all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in pairs)
 
 
@@ -47,9 +47,9 @@ def test_dense_loss_is_the_definition(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_surrogate_has_the_gradients_of_atlibs_fused_loss(shape):
     q, k, q_t, k_t = inputs(*shape)
-    found = gradients(taught("15-never-store-a-map").surrogate(q, k, q_t, k_t, 0.7), q, k)
+    by_surrogate = gradients(taught("15-never-store-a-map").surrogate(q, k, q_t, k_t, 0.7), q, k)
     for theirs in (by_fused_attention(*layers(q, k, q_t, k_t, 0.7)), definition(q, k, q_t, k_t, 0.7)):
-        assert close(found, gradients(theirs, q, k))
+        assert close(by_surrogate, gradients(theirs, q, k))
 
 
 @pytest.mark.parametrize("block", [1, 7, 64])
@@ -57,6 +57,6 @@ def test_surrogate_has_the_gradients_of_atlibs_fused_loss(shape):
 def test_blockwise_is_atlibs_loss_by_blocks(shape, block):
     q, k, q_t, k_t = inputs(*shape)
     with torch.no_grad():
-        found = taught("15-never-store-a-map").blockwise(q, k, q_t, k_t, 0.7, block)
+        by_hand = taught("15-never-store-a-map").blockwise(q, k, q_t, k_t, 0.7, block)
     for theirs in (by_blocks(*layers(q, k, q_t, k_t, 0.7)), definition(q, k, q_t, k_t, 0.7)):
-        assert close(found, [theirs.detach(), *gradients(theirs, q, k)])
+        assert close(by_hand, [theirs.detach(), *gradients(theirs, q, k)])

@@ -59,8 +59,10 @@ def test_text_is_plain_markdown():
     for source in SOURCES:
         for cell in nbformat.read(source.with_suffix(".ipynb"), as_version=4).cells:
             if cell.cell_type == "markdown":
-                found = re.search(r"\{[\w:-]+\}`|^(`{3,}|:{3,})\{|^\(\w[\w-]*\)=$", cell.source, re.MULTILINE)
-                assert not found, f"{source.name}: {found.group()!r} in {cell.source!r}"
+                markup = re.search(
+                    r"\{[\w:-]+\}`|^(`{3,}|:{3,})\{|^\(\w[\w-]*\)=$", cell.source, re.MULTILINE
+                )
+                assert not markup, f"{source.name}: {markup.group()!r} in {cell.source!r}"
 
 
 @pytest.fixture

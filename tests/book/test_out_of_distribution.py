@@ -24,16 +24,16 @@ NAME = "12-out-of-distribution"
     ],
 )
 def test_shift_by_hand(shift, factor, hardest, severity):
-    found = taught(NAME).shift_by_hand(factor, hardest, severity, 7)
+    drawn = taught(NAME).shift_by_hand(factor, hardest, severity, 7)
     expected = shifts.shifted(shift, severity, size=7)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(drawn, expected, strict=True):
         assert np.array_equal(ours, theirs)
 
 
 def test_shift_by_hand_in_match():
-    found = taught(NAME).shift_by_hand("noise", 0.6, 2.5, 7, "match")
+    drawn = taught(NAME).shift_by_hand("noise", 0.6, 2.5, 7, "match")
     expected = generate("test", 7, world=World(task="match", noise=0.4))
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(drawn, expected, strict=True):
         assert np.array_equal(ours, theirs)
 
 

@@ -47,8 +47,8 @@ def test_mean_squared_error_is_the_loss(what):
     with torch.no_grad():
         student, teacher = walk(vit(5), images).layers, walk(vit(6), images).layers
     pairs = ([getattr(seen, what) for seen in layers] for layers in (student, teacher))
-    found = taught(NOTEBOOK).mean_squared_error_by_hand(*pairs)
-    assert found == pytest.approx(projection_mse(student, teacher, what).item(), rel=1e-5)
+    loss = taught(NOTEBOOK).mean_squared_error_by_hand(*pairs)
+    assert loss == pytest.approx(projection_mse(student, teacher, what).item(), rel=1e-5)
 
 
 def test_divergences_are_atlibs():
@@ -59,16 +59,16 @@ def test_divergences_are_atlibs():
     assert torch.allclose(by_hand.jensen_shannon(student, teacher), expected, rtol=0, atol=1e-12)
     assert torch.allclose(by_hand.head_divergences(student, teacher), by_heads.matrix(), rtol=0, atol=1e-12)
     for other in torch.eye(2):  # zeros add nothing
-        found = by_hand.jensen_shannon(torch.eye(2)[0], other).item()
-        assert found == pytest.approx(jensen_shannon(torch.eye(2)[0], other).item())
+        divergence = by_hand.jensen_shannon(torch.eye(2)[0], other).item()
+        assert divergence == pytest.approx(jensen_shannon(torch.eye(2)[0], other).item())
 
 
 def test_matched_finds_the_order_that_was_hidden_and_nothing_smaller_exists():
     order = [2, 0, 3, 1]
     table = torch.rand(4, 4) + 1
     table[range(4), order] = torch.rand(4)
-    smallest, found = taught(NOTEBOOK).matched(table)
-    assert list(found) == order
+    smallest, matching = taught(NOTEBOOK).matched(table)
+    assert list(matching) == order
     assert smallest == pytest.approx(table[range(4), order].mean().item(), rel=1e-5)
     random.seed(9)
     for _ in range(20):

@@ -34,8 +34,8 @@ def test_distance_and_entropy(grid, prefix):
 def test_rollout(residual):
     maps = [random_maps(2, 3, 7, 7, seed=seed) for seed in range(4)]
     for b in range(2):
-        found = taught(NAME).rollout_by_hand([p[b] for p in maps], residual)
-        assert torch.allclose(found, rollout(maps, residual)[b], atol=1e-12)
+        rolled = taught(NAME).rollout_by_hand([p[b] for p in maps], residual)
+        assert torch.allclose(rolled, rollout(maps, residual)[b], atol=1e-12)
 
 
 @pytest.mark.parametrize("H", [1, 2, 4, 6])

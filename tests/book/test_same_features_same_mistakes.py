@@ -35,7 +35,7 @@ def test_both_forms_are_linear_cka(rows, p, q):
 
 
 def test_hsic_is_the_mean_product_of_doubly_centred_similarities():
-    x, y = (each.tolist() for each in related(8, 3, 4))
+    x, y = (features.tolist() for features in related(8, 3, 4))
     n = len(x)
 
     def centred(rows):
@@ -45,7 +45,7 @@ def test_hsic_is_the_mean_product_of_doubly_centred_similarities():
 
     K, L = centred(x), centred(y)
     expected = sum(K[i][j] * L[i][j] for i in range(n) for j in range(n)) / (n - 1) ** 2
-    x, y = (torch.tensor(each, dtype=torch.float64) for each in (x, y))
+    x, y = (torch.tensor(features, dtype=torch.float64) for features in (x, y))
     assert taught(NAME).hsic(x @ x.T, y @ y.T).item() == pytest.approx(expected, rel=1e-10)
 
 

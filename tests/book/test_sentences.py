@@ -15,7 +15,7 @@ KNOWN = functions()
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
 def test_every_number_of_the_book_is_what_its_record_says(page):
-    assert [problem for each in guarded(page) if (problem := wrong(each, KNOWN))] == []
+    assert [problem for number in guarded(page) if (problem := wrong(number, KNOWN))] == []
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def known(tmp_path):
 def test_a_number_is_compared_to_the_digits_that_are_printed(tmp_path, known, sentence, right):
     page = tmp_path / "page.md"
     page.write_text("First line.\n\n" + sentence)
-    (each,) = guarded(page)
-    assert each.line == 3
-    problem = wrong(each, known)
+    (number,) = guarded(page)
+    assert number.line == 3
+    problem = wrong(number, known)
     assert (problem is None) == right and (right or problem.startswith(f"{page}:3: "))
 
 
@@ -78,12 +78,12 @@ def test_mending_writes_wrong_numbers_as_they_were_printed_and_no_other(tmp_path
 
 
 def test_a_changed_record_is_found(tmp_path, known):
-    each = Guarded(tmp_path / "page.md", 1, "75.0", 'acc("toy", "copy")')
-    assert wrong(each, known) is None
+    number = Guarded(tmp_path / "page.md", 1, "75.0", 'acc("toy", "copy")')
+    assert wrong(number, known) is None
     for seed in range(2):
         record = Record("transfer", "copy", seed, {}, {"test_right": pack_bits([True])}, [], 1.0, 1.0, ABOUT)
         add_record(records_file("transfer", "toy", tmp_path), record)
-    assert "100.0" in wrong(each, known)
+    assert "100.0" in wrong(number, known)
 
 
 def test_a_comment_without_a_number_is_refused(tmp_path):

@@ -37,11 +37,11 @@ def test_one_frame_for_each_value_in_order():
     drawn = []
     slider = make(draw=lambda power: drawn.append(power) or parabola(power))
     assert drawn == [1, 2, 3]
-    found = frames(slider)
-    assert [frame["value"] for frame in found] == ["1", "2", "3"]
-    assert [frame["alt"] for frame in found] == ["x to the 1", "x to the 2", "x to the 3"]
-    assert len({frame["src"] for frame in found}) == 3
-    for frame in found:
+    shown = frames(slider)
+    assert [frame["value"] for frame in shown] == ["1", "2", "3"]
+    assert [frame["alt"] for frame in shown] == ["x to the 1", "x to the 2", "x to the 3"]
+    assert len({frame["src"] for frame in shown}) == 3
+    for frame in shown:
         assert base64.b64decode(frame["src"].removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
 
 

@@ -104,8 +104,8 @@ def test_multi_head_attention_gives_the_maps_of_walk():
     [Recipe(steps=37), Recipe(steps=20, warmup=0.0), Recipe(steps=50, warmup=0.3, lr=3e-3, min_lr=1e-3)],
 )
 def test_lr_factor_is_the_schedule(recipe):
-    found = [taught("02-two-worlds").lr_factor(step, recipe) for step in range(recipe.steps)]
-    assert found == pytest.approx([schedule(step, recipe) for step in range(recipe.steps)])
+    factors = [taught("02-two-worlds").lr_factor(step, recipe) for step in range(recipe.steps)]
+    assert factors == pytest.approx([schedule(step, recipe) for step in range(recipe.steps)])
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def test_layer_decay_is_timms():
 def test_copy_forward_is_attention_transfer():
     teacher, student, images = vit(1, num_classes=2), vit(2), torch.randn(3, 3, 32, 32)
     expected = AttentionTransfer(teacher, student, Plan(how="copy"))(images).logits
-    found = taught("04-copy").copy_forward(teacher, student, images)
-    assert (found - expected).abs().max() < 1e-5
+    logits = taught("04-copy").copy_forward(teacher, student, images)
+    assert (logits - expected).abs().max() < 1e-5
 
 
 def test_cross_entropy_by_hand_is_the_loss():
@@ -36,5 +36,5 @@ def test_cross_entropy_by_hand_is_the_loss():
     with torch.no_grad():
         student, teacher = walk(vit(3), images).layers, walk(vit(4), images).layers
     maps = ([seen.map for seen in layers] for layers in (student, teacher))
-    found = taught("06-attention-distillation").attention_cross_entropy_by_hand(*maps)
-    assert found == pytest.approx(attention_cross_entropy(student, teacher).item(), rel=1e-5)
+    loss = taught("06-attention-distillation").attention_cross_entropy_by_hand(*maps)
+    assert loss == pytest.approx(attention_cross_entropy(student, teacher).item(), rel=1e-5)

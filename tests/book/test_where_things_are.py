@@ -46,27 +46,27 @@ def test_levels_by_hand_are_the_pyramids(rows, columns, scales):
 def objects_and_said(seed):
     """Objects of 40 scenes, and predictions of every quality, some images without any."""
     objects = scene_objects(generate_scenes("validation", 40, seed)).objects
-    rng, found = np.random.default_rng(seed), []
-    for number, each in enumerate(objects):
-        n = 0 if number % 7 == 0 else 2 * len(each.boxes)
-        pick = rng.integers(len(each.boxes), size=n)
-        boxes = each.boxes[pick] + torch.tensor(rng.normal(0, 1.5, (n, 4)), dtype=torch.float32)
+    rng, predictions = np.random.default_rng(seed), []
+    for number, scene in enumerate(objects):
+        n = 0 if number % 7 == 0 else 2 * len(scene.boxes)
+        pick = rng.integers(len(scene.boxes), size=n)
+        boxes = scene.boxes[pick] + torch.tensor(rng.normal(0, 1.5, (n, 4)), dtype=torch.float32)
         other = torch.tensor(rng.integers(8, size=n))
-        labels = torch.where(torch.tensor(rng.random(n) < 0.7), each.labels[pick], other)
-        found.append(Found(boxes, labels, torch.tensor(rng.random(n))))
-    return objects, found
+        labels = torch.where(torch.tensor(rng.random(n) < 0.7), scene.labels[pick], other)
+        predictions.append(Found(boxes, labels, torch.tensor(rng.random(n))))
+    return objects, predictions
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_average_precision_by_hand_is_atlibs_and_cocos(seed):
-    objects, found = objects_and_said(seed)
-    by_hand = taught(NAME).precision_by_hand(found, objects)
+    objects, predictions = objects_and_said(seed)
+    by_hand = taught(NAME).precision_by_hand(predictions, objects)
     assert 0.05 < by_hand < 0.9
-    assert by_hand == pytest.approx(average_precision(found, objects), abs=1e-9)
-    at_half = taught(NAME).precision_by_hand(found, objects, [0.5])
-    assert at_half == pytest.approx(average_precision(found, objects, [0.5]), abs=1e-9)
+    assert by_hand == pytest.approx(average_precision(predictions, objects), abs=1e-9)
+    at_half = taught(NAME).precision_by_hand(predictions, objects, [0.5])
+    assert at_half == pytest.approx(average_precision(predictions, objects, [0.5]), abs=1e-9)
     pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")
-    theirs = coco_precision(found, objects)
+    theirs = coco_precision(predictions, objects)
     assert (by_hand, at_half) == pytest.approx((theirs.ap, theirs.ap50), abs=1e-9)
 
 
@@ -89,15 +89,18 @@ def test_its_parts_are_atlibs():
 
 def precision(change=lambda boxes: boxes, keep=slice(None), twice=1):
     objects = scene_objects(generate_scenes("test", 100)).objects
-    found = [
+    predictions = [
         Found(
-            torch.cat(twice * [change(each.boxes)[keep]]),
-            torch.cat(twice * [each.labels[keep]]),
-            torch.linspace(1, 0, twice * len(each.boxes[keep])),
+            torch.cat(twice * [change(scene.boxes)[keep]]),
+            torch.cat(twice * [scene.labels[keep]]),
+            torch.linspace(1, 0, twice * len(scene.boxes[keep])),
         )
-        for each in objects
+        for scene in objects
     ]
-    return [100 * average_precision(found, objects, at) for at in ([0.5], [0.75], np.linspace(0.5, 0.95, 10))]
+    return [
+        100 * average_precision(predictions, objects, at)
+        for at in ([0.5], [0.75], np.linspace(0.5, 0.95, 10))
+    ]
 
 
 def to_patches(boxes, less):

@@ -52,10 +52,10 @@ def test_mixing_by_loops_is_a_resmlp_block():
 def test_attention_pool_is_the_pool():
     pool, patches = randomise(AttentionPool(12), 4).double().eval(), torch.randn(3, 9, 12).double()
     gathered, row = taught(NAME).attention_pool(pool, patches)
-    found, map = pool(patches)
+    pooled, map = pool(patches)
     assert torch.allclose(row, map[:, 0], atol=1e-10) and row.shape == (3, 1, 10)
     gathered = pool.queries + pool.scale1(pool.proj(gathered))
-    assert torch.allclose(gathered + pool.scale2(pool.mlp(pool.norm2(gathered))), found, atol=1e-10)
+    assert torch.allclose(gathered + pool.scale2(pool.mlp(pool.norm2(gathered))), pooled, atol=1e-10)
 
 
 # --- The sentences about a student whose maps are cut ---
@@ -74,13 +74,13 @@ def kept(world):
     off = 1 - torch.eye(17)
     without = [p * off / (p * off).sum(-1, keepdim=True) for p in whole]
     row = [*means[:3], torch.cat([whole[3][:, :, :1], means[3][:, :, 1:]], 2)]
-    found = []
+    accuracies = []
     patches = [torch.cat([p[:, :, :1], q[:, :, 1:]], 2) for p, q in zip(whole, without)]
     for maps in (whole, without, row, means, patches):
         replace = {layer: Instead(map=p) for layer, p in enumerate(maps)}
         right = walk(student, images, replace=replace).logits.argmax(1) == labels
-        found.append(100 * right.float().mean().item())
-    return found, [p[:, :, 0, 0].mean().item() for p in whole]
+        accuracies.append(100 * right.float().mean().item())
+    return accuracies, [p[:, :, 0, 0].mean().item() for p in whole]
 
 
 def test_what_the_sentences_say_of_cut_maps():

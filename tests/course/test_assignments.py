@@ -41,10 +41,10 @@ def solution(edition):
 
 def cell_of(notebook, code: str):
     """The answer that holds a piece of code."""
-    found = [
+    cells = [
         c for c in notebook.cells if c.cell_type == "code" and code in c.source and "check(" not in c.source
     ]
-    return found[0]
+    return cells[0]
 
 
 def replace(notebook, name: str, code: str):
@@ -84,7 +84,7 @@ def test_the_solution_gets_all_points_and_every_mistake_what_it_is_worth(name, l
     edition = edition_of(tmp_path, name, letter)
     mutants, uploads = mutants_of(name)
     hand_in_with(uploads, solution(edition), tmp_path / "handed", "solution.ipynb")
-    automatic = {task: each["points"] for task, each in TASKS[name].items() if not each["manual"]}
+    automatic = {task: question["points"] for task, question in TASKS[name].items() if not question["manual"]}
     expected = {"solution.ipynb": dict(automatic)}
     planted = {task: mutants[task, letter] for task in automatic}
     for number in range(max(map(len, planted.values()))):
@@ -101,8 +101,8 @@ def test_the_solution_gets_all_points_and_every_mistake_what_it_is_worth(name, l
         expected[f"{number}.ipynb"] = points
     rows = graded(edition, tmp_path / "handed", tmp_path)
     rows = {file.partition("/")[2] or file: row for file, row in rows.items()}
-    found = {file: {task: row.get(task) for task in automatic} for file, row in rows.items()}
-    assert found == expected
+    points_by_file = {file: {task: row.get(task) for task in automatic} for file, row in rows.items()}
+    assert points_by_file == expected
     assert rows["solution.ipynb"]["points"] == sum(automatic.values())
     assert rows["solution.ipynb"]["remarks"].startswith("the same STUDENT as")
 
@@ -227,7 +227,7 @@ def test_files_that_come_with_a_notebook_are_not_imported_and_what_never_ends_is
         "x", solution(edition), {"torch.py": b"raise SystemExit('mine')", "json.py": b"1/0"}
     )
     result, problem = grades.otter_run(handed, (edition / "a1-gradescope.zip").resolve(), str(tmp_path))
-    assert not problem and sum(each["score"] for each in result["tests"]) == 15
+    assert not problem and sum(test["score"] for test in result["tests"]) == 15
 
     endless = solution(edition)
     replace(endless, "talking", "def talking(q, k, v, mix):\n    while True:\n        pass")

@@ -19,8 +19,8 @@ SECRET = b"a secret for tests only"
 def test_a_master_has_three_variants_of_every_coding_task_each_with_its_check(name):
     cells = course.read_master(name).cells
     letters = course.variants(cells)
-    known = {each.number for each in course.checks_of(name)}
-    assert letters and all(each == ["a", "b", "c"] for each in letters.values())
+    known = {exercise.number for exercise in course.checks_of(name)}
+    assert letters and all(variants == ["a", "b", "c"] for variants in letters.values())
     for letter in "abc":
         code = "\n".join(cell.source for cell in course.chosen(cells, {task: letter for task in letters}))
         for task in letters:
@@ -70,9 +70,9 @@ def test_a_secret_stays_out_of_what_students_get_and_draws_the_variants(tmp_path
         )
         assert one == two, "the same secret makes the same edition"
         with zipfile.ZipFile(tmp_path / "one" / name / f"{name}-student.zip") as archive:
-            files = {each: archive.read(each) for each in archive.namelist()}
-        given = course.settings_of(course.read_master(name).cells).get("files", {})
-        assert set(files) == {f"{name}.ipynb", "checks.py", *given}
+            files = {member: archive.read(member) for member in archive.namelist()}
+        handed_out = course.settings_of(course.read_master(name).cells).get("files", {})
+        assert set(files) == {f"{name}.ipynb", "checks.py", *handed_out}
         text = files[f"{name}.ipynb"].decode()
         for secret in (one["key"], SECRET.decode(), "BEGIN SOLUTION", "Rubric", "def test_", "import cases"):
             assert secret not in text
@@ -80,7 +80,7 @@ def test_a_secret_stays_out_of_what_students_get_and_draws_the_variants(tmp_path
         assert one["edition"] in text and "{{" not in text
         assert sum("otter_answer_cell" in cell.metadata.get("tags", []) for cell in released.cells) >= 3
         with zipfile.ZipFile(tmp_path / "one" / name / f"{name}-gradescope.zip") as archive:
-            assert SECRET not in b"".join(archive.read(each) for each in archive.namelist())
+            assert SECRET not in b"".join(archive.read(member) for member in archive.namelist())
         assert "**Rubric" in (tmp_path / "one" / name / "rubric.md").read_text(encoding="utf-8")
     assert course.main(["edition", "--secret", str(tmp_path / "absent"), "--out", str(tmp_path)]) == 2
     assert course.main(["edition", "--secret", str(tmp_path / "secret"), "--out", str(tmp_path), "a9"]) == 2
@@ -94,7 +94,7 @@ def test_what_two_students_share_is_remarked():
 
     def handed(file, student, numbers):
         code = f"STUDENT = {student!r}", f"SHARES = {numbers}"
-        return grades.Handed(file, new_notebook(cells=[new_code_cell(each) for each in code]))
+        return grades.Handed(file, new_notebook(cells=[new_code_cell(source) for source in code]))
 
     everybody = [
         handed("1", "ada", [[0.1, 0.2]]),
@@ -104,7 +104,7 @@ def test_what_two_students_share_is_remarked():
         grades.Handed("5", problem="broken"),
     ]
     grades.compare(everybody, {"SHARES"})
-    assert [each.remarks for each in everybody] == [
+    assert [handed_in.remarks for handed_in in everybody] == [
         ["the same SHARES as 2, whose own are others"],
         ["the same SHARES as 1, whose own are others", "the same STUDENT as 3"],
         ["the same STUDENT as 2"],

@@ -21,10 +21,10 @@ WIDTH, HEIGHT = 1280, 720
 def slides(week: str) -> dict[str, str]:
     """{heading: text} of a week's slides; the text as it is read: no code, no comments."""
     text = (SLIDES / f"{week}.md").read_text(encoding="utf-8").split("---\n", 2)[2]
-    found = re.split(r"^#{1,2} (.+)$", text, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^#{1,2} (.+)$", text, flags=re.MULTILINE)[1:]
     return {
         heading: re.sub(r"```.*?```|<!--.*?-->|\$\$.*?\$\$", " ", body, flags=re.DOTALL)
-        for heading, body in zip(found[::2], found[1::2])
+        for heading, body in zip(parts[::2], parts[1::2])
     }
 
 
@@ -80,7 +80,7 @@ def test_a_built_week_has_its_slides_and_numbers_and_asks_nobody_for_anything(bu
     html = (built / f"{week}.html").read_text(encoding="utf-8")
     plain = re.sub(r"<!--.*?-->", "", html, flags=re.DOTALL)
     assert html.count("<h2>") + html.count("<h1>") == len(slides(week))
-    assert [each.number for each in guarded(SLIDES / f"{week}.md") if each.number not in plain] == []
+    assert [number.number for number in guarded(SLIDES / f"{week}.md") if number.number not in plain] == []
     loaded = re.findall(r"<(?:script|link|img|iframe|video)[^>]*?\b(?:src|href)=\"([^\"]+)\"", html)
     assert loaded and not [address for address in loaded if re.match(r"(?:\w+:)?//", address)]
     assert all(

@@ -67,7 +67,7 @@ def test_every_entry_is_whole():
     }
     assert sum(CATALOGUE["inat2019"].images.values()) == 268_243  # the sum that the authors give
     both = CATALOGUE["flowers102"].images, CATALOGUE["aircraft"].images
-    assert all(each["train+validation"] == each["train"] + each["validation"] for each in both)
+    assert all(sizes["train+validation"] == sizes["train"] + sizes["validation"] for sizes in both)
     domains = [CATALOGUE[f"pacs-{domain}"] for domain in ("photo", "art-painting", "cartoon", "sketch")]
     assert {
         split: sum(one.images[split] for one in domains) for split in ("train", "validation", "test", "all")

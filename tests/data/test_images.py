@@ -86,7 +86,7 @@ def test_an_epoch_hands_out_the_images_at_its_indices():
 def noisy(images, seeds):
     """Another image for every seed."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds.tolist()]
-    drawn = [torch.randint(0, 256, images.shape[1:], generator=each) for each in generators]
+    drawn = [torch.randint(0, 256, images.shape[1:], generator=generator) for generator in generators]
     return torch.stack(drawn).to(torch.uint8)
 
 
@@ -149,7 +149,7 @@ def test_crop_and_flip_cuts_from_the_padded_image():
     augment, seeds, many = crop_and_flip(4), torch.arange(8100), image.expand(8100, -1, -1, -1)
     cut = augment(many, seeds)
     assert cut.shape == (8100, 3, 16, 16) and cut.dtype == torch.uint8
-    drawn = [keys[each.contiguous().numpy().tobytes()] for each in cut]
+    drawn = [keys[image.contiguous().numpy().tobytes()] for image in cut]
     counts = np.bincount(drawn, minlength=162)
     # chi-squared with 161 degrees of freedom: mean 161, standard deviation 18
     assert ((counts - 50) ** 2 / 50).sum() < 161 + 4 * 18

@@ -52,7 +52,7 @@ def test_the_image_itself_as_its_twin_changes_nothing(how):
 
 def test_distilling_pulls_to_the_maps_of_the_other_image():
     one = couple("distill").eval()
-    images, twins = (each.take(range(8))[0] for each in (SCENES, TWINS))
+    images, twins = (images_of.take(range(8))[0] for images_of in (SCENES, TWINS))
     own, target = (walk(vit, x).layers for vit, x in ((one.student, images), (one.teacher, twins)))
     expected = sum(
         -(theirs.map * mine.map.log()).sum(-1).mean() for mine, theirs in zip(own, target, strict=True)

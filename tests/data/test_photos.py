@@ -254,7 +254,7 @@ def test_an_image_left_out_is_warned_about_once(pictures):
         all_batches(photos)
         all_batches(photos, epoch=2)
         photos.readable()
-    said = sorted(str(each.message) for each in warned)
+    said = sorted(str(warning.message) for warning in warned)
     assert len(said) == 2 and all(f"image {index} " in text for index, text in zip((11, 4), said))
 
 

@@ -61,7 +61,7 @@ def test_draws_of_one_seed_do_not_hang_together():
 
 def test_a_seed_hangs_on_run_epoch_image_and_repeat_alone():
     seen = set()
-    indices, repeats = (torch.tensor(each) for each in zip(*product(range(100), range(3))))
+    indices, repeats = (torch.tensor(column) for column in zip(*product(range(100), range(3))))
     for seed, epoch in product((0, 1, 2**32 - 1), (0, 1, 800)):
         part = ShardSpec(seed, epoch, 8)
         found = augmentation_seeds(part, indices, repeats)

@@ -64,7 +64,7 @@ def same(left, right):
 
 def rgb(image):
     """An image as a model gets it, in levels from 0 to 255 again."""
-    mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
+    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (MEAN, STD))
     return 255 * (image * std + mean)
 
 
@@ -97,15 +97,15 @@ def test_cocos_own_program_reads_the_same(scenes, files):
     for number, mine in enumerate(scenes.objects):
         annotations = theirs.loadAnns(theirs.getAnnIds(number))
         assert len(annotations) == len(mine.boxes)
-        for each, box, label, mask in zip(annotations, mine.boxes, mine.labels, mine.masks):
-            left, top, width, height = each["bbox"]
+        for annotation, box, label, mask in zip(annotations, mine.boxes, mine.labels, mine.masks):
+            left, top, width, height = annotation["bbox"]
             assert [left, top, left + width, top + height] == box.tolist()
-            assert theirs.loadCats(each["category_id"])[0]["name"] == SHAPES[label]
-            assert (theirs.annToMask(each) == mask.numpy()).all() and each["area"] == mask.sum()
+            assert theirs.loadCats(annotation["category_id"])[0]["name"] == SHAPES[label]
+            assert (theirs.annToMask(annotation) == mask.numpy()).all() and annotation["area"] == mask.sum()
 
 
 def test_boxes_without_masks_are_written_and_read(scenes, tmp_path):
-    boxes = [each._replace(masks=None) for each in scenes.objects[:4]]
+    boxes = [objects._replace(masks=None) for objects in scenes.objects[:4]]
     files = export_coco(ObjectImages(scenes.pixels[:4], boxes), tmp_path)
     with pytest.raises(DataError, match="ids 1, 2, 3"):
         CocoObjects(*files, size=64)
@@ -135,7 +135,8 @@ def test_run_lengths_are_those_of_cocos_program(written, scenes, files, tmp_path
     def change(content):
         form = content["annotations"][0]
         content["annotations"] = [
-            form | {"id": i, "image_id": 0, "segmentation": each} for i, each in enumerate(segmentations)
+            form | {"id": i, "image_id": 0, "segmentation": segmentation}
+            for i, segmentation in enumerate(segmentations)
         ]
 
     read = CocoObjects(*changed(files, tmp_path, change), size=64).original(0).masks
@@ -158,10 +159,10 @@ def test_polygons_are_drawn(files, tmp_path):
 def test_categories_are_classes_in_the_order_of_their_ids(files, tmp_path):
     def change(content):
         content["categories"] = [
-            {"id": 100 - each["id"], "name": each["name"]} for each in content["categories"]
+            {"id": 100 - category["id"], "name": category["name"]} for category in content["categories"]
         ]
-        for each in content["annotations"]:
-            each["category_id"] = 100 - each["category_id"]
+        for annotation in content["annotations"]:
+            annotation["category_id"] = 100 - annotation["category_id"]
 
     read = CocoObjects(*changed(files, tmp_path, change), size=64)
     plain = CocoObjects(*files, size=64)
@@ -187,7 +188,7 @@ def test_jitter_moves_pixels_boxes_and_masks_together(scenes, files, size):
             scale = round(place.scale * 64) / 64  # a picture has whole pixels
             column, row = ((np.arange(size) + 0.5 + first) / scale for first in (place.left, place.top))
             # a middle on the line between two pixels of the scene is of either
-            surely = np.ix_(*(np.abs(each - each.round()) > 1e-3 for each in (row, column)))
+            surely = np.ix_(*(np.abs(places - places.round()) > 1e-3 for places in (row, column)))
             column, row = column.astype(int), row.astype(int)
             inside = (row < 64)[:, None] & (column < 64)[None]
             row, column = row.clip(max=63), column.clip(max=63)
@@ -198,7 +199,7 @@ def test_jitter_moves_pixels_boxes_and_masks_together(scenes, files, size):
                 expected = mask[np.ix_(row, column)] & inside
                 if expected.sum() < 40:  # what is about to leave may be there or not
                     continue
-                overlaps = [(each.numpy() & expected).sum() for each in objects.masks]
+                overlaps = [(mask.numpy() & expected).sum() for mask in objects.masks]
                 best = int(np.argmax(overlaps))
                 checked += 1
                 assert objects.labels[best] == scenes.objects[number].labels[i]
@@ -282,9 +283,9 @@ def test_evaluation_sees_the_whole_image(wide):
 def test_what_is_found_is_carried_back_to_the_image(wide):
     _, objects = wide.take([0])
     (true,) = objects
-    found = wide.back(0, Found(true.boxes, true.labels, torch.ones(1), true.masks))
-    assert found.boxes.tolist() == [[20, 8, 50, 24]] and found.masks.shape == (1, *NOT_SQUARE)
-    assert (found.masks != wide.original(0).masks).sum() <= 2 * (30 + 16), "but for a pixel around it"
+    carried = wide.back(0, Found(true.boxes, true.labels, torch.ones(1), true.masks))
+    assert carried.boxes.tolist() == [[20, 8, 50, 24]] and carried.masks.shape == (1, *NOT_SQUARE)
+    assert (carried.masks != wide.original(0).masks).sum() <= 2 * (30 + 16), "but for a pixel around it"
     none = Found(torch.zeros(0, 4), true.labels[:0], torch.zeros(0), true.masks[:0])
     assert wide.back(0, none).masks.shape == (0, *NOT_SQUARE)
     beyond = wide.back(0, Found(torch.tensor([[0.0, 0, 30, 30]]), true.labels, torch.ones(1)))
@@ -327,7 +328,7 @@ def test_an_epoch_goes_on_where_it_was(files):
     jittered = CocoObjects(*files, size=64, jitter=(0.5, 2.0))
     part = ShardSpec(4, 2, 6)
     whole, rest = list(jittered.epoch(part)), list(jittered.epoch(part._replace(start=2)))
-    assert [each.indices for each in rest] == [each.indices for each in whole[2:]]
+    assert [batch.indices for batch in rest] == [batch.indices for batch in whole[2:]]
     assert all(torch.equal(a.images, b.images) for a, b in zip(rest, whole[2:]))
     other = list(jittered.epoch(part._replace(epoch=3)))
     now, then = (
@@ -410,7 +411,7 @@ def test_all_that_are_wrong_are_named_at_once_and_can_be_left_out(files, tmp_pat
     left = CocoObjects(images, file, size=64, leave_out=(1, 3)).original(0)
     whole = CocoObjects(*files, size=64).original(0)
     kept = [i for i in range(len(whole.boxes)) if i not in (0, 2)]
-    assert same(left, [each[kept] for each in whole])
+    assert same(left, [part[kept] for part in whole])
 
 
 def test_an_edge_that_is_rounded_is_not_outside(files, tmp_path):

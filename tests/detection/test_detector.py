@@ -59,7 +59,7 @@ def losses(model, images, objects):
 @pytest.mark.parametrize("empty", [(), (1,), (0, 1, 2)], ids=["none-empty", "one-empty", "all-empty"])
 def test_losses_are_finite_with_and_without_objects(scenes, name, kind, empty):
     images, objects = scenes.take([0, 1, 2])
-    objects = ObjectBatch([nothing() if i in empty else each for i, each in enumerate(objects)])
+    objects = ObjectBatch([nothing() if i in empty else scene for i, scene in enumerate(objects)])
     model = detector(name, kind)
     said = losses(model, images, objects)
     assert said.losses.keys() == LOSSES[name] and said.found == []
@@ -68,7 +68,7 @@ def test_losses_are_finite_with_and_without_objects(scenes, name, kind, empty):
     total.backward()
     for part in (model.pyramid, model.heads):
         gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
-        assert gradients and all(torch.isfinite(each).all() for each in gradients)
+        assert gradients and all(torch.isfinite(gradient).all() for gradient in gradients)
     said = model.eval()(images, objects)  # evaluation does not look at them
     assert said.losses == {} and said.transfer_loss.item() == 0 and len(said.found) == 3
 
@@ -118,10 +118,10 @@ def test_only_copy_needs_its_teacher_to_detect(scenes, how):
 def test_detect_leaves_the_mode_and_the_weights_as_they_were(scenes, training):
     model = detector("fcos").train(training)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = detect(model, scenes, batch_size=3)
-    assert model.training == training and model.backbone.training == training and len(found) == 4
+    predictions = detect(model, scenes, batch_size=3)
+    assert model.training == training and model.backbone.training == training and len(predictions) == 4
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert not any(tensor.requires_grad for each in found for tensor in each[:3])
+    assert not any(tensor.requires_grad for prediction in predictions for tensor in prediction[:3])
 
     class Broken(ObjectImages):
         def loader(self, batch_size):
@@ -144,14 +144,14 @@ def test_a_batch_says_what_its_images_say_alone(scenes):
 def test_crowds_reach_no_loss(scenes, name):
     images, objects = scenes.take([0, 1])
     with_crowd = []
-    for each in objects:
+    for scene in objects:
         box, mask = torch.tensor([[3.0, 3, 61, 61]]), torch.ones(1, 64, 64, dtype=torch.bool)
         more = Objects(box, torch.tensor([2]), mask, torch.tensor([True]))
-        with_crowd.append(Objects(*(torch.cat(parts) for parts in zip(more, each))))
-    single = [each._replace(crowd=torch.zeros_like(each.crowd)) for each in with_crowd]
+        with_crowd.append(Objects(*(torch.cat(parts) for parts in zip(more, scene))))
+    single = [scene._replace(crowd=torch.zeros_like(scene.crowd)) for scene in with_crowd]
     model = detector(name)
     without, crowds, counted = (
-        losses(model, images, ObjectBatch(each)).losses for each in (objects, with_crowd, single)
+        losses(model, images, ObjectBatch(batch)).losses for batch in (objects, with_crowd, single)
     )
     assert all(torch.equal(without[key], crowds[key]) for key in without)
     assert any(without[key] != counted[key] for key in without)
@@ -170,22 +170,25 @@ def test_what_is_said_of_an_image(scenes, kind):
         model.heads.fcos.head.classification_head.cls_logits.bias.data[:] = 1.0
     else:
         model.heads.regions.score_thresh = 0.0
-    found = detect(model, scenes)
-    assert sum(len(each.boxes) for each in found) > 20
-    for each in found:
-        assert len(each.boxes) == len(each.labels) == len(each.scores) <= SMALL.kept
-        assert (each.boxes >= 0).all() and (each.boxes <= 64).all()
-        assert (each.scores[:-1] >= each.scores[1:]).all()
-        assert each.labels.min() >= 0 and each.labels.max() < 8
+    predictions = detect(model, scenes)
+    assert sum(len(prediction.boxes) for prediction in predictions) > 20
+    for prediction in predictions:
+        assert len(prediction.boxes) == len(prediction.labels) == len(prediction.scores) <= SMALL.kept
+        assert (prediction.boxes >= 0).all() and (prediction.boxes <= 64).all()
+        assert (prediction.scores[:-1] >= prediction.scores[1:]).all()
+        assert prediction.labels.min() >= 0 and prediction.labels.max() < 8
         if kind == "mask_rcnn":
-            assert each.masks.shape == (len(each.boxes), 64, 64) and each.masks.dtype == torch.bool
-            for box, mask in zip(each.boxes, each.masks):
+            assert (
+                prediction.masks.shape == (len(prediction.boxes), 64, 64)
+                and prediction.masks.dtype == torch.bool
+            )
+            for box, mask in zip(prediction.boxes, prediction.masks):
                 down, across = mask.nonzero().unbind(1)
                 if len(down):  # masks are drawn into their boxes
                     assert across.min() >= box[0] - 2 and across.max() <= box[2] + 2
                     assert down.min() >= box[1] - 2 and down.max() <= box[3] + 2
         else:
-            assert each.masks is None
+            assert prediction.masks is None
 
 
 def test_classes_are_counted_from_0_outside_and_the_background_is_inside():
@@ -197,18 +200,18 @@ def test_classes_are_counted_from_0_outside_and_the_background_is_inside():
         torch.nn.init.zeros_(part.bias)
     predictor.cls_score.bias.data[1] = 9.0
     levels = [random_images(1, SMALL.width, side, side) for side in (16, 8, 4)]
-    _, (found,) = heads(levels, torch.zeros(1, 3, 64, 64), None)
+    _, (prediction,) = heads(levels, torch.zeros(1, 3, 64, 64), None)
     assert predictor.cls_score.out_features == 9
-    assert len(found.labels) > 0 and (found.labels == 0).all() and (found.scores > 0.9).all()
+    assert len(prediction.labels) > 0 and (prediction.labels == 0).all() and (prediction.scores > 0.9).all()
     predictor.cls_score.bias.data[0] = 30.0
-    _, (found,) = heads(levels, torch.zeros(1, 3, 64, 64), None)
-    assert len(found.labels) == 0 and found.masks.shape == (0, 64, 64)
+    _, (prediction,) = heads(levels, torch.zeros(1, 3, 64, 64), None)
+    assert len(prediction.labels) == 0 and prediction.masks.shape == (0, 64, 64)
 
 
 def test_the_first_class_is_not_learned_as_background(scenes):
     """A classifier that says the first class of all regions is the better one where all objects are of it."""
     images, objects = scenes.take([0, 1])
-    objects = ObjectBatch([each._replace(labels=torch.zeros_like(each.labels)) for each in objects])
+    objects = ObjectBatch([scene._replace(labels=torch.zeros_like(scene.labels)) for scene in objects])
     model = detector("mask_rcnn")
     scores = model.heads.regions.box_predictor.cls_score
     torch.nn.init.zeros_(scores.weight)

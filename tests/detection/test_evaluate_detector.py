@@ -24,24 +24,24 @@ def images(tmp_path_factory):
 
 def test_who_knows_all_has_one_and_who_looks_elsewhere_nothing(images):
     model = Knows(images).train()
-    found = evaluate_detector(model, images, batch_size=2)
+    figures = evaluate_detector(model, images, batch_size=2)
     assert model.training
-    assert found["box_AP"] == found["mask_AP"] == found["box_AP75"] == found["mask_APs"] == 1
-    assert not {name for name in found if name.endswith("APl")}, "no glyph is as large as that"
+    assert figures["box_AP"] == figures["mask_AP"] == figures["box_AP75"] == figures["mask_APs"] == 1
+    assert not {name for name in figures if name.endswith("APl")}, "no glyph is as large as that"
     assert max(evaluate_detector(Knows(images, moved=64), images).values()) < 0.1
     only_boxes = evaluate_detector(Knows(images, masks=False), images)
     assert {name.split("_")[0] for name in only_boxes} == {"box"} and only_boxes["box_AP"] == 1
 
 
 def test_a_little_off_it_is_what_the_images_own_pixels_say(images):
-    found = evaluate_detector(Knows(images, moved=6), images)
+    figures = evaluate_detector(Knows(images, moved=6), images)
     in_own_pixels = Knows(images, moved=3)
     in_own_pixels.known = [(torch.tensor(float(i)), images.original(i)) for i in range(len(images))]
     said = [in_own_pixels.said(torch.tensor(float(i))) for i in range(len(images))]
     expected = coco_precision(said, [images.original(i) for i in range(len(images))])
     assert 0 < expected.ap < 1
-    assert found["box_AP"] == pytest.approx(expected.ap, abs=1e-9)
-    assert found["box_AP50"] == pytest.approx(expected.ap50, abs=1e-9)
+    assert figures["box_AP"] == pytest.approx(expected.ap, abs=1e-9)
+    assert figures["box_AP50"] == pytest.approx(expected.ap50, abs=1e-9)
 
 
 def test_two_processes_look_at_each_image_once(images, monkeypatch):
@@ -50,7 +50,7 @@ def test_two_processes_look_at_each_image_once(images, monkeypatch):
 
     def gather(own):
         shares.append(own)
-        return [each for share in shares for each in share]
+        return [prediction for share in shares for prediction in share]
 
     monkeypatch.setattr(evaluate, "gather_object", gather)
     for rank in (1, 0):  # the first has all that the others have sent
@@ -62,5 +62,5 @@ def test_two_processes_look_at_each_image_once(images, monkeypatch):
         )
         monkeypatch.setattr(evaluate, "dist", here)
         results.append(evaluate_detector(model, images, batch_size=2))
-    assert [[each[0] for each in share] for share in shares] == [[2, 3], [0, 1, 4]]
+    assert [[prediction[0] for prediction in share] for share in shares] == [[2, 3], [0, 1, 4]]
     assert results == [{}, whole]

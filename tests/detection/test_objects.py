@@ -20,7 +20,7 @@ def numbered(count):
 
 
 def numbers(batch):
-    return [each.labels[0].item() for each in batch]
+    return [scene.labels[0].item() for scene in batch]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8])
@@ -113,7 +113,7 @@ def test_an_epoch_has_every_image_once_over_two_processes(images):
             assert numbers(share.targets) == share.images[:, 0, 0, 0].round().int().tolist() == share.indices
             assert share.weight == pytest.approx(len(share.indices) * 2 / len(whole.indices)), step
     rest = list(images.epoch(part._replace(start=1)))
-    assert [each.indices for each in rest] == [each.indices for each in alone[1:]]
+    assert [batch.indices for batch in rest] == [batch.indices for batch in alone[1:]]
 
 
 def test_the_loader_has_all_in_order(images):
@@ -129,10 +129,10 @@ def test_scenes_are_objects_with_their_pixels():
     drawn = generate_scenes("train", 30, world=SceneWorld(overlap=0.3))
     made = scene_objects(drawn)
     assert len(made) == 30 and made.classes == SHAPES
-    for number, each in enumerate(made.objects):
-        assert (each.masks.sum(0).numpy() == (drawn.instances[number] > 0)).all(), "no pixel has two owners"
-        assert each.labels.tolist() == [shape for shape in drawn.shape[number] if shape >= 0]
-        assert not each.crowd.any()
-        for box, mask in zip(each.boxes.tolist(), each.masks):
+    for number, scene in enumerate(made.objects):
+        assert (scene.masks.sum(0).numpy() == (drawn.instances[number] > 0)).all(), "no pixel has two owners"
+        assert scene.labels.tolist() == [shape for shape in drawn.shape[number] if shape >= 0]
+        assert not scene.crowd.any()
+        for box, mask in zip(scene.boxes.tolist(), scene.masks):
             down, across = mask.nonzero().unbind(1)
             assert box == [across.min(), down.min(), across.max() + 1, down.max() + 1]

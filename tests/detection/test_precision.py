@@ -17,30 +17,30 @@ def objects():
 
 
 def perfect(objects):
-    return [Found(each.boxes, each.labels, torch.ones(len(each.boxes)), each.masks) for each in objects]
+    return [Found(scene.boxes, scene.labels, torch.ones(len(scene.boxes)), scene.masks) for scene in objects]
 
 
 def scattered(objects, seed):
     """Predictions of every quality: moved, doubled, of other classes, with equal scores among them."""
-    rng, found = np.random.default_rng(seed), []
-    for each in objects:
-        n = len(each.boxes) + 3
-        pick = rng.integers(len(each.boxes), size=n)
-        boxes = each.boxes[pick] + torch.tensor(rng.normal(0, 2, (n, 4)), dtype=torch.float32)
+    rng, predictions = np.random.default_rng(seed), []
+    for scene in objects:
+        n = len(scene.boxes) + 3
+        pick = rng.integers(len(scene.boxes), size=n)
+        boxes = scene.boxes[pick] + torch.tensor(rng.normal(0, 2, (n, 4)), dtype=torch.float32)
         other = torch.tensor(rng.integers(8, size=n))
-        labels = torch.where(torch.tensor(rng.random(n) < 0.8), each.labels[pick], other)
-        found.append(Found(boxes, labels, torch.tensor(rng.random(n)).round(decimals=1)))
-    return found
+        labels = torch.where(torch.tensor(rng.random(n) < 0.8), scene.labels[pick], other)
+        predictions.append(Found(boxes, labels, torch.tensor(rng.random(n)).round(decimals=1)))
+    return predictions
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_ours_is_cocos(objects, seed):
-    found = scattered(objects, seed)
-    theirs = coco_precision(found, objects)
+    predictions = scattered(objects, seed)
+    theirs = coco_precision(predictions, objects)
     assert 0.05 < theirs.ap < 0.8
-    assert abs(average_precision(found, objects) - theirs.ap) < 1e-9
-    assert abs(average_precision(found, objects, [0.5]) - theirs.ap50) < 1e-9
-    assert abs(average_precision(found, objects, [0.75]) - theirs.ap75) < 1e-9
+    assert abs(average_precision(predictions, objects) - theirs.ap) < 1e-9
+    assert abs(average_precision(predictions, objects, [0.5]) - theirs.ap50) < 1e-9
+    assert abs(average_precision(predictions, objects, [0.75]) - theirs.ap75) < 1e-9
 
 
 @pytest.mark.parametrize("masks", [False, True])
@@ -51,19 +51,23 @@ def test_perfect_predictions(objects, masks):
 
 def test_no_predictions(objects):
     none = [
-        each._replace(boxes=each.boxes[:0], labels=each.labels[:0], scores=each.scores[:0])
-        for each in perfect(objects)
+        prediction._replace(
+            boxes=prediction.boxes[:0], labels=prediction.labels[:0], scores=prediction.scores[:0]
+        )
+        for prediction in perfect(objects)
     ]
-    none = [each._replace(masks=each.masks[:0]) for each in none]
+    none = [prediction._replace(masks=prediction.masks[:0]) for prediction in none]
     assert average_precision(none, objects) == coco_precision(none, objects).ap == 0
 
 
 def test_boxes_moved_by_half_their_width_are_none(objects):
     """Half of a box is shared, a third of the union: below every threshold."""
     moved = []
-    for each in perfect(objects):
-        width = each.boxes[:, 2] - each.boxes[:, 0]
-        moved.append(each._replace(boxes=each.boxes + torch.stack([width / 2, 0 * width] * 2, dim=1)))
+    for prediction in perfect(objects):
+        width = prediction.boxes[:, 2] - prediction.boxes[:, 0]
+        moved.append(
+            prediction._replace(boxes=prediction.boxes + torch.stack([width / 2, 0 * width] * 2, dim=1))
+        )
     assert average_precision(moved, objects) == coco_precision(moved, objects).ap == 0
     assert intersection_over_union(np.array([[0, 0, 4, 4]]), np.array([[2, 0, 6, 4]]))[0, 0] == pytest.approx(
         1 / 3
@@ -73,7 +77,8 @@ def test_boxes_moved_by_half_their_width_are_none(objects):
 def test_a_swapped_class_costs_that_class_and_the_other(objects):
     """Class 0 is called 1 everywhere: nothing of 0 is found, and half or so of what is called 1 is wrong."""
     swapped = [
-        each._replace(labels=torch.where(each.labels == 0, 1, each.labels)) for each in perfect(objects)
+        prediction._replace(labels=torch.where(prediction.labels == 0, 1, prediction.labels))
+        for prediction in perfect(objects)
     ]
     ap = average_precision(swapped, objects)
     assert ap == pytest.approx(coco_precision(swapped, objects).ap, abs=1e-9)
@@ -81,8 +86,8 @@ def test_a_swapped_class_costs_that_class_and_the_other(objects):
 
 
 def test_sizes_are_thirds_that_are_asked_for(objects):
-    found = coco_precision(perfect(objects), objects, sizes=(60.0, 120.0))
-    assert found[3:] == (1, 1, 1)
+    precision = coco_precision(perfect(objects), objects, sizes=(60.0, 120.0))
+    assert precision[3:] == (1, 1, 1)
     assert np.isnan(coco_precision(perfect(objects), objects).large), "a scene is 64 pixels wide"
 
 
@@ -102,7 +107,7 @@ def test_a_prediction_within_a_crowd_is_neither_right_nor_wrong():
 
 
 def test_masks_that_are_not_there_and_other_numbers_are_refused(objects):
-    boxes_only = [each._replace(masks=None) for each in perfect(objects)]
+    boxes_only = [prediction._replace(masks=None) for prediction in perfect(objects)]
     with pytest.raises(ValueError, match="masks=False"):
         coco_precision(boxes_only, objects, masks=True)
     with pytest.raises(ValueError, match="49 images"):

@@ -45,15 +45,15 @@ def painted(said, true):
 
 
 def by_loops(said, true, classes):
-    each = []
+    by_class = []
     for name in range(classes):
         both = either = 0
         for mine, theirs in zip(said.flatten().tolist(), true.flatten().tolist()):
             both += mine == name and theirs == name
             either += mine == name or theirs == name
         if either:
-            each.append(both / either)
-    return sum(each) / len(each)
+            by_class.append(both / either)
+    return sum(by_class) / len(by_class)
 
 
 def test_by_hand():
@@ -72,8 +72,8 @@ def test_it_is_what_a_loop_counts_over_all_images(seed, classes):
     said = torch.where(torch.from_numpy(rng.random((5, 3, 4)) < 0.5), true, other)
     expected = by_loops(said, true, classes)
     for batch_size in (2, 100):
-        found = mean_iou(Says(classes), painted(said, true), classes, batch_size)
-        assert found == pytest.approx(expected, rel=1e-6)
+        iou = mean_iou(Says(classes), painted(said, true), classes, batch_size)
+        assert iou == pytest.approx(expected, rel=1e-6)
 
 
 def test_perfect_and_constant_answers_and_the_mode_is_left():
@@ -142,7 +142,7 @@ def test_with_convolutions_places_hear_of_their_neighbours_and_no_others():
         other = grid.clone()
         other[:, :, 3, 4] += 1
         with torch.no_grad():
-            heard = [segmenter.head(segmenter.neighbours(each)) for each in (grid, other)]
+            heard = [segmenter.head(segmenter.neighbours(patches)) for patches in (grid, other)]
         expected = torch.zeros(8, 8, dtype=torch.bool)
         expected[3 - convolutions : 4 + convolutions, 4 - convolutions : 5 + convolutions] = True
         assert torch.equal((heard[0] != heard[1]).any(1)[0], expected)

@@ -41,8 +41,8 @@ def drawn():
 
 @pytest.fixture(scope="module")
 def scenes(drawn):
-    few = scene_objects(type(drawn)(*(each[:10] for each in drawn)))
-    few.objects[3] = type(few.objects[3])(*(each[:0] for each in few.objects[3]))  # nothing is in it
+    few = scene_objects(type(drawn)(*(part[:10] for part in drawn)))
+    few.objects[3] = type(few.objects[3])(*(part[:0] for part in few.objects[3]))  # nothing is in it
     return few
 
 
@@ -88,7 +88,7 @@ def test_the_class_of_every_pixel(drawn):
 
 
 def test_pixels_of_objects_without_masks_have_no_class(scenes):
-    unmasked = [each._replace(masks=None) for each in scenes.objects]
+    unmasked = [objects._replace(masks=None) for objects in scenes.objects]
     with pytest.raises(ValueError, match="image 0"):
         pixel_images(ObjectImages(scenes.pixels, unmasked))
 
@@ -107,7 +107,7 @@ def test_a_segmenter_learns_its_pixels(scenes):
 
 
 def test_a_third_of_the_scenes_objects_is_of_each_size(drawn):
-    sizes = torch.cat([each.masks.flatten(1).sum(1) for each in scene_objects(drawn).objects])
+    sizes = torch.cat([objects.masks.flatten(1).sum(1) for objects in scene_objects(drawn).objects])
     small, medium = SCENE_SIZES
     for share in (sizes <= small, (sizes > small) & (sizes <= medium), sizes > medium):
         assert abs(share.double().mean() - 1 / 3) < 0.08  # of about 310 objects: three standard deviations

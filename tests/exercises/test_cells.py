@@ -50,8 +50,8 @@ def test_an_exercise_has_a_starter_a_solution_and_a_check(exercise):
     )[1]
     parameters = list(inspect.signature(exercise.right).parameters)
     begun, solved = (defined(cell.source)[name] for cell in (starter, solution))
-    for each in (begun, solved):
-        assert list(inspect.signature(each).parameters) == parameters
+    for answer in (begun, solved):
+        assert list(inspect.signature(answer).parameters) == parameters
     assert judge(exercise, begun).mistake == "not done"
     verdict = judge(exercise, solved)
     assert verdict.passed, verdict
@@ -63,7 +63,7 @@ def test_an_exercise_has_a_starter_a_solution_and_a_check(exercise):
 def test_a_chapter_has_the_exercises_that_the_judge_knows_and_nothing_leans_on_a_solution(chapter):
     cells = jupytext.read(chapter, fmt="md:myst").cells
     text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    known = [each.number for each in every() if chapter_of(each) == chapter]
+    known = [exercise.number for exercise in every() if chapter_of(exercise) == chapter]
     assert re.findall(r"^### Exercise (\d+\.\d+)\.", text, re.MULTILINE) == known
     solutions = [
         set(re.findall(r"^def (\w+)", c.source, re.MULTILINE)) for c in cells if "solution" in tags(c)

@@ -35,10 +35,10 @@ def test_verdicts_of_what_is_right_unfinished_and_broken(notebook, capsys):
         CHECK.format(3, "never_defined"),
     )
     assert main(["exercises", str(path), "--json"]) == 1
-    found = {each["number"]: each for each in json.loads(capsys.readouterr().out)}
-    assert [found[f"6.{i}"]["right"] for i in (1, 2, 3)] == [True, False, False]
-    assert "not done" in found["6.2"]["says"] and "NameError" in found["6.3"]["says"]
-    assert found["6.1"]["title"]
+    verdicts = {verdict["number"]: verdict for verdict in json.loads(capsys.readouterr().out)}
+    assert [verdicts[f"6.{i}"]["right"] for i in (1, 2, 3)] == [True, False, False]
+    assert "not done" in verdicts["6.2"]["says"] and "NameError" in verdicts["6.3"]["says"]
+    assert verdicts["6.1"]["title"]
     path = notebook(RIGHT, CHECK.format(1, "map_loss"))
     assert main(["exercises", str(path)]) == 0
     assert "1 of 1 right" in capsys.readouterr().out

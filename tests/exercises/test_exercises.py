@@ -8,7 +8,7 @@ from atbook.exercises import every, judge
 from tools.course import assignments, checks_of
 
 ASSIGNED = {name: checks_of(name) for name in assignments()}
-EXERCISES = [*every(), *(each for tasks in ASSIGNED.values() for each in tasks)]
+EXERCISES = [*every(), *(exercise for tasks in ASSIGNED.values() for exercise in tasks)]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.number)
@@ -20,7 +20,7 @@ def test_right_answers_pass_and_every_mistake_has_its_own_message(exercise):
     for mistake, wrong in exercise.wrong.items():
         verdict = judge(exercise, wrong.answer)
         assert not verdict.passed and verdict.mistake == mistake, f"{mistake}: {verdict}"
-        assert wrong.says in verdict.says
+        assert wrong.says and wrong.says in verdict.says
 
 
 def off_by_one_percent(value):
@@ -30,9 +30,9 @@ def off_by_one_percent(value):
     if isinstance(value, float):
         return 1.01 * value
     if isinstance(value, dict):
-        return {key: off_by_one_percent(each) for key, each in value.items()}
+        return {key: off_by_one_percent(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [off_by_one_percent(each) for each in value]
+        return [off_by_one_percent(part) for part in value]
     return value
 
 
@@ -54,9 +54,9 @@ def test_a_value_off_by_one_percent_is_wrong_and_no_known_mistake(exercise):
 
 def _floats(value) -> bool:
     if isinstance(value, dict):
-        return any(_floats(each) for each in value.values())
+        return any(_floats(part) for part in value.values())
     if isinstance(value, (list, tuple)):
-        return any(_floats(each) for each in value)
+        return any(_floats(part) for part in value)
     return isinstance(value, float) or (isinstance(value, torch.Tensor) and value.is_floating_point())
 
 

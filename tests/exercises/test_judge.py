@@ -12,9 +12,9 @@ from atbook.exercises.judging import Exercise, Wrong
 
 
 def exercise(right, *cases, **options) -> Exercise:
-    given = {"wrong": {}, "also_right": ()} | options
+    parts = {"wrong": {}, "also_right": ()} | options
     named = {f"case {i}": (lambda case=case: case()) for i, case in enumerate(cases)}
-    return Exercise("99.1", "A test", 1, 10, "tests", right, named, **given)
+    return Exercise("99.1", "A test", 1, 10, "tests", right, named, **parts)
 
 
 def numbers():

@@ -109,8 +109,8 @@ def test_logits_and_maps_are_those_of_torch(tab, content, vit_of, scenes, world,
     images, twins = (glyph_images_of(part) for part in scenes[world])
     learned_with = written(content, world, name)["maps"]
     logits, maps = expected(vit_of, learned_with, world, name, choice, images, twins)
-    found = tab.evaluate(FORWARD, [world, name, choice, *map(sent, scenes[world])])
-    found_logits, found_maps = (torch.from_numpy(received(text).copy()) for text in found)
+    texts = tab.evaluate(FORWARD, [world, name, choice, *map(sent, scenes[world])])
+    found_logits, found_maps = (torch.from_numpy(received(text).copy()) for text in texts)
     apart = (found_logits.reshape(logits.shape) - logits).abs().max().item()
     maps_apart = (found_maps.reshape(maps.shape) - maps).abs().max().item()
     print(f"{world} {name} {choice}: logits {apart:.1e}, maps {maps_apart:.1e}")
@@ -163,20 +163,20 @@ ANSWERED = """([world, name]) => {
 
 @pytest.mark.parametrize(("world", "name"), [("find", "scratch"), ("match", "copy")])
 def test_accuracy_over_500_scenes_is_torchs(tab, vit_of, world, name):
-    text, named, found = tab.evaluate(ANSWERED, [world, name])
+    text, named, accuracy = tab.evaluate(ANSWERED, [world, name])
     images = glyph_images_of(received(text, np.uint8).reshape(500, 3, 32, 32).copy())
     with torch.no_grad():
         layers = walk(vit_of(world, "teacher"), images).layers if name == "copy" else []
         replace = {i: Instead(map=layer.map) for i, layer in enumerate(layers)} or None
         answers = walk(vit_of(world, name), images, replace=replace).logits.argmax(1)
-    assert abs((answers == torch.tensor(named)).double().mean().item() - found) <= 0.005
+    assert abs((answers == torch.tensor(named)).double().mean().item() - accuracy) <= 0.005
 
 
 def test_pixels_are_prepared_as_images_are(tab, scenes):
     prepare = "text => textOf([Explorer.prepare(bytesOf(text), ExplorerWeights.pixels)])"
     pixels = scenes["find"][0]
-    found = torch.from_numpy(received(tab.evaluate(prepare, sent(pixels))).copy())
-    assert torch.equal(found.reshape(pixels.shape), glyph_images_of(pixels))
+    prepared = torch.from_numpy(received(tab.evaluate(prepare, sent(pixels))).copy())
+    assert torch.equal(prepared.reshape(pixels.shape), glyph_images_of(pixels))
 
 
 def test_tokens_are_the_residual_stream(tab, vit_of, scenes):
@@ -185,8 +185,8 @@ def test_tokens_are_the_residual_stream(tab, vit_of, scenes):
         stream = walk(vit_of("match", "teacher"), glyph_images_of(pixels)).stream
     tokens = """text => textOf(Explorer.forward(Explorer.readModel(ExplorerWeights, "match", "teacher"),
         Explorer.prepare(bytesOf(text), ExplorerWeights.pixels)).tokens)"""
-    found = received(tab.evaluate(tokens, sent(pixels[0]))).reshape(4, 17, 64)
-    np.testing.assert_allclose(found, torch.stack([one[0] for one in stream]), atol=1e-4)
+    stream_of_page = received(tab.evaluate(tokens, sent(pixels[0]))).reshape(4, 17, 64)
+    np.testing.assert_allclose(stream_of_page, torch.stack([one[0] for one in stream]), atol=1e-4)
 
 
 def test_one_layer_alone_is_replaced(tab, vit_of, scenes):
@@ -227,8 +227,8 @@ def test_painted_rows_replace_those_of_the_models_own_maps(tab, vit_of, scenes):
         const result = Explorer.forward(model, pixels, painted);
         return [textOf([result.logits]), textOf(result.maps)];
     }"""
-    given = {str(token): shares for token, shares in rows.items()}
-    logits, maps = map(received, tab.evaluate(forward, [sent(pixels), given]))
+    shares_by_token = {str(token): shares for token, shares in rows.items()}
+    logits, maps = map(received, tab.evaluate(forward, [sent(pixels), shares_by_token]))
     assert (walked.logits - before.logits).abs().max() > 1e-3, "what was painted last counts too"
     np.testing.assert_allclose(logits, walked.logits[0], atol=1e-3)
     expected_maps = torch.stack([layer.map[0] for layer in walked.layers])

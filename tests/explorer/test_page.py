@@ -240,6 +240,6 @@ def test_accuracy_is_measured_while_the_page_stays_alive(play):
     page.get_by_label("Maps of all layers").select_option("teacher")
     page.get_by_role("button", name="Measure on 500 scenes").click()
     page.wait_for_function("document.querySelector('.explorer-measured').textContent", timeout=120_000)
-    found, recorded = map(float, re.findall(r"([\d.]+) %", page.inner_text(".explorer-measured")))
+    measured, recorded = map(float, re.findall(r"([\d.]+) %", page.inner_text(".explorer-measured")))
     error = 100 * (0.94 * 0.06 / 500) ** 0.5
-    assert abs(found - recorded) < 4 * error
+    assert abs(measured - recorded) < 4 * error

@@ -88,8 +88,8 @@ RENDER = (
 def test_pixels_are_the_generators(tab, drawn, task, shift):
     expected = generate("test", SCENES, 0, World(task, noise=0, **shift))
     scenes = [exported(drawn, index, task) for index in range(SCENES)]
-    found = received(ask(tab, RENDER, [scenes, {"noise": 0} | shift]), np.uint8)
-    np.testing.assert_array_equal(found.reshape(expected.images.shape), expected.images)
+    pixels = received(ask(tab, RENDER, [scenes, {"noise": 0} | shift]), np.uint8)
+    np.testing.assert_array_equal(pixels.reshape(expected.images.shape), expected.images)
     labels = ask(tab, "scenes => scenes.map(Explorer.label)", scenes)
     assert labels == expected.shape.tolist()
 
@@ -101,8 +101,8 @@ def test_blur_is_the_generators(tab, drawn, task, blur):
     matter."""
     expected = generate("test", SCENES, 0, World(task, noise=0, blur=blur)).images
     scenes = [exported(drawn, index, task) for index in range(SCENES)]
-    found = received(ask(tab, RENDER, [scenes, {"noise": 0, "blur": blur}]), np.uint8)
-    apart = np.abs(found.reshape(expected.shape).astype(int) - expected)
+    pixels = received(ask(tab, RENDER, [scenes, {"noise": 0, "blur": blur}]), np.uint8)
+    apart = np.abs(pixels.reshape(expected.shape).astype(int) - expected)
     assert apart.max() <= 1 and apart.mean() < 1e-4
 
 
@@ -110,8 +110,8 @@ def test_blur_is_the_generators(tab, drawn, task, blur):
 def test_the_false_mark_is_the_generators(tab, drawn, decoy):
     expected = generate("test", SCENES, 0, World(noise=0, decoy=decoy)).images
     scenes = [exported(drawn, index, "find") for index in range(SCENES)]
-    found = received(ask(tab, RENDER, [scenes, {"noise": 0, "decoy": decoy}]), np.uint8)
-    np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+    pixels = received(ask(tab, RENDER, [scenes, {"noise": 0, "decoy": decoy}]), np.uint8)
+    np.testing.assert_array_equal(pixels.reshape(expected.shape), expected)
 
 
 def test_the_world_has_the_generators_values(tab):
@@ -270,5 +270,5 @@ def test_models_solve_new_scenes(tab, content, task):
     if "fine-tune" not in content["worlds"][task]:
         pytest.skip(f"results/transfer/{task} has no fine-tuned weights yet")
     recorded = content["worlds"][task]["fine-tune"]["recorded"]
-    found = np.mean(ask(tab, SOLVES, [task, new(tab, task, 400)]))
-    assert abs(found - recorded) < 3 * (recorded * (1 - recorded) / 400) ** 0.5 + 0.005
+    accuracy = np.mean(ask(tab, SOLVES, [task, new(tab, task, 400)]))
+    assert abs(accuracy - recorded) < 3 * (recorded * (1 - recorded) / 400) ** 0.5 + 0.005

@@ -105,10 +105,10 @@ def test_a_pair_is_its_student_with_the_maps_it_is_made_for(notebook, teacher, s
         }""",
         [sent(drawn.images), what == "copy"],
     )
-    found = torch.from_numpy(received(logits).copy()).reshape(5, -1)
+    of_page = torch.from_numpy(received(logits).copy()).reshape(5, -1)
     expected = getattr(expected, "logits", expected)
     # weights are rounded to 12 bits on the way
-    torch.testing.assert_close(found, expected, atol=0.02 * expected.abs().max().item(), rtol=0)
+    torch.testing.assert_close(of_page, expected, atol=0.02 * expected.abs().max().item(), rtol=0)
 
 
 def test_models_that_cannot_be_shown_are_refused(teacher, student):

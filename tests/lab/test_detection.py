@@ -187,9 +187,9 @@ METHODS = ("fcos, copy from supervised", "mask r-cnn, distill", "segment, frozen
 STUDY = replace(
     DETECTION,
     variants=tuple(
-        replace(each, changes={}, trials=each.trials[:2])
-        for each in DETECTION.variants
-        if each.name in METHODS
+        replace(variant, changes={}, trials=variant.trials[:2])
+        for variant in DETECTION.variants
+        if variant.name in METHODS
     ),
     teachers=(replace(LABELLED_SCENES, validation=4),),
 )

@@ -80,7 +80,7 @@ def test_a_probe_reads_shape_and_place_from_maps_that_have_them(sources, monkeyp
 
     def maps(vit, images):
         drawn = next(
-            each for each in seen if each.images.shape[0] == len(images) and same_images(each, images)
+            walked for walked in seen if walked.images.shape[0] == len(images) and same_images(walked, images)
         )
         shape, cell = (
             torch.nn.functional.one_hot(torch.from_numpy(getattr(drawn, name)), number)
@@ -229,7 +229,7 @@ def test_compared_features_and_maps_by_hand(found, models, sources):
                 torch.tensor(found[name][f"cka to {to}"]), torch.tensor(expected), rtol=1e-4, atol=1e-5
             )
         for layer in range(4):
-            p, q = (each.layers[layer].map.double() for each in (seen, walks["teacher"]))
+            p, q = (walked.layers[layer].map.double() for walked in (seen, walks["teacher"]))
             entropy = [
                 sum(-(row * row.log()).sum().item() for row in p[:, head].flatten(0, 1)) / (LOOKED_AT * 17)
                 for head in range(4)
@@ -268,7 +268,7 @@ def test_compared_features_and_maps_by_hand(found, models, sources):
 def test_compared_predictions_by_hand(found, models, sources):
     test = SCALE.held_out("test")
     p = {name: logits_of(model, test).softmax(-1) for name, model in models.items()}
-    guesses = {name: each.argmax(1) for name, each in p.items()}
+    guesses = {name: probabilities.argmax(1) for name, probabilities in p.items()}
     for name in models:
         others = [other for other in models if other != name]
         assert found[name]["test_accuracy"] == pytest.approx(share(guesses[name], test.targets))
@@ -301,7 +301,7 @@ def test_compared_probes_by_hand(found, models, sources):
                 student.norm(seen_by(model, images.take(range(len(images)))[0]).stream[-1])[:, 0]
                 for images in (train, test)
             ]
-        x = [each / each.norm(dim=1, keepdim=True) for each in x]
+        x = [features / features.norm(dim=1, keepdim=True) for features in x]
         assert found[name]["k-nn"]["1"] == pytest.approx(
             share(train.targets[(x[1] @ x[0].T).argmax(1)], test.targets)
         )
@@ -382,13 +382,13 @@ def test_sharpness_by_hand(tmp_path):
 
 def test_examinations_measure_what_their_studies_have():
     assert not set(EXAMINATIONS) & set(STUDIES), "both have folders in results/"
-    for name, each in EXAMINATIONS.items():
-        assert each.name == name and each.shows and each.paper
-        studies = {study.name for study in each.studies}
-        assert {each.study_of(method).name for method in each.methods} == studies
+    for name, examination in EXAMINATIONS.items():
+        assert examination.name == name and examination.shows and examination.paper
+        studies = {study.name for study in examination.studies}
+        assert {examination.study_of(method).name for method in examination.methods} == studies
         assert studies <= {CENTRAL.name, *STUDIES}
-        assert len(set(each.methods)) == len(each.methods) and FILTER not in each.methods
-        assert all(each.seeds <= study.seeds for study in each.studies)
+        assert len(set(examination.methods)) == len(examination.methods) and FILTER not in examination.methods
+        assert all(examination.seeds <= study.seeds for study in examination.studies)
     assert {*TWICE, "fine-tune", "copy", "distill", "scratch"} <= set(EXAMINATIONS["comparison"].methods)
     for method in TWICE:  # there is a first one
         assert CENTRAL.variant(method.removesuffix(" again").removesuffix("-2"))
@@ -398,6 +398,10 @@ def test_examinations_measure_what_their_studies_have():
 def test_what_is_examined_under_shifts():
     """All that is compared, each alone, so that a method can be added; and the pool, but for the filter."""
     shifts, pool = EXAMINATIONS["shifts"], EXAMINATIONS["shifts-pool"]
-    assert {each.measure for each in (shifts, pool)} == {under_shifts} and shifts.alone and pool.alone
+    assert (
+        {examination.measure for examination in (shifts, pool)} == {under_shifts}
+        and shifts.alone
+        and pool.alone
+    )
     assert set(shifts.methods) == {*COMPARED, "distill-long"} and not set(TWICE) & set(shifts.methods)
     assert {*pool.methods, FILTER} == {variant.name for variant in POOL.variants}

@@ -40,8 +40,8 @@ def record(study, method, seed, results, scale="find"):
 
 
 def write(folder, *records):
-    for each, scale in records:
-        add_record(records_file(each.experiment, scale, folder), each)
+    for record, scale in records:
+        add_record(records_file(record.experiment, scale, folder), record)
 
 
 def test_they_are_about_what_is_run():

@@ -378,7 +378,7 @@ def test_the_central_teacher_is_what_it_always_was(few):
     )
     found, architecture, history = replace(toy.TOY, pretraining=RECIPE).make_teacher(5)
     assert same(found.state_dict(), expected.state_dict())
-    assert [{k: v for k, v in each.items() if k != "unlearned"} for each in history] == past
+    assert [{k: v for k, v in entry.items() if k != "unlearned"} for entry in history] == past
     assert architecture == Architecture("glyphs", {"num_classes": 192})
     again, other = (RETRIEVAL.make(RECIPE, 16, seed)[0].state_dict() for seed in (5, 6))
     assert same(again, expected.state_dict()) and not torch.equal(other["head.weight"], again["head.weight"])

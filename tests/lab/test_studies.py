@@ -75,7 +75,7 @@ from tests import toy
 from tests.helpers import randomise, same
 
 EVERY = [(study, variant) for study in (CENTRAL, *STUDIES.values()) for variant in study.variants]
-TEACHERS = {each.name: each for study in STUDIES.values() for each in study.teachers}
+TEACHERS = {schooling.name: schooling for study in STUDIES.values() for schooling in study.teachers}
 COLOUR = TEACHERS["colour"]
 PAINTERS = [MAE, *MIXED.values(), UNMIXED, *(dmae for _, dmae in FEWER.values())]
 LOSSES = {
@@ -97,9 +97,9 @@ def place(tmp_path_factory):
     place = toy.place(tmp_path_factory.mktemp("models"))
     toy.untrained_models(place, TEACHERS.values())
     for study in STUDIES.values():
-        for each in study.needed_by(study.variants):
-            model = randomise(each.build(Sources(place, toy.TOY, 0)), 20)
-            save_weights(built_on(study, place, each.name, 0).weights, model)
+        for schooling in study.needed_by(study.variants):
+            model = randomise(schooling.build(Sources(place, toy.TOY, 0)), 20)
+            save_weights(built_on(study, place, schooling.name, 0).weights, model)
     return place
 
 
@@ -144,7 +144,9 @@ def test_fine_tune_has_the_teachers_body_and_a_new_head(sources, kept, schooling
     teacher, student = sources.teacher(schooling), fine_tune(sources, schooling)
     assert same(teacher.state_dict(), expected) and teacher.head.out_features == outputs
     assert same(without_head(student.state_dict()), without_head(expected))
-    assert student.head.out_features == 8 and all(each.requires_grad for each in student.parameters())
+    assert student.head.out_features == 8 and all(
+        parameter.requires_grad for parameter in student.parameters()
+    )
     torch.manual_seed(99)  # what was drawn before does not matter
     assert same(fine_tune(sources, schooling).state_dict(), student.state_dict())
 
@@ -318,7 +320,7 @@ def test_copying_into_another_teachers_weights(build, sources):
     assert torch.equal(weights[0][BODY], weights[1][BODY]) and not torch.equal(
         weights[0][BODY], weights[2][BODY]
     )
-    assert all(each.requires_grad for each in model.student.parameters())
+    assert all(parameter.requires_grad for parameter in model.student.parameters())
     assert model.student.head.out_features == 8
 
 
@@ -696,7 +698,7 @@ def test_pools_are_what_their_names_say(build, kept):
 @pytest.mark.parametrize("study", [STATIC, ONE_SOFTMAX])
 def test_other_networks_are_tuned_like_the_vits_beside_them(study):
     assert len({(variant.like, *map(str, variant.trials)) for variant in study.variants}) == 1
-    assert [set(each) for each in study.variants[0].trials] == [{"lr"}] * 4
+    assert [set(trial) for trial in study.variants[0].trials] == [{"lr"}] * 4
 
 
 def test_the_record_of_another_network_says_which(place):

@@ -221,9 +221,9 @@ def test_a_run_of_another_recipe_is_not_taken_for_done(place, monkeypatch, tmp_p
 def test_a_run_from_before_recipes_had_a_setting_is_taken_for_done(place, tmp_path, monkeypatch):
     path = place.records(CENTRAL.name)
     older = [json.loads(line) for line in path.read_text().splitlines()]
-    for each in older:
-        assert each["config"]["recipe"].pop("milestones", None) is None, "its default"
-    path.write_text("".join(json.dumps(each) + "\n" for each in older))
+    for record in older:
+        assert record["config"]["recipe"].pop("milestones", None) is None, "its default"
+    path.write_text("".join(json.dumps(record) + "\n" for record in older))
     toy.forbid_training(monkeypatch)
     before = toy.files(tmp_path)
     assert len(run_study(CENTRAL, place, 1)) == len(CENTRAL_METHODS) and toy.files(tmp_path) == before

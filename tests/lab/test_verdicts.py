@@ -43,7 +43,7 @@ def test_the_standard_error_is_that_of_new_seeds_and_new_images():
         true = np.std([d.mean() for d in many])
         found = [estimate(d) for d in many]
         # an interval is two to three standard errors to either side
-        reach = np.mean([each.high - each.mean for each in found])
+        reach = np.mean([estimate.high - estimate.mean for estimate in found])
         assert 1.8 * true < reach < 3.5 * true, parts
 
 
@@ -184,7 +184,7 @@ def test_verdicts_from_records(results):
         claim("2", "a number a seed", side("good", metric=loss), side("bad", metric=loss)),
     ]
     judged = judge(claims, results)
-    assert [each.verdict for each in judged] == [HOLDS, DOES_NOT_HOLD, TOO_SMALL, NOT_RECORDED, HOLDS]
+    assert [verdict.verdict for verdict in judged] == [HOLDS, DOES_NOT_HOLD, TOO_SMALL, NOT_RECORDED, HOLDS]
     assert judged[0].estimate.mean == pytest.approx(0.4, abs=0.03) and judged[0].estimate.images == 1000
     assert judged[3].estimate is None
     assert judged[4].estimate.mean == pytest.approx(0.4) and judged[4].estimate.images == 1
@@ -223,7 +223,7 @@ def test_accuracies_have_intervals_and_one_seed_has_none(results):
 
 def test_a_claim_is_judged_at_each_of_its_scales(results):
     both = replace(claim("1", "good is better", side("good"), side("bad")), scales=("toy", "other"))
-    assert [(each.scale, each.verdict) for each in judge([both], results)] == [
+    assert [(verdict.scale, verdict.verdict) for verdict in judge([both], results)] == [
         ("toy", HOLDS),
         ("other", NOT_RECORDED),
     ]

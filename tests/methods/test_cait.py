@@ -242,9 +242,11 @@ def test_copied_parts_are_the_teachers(pair_of):
     found = pair(IMAGES)
     assert (found.logits - expected).abs().max() <= 1e-12 and found.transfer_loss == 0
     assert not torch.allclose(found.logits, pair.student(IMAGES))
-    for part, given in (("patches", {"replace": replace}), ("class_rows", {"replace_class": rows})):
+    for part, replaced in (("patches", {"replace": replace}), ("class_rows", {"replace_class": rows})):
         alone = pair_of(**{part: "copy"})
-        assert (alone(IMAGES).logits - walk_cait(alone.student, IMAGES, **given).logits).abs().max() <= 1e-12
+        assert (
+            alone(IMAGES).logits - walk_cait(alone.student, IMAGES, **replaced).logits
+        ).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize(
@@ -257,17 +259,17 @@ def test_the_loss_is_a_loop_over_rows(pair_of, patches, class_rows):
     if patches:
         for p_t, seen in zip(maps, own.layers):
             p_t, p_s = among_patches(p_t), seen.map
-            each = [
+            by_row = [
                 -(p_t[b, h, i] * p_s[b, h, i].log()).sum()
                 for b in range(3)
                 for h in range(3)
                 for i in range(16)
             ]
-            expected = expected + sum(each) / len(each)
+            expected = expected + sum(by_row) / len(by_row)
     if class_rows:
         for p_t, seen in zip(maps[1:], own.class_layers):
-            each = [-(p_t[b, h, 0] * seen.map[b, h, 0].log()).sum() for b in range(3) for h in range(3)]
-            expected = expected + sum(each) / len(each)
+            by_row = [-(p_t[b, h, 0] * seen.map[b, h, 0].log()).sum() for b in range(3) for h in range(3)]
+            expected = expected + sum(by_row) / len(by_row)
     found = pair(IMAGES)
     assert found.transfer_loss.item() == pytest.approx(expected.item(), rel=1e-10) and expected > 1
     assert (found.logits - pair.student(IMAGES)).abs().max() <= 1e-12

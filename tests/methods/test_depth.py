@@ -175,7 +175,7 @@ def by_hand(vit, images):
     seen, found = {}, {"ls1": [], "ls2": []}
     handles = [
         module.register_forward_hook(
-            lambda module, given, made, key=key: seen.update({key: (given[0], made)})
+            lambda module, inputs, made, key=key: seen.update({key: (inputs[0], made)})
         )
         for i, block in enumerate(vit.blocks)
         for key, module in (
@@ -191,12 +191,12 @@ def by_hand(vit, images):
     for i in range(len(vit.blocks)):
         for branch, norm in (("ls1", "norm1"), ("ls2", "norm2")):
             branch_out, stream = seen[i, branch][1], seen[i, norm][0]
-            each = [
+            by_token = [
                 branch_out[b, n].square().sum().sqrt() / stream[b, n].square().sum().sqrt()
                 for b in range(branch_out.shape[0])
                 for n in range(branch_out.shape[1])
             ]
-            found[branch].append(sum(each) / len(each))
+            found[branch].append(sum(by_token) / len(by_token))
     return [torch.stack(values) for values in found.values()]
 
 
@@ -255,7 +255,7 @@ def test_four_layers_teach_twenty_four(how):
     ):
         plan = Plan(how=how, layers={i: i // 6 for i in range(24)}, **options)
         pair = AttentionTransfer(teacher, student, plan).train()
-        maps, seen = [each.map for each in walk(pair.teacher, IMAGES).layers], pair.walk(IMAGES).layers
+        maps, seen = [seen_t.map for seen_t in walk(pair.teacher, IMAGES).layers], pair.walk(IMAGES).layers
         for layer in range(24):
             same_map = (seen[layer].map - maps[layer // 6]).abs().max() <= 1e-6
             assert bool(same_map) == (how == "copy")

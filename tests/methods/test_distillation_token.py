@@ -285,7 +285,7 @@ def test_all_teachers_follow_and_none_is_a_part(small_vit):
     student, maps = beside(small_vit, "distill")
     pair = pair_of(student, maps=maps)
     assert list(pair.state_dict()) == [f"student.{name}" for name in student.state_dict()]
-    assert {p.dtype for each in (pair.teacher, maps.teacher) for p in each.parameters()} == {torch.float64}
+    assert {p.dtype for model in (pair.teacher, maps.teacher) for p in model.parameters()} == {torch.float64}
     assert {id(p) for p in pair.parameters()} == {id(p) for p in student.parameters()}
     pair.float()
     assert pair(images_of(torch.float32)).logits.dtype == torch.float32
@@ -330,7 +330,7 @@ def test_a_report_by_hand():
             expected.append(cosine_similarity(tokens[:, 0], tokens[:, 1], dim=1).mean())
         tokens = student.norm(tokens)
         expected.append(cosine_similarity(tokens[:, 0], tokens[:, 1], dim=1).mean())
-        of_class, of_token = (each.argmax(1).tolist() for each in two_heads(student, images))
+        of_class, of_token = (logits.argmax(1).tolist() for logits in two_heads(student, images))
         theirs, together = teacher(images).argmax(1).tolist(), student(images).argmax(1).tolist()
     assert (found.cosine - torch.stack(expected)).abs().max() <= 1e-12 and found.cosine.shape == (4,)
 

@@ -194,7 +194,7 @@ def test_only_plain_patch_embeddings_are_replaced(small_vit, options, value):
 def test_equals_attention_written_out(vits, fused):
     vit = set_fused(vits(True, 1, qk_norm=True), fused)
     attn, x = vit.blocks[1].attn, random_images(2, 17, 24, dtype=torch.float64)
-    q, k, v = (each.unflatten(-1, (3, 8)).transpose(1, 2) for each in attn.qkv(x).chunk(3, -1))
+    q, k, v = (x_part.unflatten(-1, (3, 8)).transpose(1, 2) for x_part in attn.qkv(x).chunk(3, -1))
     scores = torch.stack(
         [attn.sharpness[h] * attn.q_norm(q)[:, h] @ attn.k_norm(k)[:, h].mT for h in range(3)], 1
     )

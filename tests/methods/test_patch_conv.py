@@ -66,7 +66,7 @@ def test_equals_the_published_network(name, pool):
 def test_defaults_are_the_papers_s60():
     with torch.device("meta"):
         model = PatchConvNet()
-    millions = sum(each.numel() for each in model.parameters()) / 1e6
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     assert len(model.trunk) == 61 and round(millions, 1) == 25.2
     assert model.trunk(torch.zeros(1, 3, 224, 224, device="meta")).shape == (1, 384, 14, 14)
 

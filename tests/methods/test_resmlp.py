@@ -54,8 +54,8 @@ def test_equals_timms_by_its_weights():
 def test_as_many_parameters_as_in_the_ablation(options, millions):
     """Touvron's thesis, tab. 4.3."""
     with torch.device("meta"):
-        found = sum(each.numel() for each in resmlp(**options).parameters())
-    assert round(found / 1e6, 1) == millions
+        number = sum(parameter.numel() for parameter in resmlp(**options).parameters())
+    assert round(number / 1e6, 1) == millions
 
 
 def reached(model, token):
@@ -91,9 +91,9 @@ def test_a_class_token_gathers_by_shares():
     gathering, norm = model.norm
     token = gathering.token.expand(2, -1, -1)
     for block in gathering.blocks:
-        every = [block.norm1(each) for each in (token, *patches.split(1, dim=1))]
+        every = [block.norm1(part) for part in (token, *patches.split(1, dim=1))]
         shares = block.shares.weight[0]
-        token = token + block.ls1 * (sum(s * each for s, each in zip(shares, every)) + block.shares.bias)
+        token = token + block.ls1 * (sum(s * part for s, part in zip(shares, every)) + block.shares.bias)
         token = token + block.ls2 * block.mlp(block.norm2(token))
     torch.testing.assert_close(model(images), model.head(norm(token)[:, 0]), rtol=0, atol=1e-12)
     assert len(gathering.blocks) == 2 and model.forward_features(images).shape == (2, 1, 8)

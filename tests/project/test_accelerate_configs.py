@@ -35,11 +35,11 @@ def test_every_file_is_checked_here():
 def test_accelerate_reads_every_file(name):
     config = load_config_from_file(str(FOLDER / f"{name}.yaml"))  # refuses unknown keys
     processes, machines, kind = FILES[name]
-    found = config.num_processes, config.num_machines, config.distributed_type
-    assert found == (processes, machines, DistributedType(kind))
+    read_config = config.num_processes, config.num_machines, config.distributed_type
+    assert read_config == (processes, machines, DistributedType(kind))
     assert config.use_cpu == (name == "one_cpu")
-    given = read(name)
-    assert (given.multi_gpu, given.use_fsdp) == (kind == "MULTI_GPU", kind == "FSDP")
+    file = read(name)
+    assert (file.multi_gpu, file.use_fsdp) == (kind == "MULTI_GPU", kind == "FSDP")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -54,7 +54,7 @@ def test_comments_name_files_and_recipes_that_exist(name):
 
     text = (FOLDER / f"{name}.yaml").read_text()
     assert f"configs/accelerate/{name}.yaml" in text, "the command that uses the file"
-    assert {path for path in re.findall(r"\b\w+\.yaml", text)} <= {f"{each}.yaml" for each in FILES}
+    assert {path for path in re.findall(r"\b\w+\.yaml", text)} <= {f"{name}.yaml" for name in FILES}
     assert set(re.findall(r"--recipe (\S+)", text)) <= set(names())
 
 
@@ -95,8 +95,8 @@ def test_fsdp_divides_what_the_student_has(name, launched):
     plugin.set_auto_wrap_policy(vit)
     (divided,) = plugin.auto_wrap_policy.keywords["transformer_layer_cls"]
     assert divided is type(vit.blocks[0].mlp) and divided.__name__ == "Mlp"
-    found = plugin.fsdp_version, plugin.reshard_after_forward, plugin.activation_checkpointing
-    assert found == (2, True, False)
+    settings = plugin.fsdp_version, plugin.reshard_after_forward, plugin.activation_checkpointing
+    assert settings == (2, True, False)
     policy = plugin.mixed_precision_policy
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (None, None, None), (
         "weights and gradients travel as float32"

@@ -164,7 +164,7 @@ def test_dense_baseline_runs_the_whole_teacher_and_all_projections(images):
     [("copy", (0, 1, 2, 3)), ("copy", (1, 3)), ("distill", (0, 1, 2)), ("distill", (0, 1, 2, 3))],
 )
 def test_dense_baseline_agrees_with_atlib(images, how, layers):
-    found = []
+    results = []
     for build in (
         lambda t, s: DenseTransfer(t, s, how, layers),
         lambda t, s: AttentionTransfer(t, s, Plan(how=how, layers=layers)),
@@ -172,8 +172,8 @@ def test_dense_baseline_agrees_with_atlib(images, how, layers):
         student = vit(2)
         logits, transfer_loss = build(vit(1), student).train()(images)
         (cross_entropy(logits, torch.tensor([0, 4])) + 3 * transfer_loss).backward()
-        found.append((logits, transfer_loss, {name: p.grad for name, p in student.named_parameters()}))
-    (logits, loss, gradients), (our_logits, our_loss, our_gradients) = found
+        results.append((logits, transfer_loss, {name: p.grad for name, p in student.named_parameters()}))
+    (logits, loss, gradients), (our_logits, our_loss, our_gradients) = results
     torch.testing.assert_close(our_logits, logits, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(our_loss, loss, rtol=1e-5, atol=0)
     assert (how == "distill") == (loss > 0)
@@ -267,10 +267,10 @@ def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys, monkey
     (record,), printed = read_file(out), capsys.readouterr().out
     assert (record.experiment, record.method) == ("benchmarks", "transfer_step-tiny-197-cpu")
     assert record.config["model"] == "tiny" and record.config["batch"] == 1 and "out" not in record.config
-    found = record.results["methods"]
-    plain = found["fine-tune"]
-    assert list(found) == list(methods.known_methods(4))
-    for name, one in found.items():
+    by_method = record.results["methods"]
+    plain = by_method["fine-tune"]
+    assert list(by_method) == list(methods.known_methods(4))
+    for name, one in by_method.items():
         assert one["title"] in printed
         assert one["seconds"] == one["seconds_min"] == record.history[0][name]
         assert one["images_per_second"] == pytest.approx(1 / one["seconds"])

@@ -116,11 +116,11 @@ def ran(monkeypatch):
 
     def run(source, limit):
         names.append(source.stem)
-        found = execute.myst_nb_reader_plugin(str(source))
-        for cell in found.cells:
+        notebook = execute.myst_nb_reader_plugin(str(source))
+        for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.outputs = [new_output("stream", text="1\n")]
-        return source, found, 0.0, None
+        return source, notebook, 0.0, None
 
     monkeypatch.setattr(execute, "run", run)
     return names

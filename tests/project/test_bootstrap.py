@@ -126,10 +126,12 @@ def test_uv_gets_what_pip_is_configured_with(venv, calls, monkeypatch):
     """pip's variables count more than its files, and uv's own more than either."""
     monkeypatch.setenv("UV_INDEX_STRATEGY", "first-index")
     bootstrap.main(str(venv))
-    given = calls[LOCK]
-    assert given["UV_FIND_LINKS"] == "/near" and given["UV_PYTHON"] == str(venv / "bin" / "python")
-    assert given["UV_EXTRA_INDEX_URL"].split() == ["file:///one", "file:///two"]
-    assert given["UV_INDEX_STRATEGY"] == "first-index" and "UV_TIMEOUT" not in given
+    environment = calls[LOCK]
+    assert environment["UV_FIND_LINKS"] == "/near" and environment["UV_PYTHON"] == str(
+        venv / "bin" / "python"
+    )
+    assert environment["UV_EXTRA_INDEX_URL"].split() == ["file:///one", "file:///two"]
+    assert environment["UV_INDEX_STRATEGY"] == "first-index" and "UV_TIMEOUT" not in environment
 
 
 def test_a_folder_that_is_no_environment_of_this_project_is_never_emptied(tmp_path, calls, venv):
@@ -148,10 +150,10 @@ def test_a_folder_that_is_no_environment_of_this_project_is_never_emptied(tmp_pa
 def test_an_old_python_is_named_with_the_way_out(version, tmp_path):
     """One that is really old, since it has to be able to read the file."""
     root = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
-    found = glob.glob(f"{root}/versions/{version}.*/bin/python")
-    if not found:
+    pythons = glob.glob(f"{root}/versions/{version}.*/bin/python")
+    if not pythons:
         pytest.skip(f"needs pyenv's Python {version}")
-    command = [found[0], ROOT / "tools" / "bootstrap.py", tmp_path / "new"]
+    command = [pythons[0], ROOT / "tools" / "bootstrap.py", tmp_path / "new"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and not (tmp_path / "new").exists()
     assert f"3.11 is needed, not {version}: make PYTHON=python3.12" in done.stderr

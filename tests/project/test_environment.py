@@ -44,9 +44,11 @@ def version(requirement: Requirement) -> Version:
 def test_every_dependency_is_locked_within_its_range():
     pins = locked(lock.locked_lines(LOCK))
     for requirement in wanted():
-        found = pins.get(canonicalize_name(requirement.name))
-        assert found, f"{requirement.name} is in pyproject.toml and not in requirements.lock: run `make lock`"
-        for pin in found:
+        locked_pins = pins.get(canonicalize_name(requirement.name))
+        assert locked_pins, (
+            f"{requirement.name} is in pyproject.toml and not in requirements.lock: run `make lock`"
+        )
+        for pin in locked_pins:
             assert requirement.specifier.contains(version(pin), prereleases=True), (
                 f"{pin} is outside {requirement}: run `make lock`"
             )

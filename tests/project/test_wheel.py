@@ -116,9 +116,9 @@ def use(installed, folder):
     request = f"train --recipe find-distill --data atbook.worlds:marked_glyphs --teacher {TEACHER}".split()
     request += SMALL
     program = shutil.copy(ROOT / "tests" / "installed.py", folder)  # from where the clone is out of reach
-    given = (json.dumps(parts, default=str), json.dumps(request))
-    found = json.loads(run(installed / "python", program, *given, cwd=folder).splitlines()[-1])
-    return found["where"], {name: (parts[name], *found["parts"][name].values()) for name in parts}
+    arguments = (json.dumps(parts, default=str), json.dumps(request))
+    answer = json.loads(run(installed / "python", program, *arguments, cwd=folder).splitlines()[-1])
+    return answer["where"], {name: (parts[name], *answer["parts"][name].values()) for name in parts}
 
 
 def example_of_the_readme() -> str:

@@ -289,7 +289,7 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64,
         train(tiny(), watched, SHORT, loss=loss, progress=None, keeper=CheckpointManager(tmp_path, 2))
     error = caught.value
     assert error.step == 5 and error.indices == fed[5] and error.checkpoint == tmp_path / "step-00000004"
-    assert all(str(each) in str(error) for each in ("step 5", error.checkpoint, error.indices))
+    assert all(str(part) in str(error) for part in ("step 5", error.checkpoint, error.indices))
 
 
 def test_sigterm_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path):

@@ -182,10 +182,10 @@ def test_what_is_left_unpainted(autoencoder, glyphs64):
     order = torch.rand(64, 16, generator=torch.Generator().manual_seed(0)).argsort(1)
     images, _ = glyphs64.take(range(64))
     with torch.no_grad():
-        each = [model(images[i : i + 1], order[i : i + 1]).item() for i in range(64)]
+        losses = [model(images[i : i + 1], order[i : i + 1]).item() for i in range(64)]
     torch.manual_seed(8)
     found = unpainted(model, glyphs64)
-    assert found == pytest.approx(sum(each) / 64, rel=1e-5) and model.training
+    assert found == pytest.approx(sum(losses) / 64, rel=1e-5) and model.training
     torch.manual_seed(9)
     before = torch.get_rng_state()
     assert unpainted(model, glyphs64) == found and torch.equal(torch.get_rng_state(), before)

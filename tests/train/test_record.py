@@ -130,8 +130,8 @@ def test_a_record_takes_the_place_of_the_one_of_the_same_run(tmp_path, good):
         replace(good, method="distill"),
         replace(good, seed=4),
     ]
-    for each in others:
-        add_record(path, each)
+    for written in others:
+        add_record(path, written)
     before = path.read_bytes().splitlines()
     again = replace(good, seconds=1.0)
     add_record(path, again)
@@ -160,8 +160,8 @@ def test_records_of_one_kind_by_method_seed_and_trial(tmp_path, good):
     runs = [replace(good, method=method, seed=seed) for method in ("a", "b c") for seed in (2, 10)]
     trials = [replace(good, seed=100, kind="trial", trial=trial) for trial in (0, 2, 10)]
     teacher = replace(good, method="teacher", kind="teacher")
-    for each in [*reversed(runs), teacher, *reversed(trials)]:
-        add_record(path, each)
+    for written in [*reversed(runs), teacher, *reversed(trials)]:
+        add_record(path, written)
     assert read_records("transfer", "s", results=tmp_path) == runs
     assert read_records("transfer", "s", "trial", tmp_path) == trials
     assert read_records("transfer", "s", "teacher", tmp_path) == [teacher]

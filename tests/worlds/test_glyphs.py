@@ -54,7 +54,7 @@ def inked(cell):
 
 def shapes_in(mask, jitter=1):
     """All shapes that, at some displacement, make exactly this mask."""
-    found = set()
+    names = set()
     for name, bitmap in BITMAPS.items():
         for row in range(1 - jitter, 2 + jitter):
             for column in range(1 - jitter, 2 + jitter):
@@ -62,8 +62,8 @@ def shapes_in(mask, jitter=1):
                 canvas[row : row + 6, column : column + 6] = bitmap
                 canvas[[0, 0, -1, -1], [0, -1, 0, -1]] = False
                 if (canvas == mask).all():
-                    found.add(name)
-    return found
+                    names.add(name)
+    return names
 
 
 def test_a_fixed_draw_has_a_fixed_hash():
@@ -429,10 +429,10 @@ def test_unknown_names_and_sizes_are_refused():
 
 def test_the_marked_cell_can_be_read_off_the_pixels():
     drawn = generate("test", 4000, seed=3)
-    found = marked_cell(torch.from_numpy(drawn.images)).numpy()
-    assert (found != drawn.cell).mean() < 1e-3
+    cells = marked_cell(torch.from_numpy(drawn.images)).numpy()
+    assert (cells != drawn.cell).mean() < 1e-3
     from_floats = marked_cell(torch.from_numpy(drawn.images[:50]).float() / 255 - 0.5).numpy()
-    assert (from_floats == found[:50]).all(), "levels are compared with each other only"
+    assert (from_floats == cells[:50]).all(), "levels are compared with each other only"
 
 
 @pytest.mark.parametrize("split, seed", [("train", 0), ("validation", 3), ("test", 0), ("unlabelled", 1)])

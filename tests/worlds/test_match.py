@@ -76,7 +76,7 @@ def test_splits_and_twins_share_no_image(task):
     seen = set()
     for split in ("train", "validation", "test", "unlabelled"):
         for twin in (None, *TWINS):
-            images = {each.tobytes() for each in generate(split, 100, 0, WORLDS[task], twin).images}
+            images = {image.tobytes() for image in generate(split, 100, 0, WORLDS[task], twin).images}
             assert len(images) == 100 and not images & seen
             seen |= images
 

@@ -71,22 +71,22 @@ def test_severity_5_is_the_stated_value(name):
 )
 def test_between_the_ends_a_dial_is_straight(factor, hardest, severity, value):
     """jitter goes from 1 to 3 in whole pixels: 1.4, 1.8, 2.2 and 2.6 rounded."""
-    found = dialled(factor, hardest, severity)
-    assert found == pytest.approx(value) and type(found) is type(value)
+    dialled_value = dialled(factor, hardest, severity)
+    assert dialled_value == pytest.approx(value) and type(dialled_value) is type(value)
 
 
 @pytest.mark.parametrize("name", [name for name in SHIFTS if name != "harder resample"])
 def test_the_same_scenes_under_every_severity(name):
     plain = generate("test", SIZE, 3)
     for severity in (1, 5):
-        found = shifted(name, severity, size=SIZE, seed=3)
+        drawn = shifted(name, severity, size=SIZE, seed=3)
         assert all(
-            np.array_equal(getattr(found, part), getattr(plain, part)) for part in ("shape", "hue", "cell")
+            np.array_equal(getattr(drawn, part), getattr(plain, part)) for part in ("shape", "hue", "cell")
         )
         if name in HARDEST:  # an inverted glyph is its own scene's opposite; that test is below
             flat = [
                 (images - images.mean((1, 2, 3), keepdims=True)).reshape(SIZE, -1)
-                for images in (found.images / 255, plain.images / 255)
+                for images in (drawn.images / 255, plain.images / 255)
             ]
             assert ((flat[0] @ flat[1].T).argmax(1) == np.arange(SIZE)).mean() > 0.9, (
                 "a shifted image is most like its own scene"
@@ -100,9 +100,9 @@ def test_rendering_is_a_share_of_the_images():
     )
 
     def which(severity):
-        found = shifted("rendering", severity, size=size)
+        drawn = shifted("rendering", severity, size=size)
         return np.stack(
-            [[np.array_equal(a, b) for a, b in zip(found.images, way)] for way in (plain, inverted, dotted)]
+            [[np.array_equal(a, b) for a, b in zip(drawn.images, way)] for way in (plain, inverted, dotted)]
         )
 
     before = np.zeros(size, dtype=bool)
@@ -110,8 +110,8 @@ def test_rendering_is_a_share_of_the_images():
         ways = which(severity)
         assert (ways.sum(0) == 1).all(), "each image is drawn in one of the three ways"
         share = severity / 5
-        for found, expected in zip(ways.mean(1), (1 - share, share / 2, share / 2)):
-            assert abs(found - expected) <= 4 * (expected * (1 - expected) / size) ** 0.5
+        for share_drawn, expected in zip(ways.mean(1), (1 - share, share / 2, share / 2)):
+            assert abs(share_drawn - expected) <= 4 * (expected * (1 - expected) / size) ** 0.5
         changed = ~ways[0]
         assert (before <= changed).all(), "what was changed at a lower severity is changed at a higher one"
         before = changed
@@ -125,11 +125,11 @@ def stands_out(clean):
 
 def test_the_harder_resample_is_the_faintest_tenth_of_every_shape_of_a_new_draw():
     size = 80
-    found, drawn = shifted("harder resample", 5, size=size, seed=1), generate("resample", 10 * size, 1)
-    chosen = {image.tobytes() for image in found.images}
+    hardest, drawn = shifted("harder resample", 5, size=size, seed=1), generate("resample", 10 * size, 1)
+    chosen = {image.tobytes() for image in hardest.images}
     kept = [index for index, image in enumerate(drawn.images) if image.tobytes() in chosen]
     # the draw's own order
-    assert len(kept) == size and same_glyphs(found, Glyphs(*(part[kept] for part in drawn)))
+    assert len(kept) == size and same_glyphs(hardest, Glyphs(*(part[kept] for part in drawn)))
     faint = [stands_out(clean) for clean in drawn.clean]
     for shape in range(8):
         same = [index for index in range(10 * size) if drawn.shape[index] == shape]
@@ -199,12 +199,12 @@ def test_accuracies_by_the_name_of_the_set():
         "noise@1": shifted_images("noise", 1, size=30),
         "other": Images(torch.zeros(3, 3, 32, 32, dtype=torch.uint8), torch.zeros(3).long()),
     }
-    found = shift_accuracies(model, sets)
-    assert list(found) == list(sets)
+    accuracies = shift_accuracies(model, sets)
+    assert list(accuracies) == list(sets)
     for name, images in sets.items():
         guess = model.eval()(images.take(range(len(images)))[0]).argmax(1)
         assert (
-            found[name]
+            accuracies[name]
             == sum(g == t for g, t in zip(guess.tolist(), images.targets.tolist())) / len(images)
             == evaluate(model, images).accuracy
         )
