@@ -134,11 +134,12 @@ All that is shown follows from one state: the query, the layer, the head, the co
   function makePicture(model, pick, attributes = {}) {
     const [chosen, pointed] = ["look-chosen", "look-pointed"].map(name => make("div", { class: name, hidden: true }));
     const canvas = make("canvas", { "aria-hidden": "true" });
-    const image = make("img", { src: model.photograph, alt: "", draggable: "false" });
+    // "dark-light": what a page's theme does to pictures on a dark ground, it leaves this one alone
+    const image = make("img", { class: "dark-light", src: model.photograph, alt: `The picture as ${model.name} is given it`, draggable: "false" });
     const small = () => image.classList.toggle("look-coarse", image.naturalWidth < 128);
     image.addEventListener("load", small);
     const stage = make("div", { class: "look-stage", ...attributes }, image, canvas, chosen, pointed);
-    const caption = make("figcaption"), under = make("div", { class: "look-under" });
+    const caption = make("div", { class: "look-caption" }), under = make("div", { class: "look-under" });
     const [middle, end] = [make("span"), make("span")];
     const scale = make("div", { class: "look-scale", "aria-hidden": "true" }, make("i"), make("span", {}, "0"), middle, end);
     const read = make("div", { class: "look-read", "aria-hidden": "true" });
@@ -182,7 +183,7 @@ All that is shown follows from one state: the query, the layer, the head, the co
       if (query < model.first) chosen.hidden = true;
       else outline(chosen, ...model.placed(query));
     }
-    return { figure: make("figure", {}, caption, stage, scale, read, under), stage, show };
+    return { box: make("div", {}, caption, stage, scale, read, under), show };
   }
 
   /* The small pictures of a model: a row a layer, a column a head; `pick(layer, column)` is called for a choice. */
@@ -284,9 +285,9 @@ All that is shown follows from one state: the query, the layer, the head, the co
       const picture = makePicture(model, pick, attributes), rollout = makePicture(model, pick);
       const multiples = makeMultiples(model, (layer, column) => change(column === "rollout" ? { layer } : { layer, head: column }));
       const name = several ? [make("p", { class: "look-name" }, model.name)] : [];
-      picture.figure.className = "look-main";
-      rollout.figure.className = "look-beside";
-      const pictures = make("div", { class: "look-pictures" }, picture.figure, rollout.figure);
+      picture.box.className = "look-main";
+      rollout.box.className = "look-beside";
+      const pictures = make("div", { class: "look-pictures" }, picture.box, rollout.box);
       return { model, picture, rollout, multiples, box: make("section", { class: "look-model", "aria-label": model.name }, ...name, pictures, multiples.box) };
     });
 

@@ -38,7 +38,7 @@ PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <style>:root { color-scheme: light dark; }
-body { margin: 0 auto; padding: 1rem; max-width: 76rem; font-family: system-ui, sans-serif; line-height: 1.5; }
+body { margin: 0 auto; padding: 1rem; max-width: 76rem; font: 1rem/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin: 0 0 0.8rem; overflow-wrap: anywhere; }</style></head>
 <body><main><h1>__TITLE__</h1>
 __BLOCK__

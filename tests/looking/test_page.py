@@ -183,7 +183,7 @@ def test_scales_are_labelled_and_mean_what_they_say(opened, vit, pixels):
 
 def test_rollout_stands_beside(opened, maps):
     page = opened("#layer=1&token=class+token&colours=row")
-    assert page.inner_text(".look-beside figcaption") == "Rollout, layers 0 to 1"
+    assert page.inner_text(".look-beside .look-caption") == "Rollout, layers 0 to 1"
     eye = torch.eye(maps.shape[-1])
     rolled = (eye + maps[1].mean(0)) / 2 @ ((eye + maps[0].mean(0)) / 2)
     share = float(re.search(r"class token ([\d.]+)", page.inner_text(".look-beside .look-under"))[1])
