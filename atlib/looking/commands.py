@@ -68,10 +68,7 @@ def _loaded(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Prepar
     else:
         read = {"heads": arguments.heads, "architecture": arguments.architecture}
         model = load_teacher(name, image_size=arguments.size, **(read if is_file(name) else {})).vit
-    changes = {}
-    if said := header.get("augmentation"):
-        changes = {field: said[field] for field in ("mean", "std", "crop_pct", "interpolation")}
-        changes["source"] = "as its file says"
+    changes = _said(header)
     asked = {"mean": arguments.mean, "std": arguments.std, "crop_pct": arguments.crop}
     asked = {field: value for field, value in asked.items() if value is not None}
     if arguments.squash:
@@ -81,3 +78,14 @@ def _loaded(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Prepar
     if arguments.size is not None:
         changes["size"] = (arguments.size, arguments.size)
     return model, preparation_of(student_of(model), **changes)
+
+
+def _said(header: dict) -> dict:
+    """How a file of ours says that pictures are prepared for its weights; {} where it says nothing."""
+    if "augmentation" not in header:
+        return {}
+    said = header["augmentation"]
+    if said is None:  # of pixels in memory, which `Images` takes as they are
+        return {"mean": (0.5,) * 3, "std": (0.25,) * 3, "crop_pct": 1.0, "source": "as for images in memory"}
+    fields = ("mean", "std", "crop_pct", "interpolation")
+    return {field: said[field] for field in fields} | {"source": "as its file says"}

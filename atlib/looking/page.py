@@ -94,7 +94,8 @@ class Look(NamedTuple):
         return write_atomically(Path(path), self.page().encode())
 
     def __repr__(self) -> str:
-        return f"{self.title}: {sum(rows.levels.numel() for rows, _ in self.models.values()):,} shares"
+        count = sum(rows.levels.numel() for rows, _ in self.models.values())
+        return f"{self.title} {count:,} shares to click through; .save(path) writes a page"
 
     def _repr_html_(self) -> str:
         return self.html()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from atlib.analysis.attention_maps import rollouts
 from atlib.analysis.checks import check_maps
+from atlib.attention import Seen
 from atlib.maps import Grid, check_grid
 from atlib.pair import student_of
 from atlib.walking import Walk, walk
@@ -97,32 +98,32 @@ def read_rows(
     seen = _walk(model, pixels).layers
     vit = student_of(model)
     tokens = tokens_of(vit, pixels)
-    numbers = tuple(_head_count(layer) for layer in seen)
+    counts = tuple(_head_count(layer) for layer in seen)
     chosen = _chosen("layer", layers, len(seen))
-    kept = tuple((layer, _chosen(f"layer {layer}: head", heads, numbers[layer])) for layer in chosen)
+    kept = tuple((layer, _chosen(f"layer {layer}: head", heads, counts[layer])) for layer in chosen)
     first = len(tokens.prefix)
     N = first + tokens.grid[0] * tokens.grid[1]
     down, across = _queries(tokens, sum(len(some) + BEYOND_HEADS for _, some in kept) * (N + 4), room)
     patches = [first + row * tokens.grid[1] + column for row in down for column in across]
     queries = torch.tensor([*range(first), *patches])
 
-    means, levels, largest = [], [], []
-    for layer, each in enumerate(seen):
-        map = each.map.cpu()  # of one layer at a time
+    means, of_heads = [], {}
+    for layer, inside in enumerate(seen):
+        map = inside.map.cpu()  # one layer's map exists at a time
         check_maps(map, layer)
         check_grid(map.shape[-1], tokens.grid, first)
         map = map.double()
         map /= map.sum(-1, keepdim=True)  # half precision misses 1 by up to a hundredth
         means.append(map.mean(1, keepdim=True))
         if layer in chosen:
-            some = dict(kept)[layer]
-            levels.append(map[0][list(some)][:, queries])
-    rolled = rollouts(means)
-    for index, layer in enumerate(chosen):
-        beyond = torch.stack([means[layer][0, 0], rolled[layer][0]])[:, queries]
-        levels[index], top = quantise(torch.cat([levels[index], beyond]).flatten(0, 1))
-        largest.append(top)
-    return Rows(tokens, numbers, kept, down, across, torch.cat(levels), torch.cat(largest))
+            of_heads[layer] = quantise(map[0, list(dict(kept)[layer])][:, queries])
+    levels, largest = [], []
+    for layer, rolled in enumerate(rollouts(means)):
+        if layer in chosen:
+            beyond = quantise(torch.stack([means[layer][0, 0], rolled[0]])[:, queries])
+            for values, of_all in zip((levels, largest), zip(of_heads[layer], beyond)):
+                values.append(torch.cat(of_all).flatten(0, 1))
+    return Rows(tokens, counts, kept, down, across, torch.cat(levels), torch.cat(largest))
 
 
 def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
@@ -152,7 +153,7 @@ def _walk(model: nn.Module, pixels: Tensor) -> Walk:
         model.train(training)
 
 
-def _head_count(seen) -> int:
+def _head_count(seen: Seen) -> int:
     return (seen.q if seen.given is None else seen.given).shape[1]
 
 

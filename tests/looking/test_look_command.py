@@ -47,6 +47,15 @@ def test_a_page_from_a_file_and_a_picture(folder, capsys):
     assert not re.search(r"\beval\b|new Function|import\(|fetch\(|https?://", page)
 
 
+def test_a_file_whose_pictures_were_taken_as_they_are(folder, small_vit, capsys):
+    save_vit(folder / "memory.safetensors", small_vit(0), Architecture(SMALL_VIT), {"augmentation": None})
+    main(["look", f"{folder}/memory.safetensors", f"{folder}/photo.png", "--out", f"{folder}/page.html"])
+    said = capsys.readouterr().out
+    # what `atlib.data.images.Images` does with pixels in memory
+    assert "to cover 32 x 32 pixels" in said
+    assert "mean 0.5, 0.5, 0.5, standard deviation 0.25, 0.25, 0.25" in said
+
+
 def test_two_models_another_size_and_other_options(folder, capsys):
     out = folder / "page.html"
     options = "--size 64 --layers 0 2 --only-heads 1 --mean 0.5 0.5 0.5 --crop 1 --squash".split()
