@@ -7,7 +7,7 @@ from torch import nn
 
 from atlib.checkpoint import load_bundle, read_header
 from atlib.looking.page import look
-from atlib.looking.preparation import Preparation, preparation_of
+from atlib.looking.preparation import Preparation, open_picture, preparation_of
 from atlib.pair import student_of
 from atlib.teachers.load import is_file, load_teacher
 
@@ -50,11 +50,12 @@ def look_command(arguments: argparse.Namespace) -> int:
         names = list(arguments.models)
     if len(set(names)) < len(names):
         raise ValueError(f"{', '.join(names)}: the same model twice; name two")
+    picture = open_picture(arguments.image)  # before weights are read
     loaded = [_loaded(name, arguments) for name in arguments.models]
     options = {"layers": arguments.layers, "heads": arguments.only_heads, "megabytes": arguments.megabytes}
     models = {name: model for name, (model, _) in zip(names, loaded)}
     preparations = {name: preparation for name, (_, preparation) in zip(names, loaded)}
-    shown = look(models, arguments.image, preparation=preparations, **options)
+    shown = look(models, picture, preparation=preparations, **options)
     path = shown.save(arguments.out)
     print(*shown.notes, f"{path}: {path.stat().st_size / 1e6:.1f} MB, needs no network", sep="\n")
     return 0

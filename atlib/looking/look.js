@@ -192,7 +192,7 @@ All that is shown follows from one state: the query, the layer, the head, the co
     columns.push("mean", "rollout");
     const placeOf = column => 2 + columns.indexOf(column) + (column === "mean" || column === "rollout"); // a gap before
     const at = (column, element) => Object.assign(element.style, { gridColumn: placeOf(column) }) && element;
-    const header = columns.map(column => at(column, make("span", {}, column === "rollout" ? "roll\u00adout" : column)));
+    const header = columns.map(column => at(column, make("span", { class: isNaN(column) ? "look-word" : null }, column)));
     const cells = model.layers.flatMap(one => one.columns.map(column => {
       const canvas = make("canvas", { "aria-hidden": "true" });
       const button = at(column, make("button", { type: "button", click: () => pick(one.layer, column) }, canvas));
@@ -264,7 +264,7 @@ All that is shown follows from one state: the query, the layer, the head, the co
     head.select.append(...heads.map(one => make("option", { value: one }, String(one))), make("option", { value: "mean" }, "mean of all"));
     const colours = chooser("Colours", COLOURS, value => change({ colours: value }));
     const root = make("input", { type: "checkbox", autocomplete: "off", change: () => change({ root: root.checked }) });
-    const small = make("label", { class: "look-field" }, make("span", {}, "Small shares"), make("span", { class: "look-check" }, root, "as roots"));
+    const small = make("label", { class: "look-field" }, make("span", {}, "Small shares"), make("span", { class: "look-check" }, root, "brighter, as roots"));
     const map = make("input", { type: "range", min: 0, max: 100, step: 5, autocomplete: "off", input: () => change({ map: +map.value }) });
     const over = make("label", { class: "look-field" }, make("span", {}, "Map over photograph"), map);
     const tokens = prefix.map(name => make("button", { type: "button", click: () => change({ query: { ...state.query, prefix: name } }) }, name));
