@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atlib.looking.page import look
     from atlib.losses import attention_cross_entropy
     from atlib.plan import Plan
     from atlib.student import create_student
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 # Where each name is. It is imported when it is asked for: `python -m atlib --help` does without torch, and
 # whoever copies or distills without Accelerate. `train` stands in its room, `from atlib.train import train`:
-# here the same name would be the function or the room, by what was imported before.
+# here the same name would be the function or the room, by what was imported before. So the room of `look` has
+# another name.
 _HOME = {
     "AttentionTransfer": "atlib.transfer",
     "Plan": "atlib.plan",
@@ -29,6 +31,7 @@ _HOME = {
     "Unwalkable": "atlib.walking",
     "attention_cross_entropy": "atlib.losses",
     "load_teacher": "atlib.teachers.load",
+    "look": "atlib.looking.page",
     "Recipe": "atlib.train.recipe",
 }
 __all__ = [
@@ -43,6 +46,7 @@ __all__ = [
     "create_student",
     "create_vit",
     "load_teacher",
+    "look",
     "walk",
 ]
 

@@ -1,5 +1,5 @@
 """The command line: `python -m atlib train` trains by a recipe, `resume` goes on, `evaluate`, `pretrain` and
-`teacher` are about what it makes and takes."""
+`teacher` are about what it makes and takes, `look` shows where a model looks."""
 
 import argparse
 import sys
@@ -19,6 +19,7 @@ COMMANDS = {
     "resume": ("atlib.run.commands", "go on with a run that was stopped, from its newest good checkpoint"),
     "evaluate": ("atlib.run.commands", "accuracy of what a run has made, on any data"),
     "teacher": ("atlib.run.commands", "what a teacher is, and what of it can be transferred"),
+    "look": ("atlib.looking.commands", "a page of where every token of a model looks on a picture"),
 }
 
 

@@ -8,6 +8,7 @@ from atlib.analysis.attention_maps import (
     describe_layers,
     prefix_share,
     rollout,
+    rollouts,
 )
 from atlib.analysis.cka import (
     MinibatchCKA,
@@ -73,6 +74,7 @@ __all__ = [
     "patch_mean",
     "prefix_share",
     "rollout",
+    "rollouts",
     "same_operation",
     "step_memory",
     "three_models",

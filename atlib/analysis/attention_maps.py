@@ -73,6 +73,12 @@ def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
     unequal shapes, and for `residual` outside 0 to 1. Source: Abnar & Zuidema 2020, attention rollout (arXiv
     2005.00928), with residual = 1/2.
     """
+    return rollouts(maps, residual)[-1]
+
+
+def rollouts(maps: Sequence[Tensor], residual: float = 0.5) -> list[Tensor]:
+    """`rollout` up to each layer: one (B, N, N) per layer, the last that of all. Arguments and errors are
+    those of `rollout`."""
     if len(maps) == 0 or not 0 <= residual <= 1:
         raise ValueError(
             f"{len(maps)} maps, residual={residual}: give at least one map, and a share of the skip"
@@ -86,10 +92,10 @@ def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
                 " images and tokens must agree"
             )
     identity = torch.eye(maps[0].shape[-1], dtype=_exact(maps[0]).dtype, device=maps[0].device)
-    rolled = identity.expand(len(maps[0]), -1, -1)
+    rolled = [identity.expand(len(maps[0]), -1, -1)]
     for map in maps:
-        rolled = (residual * identity + (1 - residual) * _exact(map).mean(1).to(identity)) @ rolled
-    return rolled
+        rolled.append((residual * identity + (1 - residual) * _exact(map).mean(1).to(identity)) @ rolled[-1])
+    return rolled[1:]
 
 
 def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:

@@ -35,7 +35,7 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
             model.eval()
         for batch, _ in images.loader(at_once):
             for vit in vits:
-                _check_size(vit, batch)
+                check_size(vit, batch)
             placed = zip(models, (batch.to(kind.device, kind.dtype) for kind in kinds))
             yield tuple(
                 model.walk(images) if hasattr(model, "walk") else walk(model, images, head=False)
@@ -64,7 +64,9 @@ def _bytes_of_a_walk(vit: nn.Module) -> int:
     return 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * vit.blocks[0].attn.num_heads * tokens**2
 
 
-def _check_size(vit: nn.Module, batch: torch.Tensor) -> None:
+def check_size(vit: nn.Module, batch: torch.Tensor) -> None:
+    """Raise `ValueError` for images (B, 3, height, width) of another size than a ViT takes, where it takes
+    one only."""
     wanted, size = vit.patch_embed.img_size, tuple(batch.shape[-2:])
     if wanted is not None and vit.patch_embed.strict_img_size and size != tuple(wanted):
         raise ValueError(

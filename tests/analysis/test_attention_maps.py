@@ -14,6 +14,7 @@ from atlib.analysis.attention_maps import (
     describe_layers,
     prefix_share,
     rollout,
+    rollouts,
 )
 from tests.helpers import random_maps
 
@@ -132,6 +133,14 @@ def test_rollout_multiplies_layers_last_first():
     # token 3
     first, second = (torch.eye(5)[list(order)][None, None] for order in ([3, 1, 2, 3, 4], [0, 1, 2, 3, 0]))
     assert rollout([first, second], residual=0.0)[0, 4].tolist() == [0, 0, 0, 1, 0]
+
+
+def test_rollouts_are_those_of_the_first_layers():
+    maps = [random_maps(2, 3, 5, 5, seed=seed) for seed in range(3)]
+    rolled = rollouts(maps, residual=0.7)
+    assert len(rolled) == 3
+    for layer in range(3):
+        torch.testing.assert_close(rolled[layer], rollout(maps[: layer + 1], residual=0.7), **CLOSE)
 
 
 def test_class_attention_is_laid_out_row_by_row():

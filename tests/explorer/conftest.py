@@ -60,28 +60,6 @@ def tab(browser, weights_file, tmp_path_factory):
     assert complaints == []
 
 
-@pytest.fixture
-def visit(browser):
-    """A function that opens an address; nothing may complain or be asked of the network."""
-    complaints, opened = [], []
-
-    def go(address, width=1000):
-        page = browser.new_page()
-        opened.append(page)
-        page.set_default_timeout(5000)
-        page.set_viewport_size({"width": width, "height": 900})
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
-        page.goto(address)
-        return page
-
-    yield go
-    for page in opened:
-        page.close()
-    assert complaints == []
-
-
 def sent(array):
     """An array of bytes as text for the browser's `bytesOf`."""
     return base64.b64encode(np.ascontiguousarray(array, dtype=np.uint8).tobytes()).decode()

@@ -138,3 +138,23 @@ def test_sliders_move_their_picture(page):
         assert pictures[0].evaluate("e => e.decode().then(() => e.naturalWidth)") > 0
         knob.press("ArrowLeft")
         assert seen() == before
+
+
+def test_the_page_look_answers_a_click_and_is_readable_in_the_dark(browser):
+    tab = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="dark")
+    tab.goto((HTML / "book" / "look.html").as_uri())
+    before = tab.inner_text(".look-says")
+    stage = tab.get_by_role("application").first
+    stage.click(position={"x": 10, "y": 10})
+    after = tab.inner_text(".look-says")
+    assert "Class token" in before and "Patch row 0, column 0" in after
+    # The theme lays a light ground under the output of a cell.
+    grounds = tab.evaluate("""() => {
+        const grounds = [];
+        for (let e = document.querySelector(".look"); e; e = e.parentElement)
+            grounds.push(getComputedStyle(e).backgroundColor);
+        return grounds.filter(colour => !/, 0\\)$/.test(colour));
+    }""")
+    light = sum(map(int, re.findall(r"\d+", grounds[0])[:3])) / 3
+    assert light < 60, f"the ground of the page is {grounds[0]}"
+    tab.close()

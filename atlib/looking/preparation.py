@@ -1,0 +1,117 @@
+"""One picture as a model takes it, and as a reader sees it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image, ImageOps
+from timm.data import create_transform, resolve_model_data_config
+from torch import Tensor, nn
+from torchvision.transforms.functional import to_pil_image
+
+from atlib.data.decoding import in_eight_bits
+
+SHOWN = 672  # pixels that the picture's longer side has on the page at most, where the original has so many
+
+
+class Preparation(NamedTuple):
+    """How a picture becomes a model's input, by timm's evaluation transform."""
+
+    #: Pixels, (height, width).
+    size: tuple[int, int]
+    #: Per channel, of pixels in 0..1.
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    #: The picture is resized to size / crop_pct, and its middle is taken.
+    crop_pct: float = 1.0
+    #: "center" keeps the aspect and cuts off what is longer, "squash" does not keep it, "border" pads.
+    crop_mode: str = "center"
+    interpolation: str = "bicubic"
+    #: Who says so, as a sentence of the page.
+    source: str = "as the caller asked"
+
+    def describe(self) -> str:
+        """All of it in a sentence."""
+        height, width = self.size
+        larger = " x ".join(str(int(side / self.crop_pct)) for side in self.size)
+        resized = {
+            "squash": f"The picture is squeezed or stretched to {larger} pixels",
+            "border": f"The picture is resized, its aspect kept, to fit into {larger} pixels, and padded",
+        }.get(self.crop_mode, f"The picture is resized, its aspect kept, to cover {larger} pixels")
+        channels = (", ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
+        mean, std = channels
+        return (
+            f"{resized} ({self.interpolation}), and the middle {height} x {width} are taken; mean {mean},"
+            f" standard deviation {std} of the channels ({self.source})."
+        )
+
+
+class Prepared(NamedTuple):
+    """A picture in both forms."""
+
+    #: What the model takes: float32 (1, 3, height, width), normalised.
+    pixels: Tensor
+    #: The same part of the picture for the eye, finer where the original is.
+    photograph: Image.Image
+
+
+def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:
+    """How a model's own configuration prepares pictures for it, with `changes` to the fields.
+
+    A model that was built by a timm name has one (`pretrained_cfg`); for others timm's default, ImageNet's
+    mean and standard deviation, is taken, and `source` says so. The size is the model's own. Raises
+    `TypeError` for an unknown field.
+    """
+    embed, published = vit.patch_embed, getattr(vit, "pretrained_cfg", None)
+    size = changes.pop("size", None) or embed.img_size
+    settings = resolve_model_data_config(vit, args={"input_size": (3, *size)})
+    names = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
+    source = (
+        "its own configuration in timm"
+        if published
+        else "it does not say how, so this is timm's default, with ImageNet's mean and deviation"
+    )
+    own = Preparation(tuple(size), **{name: settings[name] for name in names}, source=source)
+    if changes and "source" not in changes:
+        changes["source"] = f"{', '.join(changes)} as the caller asked, the rest: {source}"
+    return own._replace(**changes)
+
+
+def prepare(image: str | Path | Image.Image | Tensor, preparation: Preparation) -> Prepared:
+    """A picture prepared for a model.
+
+    image: a file, a PIL image, or pixels (3, height, width) of uint8. Raises `OSError` for a file that is no
+    picture, and `ValueError` for pixels of another kind and for a preparation that timm cannot make.
+    """
+    opened = open_picture(image)
+    (height, width), longer = preparation.size, max(preparation.size)
+    settings: Mapping = {name: getattr(preparation, name) for name in ("crop_mode", "interpolation")}
+
+    def transform(factor: int, crop_pct: float, **more):
+        return create_transform((3, factor * height, factor * width), crop_pct=crop_pct, **settings, **more)
+
+    pixels = transform(1, preparation.crop_pct, mean=preparation.mean, std=preparation.std)(opened)
+    # Finer by a whole factor, and the same part of the picture: timm rounds the size that it resizes to.
+    exact = longer / int(longer / preparation.crop_pct)
+    factor = max(1, min(SHOWN // longer, int(min(opened.size) * exact) // min(preparation.size)))
+    seen = transform(factor, exact if factor > 1 else preparation.crop_pct, use_prefetcher=True)(opened)
+    return Prepared(pixels.unsqueeze(0), to_pil_image(torch.as_tensor(seen)))
+
+
+def open_picture(image: str | Path | Image.Image | Tensor) -> Image.Image:
+    """A picture in RGB of 8 bits, a file's turned as the camera says. Raises as `prepare` does."""
+    if isinstance(image, Tensor):
+        if image.ndim != 3 or image.shape[0] != 3 or image.dtype != torch.uint8:
+            raise ValueError(
+                "an image is a file, a PIL image, or pixels (3, height, width) of uint8; got"
+                f" {tuple(image.shape)} of {image.dtype}"
+            )
+        return to_pil_image(image)
+    if isinstance(image, Image.Image):
+        return in_eight_bits(image).convert("RGB")
+    try:
+        with Image.open(image) as opened:
+            return in_eight_bits(ImageOps.exif_transpose(opened)).convert("RGB")
+    except OSError as error:  # Pillow's own message names the file only where it is missing
+        raise OSError(f"{image} cannot be read as an image ({error})") from error

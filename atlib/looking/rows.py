@@ -1,0 +1,179 @@
+"""Rows of a model's attention maps on one image, in eight bits: what a page can hold."""
+
+import base64
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from atlib.analysis.attention_maps import rollouts
+from atlib.analysis.checks import check_maps
+from atlib.attention import Seen
+from atlib.maps import Grid, check_grid
+from atlib.pair import student_of
+from atlib.walking import Walk, walk
+
+LEVELS = 255
+BEYOND_HEADS = 2  # rows of a token and layer besides those of its heads: their mean, and the rollout
+
+
+class Tokens(NamedTuple):
+    """The tokens of a model for one image, in timm's order."""
+
+    #: Names of those before the patches: "class token", "register 0".
+    prefix: tuple[str, ...]
+    #: Patches down and across.
+    grid: Grid
+
+
+class Rows(NamedTuple):
+    """The rows of one model that are kept, quantised by `quantise`.
+
+    The rows are in this order: layers, of each layer its heads, then their mean, then the rollout up to
+    there, and of each the queries: prefix tokens, then the patches at `down` x `across`, row by row.
+    """
+
+    tokens: Tokens
+    #: How many heads each layer of the model has, kept or not.
+    heads: tuple[int, ...]
+    #: Which layers are kept, and which heads of each.
+    layers: tuple[tuple[int, tuple[int, ...]], ...]
+    #: The grid's rows and columns whose patches are kept as queries.
+    down: tuple[int, ...]
+    across: tuple[int, ...]
+    #: (rows, N), uint8, N being the number of all tokens: the keys are complete.
+    levels: Tensor
+    #: The largest share of each row, (rows,), float32.
+    largest: Tensor
+
+    def content(self) -> dict:
+        """As JSON, the numbers in base64, the lowest byte of a float32 first."""
+        return {
+            "prefix": self.tokens.prefix,
+            "grid": self.tokens.grid,
+            "layers": [{"layer": layer, "heads": heads} for layer, heads in self.layers],
+            "down": self.down,
+            "across": self.across,
+            "levels": base64.b64encode(self.levels.numpy().tobytes()).decode(),
+            "largest": base64.b64encode(self.largest.numpy().astype("<f4").tobytes()).decode(),
+        }
+
+
+def quantise(shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of shares (..., N), not negative, as levels 0 to 255 (..., N), uint8, and the largest share of
+    each row (...), float32.
+
+    level = round(255 · √(share / largest)), and back: share = largest · (level / 255)². The root keeps small
+    shares beside a large one: the error is at most (√(share · largest) + largest / 1020) / 255, never more
+    than largest / 255, plus the rounding of `largest` to float32.
+    """
+    exact = shares.double()
+    largest = exact.amax(-1).float()
+    relative = (exact / largest.double().clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(-1)).sqrt()
+    return (LEVELS * relative).round().clamp(max=LEVELS).to(torch.uint8), largest
+
+
+@torch.no_grad()
+def read_rows(
+    model: nn.Module,
+    pixels: Tensor,
+    room: int,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Rows:
+    """Walk a model over one image and keep rows of its maps in at most `room` bytes.
+
+    model: a ViT that `walk` takes, or a module with a `walk(images)` of its own, such as `AttentionTransfer`,
+    whose student's layers are read with the teacher's maps in them where the plan copies. It is walked in
+    eval mode, in its own precision, and left in the mode it was in. pixels: (1, 3, height, width). layers and
+    heads: those that are kept, None for all; mean and rollout are over all heads, and rollout over all layers
+    up to its own. Prefix tokens are always kept as queries; where all patches do not fit, those of every
+    second row and column are, or every third, and so on.
+
+    Raises `ValueError` for a layer or head that is not there, where not even one patch fits, and for maps
+    that are none; and as `walk` does.
+    """
+    seen = _walk(model, pixels).layers
+    vit = student_of(model)
+    tokens = tokens_of(vit, pixels)
+    counts = tuple(_head_count(layer) for layer in seen)
+    chosen = _chosen("layer", layers, len(seen))
+    kept = tuple((layer, _chosen(f"layer {layer}: head", heads, counts[layer])) for layer in chosen)
+    first = len(tokens.prefix)
+    N = first + tokens.grid[0] * tokens.grid[1]
+    down, across = _queries(tokens, sum(len(some) + BEYOND_HEADS for _, some in kept) * (N + 4), room)
+    patches = [first + row * tokens.grid[1] + column for row in down for column in across]
+    queries = torch.tensor([*range(first), *patches])
+
+    means, of_heads = [], {}
+    for layer, inside in enumerate(seen):
+        map = inside.map.cpu()  # one layer's map exists at a time
+        check_maps(map, layer)
+        check_grid(map.shape[-1], tokens.grid, first)
+        map = map.double()
+        map /= map.sum(-1, keepdim=True)  # half precision misses 1 by up to a hundredth
+        means.append(map.mean(1, keepdim=True))
+        if layer in chosen:
+            of_heads[layer] = quantise(map[0, list(dict(kept)[layer])][:, queries])
+    levels, largest = [], []
+    for layer, rolled in enumerate(rollouts(means)):
+        if layer in chosen:
+            beyond = quantise(torch.stack([means[layer][0, 0], rolled[0]])[:, queries])
+            for values, of_all in zip((levels, largest), zip(of_heads[layer], beyond)):
+                values.append(torch.cat(of_all).flatten(0, 1))
+    return Rows(tokens, counts, kept, down, across, torch.cat(levels), torch.cat(largest))
+
+
+def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
+    """Names of a ViT's prefix tokens, and its grid for images (B, 3, height, width). Raises `ValueError` for
+    images that are no whole patches."""
+    names = ["class token"] if getattr(vit, "cls_token", None) is not None else []
+    names += ["distillation token"] if getattr(vit, "dist_token", None) is not None else []
+    left = vit.num_prefix_tokens - len(names)
+    names += [f"register {index}" for index in range(left)]
+    embed, size = vit.patch_embed, tuple(pixels.shape[-2:])
+    grid = embed.dynamic_feat_size(size) if hasattr(embed, "dynamic_feat_size") else embed.grid_size
+    if any(side % patches for side, patches in zip(size, grid)):
+        raise ValueError(
+            f"{size[0]} x {size[1]} pixels are no whole patches on a grid of {grid[0]} x {grid[1]}: a map"
+            " cannot be laid over them"
+        )
+    return Tokens(tuple(names), (int(grid[0]), int(grid[1])))
+
+
+def _walk(model: nn.Module, pixels: Tensor) -> Walk:
+    like, training = next(model.parameters()), model.training
+    images = pixels.to(like.device, like.dtype)
+    try:
+        model.eval()
+        return model.walk(images) if hasattr(model, "walk") else walk(model, images, head=False)
+    finally:
+        model.train(training)
+
+
+def _head_count(seen: Seen) -> int:
+    return (seen.q if seen.given is None else seen.given).shape[1]
+
+
+def _chosen(what: str, asked: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    if asked is None:
+        return tuple(range(count))
+    wrong = [index for index in asked if not 0 <= index < count]
+    if wrong or len(asked) == 0:
+        raise ValueError(f"{what}s {list(asked)}: name at least one, each from 0 to {count - 1}")
+    return tuple(sorted(set(asked)))
+
+
+def _queries(tokens: Tokens, bytes_a_query: int, room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The rows and the columns of the grid whose patches are kept: the finest stride that fits."""
+    for stride in range(1, max(tokens.grid) + 1):
+        down, across = (tuple(range(min(stride // 2, side - 1), side, stride)) for side in tokens.grid)
+        if (len(tokens.prefix) + len(down) * len(across)) * bytes_a_query <= room:
+            return down, across
+    needed = ceil((len(tokens.prefix) + 1) * bytes_a_query * 4 / 3 / 1e5) / 10
+    raise ValueError(
+        f"one patch and {len(tokens.prefix)} prefix tokens need {needed} MB: allow as much with megabytes="
+        f" for each model, or keep fewer layers= or heads="
+    )

@@ -1,0 +1,37 @@
+"""What a page of `look` holds, read longhand: the bytes of its data, not the code that wrote them."""
+
+import base64
+import json
+import re
+
+import numpy as np
+
+
+def content_of(shown) -> dict:
+    """The data of a block of HTML."""
+    (text,) = re.findall(r'<script type="application/json">(.*?)</script>', shown.html(), re.DOTALL)
+    return json.loads(text)
+
+
+def rows_of(model: dict) -> dict[tuple[int, object, int], np.ndarray]:
+    """{(layer, head or "mean" or "rollout", token): its row, (N,) of float64} of one model of the data."""
+    rows, columns = model["grid"]
+    first = len(model["prefix"])
+    patches = [first + row * columns + column for row in model["down"] for column in model["across"]]
+    queries = [*range(first), *patches]
+    keys = [
+        (one["layer"], head, query)
+        for one in model["layers"]
+        for head in [*one["heads"], "mean", "rollout"]
+        for query in queries
+    ]
+    levels = np.frombuffer(base64.b64decode(model["levels"]), np.uint8).reshape(len(keys), -1)
+    largest = np.frombuffer(base64.b64decode(model["largest"]), "<f4").astype(float)
+    assert levels.shape[1] == first + rows * columns and len(largest) == len(keys)
+    return {key: top * (level / 255.0) ** 2 for key, level, top in zip(keys, levels, largest)}
+
+
+def bound(share: np.ndarray) -> np.ndarray:
+    """How far a stored share may be from a row's own (N,), as `quantise` says."""
+    largest = share.max(-1, keepdims=True)
+    return (np.sqrt(share * largest) + largest / 1020) / 255 + 1e-7 * largest

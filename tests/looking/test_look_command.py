@@ -1,0 +1,108 @@
+"""`python -m atlib look`: from a file of weights and a picture to one page that needs nothing else."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from IPython.core.formatters import DisplayFormatter
+from PIL import Image
+
+from atlib import AttentionTransfer, Plan, create_vit, look
+from atlib.__main__ import main
+from atlib.checkpoint import save_bundle, save_vit
+from atlib.vit import Architecture
+from tests.helpers import SMALL_VIT, randomise
+
+
+@pytest.fixture
+def folder(tmp_path, small_vit):
+    """A picture and files of weights."""
+    values = np.random.default_rng(0).integers(256, size=(60, 80, 3), dtype=np.uint8)
+    Image.fromarray(values).save(tmp_path / "photo.png")
+    architecture = Architecture(SMALL_VIT)
+    save_vit(tmp_path / "plain.safetensors", small_vit(0), architecture)
+    said = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "crop_pct": 1.0, "interpolation": "bilinear"}
+    save_vit(tmp_path / "says.safetensors", small_vit(1), architecture, {"augmentation": said})
+    pair = AttentionTransfer(small_vit(2), small_vit(3), Plan(how="copy"))
+    save_bundle(tmp_path / "pair.safetensors", pair, architecture, architecture)
+    return tmp_path
+
+
+def content(page) -> dict:
+    (text,) = re.findall(r'<script type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
+    return json.loads(text)
+
+
+def test_a_page_from_a_file_and_a_picture(folder, capsys):
+    out = folder / "new" / "page.html"
+    assert main(["look", f"{folder}/says.safetensors", f"{folder}/photo.png", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert str(out) in said and "MB" in said
+    assert "mean 0.1, 0.2, 0.3" in said and "as its file says" in said
+    page = out.read_text()
+    assert [model["name"] for model in content(out)["models"]] == ["says"]
+    assert not re.search(r"""(src|href)=["'](?!data:)""", page.split("<script type")[0])
+    assert not re.search(r"\beval\b|new Function|import\(|fetch\(|https?://", page)
+
+
+def test_a_file_whose_pictures_were_taken_as_they_are(folder, small_vit, capsys):
+    save_vit(folder / "memory.safetensors", small_vit(0), Architecture(SMALL_VIT), {"augmentation": None})
+    main(["look", f"{folder}/memory.safetensors", f"{folder}/photo.png", "--out", f"{folder}/page.html"])
+    said = capsys.readouterr().out
+    # what `atlib.data.images.Images` does with pixels in memory
+    assert "to cover 32 x 32 pixels" in said
+    assert "mean 0.5, 0.5, 0.5, standard deviation 0.25, 0.25, 0.25" in said
+
+
+def test_two_models_another_size_and_other_options(folder, capsys):
+    out = folder / "page.html"
+    options = "--size 64 --layers 0 2 --only-heads 1 --mean 0.5 0.5 0.5 --crop 1 --squash".split()
+    files = [f"{folder}/{name}.safetensors" for name in ("plain", "says")]
+    assert main(["look", *files, f"{folder}/photo.png", "--out", str(out), *options]) == 0
+    models = content(out)["models"]
+    assert [model["grid"] for model in models] == [[8, 8], [8, 8]]
+    assert all([one["layer"] for one in model["layers"]] == [0, 2] for model in models)
+    said = capsys.readouterr().out
+    assert said.count("squeezed") == 2 and said.count("mean 0.5, 0.5, 0.5") == 2
+    assert "deviation 0.4, 0.5, 0.6" in said, "what was not asked for is the file's"
+
+
+def test_a_bundle_shows_its_student_with_its_teachers_maps(folder):
+    out = folder / "page.html"
+    files = [f"{folder}/{name}.safetensors" for name in ("pair", "plain")]
+    assert main(["look", *files, f"{folder}/photo.png", "--out", str(out)]) == 0
+    assert [model["name"] for model in content(out)["models"]] == ["pair", "plain"]
+
+
+@pytest.mark.parametrize(
+    "arguments, names",
+    [
+        (["plain.safetensors", "photo.png", "--out", "page.png"], "page.png"),
+        (["plain.safetensors", "photo.png", "--out", "page.html", "--layers", "9"], "9"),
+        (["plain.safetensors", "missing.png", "--out", "page.html"], "missing.png"),
+        (["missing.safetensors", "photo.png", "--out", "page.html"], "missing.safetensors"),
+        (["plain.safetensors", "plain.safetensors", "photo.png", "--out", "page.html"], "twice"),
+        (["plain.safetensors", "photo.png", "--out", "page.html", "--size", "30"], "30"),
+        (["pair.safetensors", "photo.png", "--out", "page.html", "--size", "64"], "64"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_is_written(folder, monkeypatch, capsys, arguments, names):
+    monkeypatch.chdir(folder)
+    assert main(["look", *arguments]) == 2
+    assert names in capsys.readouterr().err
+    assert not (folder / "page.html").exists()
+
+
+def test_a_notebook_shows_the_block(small_vit):
+    shown = look(small_vit(), torch.zeros(3, 32, 32, dtype=torch.uint8))
+    data, _ = DisplayFormatter().format(shown)
+    assert data["text/html"] == shown.html() and "VisionTransformer" in data["text/plain"]
+    assert "<html" not in data["text/html"]
+
+
+def test_models_without_names_are_told_apart():
+    vits = [randomise(create_vit("vit_tiny_patch16_224", img_size=32, depth=1), seed) for seed in (0, 1)]
+    shown = look(vits, torch.zeros(3, 32, 32, dtype=torch.uint8))
+    assert list(shown.models) == ["vit_tiny_patch16_224 (0)", "vit_tiny_patch16_224 (1)"]

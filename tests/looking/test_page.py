@@ -1,0 +1,277 @@
+"""The page of `look` as a reader uses it: mouse, keyboard, address, names, a narrow page, dark and light."""
+
+import re
+
+import pytest
+import torch
+
+from atlib import look, walk
+from atlib.looking import Preparation
+from atlib.looking.preparation import prepare
+from tests.looking.reading import bound, content_of, rows_of
+
+PREPARATION = Preparation((32, 48), (0.5,) * 3, (0.25,) * 3)
+ROWS, COLUMNS, FIRST = 4, 6, 3  # a class token and two registers
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    return torch.randint(256, (3, 32, 48), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+
+
+@pytest.fixture
+def vit(small_vit):
+    return small_vit(img_size=(32, 48), reg_tokens=2)
+
+
+@pytest.fixture
+def opened(visit, vit, pixels, tmp_path):
+    """A function that saves and opens the page, at an address: of one model, or of others."""
+
+    def go(address="", width=1000, models=None, **options):
+        shown = look(models or {"It": vit}, pixels, preparation=PREPARATION, **options)
+        return visit(shown.save(tmp_path / "page.html").as_uri() + address, width)
+
+    return go
+
+
+@pytest.fixture
+def maps(vit, pixels):
+    """Every layer's map, (layers, H, N, N)."""
+    with torch.no_grad():
+        seen = walk(vit, prepare(pixels, PREPARATION).pixels).layers
+    return torch.stack([layer.map[0] for layer in seen])
+
+
+def says(page):
+    return page.inner_text(".look-says")
+
+
+def stage(page):
+    return page.get_by_role("application")
+
+
+def name_of(token):
+    prefix = ["class token", "register 0", "register 1"]
+    row, column = divmod(token - FIRST, COLUMNS)
+    return prefix[token] if token < FIRST else f"patch row {row}, column {column}"
+
+
+def assert_says(page, row, token, where):
+    """That the sentence names the three keys that get most of a row, (N,), with their shares; of two that the
+    quantiser cannot tell apart, either."""
+    found = re.fullmatch(r"(.+): gives (\S+) to (.+?); (\S+) to (.+?); (\S+) to (.+)\.", says(page))
+    assert found, says(page)
+    query, *given = found.groups()
+    assert query == f"{name_of(token).capitalize()}, {where}"
+    row = row.double().numpy()
+    names = ["itself" if key == token else name_of(key) for key in range(len(row))]
+    most = sorted(range(len(row)), key=lambda key: -row[key])
+    for share, name, expected in zip(given[0::2], given[1::2], most):
+        key = names.index(name)
+        assert abs(row[key] - row[expected]) <= bound(row)[key] + bound(row)[expected]
+        rounding = 0.005 if row[key] >= 0.1 else 0.05 * row[key]
+        assert abs(float(share) - row[key]) <= bound(row)[key] + rounding
+
+
+def test_it_opens_on_the_class_token_in_the_last_layer(opened, maps):
+    page = opened()
+    assert_says(page, maps[2].mean(0)[0], 0, "layer 2, mean of all heads")
+    assert page.title() == page.inner_text("h1") == "Where does It look?"
+    assert page.locator(".look-before").count() == 0
+    assert page.get_by_label("Colours").input_value() == "one", "few patches: the book's scale"
+
+
+def test_a_click_on_the_photograph_chooses_a_patch(opened, maps):
+    page = opened("#layer=1&head=2")
+    for row, column in ((0, 0), (3, 5), (2, 1)):
+        box = stage(page).bounding_box()
+        at = {"x": (column + 0.5) / COLUMNS * box["width"], "y": (row + 0.5) / ROWS * box["height"]}
+        stage(page).click(position=at)
+        token = FIRST + row * COLUMNS + column
+        assert_says(page, maps[1, 2, token], token, "layer 1, head 2")
+        chosen = page.locator(".look-main .look-chosen").bounding_box()
+        assert chosen["x"] == pytest.approx(box["x"] + column / COLUMNS * box["width"], abs=1)
+        assert chosen["y"] == pytest.approx(box["y"] + row / ROWS * box["height"], abs=1)
+
+
+def test_the_pointer_reads_a_share(opened, maps):
+    page = opened("#layer=0&head=1&token=2.3")
+    box = stage(page).bounding_box()
+    stage(page).hover(position={"x": 4.5 / COLUMNS * box["width"], "y": 1.5 / ROWS * box["height"]})
+    read = page.inner_text(".look-main .look-read")
+    row = maps[0, 1, FIRST + 2 * COLUMNS + 3].double().numpy()
+    key = FIRST + COLUMNS + 4
+    assert read.startswith("to row 1, column 4: ")
+    assert abs(float(read.rpartition(" ")[2]) - row[key]) <= bound(row)[key] + max(0.005, 0.05 * row[key])
+
+
+def test_the_keyboard_alone_is_enough(opened, maps):
+    page = opened()
+    stage(page).focus()
+    stage(page).press("ArrowRight")  # from the class token into the picture: the patch in its middle
+    token = FIRST + 2 * COLUMNS + 3
+    assert_says(page, maps[2].mean(0)[token], token, "layer 2, mean of all heads")
+    for key, step in {"ArrowLeft": -1, "ArrowUp": -COLUMNS, "ArrowRight": 1, "ArrowDown": COLUMNS}.items():
+        stage(page).press(key)
+        token += step
+        assert_says(page, maps[2].mean(0)[token], token, "layer 2, mean of all heads")
+    for _ in range(COLUMNS):
+        stage(page).press("ArrowRight")  # it stops at the edge
+    token = FIRST + 2 * COLUMNS + 5
+    stage(page).press("PageUp")
+    assert_says(page, maps[1].mean(0)[token], token, "layer 1, mean of all heads")
+    stage(page).press("Home")
+    assert_says(page, maps[1].mean(0)[0], 0, "layer 1, mean of all heads")
+    page.get_by_label("Head", exact=True).select_option("0")
+    page.get_by_label("Layer", exact=True).select_option("2")
+    page.get_by_role("button", name="register 1").press("Enter")
+    assert_says(page, maps[2, 0, 2], 2, "layer 2, head 0")
+
+
+def test_the_small_pictures_choose_layer_and_head(opened, maps):
+    page = opened()
+    cells = page.locator(".look-grid button")
+    assert cells.count() == 3 * (3 + 2)
+    page.get_by_role("button", name="layer 0, head 1:").click()
+    assert_says(page, maps[0, 1, 0], 0, "layer 0, head 1")
+    focused = page.locator(".look-grid button[tabindex='0']")
+    assert focused.count() == 1 and focused.get_attribute("aria-pressed") == "true"
+    focused.press("ArrowDown")
+    assert_says(page, maps[1, 1, 0], 0, "layer 1, head 1")
+    page.locator(":focus").press("ArrowRight")
+    assert_says(page, maps[1, 2, 0], 0, "layer 1, head 2")
+    assert "layer 1, head 2" in page.locator(":focus").get_attribute("aria-label")
+    page.get_by_role("button", name="rollout through layer 2").click()  # the layer alone
+    assert_says(page, maps[2, 2, 0], 0, "layer 2, head 2")
+
+
+def colours(page, selector, cell):
+    """The colour of a patch of the map over a picture."""
+    return page.eval_on_selector(
+        f"{selector} canvas", f"e => [...e.getContext('2d').getImageData({cell[1]}, {cell[0]}, 1, 1).data]"
+    )
+
+
+def test_scales_are_labelled_and_mean_what_they_say(opened, vit, pixels):
+    (model,) = content_of(look({"It": vit}, pixels, preparation=PREPARATION))["models"]
+    rows = rows_of(model)
+
+    def top(address):
+        page = opened(address)
+        return float(page.locator(".look-main .look-scale span").nth(2).inner_text()), page
+
+    patches = rows[1, 2, 0][FIRST:]
+    assert top("#layer=1&head=2&colours=one")[0] == 1
+    said, page = top("#layer=1&head=2&colours=row")
+    assert said == pytest.approx(patches.max(), abs=0.005)
+    cell = divmod(int(patches.argmax()), COLUMNS)
+    assert colours(page, ".look-main", cell) == [252, 253, 191, 255], "the largest has the brightest colour"
+    said, page = top("#layer=1&head=2&colours=token")
+    assert said == pytest.approx(
+        max(row[FIRST:].max() for (_, head, query), row in rows.items() if query == 0 and head != "rollout"),
+        abs=0.005,
+    )
+    _, page = top("#layer=1&head=2&colours=one")
+    linear = colours(page, ".look-main", cell)
+    page = opened("#layer=1&head=2&colours=one")
+    page.get_by_label("as roots").check()
+    rooted = colours(page, ".look-main", cell)
+    assert sum(rooted[:3]) > sum(linear[:3]), "roots make small shares brighter"
+    assert page.locator(".look-main .look-scale span").nth(1).inner_text() == "0.25"
+
+
+def test_rollout_stands_beside(opened, maps):
+    page = opened("#layer=1&token=class+token&colours=row")
+    assert page.inner_text(".look-beside .look-caption") == "Rollout, layers 0 to 1"
+    eye = torch.eye(maps.shape[-1])
+    rolled = (eye + maps[1].mean(0)) / 2 @ ((eye + maps[0].mean(0)) / 2)
+    share = float(re.search(r"class token ([\d.]+)", page.inner_text(".look-beside .look-under"))[1])
+    assert share == pytest.approx(rolled[0, 0].item(), abs=0.01)
+
+
+def test_the_state_is_in_the_address(opened):
+    page = opened("#token=1.4&layer=0&head=1&colours=row&root=1&map=30")
+    before = says(page)
+    assert before.startswith("Patch row 1, column 4, layer 0, head 1")
+    page.get_by_role("button", name="register 0").click()
+    again = opened(page.evaluate("location.hash"))
+    assert says(again) == says(page) != before
+    assert again.get_by_label("as roots").is_checked()
+    assert again.get_by_label("Map over photograph").input_value() == "30"
+    page.evaluate("location.hash = '#token=9.99&layer=77&head=x'")  # the nearest there is, or as it opens
+    page.wait_for_function(
+        "document.querySelector('.look-says').textContent.startsWith('Patch row 3, column 5')"
+    )
+    assert "layer 2, mean of all heads" in says(page)
+
+
+def test_two_models_side_by_side(opened, vit, small_vit, pixels):
+    other = small_vit(1, img_size=(32, 48), depth=2, num_heads=2, class_token=False, global_pool="avg")
+    models = {"A & <b>": vit, "</script>B": other}
+    page = opened(models=models)
+    first, second = says(page).split("\n")
+    assert first.startswith("A & <b>: Class token, layer 2")
+    # the other has no class token and no third layer: it shows what is nearest, and says so
+    assert second.startswith("</script>B: Patch row 2, column 3, layer 1")
+    box = stage(page).nth(1).bounding_box()
+    stage(page).nth(1).click(position={"x": 0.1 * box["width"], "y": 0.9 * box["height"]})
+    first, second = says(page).split("\n")
+    assert "Patch row 3, column 0" in first and "Patch row 3, column 0" in second
+
+
+def test_the_nearest_patch_that_is_kept(opened):
+    page = opened("#layer=0&head=0", megabytes=0.006)
+    assert "2 x 3 of 4 x 6 patches can be chosen" in page.inner_text(".look-tokens")
+    stage(page).click(position={"x": 2, "y": 2})
+    assert says(page).startswith("Patch row 1, column 1")
+    stage(page).press("ArrowRight")
+    assert says(page).startswith("Patch row 1, column 3")
+    assert "Left out: the rows of 18 of 24 patches" in page.inner_text(".look-notes")
+
+
+def test_it_is_no_wider_than_a_phone_and_readable_in_the_dark(opened, small_vit):
+    page = opened(width=390, models={"deep": small_vit(img_size=(32, 48), embed_dim=64, num_heads=16)})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    # 16 heads scroll in their own box
+    assert page.eval_on_selector(".look-multiples", "e => e.scrollWidth > e.clientWidth")
+
+    def contrast(page):
+        """Between the words and the page, both as numbers from 0 (black) to 1."""
+        return page.evaluate("""() => {
+            const probe = document.body.appendChild(document.createElement("p"));
+            const light = colour => colour.match(/[\\d.]+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 765;
+            probe.style.color = "Canvas";
+            const said = document.querySelector(".look-says");
+            const [page, words] = [probe, said].map(e => getComputedStyle(e).color);
+            probe.remove();
+            return light(words) - light(page);
+        }""")
+
+    assert contrast(page) < -0.6, "dark on light"
+    page.emulate_media(color_scheme="dark")
+    assert contrast(page) > 0.6, "light on dark"
+
+
+def test_everything_that_can_be_used_has_a_name(opened):
+    page = opened()
+    controls = page.locator(".look :is(button, select, input, [role=application])")
+    for index in range(controls.count()):
+        control = controls.nth(index)
+        said = "e => e.getAttribute('aria-label') || e.labels?.[0]?.textContent || e.textContent"
+        assert control.evaluate(said).strip()
+    assert page.get_attribute(".look-says", "aria-live") == "polite"
+
+
+def test_several_blocks_share_a_page_of_a_book(visit, vit, pixels, tmp_path):
+    """As in a notebook, where the same output may also be there twice."""
+    one, two = (look({name: vit}, pixels, preparation=PREPARATION) for name in ("one", "two"))
+    blocks = "\n".join((one.html(), two.html(), one.html()))
+    file = tmp_path / "book.html"
+    file.write_text(f'<!doctype html><html lang="en"><meta charset="utf-8"><title>t</title>{blocks}</html>')
+    page = visit(file.as_uri())
+    assert page.locator(".look-main").count() == 3
+    page.get_by_role("button", name="register 0").nth(1).click()
+    said = page.locator(".look-says").all_inner_texts()
+    assert [text.split(",")[0] for text in said] == ["Class token", "Register 0", "Class token"]
+    assert page.evaluate("location.hash") == "", "the book's own address is left alone"

@@ -1,0 +1,178 @@
+"""The rows in a page are those of the walk, within the quantiser's bound, for every kind of ViT."""
+
+import numpy as np
+import pytest
+import torch
+
+from atlib import AttentionTransfer, Plan, Unwalkable, create_vit, look, walk
+from atlib.looking import Preparation
+from atlib.looking.preparation import prepare
+from atlib.looking.rows import quantise
+from tests.helpers import randomise
+from tests.looking.reading import bound, content_of, rows_of
+
+AS_IT_IS = Preparation((32, 32), (0.5,) * 3, (0.25,) * 3)
+
+
+def picture(height=32, width=32):
+    return torch.randint(256, (3, height, width), generator=torch.Generator().manual_seed(5)).to(torch.uint8)
+
+
+def shares(vit, preparation=AS_IT_IS):
+    """Every layer's map of the picture, float64 (layers, H, N, N)."""
+    pixels = prepare(picture(*preparation.size), preparation).pixels.to(next(vit.parameters()).dtype)
+    with torch.no_grad():
+        return [layer.map[0].double().numpy() for layer in walk(vit.eval(), pixels).layers]
+
+
+def longhand_rollout(maps):
+    """Abnar and Zuidema's rollout up to each layer, with plain loops over layers and heads."""
+    N = maps[0].shape[-1]
+    rolled, out = np.eye(N), []
+    for map in maps:
+        mixed = sum(map[head] for head in range(len(map))) / len(map)
+        rolled = (0.5 * np.eye(N) + 0.5 * mixed) @ rolled
+        out.append(rolled)
+    return out
+
+
+def test_the_quantisers_error_is_within_its_bound():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 300, generator=generator, dtype=torch.float64)
+    sharp = torch.logspace(-3, 1.5, 200, dtype=torch.float64)[:, None]
+    rows = torch.cat([(sharp * logits).softmax(-1), torch.full((1, 300), 1 / 300), torch.eye(300)[:1]])
+    levels, largest = quantise(rows)
+    exact = rows.numpy()
+    back = largest.double().numpy()[:, None] * (levels.numpy() / 255.0) ** 2
+    assert levels.dtype == torch.uint8 and largest.dtype == torch.float32
+    assert (np.abs(back - exact) <= bound(exact)).all()
+    assert (np.abs(back - exact) <= exact.max(-1, keepdims=True) * (1 / 255 + 1e-7)).all()
+    # it is no looser than it has to be: somewhere the error comes close to it
+    assert (np.abs(back - exact) / bound(exact)).max() > 0.95
+    np.testing.assert_allclose(back.max(-1), exact.max(-1), rtol=1e-7)
+
+
+VITS = {
+    "plain": {},
+    "registers": {"reg_tokens": 3},
+    "no class token": {"class_token": False, "global_pool": "avg"},
+    "only registers": {"class_token": False, "global_pool": "avg", "reg_tokens": 2, "no_embed_class": True},
+    "distillation token": {"distilled": True},
+    "wide": {"img_size": (16, 40)},
+    "one head": {"num_heads": 1},
+}
+
+
+@pytest.mark.parametrize("changes", VITS.values(), ids=VITS)
+def test_rows_are_those_of_the_walk(small_vit, changes):
+    vit = small_vit(**changes)
+    preparation = AS_IT_IS._replace(size=tuple(vit.patch_embed.img_size))
+    shown = look({"it": vit}, picture(*preparation.size), preparation=preparation)
+    (model,) = content_of(shown)["models"]
+    assert model["grid"] == list(vit.patch_embed.grid_size)
+    assert len(model["prefix"]) == vit.num_prefix_tokens
+    maps, found = shares(vit, preparation), rows_of(model)
+    rolled = longhand_rollout(maps)
+    N = maps[0].shape[-1]
+    assert len(found) == len(maps) * (maps[0].shape[0] + 2) * N, "all heads, mean and rollout, all tokens"
+    for (layer, head, query), row in found.items():
+        expected = {"mean": maps[layer].mean(0), "rollout": rolled[layer]}.get(head)
+        expected = (maps[layer][head] if expected is None else expected)[query]
+        assert (np.abs(row - expected) <= bound(expected) + 1e-6).all(), (layer, head, query)
+
+
+def test_prefix_tokens_have_their_names(small_vit):
+    def names(**changes):
+        shown = look({"it": small_vit(**changes)}, picture(), preparation=AS_IT_IS)
+        return content_of(shown)["models"][0]["prefix"]
+
+    assert names() == ["class token"]
+    assert names(distilled=True) == ["class token", "distillation token"]
+    assert names(reg_tokens=2) == ["class token", "register 0", "register 1"]
+    assert names(class_token=False, global_pool="avg") == []
+
+
+def test_rotary_positions_and_shared_heads():
+    vit = randomise(create_vit("vit_small_patch16_dinov3", img_size=32, depth=2, num_classes=0), 0).eval()
+    shown = look({"it": vit}, picture(), preparation=AS_IT_IS)
+    (model,) = content_of(shown)["models"]
+    maps, found = shares(vit), rows_of(model)
+    for (layer, head, query), row in found.items():
+        if isinstance(head, int):
+            expected = maps[layer][head][query]
+            assert (np.abs(row - expected) <= bound(expected) + 1e-6).all()
+
+
+def test_half_precision_and_the_mode_a_model_was_in(small_vit):
+    vit = small_vit(drop_path_rate=0.5).bfloat16().train()
+    shown = look({"it": vit}, picture(), preparation=AS_IT_IS)
+    assert vit.training
+    found = rows_of(content_of(shown)["models"][0])
+    maps = shares(vit)
+    for (layer, head, query), row in found.items():
+        if isinstance(head, int):
+            expected = maps[layer][head][query]
+            # stored rows sum to 1, which those of half precision do not exactly
+            assert (np.abs(row - expected / expected.sum()) <= bound(expected) + 1e-6).all()
+
+
+def test_a_copying_pair_shows_its_teachers_maps(small_vit):
+    teacher, student = small_vit(1), small_vit(2)
+    pair = AttentionTransfer(teacher, student, Plan(how="copy", layers=[0, 2]))
+    found = rows_of(content_of(look({"it": pair}, picture(), preparation=AS_IT_IS))["models"][0])
+    theirs, own = shares(teacher), shares(student)
+    for (layer, head, query), row in found.items():
+        if isinstance(head, int) and layer in (0, 2):
+            expected = theirs[layer][head][query]
+            assert (np.abs(row - expected) <= bound(expected) + 1e-6).all()
+    assert np.abs(found[1, 0, 0] - own[1][0][0]).max() > 0.01, "a copied layer 0 changes what layer 1 sees"
+
+
+def test_fewer_layers_and_heads_and_mean_and_rollout_stay_whole(small_vit):
+    vit = small_vit()
+    shown = look({"it": vit}, picture(), preparation=AS_IT_IS, layers=[2, 0], heads=[1])
+    (model,) = content_of(shown)["models"]
+    assert model["layers"] == [{"layer": 0, "heads": [1]}, {"layer": 2, "heads": [1]}]
+    maps, found = shares(vit), rows_of(model)
+    for layer in (0, 2):
+        for head, expected in (("mean", maps[layer].mean(0)), ("rollout", longhand_rollout(maps)[layer])):
+            assert (np.abs(found[layer, head, 3] - expected[3]) <= bound(expected[3]) + 1e-6).all()
+    said = " ".join(shown.notes)
+    assert "of 3 layers all but 0, 2" in said and "of 3 heads all but 1" in said
+
+
+def test_rows_that_do_not_fit_are_those_of_patches_and_the_page_says_so(small_vit):
+    vit = small_vit(img_size=72, patch_size=8, reg_tokens=2)
+    preparation = AS_IT_IS._replace(size=(72, 72))
+    room = 0.08
+    shown = look({"it": vit}, picture(72, 72), preparation=preparation, megabytes=room)
+    (model,) = content_of(shown)["models"]
+    assert model["down"] == model["across"] == [1, 3, 5, 7], "every second of nine"
+    assert len(model["levels"]) + len(model["largest"]) <= room * 1e6
+    assert "Left out: the rows of 65 of 81 patches" in " ".join(shown.notes)
+    maps, found = shares(vit, preparation), rows_of(model)
+    assert {query for _, _, query in found} >= {0, 1, 2}, "prefix tokens are all there"
+    row = found[1, 2, 3 + 3 * 9 + 5]
+    expected = maps[1][2][3 + 3 * 9 + 5]
+    assert (np.abs(row - expected) <= bound(expected) + 1e-6).all()
+    whole = look({"it": vit}, picture(72, 72), preparation=preparation, megabytes=1)
+    assert "Left out" not in " ".join(whole.notes)
+
+
+def test_what_is_refused(small_vit):
+    def refused(error, says, models, **options):
+        with pytest.raises(error, match=says):
+            look(models, options.pop("image", picture()), **{"preparation": AS_IT_IS} | options)
+
+    vit = small_vit()
+    refused(ValueError, "layers.*3.*0 to 2", vit, layers=[3])
+    refused(ValueError, "heads.*-1.*0 to 2", vit, heads=[-1])
+    refused(ValueError, "at least one", vit, layers=[])
+    refused(ValueError, "megabytes=", vit, megabytes=0.0001)
+    refused(ValueError, "no model", [])
+    refused(ValueError, "48 x 48", vit, preparation=AS_IT_IS._replace(size=(48, 48)))
+    refused(ValueError, "uint8", vit, image=torch.rand(3, 32, 32))
+    refused(Unwalkable, "Linear", torch.nn.Linear(2, 2))
+    with torch.no_grad():
+        vit.blocks[1].attn.qkv.weight[0, 0] = float("nan")
+    refused(ValueError, "layer 1", vit)
