@@ -81,7 +81,6 @@ class Sizes(NamedTuple):
     heads: int
     head_width: int
     grid: tuple[int, int]
-    image: tuple[int, int]
     prefix_kinds: tuple[int, int, int]  # how many class tokens, distillation tokens, registers
 
     @property
@@ -95,8 +94,7 @@ class Sizes(NamedTuple):
         has_class = int(vit.cls_token is not None)
         has_distillation = int(getattr(vit, "dist_token", None) is not None)
         kinds = has_class, has_distillation, vit.num_prefix_tokens - has_class - has_distillation
-        image, grid = tuple(embed.img_size), tuple(embed.grid_size)
-        return cls(len(vit.blocks), attn.num_heads, head_width(attn), grid, image, kinds)
+        return cls(len(vit.blocks), attn.num_heads, head_width(attn), tuple(embed.grid_size), kinds)
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
@@ -117,12 +115,10 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
     if teacher.head_width != student.head_width and not on_maps:
         refuse("head width", widths, f"{plan.what} needs equal widths, maps do not: what='map'")
     grids = teacher.grid, student.grid
-    if teacher.image != student.image:
-        remedy = "both see the same images: build one with img_size= as the other's"
-        refuse("image size", (teacher.image, student.image), remedy)
-    elif teacher.grid != student.grid and plan.unequal_grid is None:
+    # images of another size are resized for the teacher (`Pair.for_teacher`): what counts is the patches
+    if teacher.grid != student.grid and plan.unequal_grid is None:
         remedy = "or unequal_grid='resample'" if on_maps else "only maps can be resampled: what='map'"
-        refuse("patch grid", grids, f"same img_size= and patch_size=, {remedy}")
+        refuse("patch grid", grids, f"img_size= and patch_size= that give the same, {remedy}")
     elif teacher.grid != student.grid and 1 in (*teacher.grid, *student.grid):
         refuse("patch grid", grids, "a side of one patch cannot be resampled: use smaller patches")
     if teacher.prefix_kinds != student.prefix_kinds:

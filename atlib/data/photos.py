@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 from atlib._util import require_known
 from atlib.data.catalogue import Known, open_rows_of
 from atlib.data.decoding import (
+    AS_STORED,
     ON_CORRUPT,
     CannotStream,
     CorruptImage,
@@ -35,6 +36,7 @@ from atlib.data.decoding import (
 from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.data.transforms import Augmentation
+from atlib.pair import Normalisation
 
 
 class Photos(Dataset):
@@ -72,6 +74,11 @@ class Photos(Dataset):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """How the images come out."""
+        return AS_STORED if self.augmentation is None else self.augmentation.normalisation
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         images, targets = self.take([index])

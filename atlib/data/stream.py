@@ -13,6 +13,7 @@ from atlib.data.photos import checked_label, look_of, names_of, undecoded
 from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
 from atlib.data.transforms import Augmentation
+from atlib.pair import Normalisation
 
 # of one step, in the rows that a process reads, and the weight of its batch
 Positions = tuple[Sequence[int], float]
@@ -60,6 +61,11 @@ class PhotoStream:
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """How the images come out."""
+        return self.augmentation.normalisation
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch: as many as every other's, each image once over all processes.

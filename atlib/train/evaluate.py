@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from atlib.data.sampler import EvaluationData
+from atlib.pair import check_normalisation
 from atlib.train.objectives import outputs
 
 
@@ -21,7 +22,8 @@ class Evaluation(NamedTuple):
 
 def predict(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> Tensor:
     """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the
-    mode it was in."""
+    mode it was in. Raises `ValueError` for images that are normalised otherwise than a pair was told."""
+    check_normalisation(model, images)
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -71,6 +73,7 @@ def evaluate_together(model: nn.Module, images: EvaluationData, batch_size: int 
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
+    check_normalisation(model, images)
     labels, device, training = images.targets, next(model.parameters()).device, model.training
     starts, world = range(0, len(images), batch_size), dist.get_world_size()
     sums = torch.zeros(4, dtype=torch.float64)  # right, nats, images, images with NaN
