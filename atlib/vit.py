@@ -11,6 +11,8 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
+from atlib.pair import attach
+
 # Keys are timm's own constructor arguments, so a preset is nothing but a saved set of them.
 PRESETS: dict[str, dict] = {
     # 16 patches + class token. The pilot of the built-in world; 0.2 M parameters, trains on a laptop.
@@ -36,7 +38,8 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...); for a timm
     name also `pretrained=True`, and for a preset or a mapping also `distilled=True`, which adds DeiT's
     distillation token (timm's `VisionTransformerDistilled`). The model is timm's own, unmodified: it saves
-    and loads like any other timm model.
+    and loads like any other timm model. It says how images are normalised for it, in its `pretrained_cfg`
+    (`atlib.pair.Normalisation.of`), where weights are read or the name has a tag.
 
     Raises `ValueError` for an unknown name (with the close ones), a name that is not a plain ViT, and weights
     that were trained with another activation than the model of their name has (`check_activation`), and
@@ -63,6 +66,9 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
             f"{name!r} is a {type(vit).__name__}, not a VisionTransformer or Eva: its attention cannot be"
             f" walked. timm.create_model({name!r}) builds it; timm.list_models('vit_*') lists ViTs."
         )
+    # timm gives a name without a tag the facts of its usual weights, which these are not
+    if not overrides.get("pretrained") and "." not in name:
+        attach(vit, None)
     return vit
 
 
