@@ -82,6 +82,7 @@ class Sizes(NamedTuple):
     head_width: int
     grid: tuple[int, int]
     prefix_kinds: tuple[int, int, int]  # how many class tokens, distillation tokens, registers
+    drops_patches: bool  # in training
 
     @property
     def prefix(self) -> int:
@@ -93,8 +94,9 @@ class Sizes(NamedTuple):
         attn, embed = vit.blocks[0].attn, vit.patch_embed
         has_class = int(vit.cls_token is not None)
         has_distillation = int(getattr(vit, "dist_token", None) is not None)
+        drops = getattr(getattr(vit, "patch_drop", None), "prob", 0) > 0
         kinds = has_class, has_distillation, vit.num_prefix_tokens - has_class - has_distillation
-        return cls(len(vit.blocks), attn.num_heads, head_width(attn), tuple(embed.grid_size), kinds)
+        return cls(len(vit.blocks), attn.num_heads, head_width(attn), tuple(embed.grid_size), kinds, drops)
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
@@ -142,6 +144,9 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
                 " them, or how='distill'"
             )
             refuse("prefix tokens", counts, remedy)
+    if student.drops_patches:
+        remedy = "a map of all patches does not fit those that are left: patch_drop_rate=0"
+        obstacles.append(f"patches: the student drops some in training, the teacher none ({remedy})")
     if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
         remedy = "rows='class' transfers the class token's row: rows='patches', or class_token=True in both"
         refuse("class tokens", (teacher.prefix_kinds[0], student.prefix_kinds[0]), remedy)
@@ -157,9 +162,15 @@ def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
         f"{name}: teacher {of_teacher}, student {of_student}"
         for name, (of_teacher, of_student) in components.items()
     )
+    # as timm's constructors take it
+    acts = {"GELU": "gelu", "GELU tanh": "gelu_tanh", "QuickGELU": "quick_gelu", "SiLU": "silu"}
+    act = acts.get(components["activation"][0]) if "activation" in components else None
+    remedy = (
+        "" if act is None else f"; with the teacher's activation: act_layer={act!r}, --model.act_layer {act}"
+    )
     return [
-        f"native components ({named}; a student without its teacher's components can fall below training from"
-        " scratch, arXiv 2605.07191: build it with atlib.create_student(teacher, num_classes), or"
+        f"native components ({named}{remedy}; a student without its teacher's components can fall below"
+        " training from scratch, arXiv 2605.07191: build it with atlib.create_student(teacher, num_classes), or"
         " ask for the mismatch with Plan(mismatched=True))"
     ]
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from atlib._util import require_known
 from atlib.checkpoint import read_header
+from atlib.compatibility import pair_up
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.generated import is_generated, maker
 from atlib.data.images import draw
@@ -286,6 +287,31 @@ def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: Visio
     """
     only_pooling = set(differences(teacher, student)) == {"pooling"}
     return replace(config.plan, mismatched=True) if only_pooling else config.plan
+
+
+def check_fits(config: RunConfig) -> None:
+    """Raise what `build` would for a teacher that cannot teach the student of a run, or that it cannot start
+    from, as far as that is known without weights: of a timm name, and of a file that atlib wrote."""
+    if config.teacher is None:
+        return
+    from atlib.teachers.build import check_image_size, headless, on_meta
+    from atlib.teachers.load import is_file
+
+    native = Architecture(config.teacher)
+    if is_file(config.teacher):
+        path = Path(config.teacher)
+        said = read_header(path) if path.is_file() and path.suffix == ".safetensors" else {}
+        if "architecture" not in said or config.teacher_architecture is not None:
+            return
+        native = Architecture(**said["architecture"])
+    known = config.augmentation is not None or isinstance(config.task, Detect)
+    size = config.teacher_image_size or (image_size(config) if known else None)
+    check_image_size(native, size)
+    teacher, student = on_meta(headless(native, size)), config.skeleton(2)
+    if config.method is Method.FINE_TUNE:
+        start_from(student, teacher)
+    else:
+        pair_up(teacher, student, plan_for(config, teacher, student))
 
 
 def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Eva) -> VisionTransformer | Eva:
