@@ -170,8 +170,8 @@ def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
     )
     return [
         f"native components ({named}{remedy}; a student without its teacher's components can fall below"
-        " training from scratch, arXiv 2605.07191: build it with atlib.create_student(teacher, num_classes), or"
-        " ask for the mismatch with Plan(mismatched=True))"
+        " training from scratch, arXiv 2605.07191: build it with atlib.create_student(teacher, num_classes),"
+        " or ask for the mismatch with Plan(mismatched=True))"
     ]
 
 
