@@ -11,6 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib._util import write_atomically
+from atlib.pair import Normalisation, attach
 from atlib.plan import Plan
 from atlib.student import differences
 from atlib.transfer import AttentionTransfer
@@ -34,21 +35,65 @@ def save_vit(
     """Write a ViT's weights, a plain timm state, with its architecture in the header so that `load_vit` needs
     nothing else.
 
-    more: JSON values that the header shall say besides, such as how images are prepared for it; `read_header`
-    reads them. Raises `ValueError`, before anything is written, when `architecture` does not describe `vit`.
+    The header also says how images are normalised for it, where the ViT does (`atlib.pair.Normalisation`).
+    more: JSON values that the header shall say besides or instead, such as how images are prepared for it;
+    `read_header` reads them. Raises `ValueError`, before anything is written, when `architecture` does not
+    describe `vit`.
     """
     _check_architecture(vit, architecture)
-    return write_tensors(Path(path), dict(vit.state_dict()), {**more, "architecture": architecture._asdict()})
+    header = {"normalisation": _described(Normalisation.of(vit)), **more}
+    return write_tensors(
+        Path(path), dict(vit.state_dict()), {**header, "architecture": architecture._asdict()}
+    )
 
 
 def load_vit(path: str | Path) -> VisionTransformer:
-    """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that cannot be read or is another."""
+    """Rebuild a ViT saved by `save_vit`; it says how images are normalised for it, where its file does.
+
+    Raises `OSError` naming a file that cannot be read or is another."""
     tensors, header = read_tensors(Path(path))
     if "needs_teacher" in header:
         raise OSError(f"{path} is a bundle, written by save_bundle: read it with load_bundle")
     vit = _build(header, "architecture", path)
     _load_state(vit, tensors, path)
+    _attach(vit, header, path)
     return vit
+
+
+def normalisation_said(header: Mapping) -> Normalisation | None:
+    """How images are normalised for the ViT of a file, as its header says, itself or with their preparation;
+    None where it does not."""
+    said = header.get("normalisation") or header.get("augmentation")
+    return Normalisation.read(said)
+
+
+def seen_by_pair(transfer: AttentionTransfer) -> dict:
+    """What a header says of the images of a pair, student's and teacher's: what `read_pair` reads."""
+    return {
+        "pair_normalisation": _described(transfer.normalisation),
+        "teacher_normalisation": _described(transfer.teacher_normalisation),
+    }
+
+
+def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> AttentionTransfer:
+    """The pair of a header's plan, whose teacher sees images as it did when the file was written: in files
+    that say nothing of it, as the student does."""
+    attach(teacher, Normalisation.read(header.get("teacher_normalisation")))
+    given = Normalisation.read(header.get("pair_normalisation"))
+    return AttentionTransfer(teacher, student, Plan(**header["plan"]), normalisation=given)
+
+
+def _attach(vit: nn.Module, header: Mapping, path: str | Path) -> None:
+    try:
+        attach(vit, normalisation_said(header))
+    except (TypeError, ValueError) as error:
+        raise OSError(
+            f"{path} does not say how its images are normalised ({error}); it was left as it is"
+        ) from error
+
+
+def _described(normalisation: Normalisation | None) -> dict | None:
+    return None if normalisation is None else normalisation.describe()
 
 
 def save_bundle(
@@ -59,7 +104,8 @@ def save_bundle(
     more: Mapping = {},
 ) -> Path:
     """Write what inference needs. After Copy that is student *and* teacher, and the header says
-    `needs_teacher: true`; after Distill it is the student alone. more: as in `save_vit`."""
+    `needs_teacher: true`, and how the images of both are normalised; after Distill it is the student alone.
+    more: as in `save_vit`."""
     _check_architecture(transfer.student, student)
     header = {
         **more,
@@ -70,7 +116,7 @@ def save_bundle(
     tensors = {f"student.{name}": value for name, value in transfer.student.state_dict().items()}
     if transfer.needs_teacher:
         _check_architecture(transfer.teacher, teacher)
-        header["teacher"] = teacher._asdict()
+        header |= {"teacher": teacher._asdict(), **seen_by_pair(transfer)}
         tensors |= {f"teacher.{name}": value for name, value in transfer.teacher.state_dict().items()}
     return write_tensors(Path(path), tensors, header)
 
@@ -82,13 +128,14 @@ def load_bundle(path: str | Path) -> nn.Module:
     def part(name: str) -> VisionTransformer:
         vit, own = _build(header, name, path), [key for key in tensors if key.startswith(f"{name}.")]
         _load_state(vit, {key.removeprefix(f"{name}."): tensors[key] for key in own}, path)
+        _attach(vit, header, path)  # of the student; `read_pair` says the teacher's
         return vit
 
     if not _field(header, "needs_teacher", path):
         return part("student").eval()
     try:
-        plan = Plan(**_field(header, "plan", path))
-        return AttentionTransfer(part("teacher"), part("student"), plan).eval()
+        _field(header, "plan", path)
+        return read_pair(header, part("teacher"), part("student")).eval()
     except (TypeError, ValueError) as error:
         raise OSError(
             f"{path} holds no teacher and student that fit together ({error}); it was left as it is"

@@ -81,8 +81,8 @@ class Sizes(NamedTuple):
     heads: int
     head_width: int
     grid: tuple[int, int]
-    image: tuple[int, int]
     prefix_kinds: tuple[int, int, int]  # how many class tokens, distillation tokens, registers
+    drops_patches: bool  # in training
 
     @property
     def prefix(self) -> int:
@@ -94,9 +94,9 @@ class Sizes(NamedTuple):
         attn, embed = vit.blocks[0].attn, vit.patch_embed
         has_class = int(vit.cls_token is not None)
         has_distillation = int(getattr(vit, "dist_token", None) is not None)
+        drops = getattr(getattr(vit, "patch_drop", None), "prob", 0) > 0
         kinds = has_class, has_distillation, vit.num_prefix_tokens - has_class - has_distillation
-        image, grid = tuple(embed.img_size), tuple(embed.grid_size)
-        return cls(len(vit.blocks), attn.num_heads, head_width(attn), grid, image, kinds)
+        return cls(len(vit.blocks), attn.num_heads, head_width(attn), tuple(embed.grid_size), kinds, drops)
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
@@ -117,12 +117,10 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
     if teacher.head_width != student.head_width and not on_maps:
         refuse("head width", widths, f"{plan.what} needs equal widths, maps do not: what='map'")
     grids = teacher.grid, student.grid
-    if teacher.image != student.image:
-        remedy = "both see the same images: build one with img_size= as the other's"
-        refuse("image size", (teacher.image, student.image), remedy)
-    elif teacher.grid != student.grid and plan.unequal_grid is None:
+    # images of another size are resized for the teacher (`Pair.for_teacher`): what counts is the patches
+    if teacher.grid != student.grid and plan.unequal_grid is None:
         remedy = "or unequal_grid='resample'" if on_maps else "only maps can be resampled: what='map'"
-        refuse("patch grid", grids, f"same img_size= and patch_size=, {remedy}")
+        refuse("patch grid", grids, f"img_size= and patch_size= that give the same, {remedy}")
     elif teacher.grid != student.grid and 1 in (*teacher.grid, *student.grid):
         refuse("patch grid", grids, "a side of one patch cannot be resampled: use smaller patches")
     if teacher.prefix_kinds != student.prefix_kinds:
@@ -146,6 +144,9 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
                 " them, or how='distill'"
             )
             refuse("prefix tokens", counts, remedy)
+    if student.drops_patches:
+        remedy = "a map of all patches does not fit those that are left: patch_drop_rate=0"
+        obstacles.append(f"patches: the student drops some in training, the teacher none ({remedy})")
     if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
         remedy = "rows='class' transfers the class token's row: rows='patches', or class_token=True in both"
         refuse("class tokens", (teacher.prefix_kinds[0], student.prefix_kinds[0]), remedy)
@@ -161,10 +162,16 @@ def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
         f"{name}: teacher {of_teacher}, student {of_student}"
         for name, (of_teacher, of_student) in components.items()
     )
+    # as timm's constructors take it
+    acts = {"GELU": "gelu", "GELU tanh": "gelu_tanh", "QuickGELU": "quick_gelu", "SiLU": "silu"}
+    act = acts.get(components["activation"][0]) if "activation" in components else None
+    remedy = (
+        "" if act is None else f"; with the teacher's activation: act_layer={act!r}, --model.act_layer {act}"
+    )
     return [
-        f"native components ({named}; a student without its teacher's components can fall below training from"
-        " scratch, arXiv 2605.07191: build it with atlib.create_student(teacher, num_classes), or"
-        " ask for the mismatch with Plan(mismatched=True))"
+        f"native components ({named}{remedy}; a student without its teacher's components can fall below"
+        " training from scratch, arXiv 2605.07191: build it with atlib.create_student(teacher, num_classes),"
+        " or ask for the mismatch with Plan(mismatched=True))"
     ]
 
 

@@ -1,8 +1,129 @@
-"""A student with its teacher: the base of attention transfer, and of the methods that it is compared with."""
+"""A student with its teacher: the base of attention transfer, and of the methods that it is compared with;
+and how the images that the student is given become those that its teacher was trained to see."""
 
+import math
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor, nn
+
+# --- What a model was trained to see ---
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """How images are centred and scaled: (pixel - mean) / std in each channel, for pixels in 0..1. A single
+    number counts for three channels. Raises `ValueError` for values that cannot be meant.
+
+    A model says its own as timm's models do, in its `pretrained_cfg`: `of` reads it there, `attach` writes
+    it.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def __post_init__(self):
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            try:
+                values = tuple(map(float, value if isinstance(value, Sequence) else (value,) * 3))
+            except (TypeError, ValueError):
+                values = ()
+            if not values or not all(map(math.isfinite, values)) or name == "std" and min(values) <= 0:
+                says = "finite numbers, one a channel" + (", above 0" if name == "std" else "")
+                raise ValueError(f"Normalisation({name}={value!r}): {name} is {says}, or one for all three")
+            object.__setattr__(self, name, values)
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"mean={self.mean} and std={self.std}: both have one number a channel")
+
+    def __str__(self) -> str:
+        mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
+        return f"mean {mean}, std {std}"
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Normalisation | None":
+        """How images are normalised for a model, as its `pretrained_cfg` says; None where it says nothing."""
+        said = getattr(model, "pretrained_cfg", None)
+        read = said.get if isinstance(said, Mapping) else lambda name: getattr(said, name, None)
+        return None if read("mean") is None or read("std") is None else cls(read("mean"), read("std"))
+
+    @classmethod
+    def read(cls, described: Mapping[str, Any] | None) -> "Normalisation | None":
+        """What `describe` wrote, also after JSON; None for none. Raises `ValueError` for anything else."""
+        return None if described is None else cls(described.get("mean"), described.get("std"))
+
+    def describe(self) -> dict[str, list[float]]:
+        """Mean and standard deviation as plain JSON values."""
+        return {"mean": list(self.mean), "std": list(self.std)}
+
+
+IMAGENET = Normalisation(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+
+
+def attach(model: nn.Module, normalisation: Normalisation | None) -> None:
+    """Let a model say how images are normalised for it, in place of what it says; None: it does not say."""
+    said = getattr(model, "pretrained_cfg", None) or {}
+    said = dict(said) if isinstance(said, Mapping) else said.to_dict()
+    mean_and_std = {"mean": None, "std": None} if normalisation is None else vars(normalisation)
+    model.pretrained_cfg = said | mean_and_std
+
+
+def renormalised(images: Tensor, now: Normalisation | None, then: Normalisation | None) -> Tensor:
+    """Images (B, C, height, width) that are normalised as `now` says, as `then` says; the same tensor, not
+    a copy, where both are equal or one is not known. Raises `ValueError` for another number of channels."""
+    if now is None or then is None or now == then:
+        return images
+    channels = {images.shape[1], len(now.mean), len(then.mean)}
+    if len(channels) > 1:
+        raise ValueError(
+            f"images of {images.shape[1]} channels, with {now} and {then}: each has one number a channel"
+        )
+    exact = torch.promote_types(images.dtype, torch.float32)
+    (mean, std), (mean_then, std_then) = (
+        (torch.tensor(part, dtype=torch.float64)[:, None, None] for part in (one.mean, one.std))
+        for one in (now, then)
+    )
+    scale, shift = std / std_then, (mean - mean_then) / std_then
+    scale, shift = (part.to(images.device, exact) for part in (scale, shift))
+    return (images * scale + shift).to(images.dtype)
+
+
+def image_size_of(model: nn.Module) -> tuple[int, int] | None:
+    """Height and width of the only images that a model takes; None for any, and where it does not say."""
+    embed = getattr(model, "patch_embed", None)
+    size = getattr(embed, "img_size", None)
+    return tuple(size) if size is not None and getattr(embed, "strict_img_size", True) else None
+
+
+# --- The two together ---
+
+
+class View(NamedTuple):
+    """What a teacher sees of the images of a pair."""
+
+    #: Which it was trained on; None: not known, it gets the student's as they are.
+    normalisation: Normalisation | None
+    #: Its image size; None for any, and where it is the student's too.
+    size: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, teacher: nn.Module, student: nn.Module | None = None) -> "View":
+        """What a teacher sees; beside a student, which says what images there are."""
+        size = image_size_of(teacher)
+        same = student is not None and size == image_size_of(student)
+        return cls(Normalisation.of(teacher), None if same else size)
+
+    def show(self, images: Tensor, normalisation: Normalisation | None) -> Tensor:
+        """Images (B, 3, height, width), normalised as said, as the teacher was trained to see them:
+        normalised anew and resized (bicubically, antialiased) where that differs, else the same tensor."""
+        if self.size is not None and tuple(images.shape[-2:]) != self.size:
+            images = nn.functional.interpolate(images, self.size, mode="bicubic", antialias=True)
+        return renormalised(images, normalisation, self.normalisation)
 
 
 class Pair(nn.Module, ABC):
@@ -13,6 +134,12 @@ class Pair(nn.Module, ABC):
     `state_dict()`, `train()` and DDP never see a teacher. The teachers passed in are frozen in place (eval
     mode, no gradients) and move with `.to(...)`. Raises `ValueError` for a student that is its own teacher.
 
+    Images are given to a pair as to its student. A teacher that says how its own are normalised
+    (`Normalisation.of`) gets them normalised anew, and one of another image size gets them resized; where
+    nothing differs it gets the same tensor. normalisation: that of the images that the pair is given. None:
+    ImageNet's, which is said in a warning where a teacher's is another. `Images`, `Photos` and other data of
+    atlib say theirs, and `atlib.train.train` refuses data that differ.
+
     A base class, not a protocol: since Python 3.12 `isinstance` with a protocol does not find the submodules
     of a module.
     """
@@ -20,10 +147,12 @@ class Pair(nn.Module, ABC):
     # Why `walk` refuses it, and what it walks instead; every class that it refuses may say so.
     not_walkable = "it is a teacher and a student: walk its .student or its .teacher"
 
-    def __init__(self, student: nn.Module, *teachers: nn.Module):
+    def __init__(self, student: nn.Module, *teachers: nn.Module, normalisation: Normalisation | None = None):
         super().__init__()
         if any(teacher is student for teacher in teachers):
             raise ValueError("teacher and student are the same object: build a second ViT")
+        self.normalisation = stated(normalisation, teachers)
+        self._views = tuple(View.of(teacher, student) for teacher in teachers)
         self.student = student
         # A tuple keeps teachers out of nn.Module's registration: they are inputs of the method, not parts.
         self._teachers = tuple(teacher.eval().requires_grad_(False) for teacher in teachers)
@@ -38,6 +167,29 @@ class Pair(nn.Module, ABC):
         """All frozen teachers."""
         return self._teachers
 
+    def for_teacher(self, images: Tensor, number: int = 0) -> Tensor:
+        """Images (B, 3, height, width) as the student is given them, as a teacher was trained to see them:
+        normalised anew and resized where that differs, else the same tensor."""
+        return self._views[number].show(images, self.normalisation)
+
+    @property
+    def teacher_normalisation(self) -> Normalisation | None:
+        """How the images of the first teacher are normalised; None: as the student's, its own are not
+        known."""
+        return self._views[0].normalisation
+
+    def teacher_view(self) -> str:
+        """In one line, what the first teacher sees."""
+        size = image_size_of(self.teacher)
+        at = "" if size is None else f", at {size[0]} x {size[1]} px"
+        own = self.teacher_normalisation
+        if own is None:
+            said = "does not say how its images were normalised: it sees the student's as they are"
+            return f"the teacher {said}{at}"
+        anew = "" if own == self.normalisation else f", normalised anew from {self.normalisation}"
+        resized = "" if self._views[0].size is None else ", resized"
+        return f"the teacher sees images of {own}{at}{anew}{resized}"
+
     @property
     @abstractmethod
     def needs_teacher(self) -> bool:
@@ -48,6 +200,37 @@ class Pair(nn.Module, ABC):
         for teacher in self._teachers:
             teacher._apply(fn, recurse)
         return super()._apply(fn, recurse)
+
+
+def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -> Normalisation | None:
+    """The normalisation of the images that a pair is given: as it was said, else ImageNet's, with a warning
+    where that makes a difference; None where it is not said and no teacher asks for it."""
+    if normalisation is not None:
+        return normalisation
+    theirs = [own for teacher in teachers if (own := Normalisation.of(teacher)) is not None]
+    if another := [own for own in theirs if own != IMAGENET]:
+        warnings.warn(
+            f"the teacher was trained on images of {another[0]}. It is not said how those of this pair are"
+            f" normalised; they are taken to be ImageNet's ({IMAGENET}), and normalised anew for the teacher."
+            " Say it with normalisation=, such as normalisation=images.normalisation or"
+            " normalisation=Normalisation(mean, std)",
+            stacklevel=4,
+        )
+    return IMAGENET if theirs else None
+
+
+def check_normalisation(model: nn.Module, images: object) -> None:
+    """Raise `ValueError` where images say that they are normalised in another way than a pair, in a model or
+    the model itself, was told."""
+    now = getattr(images, "normalisation", None)
+    for part in model.modules():
+        told = part.normalisation if isinstance(part, Pair) else None
+        if None not in (now, told) and now != told:
+            raise ValueError(
+                f"the images have {now}, and the pair was built for images of {told}, which it normalises"
+                " anew for its teacher: build it with normalisation=images.normalisation, or read the images"
+                " with the other mean and std"
+            )
 
 
 def student_of(model: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ from atlib.attention import MaskedAttention, Own, forbid
 from atlib.compatibility import Pairing, pair_up
 from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
 from atlib.maps import average_over, join_heads, keep_own, mean_heads, place_tokens, resample
-from atlib.pair import Pair
+from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
 from atlib.walking import DropPathMasks, Instead, Seen, Walk, check_walkable, sample_drop_path, walk
 
@@ -42,15 +42,22 @@ class AttentionTransfer(Pair):
     run: whoever passed the teacher in still has all of it, and lets go of the rest by letting go of the
     teacher.
 
-    Raises `ValueError` when the two cannot be paired, naming all that differs, and `Unwalkable` for models
-    `walk` refuses.
+    normalisation: of the images that the pair is given (`atlib.pair.Pair`). Raises `ValueError` when the two
+    cannot be paired, naming all that differs, and `Unwalkable` for models `walk` refuses.
     """
 
-    def __init__(self, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva, plan: Plan):
+    def __init__(
+        self,
+        teacher: VisionTransformer | Eva,
+        student: VisionTransformer | Eva,
+        plan: Plan,
+        *,
+        normalisation: Normalisation | None = None,
+    ):
         check_walkable(teacher)
         check_walkable(student)
         pairing = pair_up(teacher, student, plan)
-        super().__init__(student, teacher)
+        super().__init__(student, teacher, normalisation=normalisation)
         self.plan = plan
         self.pairing = pairing
         self.layers = tuple(of_student for of_student, _ in pairing.layers)
@@ -123,7 +130,7 @@ class AttentionTransfer(Pair):
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
         """What the teacher's transferred layers saw on these images, on the tokens that both have, as
-        constants.
+        constants. Images are those of the student: the teacher sees them as `for_teacher` makes them.
 
         Each holds only what the plan needs of q, k, v; the rest is None.
         """
@@ -133,7 +140,7 @@ class AttentionTransfer(Pair):
         with without_history():
             seen = walk(
                 self.teacher,
-                images,
+                self.for_teacher(images),
                 stop_after=max(layers),
                 values="v" in self._form.parts,
                 drop_path=shared,

@@ -11,6 +11,8 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
+from atlib.pair import attach
+
 # Keys are timm's own constructor arguments, so a preset is nothing but a saved set of them.
 PRESETS: dict[str, dict] = {
     # 16 patches + class token. The pilot of the built-in world; 0.2 M parameters, trains on a laptop.
@@ -36,10 +38,12 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...); for a timm
     name also `pretrained=True`, and for a preset or a mapping also `distilled=True`, which adds DeiT's
     distillation token (timm's `VisionTransformerDistilled`). The model is timm's own, unmodified: it saves
-    and loads like any other timm model.
+    and loads like any other timm model. It says how images are normalised for it, in its `pretrained_cfg`
+    (`atlib.pair.Normalisation.of`), where weights are read or the name has a tag.
 
-    Raises `ValueError` for an unknown name (with the close ones) or a name that is not a plain ViT,
-    and `WeightsUnavailable` when pre-trained weights cannot be downloaded.
+    Raises `ValueError` for an unknown name (with the close ones), a name that is not a plain ViT, and weights
+    that were trained with another activation than the model of their name has (`check_activation`), and
+    `WeightsUnavailable` when pre-trained weights cannot be downloaded.
     """
     if isinstance(name_or_config, str) and name_or_config in PRESETS:
         return _build(PRESETS[name_or_config], overrides, name_or_config)
@@ -54,13 +58,34 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
             f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book:"
             f" {', '.join(PRESETS)}."
         )
+    if overrides.get("pretrained"):
+        check_activation(name, overrides)
     vit = _from_timm(name, overrides)
     if not isinstance(vit, (VisionTransformer, Eva)):
         raise ValueError(
             f"{name!r} is a {type(vit).__name__}, not a VisionTransformer or Eva: its attention cannot be"
             f" walked. timm.create_model({name!r}) builds it; timm.list_models('vit_*') lists ViTs."
         )
+    # timm gives a name without a tag the facts of its usual weights, which these are not
+    if not overrides.get("pretrained") and "." not in name:
+        attach(vit, None)
     return vit
+
+
+def check_activation(name: str, overrides: Mapping = {}) -> None:
+    """Raise `ValueError` for a timm name whose weights were trained with QuickGELU, where its model has the
+    exact GELU, unless `overrides` choose an `act_layer`: the model would compute other maps, and say nothing.
+
+    timm notes it with 17 tags, all of CLIP's kind, and has the right model of each under another name."""
+    published = timm.get_pretrained_cfg(name) if _is_in_timm(name) else None
+    notes = " ".join(getattr(published, "notes", None) or ())
+    if "QuickGELU" not in notes or "quickgelu" in name or overrides.get("act_layer") is not None:
+        return
+    right = name.replace("_clip_", "_clip_quickgelu_")
+    raise ValueError(
+        f"the weights of {name!r} were trained with QuickGELU, and the model of that name has the exact GELU:"
+        f" take {right!r}, the same weights in the right model"
+    )
 
 
 def weights_file(name: str) -> Path:

@@ -109,11 +109,12 @@ class Known(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Rows, image and label column of a split; `known`: what is published about it, None without a name."""
+    """Rows, image and label column (None: read without labels) of a split; `known`: what is published about
+    it, None without a name."""
 
     rows: Any  # a datasets.Dataset
     image_column: str
-    label_column: str
+    label_column: str | None
     known: Known | None
 
 
@@ -172,6 +173,7 @@ def open_rows_of(
     split: str,
     image_column: str | None = None,
     label_column: str | None = None,
+    labelled: bool = True,
 ) -> Opened:
     """Open a split of a data set by name, path or hub id.
 
@@ -180,9 +182,9 @@ def open_rows_of(
     sorted names are then the order of the classes, as it is ImageNet's with WordNet ids), or images with
     annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is published,
     a tenth of "train" becomes it, as in `atlib.data.images.load`; where one is published beside a test split,
-    "train+validation" is both. Columns are found by their usual names
-    unless they are named. Raises what `find` raises, `ValueError` for unknown splits and columns, listing
-    those there are, and for files and the network what `atlib.data.images.load` raises.
+    "train+validation" is both. Columns are found by their usual names unless they are named; labelled=False
+    looks for no labels. Raises what `find` raises, `ValueError` for unknown splits and columns, listing those
+    there are, and for files and the network what `atlib.data.images.load` raises.
     """
     location = find(name_or_path, path)
     known = location.known
@@ -191,11 +193,11 @@ def open_rows_of(
     columns = location.columns(image_column, label_column)
     if known is not None and known.domains:
         rows = pacs_rows(known.domains, location.path, split)
-        return Opened(rows, *columns_of(rows, *columns), known)
+        return Opened(rows, *columns_of(rows, *columns, labelled), known)
     if known is not None and known.files:
         require_known(f"split of {name_or_path}", split, known.images)
     files = None if known is None else known.files.get(split)
-    return Opened(*open_labelled(location.name, location.path, split, *columns, files), known)
+    return Opened(*open_labelled(location.name, location.path, split, *columns, files, labelled), known)
 
 
 def _has_class_folders(path: Path) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from atlib.data.sampler import Batch
+from atlib.pair import Normalisation
 
 # (image, seed of its augmentation) -> float (3, height, width)
 Transform = Callable[[Image.Image, int | None], Tensor]
@@ -188,6 +189,9 @@ def note_left_out(found: Mapping[int, str], corrupt: dict[int, str]) -> None:
                 stacklevel=3,
             )
         corrupt[index] = why
+
+
+AS_STORED = Normalisation(0.5, 0.25)  # as `Images` normalises
 
 
 def as_stored(image: Image.Image, seed: int | None = None) -> Tensor:

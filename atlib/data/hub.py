@@ -20,13 +20,15 @@ def open_labelled(
     image_column: str | None = None,
     label_column: str | None = None,
     files: str | None = None,
-) -> tuple[datasets.Dataset, str, str]:
-    """The rows of a split, its image and label column. files: as in `open_rows`, of a published split."""
+    labelled: bool = True,
+) -> tuple[datasets.Dataset, str, str | None]:
+    """The rows of a split, its image and label column. files: as in `open_rows`, of a published split;
+    labelled: as in `columns_of`."""
     if path is None and files is not None:
         rows = open_rows(name, None, split, files)
     else:
         rows = _choose(_from_hub(name) if path is None else _from_files(name, Path(path)), split, name)
-    return rows, *columns_of(rows, image_column, label_column)
+    return rows, *columns_of(rows, image_column, label_column, labelled)
 
 
 def open_streamed(
@@ -55,12 +57,16 @@ def open_streamed(
 
 
 def columns_of(
-    rows: datasets.Dataset | datasets.IterableDataset, image: str | None = None, label: str | None = None
-) -> tuple[str, str]:
-    """The image and the label column: those named, else those that are usually so called."""
+    rows: datasets.Dataset | datasets.IterableDataset,
+    image: str | None = None,
+    label: str | None = None,
+    labelled: bool = True,
+) -> tuple[str, str | None]:
+    """The image and the label column: those named, else those that are usually so called; without labels, the
+    image column and None."""
     images = IMAGE_COLUMNS if image is None else (image,)
     labels = LABEL_COLUMNS if label is None else (label,)
-    return find_column(rows, images, "image"), find_column(rows, labels, "label")
+    return find_column(rows, images, "image"), find_column(rows, labels, "label") if labelled else None
 
 
 def is_image_folder(path: Path) -> bool:
@@ -248,8 +254,9 @@ def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[
     # so `datasets` reads images that lie in one folder
     if kind == "label" and rows.column_names == ["image"]:
         raise DataError(
-            "no label column: the data set has images alone. In a folder of images each class needs a folder"
-            " of its own, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg"
+            "no label column: the data set has images alone, or one class, which nothing can be told from. In"
+            " a folder of images each class needs a folder of its own, such as FOLDER/train/cat/1.jpg and"
+            " FOLDER/train/dog/2.jpg; `python -m atlib pretrain` learns without labels"
         )
     raise DataError(
         f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)};"

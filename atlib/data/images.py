@@ -13,6 +13,7 @@ from atlib._util import require_known
 from atlib.data.decoding import as_is, in_eight_bits
 from atlib.data.rng import augmentation_seeds, draw_below
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
+from atlib.pair import Normalisation
 
 # Where short names live on the hub.
 HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
@@ -95,6 +96,11 @@ class Images(Dataset):
                 flat = self.augment(pixels.flatten(1, -3), seeds)
                 pixels = flat.reshape(*pixels.shape[:-2], *flat.shape[-2:])
             yield Batch(self._scaled(pixels), self.targets[index], indices, weight)
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """How the images come out: mean and standard deviation, the same in all channels."""
+        return Normalisation(self.mean, self.std)
 
     def _scaled(self, pixels: Tensor) -> Tensor:
         return (pixels.float() / 255 - self.mean) / self.std

@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 from atlib._util import require_known
 from atlib.data.catalogue import Known, open_rows_of
 from atlib.data.decoding import (
+    AS_STORED,
     ON_CORRUPT,
     CannotStream,
     CorruptImage,
@@ -32,9 +33,11 @@ from atlib.data.decoding import (
     make,
     note_left_out,
 )
+from atlib.data.images import UNLABELLED
 from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.data.transforms import Augmentation
+from atlib.pair import Normalisation
 
 
 class Photos(Dataset):
@@ -72,6 +75,11 @@ class Photos(Dataset):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """How the images come out."""
+        return AS_STORED if self.augmentation is None else self.augmentation.normalisation
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         images, targets = self.take([index])
@@ -188,19 +196,21 @@ def open_photos(
     label_column: str | None = None,
     on_corrupt: str = "raise",
     workers: int = 0,
+    labelled: bool = True,
 ) -> Photos:
     """Open a split of a data set for reading by index.
 
     name_or_path, path, split, image_column, label_column: as in `atlib.data.catalogue.open_rows_of`.
-    augmentation, train, on_corrupt, workers: as in `Photos`. Nothing is decoded yet; `datasets` copies what
-    it reads from parquet or the hub into its cache, once, as large as the files.
+    augmentation, train, on_corrupt, workers: as in `Photos`. labelled=False: images alone, of any folder,
+    each with the target `atlib.data.UNLABELLED`, and no classes. Nothing is decoded yet; `datasets` copies
+    what it reads from parquet or the hub into its cache, once, as large as the files.
 
     Raises what `open_rows_of` raises, and `DataError` for a split without images, a column that holds none,
     and labels that are not class indices, naming the label.
     """
     require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     rows, image_column, label_column, known = open_rows_of(
-        name_or_path, path, split, image_column, label_column
+        name_or_path, path, split, image_column, label_column, labelled
     )
     if len(rows) == 0:
         held_out = (
@@ -211,8 +221,10 @@ def open_photos(
         raise DataError(f"{name_or_path} {split} has no images{why}", "split")
     # first, since its message knows what the columns hold
     pictures = undecoded(rows, image_column).select_columns([image_column])
-    names = names_of(rows, label_column, known)
-    labels = [checked_label(label, names, index) for index, label in enumerate(rows[label_column][:])]
+    names, labels = (), [UNLABELLED] * len(rows)
+    if labelled:
+        names = names_of(rows, label_column, known)
+        labels = [checked_label(label, names, index) for index, label in enumerate(rows[label_column][:])]
     if known is not None and known.images.get(split) != len(rows):
         warnings.warn(
             f"{name_or_path} {split} has {len(rows):,} images here, {known.images.get(split, 0):,} were"

@@ -9,10 +9,12 @@ import torch
 from atlib._util import require_known
 from atlib.data.catalogue import find
 from atlib.data.decoding import ON_CORRUPT, CannotStream, DataError, Made, Share, Wanted, deliver, make
+from atlib.data.images import UNLABELLED
 from atlib.data.photos import checked_label, look_of, names_of, undecoded
 from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
 from atlib.data.transforms import Augmentation
+from atlib.pair import Normalisation
 
 # of one step, in the rows that a process reads, and the weight of its batch
 Positions = tuple[Sequence[int], float]
@@ -22,7 +24,8 @@ class PhotoStream:
     """Images that can be read in their order only, for training. Evaluation, which needs an order and all
     labels, reads `Photos`.
 
-    rows: a `datasets.IterableDataset` whose image column is undecoded. count: the images in it. classes: the
+    rows: a `datasets.IterableDataset` whose image column is undecoded; label_column: None for images without
+    labels (`atlib.data.UNLABELLED`). count: the images in it. classes: the
     names of the labels. sizes: how many images each of its shards has, where that is known. augmentation,
     train, on_corrupt: as in `atlib.data.photos.Photos`. buffer: images held in memory to draw the next one
     from; shards, too, come in another order in each epoch. `corrupt`: {index: why} of the current epoch.
@@ -38,7 +41,7 @@ class PhotoStream:
         rows,
         count: int,
         image_column: str,
-        label_column: str,
+        label_column: str | None,
         classes: Sequence[str],
         *,
         augmentation: Augmentation,
@@ -60,6 +63,11 @@ class PhotoStream:
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """How the images come out."""
+        return self.augmentation.normalisation
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch: as many as every other's, each image once over all processes.
@@ -115,7 +123,10 @@ class PhotoStream:
     def _labelled(self, rows: Iterable[Mapping]) -> Iterator[tuple[Mapping, int]]:
         """Files and labels of the images."""
         for index, row in enumerate(rows):
-            yield row[self.image_column], checked_label(row[self.label_column], self.classes, index)
+            label = UNLABELLED
+            if self.label_column is not None:
+                label = checked_label(row[self.label_column], self.classes, index)
+            yield row[self.image_column], label
 
     def _make(self, wanted: Sequence[Wanted]) -> Made:
         """Runs in a worker."""
@@ -134,6 +145,7 @@ def open_stream(
     on_corrupt: str = "raise",
     buffer: int = 4096,
     count: int | None = None,
+    labelled: bool = True,
 ) -> PhotoStream:
     """Open a published split for reading as it comes: from the hub, or from parquet or arrow files. Nothing
     is copied.
@@ -154,9 +166,10 @@ def open_stream(
 
     files_there = None if known is None else known.files.get(split)
     rows, files = open_streamed(location.name, location.path, split, files_there)
-    image_column, label_column = columns_of(rows, image_column, label_column)
-    pictures = undecoded(rows, image_column).select_columns([image_column, label_column])
-    classes = names_of(rows, label_column, known)
+    image_column, label_column = columns_of(rows, image_column, label_column, labelled)
+    wanted = [image_column, *([label_column] if labelled else [])]
+    pictures = undecoded(rows, image_column).select_columns(wanted)
+    classes = names_of(rows, label_column, known) if labelled else ()
     sizes = None if files is None else [_rows_in(file) for file in files]
     published = {} if rows.info.splits is None else rows.info.splits
     if sizes:

@@ -15,6 +15,7 @@ from torchvision import transforms
 
 from atlib._util import check_fields, require_known
 from atlib.data.rng import rng_put_back
+from atlib.pair import Normalisation
 
 CROPS = ("random-resized", "padded", "centre")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
@@ -113,6 +114,11 @@ class Augmentation:
     def evaluate(self, image: Image.Image) -> Tensor:
         """The image resized, its middle, normalised, float32 (3, image_size, image_size)."""
         return _evaluation(self)(image.convert("RGB"))
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """How an image comes out."""
+        return Normalisation(self.mean, self.std)
 
     def describe(self) -> dict:
         """The augmentation as plain JSON values; `Augmentation(**description)` reads it, also after JSON."""

@@ -19,12 +19,12 @@ from atlib.data.decoding import CorruptImage, DataError, MissingData, as_is
 from atlib.data.rng import augmentation_seeds, draw_below
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.detection.objects import Found, ObjectBatch, ObjectImages, Objects, check_objects
+from atlib.pair import IMAGENET
 
 # Edges in annotations are rounded; one that lies further out of its image than this is an error.
 ROUNDING = 1.0  # pixels
 # The lists of a file of annotations, and what each entry of them must have.
 FORM = {"images": ("id", "file_name", "height", "width"), "annotations": ("id",), "categories": ("id",)}
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, which COCO's models are started from
 
 
 class Placed(NamedTuple):
@@ -35,6 +35,9 @@ class Placed(NamedTuple):
     left: int
     top: int
     flipped: bool
+
+
+MEAN, STD = IMAGENET.mean, IMAGENET.std  # of ImageNet, which COCO's models are started from
 
 
 class CocoObjects:
@@ -54,6 +57,7 @@ class CocoObjects:
     cannot be decoded raises `CorruptImage` when it is read.
     """
 
+    normalisation = IMAGENET  # how the images come out
     corrupt: Mapping[int, str] = {}  # an image that cannot be decoded is an error
 
     def __init__(

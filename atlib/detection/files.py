@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from atlib.checkpoint import read_tensors, write_tensors
+from atlib.checkpoint import read_pair, read_tensors, seen_by_pair, write_tensors
 from atlib.detection.detector import DETECTORS, Detector, Sizes
 from atlib.pair import student_of
-from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 
@@ -51,7 +50,7 @@ def save_detector(
     if isinstance(vit, AttentionTransfer) and vit.needs_teacher:
         if teacher is None:
             raise ValueError("the ViT copies its teacher, which must be saved with it: teacher= is missing")
-        header |= {"teacher": teacher._asdict(), "plan": vit.plan.describe()}
+        header |= {"teacher": teacher._asdict(), "plan": vit.plan.describe(), **seen_by_pair(vit)}
         parts["teacher"] = vit.teacher
     tensors = {
         f"{part}.{name}": value
@@ -89,7 +88,7 @@ def _assembled(header: Mapping, tensors: Mapping[str, Tensor]) -> Loaded:
     backbone = vit = student.build()
     if "teacher" in header:
         teacher = Architecture(**header["teacher"]).build()
-        backbone = AttentionTransfer(teacher, vit, Plan(**header["plan"]))
+        backbone = read_pair(header, teacher, vit)
     sizes = Sizes(**{name: tuple(x) if isinstance(x, list) else x for name, x in said["sizes"].items()})
     detector = DETECTORS[said["heads"]](backbone, len(said["classes"]), sizes)
     parts: dict[str, nn.Module] = {"pyramid": detector.pyramid, "heads": detector.heads, "student": vit}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from atlib.attention import MaskedAttention
 from atlib.maps import aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
+from atlib.pair import Normalisation
 from atlib.transfer import Transferred
 from atlib.walking import Seen, check_walkable, walk
 
@@ -51,7 +52,7 @@ class AttnDistill(Distillation):
     patches count in both, rows renormalised. `hidden_width`: of the projector's wide layers, None for twice
     the student's; `projector_layers`: how many it has. `merge`: what makes one row of the heads' rows, (B, H,
     1, N) to (B, 1, 1, N), in place of the product and its temperature, such as `atlib.maps.pool_heads` with a
-    `how`.
+    `how`. normalisation: of the images that the pair is given (`atlib.pair.Pair`).
 
     Only student and `projector` are part of the module. The teacher is frozen in place, moves with
     `.to(...)`, and is run under inference mode, its head never. Raises `ValueError` for a pair that does not
@@ -76,6 +77,7 @@ class AttnDistill(Distillation):
         merge: Callable[[Tensor], Tensor] | None = None,
         resample: bool = False,
         drop_prefix: bool = False,
+        normalisation: Normalisation | None = None,
     ):
         check_walkable(teacher)
         check_walkable(student)
@@ -88,7 +90,7 @@ class AttnDistill(Distillation):
         if projector_layers < 1:
             raise ValueError(f"projector_layers={projector_layers}: the widths differ, so one is needed")
         _check_pair(teacher, student, resample, drop_prefix)
-        super().__init__(student, teacher)
+        super().__init__(student, teacher, normalisation=normalisation)
         self.temperature, self.attention_weight, self.merge = temperature, attention_weight, merge
         # Registers and distillation tokens are no match for each other: where their number differs, only the
         # class token is common.
@@ -127,7 +129,7 @@ class AttnDistill(Distillation):
         tokens), as constants."""
         self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
         with torch.inference_mode():
-            seen = walk(self.teacher, images, head=False, checked=True)
+            seen = walk(self.teacher, self.for_teacher(images), head=False, checked=True)
             token = self.teacher.norm(seen.tokens[:, 0])
             scores = self._class_scores(self.teacher, seen.layers[-1])
             grids = [tuple(vit.patch_embed.grid_size) for vit in (self.teacher, self.student)]
@@ -181,14 +183,8 @@ def _check_pair(teacher: nn.Module, student: nn.Module, resample: bool, drop_pre
         for role, vit in (("teacher", teacher), ("student", student))
         if isinstance(vit.blocks[-1].attn, MaskedAttention)
     ]
-    sizes = [tuple(vit.patch_embed.img_size) for vit in (teacher, student)]
-    if sizes[0] != sizes[1]:
-        problems.append(
-            f"image size: teacher {sizes[0]}, student {sizes[1]} (both see the same images: build one with"
-            " img_size= as the other's)"
-        )
     grids = [tuple(vit.patch_embed.grid_size) for vit in (teacher, student)]
-    if grids[0] != grids[1] and sizes[0] == sizes[1] and not resample:
+    if grids[0] != grids[1] and not resample:
         problems.append(
             f"patch grid: teacher {grids[0]}, student {grids[1]} (patch_size= as the teacher's, or"
             " resample=True)"

@@ -20,6 +20,7 @@ from atlib.attention import Seen, attend
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.maps import join_heads
 from atlib.methods.distillation import Distillation
+from atlib.pair import Normalisation
 from atlib.plan import HOW
 from atlib.transfer import Transferred, without_history
 from atlib.walking import Unwalkable, check_walkable, walk
@@ -174,6 +175,7 @@ class CaitTransfer(Distillation):
 
     `layers`: {self-attention layer of the student: layer of the teacher}; None pairs equal depths.
     `class_layers`: {class-attention layer: layer of the teacher}; None pairs them with the teacher's last.
+    normalisation: of the images that the pair is given (`atlib.pair.Pair`).
 
     The transfer loss is the sum of the parts that are distilled: `attention_cross_entropy` of the patches
     (mean over batch, heads and queries, summed over layers), and the same of the class rows. What is copied
@@ -198,6 +200,7 @@ class CaitTransfer(Distillation):
         class_rows: str | None = None,
         layers: Mapping[int, int] | None = None,
         class_layers: Mapping[int, int] | None = None,
+        normalisation: Normalisation | None = None,
     ):
         check_walkable(teacher)
         check_cait(student)
@@ -231,7 +234,7 @@ class CaitTransfer(Distillation):
             problems += _absent("class_layers", class_pairs, asking, depth)
         if problems:
             raise ValueError(f"this ViT cannot teach this CaiT as asked: {'; '.join(problems)}.")
-        super().__init__(student, teacher)
+        super().__init__(student, teacher, normalisation=normalisation)
         self.patches, self.class_rows = patches, class_rows
         self.layers, self.class_layers = pairs, class_pairs
 
@@ -269,7 +272,7 @@ class CaitTransfer(Distillation):
         layers: q and k of the patches; q of the class token, and k of it and the patches."""
         last = max([*self.layers.values(), *self.class_layers.values()])
         with without_history():
-            seen = walk(self.teacher, images, stop_after=last, checked=True).layers
+            seen = walk(self.teacher, self.for_teacher(images), stop_after=last, checked=True).layers
         n = self.teacher.num_prefix_tokens
 
         def among(layer: int, queries: list[int] | slice, keys: list[int] | slice) -> Seen:
@@ -301,16 +304,11 @@ def _differences(teacher: nn.Module, student: Cait, needs_class_token: bool) -> 
     if needs_class_token and teacher.cls_token is None:
         problems.append("class token: the teacher has none, so no class row (build it with class_token=True)")
     of_both = [
-        (
-            model.blocks[0].attn.num_heads,
-            tuple(model.patch_embed.img_size),
-            tuple(model.patch_embed.grid_size),
-        )
-        for model in (teacher, student)
+        (model.blocks[0].attn.num_heads, tuple(model.patch_embed.grid_size)) for model in (teacher, student)
     ]
-    for name, of_teacher, of_student in zip(("heads", "image size", "patch grid"), *of_both):
+    for name, of_teacher, of_student in zip(("heads", "patch grid"), *of_both):
         if of_teacher != of_student:
-            remedies = {"heads": "num_heads=", "image size": "img_size=", "patch grid": "patch_size="}
+            remedies = {"heads": "num_heads=", "patch grid": "img_size= and patch_size="}
             problems.append(
                 f"{name}: teacher {of_teacher}, student {of_student} ({remedies[name]} as the teacher's)"
             )

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.losses import feature_mse, hard_distillation, soft_distillation
-from atlib.pair import Pair
+from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
 from atlib.transfer import Transferred, without_history
 from atlib.walking import check_walkable, walk
@@ -41,7 +41,8 @@ class FeatureDistillation(Distillation):
     """The student's residual stream is pulled to the teacher's, after each of `layers` (None for all):
     squared error.
 
-    Teacher and student need equal width, depth and tokens. Raises `ValueError` where they differ,
+    Teacher and student need equal width, depth and tokens. normalisation: of the images that the pair is
+    given (`atlib.pair.Pair`). Raises `ValueError` where they differ,
     `Unwalkable` for models `walk` refuses. Source: the feature-distillation baseline of arXiv 2411.09702
     (81.3 % with ViT-L).
     """
@@ -51,6 +52,8 @@ class FeatureDistillation(Distillation):
         teacher: VisionTransformer | Eva,
         student: VisionTransformer | Eva,
         layers: Iterable[int] | None = None,
+        *,
+        normalisation: Normalisation | None = None,
     ):
         check_walkable(teacher)
         check_walkable(student)
@@ -69,17 +72,18 @@ class FeatureDistillation(Distillation):
                 f"layers={layers!r}: features are distilled between the same layer of both, so give a list of"
                 " layers"
             )
-        super().__init__(student, teacher)
+        super().__init__(student, teacher, normalisation=normalisation)
         self.layers = Plan(layers=layers).layers_of(len(student.blocks))
 
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits and the squared error between the residual streams."""
         last = max(self.layers)
         with without_history():
+            shown = self.for_teacher(images)
             if last + 1 < len(self.teacher.blocks):
-                theirs = walk(self.teacher, images, stop_after=last + 1, checked=True).stream
+                theirs = walk(self.teacher, shown, stop_after=last + 1, checked=True).stream
             else:
-                theirs = walk(self.teacher, images, head=False, checked=True).stream
+                theirs = walk(self.teacher, shown, head=False, checked=True).stream
         own = walk(self.student, images, checked=True)
         both = [own.stream[i] for i in self.layers], [theirs[i].clone() for i in self.layers]
         return Transferred(own.logits, feature_mse(*both))
@@ -91,12 +95,21 @@ class LogitDistillation(Distillation):
 
     Soft (`hard=False`): τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard:
     cross-entropy with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`: with these
-    weights they are DeiT's two formulas. Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ
-    = 3. Raises `ValueError` for a temperature not above 0.
+    weights they are DeiT's two formulas. normalisation: of the images that the pair is given
+    (`atlib.pair.Pair`). Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ = 3. Raises
+    `ValueError` for a temperature not above 0.
     """
 
-    def __init__(self, teacher: nn.Module, student: nn.Module, temperature: float = 3.0, hard: bool = False):
-        super().__init__(student, teacher)
+    def __init__(
+        self,
+        teacher: nn.Module,
+        student: nn.Module,
+        temperature: float = 3.0,
+        hard: bool = False,
+        *,
+        normalisation: Normalisation | None = None,
+    ):
+        super().__init__(student, teacher, normalisation=normalisation)
         if not temperature > 0:
             raise ValueError(f"the temperature must be above 0, got {temperature}")
         self.temperature, self.hard = temperature, hard
@@ -105,7 +118,7 @@ class LogitDistillation(Distillation):
         """Student logits and the distillation loss. Raises `ValueError` when the teacher predicts other
         classes."""
         with without_history():
-            theirs = self.teacher(images)
+            theirs = self.teacher(self.for_teacher(images))
         logits, theirs = self.student(images), theirs.clone()
         if self.hard:
             return Transferred(logits, hard_distillation(logits, theirs))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from atlib.losses import hard_distillation, soft_distillation
 from atlib.methods.distillation import Distillation
+from atlib.pair import Normalisation
 from atlib.transfer import AttentionTransfer, Transferred, without_history
 from atlib.walking import walk
 
@@ -59,11 +60,13 @@ class DistillationToken(Distillation):
 
     `maps`: a transfer of attention to the same student, which goes on beside it; maps_weight times its loss
     is added to the transfer loss. With copied maps the student works only together with their teacher.
+    normalisation: of the images that the pair is given (`atlib.pair.Pair`); None: as `maps` was told.
 
     Only the student (and what `maps` learns of its heads) is part of the module; the teachers are frozen in
     place, move with `.to(...)`, and are run in eval mode. Raises `ValueError` for a student without a
-    distillation token, a temperature that is not above 0, and maps of another student. Source: arXiv
-    2012.12877, equations 2 and 3, section 4; maps beside it are this project's.
+    distillation token, a temperature that is not above 0, and maps of another student or of images that are
+    normalised otherwise. Source: arXiv 2012.12877, equations 2 and 3, section 4; maps beside it are this
+    project's.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class DistillationToken(Distillation):
         temperature: float = 3.0,
         maps: AttentionTransfer | None = None,
         maps_weight: float = 1.0,
+        normalisation: Normalisation | None = None,
     ):
         if not isinstance(student, VisionTransformerDistilled):
             raise ValueError(
@@ -89,7 +93,14 @@ class DistillationToken(Distillation):
             raise ValueError(
                 "maps= transfers attention to another student than this: build both with the same one"
             )
-        super().__init__(student, teacher, *(() if maps is None else maps.teachers))
+        told = None if maps is None else maps.normalisation
+        if normalisation is not None and told not in (None, normalisation):
+            raise ValueError(
+                f"maps= was built for images of {told}, and this is to be given {normalisation}: say"
+                " the same to both"
+            )
+        beside = () if maps is None else maps.teachers
+        super().__init__(student, teacher, *beside, normalisation=normalisation or told)
         self.hard, self.temperature, self.maps_weight = hard, temperature, maps_weight
         # As the teacher: what it holds besides the student and this mapping is an input, not a part.
         self._maps = (maps,)
@@ -116,7 +127,7 @@ class DistillationToken(Distillation):
         """Logits of the class head and the loss of the other. Raises `ValueError` when the teacher predicts
         other classes."""
         with without_history():
-            theirs = self.teacher(images)
+            theirs = self.teacher(self.for_teacher(images))
         theirs = theirs.clone()  # outlives inference mode, which autograd needs
         tokens, beside = self._final_tokens(images)
         heads = both_heads(self.student, tokens)

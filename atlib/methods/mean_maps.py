@@ -8,7 +8,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from atlib.pair import Pair
+from atlib.pair import Normalisation, Pair, View, stated
 from atlib.transfer import Transferred
 from atlib.walking import Instead, Walk, check_walkable, walk
 
@@ -35,8 +35,8 @@ class MeanMapCopy(Pair):
     (The paper's published code does not contain its average.)
 
     `reference`: images (n, 3, height, width), or batches of them, such as training images without
-    augmentation. `group_of`: see `Groups`. `number`: of groups. Raises `ValueError` for a group without a
-    reference image.
+    augmentation. `group_of`: see `Groups`. `number`: of groups. normalisation: of all these images
+    (`atlib.pair.Pair`). Raises `ValueError` for a group without a reference image.
     """
 
     not_walkable = "it is a student with stored maps: walk its .student"
@@ -48,11 +48,15 @@ class MeanMapCopy(Pair):
         reference: Tensor | Iterable[Tensor],
         group_of: Groups = one_group,
         number: int = 1,
+        *,
+        normalisation: Normalisation | None = None,
     ):
         check_walkable(student)
-        super().__init__(student)
+        # the teacher is run here alone, and is no part of the pair
+        super().__init__(student, normalisation=stated(normalisation, [teacher]))
         self._group_of = group_of
-        for layer, maps in enumerate(mean_maps(teacher, reference, group_of, number)):
+        stored = mean_maps(teacher, reference, group_of, number, normalisation=self.normalisation)
+        for layer, maps in enumerate(stored):
             self.register_buffer(f"maps_{layer}", maps)
 
     @property
@@ -80,19 +84,22 @@ def mean_maps(
     group_of: Groups = one_group,
     number: int = 1,
     batch: int = 500,
+    normalisation: Normalisation | None = None,
 ) -> list[Tensor]:
     """The mean map of every group and layer: a list over layers of (number, H, N, N).
 
     `images`: (n, 3, height, width), of which `batch` are walked at a time, or batches of them, where there
-    are more than memory holds. Raises `ValueError` for a group without an image or beyond `number`.
+    are more than memory holds. normalisation: of these images; None: they are as the ViT shall see them.
+    Raises `ValueError` for a group without an image or beyond `number`.
     """
     vit.eval()
+    view = View.of(vit)
     counts = torch.zeros(number, dtype=torch.long)
     sums: list[Tensor] = []
     for some in images.split(batch) if isinstance(images, Tensor) else images:
         groups = group_of(some)
         counts = counts + _counted(groups, number)
-        maps = [seen.map for seen in walk(vit, some, head=False).layers]
+        maps = [seen.map for seen in walk(vit, view.show(some, normalisation), head=False).layers]
         sums = sums or [p.new_zeros(number, *p.shape[1:]) for p in maps]
         for total, p in zip(sums, maps):
             total.index_add_(0, groups.to(p.device), p)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from atlib._util import require_known
 from atlib.maps import Grid, aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
+from atlib.pair import Normalisation
 from atlib.transfer import Transferred, without_history
 from atlib.walking import check_walkable, walk
 
@@ -315,7 +316,8 @@ class PoolTransfer(Distillation):
 
     Keys: a pool of one query has itself among them, as the class token has; other prefix tokens, and the
     class token where the pool has only patches, are left out and the row is rescaled. `resample`: a network
-    with another patch grid than the teacher's is let in, the row is resampled to it.
+    with another patch grid than the teacher's is let in, the row is resampled to it. normalisation: of the
+    images that the pair is given (`atlib.pair.Pair`).
 
     Raises `ValueError` for a teacher without a class token, a network without an attention pool (to distill),
     another patch grid, and a temperature not above 0; `Unwalkable` for teachers `walk` refuses. An extension
@@ -333,6 +335,7 @@ class PoolTransfer(Distillation):
         temperature: float = 10.0,
         layer: int = -1,
         resample: bool = False,
+        normalisation: Normalisation | None = None,
     ):
         check_walkable(teacher)
         if not temperature > 0:
@@ -355,7 +358,7 @@ class PoolTransfer(Distillation):
             raise ValueError(
                 f"patch grid: teacher {grids[0]}, student {grids[1]} (another patch_size, or resample=True)"
             )
-        super().__init__(student, teacher)
+        super().__init__(student, teacher, normalisation=normalisation)
         self.copy, self.temperature, self.layer, self.grids = copy, temperature, layer % depth, grids
         pool = student.pool
         self.keeps_class = isinstance(pool, AttentionPool) and pool.queries.shape[1] == 1
@@ -391,7 +394,8 @@ class PoolTransfer(Distillation):
         self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
         prefix = self.teacher.num_prefix_tokens
         with without_history():
-            seen = walk(self.teacher, images, stop_after=self.layer, checked=True).layers[-1]
+            shown = self.for_teacher(images)
+            seen = walk(self.teacher, shown, stop_after=self.layer, checked=True).layers[-1]
             scores = seen.scale * seen.q[:, :, :1] @ seen.k.mT  # no other row is made
             kept = [scores[..., :1]] if self.keeps_class else []
             p = aggregate_heads(

@@ -4,7 +4,7 @@ import copy
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from timm.models.eva import Eva
@@ -13,21 +13,25 @@ from torch import nn
 
 from atlib._util import require_known
 from atlib.checkpoint import read_header
+from atlib.compatibility import pair_up
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.generated import is_generated, maker
 from atlib.data.images import draw
 from atlib.data.rng import seed_for
 from atlib.data.transforms import Augmentation
-from atlib.pair import student_of
+from atlib.pair import Normalisation, student_of
 from atlib.plan import Plan
 from atlib.run.config import RunConfig
 from atlib.run.method import Method
-from atlib.run.parts import COCO, Detect, Rows
+from atlib.run.parts import COCO, Classify, Detect, Labelled, Rows
 from atlib.student import differences
 from atlib.train import pretrain
 from atlib.train.objectives import Loss, student_loss
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
+
+if TYPE_CHECKING:
+    from atlib.teachers.build import Teacher  # its room is not needed by runs without a teacher
 
 COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
 # Fields of a run, and arguments of `held_out_images`, that say how data are read.
@@ -35,11 +39,13 @@ READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
 
 class Built(NamedTuple):
-    """A model to train. student: the architecture of what is kept; teacher: the teacher's, if any."""
+    """A model to train. student: the architecture of what is kept; teacher: the teacher's, if any;
+    teacher_view: what that sees of the images, in a line."""
 
     model: nn.Module
     student: Architecture
     teacher: Architecture | None
+    teacher_view: str | None = None
 
 
 def loss_of(config: RunConfig) -> Loss:
@@ -181,6 +187,7 @@ def _photographs(config: RunConfig, reading: Rows):
         "on_corrupt": reading.on_corrupt,
         "image_column": reading.image_column,
         "label_column": reading.label_column,
+        "labelled": isinstance(config.task, Labelled),
     }
     if reading.streaming:
         from atlib.data.stream import open_stream
@@ -203,26 +210,32 @@ def _scenes(config: RunConfig, task: Detect):
 
 
 def outputs_for(config: RunConfig, images) -> int:
-    """How many outputs a model for these images has: their classes."""
+    """How many outputs a model for these images has: their classes; 0 where no labels are learned."""
     if isinstance(config.task, Detect):
         return len(images.classes)
+    if not isinstance(config.task, Classify):
+        return 0
     return len(images.classes) or int(images.targets.max()) + 1
 
 
-def build(config: RunConfig, outputs: int) -> Built:
-    """The untrained model of a run; the seed decides its first weights.
+def build(config: RunConfig, outputs: int, images: Normalisation | None = None) -> Built:
+    """The untrained model of a run; the seed decides its first weights. images: how those that it trains on
+    are normalised; None: as the run says.
 
     Raises `ValueError` for a teacher that does not fit, and what `atlib.teachers.load.load_teacher` raises
     for one that cannot be read.
     """
     teacher = None
     if config.teacher is not None:
-        from atlib.teachers.load import load_teacher
+        from atlib.teachers.load import read_teacher
 
         known = config.augmentation is not None or isinstance(config.task, Detect)
-        size = image_size(config) if known else None
+        size = config.teacher_image_size or (image_size(config) if known else None)
         told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
-        teacher = load_teacher(config.teacher, image_size=size, **told)
+        told["normalisation"] = config.teacher_normalisation
+        teacher = read_teacher(config.teacher, image_size=size, **told)
+    images = images or (None if config.augmentation is None else config.augmentation.normalisation)
+    view = None
     architecture = config.architecture(outputs)
     # What is pre-trained with a seed and what learns from it are independent.
     torch.manual_seed(seed_for(config.seed, "teacher" if config.method is Method.MAE else "student"))
@@ -231,12 +244,27 @@ def build(config: RunConfig, outputs: int) -> Built:
         case Method.MAE:
             model = config.auto_encoder(model)
         case Method.FINE_TUNE:
-            model = start_from(model, teacher.vit)
+            model, view = start_from(model, teacher.vit), view_of_started(teacher, images)
         case Method.COPY | Method.DISTILL:
-            model = AttentionTransfer(teacher.vit, model, plan_for(config, teacher.vit, model))
+            plan = plan_for(config, teacher.vit, model)
+            model = AttentionTransfer(teacher.vit, model, plan, normalisation=images)
+            view = model.teacher_view()
     paired = isinstance(model, AttentionTransfer)
     model = with_detector(config, model, outputs)
-    return Built(model, architecture, teacher.architecture if paired else None)
+    return Built(model, architecture, teacher.architecture if paired else None, view)
+
+
+def view_of_started(teacher: "Teacher", images: Normalisation | None) -> str:
+    """In one line, whether a student that starts from a teacher's weights sees images as that did."""
+    own = teacher.normalisation
+    if own is None or images is None or own == images:
+        return f"the student starts from {teacher.name}, which saw {teacher.view()}"
+    mean, std = ("[" + ",".join(f"{value:.6g}" for value in part) + "]" for part in (own.mean, own.std))
+    return (
+        f"the student starts from {teacher.name}, which was trained on images of {own}; its own have"
+        f" {images}, to which it must adapt (--augmentation.mean {mean} --augmentation.std {std} gives it the"
+        " teacher's)"
+    )
 
 
 def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:
@@ -259,6 +287,31 @@ def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: Visio
     """
     only_pooling = set(differences(teacher, student)) == {"pooling"}
     return replace(config.plan, mismatched=True) if only_pooling else config.plan
+
+
+def check_fits(config: RunConfig) -> None:
+    """Raise what `build` would for a teacher that cannot teach the student of a run, or that it cannot start
+    from, as far as that is known without weights: of a timm name, and of a file that atlib wrote."""
+    if config.teacher is None:
+        return
+    from atlib.teachers.build import check_image_size, headless, on_meta
+    from atlib.teachers.load import is_file
+
+    native = Architecture(config.teacher)
+    if is_file(config.teacher):
+        path = Path(config.teacher)
+        said = read_header(path) if path.is_file() and path.suffix == ".safetensors" else {}
+        if "architecture" not in said or config.teacher_architecture is not None:
+            return
+        native = Architecture(**said["architecture"])
+    known = config.augmentation is not None or isinstance(config.task, Detect)
+    size = config.teacher_image_size or (image_size(config) if known else None)
+    check_image_size(native, size)
+    teacher, student = on_meta(headless(native, size)), config.skeleton(2)
+    if config.method is Method.FINE_TUNE:
+        start_from(student, teacher)
+    else:
+        pair_up(teacher, student, plan_for(config, teacher, student))
 
 
 def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Eva) -> VisionTransformer | Eva:

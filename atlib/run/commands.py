@@ -3,6 +3,7 @@
 import argparse
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from atlib._util import STOPPED, memory_message, out_of_memory, require_known
 from atlib.checkpoint import read_header
 from atlib.data.generated import is_generated
 from atlib.data.transforms import Augmentation
-from atlib.pair import student_of
+from atlib.pair import Normalisation, Pair, student_of
 from atlib.run import recipes
 from atlib.run.build import (
     READING,
@@ -23,6 +24,7 @@ from atlib.run.build import (
     require_size,
     training_images,
 )
+from atlib.run.classes import classes_of, labels_by_name
 from atlib.run.config import RunConfig, config_path, defaults, read_config, settings
 from atlib.run.configure import config_diff, configure, data_name, evaluated_split, oddities
 from atlib.run.log import as_line
@@ -44,7 +46,7 @@ from atlib.run.runner import (
     resume,
     start,
 )
-from atlib.train.evaluate import evaluate
+from atlib.train.evaluate import predict, score
 from atlib.train.record import Record
 from atlib.train.trainer import NonFiniteLoss, Preempted
 
@@ -231,12 +233,14 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
         images = held_out_images(data, split, augmentation, **reading)
     name = arguments.data or config.data
     require_size(model, images, f"{name} {split}")
-    measured = evaluate(model.to("cuda" if torch.cuda.is_available() else "cpu"), images)
+    labels, matched = labels_by_name(classes_of(path), model, images, f"{name} {split}", path)
+    logits = predict(model.to("cuda" if torch.cuda.is_available() else "cpu"), images)
+    measured = score(logits, labels)
     left_out = getattr(images, "left_out", 0)
     without = f" (without {left_out:,} that cannot be decoded)" if left_out else ""
     return _say(
         f"{path} on {name}, {split}: accuracy {100 * measured.accuracy:.2f} % of"
-        f" {measured.count:,} images{without}, loss {measured.loss:.4f}{note}"
+        f" {measured.count:,} images{without}, loss {measured.loss:.4f}{matched}{note}"
     )
 
 
@@ -299,6 +303,9 @@ def _preparation(
     if config is not None:
         return config.augmentation, ""
     guess = Augmentation(student_of(model).patch_embed.img_size[0])
+    known = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
+    if known is not None:
+        guess = replace(guess, mean=known.mean, std=known.std)
     return guess, (
         f"\n{path} does not say how images were prepared for it; here they were taken at"
         f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}. If it"

@@ -11,6 +11,7 @@ import torch
 
 from atlib._util import check_fields, write_atomically
 from atlib.data.transforms import Augmentation
+from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.run.method import Method, method_of_run
 from atlib.run.overrides import read
@@ -33,6 +34,8 @@ from atlib.vit import Architecture
 
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
 FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt")
+# What a run says of its teacher's images, where that does not say it itself.
+TEACHER_SEES = ("teacher_image_size", "teacher_mean", "teacher_std")
 # What has fields of its own, which the command line calls `plan.what`; those of a recipe as they stand.
 VALUES = {"recipe": Recipe, "plan": Plan, "augmentation": Augmentation, "model": Architecture}
 # What the command line has other options for, which look at the value and make it whole.
@@ -42,6 +45,7 @@ RULES = (
     (("seed", "workers"), lambda value: value >= 0, "must be at least 0"),
     (("save_every", "keep"), lambda value: value >= 1, "must be at least 1"),
     (("seed",), lambda value: value < 2**32, f"must be below 2**32 = {2**32}, as NumPy's generators ask for"),
+    (("teacher_image_size",), lambda value: value is None or value >= 1, "must be at least 1 pixel"),
     (("drop_path",), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
 )
 
@@ -74,6 +78,11 @@ class RunConfig:
     #: of a file whose weights do not tell (`atlib.teachers.load.load_teacher`)
     teacher_heads: int | None = None
     teacher_architecture: str | None = None
+    #: pixels a side of its images; None: the student's
+    teacher_image_size: int | None = None
+    #: mean and standard deviation of its images, per channel; None: as it says itself
+    teacher_mean: tuple[float, float, float] | None = None
+    teacher_std: tuple[float, float, float] | None = None
     #: what is transferred (copy and distill)
     plan: Plan | None = None
     #: the student's rate of stochastic depth
@@ -130,6 +139,15 @@ class RunConfig:
                 " plan that says so, other methods none"
             )
         check_fields(self, RULES)
+        if (self.teacher_mean is None) != (self.teacher_std is None):
+            raise ValueError(
+                f"teacher_mean={self.teacher_mean!r} and teacher_std={self.teacher_std!r} belong together:"
+                " give both, or leave both out"
+            )
+        for name in ("teacher_mean", "teacher_std"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(map(float, value)))
+        _ = self.teacher_normalisation  # checks the values
         if self.method is Method.MAE and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         if isinstance(self.task, Detect):
@@ -141,6 +159,11 @@ class RunConfig:
         if (name := _not_finite(self.describe())) is not None:
             raise ValueError(f"{name} must be a finite number")
         self._check_model()
+
+    @property
+    def teacher_normalisation(self) -> Normalisation | None:
+        """How the teacher's images are normalised, where the run says it and not the teacher itself."""
+        return None if self.teacher_mean is None else Normalisation(self.teacher_mean, self.teacher_std)
 
     @property
     def augmentation(self) -> Augmentation | None:
@@ -220,7 +243,10 @@ class RunConfig:
 
     def fingerprint(self) -> dict:
         """What must be the same when a run goes on."""
-        return {name: value for name, value in self.describe().items() if name not in FREE}
+        described = self.describe()
+        # a run of before there were these goes on
+        unsaid = [name for name in TEACHER_SEES if described[name] is None]
+        return {name: value for name, value in described.items() if name not in (*FREE, *unsaid)}
 
     def require_use(self, names: Iterable[str]) -> None:
         """Raise `ValueError` for a setting that this run has no use for: it was meant for something."""

@@ -1,21 +1,24 @@
 """From what was asked on the command line to a checked run, before data or weights are touched."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import timm
 import torch
 
 from atlib._util import require_known
 from atlib.data.catalogue import CATALOGUE, find
 from atlib.data.generated import is_generated, maker
 from atlib.data.transforms import Augmentation
+from atlib.run.build import check_fits
 from atlib.run.config import RunConfig, with_settings
 from atlib.run.log import require_tensorboard
 from atlib.run.method import Method
 from atlib.run.parts import COCO
 from atlib.run.recipes import FOR_PYTHON, published
 from atlib.train import recipe as recipes
-from atlib.vit import Architecture, create_vit
+from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
 
 # As the scale "cifar10" pre-trains (`atbook.lab.scales`).
 SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
@@ -77,6 +80,7 @@ def configure(
         common["training_split"] = "train2017"
     config = with_settings({**of_recipe, **common}, changes)
     config.recipe.require_optimizer()
+    check_fits(config)
     return config
 
 
@@ -121,16 +125,42 @@ def evaluated_split(data: str) -> str:
 
 
 def _teacher(name_or_path: str) -> str:
-    """A timm name as it is, a file's path in full. Raises where there is neither."""
+    """A timm name as it is, a file's path in full. Raises where there is neither, and for a name without
+    weights or with weights that its model does not fit."""
     from atlib.teachers.load import is_file  # its room draws pictures, which needs seconds to import
 
     if is_file(name_or_path):
         if not Path(name_or_path).exists():
-            raise FileNotFoundError(
-                f"the teacher {name_or_path} does not exist: pre-training makes one, and"
-                " timm.list_pretrained('vit_*') lists names"
-            )
+            raise FileNotFoundError(_no_teacher(name_or_path))
         return str(Path(name_or_path).resolve())
     with torch.device("meta"):
         create_vit(name_or_path)
+    check_activation(name_or_path)
+    published = None if name_or_path in PRESETS else timm.get_pretrained_cfg(name_or_path)
+    if not (published is not None and published.has_weights or weights_file(name_or_path).exists()):
+        raise ValueError(
+            f"the teacher {name_or_path} has no published weights: name one of"
+            f" timm.list_pretrained('{name_or_path.split('.')[0]}*'), or a file of weights"
+        )
     return name_or_path
+
+
+def _no_teacher(name_or_path: str) -> str:
+    """What to do about a teacher that is neither a timm name nor a file: a hub's name is not downloaded."""
+    from atlib.teachers.load import SUFFIXES
+
+    hub = name_or_path.removeprefix("hf-hub:").removeprefix("hf_hub:")
+    is_path = Path(name_or_path).suffix in SUFFIXES
+    if hub != name_or_path or re.fullmatch(r"[\w-]+/[\w.-]+", name_or_path) and not is_path:
+        owner, _, model = hub.partition("/")
+        inside_timm = f", or name timm's model, {model}" if owner == "timm" else ""
+        return (
+            f"the teacher {name_or_path} is no file here, and looks like a name on the Hugging Face Hub, from"
+            " which atlib downloads timm's weights alone: fetch that repository (`hf download"
+            f" {hub} --local-dir FOLDER`) and name its file of weights, FOLDER/model.safetensors; its"
+            f" preprocessor_config.json beside that says how images are normalised{inside_timm}"
+        )
+    return (
+        f"the teacher {name_or_path} does not exist: `python -m atlib pretrain` makes one, and"
+        " timm.list_pretrained('vit_*') lists the names of those that timm publishes"
+    )

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atlib.analysis.accounting import Memory, copy, distill, fine_tuning, shape_of, step_memory
 from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
+from atlib.pair import IMAGENET
 from atlib.run.build import loss_of, with_detector
 from atlib.run.config import RunConfig
 from atlib.run.method import Method
@@ -256,7 +257,8 @@ def assembled(config: RunConfig, outputs: int) -> nn.Module:
     if config.method is Method.MAE:
         return config.auto_encoder(student)
     if config.plan is not None:
-        student = AttentionTransfer(config.architecture(outputs).build(), student, config.plan)
+        teacher = config.architecture(outputs).build()
+        student = AttentionTransfer(teacher, student, config.plan, normalisation=IMAGENET)
     return with_detector(config, student, outputs)
 
 

@@ -200,7 +200,7 @@ def require_use(names: Iterable[str], method: Method, data: str) -> None:
     for name in names:
         owner = owner_of(name)
         says = None if owner is None or any(issubclass(kind, owner) for kind in kinds) else owner.says
-        if name in ("teacher_heads", "teacher_architecture") and not method.needs_teacher:
+        if name.startswith("teacher_") and not method.needs_teacher:
             says = "a teacher"
         if name == "transfer_weight" and method is not Method.DISTILL:
             says = "Distill"

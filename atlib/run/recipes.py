@@ -77,6 +77,10 @@ def _distill(*, name: str) -> Published:
                 "The paper's schedule ends at 0; the command leaves the smallest rate at the code's default,"
                 " 1e-6."
             ),
+            (
+                "The weight of 3 is that of the paper's main result alone; for all others, with other models,"
+                " teachers and data, it uses 1: `--transfer_weight 1`."
+            ),
             "In training the teacher drops the student's branches, image by image (`Plan.share_drop_path`).",
             _LAST_LAYERS,
             _FLOAT32,

@@ -3,8 +3,9 @@
 import copy
 import fcntl
 import os
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from atlib.run.build import (
 from atlib.run.config import FREE, RunConfig, config_path, read_config, write_config
 from atlib.run.log import RunLog, require_tensorboard
 from atlib.run.method import Method
-from atlib.run.parts import Detect, Labelled
+from atlib.run.parts import Classify, Detect, Labelled
 from atlib.train.checkpoint_manager import CheckpointManager, digest
 from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
@@ -199,7 +200,9 @@ def _make_ready(config: RunConfig, images) -> Ready:
     """Open and build all, and find out now, not hours later, that training lacks the evaluation's classes."""
     config.recipe.require_optimizer()
     tested_on = held_out(config) if isinstance(config.task, Labelled) else None
-    built = build(config, outputs_for(config, images))
+    built = build(config, outputs_for(config, images), getattr(images, "normalisation", None))
+    if built.teacher_view is not None and is_main_process():
+        print(f"python -m atlib: {built.teacher_view}", file=sys.stderr)
     if isinstance(config.task, Detect):
         if tested_on.classes != images.classes:
             raise ValueError(
@@ -209,6 +212,8 @@ def _make_ready(config: RunConfig, images) -> Ready:
             )
         return Ready(images, tested_on, built)
     outputs = built.student.overrides["num_classes"]
+    if tested_on is not None:
+        _check_classes(config, images, tested_on)
     if tested_on is not None and tested_on.targets.max() >= outputs:
         raise ValueError(
             f"{config.data} {config.task.evaluation_split} has label {tested_on.targets.max().item()}, the"
@@ -216,6 +221,33 @@ def _make_ready(config: RunConfig, images) -> Ready:
             " model.num_classes"
         )
     return Ready(images, tested_on, built)
+
+
+def _check_classes(config: RunConfig, images, tested_on) -> None:
+    """Raise `ValueError` for classes that the evaluation has and the training images lack: none of them could
+    be learned. A part of the images, chosen by the seed, may lack some."""
+    trained_on, tested = config.reading.training_split, config.task.evaluation_split
+    what = f"{config.data} {tested}"
+    if images.classes and tested_on.classes and tuple(images.classes) != tuple(tested_on.classes):
+        unknown = sorted(set(tested_on.classes) - set(images.classes))
+        named = (
+            f"classes that {trained_on} lacks, {unknown[:5]}" if unknown else "the classes in another order"
+        )
+        raise ValueError(
+            f"{what} has {named}: {len(tested_on.classes)} there and {len(images.classes)} in {trained_on};"
+            " give both the same classes, or choose another evaluation_split"
+        )
+    labels = getattr(images, "targets", None)
+    if labels is None or config.reading.data_size is not None or labels.ndim != 1:
+        return
+    if lacking := sorted(set(tested_on.targets.tolist()) - set(labels.tolist())):
+        names = [images.classes[label] if images.classes else label for label in lacking[:5]]
+        count = torch.isin(tested_on.targets, torch.tensor(lacking)).sum().item()
+        raise ValueError(
+            f"{what} has {count} images of {len(lacking)} classes without an image in {trained_on}, such as"
+            f" {names}: they cannot be learned; put images of them into {trained_on}, or take them out of"
+            f" {tested}"
+        )
 
 
 def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
@@ -231,6 +263,8 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
 
         if is_file(config.teacher):
             same["teacher's sha256"] = digest(Path(config.teacher))
+    if "normalised anew" in (built.teacher_view or ""):
+        same["what the teacher sees"] = built.teacher_view
     checkpoints = folder / "checkpoints"
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
     keeper = CheckpointManager(checkpoints, config.save_every, config.keep, same, best, FREE)
@@ -262,12 +296,13 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
             return None
         seconds = log.seconds
     averaged = averaged and built._replace(model=with_student(built.model, averaged))
+    prepared = prepared_as(config, images)
     if detects:
-        _save_detectors(folder, config, built, averaged, images.classes)
+        _save_detectors(folder, config, built, averaged, images.classes, prepared)
     else:
-        _save(result_path(folder, config.method), config, built)
+        _save(result_path(folder, config.method), config, built, prepared)
         if averaged is not None:
-            _save(averaged_path(folder), config, averaged)
+            _save(averaged_path(folder), config, averaged, prepared)
     no_results = ("epoch", "step", "lr", "corrupt_indices")
     results = {name: value for name, value in history[-1].items() if name not in no_results}
     cost = round(seconds, 2), round(peak_memory_mb(), 1)
@@ -316,7 +351,12 @@ def _log_of(config: RunConfig, folder: Path, keeper: CheckpointManager) -> Itera
 
 
 def _save_detectors(
-    folder: Path, config: RunConfig, built: Built, averaged: Built | None, classes: Sequence[str]
+    folder: Path,
+    config: RunConfig,
+    built: Built,
+    averaged: Built | None,
+    classes: Sequence[str],
+    prepared: Mapping[str, Any],
 ) -> None:
     """Keep the ViT (after Copy with its teacher), which other runs can start from and learn from, and the
     whole detector."""
@@ -324,18 +364,28 @@ def _save_detectors(
 
     vit = built.model.backbone.vit
     if config.method is Method.COPY:
-        save_bundle(result_path(folder, config.method), vit, built.student, built.teacher)
+        save_bundle(result_path(folder, config.method), vit, built.student, built.teacher, prepared)
     else:
-        save_vit(result_path(folder, config.method), student_of(vit), built.student)
+        save_vit(result_path(folder, config.method), student_of(vit), built.student, prepared)
     described = config.task.detector, classes, built.student, built.teacher
     save_detector(detector_path(folder), built.model, *described)
     if averaged is not None:
         save_detector(averaged_path(folder), averaged.model, *described)
 
 
-def _save(path: Path, config: RunConfig, built: Built) -> None:
-    """Keep a model and how its images are prepared, so that an evaluation elsewhere sees the same."""
-    result, prepared = result_of(config, built.model), {"augmentation": config.describe().get("augmentation")}
+def prepared_as(config: RunConfig, images) -> dict[str, Any]:
+    """What a file says beside the weights: how images are prepared and normalised for them, so that an
+    evaluation elsewhere sees the same, and, of a classifier, the names of its classes."""
+    own = getattr(images, "normalisation", None)
+    said = {} if isinstance(config.task, Detect) else {"augmentation": config.describe().get("augmentation")}
+    if isinstance(config.task, Classify):
+        said["classes"] = list(images.classes)
+    return said | {"normalisation": None if own is None else own.describe()}
+
+
+def _save(path: Path, config: RunConfig, built: Built, prepared: Mapping[str, Any]) -> None:
+    """Keep a model, with what `prepared_as` says."""
+    result = result_of(config, built.model)
     if config.method is Method.COPY:
         save_bundle(path, result, built.student, built.teacher, prepared)
     else:

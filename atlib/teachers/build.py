@@ -1,6 +1,7 @@
 """From the weights of a teacher's file to the ViT that they are of."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -8,8 +9,10 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
+from atlib.checkpoint import normalisation_said
 from atlib.maps import Grid
-from atlib.teachers.files import Weights
+from atlib.pair import Normalisation, image_size_of
+from atlib.teachers.files import Weights, normalisation_beside
 from atlib.teachers.layouts import Encoder, prefix_and_grid
 from atlib.vit import Architecture
 
@@ -17,11 +20,13 @@ AFTER_THE_BLOCKS = ("norm.", "fc_norm.", "attn_pool.")  # no attention map depen
 
 
 class Teacher(NamedTuple):
-    """A ViT that can teach, and how it was read. vit: in eval mode, without a class head; name: the timm name
-    or path; architecture: what builds `vit`; source: what kind of file; used: how many of the file's tensors
-    are in `vit`; unused: the names of the others; resized: how positions were fitted to the image size, None
-    where they were not; missing: weights of `vit` that the file lacks and no map needs, left as initialised;
-    assumed: what weights do not show and was taken for granted.
+    """A ViT that can teach, and how it was read. vit: in eval mode, without a class head; it says how images
+    are normalised for it, where that is known (`atlib.pair.Normalisation.of`); name: the timm name or path;
+    architecture: what builds `vit`; source: what kind of file; used: how many of the file's tensors are in
+    `vit`; unused: the names of the others; resized: how positions were fitted to the image size, None where
+    they were not; missing: weights of `vit` that the file lacks and no map needs, left as initialised;
+    assumed: what weights do not show and was taken for granted; normalised: who says how its images are
+    normalised, "" where nobody does.
     """
 
     vit: VisionTransformer | Eva
@@ -33,6 +38,39 @@ class Teacher(NamedTuple):
     resized: str | None = None
     missing: Sequence[str] = ()
     assumed: Sequence[str] = ()
+    normalised: str = ""
+
+    @property
+    def normalisation(self) -> Normalisation | None:
+        """How images are normalised for it; None where that is not known."""
+        return Normalisation.of(self.vit)
+
+    def view(self) -> str:
+        """What it sees, in a few words: size, mean and standard deviation of its images."""
+        size = image_size_of(self.vit)
+        at = "images of any size" if size is None else f"images of {size[0]} x {size[1]} px"
+        if self.normalisation is None:
+            return (
+                f"{at}; it is not known how they were normalised, so it sees the student's as they are:"
+                " normalisation=Normalisation(mean, std) says it"
+            )
+        return f"{at}, {self.normalisation} ({self.normalised})"
+
+
+def normalisation_of(
+    architecture: str | None, weights: Weights, layout: Normalisation | None, path: Path
+) -> tuple[Normalisation | None, str]:
+    """How images are normalised for a file's ViT, and who says so: its header, a JSON file beside it, the
+    tag of the timm name that was given, or the code whose layout it has; (None, "") where nobody does."""
+    tagged = architecture is not None and "." in architecture
+    of_tag = Normalisation.of(on_meta(Architecture(architecture))) if tagged else None
+    answers = (
+        (normalisation_said(weights.header), "its file says so"),
+        (*normalisation_beside(path),),
+        (of_tag, f"as timm says of {architecture}"),
+        (layout, "as the code that writes such files does"),
+    )
+    return next(((found, says) for found, says in answers if found is not None), (None, ""))
 
 
 def architecture_said(weights: Weights, architecture: str | None, heads: int | None) -> Architecture | None:

@@ -105,6 +105,7 @@ def _facts(teacher: Teacher) -> dict[str, str]:
         "source": f"{teacher.source}; {teacher.used} tensors used",
         "size": f"{weights:.1f} million weights without a class head: {shape}",
         "images": f"{cut}: a grid of {down} x {across}{resized}",
+        "sees": teacher.view(),
         "tokens": f"{vit.num_prefix_tokens + down * across}: {', '.join(counted)}",
     }
 

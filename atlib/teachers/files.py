@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from atlib.checkpoint import read_tensors as read_safetensors
+from atlib.pair import Normalisation
 
 # Where a training checkpoint keeps the model, in order of preference. DINO's is evaluated by its "teacher".
 CONTAINERS = ("teacher", "model", "state_dict", "model_ema", "student")
@@ -69,6 +70,37 @@ def read_weights(path: str | Path) -> Weights:
         f"{path} is no weight file that atlib reads (safetensors, .pth, .npz): it starts with {start!r},"
         " perhaps a page saved in its place or a download cut off; it was left as it is"
     )
+
+
+def normalisation_beside(path: Path) -> tuple[Normalisation | None, str]:
+    """How images are normalised for the weights in a file, or folder, as a file beside them says, and which:
+    `preprocessor_config.json` of a processor, or `config.json` of a timm model on a hub; (None, "") without.
+
+    Raises `OSError` for one that cannot be read.
+    """
+    folder = path if path.is_dir() else path.parent
+    for name, keys in (
+        ("preprocessor_config.json", ("image_mean", "image_std")),
+        ("config.json", ("mean", "std")),
+    ):
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            said = json.loads(file.read_text(encoding="utf-8"))
+            if name == "config.json":
+                said = said.get("pretrained_cfg", {})
+            if said.get("do_normalize") is False:
+                return Normalisation(0.0, 1.0), f"as {file} says"
+            mean, std = (said.get(key) for key in keys)
+            if mean is not None and std is not None:
+                return Normalisation(mean, std), f"as {file} says"
+        except (ValueError, AttributeError) as error:  # no JSON, or of another form
+            raise OSError(
+                f"{file}, beside the weights, does not say how images are normalised ({error}); it was left"
+                " as it is: take it away, or say it with normalisation="
+            ) from error
+    return None, ""
 
 
 def _read_zip(path: Path) -> Weights:

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from torch import Tensor
 
 from atlib.maps import Grid
+from atlib.pair import IMAGENET, Normalisation
 from atlib.timm_config import mlp_ratio_of
 from atlib.vit import Architecture
 
@@ -26,30 +28,45 @@ UNNEEDED = re.compile(r"head|fc\.|pre_logits|mlp_head|projector|predictor|decode
 
 class Layout(NamedTuple):
     """A published layout. mark: a name that only it has; prefix: before timm's names; settings: what its code
-    adds to the weights; heads: its own number of heads at a width, where that is not the usual one."""
+    adds to the weights; heads: its own number of heads at a width, where that is not the usual one;
+    normalisation: of images in its code, None where several codes write these names, or it was not read."""
 
     name: str
     mark: str
     prefix: str = ""
     settings: Mapping[str, Any] = {}
     heads: Mapping[int, int] = {}
+    normalisation: Normalisation | None = None
 
 
+CLIP = Normalisation(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
 _MOCO = "module.base_encoder."
 # The first whose mark is in the file. Sources: github.com/facebookresearch/{moco-v3, dino, mae, deit, dinov2,
 # flip}, openai/CLIP.
 LAYOUTS = (
-    Layout("MoCo-v3 pre-training, base encoder", f"{_MOCO}{PATCHES}", _MOCO, heads={384: 12}),
-    Layout("DINO, the student's backbone", f"module.backbone.{PATCHES}", "module.backbone."),
-    Layout("DINO, a backbone", f"backbone.{PATCHES}", "backbone."),
+    Layout("MoCo-v3 pre-training, base encoder", f"{_MOCO}{PATCHES}", _MOCO, {}, {384: 12}, IMAGENET),
+    Layout(
+        "DINO, the student's backbone",
+        f"module.backbone.{PATCHES}",
+        "module.backbone.",
+        normalisation=IMAGENET,
+    ),
+    Layout("DINO, a backbone", f"backbone.{PATCHES}", "backbone.", normalisation=IMAGENET),
     Layout("a ViT in a DataParallel wrapper, such as MoCo-v3's classifier", f"module.{PATCHES}", "module."),
-    Layout("MAE pre-training, the encoder without its decoder", "decoder_embed.weight", heads={384: 6}),
-    Layout("DeiT with a distillation token", "dist_token"),
-    Layout("DeiT III", "blocks.0.gamma_1"),
-    Layout("DINOv2", "mask_token"),
+    Layout(
+        "MAE pre-training, the encoder without its decoder",
+        "decoder_embed.weight",
+        heads={384: 6},
+        normalisation=IMAGENET,
+    ),
+    Layout("DeiT with a distillation token", "dist_token", normalisation=IMAGENET),
+    Layout("DeiT III", "blocks.0.gamma_1", normalisation=IMAGENET),
+    Layout("DINOv2", "mask_token", normalisation=IMAGENET),
     Layout("a ViT that averages over patches, such as fine-tuned MAE", "fc_norm.weight"),
     Layout("a ViT under timm's names, such as MAE's encoder, DINO or DeiT", PATCHES),
-    Layout("a CLIP image tower, OpenAI's or OpenCLIP's", "visual.class_embedding", "visual."),
+    Layout(
+        "a CLIP image tower, OpenAI's or OpenCLIP's", "visual.class_embedding", "visual.", normalisation=CLIP
+    ),
 )
 EVA = Layout("timm's Eva, under its own names", PATCHES)
 # FLIP averages over all tokens after the last norm, and flax's GELU is the approximate one.
@@ -165,8 +182,8 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     unclear = [what for what, there in signs.items() if there]
     if unclear:
         raise ValueError(
-            f"these weights have {' and '.join(unclear)}: name the architecture, such as"
-            " architecture='vit_base_patch16_clip_224.openai'; timm.list_models('vit_*') lists names"
+            f"these weights have {' and '.join(unclear)}: name the architecture, such as architecture="
+            "'vit_base_patch16_clip_quickgelu_224.openai'; timm.list_models('vit_*') lists names"
         )
     width, channels, *patch = _sides(state, PATCHES, 4)
     prefix, grid = prefix_and_grid(state)

@@ -1,5 +1,6 @@
 """Any teacher: a timm model by name, or a file of weights as others publish them."""
 
+import os
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from timm.models.eva import Eva
 from torch import Tensor
 
+from atlib.pair import Normalisation, attach
 from atlib.teachers.build import (
     Teacher,
     architecture_said,
@@ -14,13 +16,14 @@ from atlib.teachers.build import (
     fill,
     grid_of,
     headless,
+    normalisation_of,
     not_finite,
     on_meta,
     told,
 )
 from atlib.teachers.files import Weights, read_weights
 from atlib.teachers.layouts import Encoder, find_encoder, infer_architecture
-from atlib.vit import Architecture, create_vit
+from atlib.vit import Architecture, check_activation, create_vit
 from atlib.walking import check_walkable
 
 # A name that ends like this is meant as a file, also when there is none.
@@ -33,6 +36,7 @@ def load_teacher(
     image_size: int | None = None,
     heads: int | None = None,
     architecture: str | None = None,
+    normalisation: Normalisation | None = None,
 ) -> Teacher:
     """Read a pre-trained ViT, ready to teach images of `image_size` pixels a side (None: its own size).
 
@@ -43,11 +47,39 @@ def load_teacher(
     architecture is read off the weights; `heads` where their number cannot be known, `architecture`, a timm
     name, where more cannot.
 
+    The teacher says how images are normalised for it (`atlib.pair.Normalisation.of`): as `normalisation`, a
+    file's header, a `preprocessor_config.json` or timm's `config.json` beside it, timm, or the code that
+    writes such files says, in this order. One line is printed that tells size, mean and standard deviation.
+
     Raises `OSError` for a file that cannot be read or is of another kind, `ValueError` for weights that are
     no whole ViT, do not fit, are not finite, or leave something open, `Unwalkable` for a model that `walk`
     refuses, and `WeightsUnavailable` without a network.
     """
+    teacher = read_teacher(
+        name_or_path,
+        image_size=image_size,
+        heads=heads,
+        architecture=architecture,
+        normalisation=normalisation,
+    )
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(f"teacher {teacher.name}: {teacher.view()}")
+    return teacher
+
+
+def read_teacher(
+    name_or_path: str | Path,
+    *,
+    image_size: int | None = None,
+    heads: int | None = None,
+    architecture: str | None = None,
+    normalisation: Normalisation | None = None,
+) -> Teacher:
+    """`load_teacher` without its line."""
     teacher = _read(name_or_path, image_size, heads, architecture)
+    if normalisation is not None:
+        attach(teacher.vit, normalisation)
+        teacher = teacher._replace(normalised="as was said")
     if bad := not_finite(teacher.vit):
         count = f"{len(bad)} of its weights are NaN or infinite"
         raise ValueError(f"{teacher.name}: {count}, first {bad[0]}. Take another checkpoint")
@@ -129,10 +161,13 @@ def _from_timm(name: str, image_size: int | None) -> Teacher:
         used=len(state),
         unused=sorted(before - set(state)),
         resized=told(own, vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
+        normalised="as timm says of it",
     )
 
 
 def _from_file(path: Path, image_size: int | None, heads: int | None, architecture: str | None) -> Teacher:
+    if architecture is not None:
+        check_activation(architecture)
     weights = read_weights(path)
     if "needs_teacher" in weights.header:
         raise ValueError(
@@ -148,6 +183,8 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         vit, missing, resized = fill(native, encoder, image_size)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    said, by_whom = normalisation_of(architecture, weights, encoder.layout.normalisation, path)
+    attach(vit, said)
     taken = encoder.names.keys() & vit.state_dict().keys()
     left = [each for name, each in encoder.names.items() if name not in taken]
     return Teacher(
@@ -160,6 +197,7 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         resized=resized,
         missing=missing,
         assumed=assumed,
+        normalised=by_whom,
     )
 
 

@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.losses import map_cross_entropy
-from atlib.pair import Pair
+from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
 from atlib.train.pretrain import MaskedAutoencoder, walk_visible
 from atlib.train.recipe import Recipe
@@ -90,7 +90,8 @@ class DistilledMae(Pair):
 
     Only the student and the mixing are part of the module; `.student.vit` is the result. The teacher, a ViT
     without a decoder, is frozen in place, moves with `.to(...)`, and is run under inference mode, no further
-    than the last layer that is compared.
+    than the last layer that is compared. normalisation: of the images that the pair is given
+    (`atlib.pair.Pair`).
 
     Raises `ValueError` for a pair that does not fit, naming all that differs, and for layers that do not
     exist; `Unwalkable` for models that cannot be walked from tokens.
@@ -111,11 +112,12 @@ class DistilledMae(Pair):
         layers: Iterable[int] | Mapping[int, int] | None = None,
         match: Match = squared_error,
         mix_heads: bool = True,
+        normalisation: Normalisation | None = None,
     ):
         check_walkable(teacher)
         check_walkable(student.vit)
         _check_pair(teacher, student.vit, mix_heads)
-        super().__init__(student, teacher)
+        super().__init__(student, teacher, normalisation=normalisation)
         depths = len(student.vit.blocks), len(teacher.blocks)
         last = {depths[0] - 1: depths[1] - 1}
         self.layers = Plan(layers=last if layers is None else layers).pairs_of(*depths)
@@ -146,7 +148,7 @@ class DistilledMae(Pair):
         layers = [of_teacher for _, of_teacher in self.layers]
         with without_history():
             places = order[:, : self.student.visible]
-            seen = walk_visible(self.teacher, images, places, stop_after=max(layers)).layers
+            seen = walk_visible(self.teacher, self.for_teacher(images), places, stop_after=max(layers)).layers
             logits = [seen[layer].scores for layer in layers]
         return [z.clone() for z in logits]  # clones outlive inference mode, which autograd needs
 
@@ -171,7 +173,6 @@ def _check_pair(teacher: nn.Module, student: nn.Module, mix_heads: bool) -> None
             " walked without: take a VisionTransformer"
         )
     same = {
-        "image size": [tuple(vit.patch_embed.img_size) for vit in (teacher, student)],
         "patch grid": [tuple(vit.patch_embed.grid_size) for vit in (teacher, student)],
         "prefix tokens": [vit.num_prefix_tokens for vit in (teacher, student)],
     }

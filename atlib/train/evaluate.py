@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from atlib.data.sampler import EvaluationData
+from atlib.pair import check_normalisation, student_of
 from atlib.train.objectives import outputs
 
 
@@ -21,7 +22,8 @@ class Evaluation(NamedTuple):
 
 def predict(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> Tensor:
     """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the
-    mode it was in."""
+    mode it was in. Raises `ValueError` for images that are normalised otherwise than a pair was told."""
+    check_normalisation(model, images)
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -39,8 +41,10 @@ def predict(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> 
 def evaluate(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> Evaluation:
     """Accuracy and loss of `model` on `images`.
 
-    Raises `ValueError` when the model has fewer outputs than there are classes, and for logits that are NaN.
+    Raises `ValueError` for a model without a class head, with fewer outputs than there are classes, or with
+    logits that are NaN.
     """
+    _check_head(model)
     return score(predict(model, images, batch_size), images.targets)
 
 
@@ -71,6 +75,8 @@ def evaluate_together(model: nn.Module, images: EvaluationData, batch_size: int 
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
+    check_normalisation(model, images)
+    _check_head(model)
     labels, device, training = images.targets, next(model.parameters()).device, model.training
     starts, world = range(0, len(images), batch_size), dist.get_world_size()
     sums = torch.zeros(4, dtype=torch.float64)  # right, nats, images, images with NaN
@@ -105,6 +111,14 @@ def evaluate_together(model: nn.Module, images: EvaluationData, batch_size: int 
             " and in its teacher's where it needs one"
         )
     return Evaluation(right / count, nats / count, int(count))
+
+
+def _check_head(model: nn.Module) -> None:
+    if getattr(student_of(model), "num_classes", None) == 0:
+        raise ValueError(
+            f"this {type(student_of(model)).__name__} has no class head (num_classes=0), so it says no class"
+            " of an image: build it with num_classes=, and train it"
+        )
 
 
 def _check_labels(labels: Tensor, logits: Tensor) -> None:

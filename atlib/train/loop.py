@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from atlib.checkpoint import save_weights
 from atlib.data.sampler import TrainingData, steps_per_epoch
-from atlib.pair import student_of
+from atlib.pair import check_normalisation, student_of
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.distributed import agree, sigterm_noticed
 from atlib.train.objectives import Loss, student_loss
@@ -60,13 +60,15 @@ def train(
     divided among the processes, whose gradients are averaged. Where weights are divided too (FSDP2,
     configs/accelerate), a copy is trained, and `model` gets the whole weights at the end, on all processes.
 
-    Raises `ValueError` for a model without a classifier that is to learn labels, and for a keeper whose run
-    was started otherwise; `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then
-    still holding the last finite step's weights; `Preempted` after SIGTERM if there is a keeper;
+    Raises `ValueError` for a model without a classifier that is to learn labels, for images that are
+    normalised otherwise than a pair was told, and for a keeper whose run was started otherwise;
+    `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still holding the last
+    finite step's weights; `Preempted` after SIGTERM if there is a keeper;
     `atlib.train.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
     """
     recipe = recipe.on(len(data))
     _check(model, recipe, loss, average_into)
+    check_normalisation(model, data)
     run = Training(model, data, recipe, loss, seed, cpu)
     if keeper is not None:
         run.resume(keeper)

@@ -81,9 +81,16 @@ def test_maps_do_not_mind_the_width(small_vit):
         assert pair.pairing.widths_differ and not pair.pairing.heads_differ
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan(unequal_grid="resample")], ids=str)
-def test_both_see_the_same_images(small_vit, plan):
-    assert "image size: teacher (64, 64), student (32, 32)" in refusal(small_vit, plan, {"img_size": 64})
+def test_images_of_another_size_need_the_same_patches(small_vit):
+    """The teacher's are resized: what must agree is the grid, here 8 x 8 and 4 x 4."""
+    assert "patch grid: teacher (8, 8), student (4, 4)" in refusal(small_vit, Plan(), {"img_size": 64})
+    for plan, sizes in (
+        (Plan(), {"img_size": 64, "patch_size": 16}),
+        (Plan(unequal_grid="resample"), {"img_size": 64}),
+    ):
+        pair = pair_of(small_vit, plan, sizes)
+        logits, _ = pair.eval()(torch.randn(2, 3, 32, 32))
+        assert pair.for_teacher(torch.randn(2, 3, 32, 32)).shape[-2:] == (64, 64) and logits.isfinite().all()
 
 
 @pytest.mark.parametrize("teacher, student", [(16, 32), (32, 16), (32, 8)])

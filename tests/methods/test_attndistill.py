@@ -313,7 +313,7 @@ def test_a_teacher_of_today(small_vit):
         (r"\(8, 8\).*\(4, 4\).*resample=True", {"patch_size": 4}, {}),
         ("5.*1.*drop_prefix=True", {"reg_tokens": 4}, {}),
         ("resample=.*drop_prefix=", {"reg_tokens": 4, "patch_size": 4}, {}),
-        (r"image size: .*\(64, 64\).*\(32, 32\)", {"img_size": 64}, {}),
+        (r"patch grid: .*\(8, 8\).*\(4, 4\)", {"img_size": 64}, {}),
         ("teacher .*class token", {"class_token": False, "global_pool": "avg"}, {}),
         ("student .*class token", {}, {"class_token": False, "global_pool": "avg"}),
     ],

@@ -376,7 +376,7 @@ def test_a_wider_teacher_with_registers(pair_of):
     [
         ("heads: teacher 6, student 3", {"num_heads": 6}, {"patches": "copy"}),
         (r"patch grid: teacher \(8, 8\), student \(4, 4\)", {"patch_size": 4}, {"class_rows": "copy"}),
-        (r"image size: teacher \(64, 64\), student \(32, 32\)", {"img_size": 64}, {"class_rows": "copy"}),
+        (r"patch grid: teacher \(8, 8\), student \(4, 4\)", {"img_size": 64}, {"class_rows": "copy"}),
         ("depth: teacher 4, .*student 3 .*layers=", {"depth": 4}, {"patches": "copy"}),
         ("class token", {"class_token": False, "global_pool": "avg"}, {"class_rows": "distill"}),
         (r"layers=\{3: 0\}", {}, {"patches": "copy", "layers": {0: 0, 3: 0}}),

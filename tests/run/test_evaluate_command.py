@@ -12,6 +12,7 @@ from atlib.checkpoint import load_vit, read_header, save_vit
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.photos import open_photos
 from atlib.data.transforms import Augmentation
+from atlib.pair import attach
 from atlib.run import runner
 from atlib.run.config import read_config
 from atlib.train.evaluate import evaluate
@@ -74,6 +75,7 @@ def test_moved_weights_see_the_images_as_their_run_did(tmp_path, capsys):
 
     # as files were before they said it
     vit, silent = (load_vit(moved), tmp_path / "elsewhere" / "silent.safetensors")
+    attach(vit, None)
     save_vit(silent, vit, Architecture(**read_header(moved)["architecture"]))
     guessed = said(capsys, silent, "--data", data)
     assert guessed[0] == 0 and guessed[3] != here[3]
@@ -154,7 +156,7 @@ def test_what_cannot_be_meant_is_named(tmp_path, capsys, change, named):
 def test_labels_beyond_the_models_classes(tmp_path, capsys):
     data = write_parquet(tmp_path / "images", "validation", range(9))
     code, *_, text = said(capsys, vit_file(tmp_path / "vit.safetensors", num_classes=2), "--data", data)
-    assert code == 2 and "only 2 outputs" in text
+    assert code == 2 and "3 classes" in text and "tells 2 apart" in text
 
 
 def test_a_record_says_on_how_many_images_and_which_were_corrupt(tmp_path, capsys):

@@ -273,7 +273,7 @@ def test_gradients_of_a_row_sum_to_zero_unless_row_means_are_asked_for(match):
     "teacher, options, words",
     [
         ({"patch_size": 4}, {}, ["(8, 8)", "(4, 4)"]),
-        ({"img_size": 48}, {}, ["(48, 48)", "(32, 32)"]),
+        ({"img_size": 48}, {}, ["(6, 6)", "(4, 4)"]),
         (REGISTERS, {}, ["prefix tokens: teacher 3, student 1"]),
         ({"num_heads": 4}, {"mix_heads": False}, ["mix_heads=True): teacher 4, student 3"]),
         ({"num_heads": 4, "patch_size": 4}, {"mix_heads": False}, ["heads", "patch grid"]),

@@ -1,0 +1,68 @@
+"""Which class is which output: a model is measured on its own classes alone, matched by their names."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from atlib.checkpoint import read_header
+from atlib.pair import student_of
+
+SHOWN = 5  # names in a message
+
+
+def classes_of(path: str | Path) -> tuple[str, ...] | None:
+    """The names of the classes that a file's model tells apart, in the order of its outputs; None where the
+    file does not say. Raises `OSError` for a file that cannot be read."""
+    said = read_header(path).get("classes")
+    return tuple(map(str, said)) if isinstance(said, list) and said else None
+
+
+def labels_by_name(
+    classes: Sequence[str] | None, model: nn.Module, images, name: str, path: str | Path
+) -> tuple[Tensor, str]:
+    """The labels (n,) of images as outputs of a model that tells `classes` apart (None: not known which), and
+    what is to be said of it, "" where both have the same classes in one order.
+
+    Classes are matched by their names; where either has numbers in place of names, by their number. Raises
+    `ValueError` for a model without a class head, for data with a class that the model does not know, and
+    for another number of classes where names are missing. name: of the data, path: of the model, for these.
+    """
+    outputs = getattr(student_of(model), "num_classes", None)
+    if outputs == 0:
+        raise ValueError(
+            f"{path} holds a ViT without a class head, which says no class of an image: evaluate a student"
+            " that was trained on labels, or train one, such as by a recipe of fine-tuning"
+        )
+    own = tuple(images.classes)
+    if not own or own == classes:
+        return images.targets, ""
+    if classes is None or _are_numbers(own) or _are_numbers(classes):
+        if outputs is not None and len(own) != outputs:
+            raise ValueError(
+                f"{name} has {len(own)} classes, {_some(own)}, and {path} tells {outputs} apart"
+                f"{'' if classes is None else f', {_some(classes)}'}: evaluate it on data with the classes"
+                " that it was trained for"
+            )
+        known = "the file does not name its classes" if classes is None else "classes are numbers there"
+        return images.targets, f"\nclass k of the data was taken for output k: {known}"
+    if unknown := [each for each in own if each not in classes]:
+        raise ValueError(
+            f"{name} has {len(unknown)} classes of {len(own)} that {path} does not know, {_some(unknown)}; it"
+            f" knows {_some(classes)}: evaluate it on data with the classes that it was trained for"
+        )
+    place = torch.tensor([classes.index(each) for each in own])
+    fewer = f", {len(own)} of the {len(classes)} that it tells apart" if len(own) < len(classes) else ""
+    return place[images.targets], f"\nclasses were matched by their names{fewer}"
+
+
+def _are_numbers(classes: Sequence[str]) -> bool:
+    """Whether these are no names but those that classes without names get."""
+    return tuple(classes) == tuple(map(str, range(len(classes))))
+
+
+def _some(classes: Sequence[str]) -> str:
+    """A few names, for a message."""
+    more = f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else ""
+    return f"{', '.join(map(repr, classes[:SHOWN]))}{more}"

@@ -1,0 +1,196 @@
+"""A teacher sees images normalised and sized as it was trained to see them, and the same bits where nothing
+differs."""
+
+import json
+import warnings
+
+import pytest
+import timm
+import torch
+
+from atlib import AttentionTransfer, Plan, create_student, create_vit
+from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit, write_tensors
+from atlib.data.images import Images
+from atlib.methods.attndistill import AttnDistill
+from atlib.methods.distillation import FeatureDistillation, LogitDistillation
+from atlib.methods.distillation_token import DistillationToken
+from atlib.methods.mean_maps import MeanMapCopy
+from atlib.pair import IMAGENET, Normalisation, Pair, attach
+from atlib.train.distilled_mae import DistilledMae
+from atlib.train.evaluate import evaluate
+from atlib.train.loop import train
+from atlib.train.pretrain import MaskedAutoencoder
+from atlib.train.recipe import Recipe
+from atlib.vit import Architecture
+
+HALF = Normalisation(0.5, 0.5)
+TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 4}
+
+
+def white(normalisation: Normalisation, size: int = 32) -> torch.Tensor:
+    """A white image and a black one, as a data set hands them out."""
+    pixels = torch.stack([torch.ones(3, size, size), torch.zeros(3, size, size)])
+    mean, std = (torch.tensor(part)[:, None, None] for part in (normalisation.mean, normalisation.std))
+    return (pixels - mean) / std
+
+
+def vits(own: Normalisation | None = HALF, **options):
+    """A teacher that says how its images are normalised, and a student of the same kind."""
+    torch.manual_seed(0)
+    teacher, student = create_vit(TINY | options), create_vit(TINY)
+    attach(teacher, own)
+    return teacher, student
+
+
+def first_seen(pair: Pair, images: torch.Tensor) -> torch.Tensor:
+    """What the teacher's first layer is given."""
+    seen = []
+    hook = pair.teacher.patch_embed.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    try:
+        pair.train()(images)
+    finally:
+        hook.remove()
+    return seen[0]
+
+
+def distilled_mae(teacher, student, **options):
+    return DistilledMae(teacher, MaskedAutoencoder(student, 0.5, 16, 1, 2), **options)
+
+
+def with_token(teacher, student, **options):
+    return DistillationToken(teacher, create_vit(TINY, distilled=True), **options)
+
+
+PAIRS = {
+    "copy": lambda *vits, **options: AttentionTransfer(*vits, Plan(), **options),
+    "distill": lambda *vits, **options: AttentionTransfer(*vits, Plan(how="distill"), **options),
+    "features": FeatureDistillation,
+    "logits": LogitDistillation,
+    "token": with_token,
+    "attndistill": AttnDistill,
+    "dmae": distilled_mae,
+}
+
+
+def test_white_reaches_augreg_as_one_not_as_2_64():
+    teacher = timm.create_model("vit_tiny_patch16_224.augreg_in21k", img_size=32, num_classes=0)
+    student = create_student(teacher, 5)
+    with pytest.warns(UserWarning, match="mean 0.5 0.5 0.5"):
+        pair = AttentionTransfer(teacher, student, Plan())
+    images = white(IMAGENET)
+    assert images[0].max() > 2.6
+    seen = first_seen(pair, images)
+    assert torch.allclose(seen[0], torch.ones(3, 32, 32), atol=1e-6)
+    assert torch.allclose(seen[1], -torch.ones(3, 32, 32), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_every_pair_normalises_anew(kind):
+    teacher, student = vits(num_classes=4)
+    pair = PAIRS[kind](teacher, student, normalisation=IMAGENET)
+    assert torch.allclose(first_seen(pair, white(IMAGENET))[0], torch.ones(3, 32, 32), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("own", [None, HALF], ids=["unknown", "equal"])
+def test_where_nothing_differs_the_teacher_gets_the_same_tensor(kind, own):
+    teacher, student = vits(own)
+    pair = PAIRS[kind](teacher, student, normalisation=HALF)
+    images = white(HALF)
+    assert pair.for_teacher(images) is images and first_seen(pair, images) is images
+
+
+def test_the_default_is_imagenet_and_is_said_where_it_matters():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AttentionTransfer(*vits(None), Plan())
+        pair = AttentionTransfer(*vits(IMAGENET), Plan())
+    assert pair.normalisation == IMAGENET and "mean 0.485 0.456 0.406" in pair.teacher_view()
+    with pytest.warns(UserWarning, match="normalisation="):
+        pair = AttentionTransfer(*vits(HALF), Plan())
+    assert torch.allclose(pair.for_teacher(white(IMAGENET))[0], torch.ones(3, 32, 32), atol=1e-6)
+
+
+def test_mean_maps_are_those_of_what_the_teacher_was_trained_to_see():
+    teacher, student = vits()
+    anew = MeanMapCopy(teacher, student, white(IMAGENET), normalisation=IMAGENET)
+    own = MeanMapCopy(teacher, student, white(HALF), normalisation=HALF)
+    assert torch.allclose(anew.maps_0, own.maps_0, atol=1e-6)
+    assert not torch.allclose(anew.maps_0, MeanMapCopy(*vits(None), white(IMAGENET)).maps_0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["copy", "distill", "features", "attndistill", "dmae"])
+def test_images_are_resized_for_a_teacher_of_the_same_grid(kind):
+    teacher, student = vits(img_size=64, patch_size=16)
+    pair = PAIRS[kind](teacher, student, normalisation=IMAGENET)
+    seen = first_seen(pair, white(IMAGENET))
+    assert seen.shape == (2, 3, 64, 64) and torch.allclose(seen[0], torch.ones(3, 64, 64), atol=1e-5)
+
+
+def test_a_pair_of_images_is_made_ready_for_the_teacher_alone():
+    pair = AttentionTransfer(*vits(), Plan(), normalisation=IMAGENET)
+    images = white(IMAGENET)
+    both = torch.stack([images, images.flip(0)], 1)
+    assert torch.allclose(first_seen(pair, both)[1], torch.ones(3, 32, 32), atol=1e-6)
+
+
+def test_copy_sees_the_same_after_it_was_saved(tmp_path):
+    teacher, student = vits()
+    pair = AttentionTransfer(teacher, student, Plan(), normalisation=IMAGENET).eval()
+    images = white(IMAGENET)
+    path = save_bundle(tmp_path / "pair.safetensors", pair, Architecture(TINY), Architecture(TINY))
+    again = load_bundle(path)
+    assert (again.normalisation, again.teacher_normalisation) == (IMAGENET, HALF)
+    assert torch.equal(again(images).logits, pair(images).logits)
+    # a file of before says nothing: its teacher saw what the student sees
+    header = {name: part for name, part in read_header(path).items() if "normalisation" not in name}
+    from atlib.checkpoint import read_tensors
+
+    old = load_bundle(write_tensors(tmp_path / "old.safetensors", read_tensors(path)[0], header))
+    assert old.for_teacher(images) is images
+
+
+def test_a_vit_keeps_what_it_says_and_a_damaged_header_is_named(tmp_path):
+    teacher, _ = vits()
+    path = save_vit(tmp_path / "vit.safetensors", teacher, Architecture(TINY))
+    assert Normalisation.of(load_vit(path)) == HALF
+    bad = save_vit(tmp_path / "bad.safetensors", teacher, Architecture(TINY), {"normalisation": {"mean": 1}})
+    with pytest.raises(OSError, match="bad.safetensors .*std=None"):
+        load_vit(bad)
+
+
+def test_random_weights_without_a_tag_were_trained_on_nothing():
+    assert Normalisation.of(create_vit("vit_tiny_patch16_224", depth=1)) is None
+    assert Normalisation.of(create_vit("vit_tiny_patch16_224.augreg_in21k", depth=1)) == HALF
+    assert Normalisation.of(create_vit("glyphs")) is None
+
+
+def test_images_that_say_another_normalisation_are_refused():
+    pixels, labels = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8), torch.arange(8) % 4
+    images = Images(pixels, labels)  # mean 0.5, std 0.25
+    pair = AttentionTransfer(*vits(), Plan(how="distill"), normalisation=IMAGENET)
+    recipe = Recipe(steps=1, batch_size=4)
+    for use in (lambda: train(pair, images, recipe, cpu=True), lambda: evaluate(pair, images)):
+        with pytest.raises(ValueError, match="std 0.25 0.25 0.25.*mean 0.485 0.456 0.406.*normalisation="):
+            use()
+    told = AttentionTransfer(*vits(), Plan(how="distill"), normalisation=images.normalisation)
+    assert train(told, images, recipe, cpu=True, progress=None) and evaluate(told, images).count == 8
+
+
+@pytest.mark.parametrize(
+    "mean, std, named",
+    [((0.5, 0.5), 0.5, "mean="), (0.5, 0.0, "std=0.0"), ("x", 1, "mean='x'"), (0.5, (1, 1, -1), "-1")],
+)
+def test_values_that_cannot_be_meant(mean, std, named):
+    with pytest.raises(ValueError, match=named):
+        Normalisation(mean, std)
+
+
+def test_it_goes_to_json_and_back():
+    assert Normalisation.read(json.loads(json.dumps(IMAGENET.describe()))) == IMAGENET
+
+
+def test_images_of_another_number_of_channels_are_named():
+    pair = AttentionTransfer(*vits(), Plan(), normalisation=IMAGENET)
+    with pytest.raises(ValueError, match="images of 1 channels"):
+        pair.for_teacher(torch.zeros(2, 1, 32, 32))
