@@ -356,7 +356,8 @@ def _until_stopped(folder: Path, run) -> int:
 
 def summary(folder: Path, record: Record) -> str:
     """What a finished run prints."""
-    needs = ", with its teacher in the same file, which it needs" if record.method == Method.COPY else ""
+    beside = {Method.COPY: "its teacher", Method.MEAN_MAPS: "the maps"}.get(record.method)
+    needs = f", with {beside} in the same file, which it needs" if beside else ""
     weights = f"weights: {result_path(folder, record.method)}{needs}"
     if detector_path(folder).exists():
         weights = f"detector: {detector_path(folder)}{needs}\n{weights}"

@@ -14,6 +14,7 @@ from atlib.run.log import require_tensorboard
 from atlib.run.method import Method
 from atlib.run.parts import COCO
 from atlib.run.recipes import FOR_PYTHON, published
+from atlib.run.untrained import UNTRAINED
 from atlib.train import recipe as recipes
 from atlib.vit import Architecture, create_vit
 
@@ -36,6 +37,8 @@ def configure(
     everything that can be found wrong without reading data or weights."""
     if "data_path" in changes:  # in full, so that the run can go on from another folder
         changes = {**changes, "data_path": str(Path(changes["data_path"]).resolve())}
+    if "student_weights" in changes and changes["student_weights"].lower() not in ("none", "null"):
+        changes = {**changes, "student_weights": _weights(changes["student_weights"], "student weights")}
     data = data_name(data, changes.get("data_path"))
     common = {
         "recipe_name": recipe,
@@ -120,14 +123,19 @@ def evaluated_split(data: str) -> str:
     return CATALOGUE[data].evaluated if data in CATALOGUE else "validation"
 
 
-def _teacher(name_or_path: str) -> str:
+def _teacher(name: str) -> str:
+    """A teacher's name as it is, a file's path in full. Raises where there is neither."""
+    return name if name == UNTRAINED else _weights(name, "teacher")
+
+
+def _weights(name_or_path: str, what: str) -> str:
     """A timm name as it is, a file's path in full. Raises where there is neither."""
     from atlib.teachers.load import is_file  # its room draws pictures, which needs seconds to import
 
     if is_file(name_or_path):
         if not Path(name_or_path).exists():
             raise FileNotFoundError(
-                f"the teacher {name_or_path} does not exist: pre-training makes one, and"
+                f"the {what} {name_or_path} does not exist: pre-training makes one, and"
                 " timm.list_pretrained('vit_*') lists names"
             )
         return str(Path(name_or_path).resolve())
