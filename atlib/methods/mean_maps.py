@@ -42,7 +42,8 @@ class StoredMaps(Pair):
         super().__init__(student)
         self._group_of = group_of
         for layer, of_layer in enumerate(maps := list(maps)):
-            self.register_buffer(f"maps_{layer}", of_layer)
+            # a copy of what inference mode made, so that a checkpoint can be read into it
+            self.register_buffer(f"maps_{layer}", of_layer.clone())
         tokens = student.num_prefix_tokens + student.patch_embed.num_patches
         own = [(block.attn.num_heads, tokens, tokens) for block in student.blocks]
         if (stored := [tuple(of_layer.shape[1:]) for of_layer in maps]) != own:

@@ -244,7 +244,10 @@ def build(config: RunConfig, outputs: int, folder: Path | None = None) -> Built:
         case Method.FINE_TUNE:
             model = start_from(model, teacher.vit)
         case Method.COPY | Method.DISTILL:
-            model = AttentionTransfer(teacher.vit, model, plan_for(config, teacher.vit, model))
+            try:
+                model = AttentionTransfer(teacher.vit, model, plan_for(config, teacher.vit, model))
+            except ValueError as error:
+                raise ValueError(f"{error}{_settings_for(teacher.vit, model)}") from error
         case Method.FEATURES:
             model = FeatureDistillation(teacher.vit, model, config.feature_layers)
         case Method.MEAN_MAPS:
@@ -253,6 +256,20 @@ def build(config: RunConfig, outputs: int, folder: Path | None = None) -> Built:
     untrained = teacher.vit if config.teacher == UNTRAINED else None
     model = with_detector(config, model, outputs)
     return Built(model, architecture, teacher.architecture if paired else None, untrained)
+
+
+# timm's names of the activations in a ViT's MLP, as the setting model.act_layer takes them.
+_ACTIVATIONS = {"GELU": "gelu", "GELU tanh": "gelu_tanh", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
+
+
+def _settings_for(teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> str:
+    """What a refused pair that differs in components is told on the command line."""
+    different = differences(teacher, student)
+    if not set(different) - {"pooling"}:
+        return ""
+    name = _ACTIVATIONS.get(different["activation"][0]) if "activation" in different else None
+    own = "" if name is None else f"--model.act_layer {name} gives the student its teacher's activation; "
+    return f" On the command line: {own}--plan.mismatched true accepts what differs"
 
 
 def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:

@@ -1,0 +1,210 @@
+"""The commands that would repeat the papers' tables: every figure has one, and every one configures a run
+whose teacher, student and first weights fit together, in shapes. Nothing is trained, no weight is made."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from atbook.lab.paper_commands import FIGURES, TITLES, repeats
+from atbook.lab.papers import quoted
+from atlib import __main__ as command
+from atlib import create_vit
+from atlib.data.natural_shifts import SHIFTED
+from atlib.methods.mean_maps import StoredMaps
+from atlib.run import build as building
+from atlib.run import commands
+from atlib.run.config import RunConfig, read_config, write_config
+from atlib.run.parts import Detect
+from atlib.teachers import load
+from atlib.teachers.build import Teacher
+from atlib.vit import Architecture
+from tests.helpers import ROOT, draw_nothing_on_meta, shared
+
+PAPERS = ROOT / "book" / "papers"
+# of a table: what is measured; the other columns, and gains, say of what or follow
+MEASURED = (
+    "top1",
+    "scratch",
+    "fine_tune",
+    "copy",
+    "distill",
+    "millions",
+    "memory_GB",
+    "seconds_per_iteration",
+)
+CLASSES = {"imagenet-1k": 1000, "inat2017": 5089, "inat2018": 8142, "inat2019": 1010, "coco": 80}
+LARGE = "vit_large_patch16_224"
+FILES = {
+    "moco-v3-vit-large.pth": Architecture(LARGE, {"num_classes": 0}),
+    "flip-vit-large": Architecture(
+        LARGE,
+        {
+            "num_classes": 0,
+            "act_layer": "gelu_tanh",
+            "global_pool": "avg",
+            "fc_norm": False,
+            "pool_include_prefix": True,
+        },
+    ),
+}
+
+
+class Images:
+    """A thousand, of which nothing is looked at."""
+
+    def __len__(self):
+        return 1000
+
+
+@pytest.fixture
+def configured(tmp_path, monkeypatch):
+    """Calls a command up to where it would read data or weights: what it would do. A run leaves its config,
+    and empty files in place of weights."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("inat2017", "inat2018", "inat2019", "imagenet-22k", "coco/train2017"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    (tmp_path / "weights" / "flip-vit-large").mkdir(parents=True)
+    (tmp_path / "weights" / "moco-v3-vit-large.pth").touch()
+    draw_nothing_on_meta(monkeypatch)
+    done, seen = [], {}
+    plain = RunConfig.skeleton
+
+    def skeleton(config, classes):  # of which a run only reads shapes, several times
+        key = config.model.name, str(config.architecture(classes).overrides)
+        if key not in seen:
+            seen[key] = plain(config, classes)
+        return seen[key]
+
+    def of_shapes(name, image_size=None, **told):
+        if (name, image_size) not in seen:  # it is frozen, and no two runs change it
+            seen[name, image_size] = read(name, image_size)
+        return seen[name, image_size]
+
+    def read(name, image_size):
+        sized = {} if image_size is None else {"img_size": image_size}
+        path = Path(name)
+        if path.parent.parent.name == "runs":
+            config = read_config(path.parent)
+            architecture = Architecture(config.model.name, {**config.model.overrides, "num_classes": 0})
+        else:
+            architecture = FILES.get(path.name, Architecture(str(name), {"num_classes": 0}))
+        with torch.device("meta"):
+            vit = create_vit(architecture.name, **{**architecture.overrides, **sized})
+        return Teacher(vit, str(name), architecture, "shapes", used=0, unused=())
+
+    def start(config, folder, images):
+        config = config.on(len(images))
+        with torch.device("meta"):
+            built = building.build(config, CLASSES.get(config.data, 2))
+        write_config(folder, config)
+        results = (
+            ["teacher"] if config.method == "mae" else ["student", "averaged"][: 1 + bool(config.recipe.ema)]
+        )
+        for name in results:
+            (folder / f"{name}.safetensors").touch()
+        done.append((config, built))
+
+    def test_of(candidate, arguments, reading):
+        assert candidate.path.exists(), candidate.path
+        done.append((candidate, arguments.shifted))
+
+    monkeypatch.setattr(RunConfig, "skeleton", skeleton)
+    monkeypatch.setattr(load, "load_teacher", of_shapes)
+    monkeypatch.setattr(
+        building,
+        "MeanMapCopy",
+        lambda teacher, student, images: StoredMaps(
+            student, [torch.zeros(1, 16, 197, 197)] * len(student.blocks)
+        ),
+    )
+    monkeypatch.setattr(commands, "training_images", lambda config: Images())
+    monkeypatch.setattr(commands, "start", start)
+    monkeypatch.setattr(commands, "summary", lambda folder, record: "")
+    monkeypatch.setattr(commands, "_dry_run", lambda config: done.append((config, None)) or 0)
+    monkeypatch.setattr(commands, "_test_of", test_of)
+    monkeypatch.setattr(commands, "measured_lines", lambda tests: [])
+
+    def call(words):
+        done.clear()
+        code = command.main(shlex.split(words))
+        return code, done[:]
+
+    return call
+
+
+def test_every_figure_of_the_papers_tables_has_its_command():
+    expected, found = set(), [(one.table, one.row, one.column) for one in repeats()]
+    assert len(found) == len(set(found))
+    for name, table in json.loads((PAPERS / "attention-transfer.json").read_text())["tables"].items():
+        number = 2 if name == "mix_and_match" else 1
+        columns = [column for column in table["columns"][number:] if column in MEASURED]
+        assert columns, name
+        expected |= {(name, tuple(row[:number]), column) for row in table["rows"] for column in columns}
+    assert set(found) == expected and list(TITLES) == list(dict.fromkeys(one.table for one in repeats()))
+    for one in repeats():
+        assert isinstance(quoted(one.table).value(one.row, one.column), (int, float))
+        assert one.commands or one.note
+    assert [one.row for one in repeats() if not one.commands] == [(None,)], "the blank weight alone"
+
+
+def test_the_quoted_tables_are_those_of_the_papers_data():
+    theirs = {
+        one["id"]: one
+        for one in json.loads(shared("reference", "paper_tables", "attention-transfer.json").read_text())
+    }
+    for name, table in json.loads((PAPERS / "attention-transfer.json").read_text())["tables"].items():
+        assert (table["columns"], table["rows"]) == (theirs[name]["columns"], theirs[name]["rows"]), name
+    of_results = {
+        name for name, one in theirs.items() if one["kind"] == "table" and not name.startswith("recipe")
+    }
+    assert of_results == set(TITLES)
+
+
+def test_every_command_configures_what_it_says(configured, capsys):
+    runs = {}
+    for words in dict.fromkeys(
+        [one for repeat in repeats() for one in repeat.commands] + [*FIGURES.values()]
+    ):
+        code, done = configured(words)
+        assert code == 0, (words, capsys.readouterr().err)
+        asked = shlex.split(words)
+        if asked[0] == "evaluate":
+            assert [str(candidate.path.parent) for candidate, _ in done] == [
+                path.partition("/averaged")[0] for path in asked[1:] if path.startswith("runs/")
+            ]
+            assert all(name is None or name in SHIFTED for _, name in done)
+            assert ("--shifted" in asked) == (done[0][1] is not None)
+            assert ("--averaged" in asked) <= (done[0][0].path.name == "averaged.safetensors")
+            continue
+        ((config, _),) = done
+        runs[words] = config
+        # λ is 3 for the main result alone
+        if config.method.has_transfer_loss:
+            main = "--out runs/distill" in words and words.endswith("runs/distill")
+            expected = 3.0 if main or "--dry-run" in words else 1.0
+            if not isinstance(config.task, Detect):  # its recipe says what was not found
+                assert config.recipe.transfer_weight == expected, words
+    folders = [words.rpartition("--out ")[2] for words in runs if "--dry-run" not in words]
+    assert len(set(folders)) == len(folders), "two runs in one folder"
+    assert {config.method.value for config in runs.values()} == {
+        "scratch",
+        "fine-tune",
+        "copy",
+        "distill",
+        "features",
+        "mean-maps",
+        "mae",
+    }
+
+
+def test_without_its_gelu_flip_teaches_nobody(configured, capsys):
+    """The message names the setting that every command with FLIP on the page has."""
+    words = "train --recipe copy-vit-large --data imagenet-1k --teacher weights/flip-vit-large --out runs/no"
+    code, _ = configured(words)
+    assert (
+        code == 2 and "activation" in (error := capsys.readouterr().err) and "gelu_tanh" in error.lower()
+    ), error
+    assert measure  # what `evaluate` measures is tested in tests/run/test_measure.py
