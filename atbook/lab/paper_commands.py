@@ -5,6 +5,8 @@ A command begins after `python -m atlib`. Its files are relative: `data/` has da
 as their makers pack them, `weights/` published files, `runs/` what earlier commands leave.
 """
 
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
 
 WEIGHT_1 = " --transfer_weight 1"  # "all other results in this paper use lambda = 1": all but the main one
@@ -258,13 +260,7 @@ def _appendix() -> list[Repeat]:
         Repeat("distill_loss_weight", (None,), "top1", (), blank),
         Repeat("distill_loss_weight", (1.0,), "top1", (one,)),
         Repeat("distill_loss_weight", (3.0,), "top1", (DISTILL_RUN,)),
-        Repeat(
-            "distill_layers",
-            (None,),
-            "top1",
-            (one,),
-            "blank in our copy of the paper, whose text has 18 of 24",
-        ),
+        Repeat("distill_layers", (None,), "top1", (one,), "blank in our copy, whose text has 18 of 24"),
         Repeat(
             "distill_layers", (21,), "top1", (train(DISTILL, "distill-21-layers", _LAYERS[21] + WEIGHT_1),)
         ),
@@ -326,3 +322,24 @@ FIGURES = {
     "copying only the first layers": train("partial-copy-vit-large", "copy-first-18", _LAYERS[18]),
     "ensembles": "evaluate runs/copy/averaged.safetensors runs/fine-tune",
 }
+
+
+class Elsewhere(NamedTuple):
+    """What another founding document reports in one place. paper: its data's file; table: its name there;
+    about: in our words; command: that repeats it, or a row of it, empty for none; note: what else is to be
+    said, such as "not here"."""
+
+    paper: str
+    table: str
+    about: str
+    command: str
+    note: str
+
+
+def elsewhere() -> dict[str, list[Elsewhere]]:
+    """The tables and figures of the other founding documents, by the document's title."""
+    papers = tomllib.loads(Path(__file__).with_name("other_papers.toml").read_text(encoding="utf-8"))
+    return {
+        content["title"]: [Elsewhere(paper, table, *said) for table, said in content["tables"].items()]
+        for paper, content in papers.items()
+    }

@@ -82,7 +82,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     else:
         names = "a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, find-copy"
         parser.add_argument("--recipe", required=True, help=names)
-        parser.add_argument("--teacher", help="a timm name or a file of weights (default: the recipe's)")
+        teacher = "a timm name, a file of weights, or untrained (default: the recipe's)"
+        parser.add_argument("--teacher", help=teacher)
     data = (
         "a name of the catalogue (cifar10 ...), a hub id, parquet files or image folders, or a function that"
         f" makes them, as PACKAGE.MODULE:FUNCTION; {COCO} for a detector, with --data_path FOLDER"

@@ -1,6 +1,7 @@
 """From what was asked on the command line to a checked run, before data or weights are touched."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -139,6 +140,12 @@ def _weights(name_or_path: str, what: str) -> str:
                 " timm.list_pretrained('vit_*') lists names"
             )
         return str(Path(name_or_path).resolve())
-    with torch.device("meta"):
-        create_vit(name_or_path)
+    _require_vit(name_or_path)
     return name_or_path
+
+
+@cache
+def _require_vit(name: str) -> None:
+    """Raise `ValueError` for a name that is no ViT of timm's."""
+    with torch.device("meta"):
+        create_vit(name)

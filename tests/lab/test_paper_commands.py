@@ -2,13 +2,16 @@
 whose teacher, student and first weights fit together, in shapes. Nothing is trained, no weight is made."""
 
 import json
+import re
 import shlex
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from atbook.lab.paper_commands import FIGURES, TITLES, repeats
+from atbook.lab.paper_commands import FIGURES, TITLES, elsewhere, repeats
 from atbook.lab.papers import quoted
 from atlib import __main__ as command
 from atlib.data.natural_shifts import SHIFTED
@@ -17,6 +20,7 @@ from atlib.run import build as building
 from atlib.run import commands
 from atlib.run.config import read_config, write_config
 from atlib.run.parts import Detect
+from atlib.run.recipes import published
 from atlib.teachers import load
 from atlib.teachers.build import Teacher
 from atlib.vit import Architecture
@@ -63,7 +67,7 @@ def configured(tmp_path, monkeypatch):
     """Calls a command up to where it would read data or weights: what it would do. A run leaves its config,
     and empty files in place of weights."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("inat2017", "inat2018", "inat2019", "imagenet-22k", "coco/train2017"):
+    for folder in ("inat2017", "inat2018", "inat2019", "imagenet-21k", "imagenet-22k", "coco/train2017"):
         (tmp_path / "data" / folder).mkdir(parents=True)
     (tmp_path / "weights" / "flip-vit-large").mkdir(parents=True)
     (tmp_path / "weights" / "moco-v3-vit-large.pth").touch()
@@ -115,6 +119,7 @@ def configured(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(commands, "training_images", lambda config: Images())
     monkeypatch.setattr(commands, "start", start)
+    monkeypatch.setattr(commands, "help_text", lambda *settings: "")  # which nobody asks for here
     monkeypatch.setattr(commands, "summary", lambda folder, record: "")
     monkeypatch.setattr(commands, "_dry_run", lambda config: done.append((config, None)) or 0)
     monkeypatch.setattr(commands, "_test_of", test_of)
@@ -191,6 +196,50 @@ def test_every_command_configures_what_it_says(configured, capsys):
         "mean-maps",
         "mae",
     }
+
+
+def test_the_other_papers_are_listed_whole_and_their_commands_configure(configured, capsys):
+    """Those that start from what no command here makes are given a file in its place."""
+    makes = {path: one for one in listed() for path in re.findall(r"--out (runs/\S+)", one.command)}
+    assert len(makes) == sum("--out" in one.command for one in listed()), "two runs in one folder"
+    folders = {path for one in listed() for path in re.findall(r"--teacher (runs/[^/ ]+)", one.command)}
+    ordered = sorted(
+        filter(lambda one: one.command, listed()), key=lambda one: " --teacher runs" in one.command
+    )
+    assert folders <= set(makes)
+    for one in ordered:
+        code, _ = configured(one.command)
+        assert code == 0, (one, capsys.readouterr().err)
+    for one in listed():
+        named = re.findall(
+            r"`((?:deit|cait|resmlp|patch-conv|attndistill|mae-lite|augreg|vitdet)[a-z0-9-]*)`", one.note
+        )
+        assert all(published(name).name == name for name in named), one
+        for name in re.findall(r"`(atlib\.[a-z_.]+(?:\.[A-Za-z]+)?)`", one.note):
+            assert is_there(name), (one, name)
+        assert one.command or one.note
+
+
+def test_nothing_of_the_other_papers_data_is_left_out():
+    folder = shared("reference", "paper_tables")
+    for paper in {one.paper for one in listed()}:
+        theirs = [one["id"] for one in json.loads((folder / f"{paper}.json").read_text())]
+        assert [one.table for one in listed() if one.paper == paper] == theirs
+    files = {path.stem for path in folder.glob("*.json")}
+    assert files == {one.paper for one in listed()} | {"attention-transfer"}
+
+
+def is_there(name):
+    """Whether a module, or something in one, has this name."""
+    where, _, what = name.rpartition(".")
+    try:
+        return hasattr(import_module(where), what) or find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def listed():
+    return [one for tables in elsewhere().values() for one in tables]
 
 
 def test_without_its_gelu_flip_teaches_nobody(configured, capsys):
