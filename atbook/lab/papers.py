@@ -1,6 +1,7 @@
 """What the papers report, as data: the content that the book quotes, each with its table."""
 
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from atbook.records import markdown_table, results_folder
@@ -17,16 +18,23 @@ class Quoted(NamedTuple):
     columns: list[str]
     rows: list[list]
 
-    def value(self, row: str, column: str) -> float:
-        """One figure. Raises `ValueError` for an unknown row or column."""
-        rows = {str(line[0]): line for line in self.rows}
-        require_known("row", row, rows)
+    def value(self, row: str | tuple, column: str) -> float:
+        """One figure. row: the first cell of its row, or as many of its first cells as tell it from others.
+        Raises `ValueError` for an unknown row or column."""
+        cells = row if isinstance(row, tuple) else (row,)
+        name, rows = _named(cells), {_named(line[: len(cells)]): line for line in self.rows}
+        require_known("row", name, rows)
         require_known("column", column, self.columns)
-        return rows[row][self.columns.index(column)]
+        return rows[name][self.columns.index(column)]
 
     def __str__(self) -> str:
         cells = [["–" if value is None else value for value in row] for row in self.rows]
         return markdown_table([name.replace("_", " ") for name in self.columns], *cells)
+
+
+def _named(cells: Sequence) -> str:
+    """A row's first cells in one text, as "MAE, FLIP"; "–" for an empty one."""
+    return ", ".join("–" if cell is None else str(cell) for cell in cells)
 
 
 def quoted(table: str, paper: str = "attention-transfer") -> Quoted:

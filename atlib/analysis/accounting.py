@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atlib.attention import head_width
+from atlib.pair import Pair
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit
@@ -122,9 +123,9 @@ def step_memory(
             "step_memory counts what a plain training step keeps: call model.train() first, and"
             " set_grad_checkpointing(False) on its ViT"
         )
-    teacher = getattr(model, "teacher", None)
+    teachers = model.teachers if isinstance(model, Pair) else [getattr(model, "teacher", None)]
     weights = _sizes([*model.parameters(), *model.buffers()])
-    frozen = {} if teacher is None else _sizes([*teacher.parameters(), *teacher.buffers()])
+    frozen = _sizes([x for vit in teachers if vit is not None for x in (*vit.parameters(), *vit.buffers())])
     kept: list[Tensor] = []
     # `append` gives the graph None to keep: one that held its own tensors would never be let go.
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.detach()), lambda nothing: None):
@@ -262,9 +263,11 @@ def distill(shape: Shape, layers: int | None = None) -> int:
     return teacher(shape, shape.depth if layers is None else layers) + fine_tuning(shape)
 
 
-def feature_distillation(shape: Shape) -> int:
-    """Distillation of the residual stream after every block: the teacher runs all, without its head."""
-    return shape.embed + shape.depth * shape.block + fine_tuning(shape)
+def feature_distillation(shape: Shape, layers: int | None = None) -> int:
+    """Distillation of the residual stream up to the last of `layers` layers (None: all): so many blocks of
+    the teacher, without its head."""
+    layers = shape.depth if layers is None else layers
+    return shape.embed + layers * shape.block + fine_tuning(shape)
 
 
 def teacher(shape: Shape, layers: int) -> int:

@@ -1,5 +1,7 @@
 """Do two models make the same mistakes? Disagreement, ensembles, calibration, intervals of differences."""
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +37,22 @@ def disagreement(logits_a: Tensor, logits_b: Tensor) -> float:
     check_scores(logits_b, "logits_b")
     _check_same_shape(logits_a, logits_b)
     return (logits_a.argmax(1).cpu() != logits_b.argmax(1).cpu()).double().mean().item()
+
+
+def ensemble_logits(logits: Sequence[Tensor]) -> Tensor:
+    """The logarithm of the mean of several models' class probabilities, (n, classes) for logits (n, classes)
+    each: an ensemble's logits, in float64.
+
+    Raises `ValueError` for other shapes, no images, NaN, and no models. Source: arXiv 2411.09702, section on
+    ensembles, which averages softmax outputs.
+    """
+    if not logits:
+        raise ValueError("an ensemble needs at least one model's logits, got none")
+    for index, each in enumerate(logits):
+        check_scores(each, f"logits[{index}]")
+        _check_same_shape(logits[0], each)
+    log_p = torch.stack([each.double().log_softmax(1) for each in logits])
+    return log_p.logsumexp(0) - math.log(len(logits))
 
 
 def ensemble_accuracy(p_a: Tensor, p_b: Tensor, labels: Tensor) -> float:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from timm.data import ImageNetInfo
@@ -21,6 +21,7 @@ from torch import Tensor
 from atlib._util import require_known
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.images import Images, decode_rows, draw
+from atlib.data.transforms import Augmentation
 
 # --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or
 # CIFAR-10 ---
@@ -164,6 +165,52 @@ def load_shifted(
         targets[chosen],
         shifted.space.names,
     )
+
+
+class OpenedShift(NamedTuple):
+    """A set under a shift, read by index. images: `Photos`, whose own targets only number the rows; targets:
+    class indices (n,), or for ReaL the sets of right ones, bool (n, 1000); classes: those that the set has
+    (None: all of its label space)."""
+
+    images: Any
+    targets: Tensor
+    classes: tuple[int, ...] | None
+
+
+def open_shifted(
+    name: str,
+    path: str | Path | None = None,
+    *,
+    augmentation: Augmentation | None = None,
+    on_corrupt: str = "raise",
+    workers: int = 0,
+) -> OpenedShift:
+    """Open one of `SHIFTED` for reading by index, prepared as a model wants its images: the way to evaluate
+    on all of a large set, `accuracy_on(predict(model, opened.images), opened.targets, opened.classes)`.
+
+    path: as in `load_shifted`. augmentation, workers: as in `atlib.data.photos.Photos`. on_corrupt: "skip"
+    leaves out what cannot be decoded, and decodes everything once to know. Raises what `load_shifted` raises.
+    """
+    require_known("shifted set", name, SHIFTED)
+    require_known("on_corrupt", on_corrupt, ("raise", "skip"))
+    shifted = SHIFTED[name]
+    from atlib.data.hub import find_column, open_rows  # imported here: `datasets` takes seconds
+    from atlib.data.photos import Photos, undecoded
+
+    rows = open_rows(shifted.hub, path, shifted.split, shifted.files)
+    image_column = find_column(rows, IMAGE_COLUMNS, "image")
+    pictures = undecoded(rows, image_column)
+    positions, targets = shifted.read(rows, image_column, shifted.space)
+    images = Photos(
+        pictures.select(positions.tolist()).select_columns([image_column]),
+        image_column,
+        torch.arange(len(positions)),
+        shifted.space.names,
+        augmentation=augmentation,
+        workers=workers,
+    )
+    images = images.readable() if on_corrupt == "skip" else images
+    return OpenedShift(images, targets[images.targets], shifted.classes)
 
 
 def _one_class(rows, image_column: str, space: LabelSpace) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,18 @@
 """Copy the teacher's mean map of a group of images: what all of the group share stays, what tells its images
 apart is gone. With one group of all images this is the average over examples of arXiv 2411.09702."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import torch
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from atlib.checkpoint import read_tensors, write_tensors
 from atlib.pair import Normalisation, Pair, View, stated
 from atlib.transfer import Transferred
+from atlib.vit import Architecture
 from atlib.walking import Instead, Walk, check_walkable, walk
 
 # images (B, 3, height, width) -> the index of each one's group, int64 (B,)
@@ -21,43 +24,38 @@ def one_group(images: Tensor) -> Tensor:
     return torch.zeros(len(images), dtype=torch.long, device=images.device)
 
 
-class MeanMapCopy(Pair):
-    """A student whose maps are, for every image, the teacher's mean map over the reference images of the same
-    group.
+class StoredMaps(Pair):
+    """A student whose maps are, for every image, those that are stored for its group: it needs no teacher any
+    more.
 
-    By default all images are one group: every image gets the same map in each head, the average over examples
-    of arXiv 2411.09702 (appendix: 79.7 % with ViT-L). With groups of images that ask for the same place the
-    maps still say *where to look*, but no longer anything else about the image: a control that Copy can be
-    compared with. Compare ResMLP's static mixing (arXiv 2105.03404).
-
-    The means are made once, from the images that are named, and the teacher is not needed any more. So what
-    the student computes for an image depends neither on the rest of its batch nor on the number of processes.
-    (The paper's published code does not contain its average.)
-
-    `reference`: images (n, 3, height, width), or batches of them, such as training images without
-    augmentation. `group_of`: see `Groups`. `number`: of groups. normalisation: of all these images
-    (`atlib.pair.Pair`). Raises `ValueError` for a group without a reference image.
+    maps: a list over layers of (groups, H, N, N), which become buffers. group_of: see `Groups`.
+    normalisation: of the images that it is given (`atlib.pair.Pair`). Raises `Unwalkable` for a student that
+    `walk` refuses, and `ValueError` for another number of maps than it has layers.
     """
 
     not_walkable = "it is a student with stored maps: walk its .student"
 
     def __init__(
         self,
-        teacher: VisionTransformer | Eva,
         student: VisionTransformer | Eva,
-        reference: Tensor | Iterable[Tensor],
+        maps: Iterable[Tensor],
         group_of: Groups = one_group,
-        number: int = 1,
         *,
         normalisation: Normalisation | None = None,
     ):
         check_walkable(student)
-        # the teacher is run here alone, and is no part of the pair
-        super().__init__(student, normalisation=stated(normalisation, [teacher]))
+        super().__init__(student, normalisation=normalisation)
         self._group_of = group_of
-        stored = mean_maps(teacher, reference, group_of, number, normalisation=self.normalisation)
-        for layer, maps in enumerate(stored):
-            self.register_buffer(f"maps_{layer}", maps)
+        for layer, of_layer in enumerate(maps := list(maps)):
+            # a copy of what inference mode made, so that a checkpoint can be read into it
+            self.register_buffer(f"maps_{layer}", of_layer.clone())
+        tokens = student.num_prefix_tokens + student.patch_embed.num_patches
+        own = [(block.attn.num_heads, tokens, tokens) for block in student.blocks]
+        if (stored := [tuple(of_layer.shape[1:]) for of_layer in maps]) != own:
+            raise ValueError(
+                f"the maps are {stored[0]} in {len(stored)} layers (heads, tokens, tokens), the student's are"
+                f" {own[0]} in {len(own)}: stored maps stand in place of its own one to one"
+            )
 
     @property
     def needs_teacher(self) -> bool:
@@ -75,6 +73,65 @@ class MeanMapCopy(Pair):
         groups, layers = self._group_of(images), range(len(self.student.blocks))
         replace = {layer: Instead(map=getattr(self, f"maps_{layer}")[groups]) for layer in layers}
         return walk(self.student, images, replace=replace, checked=True)
+
+
+class MeanMapCopy(StoredMaps):
+    """A student whose maps are, for every image, the teacher's mean map over the reference images of the same
+    group.
+
+    By default all images are one group: every image gets the same map in each head, the average over examples
+    of arXiv 2411.09702 (appendix: 79.7 % with ViT-L). With groups of images that ask for the same place the
+    maps still say *where to look*, but no longer anything else about the image: a control that Copy can be
+    compared with. Compare ResMLP's static mixing (arXiv 2105.03404).
+
+    The means are made once, from the images that are named, and the teacher is not needed any more. So what
+    the student computes for an image depends neither on the rest of its batch nor on the number of processes.
+    (The paper's published code does not contain its average.)
+
+    `reference`: images (n, 3, height, width), or batches of them, such as training images without
+    augmentation. `group_of`: see `Groups`. `number`: of groups. normalisation: of all these images
+    (`atlib.pair.Pair`). Raises `ValueError` for a group without a reference image.
+    """
+
+    def __init__(
+        self,
+        teacher: VisionTransformer | Eva,
+        student: VisionTransformer | Eva,
+        reference: Tensor | Iterable[Tensor],
+        group_of: Groups = one_group,
+        number: int = 1,
+        *,
+        normalisation: Normalisation | None = None,
+    ):
+        # the teacher is run here alone, and is no part of the pair
+        told = stated(normalisation, [teacher])
+        maps = mean_maps(teacher, reference, group_of, number, normalisation=told)
+        super().__init__(student, maps, group_of, normalisation=told)
+
+
+def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture, more: Mapping = {}) -> Path:
+    """Write a student with the maps that it needs, all images in one group; more: as in
+    `atlib.checkpoint.save_vit`. Returns the path."""
+    header = {**more, "needs_teacher": True, "stored_maps": True, "student": student._asdict()}
+    return write_tensors(Path(path), dict(model.state_dict()), header)
+
+
+def load_stored_maps(path: str | Path) -> StoredMaps:
+    """What `save_stored_maps` wrote, in eval mode. Raises `OSError` naming a file that cannot be read or is
+    another."""
+    tensors, header = read_tensors(Path(path))
+    if not header.get("stored_maps"):
+        raise OSError(f"{path} holds no stored maps: it was not written by save_stored_maps")
+    try:
+        student = Architecture(**header["student"]).build()
+        names = [f"maps_{layer}" for layer in range(len(student.blocks))]
+        model = StoredMaps(student, [tensors[name] for name in names])
+        model.load_state_dict(tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise OSError(
+            f"{path} holds no student with its maps ({type(error).__name__}: {error}); it was left as it is"
+        ) from error
+    return model.eval()
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 """What a run is put together from, made from its config: images, teacher, the model to train, its loss."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,11 +20,14 @@ from atlib.data.generated import is_generated, maker
 from atlib.data.images import draw
 from atlib.data.rng import seed_for
 from atlib.data.transforms import Augmentation
-from atlib.pair import Normalisation, student_of
+from atlib.methods.distillation import FeatureDistillation
+from atlib.methods.mean_maps import MeanMapCopy
+from atlib.pair import Normalisation, Pair, student_of
 from atlib.plan import Plan
 from atlib.run.config import RunConfig
 from atlib.run.method import Method
 from atlib.run.parts import COCO, Classify, Detect, Labelled, Rows
+from atlib.run.untrained import UNTRAINED, untrained_teacher
 from atlib.student import differences
 from atlib.train import pretrain
 from atlib.train.objectives import Loss, student_loss
@@ -39,13 +43,16 @@ READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
 
 class Built(NamedTuple):
-    """A model to train. student: the architecture of what is kept; teacher: the teacher's, if any;
-    teacher_view: what that sees of the images, in a line."""
+    """A model to train."""
 
     model: nn.Module
+    #: The architecture of what is kept, and the teacher's, if there is one.
     student: Architecture
     teacher: Architecture | None
+    #: What the teacher sees of the images, in a line.
     teacher_view: str | None = None
+    #: The teacher itself, where it is an untrained one, which the run's folder keeps.
+    untrained: nn.Module | None = None
 
 
 def loss_of(config: RunConfig) -> Loss:
@@ -218,15 +225,20 @@ def outputs_for(config: RunConfig, images) -> int:
     return len(images.classes) or int(images.targets.max()) + 1
 
 
-def build(config: RunConfig, outputs: int, images: Normalisation | None = None) -> Built:
-    """The untrained model of a run; the seed decides its first weights. images: how those that it trains on
-    are normalised; None: as the run says.
+def build(
+    config: RunConfig, outputs: int, images: Normalisation | None = None, folder: Path | None = None
+) -> Built:
+    """The untrained model of a run; the seed decides its first weights, or `student_weights`. images: how
+    those that it trains on are normalised; None: as the run says. folder: the run's, which holds its
+    untrained teacher, where it has one and was begun.
 
     Raises `ValueError` for a teacher that does not fit, and what `atlib.teachers.load.load_teacher` raises
     for one that cannot be read.
     """
     teacher = None
-    if config.teacher is not None:
+    if config.teacher == UNTRAINED:
+        teacher = untrained_teacher(config, folder)
+    elif config.teacher is not None:
         from atlib.teachers.load import read_teacher
 
         known = config.augmentation is not None or isinstance(config.task, Detect)
@@ -240,18 +252,31 @@ def build(config: RunConfig, outputs: int, images: Normalisation | None = None) 
     # What is pre-trained with a seed and what learns from it are independent.
     torch.manual_seed(seed_for(config.seed, "teacher" if config.method is Method.MAE else "student"))
     model: nn.Module = architecture.build()
+    if config.student_weights is not None:
+        model = with_weights(config, model)
     match config.method:
         case Method.MAE:
             model = config.auto_encoder(model)
         case Method.FINE_TUNE:
             model, view = start_from(model, teacher.vit), view_of_started(teacher, images)
         case Method.COPY | Method.DISTILL:
-            plan = plan_for(config, teacher.vit, model)
-            model = AttentionTransfer(teacher.vit, model, plan, normalisation=images)
-            view = model.teacher_view()
-    paired = isinstance(model, AttentionTransfer)
+            try:
+                plan = plan_for(config, teacher.vit, model)
+                model = AttentionTransfer(teacher.vit, model, plan, normalisation=images)
+            except ValueError as error:
+                raise ValueError(f"{error}{_settings_for(teacher.vit, model)}") from error
+        case Method.FEATURES:
+            model = FeatureDistillation(teacher.vit, model, config.feature_layers, normalisation=images)
+        case Method.MEAN_MAPS:
+            model = MeanMapCopy(teacher.vit, model, reference_images(config), normalisation=images)
+    paired = isinstance(model, Pair)
+    if paired and model.teachers:
+        view = model.teacher_view()
+    elif paired:
+        view = f"its stored maps are of {teacher.name}, which saw {teacher.view()}"
+    untrained = teacher.vit if config.teacher == UNTRAINED else None
     model = with_detector(config, model, outputs)
-    return Built(model, architecture, teacher.architecture if paired else None, view)
+    return Built(model, architecture, teacher.architecture if paired else None, view, untrained)
 
 
 def view_of_started(teacher: "Teacher", images: Normalisation | None) -> str:
@@ -265,6 +290,58 @@ def view_of_started(teacher: "Teacher", images: Normalisation | None) -> str:
         f" {images}, to which it must adapt (--augmentation.mean {mean} --augmentation.std {std} gives it the"
         " teacher's)"
     )
+
+
+# timm's names of the activations in a ViT's MLP, as the setting model.act_layer takes them.
+_ACTIVATIONS = {"GELU": "gelu", "GELU tanh": "gelu_tanh", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
+
+
+def _settings_for(teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> str:
+    """What a refused pair that differs in components is told on the command line."""
+    different = differences(teacher, student)
+    if not set(different) - {"pooling"}:
+        return ""
+    name = _ACTIVATIONS.get(different["activation"][0]) if "activation" in different else None
+    own = "" if name is None else f"--model.act_layer {name} gives the student its teacher's activation; "
+    return f" On the command line: {own}--plan.mismatched true accepts what differs"
+
+
+def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
+    """Batches of the training images whose mean map is copied, as evaluation sees images: those of a run are
+    always the same."""
+    split = config.reading.training_split
+    if is_generated(config.data):
+        images = maker(config.data)(split=split, size=config.reading.data_size, seed=config.seed)
+    else:
+        flat = config.flat()
+        reading = {name: flat[name] for name in READING}
+        images = held_out_images(config.data, split, config.augmentation, **reading)
+    number = min(config.reference_images, len(images))
+    chosen = draw(len(images), number, config.seed, f"{config.data} reference")
+    for batch in torch.as_tensor(chosen).split(50):
+        yield images.take(batch.tolist())[0]
+
+
+def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionTransformer | Eva:
+    """The student with the run's `student_weights` in it, except for its new class head.
+
+    Raises `ValueError` for weights of other shapes, heads or components than the student's, and what
+    `load_teacher` raises for those that cannot be read.
+    """
+    from atlib.teachers.load import load_teacher
+
+    weights = load_teacher(config.student_weights, image_size=image_size(config))
+    heads = [vit.blocks[0].attn.num_heads for vit in (weights.vit, student)]
+    other = set(differences(weights.vit, student)) - {"pooling"}
+    if heads[0] != heads[1] or other:
+        what = f"heads ({heads[0]} and {heads[1]})" if heads[0] != heads[1] else ", ".join(sorted(other))
+        raise ValueError(
+            f"the student cannot start from {config.student_weights}: their {what} differ, so that the same"
+            " weights would be another function; build the student like them, with the settings model and"
+            " model.NAME (such as --model.act_layer gelu_tanh), and let it differ from its teacher, if need"
+            " be, with --plan.mismatched true"
+        )
+    return start_from(student, weights.vit, f"these weights ({config.student_weights})")
 
 
 def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:
@@ -292,7 +369,7 @@ def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: Visio
 def check_fits(config: RunConfig) -> None:
     """Raise what `build` would for a teacher that cannot teach the student of a run, or that it cannot start
     from, as far as that is known without weights: of a timm name, and of a file that atlib wrote."""
-    if config.teacher is None:
+    if config.teacher in (None, UNTRAINED):
         return
     from atlib.teachers.build import check_image_size, headless, on_meta
     from atlib.teachers.load import is_file
@@ -314,45 +391,49 @@ def check_fits(config: RunConfig) -> None:
         pair_up(teacher, student, plan_for(config, teacher, student))
 
 
-def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Eva) -> VisionTransformer | Eva:
+def start_from(
+    student: VisionTransformer | Eva, teacher: VisionTransformer | Eva, source: str = "this teacher"
+) -> VisionTransformer | Eva:
     """Give `student` the teacher's weights, except for its new class head and, where it pools otherwise, the
-    norm before that head.
+    norm before that head. source: what the weights are called in a message.
 
     Raises `ValueError` naming the weights that do not fit.
     """
     own = student.state_dict()
     weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}
     unfit = [
-        f"{name} is {tuple(value.shape)} in the teacher, {tuple(own[name].shape)} in the student"
+        f"{name} is {tuple(value.shape)} there, {tuple(own[name].shape)} in the student"
         for name, value in weights.items()
         if name in own and own[name].shape != value.shape
     ]
     if unfit:
         more = f"; and {len(unfit) - 3} more" if len(unfit) > 3 else ""
         raise ValueError(
-            f"the student cannot start from this teacher: {'; '.join(unfit[:3])}{more}. Choose the teacher's"
-            f" model with the setting model, or its size, such as model.embed_dim={teacher.embed_dim}"
+            f"the student cannot start from {source}: {'; '.join(unfit[:3])}{more}. Choose the model of these"
+            f" weights with the setting model, or its size, such as model.embed_dim={teacher.embed_dim}"
         )
     missing, unused = student.load_state_dict(weights, strict=False)
     wrong = [name for name in (*missing, *unused) if name.split(".")[0] not in ("head", "norm", "fc_norm")]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
-            "the student cannot start from this teacher, it is built otherwise:"
-            f" {', '.join(wrong[:5])}{more}; choose the teacher's model with the setting model"
+            f"the student cannot start from {source}, it is built otherwise:"
+            f" {', '.join(wrong[:5])}{more}; choose the model of these weights with the setting model"
         )
     return student
 
 
 def with_student(model: nn.Module, student: nn.Module) -> nn.Module:
     """A trained model with another student in it, such as the averaged one."""
-    if not isinstance(model, AttentionTransfer):
+    if not isinstance(model, Pair):
         return student
-    return copy.deepcopy(model, {id(model.teacher): model.teacher, id(model.student): student})
+    kept = {id(teacher): teacher for teacher in model.teachers}
+    return copy.deepcopy(model, {**kept, id(model.student): student})
 
 
 def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
-    """What is kept of a trained model: after Distill the student, after Copy both, after MAE the encoder."""
+    """What is kept of a trained model: after Distill the student, after Copy both, after mean maps these with
+    the student, after MAE the encoder."""
     if config.method is Method.MAE:
         return model.vit
-    return model.student if config.method is Method.DISTILL else model
+    return model if isinstance(model, Pair) and model.needs_teacher else student_of(model)

@@ -5,6 +5,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -28,6 +29,7 @@ from atlib.run.classes import classes_of, labels_by_name
 from atlib.run.config import RunConfig, config_path, defaults, read_config, settings
 from atlib.run.configure import config_diff, configure, data_name, evaluated_split, oddities
 from atlib.run.log import as_line
+from atlib.run.measure import ModelOnTest, measured_lines, shifted_test
 from atlib.run.method import Method
 from atlib.run.overrides import help_text, pairs, read
 from atlib.run.parts import COCO, Detect
@@ -46,7 +48,6 @@ from atlib.run.runner import (
     resume,
     start,
 )
-from atlib.train.evaluate import predict, score
 from atlib.train.record import Record
 from atlib.train.trainer import NonFiniteLoss, Preempted
 
@@ -83,7 +84,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     else:
         names = "a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, find-copy"
         parser.add_argument("--recipe", required=True, help=names)
-        parser.add_argument("--teacher", help="a timm name or a file of weights (default: the recipe's)")
+        teacher = "a timm name, a file of weights, or untrained (default: the recipe's)"
+        parser.add_argument("--teacher", help=teacher)
     data = (
         "a name of the catalogue (cifar10 ...), a hub id, parquet files or image folders, or a function that"
         f" makes them, as PACKAGE.MODULE:FUNCTION; {COCO} for a detector, with --data_path FOLDER"
@@ -113,10 +115,16 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
-    path = "a finished run, or a file of weights that one has left"
-    parser.add_argument("path", type=Path, metavar="DIR|FILE", help=path)
+    paths = "a finished run, or a file of weights that one has left; of several also the ensemble"
+    parser.add_argument("paths", type=Path, nargs="+", metavar="DIR|FILE", help=paths)
     parser.add_argument("--data", metavar="NAME|PATH", help="default: what the run was trained on")
     parser.add_argument("--split", help="default: the one that the run evaluates on")
+    shifted = (
+        "in place of data: a test set under a shift, with its own classes among the model's: cifar10.1,"
+        " imagenetv2, imagenet-a, imagenet-r, imagenet-sketch or imagenet-real; --data_path FOLDER says where"
+        " its files are (default: from the hub)"
+    )
+    parser.add_argument("--shifted", metavar="NAME", help=shifted)
     averaged = "the averaged weights, where the recipe has them"
     parser.add_argument("--averaged", action="store_true", help=averaged)
     parser.set_defaults(run=evaluate_command)
@@ -187,35 +195,69 @@ def resume_command(arguments: argparse.Namespace) -> int:
 
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
-    """`evaluate`: a finished run on its own data or on others, or a file of weights on named data."""
-    if not arguments.path.exists():
-        raise FileNotFoundError(f"{arguments.path} does not exist: name a run's folder or a file of weights")
-    if arguments.averaged and arguments.path.is_file():
-        raise ValueError(
-            f"--averaged chooses among a run's weights, {arguments.path} is a file: leave one out"
-        )
-    folder = arguments.path if arguments.path.is_dir() else arguments.path.parent
-    config = read_config(folder) if arguments.path.is_dir() or config_path(folder).exists() else None
+    """`evaluate`: finished runs, or files of weights, on the runs' own data, on others or on a shifted set;
+    of several models also their ensemble."""
+    for name in ("data", "split"):
+        if arguments.shifted is not None and getattr(arguments, name) is not None:
+            raise ValueError(
+                f"--shifted {arguments.shifted} is data of its own, with one split: leave --{name} out"
+            )
+    candidates = [_candidate(path, arguments) for path in arguments.paths]
+    reading = read(pairs(arguments.settings), {name: settings()[name] for name in READING})
+    for candidate in candidates:
+        if candidate.detects and (len(candidates) > 1 or arguments.shifted is not None):
+            raise ValueError(
+                f"{candidate.path} holds a detector, which is measured by itself on data {COCO!r}: leave the"
+                " others out, and --shifted"
+            )
+        if candidate.detects:
+            return _evaluate_detector(candidate.path, candidate.config, arguments, reading)
+    tests = [_test_of(candidate, arguments, reading) for candidate in candidates]
+    return _say("\n".join(measured_lines(tests)))
+
+
+class Candidate(NamedTuple):
+    """What is to be evaluated. path: the file of weights; config: of its run, where it lies in one's folder;
+    detects: whether it is a detector."""
+
+    path: Path
+    config: RunConfig | None
+    detects: bool
+
+
+def _candidate(path: Path, arguments: argparse.Namespace) -> Candidate:
+    """The weights of a run's folder or a file. Raises `ValueError` or `OSError` where there are none that can
+    be evaluated as asked."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: name a run's folder or a file of weights")
+    if arguments.averaged and path.is_file():
+        raise ValueError(f"--averaged chooses among a run's weights, {path} is a file: leave one out")
+    folder = path if path.is_dir() else path.parent
+    config = read_config(folder) if path.is_dir() or config_path(folder).exists() else None
     if config is not None and config.method is Method.MAE:
         raise ValueError(
             f"{folder} holds a teacher without a class head: `python -m atlib teacher"
             f" {result_path(folder, config.method)}` says what it is"
         )
-    reading = read(pairs(arguments.settings), {name: settings()[name] for name in READING})
-    if config is None and arguments.data is None:
+    if config is None and arguments.data is None and arguments.shifted is None:
         raise ValueError(
-            f"{arguments.path} lies in no run's folder, which would say what data it was trained on: name"
-            " them with --data"
+            f"{path} lies in no run's folder, which would say what data it was trained on: name them with"
+            " --data"
         )
     if arguments.averaged and config is not None and config.recipe.ema is None:
         raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
-    path = arguments.path
     if path.is_dir():
         path = averaged_path(folder) if arguments.averaged else _kept(folder, config)
-    whole = isinstance(config.task, Detect) if config is not None else "detector" in read_header(path)
-    if whole:
-        return _evaluate_detector(path, config, arguments, reading)
+    detects = isinstance(config.task, Detect) if config is not None else "detector" in read_header(path)
+    return Candidate(path, config, detects)
+
+
+def _test_of(candidate: Candidate, arguments: argparse.Namespace, reading: dict) -> ModelOnTest:
+    """A candidate's model with the images that it is tested on, prepared as it wants them."""
+    path, config, _ = candidate
     model = load_result(path)
+    if arguments.shifted is not None:
+        return shifted_test(path, model, arguments.shifted, *_preparation(path, config, model), reading)
     note = ""
     if arguments.data is None:
         config.require_use(reading)
@@ -234,14 +276,7 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
     name = arguments.data or config.data
     require_size(model, images, f"{name} {split}")
     labels, matched = labels_by_name(classes_of(path), model, images, f"{name} {split}", path)
-    logits = predict(model.to("cuda" if torch.cuda.is_available() else "cpu"), images)
-    measured = score(logits, labels)
-    left_out = getattr(images, "left_out", 0)
-    without = f" (without {left_out:,} that cannot be decoded)" if left_out else ""
-    return _say(
-        f"{path} on {name}, {split}: accuracy {100 * measured.accuracy:.2f} % of"
-        f" {measured.count:,} images{without}, loss {measured.loss:.4f}{matched}{note}"
-    )
+    return ModelOnTest(path, model, images, labels, f"{name}, {split}", note=matched + note)
 
 
 def _evaluate_detector(
@@ -363,7 +398,8 @@ def _until_stopped(folder: Path, run) -> int:
 
 def summary(folder: Path, record: Record) -> str:
     """What a finished run prints."""
-    needs = ", with its teacher in the same file, which it needs" if record.method == Method.COPY else ""
+    beside = {Method.COPY: "its teacher", Method.MEAN_MAPS: "the maps"}.get(record.method)
+    needs = f", with {beside} in the same file, which it needs" if beside else ""
     weights = f"weights: {result_path(folder, record.method)}{needs}"
     if detector_path(folder).exists():
         weights = f"detector: {detector_path(folder)}{needs}\n{weights}"

@@ -29,6 +29,7 @@ from atlib.run.parts import (
     require_use,
     unfit,
 )
+from atlib.run.untrained import UNTRAINED, check_untrained
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
@@ -43,7 +44,7 @@ NO_SETTINGS = ("recipe_name", "data", "teacher", "seed", "tensorboard")
 # The values that can be meant.
 RULES = (
     (("seed", "workers"), lambda value: value >= 0, "must be at least 0"),
-    (("save_every", "keep"), lambda value: value >= 1, "must be at least 1"),
+    (("save_every", "keep", "reference_images"), lambda value: value >= 1, "must be at least 1"),
     (("seed",), lambda value: value < 2**32, f"must be below 2**32 = {2**32}, as NumPy's generators ask for"),
     (("teacher_image_size",), lambda value: value is None or value >= 1, "must be at least 1 pixel"),
     (("drop_path",), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
@@ -85,6 +86,12 @@ class RunConfig:
     teacher_std: tuple[float, float, float] | None = None
     #: what is transferred (copy and distill)
     plan: Plan | None = None
+    #: a timm name or a file that the student starts from, in place of random weights
+    student_weights: str | None = None
+    #: the layers whose features are distilled; None: all
+    feature_layers: tuple[int, ...] | None = None
+    #: training images, chosen by the seed, whose mean map is copied
+    reference_images: int = 1000
     #: the student's rate of stochastic depth
     drop_path: float = 0.0
     #: processes that decode
@@ -148,6 +155,15 @@ class RunConfig:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, tuple(map(float, value)))
         _ = self.teacher_normalisation  # checks the values
+        if self.student_weights is not None and not self.method.keeps_weights_apart:
+            raise ValueError(
+                f"student_weights={self.student_weights!r}: {self.method} starts from"
+                f" {'its teacher' if self.method is Method.FINE_TUNE else 'nothing'}; a student that begins"
+                " with weights of its own learns by copy, distill, features or mean-maps, and without a"
+                " teacher's maps that is fine-tune, whose teacher those weights are"
+            )
+        if self.teacher == UNTRAINED:
+            check_untrained(self)
         if self.method is Method.MAE and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         if isinstance(self.task, Detect):
@@ -188,6 +204,8 @@ class RunConfig:
             self._check_auto_encoder(model)
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
+        if self.feature_layers is not None:
+            Plan(layers=self.feature_layers).layers_of(len(model.blocks))
         size = tuple(model.patch_embed.img_size)
         if self.augmentation is not None and size != (self.augmentation.image_size,) * 2:
             raise ValueError(
@@ -291,6 +309,8 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
     # a recipe of detection on other data is an error, not a recipe of classifying
     has = {field.name for field in fields(RunConfig)} | {*names_of(*kinds_of(method, data)), "detector"}
     values = {name: value for name, value in values.items() if name in has}
+    if not method.transfers:
+        values = {**values, "plan": None}  # of a recipe that transfers, by another method
     model = values["model"]
     changed: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {part: {} for part in VALUES}
@@ -307,7 +327,7 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
     for part in ("plan", "augmentation"):
         if inner[part] and values.get(part) is None:
             raise ValueError(
-                f"{part}.{next(iter(inner[part]))}: this run has no {part} (method {values['method']!r},"
+                f"{part}.{next(iter(inner[part]))}: this run has no {part} (method {str(method)!r},"
                 f" recipe {values['recipe_name']!r})"
             )
         if inner[part]:

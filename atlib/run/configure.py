@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import timm
@@ -17,6 +18,7 @@ from atlib.run.log import require_tensorboard
 from atlib.run.method import Method
 from atlib.run.parts import COCO
 from atlib.run.recipes import FOR_PYTHON, published
+from atlib.run.untrained import UNTRAINED
 from atlib.train import recipe as recipes
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
 
@@ -39,6 +41,8 @@ def configure(
     everything that can be found wrong without reading data or weights."""
     if "data_path" in changes:  # in full, so that the run can go on from another folder
         changes = {**changes, "data_path": str(Path(changes["data_path"]).resolve())}
+    if "student_weights" in changes and changes["student_weights"].lower() not in ("none", "null"):
+        changes = {**changes, "student_weights": _weights(changes["student_weights"], "student weights")}
     data = data_name(data, changes.get("data_path"))
     common = {
         "recipe_name": recipe,
@@ -124,29 +128,33 @@ def evaluated_split(data: str) -> str:
     return CATALOGUE[data].evaluated if data in CATALOGUE else "validation"
 
 
-def _teacher(name_or_path: str) -> str:
+def _teacher(name: str) -> str:
+    """A teacher's name as it is, a file's path in full. Raises where there is neither."""
+    return name if name == UNTRAINED else _weights(name, "teacher")
+
+
+def _weights(name_or_path: str, what: str) -> str:
     """A timm name as it is, a file's path in full. Raises where there is neither, and for a name without
-    weights or with weights that its model does not fit."""
+    weights or with weights that its model does not fit. what: they are for, in a message."""
     from atlib.teachers.load import is_file  # its room draws pictures, which needs seconds to import
 
     if is_file(name_or_path):
         if not Path(name_or_path).exists():
-            raise FileNotFoundError(_no_teacher(name_or_path))
+            raise FileNotFoundError(_no_weights(name_or_path, what))
         return str(Path(name_or_path).resolve())
-    with torch.device("meta"):
-        create_vit(name_or_path)
+    _require_vit(name_or_path)
     check_activation(name_or_path)
     published = None if name_or_path in PRESETS else timm.get_pretrained_cfg(name_or_path)
     if not (published is not None and published.has_weights or weights_file(name_or_path).exists()):
         raise ValueError(
-            f"the teacher {name_or_path} has no published weights: name one of"
+            f"the {what} {name_or_path} has no published weights: name one of"
             f" timm.list_pretrained('{name_or_path.split('.')[0]}*'), or a file of weights"
         )
     return name_or_path
 
 
-def _no_teacher(name_or_path: str) -> str:
-    """What to do about a teacher that is neither a timm name nor a file: a hub's name is not downloaded."""
+def _no_weights(name_or_path: str, what: str) -> str:
+    """What to do about weights that is neither a timm name nor a file: a hub's name is not downloaded."""
     from atlib.teachers.load import SUFFIXES
 
     hub = name_or_path.removeprefix("hf-hub:").removeprefix("hf_hub:")
@@ -155,12 +163,19 @@ def _no_teacher(name_or_path: str) -> str:
         owner, _, model = hub.partition("/")
         inside_timm = f", or name timm's model, {model}" if owner == "timm" else ""
         return (
-            f"the teacher {name_or_path} is no file here, and looks like a name on the Hugging Face Hub, from"
+            f"the {what} {name_or_path} is no file here, and looks like a name on the Hugging Face Hub, from"
             " which atlib downloads timm's weights alone: fetch that repository (`hf download"
             f" {hub} --local-dir FOLDER`) and name its file of weights, FOLDER/model.safetensors; its"
             f" preprocessor_config.json beside that says how images are normalised{inside_timm}"
         )
     return (
-        f"the teacher {name_or_path} does not exist: `python -m atlib pretrain` makes one, and"
+        f"the {what} {name_or_path} does not exist: `python -m atlib pretrain` makes one, and"
         " timm.list_pretrained('vit_*') lists the names of those that timm publishes"
     )
+
+
+@cache
+def _require_vit(name: str) -> None:
+    """Raise `ValueError` for a name that is no ViT of timm's."""
+    with torch.device("meta"):
+        create_vit(name)

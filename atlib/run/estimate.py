@@ -14,8 +14,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from atlib.analysis.accounting import Memory, copy, distill, fine_tuning, shape_of, step_memory
+from atlib.analysis.accounting import (
+    Memory,
+    copy,
+    distill,
+    feature_distillation,
+    fine_tuning,
+    shape_of,
+    step_memory,
+)
 from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
+from atlib.methods.distillation import FeatureDistillation
+from atlib.methods.mean_maps import StoredMaps
 from atlib.pair import IMAGENET
 from atlib.run.build import loss_of, with_detector
 from atlib.run.config import RunConfig
@@ -256,9 +266,19 @@ def assembled(config: RunConfig, outputs: int) -> nn.Module:
     student = config.architecture(outputs).build()
     if config.method is Method.MAE:
         return config.auto_encoder(student)
-    if config.plan is not None:
-        teacher = config.architecture(outputs).build()
-        student = AttentionTransfer(teacher, student, config.plan, normalisation=IMAGENET)
+    match config.method:
+        case Method.COPY | Method.DISTILL:
+            twin = config.architecture(outputs).build()
+            student = AttentionTransfer(twin, student, config.plan, normalisation=IMAGENET)
+        case Method.FEATURES:
+            twin = config.architecture(outputs).build()
+            student = FeatureDistillation(twin, student, config.feature_layers, normalisation=IMAGENET)
+        case Method.MEAN_MAPS:
+            tokens = student.num_prefix_tokens + student.patch_embed.num_patches
+            heads = (block.attn.num_heads for block in student.blocks)
+            student = StoredMaps(
+                student, [torch.full((1, number, tokens, tokens), 1 / tokens) for number in heads]
+            )
     return with_detector(config, student, outputs)
 
 
@@ -293,13 +313,16 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
-    counted: other kinds of ViT, masked auto-encoding, and transfers of something else than maps."""
-    if config.method is Method.MAE or config.plan is not None and config.plan.what != "map":
+    counted: other kinds of ViT, masked auto-encoding, mean maps, and transfers of queries, keys or values."""
+    uncounted = config.method in (Method.MAE, Method.MEAN_MAPS)
+    if uncounted or config.plan is not None and config.plan.what != "map":
         return None
     try:
         shape = shape_of(skeleton)
     except ValueError:
         return None
+    if config.method is Method.FEATURES:
+        return feature_distillation(shape, 1 + max(config.feature_layers or [shape.depth - 1]))
     if config.plan is None:
         return fine_tuning(shape)
     flops_of_transfer = copy if config.method is Method.COPY else distill

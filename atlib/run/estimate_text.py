@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from atlib.analysis.accounting import transferred_numbers
 from atlib.run.estimate import Estimate, part_of
 from atlib.run.parts import Detect
+from atlib.run.untrained import UNTRAINED
 
 PAPER_GPU_HOURS, PAPER_EPOCHS = 2735, 100  # of ViT-L on ImageNet-1k: quoted from arXiv 2411.09702
 GIB = 2**30
@@ -30,8 +32,11 @@ def as_text(estimate: Estimate, oddities: Sequence[str] = (), config_diff: Seque
 def _run(estimate: Estimate) -> list[str]:
     config = estimate.config
     teacher = "" if config.teacher is None else f", from {config.teacher}"
-    if config.plan is not None:
-        teacher = f", teacher {config.teacher} (taken to be of the same architecture)"
+    if config.method.keeps_weights_apart:
+        taken = "" if config.teacher == UNTRAINED else " (taken to be of the same architecture)"
+        teacher = f", teacher {config.teacher}{taken}"
+    if config.student_weights is not None:
+        teacher += f", the student starts from {config.student_weights}"
     return [
         f"{config.recipe_name}: {config.method}{teacher}, seed {config.seed}",
         f"data {config.data}: {estimate.count:,} training images",
@@ -56,7 +61,20 @@ def _model(estimate: Estimate) -> list[str]:
         layers = config.plan.layers_of(len(vit.blocks))
         how = f"{config.plan.how} {config.plan.what}"
         lines.append(f"{how} of {len(layers)} layers, {layers[0]} to {layers[-1]}")
-    return lines
+    return [*lines, *_handed_over(estimate)]
+
+
+def _handed_over(estimate: Estimate) -> list[str]:
+    """How many numbers of the teacher the student is given for an image, as the paper counts them."""
+    vit, plan = estimate.skeleton, estimate.config.plan
+    if plan is None or plan.what != "map" or plan.heads is not None or plan.average is not None:
+        return []
+    share = len(plan.layers_of(len(vit.blocks))) / len(vit.blocks)
+    numbers = transferred_numbers(vit)
+    return [
+        f"for an image that is {share * numbers.map / 1e6:.3g} million numbers of maps, or the"
+        f" {share * (numbers.q + numbers.k) / 1e6:.3g} million of q and k that they are made of"
+    ]
 
 
 def _groups(estimate: Estimate) -> list[str]:

@@ -12,6 +12,8 @@ class Method(StrEnum):
     FINE_TUNE = "fine-tune"  # starts from the teacher's weights
     COPY = "copy"
     DISTILL = "distill"
+    FEATURES = "features"  # distils the residual stream: what attention transfer is compared with
+    MEAN_MAPS = "mean-maps"  # copies the teacher's mean map of some training images, the same for all
     MAE = "mae"  # makes a teacher, without labels
     # from Python only
     DMAE = "dmae"
@@ -26,9 +28,20 @@ class Method(StrEnum):
         return self in (Method.COPY, Method.DISTILL)
 
     @property
+    def keeps_weights_apart(self) -> bool:
+        """Whether something of a teacher reaches a student that has weights of its own, which may be others
+        than random ones."""
+        return self.transfers or self in (Method.FEATURES, Method.MEAN_MAPS)
+
+    @property
+    def has_transfer_loss(self) -> bool:
+        """Whether the teacher speaks through a loss, with the recipe's `transfer_weight`."""
+        return self in (Method.DISTILL, Method.FEATURES)
+
+    @property
     def needs_teacher(self) -> bool:
         """Whether a run must have a teacher; no other run has one."""
-        return self.transfers or self is Method.FINE_TUNE
+        return self.keeps_weights_apart or self is Method.FINE_TUNE
 
     @property
     def runs(self) -> bool:

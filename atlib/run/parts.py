@@ -181,6 +181,11 @@ def kinds_of(method: Method, data: str) -> tuple[type, type]:
                 f"{method} learns without objects, and data {COCO!r} are for a detector, which learns with"
                 " them: choose another method, or other data"
             )
+        if method in (Method.FEATURES, Method.MEAN_MAPS):
+            raise ValueError(
+                f"{method} is for classifying whole images, and data {COCO!r} are for a detector: choose"
+                " scratch, fine-tune, copy or distill, or other data"
+            )
         return Detect, CocoFolder
     return (Mae if method is Method.MAE else Classify), (Generated if is_generated(data) else Rows)
 
@@ -202,8 +207,12 @@ def require_use(names: Iterable[str], method: Method, data: str) -> None:
         says = None if owner is None or any(issubclass(kind, owner) for kind in kinds) else owner.says
         if name.startswith("teacher_") and not method.needs_teacher:
             says = "a teacher"
-        if name == "transfer_weight" and method is not Method.DISTILL:
+        if name == "transfer_weight" and not method.has_transfer_loss:
             says = "Distill"
+        if name == "feature_layers" and method is not Method.FEATURES:
+            says = "the method features"
+        if name == "reference_images" and method is not Method.MEAN_MAPS:
+            says = "the method mean-maps"
         if says is not None:
             raise ValueError(
                 f"{name} would change nothing: it belongs to {says}, not to a run of method {method!r} on"

@@ -23,6 +23,10 @@ _LAST_LAYERS = (
     "The published PyTorch code does not hand `--end_layer` on to the model, whose own default, -3, stands:"
     " read to the letter, its command transfers the first 21 of 24 layers. The paper's number is kept here."
 )
+_MAIN_RESULT = (
+    "λ = 3 is the main result's. All other results of the paper have 1, on other data and with other teachers"
+    " too: `--transfer_weight 1`."
+)
 _FLOAT32 = "Mixed precision is commented out in the published code, so its maps are computed in float32."
 
 
@@ -77,14 +81,43 @@ def _distill(*, name: str) -> Published:
                 "The paper's schedule ends at 0; the command leaves the smallest rate at the code's default,"
                 " 1e-6."
             ),
-            (
-                "The weight of 3 is that of the paper's main result alone; for all others, with other models,"
-                " teachers and data, it uses 1: `--transfer_weight 1`."
-            ),
+            _MAIN_RESULT,
             "In training the teacher drops the student's branches, image by image (`Plan.share_drop_path`).",
             _LAST_LAYERS,
             _FLOAT32,
             LAST_BATCH,
+        ),
+    )
+
+
+_OF_VIT_LARGE = (
+    "The paper prints its recipes for ViT-L alone, and reports ViT-B and ViT-H beside it: nothing else was"
+    " found for this size, so ViT-L's values stand here."
+)
+_WEIGHT_1 = "λ is 1: the paper has 3 for its main result alone, and 1 for all other results."
+
+
+def _copy_of(size: str, patch: int, *, name: str) -> Published:
+    vit = f"vit_{size}_patch{patch}_224"
+    large = _copy(name=name)
+    oddities = (_OF_VIT_LARGE, *(oddity for oddity in large.oddities if oddity is not _LAST_LAYERS))
+    return replace(large, model=vit, teacher=f"{vit}.mae", oddities=oddities)
+
+
+def _distill_of(size: str, patch: int, layers: int, depth: int, *, name: str) -> Published:
+    vit = f"vit_{size}_patch{patch}_224"
+    large = _distill(name=name)
+    return replace(
+        large,
+        model=vit,
+        teacher=f"{vit}.mae",
+        plan=Plan(how="distill", layers=range(layers)),
+        recipe=replace(large.recipe, transfer_weight=1.0),
+        oddities=(
+            _OF_VIT_LARGE,
+            f"Not found: how many layers are distilled. {layers} of {depth} are ViT-L's share, 18 of 24.",
+            _WEIGHT_1,
+            *(one for one in large.oddities if one not in (_LAST_LAYERS, _MAIN_RESULT)),
         ),
     )
 
@@ -227,6 +260,10 @@ PAPERS: Mapping[str, Callable[..., Published]] = {
     "copy-vit-large": _copy,
     "distill-vit-large": _distill,
     "partial-copy-vit-large": _partial_copy,
+    "copy-vit-base": partial(_copy_of, "base", 16),
+    "copy-vit-huge": partial(_copy_of, "huge", 14),
+    "distill-vit-base": partial(_distill_of, "base", 16, 9, 12),
+    "distill-vit-huge": partial(_distill_of, "huge", 14, 24, 32),
     "mae-fine-tune-vit-base": partial(
         _mae_fine_tune, "base", 16, 0.1, _BASE_BY_TABLE_9, base_lr=5e-4, layer_decay=0.65, epochs=100
     ),

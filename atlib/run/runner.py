@@ -15,6 +15,7 @@ from torch import nn
 
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
 from atlib.data.generated import is_generated
+from atlib.methods.mean_maps import load_stored_maps, save_stored_maps
 from atlib.pair import student_of
 from atlib.run.build import (
     READING,
@@ -33,6 +34,7 @@ from atlib.run.config import FREE, RunConfig, config_path, read_config, write_co
 from atlib.run.log import RunLog, require_tensorboard
 from atlib.run.method import Method
 from atlib.run.parts import Classify, Detect, Labelled
+from atlib.run.untrained import UNTRAINED, digest_of, store_untrained
 from atlib.train.checkpoint_manager import CheckpointManager, digest
 from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
@@ -99,7 +101,7 @@ def start(config: RunConfig, folder: Path, images=None) -> Record:
         check_folder(folder)
     images = training_images(config) if images is None else images
     config = config.on(len(images))
-    ready = _make_ready(config, images)
+    ready = _make_ready(config, images, folder)
     if is_main_process():
         trained_on, task = config.reading.training_split, config.task
         if isinstance(task, Labelled) and task.evaluation_split in trained_on.split("+"):
@@ -132,7 +134,7 @@ def resume(folder: Path, on_corrupt: str | None = None) -> Record:
         before, config = config, config.changed(on_corrupt=on_corrupt)
     if is_finished(folder, config):
         return read_record(record_path(folder))
-    ready = _make_ready(config, training_images(config))
+    ready = _make_ready(config, training_images(config), folder)
     if on_corrupt is not None and config != before and is_main_process():
         write_config(folder, config)
     return _carry_out(config, folder, ready)
@@ -193,14 +195,17 @@ def load_result(path: Path) -> nn.Module:
             f"{path} does not exist: `python -m atlib resume {path.parent}` goes on with the run, or writes"
             " its weights again where it is finished"
         )
-    return (load_bundle(path) if "needs_teacher" in read_header(path) else load_vit(path)).eval()
+    header = read_header(path)
+    if "stored_maps" in header:
+        return load_stored_maps(path)
+    return (load_bundle(path) if "needs_teacher" in header else load_vit(path)).eval()
 
 
-def _make_ready(config: RunConfig, images) -> Ready:
+def _make_ready(config: RunConfig, images, folder: Path) -> Ready:
     """Open and build all, and find out now, not hours later, that training lacks the evaluation's classes."""
     config.recipe.require_optimizer()
     tested_on = held_out(config) if isinstance(config.task, Labelled) else None
-    built = build(config, outputs_for(config, images), getattr(images, "normalisation", None))
+    built = build(config, outputs_for(config, images), getattr(images, "normalisation", None), folder)
     if built.teacher_view is not None and is_main_process():
         print(f"python -m atlib: {built.teacher_view}", file=sys.stderr)
     if isinstance(config.task, Detect):
@@ -258,11 +263,17 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
     split, evaluate_every = "none", 0
     if isinstance(config.task, Labelled):
         split, evaluate_every = config.task.evaluation_split, config.task.evaluate_every
-    if config.teacher is not None:
-        from atlib.teachers.load import is_file  # runs without a teacher do not need its room
+    if built.untrained is not None:
+        same["teacher's sha256"] = digest_of(built.untrained)
+        if is_main_process():
+            store_untrained(folder, built.untrained, built.teacher)
+    for name in ("teacher", "student_weights"):
+        weights = getattr(config, name)
+        if weights not in (None, UNTRAINED):
+            from atlib.teachers.load import is_file  # runs without a teacher do not need its room
 
-        if is_file(config.teacher):
-            same["teacher's sha256"] = digest(Path(config.teacher))
+            if is_file(weights):
+                same[f"{name}'s sha256"] = digest(Path(weights))
     if "normalised anew" in (built.teacher_view or ""):
         same["what the teacher sees"] = built.teacher_view
     checkpoints = folder / "checkpoints"
@@ -386,7 +397,10 @@ def prepared_as(config: RunConfig, images) -> dict[str, Any]:
 def _save(path: Path, config: RunConfig, built: Built, prepared: Mapping[str, Any]) -> None:
     """Keep a model, with what `prepared_as` says."""
     result = result_of(config, built.model)
-    if config.method is Method.COPY:
-        save_bundle(path, result, built.student, built.teacher, prepared)
-    else:
-        save_vit(path, result, built.student, prepared)
+    match config.method:
+        case Method.COPY:
+            save_bundle(path, result, built.student, built.teacher, prepared)
+        case Method.MEAN_MAPS:
+            save_stored_maps(path, result, built.student, prepared)
+        case _:
+            save_vit(path, result, built.student, prepared)

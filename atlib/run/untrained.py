@@ -1,0 +1,86 @@
+"""The teacher that was never trained: the student's architecture with first weights of its own, by the seed.
+
+What its maps give a student is the control of arXiv 2411.09702 for maps that are worth nothing (table of
+pre-training methods, row "none"; mix and match, "Random").
+"""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from atlib.checkpoint import save_vit
+from atlib.data.rng import seed_for
+from atlib.run.method import Method
+from atlib.vit import Architecture
+
+if TYPE_CHECKING:
+    from atlib.run.config import RunConfig
+    from atlib.teachers.build import Teacher
+
+UNTRAINED = "untrained"  # in place of a teacher's name or file
+
+
+def check_untrained(config: "RunConfig") -> None:
+    """Raise `ValueError` for a run that cannot have an untrained teacher."""
+    if config.method is Method.FINE_TUNE:
+        raise ValueError(
+            f"fine-tune with --teacher {UNTRAINED} is training from scratch: choose a recipe of scratch, such"
+            " as mae-scratch-vit-large"
+        )
+    for name in ("teacher_heads", "teacher_architecture"):
+        if getattr(config, name) is not None:
+            raise ValueError(
+                f"{name}={getattr(config, name)!r}: an untrained teacher has the student's architecture;"
+                " leave it out"
+            )
+
+
+def stored_path(folder: Path) -> Path:
+    """Where a run with an untrained teacher keeps it."""
+    return Path(folder) / "teacher.safetensors"
+
+
+def untrained_teacher(config: "RunConfig", folder: Path | None = None) -> "Teacher":
+    """The untrained teacher of a run: what its folder holds, else the one that the run's seed makes.
+
+    It is the student's architecture without class head and stochastic depth, and independent of the student's
+    first weights. Raises `OSError` for a stored file that cannot be read or is another model's."""
+    from atlib.teachers.build import Teacher
+    from atlib.teachers.load import load_teacher
+
+    student = config.architecture(0)
+    architecture = Architecture(
+        student.name,
+        {name: value for name, value in student.overrides.items() if name != "drop_path_rate"}
+        | {"num_classes": 0},
+    )
+    if folder is not None and stored_path(folder).exists():
+        stored = load_teacher(stored_path(folder))
+        if stored.architecture != architecture:
+            raise OSError(
+                f"{stored_path(folder)} holds {stored.architecture}, and this run's untrained teacher is"
+                f" {architecture}: put the file back that the run wrote, or delete it and resume"
+            )
+        return stored
+    torch.manual_seed(seed_for(config.seed, "untrained"))
+    vit = architecture.build().eval()
+    return Teacher(vit, UNTRAINED, architecture, "first weights", used=len(vit.state_dict()), unused=())
+
+
+def store_untrained(folder: Path, vit: nn.Module, architecture: Architecture) -> None:
+    """Keep an untrained teacher in its run's folder: another version of torch may draw other numbers from the
+    seed, and what the student learned from can be looked at."""
+    if not stored_path(folder).exists():
+        save_vit(stored_path(folder), vit, architecture)
+
+
+def digest_of(vit: nn.Module) -> str:
+    """The SHA-256 of a model's weights by their names: the same on all processes, whatever is on the disk."""
+    content = hashlib.sha256()
+    for name, value in sorted(vit.state_dict().items()):
+        content.update(name.encode())
+        content.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return content.hexdigest()

@@ -1,0 +1,249 @@
+"""The commands that would repeat the papers' tables: every figure has one, and every one configures a run
+whose teacher, student and first weights fit together, in shapes. Nothing is trained, no weight is made."""
+
+import json
+import re
+import shlex
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from atbook.lab.paper_commands import FIGURES, TITLES, elsewhere, repeats
+from atbook.lab.papers import quoted
+from atlib import __main__ as command
+from atlib.data.natural_shifts import SHIFTED
+from atlib.methods.mean_maps import StoredMaps
+from atlib.run import build as building
+from atlib.run import commands
+from atlib.run.config import read_config, write_config
+from atlib.run.parts import Detect
+from atlib.run.recipes import published
+from atlib.teachers import load
+from atlib.teachers.build import Teacher
+from atlib.vit import Architecture
+from tests.helpers import ROOT, draw_nothing_on_meta, shared
+
+PAPERS = ROOT / "book" / "papers"
+# of a table: what is measured; the other columns, and gains, say of what or follow
+MEASURED = (
+    "top1",
+    "scratch",
+    "fine_tune",
+    "copy",
+    "distill",
+    "millions",
+    "memory_GB",
+    "seconds_per_iteration",
+)
+CLASSES = {"imagenet-1k": 1000, "inat2017": 5089, "inat2018": 8142, "inat2019": 1010, "coco": 80}
+LARGE = "vit_large_patch16_224"
+FILES = {
+    "moco-v3-vit-large.pth": Architecture(LARGE, {"num_classes": 0}),
+    "flip-vit-large": Architecture(
+        LARGE,
+        {
+            "num_classes": 0,
+            "act_layer": "gelu_tanh",
+            "global_pool": "avg",
+            "fc_norm": False,
+            "pool_include_prefix": True,
+        },
+    ),
+}
+
+
+class Images:
+    """A thousand, of which nothing is looked at."""
+
+    def __len__(self):
+        return 1000
+
+
+@pytest.fixture
+def configured(tmp_path, monkeypatch):
+    """Calls a command up to where it would read data or weights: what it would do. A run leaves its config,
+    and empty files in place of weights."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("inat2017", "inat2018", "inat2019", "imagenet-21k", "imagenet-22k", "coco/train2017"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    (tmp_path / "weights" / "flip-vit-large").mkdir(parents=True)
+    (tmp_path / "weights" / "moco-v3-vit-large.pth").touch()
+    draw_nothing_on_meta(monkeypatch)
+    done, seen = [], {}
+    plain = Architecture.build
+
+    def once(architecture):  # nothing here changes a student or a teacher, which are of shapes alone
+        if (key := str(architecture)) not in seen:
+            with torch.device("meta"):
+                seen[key] = plain(architecture)
+        return seen[key]
+
+    def of_shapes(name, image_size=None, **told):
+        sized = {} if image_size is None else {"img_size": image_size}
+        path = Path(name)
+        if path.parent.parent.name == "runs":
+            config = read_config(path.parent)
+            architecture = Architecture(config.model.name, {**config.model.overrides, "num_classes": 0})
+        else:
+            architecture = FILES.get(path.name, Architecture(str(name), {"num_classes": 0}))
+        vit = once(Architecture(architecture.name, {**architecture.overrides, **sized}))
+        return Teacher(vit, str(name), architecture, "shapes", used=0, unused=())
+
+    def start(config, folder, images):
+        config = config.on(len(images))
+        with torch.device("meta"):
+            built = building.build(config, CLASSES.get(config.data, 2))
+        write_config(folder, config)
+        results = (
+            ["teacher"] if config.method == "mae" else ["student", "averaged"][: 1 + bool(config.recipe.ema)]
+        )
+        for name in results:
+            (folder / f"{name}.safetensors").touch()
+        done.append((config, built))
+
+    def test_of(candidate, arguments, reading):
+        assert candidate.path.exists(), candidate.path
+        done.append((candidate, arguments.shifted))
+
+    monkeypatch.setattr(Architecture, "build", once)
+    monkeypatch.setattr(load, "load_teacher", of_shapes)
+    monkeypatch.setattr(
+        building,
+        "MeanMapCopy",
+        lambda teacher, student, images: StoredMaps(
+            student, [torch.zeros(1, 16, 197, 197)] * len(student.blocks)
+        ),
+    )
+    monkeypatch.setattr(commands, "training_images", lambda config: Images())
+    monkeypatch.setattr(commands, "start", start)
+    monkeypatch.setattr(commands, "help_text", lambda *settings: "")  # which nobody asks for here
+    monkeypatch.setattr(commands, "summary", lambda folder, record: "")
+    monkeypatch.setattr(commands, "_dry_run", lambda config: done.append((config, None)) or 0)
+    monkeypatch.setattr(commands, "_test_of", test_of)
+    monkeypatch.setattr(commands, "measured_lines", lambda tests: [])
+
+    def call(words):
+        done.clear()
+        code = command.main(shlex.split(words))
+        return code, done[:]
+
+    return call
+
+
+def test_every_figure_of_the_papers_tables_has_its_command():
+    expected, found = set(), [(one.table, one.row, one.column) for one in repeats()]
+    assert len(found) == len(set(found))
+    for name, table in json.loads((PAPERS / "attention-transfer.json").read_text())["tables"].items():
+        number = 2 if name == "mix_and_match" else 1
+        columns = [column for column in table["columns"][number:] if column in MEASURED]
+        assert columns, name
+        expected |= {(name, tuple(row[:number]), column) for row in table["rows"] for column in columns}
+    assert set(found) == expected and list(TITLES) == list(dict.fromkeys(one.table for one in repeats()))
+    for one in repeats():
+        assert isinstance(quoted(one.table).value(one.row, one.column), (int, float))
+        assert one.commands or one.note
+    assert [one.row for one in repeats() if not one.commands] == [(None,)], "the blank weight alone"
+
+
+def test_the_quoted_tables_are_those_of_the_papers_data():
+    theirs = {
+        one["id"]: one
+        for one in json.loads(shared("reference", "paper_tables", "attention-transfer.json").read_text())
+    }
+    for name, table in json.loads((PAPERS / "attention-transfer.json").read_text())["tables"].items():
+        assert (table["columns"], table["rows"]) == (theirs[name]["columns"], theirs[name]["rows"]), name
+    of_results = {
+        name for name, one in theirs.items() if one["kind"] == "table" and not name.startswith("recipe")
+    }
+    assert of_results == set(TITLES)
+
+
+def test_every_command_configures_what_it_says(configured, capsys):
+    runs = {}
+    for words in dict.fromkeys(
+        [one for repeat in repeats() for one in repeat.commands] + [*FIGURES.values()]
+    ):
+        code, done = configured(words)
+        assert code == 0, (words, capsys.readouterr().err)
+        asked = shlex.split(words)
+        if asked[0] == "evaluate":
+            assert [str(candidate.path.parent) for candidate, _ in done] == [
+                path.partition("/averaged")[0] for path in asked[1:] if path.startswith("runs/")
+            ]
+            assert all(name is None or name in SHIFTED for _, name in done)
+            assert ("--shifted" in asked) == (done[0][1] is not None)
+            assert ("--averaged" in asked) <= (done[0][0].path.name == "averaged.safetensors")
+            continue
+        ((config, _),) = done
+        runs[words] = config
+        # λ is 3 for the main result alone
+        if config.method.has_transfer_loss:
+            main = "--out runs/distill" in words and words.endswith("runs/distill")
+            expected = 3.0 if main or "--dry-run" in words else 1.0
+            if not isinstance(config.task, Detect):  # its recipe says what was not found
+                assert config.recipe.transfer_weight == expected, words
+    folders = [words.rpartition("--out ")[2] for words in runs if "--dry-run" not in words]
+    assert len(set(folders)) == len(folders), "two runs in one folder"
+    assert {config.method.value for config in runs.values()} == {
+        "scratch",
+        "fine-tune",
+        "copy",
+        "distill",
+        "features",
+        "mean-maps",
+        "mae",
+    }
+
+
+def test_the_other_papers_are_listed_whole_and_their_commands_configure(configured, capsys):
+    """Those that start from what no command here makes are given a file in its place."""
+    makes = {path: one for one in listed() for path in re.findall(r"--out (runs/\S+)", one.command)}
+    assert len(makes) == sum("--out" in one.command for one in listed()), "two runs in one folder"
+    folders = {path for one in listed() for path in re.findall(r"--teacher (runs/[^/ ]+)", one.command)}
+    ordered = sorted(
+        filter(lambda one: one.command, listed()), key=lambda one: " --teacher runs" in one.command
+    )
+    assert folders <= set(makes)
+    for one in ordered:
+        code, _ = configured(one.command)
+        assert code == 0, (one, capsys.readouterr().err)
+    for one in listed():
+        named = re.findall(
+            r"`((?:deit|cait|resmlp|patch-conv|attndistill|mae-lite|augreg|vitdet)[a-z0-9-]*)`", one.note
+        )
+        assert all(published(name).name == name for name in named), one
+        for name in re.findall(r"`(atlib\.[a-z_.]+(?:\.[A-Za-z]+)?)`", one.note):
+            assert is_there(name), (one, name)
+        assert one.command or one.note
+
+
+def test_nothing_of_the_other_papers_data_is_left_out():
+    folder = shared("reference", "paper_tables")
+    for paper in {one.paper for one in listed()}:
+        theirs = [one["id"] for one in json.loads((folder / f"{paper}.json").read_text())]
+        assert [one.table for one in listed() if one.paper == paper] == theirs
+    files = {path.stem for path in folder.glob("*.json")}
+    assert files == {one.paper for one in listed()} | {"attention-transfer"}
+
+
+def is_there(name):
+    """Whether a module, or something in one, has this name."""
+    where, _, what = name.rpartition(".")
+    try:
+        return hasattr(import_module(where), what) or find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def listed():
+    return [one for tables in elsewhere().values() for one in tables]
+
+
+def test_without_its_gelu_flip_teaches_nobody(configured, capsys):
+    """The message names the setting that every command with FLIP on the page has."""
+    words = "train --recipe copy-vit-large --data imagenet-1k --teacher weights/flip-vit-large --out runs/no"
+    code, _ = configured(words)
+    assert code == 2 and "--model.act_layer gelu_tanh" in capsys.readouterr().err

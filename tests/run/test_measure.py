@@ -1,0 +1,199 @@
+"""`python -m atlib evaluate` on sets under a shift and of several models, against both written out."""
+
+import json
+import re
+from importlib import resources
+
+import datasets
+import pytest
+import torch
+from PIL import Image
+from timm.data import ImageNetInfo
+
+from atlib import __main__ as command
+from atlib.checkpoint import load_vit, save_vit
+from atlib.data.natural_shifts import IMAGENET_A, IMAGENET_R, open_shifted
+from atlib.data.photos import open_photos
+from atlib.data.transforms import Augmentation
+from atlib.vit import Architecture
+from tests.helpers import randomise
+from tests.picture_files import cut_jpeg, encoded, picture, write_folders
+
+LOOK = {"image_size": 16, "crop_pct": 1.0, "mean": [0.4] * 3, "std": [0.3] * 3}
+IDS = list(ImageNetInfo().label_names())
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    datasets.disable_progress_bars()
+
+
+def vit_file(path, classes=1000, seed=0, look=LOOK):
+    vit = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_classes": classes}
+    architecture = Architecture("vit_tiny_patch16_224", vit)
+    return save_vit(path, randomise(architecture.build(), seed), architecture, {"augmentation": look})
+
+
+def prepared(index, look=LOOK):
+    return Augmentation(**{**look, "mean": tuple(look["mean"]), "std": tuple(look["std"])}).evaluate(
+        picture(index, (20, 18))
+    )
+
+
+def folder_of(path, classes, count=12, corrupt=()):
+    """A folder for each of some classes of ImageNet, by WordNet id: {image: class index}."""
+    label_of = {index: classes[index % len(classes)] for index in range(count)}
+    for index, label in label_of.items():
+        file = path / IDS[label] / f"{index:03d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(cut_jpeg(index) if index in corrupt else encoded(picture(index, (20, 18))))
+    return label_of
+
+
+def said(capsys, *words):
+    """(exit code, [accuracy of each line], all that was printed) of an evaluation."""
+    capsys.readouterr()
+    code = command.main(["evaluate", *map(str, words)])
+    out, err = capsys.readouterr()
+    return code, [float(found) for found in re.findall(r"accuracy ([\d.]+) %", out)], out + err
+
+
+def logits_of(path, images):
+    with torch.no_grad():
+        return load_vit(path).eval()(images)
+
+
+@pytest.mark.parametrize("name, space", [("imagenet-a", IMAGENET_A), ("imagenet-r", IMAGENET_R)])
+def test_a_head_of_a_thousand_classes_decides_among_the_sets_two_hundred(tmp_path, capsys, name, space):
+    weights = vit_file(tmp_path / "vit.safetensors")
+    label_of = folder_of(tmp_path / "images", [space.classes[i] for i in (0, 3, 77, 199)], count=40)
+    code, accuracies, text = said(capsys, weights, "--shifted", name, "--data_path", tmp_path / "images")
+    assert code == 0 and "(200 of 1,000 classes)" in text and "of 40 images" in text
+
+    logits = logits_of(weights, torch.stack([prepared(index) for index in label_of]))
+    allowed = torch.full((1000,), -torch.inf)
+    allowed[list(space.classes)] = 0
+    right = (logits + allowed).argmax(1) == torch.tensor(list(label_of.values()))
+    among_all = logits.argmax(1) == torch.tensor(list(label_of.values()))
+    assert accuracies == [round(100 * right.double().mean().item(), 2)]
+    # otherwise this would not tell the two apart
+    assert not torch.isin(logits.argmax(1), torch.tensor(space.classes)).all()
+    assert right.sum() >= among_all.sum()
+
+
+def test_a_set_of_all_classes_is_decided_among_all(tmp_path, capsys):
+    weights = vit_file(tmp_path / "vit.safetensors")
+    images = torch.stack([prepared(index) for index in range(9)])
+    guessed = logits_of(weights, images).argmax(1).tolist()
+    # six of nine are labelled as the model says, the others as the next class
+    labels = [guess if index < 6 else (guess + 1) % 1000 for index, guess in enumerate(guessed)]
+    for index, label in enumerate(labels):  # ImageNetV2's folders are called 0 to 999
+        path = tmp_path / "v2" / str(label) / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(picture(index, (20, 18))))
+    code, accuracies, text = said(capsys, weights, "--shifted", "imagenetv2", "--data_path", tmp_path / "v2")
+    assert (code, accuracies) == (0, [66.67]) and "classes)" not in text
+
+
+def test_reassessed_labels_have_several_right_answers(tmp_path):
+    rows = [{"bytes": encoded(picture(i)), "path": f"ILSVRC2012_val_{i + 1:08d}.JPEG"} for i in range(40)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    data = datasets.Dataset.from_dict({"image": rows, "label": [0] * 40}, features)
+    data.to_parquet(tmp_path / "validation.parquet")
+    opened = open_shifted("imagenet-real", tmp_path, augmentation=Augmentation(16))
+    listed = resources.files("timm.data") / "_info" / "imagenet_real_labels.json"
+    right = json.loads(listed.read_text())[:40]
+    kept = [answers for answers in right if answers]
+    assert [row.nonzero().flatten().tolist() for row in opened.targets] == [sorted(one) for one in kept]
+    assert len(opened.images) == len(kept) and opened.classes is None
+    assert next(iter(opened.images.loader(7)))[0].shape == (7, 3, 16, 16)
+
+
+def test_what_cannot_be_decoded_is_left_out_with_its_label(tmp_path, capsys):
+    weights = vit_file(tmp_path / "vit.safetensors")
+    classes = [IMAGENET_A.classes[i] for i in (0, 5, 9)]
+    label_of = folder_of(tmp_path / "images", classes, count=12, corrupt=(4, 7))
+    asked = (weights, "--shifted", "imagenet-a", "--data_path", tmp_path / "images")
+    code, _, text = said(capsys, *asked)
+    assert code == 2 and "cannot be decoded" in text
+    code, accuracies, text = said(capsys, *asked, "--on_corrupt", "skip", "--workers", "1")
+    logits = logits_of(weights, torch.stack([prepared(i) for i in label_of if i not in (4, 7)]))
+    best = torch.tensor(IMAGENET_A.classes)[logits[:, list(IMAGENET_A.classes)].argmax(1)]
+    right = best == torch.tensor([label for i, label in label_of.items() if i not in (4, 7)])
+    assert accuracies == [round(100 * right.double().mean().item(), 2)]
+    assert code == 0 and "of 10 images (without 2 " in text
+
+
+def test_what_no_shifted_set_fits_is_refused(tmp_path, capsys):
+    weights = vit_file(tmp_path / "vit.safetensors")
+    folder_of(tmp_path / "images", list(IMAGENET_A.classes[:2]), count=4)
+    where = ("--data_path", tmp_path / "images")
+    ten = vit_file(tmp_path / "ten.safetensors", classes=10)
+    for words, named in (
+        ((ten, "--shifted", "imagenet-a", *where), "10 outputs.*1000"),
+        ((weights, "--shifted", "imagenet-b", *where), "'imagenet-a'"),
+        ((weights, "--shifted", "imagenet-a", "--data", "cifar10"), "--data"),
+        ((weights, "--shifted", "imagenet-a", "--split", "test"), "--split"),
+        ((weights, "--shifted", "imagenet-a", "--label_column", "wnid", *where), "--label_column"),
+        ((weights, "--shifted", "imagenet-a", "--data_path", tmp_path / "no"), "no does not exist"),
+    ):
+        code, accuracies, text = said(capsys, *words)
+        assert (code, accuracies) == (2, []) and re.search(named, text), text
+
+
+def test_an_ensemble_is_the_mean_of_probabilities_each_model_with_its_own_images(tmp_path, capsys):
+    data = write_folders(tmp_path / "images", "validation", range(30))
+    other = LOOK | {"mean": [0.1] * 3, "std": [0.9] * 3}
+    one = vit_file(tmp_path / "one.safetensors", 3, 1)
+    two = vit_file(tmp_path / "two.safetensors", 3, 2, other)
+    three = vit_file(tmp_path / "three.safetensors", 3, 3)
+    code, accuracies, text = said(capsys, one, two, three, "--data", data)
+    labels = open_photos(data, split="validation", train=False).targets
+
+    p, expected = torch.zeros(30, 3, dtype=torch.float64), []
+    for path, look in ((one, LOOK), (two, other), (three, LOOK)):
+        augmentation = Augmentation(**{**look, "mean": tuple(look["mean"]), "std": tuple(look["std"])})
+        photos = open_photos(data, split="validation", train=False, augmentation=augmentation)
+        own = logits_of(path, photos.take(range(30))[0]).double().softmax(1)
+        p += own / 3
+        expected.append(100 * (own.argmax(1) == labels).double().mean().item())
+    expected.append(100 * (p.argmax(1) == labels).double().mean().item())
+    assert code == 0 and accuracies == pytest.approx(expected, abs=0.005)
+    loss = -p[range(30), labels].log().mean().item()
+    assert "ensemble of 3" in text and f"loss {loss:.4f}" in text.splitlines()[3]
+    # alone, each is what it is among others
+    assert said(capsys, two, "--data", data)[1] == accuracies[1:2]
+
+
+def test_models_of_other_classes_or_images_make_no_ensemble(tmp_path, capsys):
+    data = write_folders(tmp_path / "images", "validation", range(6))
+    three, four = (vit_file(tmp_path / f"{n}.safetensors", n) for n in (3, 4))
+    code, _, text = said(capsys, three, four, "--data", data)
+    assert code == 2 and "(6, 3) and (6, 4)" in text
+    code, _, text = said(capsys, three, tmp_path / "none.safetensors", "--data", data)
+    assert code == 2 and "none.safetensors does not exist" in text
+
+
+def test_an_ensemble_under_a_shift(tmp_path, capsys):
+    one, two = (vit_file(tmp_path / f"{seed}.safetensors", seed=seed) for seed in (1, 2))
+    label_of = folder_of(tmp_path / "images", [IMAGENET_R.classes[i] for i in range(0, 200, 7)], count=50)
+    code, accuracies, _ = said(
+        capsys, one, two, "--shifted", "imagenet-r", "--data_path", tmp_path / "images"
+    )
+    images = torch.stack([prepared(index) for index in label_of])
+    p = sum(logits_of(path, images).double().softmax(1) for path in (one, two))
+    best = torch.tensor(IMAGENET_R.classes)[p[:, list(IMAGENET_R.classes)].argmax(1)]
+    right = (best == torch.tensor(list(label_of.values()))).double().mean().item()
+    assert code == 0 and accuracies[2] == pytest.approx(100 * right, abs=0.005)
+
+
+def test_pictures_of_one_size_may_be_taken_as_they_are(tmp_path, capsys):
+    weights = vit_file(tmp_path / "vit.safetensors", look=None)
+    for index in range(4):
+        path = tmp_path / "images" / IDS[IMAGENET_A.classes[index % 2]] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (index, 0, 0)).save(path)
+    asked = (weights, "--shifted", "imagenet-a", "--data_path", tmp_path / "images")
+    code, _, text = said(capsys, *asked)
+    assert code == 0, text

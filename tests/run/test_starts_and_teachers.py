@@ -1,0 +1,262 @@
+"""Runs beside Copy and Distill: features, mean maps, an untrained teacher, students with weights of their
+own; what each trains, leaves, and goes on with after it was stopped."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from atbook.worlds import glyphs, marked_glyphs
+from atlib import __main__ as command
+from atlib.analysis.accounting import Memory
+from atlib.checkpoint import load_bundle, load_vit, save_vit
+from atlib.data.images import draw
+from atlib.data.rng import seed_for
+from atlib.methods.distillation import FeatureDistillation
+from atlib.methods.mean_maps import MeanMapCopy, load_stored_maps
+from atlib.plan import Plan
+from atlib.run import runner
+from atlib.run.config import read_config
+from atlib.run.configure import configure
+from atlib.run.estimate import Estimate, assembled, estimate, flops_of, memory_of
+from atlib.run.estimate_text import as_text
+from atlib.run.runner import load_result
+from atlib.teachers.load import load_teacher
+from atlib.train import train
+from atlib.train.evaluate import evaluate
+from atlib.train.record import read_record
+from atlib.transfer import AttentionTransfer
+from atlib.vit import Architecture
+from tests.helpers import randomise, same
+from tests.stopped_runs import HELD_OUT, asked
+
+OURS = {"depth": 2, "embed_dim": 16, "num_heads": 2}
+SMALL = {f"model.{name}": value for name, value in OURS.items()}
+
+
+@pytest.fixture(autouse=True)
+def few_images(monkeypatch):
+    monkeypatch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
+
+
+def vit_file(path, seed=0, **other):
+    architecture = Architecture("glyphs", {**OURS, "num_classes": 5, **other})
+    return save_vit(path, randomise(architecture.build(), seed), architecture)
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    return vit_file(tmp_path / "teacher.safetensors")
+
+
+def run(recipe, out, *more, **settings):
+    assert command.main(asked(recipe, out, *map(str, more), **(SMALL | settings))) == 0
+    return out
+
+
+def student(seed=0):
+    torch.manual_seed(seed_for(seed, "student"))
+    return Architecture("glyphs", {**OURS, "num_classes": 8}).build()
+
+
+def by_hand(model, folder):
+    """The model after the folder's recipe, called from Python."""
+    train(model, marked_glyphs(size=20, seed=0), read_config(folder).recipe, progress=None)
+    return model
+
+
+def test_features_are_distilled_and_the_student_is_left_alone(tmp_path, teacher):
+    of_recipe = run("find-distill", tmp_path / "all", "--teacher", teacher, method="features")
+    last = run(
+        "find-distill", tmp_path / "last", "--teacher", teacher, method="features", feature_layers="[1]"
+    )
+    for folder, layers in ((of_recipe, None), (last, [1])):
+        assert read_config(folder).plan is None
+        pair = by_hand(FeatureDistillation(load_teacher(teacher).vit, student(), layers), folder)
+        left = load_vit(folder / "student.safetensors")
+        assert same(left.state_dict(), pair.student.state_dict())
+        record = read_record(folder / "record.json")
+        test = marked_glyphs(split="test", size=40)
+        assert record.method == "features"
+        assert record.results["test_accuracy"] == evaluate(left, test).accuracy
+    assert not same(*(load_vit(each / "student.safetensors").state_dict() for each in (of_recipe, last)))
+
+
+def test_a_mean_map_is_that_of_training_images_and_stays_with_the_student(tmp_path, teacher, capsys):
+    asked_for = {"method": "mean-maps", "reference_images": 7, "ema": 0.5}
+    folder = run("find-copy", tmp_path / "run", "--teacher", teacher, **asked_for)
+    images = marked_glyphs(size=20, seed=0)
+    chosen = draw(20, 7, 0, "atbook.worlds:marked_glyphs reference")
+    pair = MeanMapCopy(load_teacher(teacher).vit, student(), images.take(chosen)[0])
+    by_hand(pair, folder)
+    left = load_stored_maps(folder / "student.safetensors")
+    state = left.state_dict()
+    assert state.keys() == pair.state_dict().keys() and "maps_1" in state
+    for name, value in pair.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=1e-6, atol=1e-7)
+    capsys.readouterr()
+    for more in ([], ["--averaged"]):
+        assert command.main(["evaluate", str(folder), *more]) == 0
+        name = "averaged" if more else "student"
+        model = load_result(folder / f"{name}.safetensors")
+        expected = evaluate(model, marked_glyphs(split="test", size=40))
+        printed = capsys.readouterr().out
+        assert f"{100 * expected.accuracy:.2f} % of 40 images, loss {expected.loss:.4f}" in printed
+    # its student alone is another function, and it can teach nobody
+    with pytest.raises(ValueError, match="bundle"):
+        load_teacher(folder / "student.safetensors")
+    other = vit_file(tmp_path / "heads.safetensors", num_heads=4)
+    assert command.main(asked("find-copy", tmp_path / "no", "--teacher", str(other), method="mean-maps")) == 2
+    assert "(4, 17, 17)" in (error := capsys.readouterr().err) and "4 layers" not in error.split("(4, 17")[0]
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_an_untrained_teacher_hangs_on_the_seed_alone_and_is_kept(tmp_path, how):
+    folder = run(f"find-{how}", tmp_path / "run", "--teacher", "untrained", "--seed", 3, drop_path=0.1)
+    torch.manual_seed(seed_for(3, "untrained"))
+    twin = Architecture("glyphs", {**OURS, "num_classes": 0}).build()
+    stored = load_teacher(folder / "teacher.safetensors")
+    assert same(stored.vit.state_dict(), twin.state_dict())
+    assert stored.architecture.overrides == {**OURS, "num_classes": 0}
+    if how == "copy":
+        kept = load_bundle(folder / "student.safetensors")
+        assert same(kept.teacher.state_dict(), twin.state_dict())
+        assert not torch.equal(kept.student.blocks[0].attn.qkv.weight, twin.blocks[0].attn.qkv.weight)
+    else:
+        config = read_config(folder)
+        torch.manual_seed(seed_for(3, "student"))
+        learner = config.architecture(8).build()
+        pair = AttentionTransfer(twin, learner, Plan(how="distill"))
+        train(pair, marked_glyphs(size=20, seed=3), config.recipe, seed=3, progress=None)
+        assert same(load_vit(folder / "student.safetensors").state_dict(), learner.state_dict())
+    other = run(f"find-{how}", tmp_path / "other", "--teacher", "untrained", "--seed", 4)
+    assert not same(load_teacher(other / "teacher.safetensors").vit.state_dict(), twin.state_dict())
+
+
+def test_a_student_begins_with_weights_of_its_own(tmp_path, teacher):
+    start = vit_file(tmp_path / "start.safetensors", seed=1, global_pool="avg")
+    still = {"lr": 1e-12, "weight_decay": 0, "layer_decay": "none"}
+    for how in ("copy", "distill"):
+        folder = run(f"find-{how}", tmp_path / how, "--teacher", teacher, student_weights=start, **still)
+        kept = load_result(folder / "student.safetensors")
+        found, begun = getattr(kept, "student", kept).state_dict(), load_vit(start).state_dict()
+        body = [name for name in begun if not name.startswith(("head", "norm", "fc_norm"))]
+        assert len(body) > 20
+        assert all(torch.allclose(found[name], begun[name], rtol=0, atol=1e-9) for name in body)
+        assert found["head.weight"].shape == (8, 16)
+        assert read_config(folder).student_weights == str(start)
+
+
+@pytest.mark.parametrize(
+    "other, named",
+    [
+        ({"embed_dim": 32}, r"\(1, 1, 32\).*\(1, 1, 16\).*model.embed_dim=32"),
+        ({"num_heads": 4}, r"heads \(4 and 2\)"),
+        ({"act_layer": "gelu_tanh"}, "activation.*--model.act_layer"),
+        ({"depth": 3}, "blocks.2"),
+    ],
+)
+def test_weights_that_the_student_cannot_begin_with(tmp_path, teacher, capsys, other, named):
+    start = vit_file(tmp_path / "start.safetensors", seed=1, **other)
+    words = asked("find-copy", tmp_path / "no", "--teacher", str(teacher), **SMALL, student_weights=start)
+    assert command.main(words) == 2
+    assert re.search(named, error := capsys.readouterr().err), error
+    assert not (tmp_path / "no" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "recipe, options, named",
+    [
+        ("find-scratch", {"student_weights": __file__}, "scratch starts from nothing.*fine-tune"),
+        ("find-fine-tune", {"teacher": __file__, "student_weights": __file__}, "its teacher"),
+        ("find-copy", {"teacher": __file__, "student_weights": "no/file.pth"}, "student weights no/file.pth"),
+        ("find-fine-tune", {"teacher": "untrained"}, "training from scratch"),
+        ("find-copy", {"teacher": "untrained", "teacher_heads": 2}, "teacher_heads=2"),
+        ("find-copy", {"teacher": __file__, "feature_layers": "[0]"}, "feature_layers.*features"),
+        ("find-copy", {"teacher": __file__, "reference_images": 5}, "reference_images.*mean-maps"),
+        ("find-distill", {"teacher": __file__, "method": "features", "feature_layers": "[7]"}, "layer 7"),
+        ("find-distill", {"teacher": __file__, "method": "features", "plan.what": "q"}, "plan.what.*no plan"),
+        ("find-copy", {"teacher": __file__, "method": "mean-maps", "transfer_weight": 2}, "transfer_weight"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_read(recipe, options, named):
+    teacher = options.pop("teacher", None)
+    changes = {name: str(value) for name, value in options.items()}
+    with pytest.raises((ValueError, FileNotFoundError), match=named):
+        configure(recipe, "atbook.worlds:marked_glyphs", teacher, changes)
+
+
+def test_a_detector_learns_no_features():
+    with pytest.raises(ValueError, match="features .*'coco'"):
+        configure("vitdet-distill-vit-base", "coco", "untrained", {"method": "features"})
+
+
+STOPPED = {
+    "features": ("find-distill", {"method": "features"}),
+    "mean maps": ("find-copy", {"method": "mean-maps", "reference_images": 5}),
+    "untrained": ("find-distill", {}),
+    "own weights": ("find-copy", {}),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_interrupted_it_goes_on_to_the_same_bits(tmp_path, teacher, monkeypatch, name, capsys):
+    recipe, options = STOPPED[name]
+    words = ["--teacher", "untrained" if name == "untrained" else teacher]
+    if name == "own weights":
+        options = {"student_weights": vit_file(tmp_path / "start.safetensors", seed=1)}
+    whole = run(recipe, tmp_path / "whole", *words, **options)
+    plain = runner.RunLog.__call__
+
+    def interrupt(log, entry):
+        plain(log, entry)
+        if entry["step"] == 3 and entry["event"] == "step":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.RunLog, "__call__", interrupt)
+        out = tmp_path / "stopped"
+        assert command.main(asked(recipe, out, *map(str, words), **(SMALL | options))) == 130
+    if name == "untrained":  # another teacher in its place is found; without one it is made again
+        kept = (out / "teacher.safetensors").read_bytes()
+        vit_file(out / "teacher.safetensors", seed=5, num_classes=0)
+        assert command.main(["resume", str(out)]) == 2
+        assert "teacher's sha256" in capsys.readouterr().err
+        (out / "teacher.safetensors").unlink()
+    assert command.main(["resume", str(out)]) == 0
+    left = [load_result(folder / "student.safetensors").state_dict() for folder in (whole, out)]
+    assert same(*left)
+    if name == "untrained":
+        assert (out / "teacher.safetensors").read_bytes() == kept
+
+
+def test_a_dry_run_counts_features_and_mean_maps():
+    """Whole blocks of the teacher for features; no teacher beside stored maps."""
+    data, of = "atbook.worlds:marked_glyphs", {f"model.{name}": str(OURS[name]) for name in OURS}
+    features = configure("find-distill", data, "untrained", of | {"method": "features"}).on(64)
+    first = replace(features, feature_layers=(0,))
+    mean = configure("find-copy", data, "untrained", of | {"method": "mean-maps"}).on(64)
+    scratch = configure("find-scratch", data, None, of).on(64)
+    skeleton = features.skeleton(8)
+    plain, all_layers, one_layer = (flops_of(each, skeleton) for each in (scratch, features, first))
+    N, D = 17, 16
+    block = 2 * (12 * N * D * D + 2 * N * N * D)
+    assert all_layers - one_layer == block and one_layer - plain == block + 2 * 16 * (8 * 8 * 3) * D
+    assert flops_of(mean, skeleton) is None
+    weights = [memory_of(each, 8).teacher for each in (scratch, features, mean)]
+    headless = 4 * sum(p.numel() for p in skeleton.parameters())
+    assert weights[0] == weights[2] == 0 and weights[1] == headless
+    assert assembled(mean, 8).maps_1.shape == (1, 2, 17, 17)
+    text = as_text(estimate(features, 64, 8, limit=0.01))
+    assert "features, teacher untrained, seed 0" in text and "taken to be" not in text
+
+
+def test_the_dry_run_says_how_many_numbers_are_handed_over():
+    """Maps 24·16·197², q and k 2·24·16·197·64: arXiv 2411.09702, table of activations per example."""
+    config = configure("copy-vit-large", "imagenet-1k")
+    skeleton = config.skeleton(1000)
+    memory = Memory(0, 0, 0, 0, 0)
+    text = as_text(Estimate(config.on(2048), 2048, skeleton, [], {}, None, memory, None, None))
+    assert f"{24 * 16 * 197**2 / 1e6:.3g} million numbers of maps" in text and "14.9" in text
+    assert f"{2 * 24 * 16 * 197 * 64 / 1e6:.3g} million of q and k" in text and "9.68" in text
