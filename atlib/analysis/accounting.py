@@ -23,7 +23,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from atlib.attention import head_width
+from atlib.timm_config import head_width
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit

@@ -15,7 +15,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.attention import MaskedAttention
+from atlib.adapters.timm import MaskedAttention
 from atlib.maps import aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
 from atlib.transfer import Transferred

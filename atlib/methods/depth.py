@@ -162,7 +162,7 @@ def branch_ratios(model: nn.Module, images: Tensor) -> BranchRatios:
     walked = model.walk(images) if hasattr(model, "walk") else walk(vit, images, head=False)
     ratios = []
     for block, seen, stream in zip(vit.blocks, walked.layers, (start, *walked.stream)):
-        mixed = block.attn.norm(attend(block.attn, seen).transpose(1, 2).flatten(2))
+        mixed = block.attn.norm(attend(seen).transpose(1, 2).flatten(2))
         attention = block.ls1(block.attn.proj(mixed))
         between = stream + attention
         mlp = block.ls2(block.mlp(block.norm2(between)))

@@ -16,7 +16,8 @@ from timm.models.vision_transformer import (
 )
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.walking import REASONS, Unwalkable, check_walkable
+from atlib.adapters.timm import REASONS
+from atlib.walking import Unwalkable, check_walkable
 from tests.helpers import SMALL_VIT, random_images
 
 SMALL = SMALL_VIT | {"depth": 2}

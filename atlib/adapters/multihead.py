@@ -1,0 +1,55 @@
+"""Blocks around PyTorch's own `nn.MultiheadAttention`: those of torchvision and of open_clip."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atlib.attention import DropPathMasks, Layer
+
+
+class MultiheadLayer(Layer):
+    """x + attention(norm(x)), then x + MLP(norm(x)), with an `nn.MultiheadAttention`.
+
+    `parts`: the block's first norm, its attention, its dropout or layer scale after attention, its second
+    norm, its MLP, and what comes after that; None for what it does not have.
+    """
+
+    def __init__(
+        self,
+        block: nn.Module,
+        parts: tuple[nn.Module, nn.MultiheadAttention, nn.Module | None, nn.Module, nn.Module, nn.Module | None],
+    ):
+        self.module, self.parts, self.attn = block, parts, parts[1]
+        self.heads, self.width = self.attn.num_heads, self.attn.head_dim
+        self.scale = self.width**-0.5
+        self.dropout = self.attn.dropout if self.attn.training else 0.0
+
+    def before(self, tokens: Tensor) -> Tensor:
+        """See `Layer`."""
+        return self.parts[0](tokens)
+
+    def project(self, x: Tensor, needed: str) -> dict[str, Tensor]:
+        """See `Layer`."""
+        attn, width = self.attn, self.attn.embed_dim
+        parts = {}
+        for index, name in enumerate("qkv"):
+            if name in needed:
+                rows = slice(index * width, (index + 1) * width)
+                bias = None if attn.in_proj_bias is None else attn.in_proj_bias[rows]
+                flat = F.linear(x, attn.in_proj_weight[rows], bias)
+                parts[name] = flat.unflatten(-1, (self.heads, self.width)).transpose(1, 2)
+        return parts
+
+    def after(self, tokens: Tensor, x: Tensor, mixed: Tensor, drop_path: DropPathMasks | None) -> Tensor:
+        """See `Layer`."""
+        _, attn, after_attention, norm, mlp, after_mlp = self.parts
+        projected = F.linear(mixed, attn.out_proj.weight, attn.out_proj.bias)
+        tokens = tokens + _masked(_through(after_attention, projected), drop_path, 0)
+        return tokens + _masked(_through(after_mlp, mlp(norm(tokens))), drop_path, 1)
+
+
+def _through(module: nn.Module | None, x: Tensor) -> Tensor:
+    return x if module is None else module(x)
+
+
+def _masked(branch: Tensor, masks: DropPathMasks | None, which: int) -> Tensor:
+    return branch if masks is None else masks[which].to(branch.dtype) * branch
