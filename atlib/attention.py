@@ -1,4 +1,5 @@
-"""One layer of a ViT as the walk sees it: its q, k and v, what they are replaced by, and what is mixed with them."""
+"""One layer of a ViT as the walk sees it: its q, k and v, what they are replaced by, and what is mixed with
+them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -30,8 +30,8 @@ def map_free_cross_entropy(student: Seen, teacher: Seen, value: bool = True) -> 
     scalar, in nats.
 
     `student` and `teacher`: what a layer of each saw, with q and k; their head widths may differ. The
-    teacher's are constants. What the student must not look at (`Seen.mask`) the teacher's map loses too. A bias
-    that the student learns gets its gradient, by blocks on every device. With
+    teacher's are constants. What the student must not look at (`Seen.mask`) the teacher's map loses too. A
+    bias that the student learns gets its gradient, by blocks on every device. With
     `value=False` the result is 0 and only its gradients are computed, which saves the log-sum-exp. On a CUDA
     device it runs through fused attention, elsewhere by blocks of queries, which needs fewer multiplications
     but no fast memory close by. Source: the loss is that of arXiv 2411.09702, section on Attention

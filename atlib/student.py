@@ -60,8 +60,8 @@ def describe(vit: nn.Module | Adapter) -> dict[str, Any]:
     """What a ViT has in place of each of the `COMPONENTS`, read off its modules: short strings, numbers or
     booleans. Of a model that is not timm's, it is what the timm ViT with the same components has.
 
-    Raises `Unwalkable` for a model whose attention cannot be walked, and `ValueError` for one whose components
-    are not known.
+    Raises `Unwalkable` for a model whose attention cannot be walked, and `ValueError` for one whose
+    components are not known.
     """
     adapter = adapter_of(vit)
     adapter.check()
@@ -122,8 +122,7 @@ def _twin(adapter: Adapter) -> nn.Module:
     with torch.device("meta"):
         twin = build(adapter.settings(), num_classes=0, drop_path_rate=0.0)
     counts = [
-        sum(weight.numel() for weight in block.parameters())
-        for block in (adapter.blocks[0], twin.blocks[0])
+        sum(weight.numel() for weight in block.parameters()) for block in (adapter.blocks[0], twin.blocks[0])
     ]
     if counts[0] != counts[1]:
         raise ValueError(
@@ -133,9 +132,7 @@ def _twin(adapter: Adapter) -> nn.Module:
     return twin
 
 
-def differences(
-    teacher: nn.Module | Adapter, student: nn.Module | Adapter
-) -> dict[str, tuple[Any, Any]]:
+def differences(teacher: nn.Module | Adapter, student: nn.Module | Adapter) -> dict[str, tuple[Any, Any]]:
     """The components in which two ViTs differ: {name: (teacher's, student's)}. Sizes, such as width or depth,
     are no components."""
     of_teacher, of_student = describe(teacher), describe(student)

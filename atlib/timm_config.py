@@ -96,6 +96,7 @@ def parts_of(vit: nn.Module) -> Parts:
     attn, mlp = getattr(block, "attn", block), getattr(block, "mlp", None)
     embed = vit.embeds if hasattr(vit, "embeds") else vit.patch_embed
     holder = embed if hasattr(vit, "embeds") else vit  # NaFlexVit embeds all tokens in one module
+    after = getattr(block, "attn_out_proj", None) or getattr(block, "out_proj", None)
     factors = [getattr(embed, f"pos_embed_{side}", None) for side in "yx"]
     return Parts(
         block,
@@ -103,7 +104,7 @@ def parts_of(vit: nn.Module) -> Parts:
         mlp,
         embed,
         getattr(block, "norm1", getattr(block, "in_norm", None)),
-        attn.proj if hasattr(attn, "proj") else block.attn_out_proj if block.out_proj is None else block.out_proj,
+        getattr(attn, "proj", after),
         # an MLP of an unknown kind is told by its own name
         block.mlp_act if mlp is None else getattr(mlp, "act", mlp),
         getattr(holder, "cls_token", None),
@@ -128,13 +129,16 @@ def _relative(vit: nn.Module, attn: nn.Module) -> list[str]:
 def can_be_read(vit: nn.Module) -> bool:
     """Whether a timm ViT's constructor arguments can be read off its modules (`read_settings`)."""
     plain = (Block, eva.EvaBlock, beit.Block)
-    return isinstance(vit, (VisionTransformer, Eva, Beit)) and all(
-        issubclass(type(block), plain) for block in vit.blocks
-    ) and type(vit.patch_embed) is PatchEmbed
+    return (
+        isinstance(vit, (VisionTransformer, Eva, Beit))
+        and all(issubclass(type(block), plain) for block in vit.blocks)
+        and type(vit.patch_embed) is PatchEmbed
+    )
 
 
 def build_by_name(vit: nn.Module, num_classes: int, drop_path_rate: float) -> nn.Module:
-    """A second ViT like one that timm built by its name, freshly initialised, at the same image size.
+    """A second ViT like one that timm built by its name, freshly initialised, of the same
+    depth and image size.
 
     Raises `ValueError` for a model that does not say its name, or was built otherwise.
     """
@@ -142,11 +146,11 @@ def build_by_name(vit: nn.Module, num_classes: int, drop_path_rate: float) -> nn
     has = f"this {type(vit).__name__} has a {type(parts_of(vit).embed).__name__}"
     if not name:
         raise ValueError(
-            f"{has} and {type(vit.blocks[0]).__name__}s, which cannot be read off, and no timm name: build the"
-            " student by name, with create_vit"
+            f"{has} and {type(vit.blocks[0]).__name__}s, which cannot be read off, and no timm name: build"
+            " the student by name, with create_vit"
         )
     size = getattr(getattr(vit, "patch_embed", None), "img_size", None)
-    sized = {} if size is None else {"img_size": size}
+    sized = {"depth": len(vit.blocks)} | ({} if size is None else {"img_size": size})
     return timm.create_model(name, num_classes=num_classes, drop_path_rate=drop_path_rate, **sized)
 
 
@@ -154,9 +158,7 @@ def vit_settings(model: type[nn.Module] = VisionTransformer, **changes: Any) -> 
     """The settings of a standard ViT with these `changes`, by the names of `read_settings`: for models of
     other libraries. The sizes, `img_size`, `patch_size`, `embed_dim`, `depth`, `num_heads` and `hidden`, must
     be among them."""
-    standard = {
-        name: value for component in STANDARD_SETTINGS.values() for name, value in component.items()
-    }
+    standard = {name: value for component in STANDARD_SETTINGS.values() for name, value in component.items()}
     kept = {
         "model": model,
         "in_chans": 3,

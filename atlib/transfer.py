@@ -15,16 +15,7 @@ from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_
 from atlib.maps import average_over, join_heads, keep_own, mean_heads, place_tokens, resample
 from atlib.pair import Pair
 from atlib.plan import Plan
-from atlib.walking import (
-    DropPathMasks,
-    Instead,
-    Seen,
-    Walk,
-    adapter_of,
-    check_exact,
-    sample_drop_path,
-    walk,
-)
+from atlib.walking import DropPathMasks, Instead, Seen, Walk, adapter_of, check_exact, sample_drop_path, walk
 
 TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
 
@@ -130,7 +121,8 @@ class AttentionTransfer(Pair):
 
     def _masks(self, images: Tensor) -> list[DropPathMasks] | None:
         """The stochastic-depth masks that teacher and student share; None where they do not."""
-        return sample_drop_path(self._of_student, images) if self.training and self.plan.share_drop_path else None
+        shares = self.training and self.plan.share_drop_path
+        return sample_drop_path(self._of_student, images) if shares else None
 
     def _walked(self, images: Tensor, target: Iterable[Seen], masks: list[DropPathMasks] | None) -> Walk:
         """The student's walk, with what the teacher saw in place of its own where the plan copies."""

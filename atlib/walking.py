@@ -65,8 +65,8 @@ def walk(
     use instead. `stop_after=i` ends the walk as soon as layer i's q and k are known: its values, its
     attention, its MLP, all later layers and the head are not computed, and `logits` is None; with `values`
     that layer's v is computed too. `head=False` runs all blocks but neither the final norm nor the head:
-    `logits` is None. `drop_path` gives the stochastic-depth masks of every layer (`sample_drop_path`), so that
-    two models can share them; None leaves them to the ViT's own modules.
+    `logits` is None. `drop_path` gives the stochastic-depth masks of every layer (`sample_drop_path`), so
+    that two models can share them; None leaves them to the ViT's own modules.
 
     Every walk checks that the model can be walked, unless `checked` says that the caller did: a module that
     holds a ViT calls `check_walkable` once, when it is built, and then walks on and on. What changes when a
@@ -154,8 +154,8 @@ def _look(layer: Layer, tokens: Tensor, instead: Instead, index: int, values: bo
 
 
 def _as_forward(module: nn.Module, function: Callable, *arguments: Any) -> Any:
-    """`function(*arguments)`, and for a module whose weights FSDP2 divides among processes as if that were its
-    forward: then its hooks gather the weights before, divide them again after, and reduce their gradients."""
+    """`function(*arguments)`, and for a module whose weights FSDP2 divides among processes as if that were
+    its forward: its hooks then gather the weights before, divide them again after, and reduce gradients."""
     if not hasattr(module, "unshard"):  # an FSDPModule; nothing else has it
         return function(*arguments)
     module.forward = function  # of this object alone, in place of its class's
@@ -206,8 +206,8 @@ def check_walkable(vit: nn.Module | Adapter) -> None:
 
 
 def check_timm(vit: nn.Module, what: str) -> None:
-    """Raise `Unwalkable` unless the model is a ViT of timm that `walk` walks: for `what` reads more of it than
-    a walk hands back."""
+    """Raise `Unwalkable` unless the model is a ViT of timm that `walk` walks: for `what`, which reads more of
+    it than a walk hands back."""
     check_walkable(vit)
     if not type(adapter_of(vit)).__module__.endswith("adapters.timm"):
         raise Unwalkable(f"{what} takes a ViT of timm, got a {type(vit).__name__}")
@@ -241,8 +241,8 @@ def check_exact(vit: nn.Module | Adapter, images: Tensor | None = None, toleranc
     difference = ((own - walked).abs().max() / own.abs().max().clamp(min=1e-12)).item()
     if not difference <= tolerance:
         raise Unwalkable(
-            f"cannot walk a {type(model).__name__}: with {name} the walk differs from the model's own output by"
-            f" {difference:.1e} of its largest number, more than {tolerance:g}. Compare its embed, its layers"
-            " and its head with the model's forward, one after another"
+            f"cannot walk a {type(model).__name__}: with {name} the walk differs from the model's own output"
+            f" by {difference:.1e} of its largest number, more than {tolerance:g}. Compare its embed, its"
+            " layers and its head with the model's forward, one after another"
         )
     return difference

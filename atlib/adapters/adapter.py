@@ -74,7 +74,7 @@ class Adapter(ABC):
         """The model's own output for the images, by its own forward: what `head` must be equal to."""
         return self.model(images)
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 (most adapters have nothing to refuse)
         """Raise `Unwalkable` where the model, or the mode that it is in, is one that this adapter does not
         know."""
 

@@ -145,7 +145,8 @@ class HuggingFaceAdapter(Adapter):
             if _class_name(block) not in LAYERS:
                 known = ", ".join(LAYERS)
                 raise Unwalkable(
-                    f"cannot walk layer {index} of this {name}, a {type(block).__name__}: the adapter knows {known}"
+                    f"cannot walk layer {index} of this {name}, a {type(block).__name__}: the adapter knows"
+                    f" {known}"
                 )
             if "forward" in vars(block):
                 raise Unwalkable(f"cannot walk layer {index} of this {name}: its forward was replaced")
@@ -264,11 +265,7 @@ class HuggingFaceAdapter(Adapter):
             "no_embed_class": position is not None and has_class and sizes.prefix_kinds[2] > 0,
         }
         if hasattr(base, "rope_embeddings"):
-            rope = {
-                "rope_type": "dinov3",
-                "rope_temperature": config.rope_theta,
-                "rope_rotate_half": True,
-            }
+            rope = {"rope_type": "dinov3", "rope_temperature": config.rope_theta, "rope_rotate_half": True}
             return vit_settings(Eva, **common, rope=rope, attn_type="eva", qkv_fused=True)
         if _class_name(block) in ("BeitLayer", "Data2VecVisionLayer"):
             pools = config.use_mean_pooling
@@ -279,9 +276,10 @@ class HuggingFaceAdapter(Adapter):
         return vit_settings(**common)
 
     def _shared_bias(self) -> nn.Module | None:
-        base = self.base
-        shared = getattr(base, "shared_position_bias", None)
-        return getattr(getattr(base, "encoder", None), "relative_position_bias", None) if shared is None else shared
+        """The module for a bias by relative position that all layers share."""
+        if hasattr(self.base, "encoder"):  # Data2Vec's
+            return getattr(self.base.encoder, "relative_position_bias", None)
+        return getattr(self.base, "shared_position_bias", None)
 
     def _last_hidden(self, tokens: Tensor) -> Tensor:
         """The final norm, where the class has it before pooling."""
@@ -289,7 +287,8 @@ class HuggingFaceAdapter(Adapter):
         for name in ("layernorm", "norm"):
             if hasattr(base, name):
                 return getattr(base, name)(tokens)
-        return tokens if hasattr(base, "pre_layrnorm") else base.post_layernorm(tokens)  # CLIP's norm is later
+        is_clip = hasattr(base, "pre_layrnorm")  # its norm comes after pooling
+        return tokens if is_clip else base.post_layernorm(tokens)
 
     def _pooled(self, hidden: Tensor) -> Tensor:
         """What the class head of a model reads: each family has its own way."""
@@ -336,9 +335,7 @@ MODELS = (
 def adapter_for(model: nn.Module) -> HuggingFaceAdapter:
     """The adapter of a model of transformers. Raises `Unwalkable` for one that is none of the above."""
     if _class_name(model) not in (*HEADS, *MODELS):
-        inside = [
-            name for name in ("vit", "vision_model", "vision_tower") if hasattr(model, name)
-        ]
+        inside = [name for name in ("vit", "vision_model", "vision_tower") if hasattr(model, name)]
         hint = f"; its .{inside[0]} may be one of them" if inside else ""
         raise Unwalkable(
             f"cannot walk a {type(model).__name__}: of transformers, {', '.join((*MODELS, *HEADS))} are"
@@ -349,7 +346,8 @@ def adapter_for(model: nn.Module) -> HuggingFaceAdapter:
 
 def _class_name(module: nn.Module) -> str:
     """The name of a module's class in transformers, also where FSDP2 or the user derived one from it."""
-    names = [kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("transformers.models.")]
+    home = "transformers.models."
+    names = [kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith(home)]
     return names[0] if names else type(module).__name__
 
 
@@ -386,9 +384,7 @@ def _own_bias(block: nn.Module) -> nn.Module | None:
     return getattr(inside, "relative_position_bias", None) if own is None else own
 
 
-def _relative_bias(
-    module: nn.Module | None, images: Tensor, patch: Any, tokens: int
-) -> Tensor | None:
+def _relative_bias(module: nn.Module | None, images: Tensor, patch: Any, tokens: int) -> Tensor | None:
     """The bias (H, N, N) on the patches of these images."""
     if module is None:
         return None

@@ -1,31 +1,37 @@
 """Blocks around PyTorch's own `nn.MultiheadAttention`: those of torchvision and of open_clip."""
 
+from typing import NamedTuple
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atlib.attention import DropPathMasks, Layer
 
 
+class Parts(NamedTuple):
+    """The parts of a block, in the order in which they are called; None for what it does not have."""
+
+    norm1: nn.Module
+    attention: nn.MultiheadAttention
+    #: Dropout or layer scale after attention.
+    after_attention: nn.Module | None
+    norm2: nn.Module
+    mlp: nn.Module
+    after_mlp: nn.Module | None
+
+
 class MultiheadLayer(Layer):
-    """x + attention(norm(x)), then x + MLP(norm(x)), with an `nn.MultiheadAttention`.
+    """x + attention(norm(x)), then x + MLP(norm(x)), with an `nn.MultiheadAttention`."""
 
-    `parts`: the block's first norm, its attention, its dropout or layer scale after attention, its second
-    norm, its MLP, and what comes after that; None for what it does not have.
-    """
-
-    def __init__(
-        self,
-        block: nn.Module,
-        parts: tuple[nn.Module, nn.MultiheadAttention, nn.Module | None, nn.Module, nn.Module, nn.Module | None],
-    ):
-        self.module, self.parts, self.attn = block, parts, parts[1]
+    def __init__(self, block: nn.Module, parts: Parts):
+        self.module, self.parts, self.attn = block, parts, parts.attention
         self.heads, self.width = self.attn.num_heads, self.attn.head_dim
         self.scale = self.width**-0.5
         self.dropout = self.attn.dropout if self.attn.training else 0.0
 
     def before(self, tokens: Tensor) -> Tensor:
         """See `Layer`."""
-        return self.parts[0](tokens)
+        return self.parts.norm1(tokens)
 
     def project(self, x: Tensor, needed: str) -> dict[str, Tensor]:
         """See `Layer`."""
@@ -41,10 +47,11 @@ class MultiheadLayer(Layer):
 
     def after(self, tokens: Tensor, x: Tensor, mixed: Tensor, drop_path: DropPathMasks | None) -> Tensor:
         """See `Layer`."""
-        _, attn, after_attention, norm, mlp, after_mlp = self.parts
-        projected = F.linear(mixed, attn.out_proj.weight, attn.out_proj.bias)
-        tokens = tokens + _masked(_through(after_attention, projected), drop_path, 0)
-        return tokens + _masked(_through(after_mlp, mlp(norm(tokens))), drop_path, 1)
+        parts, out = self.parts, self.attn.out_proj
+        routed = F.linear(mixed, out.weight, out.bias)
+        tokens = tokens + _masked(_through(parts.after_attention, routed), drop_path, 0)
+        local = parts.mlp(parts.norm2(tokens))
+        return tokens + _masked(_through(parts.after_mlp, local), drop_path, 1)
 
 
 def _through(module: nn.Module | None, x: Tensor) -> Tensor:

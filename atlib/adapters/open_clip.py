@@ -9,7 +9,7 @@ from timm.layers import QuickGELU as TimmQuickGELU
 from torch import Tensor, nn
 
 from atlib.adapters.adapter import Adapter, Sizes, Unwalkable
-from atlib.adapters.multihead import MultiheadLayer
+from atlib.adapters.multihead import MultiheadLayer, Parts
 from atlib.attention import Layer
 from atlib.timm_config import Settings, vit_settings
 
@@ -31,17 +31,14 @@ class OpenClipViT(Adapter):
         for index, block in enumerate(self.blocks):
             same = isinstance(block, ResidualAttentionBlock)
             if not same or (type(block).forward, type(block).attention) != STOCK:
+                name, kind = type(self.model).__name__, type(block).__name__
                 raise Unwalkable(
-                    f"cannot walk layer {index} of this {type(self.model).__name__}, a {type(block).__name__}:"
-                    " ResidualAttentionBlock is known"
+                    f"cannot walk layer {index} of this {name}, a {kind}: ResidualAttentionBlock is known"
                 )
 
     def embed(self, images: Tensor) -> tuple[Tensor, Sequence[Layer]]:
         """See `Adapter`."""
-        return self.model._embeds(images), [
-            MultiheadLayer(block, (block.ln_1, block.attn, block.ls_1, block.ln_2, block.mlp, block.ls_2))
-            for block in self.blocks
-        ]
+        return self.model._embeds(images), [MultiheadLayer(block, _parts(block)) for block in self.blocks]
 
     def head(self, tokens: Tensor) -> Tensor:
         """The image's embedding, (B, width of the embedding)."""
@@ -76,6 +73,10 @@ class OpenClipViT(Adapter):
             norm_layer=partial(nn.LayerNorm, eps=block.ln_1.eps),
             global_pool="avg" if model.pool_type == "avg" else "token",
         )
+
+
+def _parts(block: ResidualAttentionBlock) -> Parts:
+    return Parts(block.ln_1, block.attn, block.ls_1, block.ln_2, block.mlp, block.ls_2)
 
 
 def adapter_for(model: nn.Module) -> OpenClipViT:

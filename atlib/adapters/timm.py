@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from atlib.adapters.adapter import Adapter, Sizes, Unwalkable
 from atlib.attention import DropPathMasks, Instead, Layer, attend, plus, see
-from atlib.timm_config import Settings, head_width, present, read_settings
+from atlib.timm_config import Settings, head_width, read_settings
 
 
 class MaskedAttention(Attention, ABC):
@@ -146,8 +146,9 @@ class Parallel(Layer):
         """See `Layer`."""
         block = self.module
         norms = {"q": block.q_norm, "k": block.k_norm, "v": nn.Identity()}
-        rows = dict(zip("qkv", range(block.in_split[0], sum(block.in_split), self.heads * self.width)))
-        flat = {name: self._rows(x, slice(rows[name], rows[name] + self.heads * self.width)) for name in needed}
+        hidden, wide, *_ = block.in_split  # the rows of the MLP come first, then those of q, k and v
+        starts = {name: hidden + wide * index for index, name in enumerate("qkv")}
+        flat = {name: self._rows(x, slice(starts[name], starts[name] + wide)) for name in needed}
         return {
             name: norms[name](part.unflatten(-1, (self.heads, self.width))).transpose(1, 2)
             for name, part in flat.items()
@@ -462,11 +463,7 @@ ATTENTIONS: Mapping[type, Sequence[type]] = {
 }
 
 # Taken at import, so that a method that somebody replaces later for a whole class is noticed too.
-STOCK = {
-    part: part.forward
-    for parts in (*BLOCKS.values(), *ATTENTIONS.values())
-    for part in parts
-}
+STOCK = {part: part.forward for parts in (*BLOCKS.values(), *ATTENTIONS.values()) for part in parts}
 STOCK_MODEL = {
     family: {method: getattr(family, method) for method in ("forward", "forward_features")}
     for family in BLOCKS

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from atlib.adapters.adapter import Adapter, Sizes, Unwalkable
-from atlib.adapters.multihead import MultiheadLayer
+from atlib.adapters.multihead import MultiheadLayer, Parts
 from atlib.attention import Layer
 from atlib.timm_config import Settings, vit_settings
 
@@ -36,12 +36,7 @@ class TorchvisionViT(Adapter):
         tokens = model._process_input(images)
         tokens = torch.cat([model.class_token.expand(len(tokens), -1, -1), tokens], 1)
         tokens = model.encoder.dropout(tokens + model.encoder.pos_embedding)
-        return tokens, [
-            MultiheadLayer(
-                block, (block.ln_1, block.self_attention, block.dropout, block.ln_2, block.mlp, None)
-            )
-            for block in self.blocks
-        ]
+        return tokens, [MultiheadLayer(block, _parts(block)) for block in self.blocks]
 
     def head(self, tokens: Tensor) -> Tensor:
         """See `Adapter`."""
@@ -68,6 +63,10 @@ class TorchvisionViT(Adapter):
             hidden=model.mlp_dim,
             norm_layer=partial(nn.LayerNorm, eps=block.ln_1.eps),
         )
+
+
+def _parts(block: EncoderBlock) -> Parts:
+    return Parts(block.ln_1, block.self_attention, block.dropout, block.ln_2, block.mlp, None)
 
 
 def adapter_for(model: nn.Module) -> TorchvisionViT:

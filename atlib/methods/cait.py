@@ -117,7 +117,8 @@ def _class_step(
         seen = Seen(heads(attn.q(x[:, :1])), heads(attn.k(x)), v, attn.scale)
     else:
         seen = instead._replace(v=v)
-    mixed = attend(seen, attn.attn_drop.p if attn.training else 0.0, attn.fused_attn).transpose(1, 2).flatten(2)  # (B, 1, H·d)
+    dropout = attn.attn_drop.p if attn.training else 0.0
+    mixed = attend(seen, dropout, attn.fused_attn).transpose(1, 2).flatten(2)  # (B, 1, H·d)
     token = token + block.drop_path(block.gamma_1 * attn.proj_drop(attn.proj(mixed)))
     return token + block.drop_path(block.gamma_2 * block.mlp(block.norm2(token))), seen
 

@@ -19,10 +19,10 @@ from torchvision.transforms.functional import to_pil_image
 from atlib.analysis.accounting import transferred_numbers
 from atlib.analysis.attention_maps import class_attention
 from atlib.analysis.pictures import image_grid
-from atlib.timm_config import head_width
 from atlib.data.decoding import in_eight_bits
 from atlib.student import STANDARD, describe
 from atlib.teachers.build import Teacher, not_finite
+from atlib.timm_config import head_width
 from atlib.walking import Unwalkable, check_walkable, walk
 
 
