@@ -173,10 +173,10 @@ class HuggingFaceAdapter(Adapter):
             tokens = base.pre_layrnorm(tokens)
         if hasattr(base, "rope_embeddings"):
             ropes = base.rope_embeddings(images)
-        shared = _relative_bias(self._shared_bias(), images, config.patch_size, tokens.shape[1])
+        shared = _relative_bias(self.shared_bias(), images, config.patch_size, tokens.shape[1])
         layers = []
         for block in self.blocks:
-            own = _relative_bias(_own_bias(block), images, config.patch_size, tokens.shape[1])
+            own = _relative_bias(own_bias(block), images, config.patch_size, tokens.shape[1])
             layers.append(HuggingFaceLayer(block, ropes, plus(own, shared)))
         return tokens, layers
 
@@ -269,13 +269,13 @@ class HuggingFaceAdapter(Adapter):
             return vit_settings(Eva, **common, rope=rope, attn_type="eva", qkv_fused=True)
         if _class_name(block) in ("BeitLayer", "Data2VecVisionLayer"):
             pools = config.use_mean_pooling
-            relative = "shared" if self._shared_bias() is not None else None
-            relative = "each" if _own_bias(block) is not None else relative
+            relative = "shared" if self.shared_bias() is not None else None
+            relative = "each" if own_bias(block) is not None else relative
             more = {"global_pool": "avg" if pools else "token", "fc_norm": pools, "relative": relative}
             return vit_settings(Beit, **(common | more), head_init_scale=0.001)
         return vit_settings(**common)
 
-    def _shared_bias(self) -> nn.Module | None:
+    def shared_bias(self) -> nn.Module | None:
         """The module for a bias by relative position that all layers share."""
         if hasattr(self.base, "encoder"):  # Data2Vec's
             return getattr(self.base.encoder, "relative_position_bias", None)
@@ -377,7 +377,7 @@ def _pair(side: Any) -> tuple[int, int]:
     return (side, side) if isinstance(side, int) else tuple(side)
 
 
-def _own_bias(block: nn.Module) -> nn.Module | None:
+def own_bias(block: nn.Module) -> nn.Module | None:
     """A block's own module for a bias by relative position."""
     own = getattr(block, "relative_position_bias", None)
     inside = getattr(getattr(block, "attention", None), "attention", None)

@@ -6,7 +6,7 @@ forward unchanged.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -435,7 +435,7 @@ REASONS = {
     "OptimizedModule": "it is a wrapper made by torch.compile: pass the module inside (its ._orig_mod)",
 }
 
-LAYERS: Mapping[type, type[Layer]] = {
+LAYERS: Mapping[type, Callable[..., Layer]] = {
     vit.Block: PreNorm,
     vit.ResPostBlock: PostNorm,
     vit.ParallelScalingBlock: Parallel,
