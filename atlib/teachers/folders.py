@@ -1,4 +1,4 @@
-"""Folders that `save_pretrained` of transformers writes, as the hub has them: the same ViT, as timm builds it.
+"""Folders that `save_pretrained` of transformers writes, as the hub has them: the same ViT, built by timm.
 
 `config.json` says what it is, and `model.safetensors` has its weights. Transformers reads both, so that all
 names it ever gave to weights are known; no code of the folder is run, and nothing is downloaded.

@@ -108,10 +108,10 @@ def _read(
         raise ValueError(f"heads={heads} and architecture={architecture!r}, which says it: leave heads= out")
     if (hub := _on_a_hub(name_or_path)) is not None:
         raise WeightsUnavailable(
-            f"{name_or_path!r} names a model of a hub, and nothing is downloaded from there by itself. Fetch its"
-            f" config.json and model.safetensors into a folder, such as {hub}/, and give that folder: with"
-            f" huggingface_hub, `hf download {hub} config.json model.safetensors --local-dir {hub}`. Many such"
-            " models are in timm under a name of its own, which is downloaded: timm.list_pretrained() lists them"
+            f"{name_or_path!r} names a model of a hub, and nothing is downloaded from there by itself. Fetch"
+            " its config.json and model.safetensors into a folder, and give that folder: with"
+            f" huggingface_hub, `hf download {hub} config.json model.safetensors --local-dir {hub}`. Many such models"
+            " have a name in timm, which is downloaded: timm.list_pretrained() lists them"
         )
     if is_pretrained_folder(Path(name_or_path)):
         return _from_folder(Path(name_or_path), image_size)
