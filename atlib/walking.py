@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from atlib.adapters.adapter import Adapter, Unwalkable
 from atlib.adapters.choose import adapter_of
-from atlib.adapters.timm import ViT
+from atlib.adapters.timm import EvaViT, ViT, is_plain
 from atlib.attention import DropPathMasks, Instead, Layer, Seen, attend, see
 
 __all__ = [
@@ -205,12 +205,18 @@ def check_walkable(vit: nn.Module | Adapter) -> None:
     adapter_of(vit).check()
 
 
-def check_timm(vit: nn.Module, what: str) -> None:
-    """Raise `Unwalkable` unless the model is a ViT of timm that `walk` walks: for `what`, which reads more of
-    it than a walk hands back."""
-    check_walkable(vit)
-    if not type(adapter_of(vit)).__module__.endswith("adapters.timm"):
-        raise Unwalkable(f"{what} takes a ViT of timm, got a {type(vit).__name__}")
+def check_timm(vit: nn.Module) -> None:
+    """Raise `Unwalkable` unless the model can be walked and is a `VisionTransformer` or `Eva` of timm with
+    pre-norm blocks: for methods that read more of a ViT than its maps."""
+    adapter = adapter_of(vit)
+    adapter.check()
+    plain = isinstance(adapter, (ViT, EvaViT)) and all(map(is_plain, adapter.blocks))
+    if not plain:
+        kinds = f"a {type(adapter.model).__name__} of {type(adapter.blocks[0]).__name__}s"
+        raise Unwalkable(
+            f"cannot take {kinds} here: AttentionTransfer copies and distills its maps, but this method reads"
+            " more of a ViT, and knows timm's VisionTransformer of Blocks and Eva of EvaBlocks"
+        )
 
 
 @torch.no_grad()

@@ -470,6 +470,11 @@ STOCK_MODEL = {
 }
 
 
+def is_plain(block: nn.Module) -> bool:
+    """Whether a block is timm's usual one: `Block` or `EvaBlock`."""
+    return _class_of(block) in (vit.Block, eva.EvaBlock)
+
+
 def why_not(part: object, otherwise: str) -> str:
     """Why a model or a part of one is not walked: as its class says, as `REASONS` does, or `otherwise`."""
     kind = type(part)

@@ -19,7 +19,7 @@ from atlib.adapters.timm import MaskedAttention
 from atlib.maps import aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
 from atlib.transfer import Transferred
-from atlib.walking import Seen, check_walkable, walk
+from atlib.walking import Seen, check_timm, walk
 
 # the published code clamps probabilities there; here only resampled ones, which an interpolation can make 0
 FLOOR = 1e-5
@@ -77,8 +77,8 @@ class AttnDistill(Distillation):
         resample: bool = False,
         drop_prefix: bool = False,
     ):
-        check_walkable(teacher)
-        check_walkable(student)
+        check_timm(teacher)
+        check_timm(student)
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: a temperature is above 0; AttnDistill uses 10")
         if not 0 <= attention_weight < float("inf"):

@@ -22,7 +22,7 @@ from atlib.maps import join_heads
 from atlib.methods.distillation import Distillation
 from atlib.plan import HOW
 from atlib.transfer import Transferred, without_history
-from atlib.walking import Unwalkable, check_walkable, walk
+from atlib.walking import Unwalkable, check_timm, walk
 
 
 class CaitWalk(NamedTuple):
@@ -200,7 +200,7 @@ class CaitTransfer(Distillation):
         layers: Mapping[int, int] | None = None,
         class_layers: Mapping[int, int] | None = None,
     ):
-        check_walkable(teacher)
+        check_timm(teacher)
         check_cait(student)
         for name, how in (("patches", patches), ("class_rows", class_rows)):
             if how is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atlib.pair import Pair
 from atlib.transfer import Transferred
-from atlib.walking import Instead, Walk, check_walkable, walk
+from atlib.walking import Instead, Walk, check_timm, walk
 
 # images (B, 3, height, width) -> the index of each one's group, int64 (B,)
 Groups = Callable[[Tensor], Tensor]
@@ -49,7 +49,7 @@ class MeanMapCopy(Pair):
         group_of: Groups = one_group,
         number: int = 1,
     ):
-        check_walkable(student)
+        check_timm(student)
         super().__init__(student)
         self._group_of = group_of
         for layer, maps in enumerate(mean_maps(teacher, reference, group_of, number)):

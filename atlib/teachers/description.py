@@ -91,7 +91,7 @@ def _facts(teacher: Teacher) -> dict[str, str]:
     prefix = {
         "class token": int(vit.cls_token is not None),
         "distillation token": int(hasattr(vit, "dist_token")),
-        "register": 0 if vit.reg_token is None else vit.reg_token.shape[1],
+        "register": 0 if getattr(vit, "reg_token", None) is None else vit.reg_token.shape[1],
     }
     counted = [_count(number, name) for name, number in prefix.items() if number]
     counted.append(_count(down * across, "patch", "patches"))

@@ -110,8 +110,8 @@ def _read(
         raise WeightsUnavailable(
             f"{name_or_path!r} names a model of a hub, and nothing is downloaded from there by itself. Fetch"
             " its config.json and model.safetensors into a folder, and give that folder: with"
-            f" huggingface_hub, `hf download {hub} config.json model.safetensors --local-dir {hub}`. Many such models"
-            " have a name in timm, which is downloaded: timm.list_pretrained() lists them"
+            f" huggingface_hub, `hf download {hub} config.json model.safetensors --local-dir {hub}`. Many"
+            " such models have a name in timm, which is downloaded: timm.list_pretrained() lists them"
         )
     if is_pretrained_folder(Path(name_or_path)):
         return _from_folder(Path(name_or_path), image_size)

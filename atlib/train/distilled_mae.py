@@ -18,7 +18,7 @@ from atlib.plan import Plan
 from atlib.train.pretrain import MaskedAutoencoder, walk_visible
 from atlib.train.recipe import Recipe
 from atlib.transfer import without_history
-from atlib.walking import check_walkable
+from atlib.walking import check_timm
 
 # --- How a layer's attention logits are compared ---
 
@@ -112,8 +112,8 @@ class DistilledMae(Pair):
         match: Match = squared_error,
         mix_heads: bool = True,
     ):
-        check_walkable(teacher)
-        check_walkable(student.vit)
+        check_timm(teacher)
+        check_timm(student.vit)
         _check_pair(teacher, student.vit, mix_heads)
         super().__init__(student, teacher)
         depths = len(student.vit.blocks), len(teacher.blocks)
