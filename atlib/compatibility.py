@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from atlib.attention import head_width
+from atlib.adapters.adapter import Adapter, Sizes
+from atlib.adapters.choose import adapter_of
 from atlib.plan import Plan
 from atlib.student import differences
 
@@ -36,15 +37,19 @@ class Pairing(NamedTuple):
     queries: tuple[int, ...] | None = None
 
 
-def pair_up(teacher: nn.Module, student: nn.Module, plan: Plan) -> Pairing:
+def pair_up(teacher: nn.Module | Adapter, student: nn.Module | Adapter, plan: Plan) -> Pairing:
     """How `teacher` teaches `student` under `plan`. Raises `ValueError` naming all that stands in the way."""
-    if teacher is student:
+    teacher, student = adapter_of(teacher), adapter_of(student)
+    if teacher.model is student.model:
         raise ValueError(
             "teacher and student are the same object; the student learns from scratch: build a second ViT"
         )
-    sizes = Sizes.of(teacher), Sizes.of(student)
-    components = differences(teacher, student)
+    sizes = teacher.sizes(), student.sizes()
+    components = _components(teacher, student, plan)
     obstacles = [*_obstacles(*sizes, plan), *_component_obstacles(components, plan)]
+    if getattr(getattr(student.model, "patch_drop", None), "prob", 0) > 0:
+        remedy = "a map of all patches does not fit those that are left: patch_drop_rate=0"
+        obstacles.append(f"patches: the student drops some in training, the teacher none ({remedy})")
     if obstacles:
         planned = "the student cannot be taught by this teacher as planned"
         raise ValueError(f"{planned}. They differ in {'; '.join(obstacles)}.")
@@ -74,29 +79,14 @@ def pair_up(teacher: nn.Module, student: nn.Module, plan: Plan) -> Pairing:
     )
 
 
-class Sizes(NamedTuple):
-    """What must fit between two ViTs, read off the model."""
-
-    depth: int
-    heads: int
-    head_width: int
-    grid: tuple[int, int]
-    prefix_kinds: tuple[int, int, int]  # how many class tokens, distillation tokens, registers
-    drops_patches: bool  # in training
-
-    @property
-    def prefix(self) -> int:
-        """All prefix tokens."""
-        return sum(self.prefix_kinds)
-
-    @classmethod
-    def of(cls, vit: nn.Module) -> "Sizes":
-        attn, embed = vit.blocks[0].attn, vit.patch_embed
-        has_class = int(vit.cls_token is not None)
-        has_distillation = int(getattr(vit, "dist_token", None) is not None)
-        drops = getattr(getattr(vit, "patch_drop", None), "prob", 0) > 0
-        kinds = has_class, has_distillation, vit.num_prefix_tokens - has_class - has_distillation
-        return cls(len(vit.blocks), attn.num_heads, head_width(attn), tuple(embed.grid_size), kinds, drops)
+def _components(teacher: Adapter, student: Adapter, plan: Plan) -> dict[str, tuple]:
+    """The components in which the two differ; none where they cannot be known and the plan accepts that."""
+    try:
+        return differences(teacher, student)
+    except ValueError:
+        if plan.mismatched:
+            return {}
+        raise
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
@@ -144,9 +134,6 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
                 " them, or how='distill'"
             )
             refuse("prefix tokens", counts, remedy)
-    if student.drops_patches:
-        remedy = "a map of all patches does not fit those that are left: patch_drop_rate=0"
-        obstacles.append(f"patches: the student drops some in training, the teacher none ({remedy})")
     if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
         remedy = "rows='class' transfers the class token's row: rows='patches', or class_token=True in both"
         refuse("class tokens", (teacher.prefix_kinds[0], student.prefix_kinds[0]), remedy)

@@ -15,7 +15,7 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
 
     The same number and gradients as `dense_attention_cross_entropy`, but no (N, N) map is ever stored: see
     `atlib.map_free`. `value=False` computes the gradients only and returns 0. `student` and `teacher` pair up
-    layer by layer; no gradient reaches the teacher. Where the student must not look (`Seen.bias`), the
+    layer by layer; no gradient reaches the teacher. Where the student must not look (`Seen.mask`), the
     teacher's share goes, its rows renormalised: no student could lower that part of the loss, which would be
     infinite. Raises ValueError when their numbers or shapes differ, or when a layer was given a whole map.
 
@@ -46,11 +46,11 @@ def dense_attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[See
 
     Per layer, with maps (B, H, N, N) over queries i and keys j, it is the *mean* over batch, heads and
     queries of -Σ_j p_t(i, j) log p_s(i, j). Layers are *summed*, not averaged. The teacher's maps are
-    constants, without what the student's bias forbids.
+    constants, without what the student's mask forbids.
     """
     _check_pairs(student, teacher)
     return sum(
-        map_cross_entropy(own.scores.log_softmax(-1), target.without(own.bias).map)
+        map_cross_entropy(own.scores.log_softmax(-1), target.without(own.mask).map)
         for own, target in zip(student, teacher)
     )
 

@@ -30,42 +30,48 @@ def map_free_cross_entropy(student: Seen, teacher: Seen, value: bool = True) -> 
     scalar, in nats.
 
     `student` and `teacher`: what a layer of each saw, with q and k; their head widths may differ. The
-    teacher's are constants. What the student must not look at (`Seen.bias`) the teacher's map loses too. With
+    teacher's are constants. What the student must not look at (`Seen.mask`) the teacher's map loses too. A
+    bias that the student learns gets its gradient, by blocks on every device. With
     `value=False` the result is 0 and only its gradients are computed, which saves the log-sum-exp. On a CUDA
     device it runs through fused attention, elsewhere by blocks of queries, which needs fewer multiplications
     but no fast memory close by. Source: the loss is that of arXiv 2411.09702, section on Attention
     Distillation; the identity is this project's.
     """
     # no fused kernel knows float64
-    on_fused = student.q.is_cuda and student.q.dtype != torch.float64
+    on_fused = student.q.is_cuda and student.q.dtype != torch.float64 and not _learns_bias(student)
     return (by_fused_attention if on_fused else by_blocks)(student, teacher, value)
 
 
 def by_blocks(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
     """`map_free_cross_entropy` for `BLOCK` queries at a time: (B, H, BLOCK, N) is the largest tensor that
     comes and goes."""
-    q, k, _, scale, _, bias = student
+    q, k, scale, bias = student.q, student.k, student.scale, student.added
     # inside the Function gradients are always off
-    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-    return _ByBlocks.apply(q, k, scale, bias, teacher.without(bias), value, wanted)
+    learns_bias = _learns_bias(student)
+    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or learns_bias)
+    target = teacher.without(student.mask)
+    return _ByBlocks.apply(q, k, scale, bias, target, value, wanted, learns_bias)
 
 
 def by_fused_attention(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
     """`map_free_cross_entropy` through `scaled_dot_product_attention` alone; the value by blocks, as only
-    that needs rows of z. Where the bias is not 0, the teacher's map is, so it is missing in Σ_j p_t z."""
-    teacher = teacher.without(student.bias)
-    q, k, _, scale, _, bias = student
+    that needs rows of z. A mask is missing in Σ_j p_t z: where it is not 0, the teacher's map is. A bias
+    that is learned gets no gradient here."""
+    teacher = teacher.without(student.mask)
+    q, k, scale, bias = student.q, student.k, student.scale, student.added
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     exact = torch.promote_types(q.dtype, torch.float32)
     q, k = _DifferentiableOnce.apply(q), _DifferentiableOnce.apply(k)
     q_t, k_t = teacher.q.detach().to(k.dtype), teacher.k.detach().to(k.dtype)
     # Σ_j p_s k_j, with a gradient to k as value, and Σ_j p_t k_j
     expected_own = fused(q.detach(), k.detach(), k, scale, bias=bias).to(exact)
-    expected_target = fused(q_t, k_t, k, teacher.scale, bias=teacher.bias).to(exact)
+    expected_target = fused(q_t, k_t, k, teacher.scale, bias=teacher.added).to(exact)
     same_gradient = scale / rows * (q.to(exact) * (expected_own - expected_target)).sum()
     loss = 0.0
     if value:
         expected_score = scale * (q.to(exact) * expected_target).sum()
+        if student.bias is not None:
+            expected_score = expected_score + _expected_bias(teacher, student.bias)
         loss = (_logsumexp_sum(q, k, scale, bias) - expected_score).detach() / rows
     return same_gradient - same_gradient.detach() + loss  # the value of one, the gradient of the other
 
@@ -75,29 +81,34 @@ class _ByBlocks(torch.autograd.Function):
     the backward pass. q and k come apart from the rest, because autograd sees no tensor inside a `Seen`."""
 
     @staticmethod
-    def forward(ctx, q, k, scale, bias, teacher, value, wanted):
+    def forward(ctx, q, k, scale, bias, teacher, value, wanted, learns_bias):
         B, H, N, _ = q.shape
+        bias_t = teacher.added
         # bf16 products would cost the softmax three digits
         exact = torch.promote_types(q.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
             q_s, k_s, q_t, k_t = (x.to(exact).reshape(B * H, N, -1) for x in (q, k, teacher.q, teacher.k))
             total = q_s.new_zeros(())
             grad_q, grad_k = (torch.empty_like(q_s), torch.zeros_like(k_s)) if wanted else (None, None)
+            grad_bias = torch.zeros(H, N, N, dtype=exact, device=q.device) if learns_bias else None
             for start in range(0, N, BLOCK):
                 block = slice(start, start + BLOCK)
-                log_p_s = _scores(q_s, k_s, scale, bias, block).log_softmax(-1)  # (B·H, BLOCK, N)
-                p_t = _scores(q_t, k_t, teacher.scale, teacher.bias, block).softmax(-1)
+                log_p_s = _scores(q_s, k_s, scale, bias, block, H).log_softmax(-1)  # (B·H, BLOCK, N)
+                p_t = _scores(q_t, k_t, teacher.scale, bias_t, block, H).softmax(-1)
                 if value:
                     total = total - torch.dot(p_t.flatten(), log_p_s.flatten())
                 if wanted:
                     difference = log_p_s.exp_().sub_(p_t)  # ∂/∂z; log_p_s is used up
                     grad_q[:, block] = torch.bmm(difference, k_s)
                     grad_k.baddbmm_(difference.mT, q_s[:, block])
+                    if learns_bias:
+                        grad_bias[:, block] = difference.unflatten(0, (B, H)).sum(0)
             if wanted:
                 # applied last: this small number would leave few digits of an fp16 gradient
-                ctx.factor = scale / (B * H * N)
+                ctx.factor, ctx.scale = scale / (B * H * N), scale
                 ctx.save_for_backward(
-                    *(grad.view_as(like).to(like.dtype) for grad, like in ((grad_q, q), (grad_k, k)))
+                    *(grad.view_as(like).to(like.dtype) for grad, like in ((grad_q, q), (grad_k, k))),
+                    *(() if grad_bias is None else (_summed_like(grad_bias, bias),)),
                 )
         return total / (B * H * N)
 
@@ -106,10 +117,13 @@ class _ByBlocks(torch.autograd.Function):
         _refuse_second_derivative()
         # in float32 at least: an fp16 run scales its loss by more than fp16 can hold
         factor = above * ctx.factor
-        return (
-            *((grad.to(factor.dtype) * factor).to(grad.dtype) for grad in ctx.saved_tensors),
-            *(None,) * 5,
+        grad_q, grad_k, *of_bias = ctx.saved_tensors
+        of_bias = [grad / ctx.scale for grad in of_bias] or [None]  # its scores are not scaled
+        scaled = (
+            None if grad is None else (grad.to(factor.dtype) * factor).to(grad.dtype)
+            for grad in (grad_q, grad_k, *of_bias)
         )
+        return next(scaled), next(scaled), None, next(scaled), *(None,) * 4
 
 
 class _DifferentiableOnce(torch.autograd.Function):
@@ -135,10 +149,35 @@ def _refuse_second_derivative() -> None:
         )
 
 
-def _scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, block: slice) -> Tensor:
+def _learns_bias(student: Seen) -> bool:
+    return student.bias is not None and student.bias.requires_grad and torch.is_grad_enabled()
+
+
+def _scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, block: slice, heads: int) -> Tensor:
     """The scores z of a block of queries, from q and k (B·H, N, d): (B·H, BLOCK, N)."""
     z = torch.bmm(scale * q[:, block], k.mT)
-    return z if bias is None else z.add_(bias[block])
+    if bias is not None:
+        z.unflatten(0, (-1, heads)).add_(bias[..., block, :])
+    return z
+
+
+def _summed_like(grad: Tensor, bias: Tensor) -> Tensor:
+    """The gradient (H, N, N) in the shape of a bias: summed over heads where they share it."""
+    return (grad if bias.ndim == 3 else grad.sum(0)).to(bias.dtype)
+
+
+@torch.no_grad()
+def _expected_bias(teacher: Seen, bias: Tensor) -> Tensor:
+    """Σ p_t · bias over batch, heads, queries and keys: a scalar, by blocks of queries."""
+    q, k = teacher.q, teacher.k
+    exact = torch.promote_types(q.dtype, torch.float32)
+    total = torch.zeros((), dtype=exact, device=q.device)
+    for start in range(0, q.shape[2], BLOCK):
+        block = slice(start, start + BLOCK)
+        z = (teacher.scale * q[:, :, block] @ k.mT).to(exact)
+        z = z if teacher.added is None else z + teacher.added[..., block, :]
+        total += (z.softmax(-1) * bias[..., block, :]).sum()
+    return total
 
 
 @torch.no_grad()
@@ -148,7 +187,7 @@ def _logsumexp_sum(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> T
 
     def scores(block: slice) -> Tensor:
         z = (scale * q[:, :, block] @ k.mT).to(exact)
-        return z if bias is None else z + bias[block]
+        return z if bias is None else z + bias[..., block, :]
 
     starts = range(0, q.shape[2], BLOCK)
     return sum(scores(slice(start, start + BLOCK)).logsumexp(-1).sum() for start in starts)

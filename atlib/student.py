@@ -10,14 +10,28 @@ architecture unless it is said, component by component, what is to differ.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from timm.layers import Mlp, PatchEmbed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atlib._util import require_known
-from atlib.timm_config import Settings, biases_of, build, eps_of, is_gated, present, read_settings
-from atlib.walking import check_walkable
+from atlib.adapters.adapter import Adapter
+from atlib.adapters.choose import adapter_of
+from atlib.adapters.timm import TimmAdapter
+from atlib.timm_config import (
+    STANDARD_SETTINGS,
+    Settings,
+    biases_of,
+    build,
+    build_by_name,
+    can_be_read,
+    eps_of,
+    is_gated,
+    parts_of,
+    present,
+)
 
 # What `describe` says of a standard ViT: the student of arXiv 2411.09702 and of most of timm's supervised
 # ViTs.
@@ -37,94 +51,88 @@ STANDARD: Mapping[str, Any] = {
 }
 COMPONENTS: tuple[str, ...] = tuple(STANDARD)
 
-# The settings that make up a component, with the values they have in a standard ViT.
-STANDARD_SETTINGS: Mapping[str, Settings] = {
-    "layer_scale": {"init_values": None, "attn_only_layer_scale": False},
-    "registers": {"reg_tokens": 0},
-    "pre_norm": {"pre_norm": False},
-    "activation": {"act_layer": nn.GELU},
-    "pooling": {
-        "global_pool": "token",
-        "class_token": True,
-        "fc_norm": False,
-        "pool_include_prefix": False,
-        "distilled": False,
-        "attn_pool_num_heads": None,
-        "attn_pool_mlp_ratio": None,
-    },
-    "positions": {"pos_embed": "learn", "no_embed_class": False, "rope": None},
-    "qk_norm": {"qk_norm": False},
-    "mlp": {"mlp": "plain"},
-    "norm": {
-        "norm_layer": None,
-        "final_norm": True,
-        "embed_norm_layer": None,
-        "scale_attn_norm": False,
-        "scale_mlp_norm": False,
-    },
-    "qkv_bias": {"biases": "qkv", "proj_bias": True},
-    "grouped_queries": {"num_kv_heads": None},
-    "tokeniser": {},  # of others nothing can be read off
-}
 # Weights are initialised as the teacher's constructor would (only where the student is the teacher's
 # architecture).
 STANDARD_INITIALISATION: Settings = {"fix_init": False, "weight_init": "", "head_init_scale": None}
 
 
-def describe(vit: VisionTransformer | Eva) -> dict[str, Any]:
+def describe(vit: nn.Module | Adapter) -> dict[str, Any]:
     """What a ViT has in place of each of the `COMPONENTS`, read off its modules: short strings, numbers or
-    booleans.
+    booleans. Of a model that is not timm's, it is what the timm ViT with the same components has.
 
-    Raises `Unwalkable` for a model whose attention cannot be walked.
+    Raises `Unwalkable` for a model whose attention cannot be walked, and `ValueError` for one whose
+    components are not known.
     """
-    check_walkable(vit)
-    block, embed = vit.blocks[0], vit.patch_embed
-    attn, mlp = block.attn, block.mlp
+    adapter = adapter_of(vit)
+    adapter.check()
+    vit = adapter.model if isinstance(adapter, TimmAdapter) else _twin(adapter)
+    parts = parts_of(vit)
+    block, embed, attn, mlp = parts.block, parts.embed, parts.attn, parts.mlp
     branches = [present(getattr(block, f"ls{i}", getattr(block, f"gamma_{i}", None))) for i in (1, 2)]
+    branches = [present(block.ls)] * 2 if hasattr(block, "ls") else branches
     pooling = {
-        "no class token": vit.cls_token is None,
+        "no class token": parts.cls_token is None,
         "distillation token": hasattr(vit, "dist_token"),
         "norm after it": present(vit.fc_norm),
         "prefix included": getattr(vit, "pool_include_prefix", False),
     }
-    rope = getattr(vit, "rope", None)
+    rope, activation = getattr(vit, "rope", None), parts.activation
     learned = (
-        ["learned for patches" if vit.no_embed_class else "learned"] if vit.pos_embed is not None else []
+        ["learned for patches" if parts.no_embed_class else "learned"] if parts.pos_embed is not None else []
     )
     rotary = [f"rotary ({type(rope).__name__.removeprefix('RotaryEmbedding')})"] if rope is not None else []
     norm = {
-        "inside attention": present(attn.norm),
+        "inside attention": present(getattr(attn, "norm", None)),
         "inside the MLP": present(getattr(mlp, "norm", None)),
         "on patches": isinstance(embed, PatchEmbed) and present(embed.norm),
         "none at the end": not present(vit.norm) and not present(vit.fc_norm),
+        "after attention and MLP": parts.post_norm,
     }
-    activation = getattr(mlp, "act", mlp)  # an MLP of an unknown kind is told by its own name
     tanh = " tanh" if getattr(activation, "approximate", "none") == "tanh" else ""
     scaled = {(True, True): "attention and MLP", (True, False): "attention", (False, False): "none"}
+    kind = "beside attention" if mlp is None else type(mlp).__name__
     return {
         "layer_scale": scaled[tuple(branches)],
-        "registers": 0 if vit.reg_token is None else vit.reg_token.shape[1],
-        "pre_norm": present(vit.norm_pre),
+        "registers": 0 if parts.reg_token is None else parts.reg_token.shape[1],
+        "pre_norm": present(getattr(vit, "norm_pre", None)),
         "activation": type(activation).__name__ + tanh,
         "pooling": _with(vit.global_pool or "none", pooling),
-        "positions": " and ".join(learned + rotary) or "none",
-        "qk_norm": present(attn.q_norm),
-        "mlp": "gated" if is_gated(mlp) else "plain" if type(mlp) is Mlp else type(mlp).__name__,
-        "norm": _with(f"{type(block.norm1).__name__} {eps_of(block.norm1):g}", norm),
+        "positions": " and ".join(learned + rotary + parts.relative) or "none",
+        "qk_norm": present(getattr(attn, "q_norm", None)),
+        "mlp": "gated" if is_gated(mlp) else "plain" if type(mlp) is Mlp else kind,
+        "norm": _with(f"{type(parts.norm).__name__} {eps_of(parts.norm):g}", norm),
         "qkv_bias": _with(
             " ".join(biases_of(attn)) or "none",
-            {"none after attention": getattr(attn.proj, "bias", None) is None},
+            {"none after attention": getattr(parts.proj, "bias", None) is None},
         ),
         "grouped_queries": any(
-            getattr(one.attn, "num_kv_heads", one.attn.num_heads) != one.attn.num_heads for one in vit.blocks
+            getattr(one.attn, "num_kv_heads", one.attn.num_heads) != one.attn.num_heads
+            for one in vit.blocks
+            if hasattr(one, "attn")
         ),
         "tokeniser": type(embed).__name__,
     }
 
 
-def differences(
-    teacher: VisionTransformer | Eva, student: VisionTransformer | Eva
-) -> dict[str, tuple[Any, Any]]:
+def _twin(adapter: Adapter) -> nn.Module:
+    """The timm ViT with the components of another library's model, without weights.
+
+    Raises `ValueError` unless its blocks have as many weights as the model's: then they were read wrongly.
+    """
+    with torch.device("meta"):
+        twin = build(adapter.settings(), num_classes=0, drop_path_rate=0.0)
+    counts = [
+        sum(weight.numel() for weight in block.parameters()) for block in (adapter.blocks[0], twin.blocks[0])
+    ]
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"the components of this {type(adapter.model).__name__} cannot be read off it: a block of it has"
+            f" {counts[0]} weights, and one of the timm ViT that should be like it {counts[1]}"
+        )
+    return twin
+
+
+def differences(teacher: nn.Module | Adapter, student: nn.Module | Adapter) -> dict[str, tuple[Any, Any]]:
     """The components in which two ViTs differ: {name: (teacher's, student's)}. Sizes, such as width or depth,
     are no components."""
     of_teacher, of_student = describe(teacher), describe(student)
@@ -133,7 +141,7 @@ def differences(
 
 
 def create_student(
-    teacher: VisionTransformer | Eva,
+    teacher: nn.Module | Adapter,
     num_classes: int,
     *,
     native: bool = True,
@@ -141,8 +149,11 @@ def create_student(
     add: Iterable[str] = (),
     drop_path_rate: float = 0.0,
     layer_scale_init: float | None = None,
-) -> VisionTransformer | Eva:
+) -> nn.Module:
     """A freshly initialised student for `teacher`, of its size: none of the teacher's weights are taken.
+
+    The student is always a ViT of timm: for a teacher of another library it is the timm ViT of the same
+    sizes and components, and pools as timm's does, by class token or mean.
 
     `native=True`: the teacher's own architecture, from the arguments that timm's constructor must have had;
     it is checked that the student's weights have the teacher's names and shapes, apart from the class head.
@@ -174,15 +185,21 @@ def create_student(
                 f"it has of its own: {', '.join(own) or 'nothing'}"
             )
 
-    settings = read_settings(teacher, layer_scale_init)
+    adapter = adapter_of(teacher)
+    if isinstance(adapter, TimmAdapter) and not can_be_read(adapter.model) and native and not drop:
+        student = build_by_name(adapter.model, num_classes, drop_path_rate)
+        _check_twin(adapter.model, student)
+        return student
+    settings = adapter.settings(layer_scale_init)
     if native:
         student = build(settings, num_classes, drop_path_rate)
-        _check_twin(teacher, student)
+        if isinstance(adapter, TimmAdapter):
+            _check_twin(adapter.model, student)
         dropped = _standard(drop)
     else:
         dropped = _standard(set(COMPONENTS) - set(add)) | STANDARD_INITIALISATION
         dropped["model"] = VisionTransformer
-    if isinstance(teacher, Eva) and native and "activation" in drop and "mlp" not in drop:
+    if settings["model"] is Eva and native and "activation" in drop and "mlp" not in drop:
         raise ValueError(
             "the activation of an Eva's gated MLP cannot be chosen: drop mlp, which takes it along"
         )

@@ -7,12 +7,15 @@ only `Eva` has.
 
 import inspect
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import timm
 from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
+from timm.models import beit, eva
+from timm.models.beit import Beit
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 Settings = dict[str, Any]
@@ -24,6 +27,7 @@ ROPE_TYPES = {
     "RotaryEmbeddingDinoV3": "dinov3",
     "RotaryEmbeddingMRope": "mrope",
 }
+SIZES = {"img_size", "patch_size", "embed_dim", "depth", "num_heads", "hidden"}
 # Eva's constructor arguments that are attributes of its rotary embedding.
 ROPE_ATTRIBUTES = {
     "rope_temperature": "temperature",
@@ -37,10 +41,147 @@ ROPE_ATTRIBUTES = {
 }
 
 
+# The settings that make up a component, with the values they have in a standard ViT.
+STANDARD_SETTINGS: dict[str, Settings] = {
+    "layer_scale": {"init_values": None, "attn_only_layer_scale": False},
+    "registers": {"reg_tokens": 0},
+    "pre_norm": {"pre_norm": False},
+    "activation": {"act_layer": nn.GELU},
+    "pooling": {
+        "global_pool": "token",
+        "class_token": True,
+        "fc_norm": False,
+        "pool_include_prefix": False,
+        "distilled": False,
+        "attn_pool_num_heads": None,
+        "attn_pool_mlp_ratio": None,
+    },
+    "positions": {"pos_embed": "learn", "no_embed_class": False, "rope": None, "relative": None},
+    "qk_norm": {"qk_norm": False},
+    "mlp": {"mlp": "plain"},
+    "norm": {
+        "norm_layer": None,
+        "final_norm": True,
+        "embed_norm_layer": None,
+        "scale_attn_norm": False,
+        "scale_mlp_norm": False,
+    },
+    "qkv_bias": {"biases": "qkv", "proj_bias": True},
+    "grouped_queries": {"num_kv_heads": None},
+    "tokeniser": {},  # of others nothing can be read off
+}
+
+
+class Parts(NamedTuple):
+    """The parts of a timm ViT, wherever its class keeps them."""
+
+    block: nn.Module  # the first
+    attn: nn.Module  # of that block; the block itself where both are one
+    mlp: nn.Module | None  # None where it has no module of its own
+    embed: nn.Module
+    norm: nn.Module  # the first of the block
+    proj: nn.Module | None  # after attention
+    activation: nn.Module
+    cls_token: nn.Parameter | None
+    reg_token: nn.Parameter | None
+    pos_embed: Any
+    no_embed_class: bool  # whether prefix tokens have no position
+    relative: list[str]  # in words: a bias by relative position
+    post_norm: bool  # whether norms come after attention and the MLP
+
+
+def parts_of(vit: nn.Module) -> Parts:
+    """The parts of a timm ViT."""
+    block = vit.blocks[0]
+    attn, mlp = getattr(block, "attn", block), getattr(block, "mlp", None)
+    embed = vit.embeds if hasattr(vit, "embeds") else vit.patch_embed
+    holder = embed if hasattr(vit, "embeds") else vit  # NaFlexVit embeds all tokens in one module
+    after = getattr(block, "attn_out_proj", None) or getattr(block, "out_proj", None)
+    factors = [getattr(embed, f"pos_embed_{side}", None) for side in "yx"]
+    return Parts(
+        block,
+        attn,
+        mlp,
+        embed,
+        getattr(block, "norm1", getattr(block, "in_norm", None)),
+        getattr(attn, "proj", after),
+        # an MLP of an unknown kind is told by its own name
+        block.mlp_act if mlp is None else getattr(mlp, "act", mlp),
+        getattr(holder, "cls_token", None),
+        getattr(holder, "reg_token", None),
+        getattr(holder, "pos_embed", None) if factors[0] is None else factors,
+        holder is embed or getattr(vit, "no_embed_class", False),
+        _relative(vit, attn),
+        "PostNorm" in type(block).__name__ or "ResPost" in type(block).__name__,
+    )
+
+
+def _relative(vit: nn.Module, attn: nn.Module) -> list[str]:
+    shared = getattr(vit, "rel_pos_bias", None) or getattr(vit, "shared_rel_pos", None)
+    if shared is not None:
+        return [f"relative ({type(shared).__name__} for all layers)"]
+    if getattr(attn, "relative_position_bias_table", None) is not None:
+        return ["relative (a bias in each layer)"]
+    own = getattr(attn, "rel_pos", None)
+    return [] if own is None else [f"relative ({type(own).__name__} in each layer)"]
+
+
+def can_be_read(vit: nn.Module) -> bool:
+    """Whether a timm ViT's constructor arguments can be read off its modules (`read_settings`)."""
+    plain = (Block, eva.EvaBlock, beit.Block)
+    return (
+        isinstance(vit, (VisionTransformer, Eva, Beit))
+        and all(issubclass(type(block), plain) for block in vit.blocks)
+        and type(vit.patch_embed) is PatchEmbed
+    )
+
+
+def build_by_name(vit: nn.Module, num_classes: int, drop_path_rate: float) -> nn.Module:
+    """A second ViT like one that timm built by its name, freshly initialised, of the same
+    depth and image size.
+
+    Raises `ValueError` for a model that does not say its name, or was built otherwise.
+    """
+    name = (getattr(vit, "pretrained_cfg", None) or {}).get("architecture")
+    has = f"this {type(vit).__name__} has a {type(parts_of(vit).embed).__name__}"
+    if not name:
+        raise ValueError(
+            f"{has} and {type(vit.blocks[0]).__name__}s, which cannot be read off, and no timm name: build"
+            " the student by name, with create_vit"
+        )
+    size = getattr(getattr(vit, "patch_embed", None), "img_size", None)
+    sized = {"depth": len(vit.blocks)} | ({} if size is None else {"img_size": size})
+    return timm.create_model(name, num_classes=num_classes, drop_path_rate=drop_path_rate, **sized)
+
+
+def vit_settings(model: type[nn.Module] = VisionTransformer, **changes: Any) -> Settings:
+    """The settings of a standard ViT with these `changes`, by the names of `read_settings`: for models of
+    other libraries. The sizes, `img_size`, `patch_size`, `embed_dim`, `depth`, `num_heads` and `hidden`, must
+    be among them."""
+    standard = {name: value for component in STANDARD_SETTINGS.values() for name, value in component.items()}
+    kept = {
+        "model": model,
+        "in_chans": 3,
+        "dynamic_img_size": False,
+        "dynamic_img_pad": False,
+        "attn_type": "eva",
+        "qkv_fused": True,
+        "fix_init": False,
+        "weight_init": "",
+        "head_init_scale": None,
+    }
+    if unknown := changes.keys() - standard.keys() - kept.keys() - SIZES:
+        raise ValueError(f"a timm ViT has no settings {sorted(unknown)}")
+    return {**standard, **kept, **changes}
+
+
 def read_settings(vit: VisionTransformer | Eva, layer_scale_init: float | None = None) -> Settings:
     """All that decides a ViT's architecture, under common names. Raises `ValueError` for other parts."""
-    block, embed = vit.blocks[0], vit.patch_embed
-    attn, mlp = block.attn, block.mlp
+    if not can_be_read(vit) and type(vit.blocks[0]) not in (Block, eva.EvaBlock, beit.Block):
+        kinds = f"{type(vit).__name__} of {type(vit.blocks[0]).__name__}s"
+        raise ValueError(f"this {kinds} cannot be read off: build the student by name, with create_vit")
+    parts = parts_of(vit)
+    block, embed, attn, mlp = parts.block, parts.embed, parts.attn, parts.mlp
     for part, known in ((embed, (PatchEmbed,)), (mlp, (Mlp, GluMlp, SwiGLU))):
         if type(part) not in known:
             has = f"this {type(vit).__name__} has a {type(part).__name__}"
@@ -55,7 +196,7 @@ def read_settings(vit: VisionTransformer | Eva, layer_scale_init: float | None =
         "depth": len(vit.blocks),
         "num_heads": attn.num_heads,
         "hidden": mlp.fc2.in_features,
-        "dynamic_img_size": vit.dynamic_img_size,
+        "dynamic_img_size": getattr(vit, "dynamic_img_size", False),
         "dynamic_img_pad": embed.dynamic_img_pad,
         # how the weights are kept and initialised
         "attn_type": "rope" if type(attn).__name__ == "AttentionRope" else "eva",
@@ -66,29 +207,30 @@ def read_settings(vit: VisionTransformer | Eva, layer_scale_init: float | None =
         # components
         "init_values": _layer_scale_init(block, layer_scale_init),
         "attn_only_layer_scale": present(getattr(block, "gamma_1", None)) and not present(block.gamma_2),
-        "reg_tokens": 0 if vit.reg_token is None else vit.reg_token.shape[1],
-        "pre_norm": present(vit.norm_pre),
+        "reg_tokens": 0 if parts.reg_token is None else parts.reg_token.shape[1],
+        "pre_norm": present(getattr(vit, "norm_pre", None)),
         "act_layer": _kind(mlp.act, "approximate"),
         "global_pool": vit.global_pool,
         "class_token": vit.cls_token is not None,
         "fc_norm": present(vit.fc_norm),
         "pool_include_prefix": getattr(vit, "pool_include_prefix", False),
         "distilled": isinstance(vit, VisionTransformerDistilled),
-        "attn_pool_num_heads": None if vit.attn_pool is None else vit.attn_pool.num_heads,
+        "attn_pool_num_heads": getattr(getattr(vit, "attn_pool", None), "num_heads", None),
         "attn_pool_mlp_ratio": (
             None
-            if getattr(vit.attn_pool, "mlp", None) is None
+            if getattr(getattr(vit, "attn_pool", None), "mlp", None) is None
             else mlp_ratio_of(vit.attn_pool.mlp.fc1.out_features, vit.embed_dim)
         ),
         "pos_embed": "none" if vit.pos_embed is None else "learn",
-        "no_embed_class": vit.no_embed_class,
+        "no_embed_class": getattr(vit, "no_embed_class", False),
         "rope": _rope(vit),
-        "qk_norm": present(attn.q_norm),
+        "relative": _kind_of_bias(vit, attn),
+        "qk_norm": present(getattr(attn, "q_norm", None)),
         "mlp": "plain" if type(mlp) is Mlp else _kind(mlp, "gate_last"),
         "norm_layer": _kind(block.norm1, "eps"),
         "final_norm": present(vit.norm) or present(vit.fc_norm),
         "embed_norm_layer": _kind(embed.norm, "eps") if present(embed.norm) else None,
-        "scale_attn_norm": present(attn.norm),
+        "scale_attn_norm": present(getattr(attn, "norm", None)),
         "scale_mlp_norm": present(getattr(mlp, "norm", None)),
         "biases": biases_of(attn),
         "proj_bias": attn.proj.bias is not None,
@@ -103,6 +245,8 @@ def build(settings: Settings, num_classes: int, drop_path_rate: float) -> Vision
         arguments, known = _vit_arguments(settings), VisionTransformer
         if settings["distilled"] or model is VisionTransformerDistilled:
             model = VisionTransformerDistilled if settings["distilled"] else VisionTransformer
+    elif model is Beit:
+        arguments, known = _beit_arguments(settings), Beit
     else:
         arguments, known = _eva_arguments(settings), Eva
     # An argument that this version of timm does not have cannot have been used either.
@@ -118,7 +262,7 @@ def _vit_arguments(settings: Settings) -> dict[str, Any]:
     # it is told the width before halving
     ratio = mlp_ratio_of(hidden * (2 if kind != "plain" and kind.func is GluMlp else 1), s["embed_dim"])
     impossible = {
-        "positions": s["rope"] is not None,
+        "positions": s["rope"] is not None or s["relative"] is not None,
         "grouped_queries": s["num_kv_heads"] is not None,
         "layer_scale": s["attn_only_layer_scale"],
         "qkv_bias": s["biases"] not in ("", "qkv"),
@@ -135,6 +279,8 @@ def _vit_arguments(settings: Settings) -> dict[str, Any]:
 
 def _eva_arguments(settings: Settings) -> dict[str, Any]:
     s = dict(settings)
+    if s["relative"] is not None:
+        raise ValueError("timm's Eva cannot have positions by a relative bias")
     gated = s["mlp"] != "plain"
     separate = gated and s["mlp"].func is SwiGLU  # its two halves lie in two matrices
     renamed = {
@@ -161,6 +307,46 @@ def _eva_arguments(settings: Settings) -> dict[str, Any]:
     return s
 
 
+def head_width(attn: nn.Module) -> int:
+    """The width d of one head; timm's EVA attention has no `head_dim` in the oldest versions, but its scale
+    is 1/√d in every version."""
+    return attn.head_dim if hasattr(attn, "head_dim") else round(attn.scale**-2)
+
+
+def _beit_arguments(settings: Settings) -> dict[str, Any]:
+    s = dict(settings)
+    gated = s["mlp"] != "plain"
+    impossible = {
+        "positions": s["rope"] is not None or s["no_embed_class"],
+        "registers": s["reg_tokens"] > 0,
+        "pre_norm": s["pre_norm"],
+        "qk_norm": s["qk_norm"],
+        "qkv_bias": s["biases"] not in ("", "qv") or not s["proj_bias"],
+        "pooling": not s["class_token"] or s["distilled"],
+        "mlp": gated and s["mlp"].func is not SwiGLU,
+        "activation": not gated and s["act_layer"] not in (nn.GELU,) and _not_gelu(s["act_layer"]),
+    }
+    if wrong := ", ".join(name for name, value in impossible.items() if value):
+        raise ValueError(f"timm's Beit cannot have the {wrong} that this student would have: drop others")
+    for name in ("norm_layer", "head_init_scale"):
+        if s[name] is None:  # timm's default
+            del s[name]
+    return s | {
+        "mlp_ratio": mlp_ratio_of(s["hidden"], s["embed_dim"]),
+        "swiglu_mlp": gated,
+        "scale_mlp": s["scale_mlp_norm"],
+        "qkv_bias": bool(s["biases"]),
+        "use_abs_pos_emb": s["pos_embed"] == "learn",
+        "use_rel_pos_bias": s["relative"] == "each",
+        "use_shared_rel_pos_bias": s["relative"] == "shared",
+        "use_fc_norm": s["fc_norm"],
+    }
+
+
+def _not_gelu(layer: Any) -> bool:
+    return not (getattr(layer, "func", None) is nn.GELU and layer.keywords.get("approximate") != "tanh")
+
+
 def present(part: Any) -> bool:
     """Whether an optional part is there: timm leaves `Identity` or None where it is not."""
     return part is not None and not isinstance(part, nn.Identity)
@@ -178,6 +364,8 @@ def eps_of(norm: nn.Module) -> float:
 
 def biases_of(attn: nn.Module) -> str:
     """Which of the projections to q, k, v have a bias: letters of "qkv"."""
+    if not hasattr(attn, "qkv"):  # one joint projection with that of the MLP
+        return "qkv" if attn.in_proj.bias is not None else ""
     if attn.qkv is None:
         return "".join(name for name in "qkv" if getattr(attn, f"{name}_proj").bias is not None)
     if getattr(attn, "q_bias", None) is not None:
@@ -201,6 +389,13 @@ def _layer_scale_init(block: nn.Module, wanted: float | None) -> float | None:
         return None
     noted = getattr(block, "init_values", getattr(getattr(block, "ls1", None), "init_values", None))
     return wanted or noted or USUAL_LAYER_SCALE
+
+
+def _kind_of_bias(vit: nn.Module, attn: nn.Module) -> str | None:
+    """BEiT's bias by relative position: "shared" by all layers, or "each" has its own."""
+    if getattr(vit, "rel_pos_bias", None) is not None:
+        return "shared"
+    return None if getattr(attn, "relative_position_bias_table", None) is None else "each"
 
 
 def _kv_heads(vit: nn.Module) -> tuple[int, ...] | None:

@@ -1,23 +1,21 @@
 """Teacher and student as one module: what the plan takes from the teacher, copied or distilled."""
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.attention import MaskedAttention, Own, forbid
+from atlib.adapters.adapter import Adapter
+from atlib.attention import Own, forbid
 from atlib.compatibility import Pairing, pair_up
 from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
 from atlib.maps import average_over, join_heads, keep_own, mean_heads, place_tokens, resample
 from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
-from atlib.walking import DropPathMasks, Instead, Seen, Walk, check_walkable, sample_drop_path, walk
+from atlib.walking import DropPathMasks, Instead, Seen, Walk, adapter_of, check_exact, sample_drop_path, walk
 
 TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
 
@@ -34,6 +32,10 @@ class Transferred(NamedTuple):
 class AttentionTransfer(Pair):
     """A student that learns everything from scratch except what `plan` takes from the teacher.
 
+    Both are ViTs that `walk` knows, or adapters for models of your own class (`atlib.adapters`); the teacher
+    need not be of the student's library. What an adapter computes is compared with the model's own output on
+    one image, once, unless the classes alone show that it is exact.
+
     Only the student is part of the module (with a learned head mapping, where the plan asks for one):
     `parameters()`, `state_dict()`, `train()` and DDP never see the teacher. The teacher passed in is frozen
     in place (eval mode, no gradients), moves with `.to(...)`, and is run no further than the last transferred
@@ -48,25 +50,30 @@ class AttentionTransfer(Pair):
 
     def __init__(
         self,
-        teacher: VisionTransformer | Eva,
-        student: VisionTransformer | Eva,
+        teacher: nn.Module | Adapter,
+        student: nn.Module | Adapter,
         plan: Plan,
         *,
         normalisation: Normalisation | None = None,
     ):
-        check_walkable(teacher)
-        check_walkable(student)
-        pairing = pair_up(teacher, student, plan)
-        super().__init__(student, teacher, normalisation=normalisation)
+        of_teacher, of_student = adapter_of(teacher), adapter_of(student)
+        for adapter in (of_teacher, of_student):
+            adapter.check()
+        pairing = pair_up(of_teacher, of_student, plan)
+        for adapter in (of_teacher, of_student):
+            if not adapter.exact_by_class:
+                check_exact(adapter)
+        super().__init__(of_student.model, of_teacher.model, normalisation=normalisation)
         self.plan = plan
         self.pairing = pairing
-        self.layers = tuple(of_student for of_student, _ in pairing.layers)
-        one_to_one = all(of_student == of_teacher for of_student, of_teacher in pairing.layers)
-        self._same_masks = one_to_one and len(teacher.blocks) == len(student.blocks)
+        self.layers = tuple(layer for layer, _ in pairing.layers)
+        one_to_one = all(layer == layer_of_teacher for layer, layer_of_teacher in pairing.layers)
+        self._same_masks = one_to_one and len(of_teacher.blocks) == len(of_student.blocks)
         if not self.needs_teacher:  # a teacher that is needed later is saved too, and must be whole
-            last = max(of_teacher for _, of_teacher in pairing.layers)
-            self._teachers = (_first_blocks(teacher, 1 + last),)
-        self._form = _form_of(plan, pairing, teacher, student)
+            of_teacher = of_teacher.of_first_blocks(1 + max(layer for _, layer in pairing.layers))
+            self._teachers = (of_teacher.model,)
+        self._of_teacher, self._of_student = of_teacher, of_student  # how the two are walked
+        self._form = _form_of(plan, pairing, of_teacher, of_student)
         self.head_mapping = self._form.head_mapping  # registered here: the form is no module
 
     @property
@@ -121,12 +128,13 @@ class AttentionTransfer(Pair):
 
     def _masks(self, images: Tensor) -> list[DropPathMasks] | None:
         """The stochastic-depth masks that teacher and student share; None where they do not."""
-        return sample_drop_path(self.student, images) if self.training and self.plan.share_drop_path else None
+        shares = self.training and self.plan.share_drop_path
+        return sample_drop_path(self._of_student, images) if shares else None
 
     def _walked(self, images: Tensor, target: Iterable[Seen], masks: list[DropPathMasks] | None) -> Walk:
         """The student's walk, with what the teacher saw in place of its own where the plan copies."""
         replace = dict(zip(self.layers, self._form.instead(target))) if self.needs_teacher else None
-        return walk(self.student, images, replace=replace, drop_path=masks, checked=True)
+        return walk(self._of_student, images, replace=replace, drop_path=masks, checked=True)
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
         """What the teacher's transferred layers saw on these images, on the tokens that both have, as
@@ -136,10 +144,10 @@ class AttentionTransfer(Pair):
         """
         self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
         layers = [of_teacher for _, of_teacher in self.pairing.layers]
-        shared = drop_path[: len(self.teacher.blocks)] if drop_path and self._same_masks else None
+        shared = drop_path[: len(self._of_teacher.blocks)] if drop_path and self._same_masks else None
         with without_history():
             seen = walk(
-                self.teacher,
+                self._of_teacher,
                 self.for_teacher(images),
                 stop_after=max(layers),
                 values="v" in self._form.parts,
@@ -217,7 +225,8 @@ class _MapFree(_Form):
 
     def _instead(self, seen: Seen, heads: Sequence[int] | None) -> Instead:
         q, k = self._spread(seen.q, heads), self._spread(seen.k, heads)
-        return Instead(q, k, scale=seen.scale, heads=heads, bias=seen.bias)
+        bias = _of_heads(seen.bias, heads)
+        return Instead(q, k, scale=seen.scale, heads=heads, bias=bias, mask=seen.mask)
 
     def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
         # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go.
@@ -235,7 +244,11 @@ class _MapFree(_Form):
         needed."""
         if not self.merges_heads:
             return seen
-        return Seen(join_heads(seen.q), join_heads(seen.k), None, seen.scale / TEMPERATURE, bias=seen.bias)
+        bias = seen.bias
+        if bias is not None:  # the sum over heads, as of their scores
+            bias = (bias.sum(0) if bias.ndim == 3 else seen.q.shape[1] * bias) / TEMPERATURE
+        scale = seen.scale / TEMPERATURE
+        return Seen(join_heads(seen.q), join_heads(seen.k), None, scale, bias=bias, mask=seen.mask)
 
     def _chosen(self, seen: Seen, heads: Sequence[int] | None) -> Seen:
         return _select(self._merged(seen), heads)
@@ -273,7 +286,7 @@ class _WrittenOut(_MapFree):
         maps = zip(self.maps(target), self.heads, own)  # heads are chosen last: an average is over all
         # what the student's layers forbid goes
         return self._difference(
-            own, [forbid(p if heads is None else p[:, heads], seen.bias) for p, heads, seen in maps]
+            own, [forbid(p if heads is None else p[:, heads], seen.mask) for p, heads, seen in maps]
         )
 
     def _difference(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Tensor:
@@ -321,12 +334,9 @@ class _LearnedHeads(_WrittenOut):
         return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mixed, maps))
 
 
-def _form_of(
-    plan: Plan, pairing: Pairing, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva
-) -> _Form:
+def _form_of(plan: Plan, pairing: Pairing, teacher: Adapter, student: Adapter) -> _Form:
     """The form that a plan's transfer takes between two ViTs."""
     some_heads = plan.how == "copy" and plan.heads is not None
-    masked = any(isinstance(block.attn, MaskedAttention) for block in teacher.blocks)
     if plan.what != "map":
         form = _OnePart
     elif pairing.heads_differ and plan.unequal_heads == "learn":
@@ -340,12 +350,12 @@ def _form_of(
         # Heads of another width cannot stand among the student's own as q and k, only as maps; nor can some
         # heads look where others must not, but as maps.
         or some_heads
-        and (pairing.widths_differ or masked)
+        and (pairing.widths_differ or teacher.masked)
     ):
         form = _WrittenOut
     else:
         form = _MapFree
-    return form(plan, pairing, *(vit.blocks[0].attn.num_heads for vit in (teacher, student)))
+    return form(plan, pairing, *(adapter.sizes().heads for adapter in (teacher, student)))
 
 
 def without_history():
@@ -358,16 +368,6 @@ def _apart(images: Tensor) -> tuple[Tensor, Tensor]:
     """What the student sees and what the teacher sees, each (B, 3, height, width): the same, where images do
     not come in pairs."""
     return (images[:, 0], images[:, 1]) if images.ndim == 5 else (images, images)
-
-
-def _first_blocks(vit: VisionTransformer | Eva, number: int) -> VisionTransformer | Eva:
-    """The ViT without its blocks after the first `number`; both share everything else, and `vit` stays as it
-    is."""
-    if number == len(vit.blocks):
-        return vit
-    part = copy.copy(vit)
-    part._modules = {**vit._modules, "blocks": vit.blocks[:number]}
-    return part
 
 
 def _one_by_one(layers: list[Seen]) -> Iterator[Seen]:
@@ -383,8 +383,9 @@ def _constant(seen: Seen, parts: str) -> Seen:
     # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection,
     # which memory needs.
     q, k, v = (getattr(seen, name).clone() if name in parts else None for name in "qkv")
-    has_bias = parts == "qk" and seen.bias is not None
-    return Seen(q, k, v, seen.scale, bias=seen.bias.clone() if has_bias else None)
+    added = (seen.bias, seen.mask) if parts == "qk" else (None, None)
+    bias, mask = (None if of_scores is None else of_scores.clone() for of_scores in added)
+    return Seen(q, k, v, seen.scale, bias=bias, mask=mask)
 
 
 def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
@@ -394,7 +395,8 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
         return seen
     return seen._replace(
         **{name: x[:, :, tokens] for name in "qkv" if (x := getattr(seen, name)) is not None},
-        bias=None if seen.bias is None else seen.bias[tokens][:, tokens],
+        bias=None if seen.bias is None else seen.bias[..., tokens, :][..., tokens],
+        mask=None if seen.mask is None else seen.mask[tokens][:, tokens],
     )
 
 
@@ -402,4 +404,10 @@ def _select(seen: Seen, heads: Sequence[int] | None) -> Seen:
     """What some heads of a layer saw; all for None."""
     if heads is None:
         return seen
-    return seen._replace(**{name: x[:, heads] for name in "qkv" if (x := getattr(seen, name)) is not None})
+    parts = {name: x[:, heads] for name in "qkv" if (x := getattr(seen, name)) is not None}
+    return seen._replace(**parts, bias=_of_heads(seen.bias, heads))
+
+
+def _of_heads(bias: Tensor | None, heads: Sequence[int] | None) -> Tensor | None:
+    """The bias of some heads; one (N, N) is that of all."""
+    return bias if heads is None or bias is None or bias.ndim == 2 else bias[list(heads)]

@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 import timm
 import torch
+from timm.models.beit import Beit
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 
 from atlib.pair import attach
 
@@ -34,7 +37,8 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     """Build a timm ViT from a preset name, any timm ViT name, or a mapping of `VisionTransformer`'s
     constructor arguments.
 
-    A timm name may also be one of timm's `Eva` family: ViTs with rotary positions, such as DINOv3 and EVA-02.
+    A timm name may also be one of timm's `Eva` (rotary positions, such as DINOv3 and EVA-02), `Beit`,
+    `VisionTransformerRelPos` or `NaFlexVit`.
     `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...); for a timm
     name also `pretrained=True`, and for a preset or a mapping also `distilled=True`, which adds DeiT's
     distillation token (timm's `VisionTransformerDistilled`). The model is timm's own, unmodified: it saves
@@ -61,9 +65,9 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     if overrides.get("pretrained"):
         check_activation(name, overrides)
     vit = _from_timm(name, overrides)
-    if not isinstance(vit, (VisionTransformer, Eva)):
+    if not isinstance(vit, (VisionTransformer, Eva, Beit, VisionTransformerRelPos, NaFlexVit)):
         raise ValueError(
-            f"{name!r} is a {type(vit).__name__}, not a VisionTransformer or Eva: its attention cannot be"
+            f"{name!r} is a {type(vit).__name__}, no ViT of the known classes: its attention cannot be"
             f" walked. timm.create_model({name!r}) builds it; timm.list_models('vit_*') lists ViTs."
         )
     # timm gives a name without a tag the facts of its usual weights, which these are not

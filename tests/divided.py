@@ -168,7 +168,7 @@ def counted(rank: int, _: int, folder: Path) -> None:
 
 
 def wrapped_as_blocks(rank: int, _: int, folder: Path) -> None:
-    """timm's Block divided: the walk must refuse it, and not compute something else."""
+    """timm's Block divided, which the walk gathers as its forward would."""
     folder.mkdir(exist_ok=True)
     pretend_gpus()
     try:

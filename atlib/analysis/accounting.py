@@ -23,9 +23,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from atlib.attention import head_width
 from atlib.pair import Pair
 from atlib.plan import Plan
+from atlib.timm_config import head_width
 from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from atlib.data.images import Images
 from atlib.pair import student_of
-from atlib.walking import Walk, check_walkable, walk
+from atlib.walking import Walk, check_timm, walk
 
 # Bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2
 # GB.
@@ -53,7 +53,7 @@ def vit_of(model: nn.Module) -> nn.Module:
     Raises `atlib.walking.Unwalkable` for anything else.
     """
     vit = student_of(model)
-    check_walkable(vit)
+    check_timm(vit)
     return vit
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atlib.pair import student_of
 from atlib.transfer import AttentionTransfer
-from atlib.walking import check_walkable, walk
+from atlib.walking import check_timm, walk
 
 # Cells of the feature map for each cell of the ViT's grid, along a side.
 SCALES = (4.0, 2.0, 1.0, 0.5)
@@ -36,7 +36,7 @@ class GridOfTokens(nn.Module):
     def __init__(self, vit: VisionTransformer | AttentionTransfer):
         super().__init__()
         self.vit = vit
-        check_walkable(self.student)
+        check_timm(self.student)
 
     @property
     def student(self) -> VisionTransformer:

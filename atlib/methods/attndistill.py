@@ -15,12 +15,12 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.attention import MaskedAttention
+from atlib.adapters.timm import MaskedAttention
 from atlib.maps import aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
 from atlib.pair import Normalisation
 from atlib.transfer import Transferred
-from atlib.walking import Seen, check_walkable, walk
+from atlib.walking import Seen, check_timm, walk
 
 # the published code clamps probabilities there; here only resampled ones, which an interpolation can make 0
 FLOOR = 1e-5
@@ -79,8 +79,8 @@ class AttnDistill(Distillation):
         drop_prefix: bool = False,
         normalisation: Normalisation | None = None,
     ):
-        check_walkable(teacher)
-        check_walkable(student)
+        check_timm(teacher)
+        check_timm(student)
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: a temperature is above 0; AttnDistill uses 10")
         if not 0 <= attention_weight < float("inf"):

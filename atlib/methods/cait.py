@@ -23,7 +23,7 @@ from atlib.methods.distillation import Distillation
 from atlib.pair import Normalisation
 from atlib.plan import HOW
 from atlib.transfer import Transferred, without_history
-from atlib.walking import Unwalkable, check_walkable, walk
+from atlib.walking import Unwalkable, check_timm, walk
 
 
 class CaitWalk(NamedTuple):
@@ -118,7 +118,8 @@ def _class_step(
         seen = Seen(heads(attn.q(x[:, :1])), heads(attn.k(x)), v, attn.scale)
     else:
         seen = instead._replace(v=v)
-    mixed = attend(attn, seen).transpose(1, 2).flatten(2)  # (B, 1, H·d)
+    dropout = attn.attn_drop.p if attn.training else 0.0
+    mixed = attend(seen, dropout, attn.fused_attn).transpose(1, 2).flatten(2)  # (B, 1, H·d)
     token = token + block.drop_path(block.gamma_1 * attn.proj_drop(attn.proj(mixed)))
     return token + block.drop_path(block.gamma_2 * block.mlp(block.norm2(token))), seen
 
@@ -202,7 +203,7 @@ class CaitTransfer(Distillation):
         class_layers: Mapping[int, int] | None = None,
         normalisation: Normalisation | None = None,
     ):
-        check_walkable(teacher)
+        check_timm(teacher)
         check_cait(student)
         for name, how in (("patches", patches), ("class_rows", class_rows)):
             if how is not None:

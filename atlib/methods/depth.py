@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from atlib.attention import attend
 from atlib.pair import student_of
-from atlib.walking import check_walkable, walk
+from atlib.walking import check_timm, walk
 
 
 def layer_scale(vit: VisionTransformer, start: float | None = None) -> VisionTransformer:
@@ -120,7 +120,7 @@ def fold_scales(vit: VisionTransformer) -> VisionTransformer:
     What a trained LayerScale says can be said without it; only training differs. Source: the remark
     on equation 3.7 of Touvron's thesis (arXiv 2103.17239, section 2).
     """
-    check_walkable(vit)
+    check_timm(vit)
     folded = copy.deepcopy(vit)
     with torch.no_grad():
         for block in folded.blocks:
@@ -162,7 +162,7 @@ def branch_ratios(model: nn.Module, images: Tensor) -> BranchRatios:
     walked = model.walk(images) if hasattr(model, "walk") else walk(vit, images, head=False)
     ratios = []
     for block, seen, stream in zip(vit.blocks, walked.layers, (start, *walked.stream)):
-        mixed = block.attn.norm(attend(block.attn, seen).transpose(1, 2).flatten(2))
+        mixed = block.attn.norm(attend(seen).transpose(1, 2).flatten(2))
         attention = block.ls1(block.attn.proj(mixed))
         between = stream + attention
         mlp = block.ls2(block.mlp(block.norm2(between)))
@@ -182,7 +182,7 @@ def _with_factors(vit: VisionTransformer, number: int, start: float) -> VisionTr
 
 
 def _require_plain(vit: VisionTransformer) -> None:
-    check_walkable(vit)
+    check_timm(vit)
     if not isinstance(vit, VisionTransformer):
         raise ValueError(f"the factors stand in timm's VisionTransformer, got {type(vit).__name__}")
     named = [f"layer {i}" for i, block in enumerate(vit.blocks) if not isinstance(block.ls1, nn.Identity)]

@@ -12,7 +12,7 @@ from atlib.losses import feature_mse, hard_distillation, soft_distillation
 from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
 from atlib.transfer import Transferred, without_history
-from atlib.walking import check_walkable, walk
+from atlib.walking import check_timm, walk
 
 
 class Distillation(Pair):
@@ -55,8 +55,8 @@ class FeatureDistillation(Distillation):
         *,
         normalisation: Normalisation | None = None,
     ):
-        check_walkable(teacher)
-        check_walkable(student)
+        check_timm(teacher)
+        check_timm(student)
         sizes = [
             (len(vit.blocks), vit.embed_dim, vit.num_prefix_tokens, tuple(vit.patch_embed.grid_size))
             for vit in (teacher, student)

@@ -11,7 +11,8 @@ from timm.layers import Attention, PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.attention import FORBIDDEN, MaskedAttention
+from atlib.adapters.timm import MaskedAttention
+from atlib.attention import FORBIDDEN
 from atlib.timm_config import present
 
 
@@ -107,7 +108,7 @@ class LocalityAttention(MaskedAttention):
         """What q kᵀ of every head is multiplied with: (H,)."""
         return self.sharpness
 
-    def bias(self, x: Tensor) -> Tensor:
+    def mask(self, x: Tensor) -> Tensor:
         """For tokens x (B, N, D) what forbids the diagonal: (N, N)."""
         return diagonal(x.shape[1], x)
 

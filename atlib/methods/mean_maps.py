@@ -13,7 +13,7 @@ from atlib.checkpoint import read_tensors, write_tensors
 from atlib.pair import Normalisation, Pair, View, stated
 from atlib.transfer import Transferred
 from atlib.vit import Architecture
-from atlib.walking import Instead, Walk, check_walkable, walk
+from atlib.walking import Instead, Walk, check_timm, walk
 
 # images (B, 3, height, width) -> the index of each one's group, int64 (B,)
 Groups = Callable[[Tensor], Tensor]
@@ -43,7 +43,7 @@ class StoredMaps(Pair):
         *,
         normalisation: Normalisation | None = None,
     ):
-        check_walkable(student)
+        check_timm(student)
         super().__init__(student, normalisation=normalisation)
         self._group_of = group_of
         for layer, of_layer in enumerate(maps := list(maps)):

@@ -21,7 +21,7 @@ from atlib.maps import Grid, aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
 from atlib.pair import Normalisation
 from atlib.transfer import Transferred, without_history
-from atlib.walking import check_walkable, walk
+from atlib.walking import check_timm, walk
 
 EPS = 1e-6  # of all norms
 POOLS = ("attention", "per class", "average")
@@ -337,7 +337,7 @@ class PoolTransfer(Distillation):
         resample: bool = False,
         normalisation: Normalisation | None = None,
     ):
-        check_walkable(teacher)
+        check_timm(teacher)
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: a temperature is above 0; AttnDistill uses 10")
         depth = len(teacher.blocks)

@@ -20,7 +20,7 @@ from atlib.maps import Grid, keep_tokens
 from atlib.methods.mean_maps import mean_maps
 from atlib.pair import Pair
 from atlib.transfer import Transferred
-from atlib.walking import check_walkable
+from atlib.walking import check_timm
 
 MIXINGS = ("linear", "none", "mlp", "conv", "depthwise", "separable")
 POOLINGS = ("average", "class")
@@ -181,7 +181,7 @@ def mean_patch_maps(vit: VisionTransformer | Eva, images: Tensor) -> list[Tensor
     A ResMLP has neither class token nor registers: their columns are left out of the mean map, and its rows
     rescaled to sum to 1. Raises `Unwalkable`.
     """
-    check_walkable(vit)
+    check_timm(vit)
     patches = range(vit.num_prefix_tokens, vit.num_prefix_tokens + vit.patch_embed.num_patches)
     layers = mean_maps(vit, images)
     return [keep_tokens(p.mean(1, keepdim=True), patches)[0, 0] for p in layers]

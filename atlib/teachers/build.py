@@ -106,7 +106,7 @@ def fill(
     vit = on_meta(headless(native, image_size))  # weights are made once it is known that all fits
     own, state, resized = vit.state_dict(), dict(encoder.state), None
     if "pos_embed" in state and "pos_embed" in own:
-        prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
+        prefix = 0 if getattr(vit, "no_embed_class", False) else vit.num_prefix_tokens
         grid_from, grid_to = grid_of(native), tuple(vit.patch_embed.grid_size)
         # A named architecture may be of another size than the file.
         if state["pos_embed"].shape[1] != prefix + grid_from[0] * grid_from[1]:

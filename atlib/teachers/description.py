@@ -19,10 +19,10 @@ from torchvision.transforms.functional import to_pil_image
 from atlib.analysis.accounting import transferred_numbers
 from atlib.analysis.attention_maps import class_attention
 from atlib.analysis.pictures import image_grid
-from atlib.attention import head_width
 from atlib.data.decoding import in_eight_bits
 from atlib.student import STANDARD, describe
 from atlib.teachers.build import Teacher, not_finite
+from atlib.timm_config import head_width
 from atlib.walking import Unwalkable, check_walkable, walk
 
 
@@ -91,7 +91,7 @@ def _facts(teacher: Teacher) -> dict[str, str]:
     prefix = {
         "class token": int(vit.cls_token is not None),
         "distillation token": int(hasattr(vit, "dist_token")),
-        "register": 0 if vit.reg_token is None else vit.reg_token.shape[1],
+        "register": 0 if getattr(vit, "reg_token", None) is None else vit.reg_token.shape[1],
     }
     counted = [_count(number, name) for name, number in prefix.items() if number]
     counted.append(_count(down * across, "patch", "patches"))

@@ -67,6 +67,7 @@ LAYOUTS = (
     Layout(
         "a CLIP image tower, OpenAI's or OpenCLIP's", "visual.class_embedding", "visual.", normalisation=CLIP
     ),
+    Layout("torchvision's VisionTransformer", "encoder.pos_embedding", normalisation=IMAGENET),
 )
 EVA = Layout("timm's Eva, under its own names", PATCHES)
 # FLIP averages over all tokens after the last norm, and flax's GELU is the approximate one.
@@ -97,6 +98,27 @@ CLIP_RENAMES = (
     (r"\.mlp\.c_fc\.", ".mlp.fc1."),
     (r"\.mlp\.c_proj\.", ".mlp.fc2."),
 )
+TORCHVISION_RENAMES = (
+    (r"^conv_proj\.", "patch_embed.proj."),
+    (r"^class_token$", "cls_token"),
+    (r"^encoder\.pos_embedding$", "pos_embed"),
+    (r"^encoder\.ln\.", "norm."),
+    (r"^encoder\.layers\.encoder_layer_", "blocks."),
+    (r"\.ln_([12])\.", r".norm\1."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."),
+    (r"\.self_attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.(linear_1|0)\.", ".mlp.fc1."),
+    (r"\.mlp\.(linear_2|3)\.", ".mlp.fc2."),
+)
+# Meta's DINOv3, by the width of the ViT and whether its MLP is gated.
+DINOV3: Mapping[tuple[int, bool], str] = {
+    (384, False): "vit_small_patch16_dinov3",
+    (384, True): "vit_small_plus_patch16_dinov3",
+    (768, False): "vit_base_patch16_dinov3",
+    (1024, False): "vit_large_patch16_dinov3",
+    (1280, True): "vit_huge_plus_patch16_dinov3",
+    (4096, True): "vit_7b_patch16_dinov3",
+}
 FLIP_RENAMES = (
     (r"^embedding\.", "patch_embed.proj."),
     (r"^cls$", "cls_token"),
@@ -146,7 +168,9 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
                 f" FLIP's and CLIP's names; the file has {has}{' ...' if len(tensors) > 6 else ''}"
             )
         layout = Layout(f"a ViT under {prefixes[0]!r}", "", prefixes[0])
+    of_torchvision = {layout.mark: TORCHVISION_RENAMES for layout in LAYOUTS if "torchvision" in layout.name}
     renames = () if eva else CLIP_RENAMES if layout.prefix == "visual." else RENAMES
+    renames = of_torchvision.get(layout.mark, renames)
     state, names, unused = {}, {}, []
     for name, value in tensors.items():
         ours = _renamed(name.removeprefix(layout.prefix), renames)
@@ -162,6 +186,22 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
         state["cls_token"] = state["cls_token"] + state["pos_embed"][:, :1]
         state["pos_embed"] = state["pos_embed"][:, 1:]
     return Encoder(layout, state, names, unused)
+
+
+def dinov3(tensors: Mapping[str, Tensor]) -> str | None:
+    """The timm name of the DINOv3 that Meta's own checkpoint holds; None for other files.
+
+    Raises `ValueError` for a DINOv3 of a width that Meta did not publish.
+    """
+    if "storage_tokens" not in tensors or "cls_token" not in tensors:
+        return None
+    key = tensors["cls_token"].shape[-1], "blocks.0.mlp.w1.weight" in tensors
+    if key not in DINOV3:
+        raise ValueError(f"a DINOv3 of width {key[0]} is not known: name it with architecture=")
+    # of the distilled models the biases of q and v are all 0, and timm has a model without them
+    biases = [value.chunk(3) for name, value in tensors.items() if name.endswith("attn.qkv.bias")]
+    biased = any(of_q.any() or of_v.any() for of_q, _, of_v in biases)
+    return DINOV3[key] + ("_qkvb" if biased else "")
 
 
 def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Architecture, list[str]]:

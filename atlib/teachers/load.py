@@ -1,11 +1,13 @@
 """Any teacher: a timm model by name, or a file of weights as others publish them."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from timm.models.eva import Eva
+from timm.models.eva import Eva, checkpoint_filter_fn
 from torch import Tensor
 
 from atlib.pair import Normalisation, attach
@@ -21,9 +23,10 @@ from atlib.teachers.build import (
     on_meta,
     told,
 )
-from atlib.teachers.files import Weights, read_weights
-from atlib.teachers.layouts import Encoder, find_encoder, infer_architecture
-from atlib.vit import Architecture, check_activation, create_vit
+from atlib.teachers.files import Weights, normalisation_beside, read_weights
+from atlib.teachers.folders import is_pretrained_folder, read_folder
+from atlib.teachers.layouts import Encoder, Layout, dinov3, find_encoder, infer_architecture
+from atlib.vit import Architecture, WeightsUnavailable, check_activation, create_vit
 from atlib.walking import check_walkable
 
 # A name that ends like this is meant as a file, also when there is none.
@@ -42,7 +45,8 @@ def load_teacher(
 
     A timm name (MAE, DINO, DINOv2, DINOv3, CLIP, SigLIP, AugReg, DeiT ...) is downloaded, or read from where
     `atlib.vit.weights_file` says. A path is a file of `atlib.checkpoint.save_vit`, safetensors or a `.pth`
-    with timm's names, or a checkpoint of MAE (with its decoder or without), MoCo-v3, DINO, DINOv2, DeiT, DeiT
+    with timm's names, a folder of transformers' `save_pretrained` (with the extra `transformers`), or a
+    checkpoint of torchvision, DINOv3, MAE (with its decoder or without), MoCo-v3, DINO, DINOv2, DeiT, DeiT
     III, CLIP, or FLIP (its T5X folder, or its parameters in a `.npz`). No code in a file is run. The
     architecture is read off the weights; `heads` where their number cannot be known, `architecture`, a timm
     name, where more cannot.
@@ -134,6 +138,15 @@ def _read(
 ) -> Teacher:
     if heads is not None and architecture is not None:
         raise ValueError(f"heads={heads} and architecture={architecture!r}, which says it: leave heads= out")
+    if (hub := _on_a_hub(name_or_path)) is not None:
+        raise WeightsUnavailable(
+            f"{name_or_path!r} names a model of a hub, and nothing is downloaded from there by itself. Fetch"
+            " its config.json and model.safetensors into a folder, and give that folder: with"
+            f" huggingface_hub, `hf download {hub} config.json model.safetensors --local-dir {hub}`. Many"
+            " such models have a name in timm, which is downloaded: timm.list_pretrained() lists them"
+        )
+    if is_pretrained_folder(Path(name_or_path)):
+        return _from_folder(Path(name_or_path), image_size)
     if is_file(name_or_path):
         return _from_file(Path(name_or_path), image_size, heads, architecture)
     if heads is not None or architecture is not None:
@@ -142,6 +155,44 @@ def _read(
             " files. Is there no file of that name?"
         )
     return _from_timm(name_or_path, image_size)
+
+
+def _on_a_hub(name_or_path: str | Path) -> str | None:
+    """The repository that a hub's name means, such as facebook/dinov2-base; None for a path or timm name."""
+    said = str(name_or_path)
+    repository = said.removeprefix("hf-hub:").removeprefix("hf_hub:")
+    if repository != said:
+        return repository
+    looks_so = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", said) and isinstance(name_or_path, str)
+    path = Path(said)
+    # a file that is missing in a folder that is there is a path, and so is what ends like a file
+    return said if looks_so and not path.parent.exists() and path.suffix not in SUFFIXES else None
+
+
+def _from_folder(path: Path, image_size: int | None) -> Teacher:
+    folder = read_folder(path)
+    encoder = Encoder(
+        Layout(f"transformers' {folder.kind}, a folder of save_pretrained", ""),
+        folder.state,
+        {name: (name,) for name in folder.state},
+        [],
+    )
+    vit, missing, resized = fill(folder.architecture, encoder, image_size)
+    said, by_whom = normalisation_beside(path)
+    attach(vit, said)
+    taken = folder.state.keys() & vit.state_dict().keys()
+    return Teacher(
+        vit.eval(),
+        str(path),
+        headless(folder.architecture, image_size),
+        encoder.layout.name,
+        used=len(taken),
+        unused=sorted(folder.state.keys() - taken),
+        resized=resized,
+        missing=missing,
+        assumed=folder.assumed,
+        normalised=by_whom,
+    )
 
 
 def _from_timm(name: str, image_size: int | None) -> Teacher:
@@ -177,7 +228,12 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         )
     try:
         native, assumed = architecture_said(weights, architecture, heads), []
-        encoder = find_encoder(weights.tensors, eva=native is not None and isinstance(on_meta(native), Eva))
+        if (name := dinov3(weights.tensors)) is not None:
+            native = Architecture(name) if native is None else native
+            encoder = _of_dinov3(weights.tensors, native)
+        else:
+            is_eva = native is not None and isinstance(on_meta(native), Eva)
+            encoder = find_encoder(weights.tensors, eva=is_eva)
         if native is None:
             native, assumed = infer_architecture(encoder, heads)
         vit, missing, resized = fill(native, encoder, image_size)
@@ -199,6 +255,13 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         assumed=assumed,
         normalised=by_whom,
     )
+
+
+def _of_dinov3(tensors: Mapping[str, Tensor], native: Architecture) -> Encoder:
+    """The ViT in Meta's checkpoint, by timm's own conversion."""
+    with contextlib.redirect_stdout(None):  # it prints which biases it leaves out
+        state = checkpoint_filter_fn(dict(tensors), on_meta(headless(native, None)))
+    return Encoder(Layout("DINOv3, Meta's own", ""), state, {name: (name,) for name in state}, [])
 
 
 def _source(weights: Weights, encoder: Encoder) -> str:

@@ -18,7 +18,7 @@ from atlib.plan import Plan
 from atlib.train.pretrain import MaskedAutoencoder, walk_visible
 from atlib.train.recipe import Recipe
 from atlib.transfer import without_history
-from atlib.walking import check_walkable
+from atlib.walking import check_timm
 
 # --- How a layer's attention logits are compared ---
 
@@ -114,8 +114,8 @@ class DistilledMae(Pair):
         mix_heads: bool = True,
         normalisation: Normalisation | None = None,
     ):
-        check_walkable(teacher)
-        check_walkable(student.vit)
+        check_timm(teacher)
+        check_timm(student.vit)
         _check_pair(teacher, student.vit, mix_heads)
         super().__init__(student, teacher, normalisation=normalisation)
         depths = len(student.vit.blocks), len(teacher.blocks)

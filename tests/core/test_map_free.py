@@ -35,19 +35,19 @@ def random_qk(B=2, H=3, N=70, d=8, d_t=8, seed=0, size=1.0, dtype=torch.float64)
     ]
 
 
-def seen_of(q, k, q_t, k_t, scale=SCALES[0], scale_t=SCALES[1], bias=None, bias_t=None):
+def seen_of(q, k, q_t, k_t, scale=SCALES[0], scale_t=SCALES[1], mask=None, mask_t=None):
     """What a layer of the student and one of the teacher saw."""
-    return Seen(q, k, None, scale, bias=bias), Seen(q_t, k_t, None, scale_t, bias=bias_t)
+    return Seen(q, k, None, scale, mask=mask), Seen(q_t, k_t, None, scale_t, mask=mask_t)
 
 
 def dense(student, teacher, value=True):
     return dense_attention_cross_entropy([student], [teacher])
 
 
-def stepped(how, tensors, scales=SCALES, times=1.0, bias=None, bias_t=None, **options):
+def stepped(how, tensors, scales=SCALES, times=1.0, mask=None, mask_t=None, **options):
     """The loss and the gradients of `times` the loss with respect to the student's q and k."""
     q, k = (x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in tensors[:2])
-    loss = how(*seen_of(q, k, *tensors[2:], *scales, bias, bias_t), **options)
+    loss = how(*seen_of(q, k, *tensors[2:], *scales, mask, mask_t), **options)
     (times * loss).backward()
     return loss.detach(), q.grad, k.grad
 
@@ -126,14 +126,14 @@ def test_with_a_mask(how, forbidden, N):
     own.fill_diagonal_(FORBIDDEN)
     other[:, 0] = FORBIDDEN  # nobody looks at the first token
     other[0, 0] = 0  # but the token itself, as one that looks at nothing has no map
-    bias, bias_t = {"student": (own, None), "teacher": (None, other), "both": (own, own)}[forbidden]
+    mask, mask_t = {"student": (own, None), "teacher": (None, other), "both": (own, own)}[forbidden]
 
     def row_by_row(student, teacher):
         (q, k, _, scale, *_), (q_t, k_t, _, scale_t, *_) = student, teacher
         total = 0.0
         for i in range(N):
-            left = [j for j in range(N) if bias is None or bias[i, j] == 0]
-            left_t = [j for j in left if bias_t is None or bias_t[i, j] == 0]
+            left = [j for j in range(N) if mask is None or mask[i, j] == 0]
+            left_t = [j for j in left if mask_t is None or mask_t[i, j] == 0]
             log_p = dict(
                 zip(left, (scale * q[:, :, i : i + 1] @ k[:, :, left].mT).log_softmax(-1).unbind(-1))
             )
@@ -143,10 +143,10 @@ def test_with_a_mask(how, forbidden, N):
 
     tensors = random_qk(N=N, d=5, d_t=7)
     expected = stepped(row_by_row, tensors, times=3.0)
-    found = stepped(how, tensors, times=3.0, bias=bias, bias_t=bias_t)
+    found = stepped(how, tensors, times=3.0, mask=mask, mask_t=mask_t)
     assert_close(found, expected, 1e-10)
-    assert_close(stepped(dense, tensors, times=3.0, bias=bias, bias_t=bias_t), expected, 1e-10)
-    skipped = stepped(how, tensors, times=3.0, value=False, bias=bias, bias_t=bias_t)
+    assert_close(stepped(dense, tensors, times=3.0, mask=mask, mask_t=mask_t), expected, 1e-10)
+    skipped = stepped(how, tensors, times=3.0, value=False, mask=mask, mask_t=mask_t)
     assert skipped[0].item() == 0
     assert_close(skipped[1:], expected[1:], 1e-10)
 

@@ -6,7 +6,7 @@ import torch
 from timm.layers import Attention, LayerScale, SwiGLUPacked
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
-from timm.models.vision_transformer import ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import DiffParallelScalingBlock, VisionTransformer
 from torch import nn
 
 from atlib import create_student, create_vit, walk
@@ -301,8 +301,11 @@ def test_a_teacher_that_does_not_pool():
 
 
 def test_what_cannot_be_read_off_is_refused_and_not_dropped():
-    with pytest.raises(ValueError, match="HybridEmbed"):
-        create_student(create_vit("vit_tiny_r_s16_p8_224", depth=2), 7)
+    unnamed = create_vit("vit_tiny_r_s16_p8_224", depth=2)
+    assert describe(create_student(unnamed, 7)) == describe(unnamed), "it is built by its timm name"
+    del unnamed.pretrained_cfg
+    with pytest.raises(ValueError, match="HybridEmbed.*no timm name"):
+        create_student(unnamed, 7)
     mixed = create_vit(SMALL)
     mixed.blocks[1].mlp.act = nn.ReLU()
     with pytest.raises(ValueError, match=r"1.mlp.act: .*ReLU\(\)"):
@@ -332,5 +335,5 @@ def test_what_cannot_be_walked_is_not_described():
         lambda vit: create_student(vit, 7),
         lambda vit: differences(vit, create_vit(SMALL)),
     ):
-        with pytest.raises(Unwalkable, match="ResPostBlock"):
-            ask(create_vit(SMALL, block_fn=ResPostBlock))
+        with pytest.raises(Unwalkable, match="DiffParallelScalingBlock"):
+            ask(create_vit(SMALL, block_fn=DiffParallelScalingBlock))

@@ -7,16 +7,11 @@ import pytest
 import timm
 import torch
 from timm.models.eva import Eva
-from timm.models.vision_transformer import (
-    Block,
-    DiffParallelScalingBlock,
-    ParallelScalingBlock,
-    ResPostBlock,
-    VisionTransformer,
-)
+from timm.models.vision_transformer import Block, DiffParallelScalingBlock, VisionTransformer
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.walking import REASONS, Unwalkable, check_walkable
+from atlib.adapters.timm import REASONS
+from atlib.walking import Unwalkable, check_walkable
 from tests.helpers import SMALL_VIT, random_images
 
 SMALL = SMALL_VIT | {"depth": 2}
@@ -35,12 +30,9 @@ def eva(**options):
 
 WIDE = SMALL | {"embed_dim": 48}
 BLOCKS = {
-    "ParallelScalingBlock": partial(create_vit, WIDE, block_fn=ParallelScalingBlock),
     "ParallelThingsBlock": partial(create_vit, "vit_small_patch16_18x2_224", depth=2),
-    "ResPostBlock": partial(create_vit, WIDE, block_fn=ResPostBlock),
     "DiffParallelScalingBlock": partial(create_vit, WIDE, block_fn=DiffParallelScalingBlock),
     "DiffAttention": partial(create_vit, WIDE, attn_layer="diff"),
-    "EvaBlockPostNorm": partial(eva, use_post_norm=True),
 }
 
 
@@ -81,16 +73,15 @@ def test_a_subclass_with_its_own_forward(kind, method):
 @pytest.mark.parametrize(
     "name, kind",
     [
-        ("vit_relpos_small_patch16_224", "VisionTransformerRelPos"),
         ("swin_tiny_patch4_window7_224", "SwinTransformer"),
         ("swinv2_tiny_window8_256", "SwinTransformerV2"),
-        ("beit_base_patch16_224", "Beit"),
+        ("samvit_base_patch16", "VisionTransformerSAM"),
         ("cait_xxs24_224", "Cait"),
         ("resnet18", "ResNet"),
     ],
 )
 def test_other_models(name, kind):
-    depth = {"depth": 2} if name.split("_")[0] in ("vit", "beit", "cait") else {}
+    depth = {"depth": 2} if name.split("_")[0] in ("vit", "cait") else {}
     refused(timm.create_model(name, **depth), f"a {kind}: {REASONS.get(kind, '')}")
 
 
@@ -153,9 +144,9 @@ def test_a_refused_model_has_not_been_run():
 
 
 def test_a_pair_refuses_what_walk_refuses():
-    good, bad = create_vit(WIDE), create_vit(WIDE, block_fn=ResPostBlock)
+    good, bad = create_vit(WIDE), create_vit(WIDE, block_fn=DiffParallelScalingBlock)
     for teacher, student in ((bad, good), (good, bad)):
-        with pytest.raises(Unwalkable, match="ResPostBlock"):
+        with pytest.raises(Unwalkable, match="DiffParallelScalingBlock"):
             AttentionTransfer(teacher, student, Plan())
 
 
@@ -163,7 +154,7 @@ def test_a_pair_checks_each_model_once(monkeypatch):
     teacher, student = create_vit(SMALL), create_vit(SMALL)
     pair = AttentionTransfer(teacher, student, Plan(how="distill"))
     looked_at = []
-    monkeypatch.setattr("atlib.walking._check_part", lambda part, *where: looked_at.append(part))
+    monkeypatch.setattr("atlib.adapters.timm._check_part", lambda part, *where: looked_at.append(part))
     pair(random_images(1, 3, 32, 32))
     assert looked_at == []
     walk(student, random_images(1, 3, 32, 32))

@@ -377,15 +377,15 @@ def test_a_given_map_loses_what_the_layer_forbids(vits):
     assert (found[1:] - (1 - torch.eye(17)) / 16).abs().max() <= 1e-10
 
 
-def test_a_bias_belongs_to_new_q_and_k(vits):
-    vit, bias = vits(False, 1), torch.zeros(17, 17)
+def test_a_mask_belongs_to_new_q_and_k(vits):
+    vit, mask = vits(False, 1), torch.zeros(17, 17)
     seen = walk(vit, IMAGES).layers[0]
     for instead, value in (
-        (Instead(bias=bias), "(17, 17)"),
-        (Instead(q=seen.q[:, :1], k=seen.k[:, :1], heads=[0], bias=bias), "(17, 17)"),
-        (Instead(q=seen.q, k=seen.k, bias=bias[:5]), "(5, 17)"),
+        (Instead(mask=mask), "(17, 17)"),
+        (Instead(q=seen.q[:, :1], k=seen.k[:, :1], heads=[0], mask=mask), "(17, 17)"),
+        (Instead(q=seen.q, k=seen.k, mask=mask[:5]), "(5, 17)"),
     ):
-        with pytest.raises(ValueError, match="layer 0: a bias") as caught:
+        with pytest.raises(ValueError, match="layer 0: a mask") as caught:
             walk(vit, IMAGES, replace={0: instead})
         assert value in str(caught.value)
 

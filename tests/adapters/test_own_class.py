@@ -1,0 +1,86 @@
+"""A class of one's own is walked through an adapter, as examples/own_vit.py writes one."""
+
+import pytest
+import torch
+
+from atlib import AttentionTransfer, Plan, create_student, create_vit, walk
+from atlib.walking import Unwalkable, check_exact
+from examples.own_vit import OwnAdapter, OwnViT, main
+from tests.helpers import random_images, randomise
+
+IMAGES = random_images(2, 3, 32, 32)
+STUDENT = dict(embed_dim=24, num_heads=3, depth=3, class_token=False, global_pool="avg")
+
+
+@pytest.fixture
+def own():
+    return OwnAdapter(randomise(OwnViT()))
+
+
+def test_the_example_runs(capsys):
+    main()
+    assert "transfer loss" in capsys.readouterr().out
+
+
+def test_the_walk_is_the_models_forward(own):
+    assert (walk(own, IMAGES).logits - own.model(IMAGES)).abs().max() <= 1e-5
+    block, tokens = own.model.layers[0], walk(own, IMAGES, stop_after=0).tokens
+    x = block.norm_a(tokens)
+    q, k = (f(x).unflatten(-1, (3, 8)).transpose(1, 2) for f in (block.query, block.key))
+    expected = (q @ k.mT / 8**0.5).softmax(-1)
+    torch.testing.assert_close(walk(own, IMAGES).layers[0].map, expected)
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_it_teaches(own, how):
+    student = create_vit("glyphs", **STUDENT)
+    pair = AttentionTransfer(own, student, Plan(how=how, mismatched=True))
+    assert pair.teacher is own.model or how == "distill"
+    logits, loss = pair(IMAGES)
+    (logits.square().sum() + loss).backward()
+    assert all(weight.grad is None for weight in own.model.parameters())
+    assert student.blocks[0].mlp.fc1.weight.grad.abs().max() > 0
+
+
+def test_two_models_of_the_class(own):
+    student = OwnAdapter(OwnViT())
+    pair = AttentionTransfer(own, student, Plan(how="distill", mismatched=True))
+    assert pair.student is student.model
+    pair(IMAGES).transfer_loss.backward()
+    assert student.model.layers[2].query.weight.grad.abs().max() > 0
+
+
+def test_without_an_adapter_it_is_refused_with_the_way_out(own):
+    with pytest.raises(Unwalkable, match=r"OwnViT: no adapter knows .*examples/own_vit.py"):
+        walk(own.model, IMAGES)
+
+
+def test_components_that_nobody_knows_are_asked_for(own):
+    with pytest.raises(ValueError, match="components of a OwnViT are not known"):
+        create_student(own, 5)
+    with pytest.raises(ValueError, match=r"Plan\(mismatched=True\)"):
+        AttentionTransfer(own, create_vit("glyphs", **STUDENT), Plan())
+
+
+def test_a_wrong_adapter_is_found(own):
+    class Wrong(OwnAdapter):
+        def head(self, tokens):
+            return self.model.classify(tokens.mean(1))  # without the norm
+
+    class Pools(OwnAdapter):
+        def head(self, tokens):
+            return tokens
+
+    with pytest.raises(Unwalkable, match="Wrong the walk differs"):
+        check_exact(Wrong(own.model))
+    with pytest.raises(Unwalkable, match=r"Pools.head makes \(1, 16, 24\)"):
+        check_exact(Pools(own.model))
+    with pytest.raises(Unwalkable, match="Wrong the walk differs"):
+        AttentionTransfer(Wrong(own.model), create_vit("glyphs", **STUDENT), Plan(mismatched=True))
+
+
+def test_the_check_leaves_the_mode_and_the_generator(own):
+    own.model.train()
+    state = torch.get_rng_state()
+    check_exact(own)
+    assert own.model.training and torch.equal(torch.get_rng_state(), state)

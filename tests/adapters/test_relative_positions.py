@@ -1,0 +1,150 @@
+"""A bias by relative position, per head: BEiT's, timm's relative-position ViTs', in both rooms of a pair."""
+
+import pytest
+import timm
+import torch
+
+from atlib import AttentionTransfer, Plan, create_student, walk
+from atlib.attention import Seen
+from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
+from atlib.map_free import by_blocks, by_fused_attention
+from atlib.student import describe
+from atlib.walking import Instead
+from tests.helpers import random_images, randomise, set_fused
+
+SIZE = {"img_size": 64, "depth": 2, "num_classes": 5}
+NAMES = ["test_vit_relpos", "vit_relpos_small_patch16_224", "vit_relpos_small_patch16_rpn_224"]
+OTHERS = ["naflexvit_base_patch16_gap", "vit_base_patch16_xp_224", "vit_base_patch16_rpn_224"]
+IMAGES = random_images(2, 3, 64, 64)
+
+
+def beit(**options):
+    kinds = {"embed_dim": 24, "num_heads": 3, "patch_size": 16, "use_rel_pos_bias": True, "init_values": 0.1}
+    return timm.models.beit.Beit(**SIZE | kinds | options)
+
+
+BUILDS = {
+    "BEiT": beit,
+    "BEiT, one bias for all": lambda: beit(use_rel_pos_bias=False, use_shared_rel_pos_bias=True),
+    "BEiT, both": lambda: beit(use_shared_rel_pos_bias=True),
+    **{name: lambda name=name: timm.create_model(name, **SIZE) for name in NAMES},
+}
+every_model = pytest.mark.parametrize("name", BUILDS)
+
+
+@every_model
+def test_the_walk_equals_the_model(name):
+    model = randomise(BUILDS[name]()).eval()
+    with torch.no_grad():
+        for fused in (True, False):
+            set_fused(model, fused)
+            own, found = model(IMAGES), walk(model, IMAGES)
+            assert (found.logits - own).abs().max() <= 1e-5 * own.abs().max()
+    bias = found.layers[0].bias
+    assert bias.shape == (model.blocks[0].attn.num_heads, *(found.tokens.shape[1],) * 2)
+    assert bias.std() > 0.01 and not torch.equal(bias[0], bias[1])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_blocks_of_timm(name):
+    size = {} if name.startswith("naflex") else {"img_size": 64}
+    model = randomise(timm.create_model(name, depth=2, num_classes=5, **size)).eval()
+    images = random_images(2, 3, 64, 64)
+    with torch.no_grad():
+        own = model(images)
+        assert (walk(model, images).logits - own).abs().max() <= 1e-5 * own.abs().max()
+
+
+@every_model
+def test_a_pair_computes_the_dense_definition(name):
+    """With a bias in the teacher and in the student: the student's own learns too, and is not in a copy."""
+    # in eval mode: a relative-position MLP drops out
+    teacher, student = (randomise(BUILDS[name](), seed=seed).double().eval() for seed in (0, 1))
+    images = IMAGES.double()
+    assert describe(teacher) == describe(student)
+    with torch.no_grad():
+        maps = [seen.map for seen in walk(teacher, images).layers]
+    expected = walk(student, images, replace={i: Instead(map=p) for i, p in enumerate(maps)}).logits
+    copied = AttentionTransfer(teacher, student, Plan()).eval()(images).logits
+    assert (copied - expected).abs().max() <= 1e-9 * expected.abs().max()
+    student.zero_grad()
+    loss = AttentionTransfer(teacher, student, Plan(how="distill")).eval()(images).transfer_loss
+    loss.backward()
+    found = {key: p.grad.clone() for key, p in student.named_parameters() if p.grad is not None}
+    student.zero_grad()
+    own = [seen.scores.log_softmax(-1) for seen in walk(student, images).layers]
+    dense = sum(-(p * log_p).sum(-1).mean() for p, log_p in zip(maps, own))
+    dense.backward()
+    assert loss.item() == pytest.approx(dense.item(), rel=1e-10)
+    for key, weight in student.named_parameters():
+        if weight.grad is not None:
+            assert (found[key] - weight.grad).abs().max() <= 1e-9 * weight.grad.abs().max() + 1e-14, key
+    learned = [key for key in found if "rel_pos" in key or "relative_position_bias_table" in key]
+    assert learned and all(found[key].abs().max() > 0 for key in learned)
+
+
+@pytest.mark.parametrize("shapes", [((5, 5), (3, 5, 5)), ((3, 5, 5), None), (None, (3, 5, 5))], ids=str)
+@pytest.mark.parametrize("how", [by_blocks, by_fused_attention])
+def test_the_map_free_loss_with_biases_of_either_shape(how, shapes):
+    q, k, q_t, k_t = (random_images(2, 3, 5, 4, seed=seed, dtype=torch.float64) for seed in range(4))
+    biases = [
+        None if shape is None else random_images(*shape, seed=9 + i, dtype=torch.float64)
+        for i, shape in enumerate(shapes)
+    ]
+    q.requires_grad_(), k.requires_grad_()
+    learns = how is by_blocks and biases[0] is not None
+    if learns:
+        biases[0].requires_grad_()
+    student, teacher = Seen(q, k, None, 0.7, bias=biases[0]), Seen(q_t, k_t, None, 0.4, bias=biases[1])
+    wanted = [q, k, *([biases[0]] if learns else [])]
+    loss = how(student, teacher)
+    found = torch.autograd.grad(3 * loss, wanted)
+    dense = dense_attention_cross_entropy([student], [teacher])
+    expected = torch.autograd.grad(3 * dense, wanted)
+    assert loss.item() == pytest.approx(dense.item(), rel=1e-12)
+    for one, other in zip(found, expected):
+        assert (one - other).abs().max() <= 1e-12
+
+
+def test_some_heads_are_copied_with_their_bias():
+    teacher, student = randomise(beit()).eval(), randomise(beit(), seed=1).eval()
+    pair = AttentionTransfer(teacher, student, Plan(heads=[1])).eval()
+    with torch.no_grad():
+        of_teacher = walk(teacher, IMAGES).layers[0].map
+        found = pair.walk(IMAGES).layers[0].map
+        own = walk(student, IMAGES).layers[0].map
+    assert (found[:, 1] - of_teacher[:, 1]).abs().max() <= 1e-5
+    assert (found[:, [0, 2]] - own[:, [0, 2]]).abs().max() <= 1e-5
+    assert (of_teacher[:, 1] - own[:, 1]).abs().max() > 0.01
+
+
+def test_merged_heads_have_the_sum_of_their_biases():
+    teacher, student = randomise(beit()).eval(), randomise(beit(num_heads=2), seed=1).eval()
+    pair = AttentionTransfer(teacher, student, Plan(unequal_heads="aggregate")).eval()
+    scores = walk(teacher, IMAGES).layers[0].scores
+    expected = (scores.log_softmax(-1).sum(1, keepdim=True) / 10).softmax(-1)
+    found = pair.teacher_maps(pair.teacher_layers(IMAGES))[0]
+    assert (found - expected).abs().max() <= 1e-5
+
+
+@every_model
+def test_the_student_is_built_like_the_teacher(name):
+    teacher = BUILDS[name]()
+    if name == "BEiT, both":
+        pytest.skip("BEiT has one or the other")
+    student = create_student(teacher, 7)
+    assert describe(student) == describe(teacher) and student(IMAGES).shape == (2, 7)
+    assert not any(
+        torch.equal(weight, teacher.state_dict()[key])
+        for key, weight in student.state_dict().items()
+        if key.endswith("qkv.weight")
+    )
+
+
+def test_no_map_is_made_for_a_teacher_without_a_bias():
+    """The map-free loss keeps (B, H, BLOCK, N) at most: only a bias that is learned is (H, N, N)."""
+    q = random_images(1, 2, 200, 4).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        sizes = []
+        attention_cross_entropy([Seen(q, q, None, 0.5)], [Seen(q.detach(), q.detach(), None, 0.5)])
+    assert max(sizes) < 200 * 200
