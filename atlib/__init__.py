@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atlib.data.map_cache import MapCache
     from atlib.losses import attention_cross_entropy
     from atlib.plan import Plan
     from atlib.student import create_student
@@ -28,12 +29,14 @@ _HOME = {
     "Instead": "atlib.walking",
     "Unwalkable": "atlib.walking",
     "attention_cross_entropy": "atlib.losses",
+    "MapCache": "atlib.data.map_cache",
     "load_teacher": "atlib.teachers.load",
     "Recipe": "atlib.train.recipe",
 }
 __all__ = [
     "AttentionTransfer",
     "Instead",
+    "MapCache",
     "Plan",
     "Recipe",
     "Seen",
