@@ -697,7 +697,8 @@ def make_models(study: Study, variants: list[Variant], place: Place, seeds: list
         return
     needs = {need for variant in variants for need in variant.needs}
     others = {TUNING_SEED} - {*seeds} if "another teacher" in needs else ()
-    run_each(make_teacher, [(place, seed) for seed in [*seeds, *others]], jobs)
+    if scale_of(place).makes_teachers:
+        run_each(make_teacher, [(place, seed) for seed in [*seeds, *others]], jobs)
     runs = [fine_tuning(place, seed) for seed in seeds] if "fine-tuned" in needs else []
     first = study.needed_by(variants)
     runs += [built_on(study, place, variant.name, seed) for variant in first for seed in seeds]
