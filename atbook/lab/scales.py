@@ -392,13 +392,14 @@ class PublishedScale(Scale):
     stored maps (`atlib.data.MapCache`) are of an image and of its mirror. `path` is a folder that holds
     `cifar10` and `pacs` (None: both from the hub). Twins are `PHOTO_TWINS` and `BLANK`."""
 
-    # (folder, split, number of images, seed, pixels a side) -> images: "train", "validation" or "test".
+    # (folder, split, number of images, seed, pixels a side) -> images.
     draw: Callable[[Path | None, str, int | None, int, int], Images] = None
-    # The same for what is not trained on, by name: more test images.
+    # The same for what is not trained on, by name: all of it is tested on.
     far: Mapping[str, Callable[[Path | None, str, int | None, int, int], Images]] = field(
         default_factory=dict
     )
     path: Path | None = None
+    unlabelled: int | None = None  # that the teacher has learned from: not known
     image_size: int = 56
     held_out_sizes: Mapping[str, int | None] = field(
         default_factory=lambda: {"validation": 2000, "test": 5000}
@@ -418,7 +419,7 @@ class PublishedScale(Scale):
         """With "test", what is not trained on."""
         if split != "test":
             return {}
-        images = {name: self._drawn(draw, "test", None, 0) for name, draw in self.far.items()}
+        images = {name: self._drawn(draw, "all", None, 0) for name, draw in self.far.items()}
         return {name: with_twins(some, twin, 0) for name, some in images.items()}
 
     def _drawn(self, draw, split: str, number: int | None, seed: int) -> Images:

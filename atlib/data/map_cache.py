@@ -77,7 +77,7 @@ class MapCache:
     def __call__(self, images: Tensor) -> dict[int, Tensor]:
         """The teacher's maps of images (B, 3, height, width): {layer: (B, H, N, N)}, float32, rows sum to 1,
         where the images are. Raises `ValueError` for an image whose maps are not there."""
-        keys = _keys_of(images)
+        keys = keys_of(images)
         if any(key not in self._places for key in keys):
             self._read_keys()  # another process may have added them
         missing = [place for place, key in enumerate(keys) if key not in self._places]
@@ -97,11 +97,11 @@ class MapCache:
         """Run the teacher on those of the images (B, 3, height, width) that are not there yet and keep their
         maps; returns how many these were. Raises `ValueError` for maps that are not finite."""
         images = images.to(next(self.teacher.parameters()).device)
-        if not self._unknown(_keys_of(images)):
+        if not self._unknown(keys_of(images)):
             return 0
         with self._only_writer():
             self._read_keys()
-            unknown = self._unknown(_keys_of(images))
+            unknown = self._unknown(keys_of(images))
             if not unknown:
                 return 0
             maps = self._made(images[[*unknown.values()]])
@@ -187,8 +187,8 @@ def fingerprint(vit: VisionTransformer | Eva) -> str:
     return digest.hexdigest()
 
 
-def _keys_of(images: Tensor) -> list[bytes]:
-    """What images (B, 3, height, width) are known by: one key each."""
+def keys_of(images: Tensor) -> list[bytes]:
+    """What images (B, 3, height, width) are known by, one key each: equal for the same bits alone."""
     if images.ndim != 4:
         raise ValueError(f"images are (B, 3, height, width), got {tuple(images.shape)}")
     start = f"{images.dtype} {tuple(images.shape[1:])}".encode()
