@@ -89,7 +89,7 @@ def _stored_maps(
     sources: Sources, teacher: VisionTransformer, folder: str, shifts: bool, held_out: bool
 ) -> MapCache:
     """The teacher's maps of all that a run of this seed looks at: what its training images become, and the
-    images that it is evaluated on, where the teacher is needed then."""
+    images that it is evaluated on, where these are looked at too."""
     cache = MapCache(sources.place.work / folder, teacher)
     for images in _views(sources.scale.labelled(sources.seed), shifts):
         cache.add(images)
@@ -127,7 +127,7 @@ def _taught(
     """A student with the teacher's maps, which are stored in a folder, or with their mean, copied or
     distilled."""
     teacher = teaches(sources)
-    maps = _stored_maps(sources, teacher, folder, shifts, held_out=plan.how == "copy" and not mean)
+    maps = _stored_maps(sources, teacher, folder, shifts, held_out=not mean)
     if mean:
         maps = _mean_map(maps, sources.scale.labelled(sources.seed))
     return AttentionTransfer(teacher, sources.student(), plan, maps=maps)
