@@ -16,6 +16,7 @@ from atbook.lab.findings import (
     shifted_accuracy,
     verdicts_table,
 )
+from atbook.lab.real import REAL
 from atbook.lab.scales import scales
 from atbook.lab.studies import CENTRAL, STUDIES
 from atbook.lab.verdicts import Claim, Side
@@ -31,7 +32,7 @@ def known(study, scale):
         return scales()[scale].methods
     if study in EXAMINATIONS:
         return EXAMINATIONS[study].methods
-    return tuple(variant.name for variant in (STUDIES | {DETECTION.name: DETECTION})[study].variants)
+    return tuple(variant.name for variant in (STUDIES | {other.name: other for other in (DETECTION, REAL)})[study].variants)
 
 
 def record(study, method, seed, results, scale="find"):
