@@ -32,7 +32,8 @@ def known(study, scale):
         return scales()[scale].methods
     if study in EXAMINATIONS:
         return EXAMINATIONS[study].methods
-    return tuple(variant.name for variant in (STUDIES | {other.name: other for other in (DETECTION, REAL)})[study].variants)
+    studies = STUDIES | {DETECTION.name: DETECTION, REAL.name: REAL}
+    return tuple(variant.name for variant in studies[study].variants)
 
 
 def record(study, method, seed, results, scale="find"):
