@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atlib.data.map_cache import MapCache
     from atlib.looking.page import look
     from atlib.losses import attention_cross_entropy
     from atlib.plan import Plan
@@ -30,6 +31,7 @@ _HOME = {
     "Instead": "atlib.walking",
     "Unwalkable": "atlib.walking",
     "attention_cross_entropy": "atlib.losses",
+    "MapCache": "atlib.data.map_cache",
     "load_teacher": "atlib.teachers.load",
     "look": "atlib.looking.page",
     "Recipe": "atlib.train.recipe",
@@ -37,6 +39,7 @@ _HOME = {
 __all__ = [
     "AttentionTransfer",
     "Instead",
+    "MapCache",
     "Plan",
     "Recipe",
     "Seen",

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,12 +12,14 @@ from atlib.adapters.adapter import Adapter
 from atlib.attention import Own, forbid
 from atlib.compatibility import Pairing, pair_up
 from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
-from atlib.maps import average_over, join_heads, keep_own, mean_heads, place_tokens, resample
+from atlib.maps import average_over, join_heads, keep_own, keep_tokens, mean_heads, place_tokens, resample
 from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
 from atlib.walking import DropPathMasks, Instead, Seen, Walk, adapter_of, check_exact, sample_drop_path, walk
 
 TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
+# What the teacher would be given, (B, 3, height, width) -> {its layer: its maps, (B, H, N, N)}
+TeacherMaps = Callable[[Tensor], Mapping[int, Tensor]]
 
 
 class Transferred(NamedTuple):
@@ -44,8 +46,12 @@ class AttentionTransfer(Pair):
     run: whoever passed the teacher in still has all of it, and lets go of the rest by letting go of the
     teacher.
 
+    `maps` takes the place of running the teacher, such as maps that were stored (`atlib.data.MapCache`): it
+    is given what the teacher would be given. The teacher is still what the student is paired with.
+
     normalisation: of the images that the pair is given (`atlib.pair.Pair`). Raises `ValueError` when the two
-    cannot be paired, naming all that differs, and `Unwalkable` for models `walk` refuses.
+    cannot be paired, naming all that differs, and for a plan that maps alone do not serve, and `Unwalkable`
+    for models `walk` refuses.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class AttentionTransfer(Pair):
         teacher: nn.Module | Adapter,
         student: nn.Module | Adapter,
         plan: Plan,
+        maps: TeacherMaps | None = None,
         *,
         normalisation: Normalisation | None = None,
     ):
@@ -63,9 +70,12 @@ class AttentionTransfer(Pair):
         for adapter in (of_teacher, of_student):
             if not adapter.exact_by_class:
                 check_exact(adapter)
+        if maps is not None:
+            _check_served_by_maps(plan, pairing, of_student.model)
         super().__init__(of_student.model, of_teacher.model, normalisation=normalisation)
         self.plan = plan
         self.pairing = pairing
+        self._maps = maps
         self.layers = tuple(layer for layer, _ in pairing.layers)
         one_to_one = all(layer == layer_of_teacher for layer, layer_of_teacher in pairing.layers)
         self._same_masks = one_to_one and len(of_teacher.blocks) == len(of_student.blocks)
@@ -73,7 +83,7 @@ class AttentionTransfer(Pair):
             of_teacher = of_teacher.of_first_blocks(1 + max(layer for _, layer in pairing.layers))
             self._teachers = (of_teacher.model,)
         self._of_teacher, self._of_student = of_teacher, of_student  # how the two are walked
-        self._form = _form_of(plan, pairing, of_teacher, of_student)
+        self._form = _form_of(plan, pairing, of_teacher, of_student, given=maps is not None)
         self.head_mapping = self._form.head_mapping  # registered here: the form is no module
 
     @property
@@ -140,8 +150,11 @@ class AttentionTransfer(Pair):
         """What the teacher's transferred layers saw on these images, on the tokens that both have, as
         constants. Images are those of the student: the teacher sees them as `for_teacher` makes them.
 
-        Each holds only what the plan needs of q, k, v; the rest is None.
+        Each holds only what the plan needs of q, k, v; the rest is None. Where `maps` stand in for the
+        teacher, each holds a given map, and the teacher is not run.
         """
+        if self._maps is not None:
+            return self._given_layers(images)
         self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
         layers = [of_teacher for _, of_teacher in self.pairing.layers]
         shared = drop_path[: len(self._of_teacher.blocks)] if drop_path and self._same_masks else None
@@ -156,6 +169,18 @@ class AttentionTransfer(Pair):
             ).layers
         kept = [_constant(seen[layer], self._form.parts) for layer in layers]
         return [_on_tokens(layer, self.pairing.teacher_tokens) for layer in kept]
+
+    def _given_layers(self, images: Tensor) -> list[Seen]:
+        maps = self._maps(self.for_teacher(images))
+        layers = [of_teacher for _, of_teacher in self.pairing.layers]
+        if missing := [layer for layer in layers if layer not in maps]:
+            raise ValueError(
+                f"the plan transfers the teacher's layer {missing[0]}, and there are maps of layers"
+                f" {sorted(maps)} alone: store those too, or leave them out of the plan's layers="
+            )
+        tokens = self.pairing.teacher_tokens
+        kept = [maps[layer] if tokens is None else keep_tokens(maps[layer], tokens) for layer in layers]
+        return [Seen(None, None, None, 1.0, given=p) for p in kept]
 
     def teacher_maps(self, target: Iterable[Seen]) -> list[Tensor]:
         """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: heads merged, on the
@@ -334,8 +359,25 @@ class _LearnedHeads(_WrittenOut):
         return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mixed, maps))
 
 
-def _form_of(plan: Plan, pairing: Pairing, teacher: Adapter, student: Adapter) -> _Form:
-    """The form that a plan's transfer takes between two ViTs."""
+def _check_served_by_maps(plan: Plan, pairing: Pairing, student: nn.Module) -> None:
+    """Raise `ValueError` for what a plan asks of a teacher that its maps alone do not say."""
+    if plan.what != "map":
+        raise ValueError(f"maps= holds maps, and the plan transfers {plan.what!r}: run the teacher for that")
+    if pairing.heads_differ and plan.unequal_heads == "aggregate":
+        raise ValueError(
+            "unequal_heads='aggregate' sums the teacher's logits, and maps= holds maps: take 'average', or"
+            " run the teacher"
+        )
+    drops = any(getattr(block.drop_path1, "drop_prob", 0.0) > 0 for block in student.blocks)
+    if drops and plan.share_drop_path:
+        raise ValueError(
+            "the student has stochastic depth, which the plan shares with the teacher, and maps= holds those"
+            " of the whole teacher: take share_drop_path=False, or run the teacher"
+        )
+
+
+def _form_of(plan: Plan, pairing: Pairing, teacher: Adapter, student: Adapter, given: bool) -> _Form:
+    """The form that a plan's transfer takes between two ViTs. given: as maps, not as q and k."""
     some_heads = plan.how == "copy" and plan.heads is not None
     if plan.what != "map":
         form = _OnePart
@@ -344,7 +386,8 @@ def _form_of(plan: Plan, pairing: Pairing, teacher: Adapter, student: Adapter) -
     elif pairing.heads_differ and plan.unequal_heads == "average":
         form = _MeanOfHeads
     elif (
-        plan.average is not None
+        given
+        or plan.average is not None
         or pairing.queries is not None
         or pairing.teacher_grid != pairing.student_grid
         # Heads of another width cannot stand among the student's own as q and k, only as maps; nor can some

@@ -20,12 +20,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
 ENVIRONMENT = ROOT / "environment.yml"
+# What neither the book nor its tests need: 90 MB of weights, with packages that would run them.
+LEFT_OUT = {"real"}
 
 
 def lower_bound() -> str:
     """The oldest Python of the project, as in "3.11"."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return project["requires-python"].removeprefix(">=")
+
+
+def extras() -> dict[str, list[str]]:
+    """The optional dependencies that are locked, by the name of their extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return {name: of for name, of in project["optional-dependencies"].items() if name not in LEFT_OUT}
 
 
 def locked_lines(lock: str) -> list[str]:
@@ -59,7 +67,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--universal", "--quiet"]
-    command += ["--python-version", lower_bound(), "--all-extras"]
+    command += ["--python-version", lower_bound(), *(f"--extra={name}" for name in extras())]
     command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
     # uv reads the versions that are already there and writes only when it has found a complete answer.
     command += ["--output-file", LOCK.name] + (["--upgrade"] if arguments.upgrade else [])

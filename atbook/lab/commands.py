@@ -11,6 +11,7 @@ from pathlib import Path
 from atbook.lab.detection import DETECTION
 from atbook.lab.evals import EXAMINATIONS, Examination, run_examination
 from atbook.lab.findings import findings_table
+from atbook.lab.real import REAL
 from atbook.lab.scales import (
     CLASSIFYING,
     SCALES,
@@ -19,6 +20,7 @@ from atbook.lab.scales import (
     CifarScale,
     GlyphScale,
     PacsScale,
+    PublishedScale,
     TeacherFailed,
     scales,
 )
@@ -34,6 +36,7 @@ EXPERIMENTS: dict[str, Study | Examination] = {
     "transfer": CENTRAL,
     **STUDIES,
     DETECTION.name: DETECTION,
+    REAL.name: REAL,
     **EXAMINATIONS,
 }
 
@@ -96,8 +99,8 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=None,
         help=(
-            "folder with CIFAR-10's parquet files, for the scale pacs one that holds cifar10/ and pacs/"
-            " (default: from the hub)"
+            "folder with CIFAR-10's parquet files, for the scales pacs and real-* one that holds cifar10/ and"
+            " pacs/ (default: from the hub)"
         ),
     )
     parser.add_argument(
@@ -167,7 +170,7 @@ def experiment_command(asked: argparse.Namespace) -> int:
     if of_one:
         raise ValueError(f"--{min(of_one)} is of one experiment, and --all repeats every one: leave one out")
     for name, scale, seeds in recorded(asked.out):
-        if isinstance(scales()[scale], (CifarScale, PacsScale)) and asked.data is None:
+        if isinstance(scales()[scale], (CifarScale, PacsScale, PublishedScale)) and asked.data is None:
             print(f"{name} at {scale} is left out: it needs images, --data FOLDER")
             continue
         one = {"name": name, "scale": scale, "seeds": seeds}

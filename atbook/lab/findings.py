@@ -13,7 +13,15 @@ from atlib._util import require_known
 from atlib.train.record import Record
 
 # Where a claim is asked, and the head of its column.
-SCALES = {"find": "Find", "match": "Match", "cifar10-cpu": "CIFAR-10", "pacs": "PACS", "scenes": "Scenes"}
+SCALES = {
+    "find": "Find",
+    "match": "Match",
+    "cifar10-cpu": "CIFAR-10",
+    "pacs": "PACS",
+    "scenes": "Scenes",
+    "real-cifar10": "CIFAR-10, published teacher",
+    "real-pacs": "PACS, published teacher",
+}
 SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that a seed has three
 # Chapters about other systems. Their claims are judged as a family of their own, all others as the main one:
 # what a reader takes from the book's story is one set of sentences, whatever chapter they stand in.

@@ -4,11 +4,12 @@ a GPU; and scenes, where objects are to be found."""
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -32,6 +33,8 @@ from atlib.vit import Architecture
 # A teacher, its architecture, and the history of its training.
 Made = tuple[VisionTransformer, Architecture, list[dict]]
 PHOTO_TWINS = ("same class", "other class")  # what a teacher may see in place of a photograph
+BLANK = "blank"  # the teacher sees the image, and the student one without anything in it
+GREY = 128  # of all pixels of that one
 
 
 def twin_method(twin: str) -> str:
@@ -206,8 +209,8 @@ class Scale:
     student: Architecture
     # Of the central experiment, in the order of its table; none where students are no classifiers.
     methods: tuple[str, ...]
-    # The teacher's recipe, and the students' before a trial's changes.
-    pretraining: Recipe
+    # The teacher's recipe (None where it is not trained here), and the students' before a trial's changes.
+    pretraining: Recipe | None
     training: Recipe
     # Of each method: changes to choose from.
     tuning: Mapping[str, Sequence[dict]]
@@ -217,6 +220,8 @@ class Scale:
     worth: Worth | None = None
     # Steps between checkpoints of a teacher's pre-training; None: it is short, and begins anew.
     keep_every: int | None = None
+    # Whether its teachers are pre-trained here, one a seed; else a study brings its own.
+    makes_teachers: bool = True
 
     def elsewhere(self, split: str, twin: str | None = None) -> dict[str, Images]:
         """Further sets that a run is evaluated on, by name: none unless a scale has them."""
@@ -230,7 +235,7 @@ class Scale:
 @dataclass(frozen=True)
 class GlyphScale(Scale):
     """A built-in world: the teacher learns retrieval on unlabelled images, students learn shapes from few
-    labels. Twins are those of `atbook.worlds.glyphs.TWINS`."""
+    labels. Twins are those of `atbook.worlds.glyphs.TWINS`, and `BLANK`."""
 
     unlabelled: int = 40_000
     world: glyphs.World = glyphs.World()
@@ -258,6 +263,8 @@ class GlyphScale(Scale):
         images = glyph_images(glyphs.generate(split, size, seed, self.world))
         if twin is None:
             return images
+        if twin == BLANK:
+            return with_blanks(images)
         return pair(images, glyph_images(glyphs.generate(split, size, seed, self.world, twin)))
 
 
@@ -379,6 +386,62 @@ class PacsScale(Scale):
 
 
 @dataclass(frozen=True)
+class PublishedScale(Scale):
+    """Photographs for students of a teacher that others have trained (`atbook.lab.real`): students learn
+    from some labels, drawn by the seed, and are mirrored at random. Nothing else is changed at random:
+    stored maps (`atlib.data.MapCache`) are of an image and of its mirror. `path` is a folder that holds
+    `cifar10` and `pacs` (None: both from the hub). Twins are `PHOTO_TWINS` and `BLANK`."""
+
+    # (folder, split, number of images, seed, pixels a side) -> images.
+    draw: Callable[[Path | None, str, int | None, int, int], Images] = None
+    # The same for what is not trained on, by name: all of it is tested on.
+    far: Mapping[str, Callable[[Path | None, str, int | None, int, int], Images]] = field(
+        default_factory=dict
+    )
+    path: Path | None = None
+    unlabelled: int | None = None  # that the teacher has learned from: not known
+    image_size: int = 56
+    held_out_sizes: Mapping[str, int | None] = field(
+        default_factory=lambda: {"validation": 2000, "test": 5000}
+    )
+
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
+        """The students' training images, or another number of them."""
+        images = self._drawn(self.draw, "train", number or self.labels, seed_for(seed, "labels"))
+        return with_twins(images, twin, seed).with_augment(crop_and_flip(padding=0))
+
+    def held_out(self, split: str, twin: str | None = None) -> Images:
+        """ "validation" or "test": the same for all seeds."""
+        require_known("split", split, self.held_out_sizes)
+        return with_twins(self._drawn(self.draw, split, self.held_out_sizes[split], 0), twin, 0)
+
+    def elsewhere(self, split: str, twin: str | None = None) -> dict[str, Images]:
+        """With "test", what is not trained on."""
+        if split != "test":
+            return {}
+        images = {name: self._drawn(draw, "all", None, 0) for name, draw in self.far.items()}
+        return {name: with_twins(some, twin, 0) for name, some in images.items()}
+
+    def _drawn(self, draw, split: str, number: int | None, seed: int) -> Images:
+        images = draw(self.path, split, number, seed, self.image_size)
+        return images.scaled_by(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)  # the teacher's
+
+
+@lru_cache(maxsize=8)
+def _cifar10(path: Path | None, split: str, number: int | None, seed: int, image_size: int) -> Images:
+    folder = None if path is None else path / "cifar10"
+    return load("cifar10", folder, split=split, size=number, seed=seed, image_size=image_size)
+
+
+@lru_cache(maxsize=8)
+def _pacs(
+    domains: tuple[str, ...], path: Path | None, split: str, number: int | None, seed: int, image_size: int
+) -> Images:
+    folder = None if path is None else path / "pacs"
+    return load_pacs(domains, folder, split=split, size=number, seed=seed, image_size=image_size)
+
+
+@dataclass(frozen=True)
 class SceneScale(Scale):
     """Scenes: the teacher is a masked auto-encoder of unlabelled ones, students learn from labelled ones what
     is where. No student classifies images, so `methods` are none; a study of this scale says what its
@@ -428,17 +491,27 @@ def evenness(vit: VisionTransformer, images: Images) -> float:
 
 
 def with_twins(images: Images, twin: str | None, seed: int) -> Images:
-    """Photographs with what the teacher sees: the same (None), or one of `PHOTO_TWINS`. Raises `ValueError`
-    for another word."""
+    """Photographs with what the teacher sees: the same (None), one of `PHOTO_TWINS`, or `BLANK`. Raises
+    `ValueError` for another word."""
     if twin is None:
         return images
+    if twin == BLANK:
+        return with_blanks(images)
     require_known("twin", twin, PHOTO_TWINS)
     return pair(images, other_of_class(images, twin == "same class", seed_for(seed, "twins")))
 
 
+def with_blanks(images: Images) -> Images:
+    """For the student a grey image, the same one each time, and for its teacher the images as they are: all
+    that such a student can know of an image is what the teacher's maps say."""
+    return pair(images.with_pixels(torch.full_like(images.pixels, GREY)), images)
+
+
 # the names, without what they stand for: those whose students are classifiers, and all
 CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
-SCALES = (*CLASSIFYING, "scenes")
+# with a teacher that others have trained
+PUBLISHED = ("real-cifar10", "real-pacs")
+SCALES = (*CLASSIFYING, *PUBLISHED, "scenes")
 CIFAR_IMAGES = 45_000  # to train on: CIFAR-10's training split without the tenth that is for validation
 # One range for all methods. It is wide: the search tries a dozen recipes of it, and no choice lies at an end.
 AXES = {
@@ -474,6 +547,13 @@ def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
         world=world,
         gate=GATE,
     )
+
+
+_PUBLISHED = replace(recipes.STUDENT, steps=950, batch_size=32)
+
+
+def _published_student(classes: int) -> Architecture:
+    return Architecture("vit_small_patch14_dinov2", {"img_size": 56, "embed_dim": 96, "num_classes": classes})
 
 
 @lru_cache
@@ -548,6 +628,35 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
             test_size=100,
             worth=Worth(gain=-1.0, evenness=1.1),
             keep_every=1,
+        ),
+        # For 2 CPU cores: 15 passes over 2,000 labelled images, by students as deep as the teacher, with its
+        # heads and its LayerScale, but 96 wide.
+        "real-cifar10": PublishedScale(
+            "real-cifar10",
+            _published_student(10),
+            (),
+            None,
+            _PUBLISHED,
+            {},
+            labels=2000,
+            makes_teachers=False,
+            draw=_cifar10,
+            path=data,
+        ),
+        # The same on photographs, paintings and cartoons, and tested on sketches too.
+        "real-pacs": PublishedScale(
+            "real-pacs",
+            _published_student(7),
+            (),
+            None,
+            _PUBLISHED,
+            {},
+            labels=2000,
+            makes_teachers=False,
+            draw=partial(_pacs, DOMAINS[:3]),
+            far={"sketch": partial(_pacs, DOMAINS[3:])},
+            path=data,
+            held_out_sizes={"validation": None, "test": None},
         ),
         # For 2 CPU cores: 48 passes of masked auto-encoding over 8,000 scenes, 12 of detection over 2,000.
         "scenes": SceneScale(

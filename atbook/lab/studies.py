@@ -8,7 +8,7 @@ from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atbook.lab.scales import AXES, START, CifarScale, GlyphScale, Schooling, colour
+from atbook.lab.scales import AXES, BLANK, START, CifarScale, GlyphScale, Schooling, colour
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
@@ -905,6 +905,28 @@ ROW_STUDY = Study(
 )
 
 
+# --- What maps say to a student that sees nothing else ---
+
+BLANK_STUDY = Study(
+    "blank",
+    "copied maps of the image for a student that sees a blank one, in training and in the test: what it gets"
+    " right it has read in the maps",
+    "not in the paper",
+    (
+        Variant(
+            "copy, blank image",
+            by(),
+            like=None,
+            trials=Range(AXES, START, {}, step=0.0),
+            twin=BLANK,
+            differs={"method": "copy"},
+        ),
+    ),
+    minutes=30,
+    only=WORLDS,
+)
+
+
 # --- Distill where only Copy was tried ---
 
 
@@ -1134,6 +1156,7 @@ STUDIES = {
         ONE_SOFTMAX,
         TOKEN,
         ROW_STUDY,
+        BLANK_STUDY,
         DISTILLED_TOO,
         DISTILLED_MAE,
         LAYER_RESERVE,

@@ -36,9 +36,10 @@ from atbook.worlds.glyphs import TWINS, World
 from atlib._util import require_known, write_atomically
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
 from atlib.data.images import Images
+from atlib.data.map_cache import fingerprint
 from atlib.data.rng import seed_for
 from atlib.detection.objects import ObjectImages
-from atlib.pair import student_of
+from atlib.pair import Pair, student_of
 from atlib.plan import Plan
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import predict, score
@@ -440,6 +441,8 @@ def trained(run: Run) -> nn.Module:
         described = recipe.describe() | ({"stop_at": variant.stop_at} if variant.stop_at else {})
         if variant.like is not None and hasattr(model, "plan"):  # a central method says it by its name
             described["plan"] = model.plan.describe()
+        if not scale.makes_teachers and isinstance(model, Pair):  # whose teacher it is, is not said elsewhere
+            described["teacher"] = fingerprint(model.teacher)
         if not isinstance(student, VisionTransformer):  # a network in the place of the scale's student
             described["student"] = type(student).__name__
         write_run(run.study.name, run.place, scale, run.key, described, results, history, seconds)
@@ -697,7 +700,8 @@ def make_models(study: Study, variants: list[Variant], place: Place, seeds: list
         return
     needs = {need for variant in variants for need in variant.needs}
     others = {TUNING_SEED} - {*seeds} if "another teacher" in needs else ()
-    run_each(make_teacher, [(place, seed) for seed in [*seeds, *others]], jobs)
+    if scale_of(place).makes_teachers:
+        run_each(make_teacher, [(place, seed) for seed in [*seeds, *others]], jobs)
     runs = [fine_tuning(place, seed) for seed in seeds] if "fine-tuned" in needs else []
     first = study.needed_by(variants)
     runs += [built_on(study, place, variant.name, seed) for variant in first for seed in seeds]

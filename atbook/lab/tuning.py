@@ -19,15 +19,17 @@ def grid(**choices: Sequence) -> tuple[dict, ...]:
 @dataclass(frozen=True)
 class Range(Sequence):
     """Recipes on a grid, of which a compass search tries a few: from the start it goes to the best neighbour
-    along an axis, as long as that is better by more than `STEP`.
+    along an axis, as long as that is better by more than `step`.
 
     axes: {recipe value: its choices in order}; start: of each axis where it begins; also: what all of them
-    change. As a sequence it is the whole grid, the last axis fastest.
+    change; step: 0 for a search that ends only where both neighbours of the best are no better, so that what
+    it chooses lies between others that were tried. As a sequence it is the whole grid, the last axis fastest.
     """
 
     axes: Mapping[str, tuple]
     start: Mapping[str, float]
     also: Mapping
+    step: float = STEP
 
     def __len__(self) -> int:
         return len(self._recipes)
@@ -45,7 +47,7 @@ class Range(Sequence):
             if wanted := {at, *around} - tried.keys():
                 return sorted(cells.index(cell) for cell in wanted)
             best = max(around, key=tried.__getitem__)
-            if tried[best] <= tried[at] + STEP:
+            if tried[best] <= tried[at] + self.step:
                 return []
             at = best
 

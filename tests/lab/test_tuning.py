@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from atbook.lab.real import REAL
 from atbook.lab.scales import scales
+from atbook.lab.studies import BLANK_STUDY
 from atbook.lab.study import Place, chosen
 from atbook.lab.tuning import STEP, Range, grid, to_try
 from atbook.records import read_records, results_folder
@@ -47,6 +49,13 @@ def test_it_goes_on_for_more_than_the_noise_of_validation(by):
     """lr 2 is the start; 8 is only tried from 4."""
     tried = searched(RANGE, lambda recipe: 0.5 + by * (recipe["lr"] == 4))
     assert len(tried) == (8 if by == 0.02 else 5)
+
+
+def test_without_a_step_what_is_best_has_been_tried_from_both_sides():
+    rates = Range({"lr": tuple(2**k for k in range(9))}, {"lr": 4}, {}, step=0.0)
+    for best in range(1, 8):
+        scores = searched(rates, lambda recipe: 0.5 - 1e-4 * abs(rates.axes["lr"].index(recipe["lr"]) - best))
+        assert max(scores, key=scores.get) == best and {best - 1, best + 1} <= scores.keys()
 
 
 def test_what_all_change_is_in_every_recipe():
@@ -96,3 +105,21 @@ def test_no_recipe_was_chosen_at_the_end_of_what_was_tried(scale, method):
     inner = [score for trial, score in scores.items() if not at_edge(choices, trial)]
     chance = 1 / scales()[scale].student.build().num_classes
     assert scores[best] < chance + 0.05 or max(inner) >= scores[best] - STEP
+
+
+def test_studies_that_search_without_a_step_chose_nothing_at_an_end():
+    """Every neighbour of what was chosen was tried, along every axis."""
+    for study in (REAL, BLANK_STUDY):
+        for scale in study.only:
+            place = Place(scale, None, results_folder(), Path())
+            trials = read_records(study.name, scale, "trial")
+            for method in {record.method for record in read_records(study.name, scale)}:
+                choices = study.variant(method).trials
+                cells = [tuple(choice[axis] for axis in choices.axes) for choice in choices]
+                tried = {cells[record.trial] for record in trials if record.method == method}
+                best = cells[chosen(place, method, study)]
+                for at, values in enumerate(choices.axes.values()):
+                    place_of_best = values.index(best[at])
+                    around = values[place_of_best - 1], values[place_of_best + 1]
+                    for value in around:
+                        assert (*best[:at], value, *best[at + 1 :]) in tried, (scale, method)

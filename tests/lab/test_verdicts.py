@@ -20,6 +20,7 @@ from atbook.lab.verdicts import (
     levels,
     on_test,
     proportion,
+    share_of,
 )
 from atbook.records import add_record, pack_bits, read_records, unpack_bits
 from atlib.train.record import Record
@@ -70,6 +71,33 @@ def test_a_family_of_claims_without_a_difference_has_a_wrong_verdict_in_one_of_t
         p = [estimate(drawn(rng, S, 500, 0.02, 0.2, 0.4)).p for _ in range(16)]
         wrong += min(holm(p)) < 0.05
     assert wrong <= 0.085 * families, "5 %, and what chance adds to 300"
+
+
+def test_a_share_of_one_number_a_seed_is_fiellers():
+    """The roots of (mean part - s mean whole)² = t² · the variance of that mean."""
+    part, whole = np.array([3.0, 5.0, 4.2, 4.4]), np.array([7.0, 9.5, 8.0, 9.0])
+    covariance, t = np.cov(part, whole) / 4, stats.t.ppf(0.975, 3)
+    of_squares = whole.mean() ** 2 - t**2 * covariance[1, 1]
+    linear = -2 * (part.mean() * whole.mean() - t**2 * covariance[0, 1])
+    roots = np.roots([of_squares, linear, part.mean() ** 2 - t**2 * covariance[0, 0]])
+    found = share_of(part[:, None], whole[:, None])
+    assert found.value == pytest.approx(part.mean() / whole.mean())
+    assert (found.low, found.high) == pytest.approx(tuple(sorted(roots)))
+
+
+def test_a_share_of_what_may_be_nothing_has_no_end():
+    found = share_of(np.array([[1.0], [1.2], [0.8]]), np.array([[1.0], [-1.0], [0.5]]))
+    assert np.isinf(found.low) or np.isinf(found.high)
+
+
+def test_a_share_covers_what_is_true():
+    rng, covered = np.random.default_rng(2), 0
+    for _ in range(200):
+        whole = 0.2 + drawn(rng, 5, 100, 0.03, 0.3, 0.3)
+        part = 0.12 + drawn(rng, 5, 100, 0.03, 0.3, 0.3)
+        found = share_of(part, whole)
+        covered += found.low <= 0.6 <= found.high
+    assert 0.9 * 200 <= covered
 
 
 def test_one_number_a_seed_is_a_t_test():

