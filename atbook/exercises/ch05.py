@@ -10,28 +10,24 @@ from atbook.exercises.judging import Exercise, Wrong
 
 # --- 5.1 ---
 
+Seeds = list[float]  # accuracies of one method, one for each seed
 
-def gain_shares(
-    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
-) -> dict[str, float]:
+
+def gain_shares(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
     """The share of Copy's gain that each twin keeps, and the share that neither keeps."""
     gain = mean(copy) - mean(scratch)
     first, second = ((mean(twin) - mean(scratch)) / gain for twin in (routing, message))
     return {"routing": first, "message": second, "rest": 1 - first - second}
 
 
-def by_seeds_gains(
-    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
-) -> dict[str, float]:
+def by_seeds_gains(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
     """The same from gains within seeds."""
     gain, *twins = (sum(a - s for a, s in zip(method, scratch)) for method in (copy, routing, message))
     first, second = (twin / gain for twin in twins)
     return {"routing": first, "message": second, "rest": (gain - sum(twins)) / gain}
 
 
-def what_the_other_lacks(
-    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
-) -> dict[str, float]:
+def what_the_other_lacks(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
     """You gave routing all that the message twin lacks, and message all that the routing twin lacks. What
     takes both is then counted twice: a twin's share is its own gain over scratch."""
     gain = mean(copy) - mean(scratch)
@@ -39,9 +35,7 @@ def what_the_other_lacks(
     return {"routing": first, "message": second, "rest": 1 - first - second}
 
 
-def made_to_add_up(
-    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
-) -> dict[str, float]:
+def made_to_add_up(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
     """You stretched both shares until their sum is 1. They need not add up: some of the gain may take both,
     or either may be enough."""
     share = gain_shares(scratch, routing, message, copy)
@@ -49,27 +43,21 @@ def made_to_add_up(
     return {"routing": share["routing"] / total, "message": share["message"] / total, "rest": 0.0}
 
 
-def ratios_averaged(
-    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
-) -> dict[str, float]:
+def ratios_averaged(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
     """You took shares for each seed and averaged them. A seed in which Copy gains little then decides all:
     divide mean gains."""
     by_seed = [gain_shares(*([x] for x in seed)) for seed in zip(scratch, routing, message, copy)]
     return {name: mean(shares[name] for shares in by_seed) for name in by_seed[0]}
 
 
-def counted_from_nothing(
-    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
-) -> dict[str, float]:
+def counted_from_nothing(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
     """You divided accuracies. What a student reaches without a teacher is no gain of the maps: take scratch
     away first."""
     first, second = (mean(twin) / mean(copy) for twin in (routing, message))
     return {"routing": first, "message": second, "rest": 1 - first - second}
 
 
-def never_below_nothing(
-    scratch: list[float], routing: list[float], message: list[float], copy: list[float]
-) -> dict[str, float]:
+def never_below_nothing(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
     """Negative shares were set to 0. A negative rest says that either alone is nearly enough, and a twin may
     end below scratch."""
     return {name: max(0.0, x) for name, x in gain_shares(scratch, routing, message, copy).items()}

@@ -178,15 +178,15 @@ def an_object_in_a_crowd() -> tuple[Tensor, Tensor, float]:
 
 # --- 21.3 ---
 
+Objects = dict[str, Tensor]  # boxes and labels
 
-def cut_out(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> dict[str, Tensor]:
+
+def cut_out(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
     """Boxes that are scaled, moved and clamped, without those that have no area left."""
     return _kept((scale * boxes - corner.repeat(2)).clamp(0, side), labels)
 
 
-def edge_by_edge(
-    boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
-) -> dict[str, Tensor]:
+def edge_by_edge(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
     """The same, one box after the other."""
     edges_kept, kept = [], []
     for (left, top, right, bottom), label in zip(boxes.tolist(), labels.tolist()):
@@ -199,36 +199,30 @@ def edge_by_edge(
     return {"boxes": torch.tensor(edges_kept, dtype=boxes.dtype), "labels": torch.tensor(kept)}
 
 
-def _kept(boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def _kept(boxes: Tensor, labels: Tensor) -> Objects:
     there = (boxes[:, 2:] > boxes[:, :2]).all(1)
     return {"boxes": boxes[there], "labels": labels[there]}
 
 
-def not_cut(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> dict[str, Tensor]:
+def not_cut(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
     """Boxes reach out of the square. Clamp all four edges to 0 and `side`."""
     moved = scale * boxes - corner.repeat(2)
     there = (moved.clamp(0, side)[:, 2:] > moved.clamp(0, side)[:, :2]).all(1)
     return {"boxes": moved[there], "labels": labels[there]}
 
 
-def nothing_goes(
-    boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
-) -> dict[str, Tensor]:
+def nothing_goes(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
     """Boxes without area stayed. Whatever lies outside is clamped to a line or a point: it has to go, or the
     detector learns to find nothing."""
     return {"boxes": (scale * boxes - corner.repeat(2)).clamp(0, side), "labels": labels}
 
 
-def labels_stay(
-    boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
-) -> dict[str, Tensor]:
+def labels_stay(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
     """There are more labels than boxes. A label goes with its box."""
     return cut_out(boxes, labels, scale, corner, side) | {"labels": labels}
 
 
-def only_whole_ones(
-    boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
-) -> dict[str, Tensor]:
+def only_whole_ones(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
     """Objects that are only partly outside are gone. Cut them off; their visible part is still there to be
     found."""
     moved = scale * boxes - corner.repeat(2)
@@ -236,22 +230,18 @@ def only_whole_ones(
     return {"boxes": moved[there], "labels": labels[there]}
 
 
-def moved_first(
-    boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
-) -> dict[str, Tensor]:
+def moved_first(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
     """You moved first and scaled then. The corner is given in pixels of the larger image: scale, then
     move."""
     return _kept((scale * (boxes - corner.repeat(2))).clamp(0, side), labels)
 
 
-def moved_away(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> dict[str, Tensor]:
+def moved_away(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
     """The boxes moved with the corner. When you cut at x, everything moves left by x."""
     return _kept((scale * boxes + corner.repeat(2)).clamp(0, side), labels)
 
 
-def corner_turned(
-    boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float
-) -> dict[str, Tensor]:
+def corner_turned(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
     """x and y of the corner were exchanged: left and right go with x, which is first."""
     return cut_out(boxes, labels, scale, corner.flip(0), side)
 
