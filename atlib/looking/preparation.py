@@ -10,6 +10,7 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
+from atlib._util import check_fields
 from atlib.data.decoding import in_eight_bits
 
 SHOWN = 672  # pixels that the picture's longer side has on the page at most, where the original has so many
@@ -47,6 +48,16 @@ class Preparation(NamedTuple):
         )
 
 
+# What each field must be, for `check_fields`.
+RULES = (
+    (("size",), lambda size: len(size) == 2 and min(size) >= 1, "is (height, width) in pixels"),
+    (("mean",), lambda mean: len(mean) == 3, "is a number for each of three channels"),
+    (("std",), lambda std: len(std) == 3 and min(std) > 0, "is a number above 0 for each of three channels"),
+    (("crop_pct",), lambda share: 0 < share <= 1, "is above 0 and at most 1"),
+    (("crop_mode",), lambda mode: mode in ("center", "squash", "border"), "is center, squash or border"),
+)
+
+
 class Prepared(NamedTuple):
     """A picture in both forms."""
 
@@ -82,8 +93,9 @@ def prepare(image: str | Path | Image.Image | Tensor, preparation: Preparation) 
     """A picture prepared for a model.
 
     image: a file, a PIL image, or pixels (3, height, width) of uint8. Raises `OSError` for a file that is no
-    picture, and `ValueError` for pixels of another kind and for a preparation that timm cannot make.
+    picture, and `ValueError` for pixels of another kind and for a field that cannot be.
     """
+    check_fields(preparation, RULES)
     opened = open_picture(image)
     (height, width), longer = preparation.size, max(preparation.size)
     settings: Mapping = {name: getattr(preparation, name) for name in ("crop_mode", "interpolation")}
