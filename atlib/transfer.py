@@ -15,7 +15,7 @@ from atlib.attention import MaskedAttention, Own, forbid
 from atlib.compatibility import Pairing, pair_up
 from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
 from atlib.maps import average_over, join_heads, keep_own, mean_heads, place_tokens, resample
-from atlib.pair import Normalisation, Pair
+from atlib.pair import Normalisation, Pair, check_images
 from atlib.plan import Plan
 from atlib.walking import DropPathMasks, Instead, Seen, Walk, check_walkable, sample_drop_path, walk
 
@@ -56,6 +56,8 @@ class AttentionTransfer(Pair):
     ):
         check_walkable(teacher)
         check_walkable(student)
+        if not isinstance(plan, Plan):
+            raise ValueError(f"plan={plan!r}: give a Plan, such as Plan(how='copy')")
         pairing = pair_up(teacher, student, plan)
         super().__init__(student, teacher, normalisation=normalisation)
         self.plan = plan
@@ -98,6 +100,7 @@ class AttentionTransfer(Pair):
         """The walk that `forward` takes its logits from, and the transfer loss, a scalar: for what reads more
         of the student than its logits. Runs the teacher."""
         images, teacher_images = _apart(images)
+        check_images(self.student, images)
         masks = self._masks(images)
         target = _one_by_one(self.teacher_layers(teacher_images, masks))
         seen = self._walked(images, target, masks)
@@ -115,6 +118,7 @@ class AttentionTransfer(Pair):
         distills, the teacher is not run.
         """
         images, teacher_images = _apart(images)
+        check_images(self.student, images)
         masks = self._masks(images)
         target = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
         return self._walked(images, target, masks)
