@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atlib.losses import attention_cross_entropy
+    from atlib.pair import Normalisation
     from atlib.plan import Plan
     from atlib.student import create_student
     from atlib.teachers.load import load_teacher
@@ -28,12 +29,14 @@ _HOME = {
     "Instead": "atlib.walking",
     "Unwalkable": "atlib.walking",
     "attention_cross_entropy": "atlib.losses",
+    "Normalisation": "atlib.pair",
     "load_teacher": "atlib.teachers.load",
     "Recipe": "atlib.train.recipe",
 }
 __all__ = [
     "AttentionTransfer",
     "Instead",
+    "Normalisation",
     "Plan",
     "Recipe",
     "Seen",
