@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from atlib.data.map_cache import MapCache
     from atlib.looking.page import look
     from atlib.losses import attention_cross_entropy
+    from atlib.pair import Normalisation
     from atlib.plan import Plan
     from atlib.student import create_student
     from atlib.teachers.load import load_teacher
@@ -32,6 +33,7 @@ _HOME = {
     "Unwalkable": "atlib.walking",
     "attention_cross_entropy": "atlib.losses",
     "MapCache": "atlib.data.map_cache",
+    "Normalisation": "atlib.pair",
     "load_teacher": "atlib.teachers.load",
     "look": "atlib.looking.page",
     "Recipe": "atlib.train.recipe",
@@ -40,6 +42,7 @@ __all__ = [
     "AttentionTransfer",
     "Instead",
     "MapCache",
+    "Normalisation",
     "Plan",
     "Recipe",
     "Seen",

@@ -150,7 +150,13 @@ def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
         for name, (of_teacher, of_student) in components.items()
     )
     # as timm's constructors take it
-    acts = {"GELU": "gelu", "GELU tanh": "gelu_tanh", "QuickGELU": "quick_gelu", "SiLU": "silu"}
+    acts = {
+        "GELU": "gelu",
+        "GELU tanh": "gelu_tanh",
+        "GELUTanh": "gelu_tanh",
+        "QuickGELU": "quick_gelu",
+        "SiLU": "silu",
+    }
     act = acts.get(components["activation"][0]) if "activation" in components else None
     remedy = (
         "" if act is None else f"; with the teacher's activation: act_layer={act!r}, --model.act_layer {act}"

@@ -93,6 +93,25 @@ def renormalised(images: Tensor, now: Normalisation | None, then: Normalisation 
     return (images * scale + shift).to(images.dtype)
 
 
+def check_images(model: nn.Module, images: Tensor) -> None:
+    """Raise `ValueError` for what a ViT cannot take as images: not float (B, channels, height, width) with
+    its channels and, where it takes one size only, of that size."""
+    embed = getattr(model, "patch_embed", None)
+    channels = getattr(getattr(embed, "proj", None), "in_channels", None)
+    size = image_size_of(model)
+    if images.ndim != 4 or not images.is_floating_point():
+        wrong = "they are normalised floats, in batches"
+    elif channels not in (None, images.shape[1]):
+        wrong = f"this {type(model).__name__} takes {channels} channels: convert them (grey to RGB)"
+    elif size not in (None, tuple(images.shape[2:])):
+        wrong = f"this {type(model).__name__} takes {size[0]} x {size[1]}: resize them, or set its img_size"
+    else:
+        return
+    raise ValueError(
+        f"images are (B, channels, height, width), got {tuple(images.shape)} of {images.dtype}: {wrong}"
+    )
+
+
 def image_size_of(model: nn.Module) -> tuple[int, int] | None:
     """Height and width of the only images that a model takes; None for any, and where it does not say."""
     embed = getattr(model, "patch_embed", None)
@@ -205,6 +224,8 @@ class Pair(nn.Module, ABC):
 def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -> Normalisation | None:
     """The normalisation of the images that a pair is given: as it was said, else ImageNet's, with a warning
     where that makes a difference; None where it is not said and no teacher asks for it."""
+    if not isinstance(normalisation, Normalisation | None):
+        raise ValueError(f"normalisation={normalisation!r}: give a Normalisation(mean, std)")
     if normalisation is not None:
         return normalisation
     theirs = [own for teacher in teachers if (own := Normalisation.of(teacher)) is not None]

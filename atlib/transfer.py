@@ -13,7 +13,7 @@ from atlib.attention import Own, forbid
 from atlib.compatibility import Pairing, pair_up
 from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
 from atlib.maps import average_over, join_heads, keep_own, keep_tokens, mean_heads, place_tokens, resample
-from atlib.pair import Normalisation, Pair
+from atlib.pair import Normalisation, Pair, check_images
 from atlib.plan import Plan
 from atlib.walking import DropPathMasks, Instead, Seen, Walk, adapter_of, check_exact, sample_drop_path, walk
 
@@ -66,6 +66,8 @@ class AttentionTransfer(Pair):
         of_teacher, of_student = adapter_of(teacher), adapter_of(student)
         for adapter in (of_teacher, of_student):
             adapter.check()
+        if not isinstance(plan, Plan):
+            raise ValueError(f"plan={plan!r}: give a Plan, such as Plan(how='copy')")
         pairing = pair_up(of_teacher, of_student, plan)
         for adapter in (of_teacher, of_student):
             if not adapter.exact_by_class:
@@ -115,6 +117,7 @@ class AttentionTransfer(Pair):
         """The walk that `forward` takes its logits from, and the transfer loss, a scalar: for what reads more
         of the student than its logits. Runs the teacher."""
         images, teacher_images = _apart(images)
+        check_images(self.student, images)
         masks = self._masks(images)
         target = _one_by_one(self.teacher_layers(teacher_images, masks))
         seen = self._walked(images, target, masks)
@@ -132,6 +135,7 @@ class AttentionTransfer(Pair):
         distills, the teacher is not run.
         """
         images, teacher_images = _apart(images)
+        check_images(self.student, images)
         masks = self._masks(images)
         target = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
         return self._walked(images, target, masks)

@@ -54,7 +54,7 @@ def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
         try:
             values[name] = parser.parse_args([f"--{name}={text}"])[name]
         except argparse.ArgumentError as error:
-            raise ValueError(f"--{name} {text}: the value is {_in_words(kinds[name])}") from error
+            raise ValueError(f"--{name} {text}: the value must be {_in_words(kinds[name])}") from error
     return values
 
 

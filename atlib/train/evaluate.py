@@ -24,6 +24,8 @@ def predict(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> 
     """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the
     mode it was in. Raises `ValueError` for images that are normalised otherwise than a pair was told."""
     check_normalisation(model, images)
+    if len(images) == 0:
+        raise ValueError(f"there are no images to evaluate in this {type(images).__name__}")
     device = next(model.parameters()).device
     training = model.training
     model.eval()

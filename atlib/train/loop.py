@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from atlib.checkpoint import save_weights
+from atlib.data.images import UNLABELLED
 from atlib.data.sampler import TrainingData, steps_per_epoch
 from atlib.pair import check_normalisation, student_of
 from atlib.train.checkpoint_manager import CheckpointManager
@@ -60,14 +61,18 @@ def train(
     divided among the processes, whose gradients are averaged. Where weights are divided too (FSDP2,
     configs/accelerate), a copy is trained, and `model` gets the whole weights at the end, on all processes.
 
-    Raises `ValueError` for a model without a classifier that is to learn labels, for images that are
-    normalised otherwise than a pair was told, and for a keeper whose run was started otherwise;
-    `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still holding the last
-    finite step's weights; `Preempted` after SIGTERM if there is a keeper;
+    Raises `ValueError` for a model without a classifier that is to learn labels, labels that it has no class
+    for, no images, images that are normalised otherwise than a pair was told, and for a keeper whose run was
+    started otherwise; `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still
+    holding the last finite step's weights; `Preempted` after SIGTERM if there is a keeper;
     `atlib.train.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
     """
+    if len(data) == 0:
+        raise ValueError(f"there are no images to train on in this {type(data).__name__}")
     recipe = recipe.on(len(data))
     _check(model, recipe, loss, average_into)
+    if loss is student_loss and recipe.task_weight > 0:
+        _check_labels(getattr(data, "targets", None), getattr(student_of(model), "num_classes", None))
     check_normalisation(model, data)
     run = Training(model, data, recipe, loss, seed, cpu)
     if keeper is not None:
@@ -138,6 +143,25 @@ def train(
     history = position.history if position.step == recipe.steps else run.so_far(evaluate)
     run.finish(average_into)
     return history
+
+
+def _check_labels(targets: Tensor | None, classes: int | None) -> None:
+    """Find out before anything is trained that labels are no class indices, or beyond the model's classes."""
+    if targets is None or targets.ndim != 1:
+        return
+    if targets.is_floating_point():
+        raise ValueError(
+            f"targets are {targets.dtype} {tuple(targets.shape)}, and labels are class indices, int64 (n,),"
+            " or shares (n, classes): call .long() on them, or train with another loss="
+        )
+    known = targets[targets != UNLABELLED]
+    wrong = known[(known < 0) | (known >= classes)] if classes else known[known < 0]
+    if len(wrong):
+        raise ValueError(
+            f"{len(wrong)} of {len(targets)} labels are not among the model's classes 0 to"
+            f" {'' if classes is None else classes - 1}, such as {wrong[0].item()}: build the model with"
+            f" num_classes=, or number the classes from 0; images without a label have {UNLABELLED}"
+        )
 
 
 def _check(model: nn.Module, recipe: Recipe, loss: Loss, average_into: nn.Module | None) -> None:

@@ -405,7 +405,8 @@ def test_weights_that_cannot_be_downloaded_are_a_message(tmp_path, capsys, monke
 
     monkeypatch.setattr(timm, "create_model", offline)
     name = "vit_tiny_patch16_224.augreg_in21k"
-    assert command.main(asked("find-copy", tmp_path / "run", "--teacher", name)) == 2
+    fits = ("--model", "vit_tiny_patch16_224", "--model.img_size", "32", "--plan.unequal_grid", "resample")
+    assert command.main(asked("find-copy", tmp_path / "run", "--teacher", name, *fits)) == 2
     assert "could not be downloaded" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 

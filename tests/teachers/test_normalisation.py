@@ -1,0 +1,105 @@
+"""Who says how images are normalised for a teacher's weights, and in which order they are believed."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
+from atlib import AttentionTransfer, Plan, create_vit, load_teacher
+from atlib.checkpoint import save_vit
+from atlib.pair import IMAGENET, Normalisation, attach
+from atlib.vit import Architecture, check_activation, weights_file
+from tests.teacher_layouts import decoder
+
+TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1, "num_heads": 3, "num_classes": 0}
+OTHER = Normalisation(0.25, 0.125)
+
+
+@pytest.fixture
+def vit():
+    torch.manual_seed(0)
+    return create_vit(TINY)
+
+
+def test_a_file_that_does_not_say_is_believed_by_what_is_beside_it(vit, tmp_path, capsys):
+    path = tmp_path / "vit.safetensors"
+    save_file(vit.state_dict(), path)
+    assert load_teacher(path).normalisation is None
+    assert "not known" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text(
+        json.dumps({"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}})
+    )
+    assert load_teacher(path).normalisation == Normalisation(0.5, 0.5)
+    processor = tmp_path / "preprocessor_config.json"
+    processor.write_text(
+        json.dumps({"image_mean": list(OPENAI_CLIP_MEAN), "image_std": list(OPENAI_CLIP_STD)})
+    )
+    teacher = load_teacher(path)
+    assert teacher.normalisation == Normalisation(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert "32 x 32 px" in said and "0.481 0.458 0.408" in said and "preprocessor_config.json" in said
+    processor.write_text(json.dumps({"do_normalize": False}))
+    assert load_teacher(path).normalisation == Normalisation(0.0, 1.0)
+    # what is given counts most
+    assert load_teacher(path, normalisation=OTHER).normalisation == OTHER
+    processor.write_text("{")
+    with pytest.raises(OSError, match="preprocessor_config.json.*normalisation="):
+        load_teacher(path)
+
+
+def test_what_a_run_wrote_says_how_its_images_were_normalised(vit, tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}})
+    )
+    attach(vit, OTHER)
+    own = save_vit(tmp_path / "own.safetensors", vit, Architecture(TINY))
+    assert load_teacher(own).normalisation == OTHER
+    augmentation = {"augmentation": {"mean": [0.1] * 3, "std": [0.2] * 3}, "normalisation": None}
+    before = save_vit(tmp_path / "before.safetensors", vit, Architecture(TINY), augmentation)
+    assert load_teacher(before).normalisation == Normalisation(0.1, 0.2)
+
+
+def test_layouts_of_a_single_code_are_that_codes(vit, tmp_path):
+    path = tmp_path / "mae.pth"
+    torch.save({"model": {**vit.state_dict(), **decoder()}}, path)
+    assert load_teacher(path).normalisation == IMAGENET
+
+
+def test_a_timm_name_says_it_itself(tmp_path, monkeypatch, capsys):
+    name = "vit_tiny_patch16_224.augreg_in21k"
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    weights_file(name).parent.mkdir()
+    save_file(create_vit(name).state_dict(), weights_file(name))
+    teacher = load_teacher(name)
+    assert teacher.normalisation == Normalisation(0.5, 0.5)
+    assert "mean 0.5 0.5 0.5" in capsys.readouterr().out
+
+
+def test_every_tag_with_quickgelu_is_refused_and_the_right_name_given():
+    import timm
+
+    tags = [
+        name
+        for name in timm.list_pretrained("vit_*")
+        if "QuickGELU" in " ".join(timm.get_pretrained_cfg(name).notes or ()) and "quickgelu" not in name
+    ]
+    assert len(tags) >= 17
+    for name in tags:
+        with pytest.raises(ValueError) as caught:
+            check_activation(name)
+        right = name.replace("_clip_", "_clip_quickgelu_")
+        assert repr(right) in str(caught.value) and timm.is_model(right.split(".")[0])
+        check_activation(right), check_activation(name, {"act_layer": "quick_gelu"})
+
+
+def test_flip_teaches_a_student_with_its_activation_which_the_message_names(tmp_path):
+    size = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1, "num_heads": 3}
+    pooled = {"global_pool": "avg", "fc_norm": False, "pool_include_prefix": True, "num_classes": 0}
+    teacher = create_vit({**size, **pooled, "act_layer": "gelu_tanh"})
+    plain = create_vit({**size, **pooled, "num_classes": 4})
+    with pytest.raises(ValueError, match="act_layer='gelu_tanh'.*--model.act_layer gelu_tanh"):
+        AttentionTransfer(teacher, plain, Plan())
+    right = create_vit({**size, **pooled, "num_classes": 4, "act_layer": "gelu_tanh"})
+    assert AttentionTransfer(teacher, right, Plan()).mismatched == {}
