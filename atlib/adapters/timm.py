@@ -406,10 +406,13 @@ class NaFlex(TimmAdapter):
         return parts["patches"], self.layers(list(rope))
 
     def sizes(self) -> Sizes:
-        """See `Adapter`; of the images that its positional embeddings are of, 16 x 16 patches where it does
-        not say."""
+        """See `Adapter`. It takes images of any size: this is the size that timm says it was trained at, else
+        that of its positional embeddings, else 16 x 16 patches."""
         embeds = self.model.embeds
+        said = (getattr(self.model, "pretrained_cfg", None) or {}).get("input_size")
         grid = tuple(embeds.pos_embed_grid_size or (16, 16))
+        if said is not None:
+            grid = tuple(side // pixels for side, pixels in zip(said[1:], embeds.patch_size))
         image = tuple(side * pixels for side, pixels in zip(grid, embeds.patch_size))
         registers = 0 if embeds.reg_token is None else embeds.reg_token.shape[1]
         return self._sizes(grid, image, (int(embeds.cls_token is not None), 0, registers))

@@ -153,9 +153,9 @@ def _architecture(model: nn.Module) -> tuple[Architecture, tuple[str, ...]]:
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """The model's weights by timm's names."""
-    from atlib.adapters.hugging_face import LAYERS, own_bias
+    from atlib.adapters.hugging_face import LAYERS, adapter_for, own_bias
 
-    adapter = adapter_of(model)
+    adapter = adapter_for(model)
     embed, rotary = model.embeddings, hasattr(model, "rope_embeddings")
     relative = type(model).__name__ in ("BeitModel", "Data2VecVisionModel")
     state: dict[str, Tensor] = {}
