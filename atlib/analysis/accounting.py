@@ -23,9 +23,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from atlib.adapters.choose import adapter_of
 from atlib.pair import Pair
 from atlib.plan import Plan
-from atlib.timm_config import head_width
 from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit
 
@@ -73,9 +73,10 @@ def transferred_numbers(vit: VisionTransformer | Eva) -> Numbers:
     Maps are more than q and k together where N > 2d. Shapes alone are read, so that a model on the meta
     device does. Source: the comparison is that of arXiv 2411.09702, for ViT-L.
     """
-    L, N, attention = len(vit.blocks), vit.num_prefix_tokens + vit.patch_embed.num_patches, vit.blocks[0].attn
-    one = L * attention.num_heads * N * head_width(attention)
-    return Numbers(one, one, one, L * attention.num_heads * N * N, L * N * vit.embed_dim)
+    sizes = adapter_of(vit).sizes()
+    L, H, N = sizes.depth, sizes.heads, sizes.prefix + sizes.grid[0] * sizes.grid[1]
+    one = L * H * N * sizes.head_width
+    return Numbers(one, one, one, L * H * N * N, L * N * vit.embed_dim)
 
 
 def method_costs(

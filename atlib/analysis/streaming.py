@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from atlib.adapters.choose import adapter_of
 from atlib.data.images import Images
 from atlib.pair import student_of
 from atlib.walking import Walk, check_timm, walk
@@ -61,7 +62,9 @@ def _bytes_of_a_walk(vit: nn.Module) -> int:
     """About what one image's walk holds in float32: q, k, v and two states a layer, and a layer's maps in
     float64 while they are looked at."""
     tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
-    return 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * vit.blocks[0].attn.num_heads * tokens**2
+    return (
+        4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * adapter_of(vit).sizes().heads * tokens**2
+    )
 
 
 def check_size(vit: nn.Module, batch: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from atlib._util import require_known, write_atomically
+from atlib.adapters.choose import adapter_of
 from atlib.student import describe
 from atlib.walking import walk
 
@@ -52,13 +53,13 @@ class MapCache:
         dtype: str = "float16",
     ):
         require_known("dtype", dtype, DTYPES)
-        self.folder, self.teacher, depth = Path(folder), teacher.eval(), len(teacher.blocks)
+        self.folder, self.teacher, depth = Path(folder), teacher.eval(), len(adapter_of(teacher).blocks)
         self.layers = tuple(range(depth)) if layers is None else tuple(sorted({*layers}))
         if not self.layers or not 0 <= self.layers[0] <= self.layers[-1] < depth:
             raise ValueError(f"layers={list(self.layers)}: some of the teacher's, 0 to {depth - 1}")
-        heads = teacher.blocks[0].attn.num_heads
-        tokens = teacher.num_prefix_tokens + teacher.patch_embed.num_patches
-        self.shape = len(self.layers), heads, tokens, tokens
+        sizes = adapter_of(teacher).sizes()
+        tokens = sizes.prefix + sizes.grid[0] * sizes.grid[1]
+        self.shape = len(self.layers), sizes.heads, tokens, tokens
         self.dtype = np.dtype(DTYPES[dtype])
         about = {
             "teacher": fingerprint(teacher),
@@ -179,8 +180,8 @@ class MapCache:
 def fingerprint(vit: VisionTransformer | Eva) -> str:
     """32 hexadecimal digits that two ViTs share when they compute the same: of their weights, their heads and
     their components."""
-    heads = [block.attn.num_heads for block in vit.blocks]
-    digest = hashlib.blake2b(json.dumps([heads, describe(vit)]).encode(), digest_size=16)
+    sizes = adapter_of(vit).sizes()
+    digest = hashlib.blake2b(json.dumps([sizes.depth, sizes.heads, describe(vit)]).encode(), digest_size=16)
     for name, value in sorted(vit.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(_bytes_of(value))

@@ -16,13 +16,13 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
+from atlib.adapters.choose import adapter_of
 from atlib.analysis.accounting import transferred_numbers
 from atlib.analysis.attention_maps import class_attention
 from atlib.analysis.pictures import image_grid
 from atlib.data.decoding import in_eight_bits
 from atlib.student import STANDARD, describe
 from atlib.teachers.build import Teacher, not_finite
-from atlib.timm_config import head_width
 from atlib.walking import Unwalkable, check_walkable, walk
 
 
@@ -95,7 +95,7 @@ def _facts(teacher: Teacher) -> dict[str, str]:
     }
     counted = [_count(number, name) for name, number in prefix.items() if number]
     counted.append(_count(down * across, "patch", "patches"))
-    heads = getattr(vit.blocks[0], "attn", vit.blocks[0]).num_heads
+    heads = adapter_of(vit).sizes().heads
     shape = f"{_count(len(vit.blocks), 'layer')} of {_count(heads, 'head')}, width {vit.embed_dim}"
     weights = sum(each.numel() for each in vit.parameters()) / 1e6
     cut = f"{pixels[0]} x {pixels[1]} pixels in patches of {patch[0]} x {patch[1]}"
@@ -118,7 +118,7 @@ def _transfer(vit: VisionTransformer | Eva) -> dict[str, str]:
         "A student should have them too, as create_student(teacher, classes) makes it: without them, maps of"
         " such teachers can leave a student worse than none (arXiv 2605.07191)"
     )
-    width = head_width(vit.blocks[0].attn)
+    width = adapter_of(vit).sizes().head_width
     return {
         "transfer": f"all layers, 0 to {len(vit.blocks) - 1}, each with heads of width {width}",
         "per image": (

@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from atlib import AttentionTransfer, Plan, create_student, walk
+from atlib import AttentionTransfer, Normalisation, Plan, create_student, walk
 from atlib.attention import Seen
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention
@@ -65,10 +65,11 @@ def test_a_pair_computes_the_dense_definition(name):
     with torch.no_grad():
         maps = [seen.map for seen in walk(teacher, images).layers]
     expected = walk(student, images, replace={i: Instead(map=p) for i, p in enumerate(maps)}).logits
-    copied = AttentionTransfer(teacher, student, Plan()).eval()(images).logits
+    told = {"normalisation": Normalisation.of(teacher)}  # what it sees: the images as they are
+    copied = AttentionTransfer(teacher, student, Plan(), **told).eval()(images).logits
     assert (copied - expected).abs().max() <= 1e-9 * expected.abs().max()
     student.zero_grad()
-    loss = AttentionTransfer(teacher, student, Plan(how="distill")).eval()(images).transfer_loss
+    loss = AttentionTransfer(teacher, student, Plan(how="distill"), **told).eval()(images).transfer_loss
     loss.backward()
     found = {key: p.grad.clone() for key, p in student.named_parameters() if p.grad is not None}
     student.zero_grad()
