@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atlib.attention import MaskedAttention, Own, forbid
 from atlib.compatibility import Pairing, pair_up
-from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
+from atlib.losses import attention_cross_entropy, map_cross_entropy, note, projection_mse
 from atlib.maps import average_over, join_heads, keep_own, mean_heads, place_tokens, resample
 from atlib.pair import Pair
 from atlib.plan import Plan
@@ -98,7 +98,8 @@ class AttentionTransfer(Pair):
             return seen, seen.logits.new_zeros(())
         tokens = None if self.pairing.own_keys else self.pairing.student_tokens
         own = [_on_tokens(seen.layers[layer], tokens) for layer in self.layers]
-        return seen, self._form.loss(own, target)
+        losses = zip(self.layers, self._form.losses(own, target))
+        return seen, sum(note(f"transfer_loss/layer_{layer}", loss) for layer, loss in losses)
 
     def walk(self, images: Tensor) -> Walk:
         """What happens inside the student for images, or pairs of them: the walk that `forward` takes its
@@ -169,9 +170,9 @@ class _Form(ABC):
         """What each of the student's layers uses instead of its own: Copy."""
 
     @abstractmethod
-    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
-        """The unweighted transfer loss between the student's layers and the teacher's, which are asked for
-        one at a time: Distill."""
+    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
+        """The unweighted transfer loss between each of the student's layers and the teacher's, whose sum is
+        Distill's; the teacher's are asked for one at a time."""
 
     def _spread(self, x: Tensor, heads: Sequence[int] | None) -> Tensor:
         """What goes to the student's heads: a single head to all of them, otherwise the chosen ones (all for
@@ -191,11 +192,9 @@ class _OnePart(_Form):
         spread = [self._spread(getattr(seen, self.parts), heads) for seen, heads in zip(target, self.heads)]
         return [Instead(**{self.parts: part}, heads=heads) for part, heads in zip(spread, self.heads)]
 
-    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
-        return sum(
-            projection_mse([_select(mine, heads)], [_select(theirs, heads)], self.parts)
-            for mine, theirs, heads in zip(own, target, self.heads)
-        )
+    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
+        for mine, theirs, heads in zip(own, target, self.heads):
+            yield projection_mse([_select(mine, heads)], [_select(theirs, heads)], self.parts)
 
 
 class _MapFree(_Form):
@@ -212,9 +211,9 @@ class _MapFree(_Form):
         q, k = self._spread(seen.q, heads), self._spread(seen.k, heads)
         return Instead(q, k, scale=seen.scale, heads=heads, bias=seen.bias)
 
-    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
+    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
         # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go.
-        return sum(
+        return (
             attention_cross_entropy([self._chosen(mine, heads)], [self._chosen(theirs, heads)])
             for mine, theirs, heads in zip(own, target, self.heads)
         )
@@ -261,21 +260,21 @@ class _WrittenOut(_MapFree):
             for p, heads in zip(self.maps(target), self.heads)
         ]
 
-    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
+    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
         own = [self._chosen(seen, heads) for seen, heads in zip(own, self.heads)]
         maps = zip(self.maps(target), self.heads, own)  # heads are chosen last: an average is over all
         # what the student's layers forbid goes
-        return self._difference(
+        return self._differences(
             own, [forbid(p if heads is None else p[:, heads], seen.bias) for p, heads, seen in maps]
         )
 
-    def _difference(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Tensor:
-        """The loss between the student's layers and the maps that they should have."""
+    def _differences(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The loss between each of the student's layers and the map that it should have."""
         log_maps = self._log_maps(own)
         if self.own is not None:
             maps = [keep_own(p, log_p.detach().exp(), *self.own) for p, log_p in zip(maps, log_maps)]
             log_maps, maps = ([p[:, :, self.rows] for p in both] for both in (log_maps, maps))
-        return sum(map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
+        return (map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
 
     def _log_maps(self, own: Sequence[Seen]) -> list[Tensor]:
         return [seen.scores.log_softmax(-1) for seen in own]
@@ -309,9 +308,9 @@ class _LearnedHeads(_WrittenOut):
         mean = torch.full((teacher_heads, student_heads), 1 / student_heads)  # over heads: where M starts
         self.head_mapping = nn.ParameterList(mean.clone() for _ in pairing.layers)
 
-    def _difference(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Tensor:
+    def _differences(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
         mixed = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
-        return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mixed, maps))
+        return (nn.functional.mse_loss(guess, p) for guess, p in zip(mixed, maps))
 
 
 def _form_of(

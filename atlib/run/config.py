@@ -32,7 +32,7 @@ from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
-FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt")
+FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt", "maps_every")
 # What has fields of its own, which the command line calls `plan.what`; those of a recipe as they stand.
 VALUES = {"recipe": Recipe, "plan": Plan, "augmentation": Augmentation, "model": Architecture}
 # What the command line has other options for, which look at the value and make it whole.
