@@ -306,6 +306,11 @@ def read_config(folder: Path) -> RunConfig:
             f"{folder} holds no run, {path.name} is missing: start one with `python -m atlib train ... --out"
             f" {folder}`"
         )
+    return read_config_file(path)
+
+
+def read_config_file(path: Path) -> RunConfig:
+    """The run that a config.json describes. Raises `OSError` naming a file that is damaged."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if "heads" in values:
