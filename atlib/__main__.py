@@ -18,6 +18,9 @@ COMMANDS = {
     "pretrain": ("atlib.run.commands", "make a teacher: masked auto-encoding on any images"),
     "resume": ("atlib.run.commands", "go on with a run that was stopped, from its newest good checkpoint"),
     "evaluate": ("atlib.run.commands", "accuracy of what a run has made, on any data"),
+    "predict": ("atlib.run.predict", "classes of image files, with their probabilities, as CSV or JSON"),
+    "compare": ("atlib.run.compare", "two runs on the same images: difference, interval, McNemar's test"),
+    "plot": ("atlib.run.plot", "losses and accuracies of runs as curves"),
     "teacher": ("atlib.run.commands", "what a teacher is, and what of it can be transferred"),
     "look": ("atlib.looking.commands", "a page of where every token of a model looks on a picture"),
 }

@@ -1,7 +1,10 @@
 """The losses of attention transfer and of the distillations it is compared with, written to be read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -140,3 +143,35 @@ def _check_logits(student: Tensor, teacher: Tensor) -> None:
             " classes): the teacher of logit distillation must know the same classes; fine-tune it on them"
             " first"
         )
+
+
+# --- What a loss is made of ---
+
+# Of the innermost block of `noted`. A pair hands back two values, whose form readers rely on; between it and
+# the loop stand wrappers (DDP, FSDP, Accelerate's casts) that hand on nothing else.
+_NOTES: ContextVar[dict[str, Tensor] | None] = ContextVar("what a loss is made of", default=None)
+
+
+@contextmanager
+def noted() -> Iterator[dict[str, Tensor]]:
+    """What is noted (`note`) of a loss that is computed within the block: {name: value}, scalars without a
+    graph, on the loss's device."""
+    notes: dict[str, Tensor] = {}
+    token = _NOTES.set(notes)
+    try:
+        yield notes
+    finally:
+        _NOTES.reset(token)
+
+
+def note(name: str, value: Tensor) -> Tensor:
+    """Hand `value`, a scalar, on as it is, and note it where a block of `noted` is open: a part of a loss
+    under its name, without its weight, the parts of a part under PART/NAME. What is noted twice is added.
+
+    Nothing waits for the device. In code that torch.compile has compiled nothing is noted.
+    """
+    if torch.compiler.is_compiling():
+        return value
+    if (notes := _NOTES.get()) is not None:
+        notes[name] = notes.get(name, 0.0) + value.detach()
+    return value

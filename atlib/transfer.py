@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from atlib.adapters.adapter import Adapter
 from atlib.attention import Own, forbid
 from atlib.compatibility import Pairing, pair_up
-from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
+from atlib.losses import attention_cross_entropy, map_cross_entropy, note, projection_mse
 from atlib.maps import average_over, join_heads, keep_own, keep_tokens, mean_heads, place_tokens, resample
 from atlib.pair import Normalisation, Pair, check_images
 from atlib.plan import Plan
@@ -125,7 +125,8 @@ class AttentionTransfer(Pair):
             return seen, seen.logits.new_zeros(())
         tokens = None if self.pairing.own_keys else self.pairing.student_tokens
         own = [_on_tokens(seen.layers[layer], tokens) for layer in self.layers]
-        return seen, self._form.loss(own, target)
+        losses = zip(self.layers, self._form.losses(own, target))
+        return seen, sum(note(f"transfer_loss/layer_{layer}", loss) for layer, loss in losses)
 
     def walk(self, images: Tensor) -> Walk:
         """What happens inside the student for images, or pairs of them: the walk that `forward` takes its
@@ -213,9 +214,9 @@ class _Form(ABC):
         """What each of the student's layers uses instead of its own: Copy."""
 
     @abstractmethod
-    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
-        """The unweighted transfer loss between the student's layers and the teacher's, which are asked for
-        one at a time: Distill."""
+    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
+        """The unweighted transfer loss between each of the student's layers and the teacher's, whose sum is
+        Distill's; the teacher's are asked for one at a time."""
 
     def _spread(self, x: Tensor, heads: Sequence[int] | None) -> Tensor:
         """What goes to the student's heads: a single head to all of them, otherwise the chosen ones (all for
@@ -235,11 +236,9 @@ class _OnePart(_Form):
         spread = [self._spread(getattr(seen, self.parts), heads) for seen, heads in zip(target, self.heads)]
         return [Instead(**{self.parts: part}, heads=heads) for part, heads in zip(spread, self.heads)]
 
-    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
-        return sum(
-            projection_mse([_select(mine, heads)], [_select(theirs, heads)], self.parts)
-            for mine, theirs, heads in zip(own, target, self.heads)
-        )
+    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
+        for mine, theirs, heads in zip(own, target, self.heads):
+            yield projection_mse([_select(mine, heads)], [_select(theirs, heads)], self.parts)
 
 
 class _MapFree(_Form):
@@ -257,9 +256,9 @@ class _MapFree(_Form):
         bias = _of_heads(seen.bias, heads)
         return Instead(q, k, scale=seen.scale, heads=heads, bias=bias, mask=seen.mask)
 
-    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
+    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
         # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go.
-        return sum(
+        return (
             attention_cross_entropy([self._chosen(mine, heads)], [self._chosen(theirs, heads)])
             for mine, theirs, heads in zip(own, target, self.heads)
         )
@@ -310,21 +309,21 @@ class _WrittenOut(_MapFree):
             for p, heads in zip(self.maps(target), self.heads)
         ]
 
-    def loss(self, own: Sequence[Seen], target: Iterable[Seen]) -> Tensor:
+    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
         own = [self._chosen(seen, heads) for seen, heads in zip(own, self.heads)]
         maps = zip(self.maps(target), self.heads, own)  # heads are chosen last: an average is over all
         # what the student's layers forbid goes
-        return self._difference(
+        return self._differences(
             own, [forbid(p if heads is None else p[:, heads], seen.mask) for p, heads, seen in maps]
         )
 
-    def _difference(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Tensor:
-        """The loss between the student's layers and the maps that they should have."""
+    def _differences(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The loss between each of the student's layers and the map that it should have."""
         log_maps = self._log_maps(own)
         if self.own is not None:
             maps = [keep_own(p, log_p.detach().exp(), *self.own) for p, log_p in zip(maps, log_maps)]
             log_maps, maps = ([p[:, :, self.rows] for p in both] for both in (log_maps, maps))
-        return sum(map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
+        return (map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
 
     def _log_maps(self, own: Sequence[Seen]) -> list[Tensor]:
         return [seen.scores.log_softmax(-1) for seen in own]
@@ -358,9 +357,9 @@ class _LearnedHeads(_WrittenOut):
         mean = torch.full((teacher_heads, student_heads), 1 / student_heads)  # over heads: where M starts
         self.head_mapping = nn.ParameterList(mean.clone() for _ in pairing.layers)
 
-    def _difference(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Tensor:
+    def _differences(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
         mixed = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
-        return sum(nn.functional.mse_loss(guess, p) for guess, p in zip(mixed, maps))
+        return (nn.functional.mse_loss(guess, p) for guess, p in zip(mixed, maps))
 
 
 def _check_served_by_maps(plan: Plan, pairing: Pairing, student: nn.Module) -> None:

@@ -29,7 +29,7 @@ RECIPE = Recipe(steps=40, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmi
 
 
 def run(folder: Path) -> None:
-    """The whole run, or what is left of it; the digest of its weights and averaged weights goes into
+    """The whole run, or what is left of it; the digest of its weights, averaged weights and history goes into
     folder/digest."""
     torch.manual_seed(1)
     options = {"depth": 2, "embed_dim": 16, "num_heads": 2}
@@ -40,7 +40,7 @@ def run(folder: Path) -> None:
     )
     data = glyph_images(generate("train", 64)).with_augment(crop_and_flip())
     torch.manual_seed(os.getpid())  # a restarted process has drawn something else before
-    train(
+    history = train(
         AttentionTransfer(teacher, student, Plan(how="distill")),
         data,
         RECIPE,
@@ -49,9 +49,11 @@ def run(folder: Path) -> None:
         average_into=average,
         keeper=CheckpointManager(folder / "checkpoints", every=3),
     )
+    # what was logged of the loss and its parts is among the bits
+    logged = json.dumps(history).encode()
     weights = [value for module in (student, average) for _, value in sorted(module.state_dict().items())]
     (folder / "digest").write_text(
-        hashlib.sha256(b"".join(value.numpy().tobytes() for value in weights)).hexdigest()
+        hashlib.sha256(b"".join([logged, *(value.numpy().tobytes() for value in weights)])).hexdigest()
     )
 
 

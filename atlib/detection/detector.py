@@ -22,6 +22,7 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from atlib.detection.objects import Found, ObjectBatch, ObjectImages, Objects
 from atlib.detection.pyramid import SCALES, GridOfTokens, SimplePyramid
+from atlib.losses import note
 from atlib.pair import student_of
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer
@@ -284,9 +285,12 @@ SIZES = {"vitdet": VITDET, "small": SMALL}
 
 
 def detection_loss(model: nn.Module, images: Tensor, objects: ObjectBatch, recipe: Recipe) -> Tensor:
-    """The sum of the heads' losses, and λ · transfer loss."""
+    """The sum of the heads' losses, and λ · transfer loss; noted as those of `student_loss` are, the heads'
+    losses too."""
     said = model(images, objects)
-    return recipe.task_weight * sum(said.losses.values()) + recipe.transfer_weight * said.transfer_loss
+    heads = [note(f"task_loss/{name}", loss) for name, loss in said.losses.items()]
+    of_task, transfer_loss = note("task_loss", sum(heads)), note("transfer_loss", said.transfer_loss)
+    return recipe.task_weight * of_task + recipe.transfer_weight * transfer_loss
 
 
 def detect(model: nn.Module, images: ObjectImages, batch_size: int = 50) -> list[Found]:

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import textwrap
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from atlib.checkpoint import read_header, save_vit
 from atlib.data.generated import is_generated
 from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation, Pair, student_of
-from atlib.run import recipes
+from atlib.run import generic, recipes
 from atlib.run.build import (
     READING,
     coco_images,
@@ -27,7 +28,7 @@ from atlib.run.build import (
 )
 from atlib.run.classes import classes_of, labels_by_name
 from atlib.run.config import RunConfig, config_path, defaults, read_config, settings
-from atlib.run.configure import config_diff, configure, data_name, evaluated_split, oddities
+from atlib.run.configure import config_diff, configure, configure_again, data_name, evaluated_split, oddities
 from atlib.run.log import as_line
 from atlib.run.measure import ModelOnTest, measured_lines, shifted_test
 from atlib.run.method import Method
@@ -84,17 +85,23 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(_tasks())}")
         parser.set_defaults(teacher=None)
     else:
-        names = "a name of the page of recipes, such as copy-vit-large, mae-scratch-vit-base, find-copy"
-        parser.add_argument("--recipe", required=True, help=names)
+        names = (
+            "scratch, fine-tune, copy or distill, derived from teacher and data, or a name of the page of"
+            " recipes, such as copy-vit-large, mae-scratch-vit-base, find-copy"
+        )
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument("--recipe", help=names)
+        again = "a run's config.json, or its folder: the same run again, but for what else is said here"
+        which.add_argument("--config", type=Path, metavar="FILE", help=again)
         teacher = "a timm name, a file of weights, or untrained (default: the recipe's)"
         parser.add_argument("--teacher", help=teacher)
     data = (
         "a name of the catalogue (cifar10 ...), a hub id, parquet files or image folders, or a function that"
         f" makes them, as PACKAGE.MODULE:FUNCTION; {COCO} for a detector, with --data_path FOLDER"
     )
-    parser.add_argument("--data", metavar="NAME|PATH", help=data, required=True)
-    seed = "decides first weights, order and augmentation (default: 0)"
-    parser.add_argument("--seed", type=int, default=0, help=seed)
+    parser.add_argument("--data", metavar="NAME|PATH", help=data, required=pretraining)
+    seed = "decides first weights, order and augmentation (default: 0, or that of --config)"
+    parser.add_argument("--seed", type=int, help=seed)
     out = "the run's folder: config, checkpoints, log, weights, record"
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     parser.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
@@ -162,14 +169,7 @@ def train_command(arguments: argparse.Namespace) -> int:
             f" {arguments.data!r}: `python -m atlib pretrain {arguments.recipe} --data {arguments.data}` runs"
             " it"
         )
-    config = configure(
-        arguments.recipe,
-        arguments.data,
-        arguments.teacher,
-        pairs(arguments.settings),
-        arguments.seed,
-        arguments.tensorboard,
-    )
+    config = _configured(arguments)
     if arguments.dry_run:
         return _dry_run(config)
     if arguments.out is None:
@@ -180,6 +180,36 @@ def train_command(arguments: argparse.Namespace) -> int:
     if changed := config_diff(config, len(images)):
         _note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
     return _until_stopped(arguments.out, lambda: start(config, arguments.out, images))
+
+
+def _configured(arguments: argparse.Namespace) -> RunConfig:
+    """The run that `train` or `pretrain` is asked for; what was derived for it is said."""
+    changes, seed = pairs(arguments.settings), arguments.seed or 0
+    if getattr(arguments, "config", None) is not None:
+        same = arguments.data, arguments.teacher, changes, arguments.seed, arguments.tensorboard
+        return configure_again(arguments.config, *same)
+    if arguments.data is None:
+        raise ValueError("--data NAME|PATH is missing: what shall the student learn from?")
+    return configured(
+        arguments.recipe, arguments.data, arguments.teacher, changes, seed, arguments.tensorboard
+    )
+
+
+def configured(
+    recipe: str,
+    data: str,
+    teacher: str | None,
+    changes: Mapping[str, str],
+    seed: int = 0,
+    tensorboard: bool = False,
+) -> RunConfig:
+    """`configure`, which says what it has derived."""
+    derived = None
+    if recipe in generic.NAMES:
+        where = data_name(data, changes.get("data_path"))
+        derived = generic.derive(recipe, where, teacher, changes, seed)
+        _note(f"{recipe}: {derived.text(changes)}")
+    return configure(recipe, data, teacher, changes, seed, tensorboard, derived)
 
 
 def _tasks() -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
-FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt")
+FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt", "maps_every")
 # What a run says of its teacher's images, where that does not say it itself.
 TEACHER_SEES = ("teacher_image_size", "teacher_mean", "teacher_std")
 # What has fields of its own, which the command line calls `plan.what`; those of a recipe as they stand.
@@ -352,6 +352,11 @@ def read_config(folder: Path) -> RunConfig:
             f"{folder} holds no run, {path.name} is missing: start one with `python -m atlib train ... --out"
             f" {folder}`"
         )
+    return read_config_file(path)
+
+
+def read_config_file(path: Path) -> RunConfig:
+    """The run that a config.json describes. Raises `OSError` naming a file that is damaged."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if "heads" in values:

@@ -12,8 +12,9 @@ from atlib._util import require_known
 from atlib.data.catalogue import CATALOGUE, find
 from atlib.data.generated import is_generated, maker
 from atlib.data.transforms import Augmentation
+from atlib.run import generic
 from atlib.run.build import check_fits
-from atlib.run.config import RunConfig, with_settings
+from atlib.run.config import RunConfig, config_path, read_config_file, with_settings
 from atlib.run.log import require_tensorboard
 from atlib.run.method import Method
 from atlib.run.parts import COCO
@@ -33,12 +34,14 @@ def configure(
     changes: Mapping[str, str] = {},
     seed: int = 0,
     tensorboard: bool = False,
+    derived: generic.Derived | None = None,
 ) -> RunConfig:
     """The run that was asked for, its recipe in epochs where it is published so (`RunConfig.on`).
 
-    recipe: a published recipe's name, or a pre-training task; data: a name, a path or a function; changes:
-    some of `settings()`, as texts. Raises `ValueError` or `FileNotFoundError`, with the way out, for
-    everything that can be found wrong without reading data or weights."""
+    recipe: a published recipe's name, a pre-training task, or one of `generic.NAMES`, which counts images and
+    looks at the teacher (derived: what it came to, where that was done already); data: a name, a path or a
+    function; changes: some of `settings()`, as texts. Raises `ValueError` or `FileNotFoundError`, with the
+    way out, for everything that can be found wrong without reading data or weights."""
     if "data_path" in changes:  # in full, so that the run can go on from another folder
         changes = {**changes, "data_path": str(Path(changes["data_path"]).resolve())}
     if "student_weights" in changes and changes["student_weights"].lower() not in ("none", "null"):
@@ -60,6 +63,9 @@ def configure(
             "recipe": recipes.MAE,
             "augmentation": SMALL_PHOTOGRAPHS,
         }
+    elif recipe in generic.NAMES:
+        teacher = None if teacher is None else _teacher(teacher)
+        of_recipe = (derived or generic.derive(recipe, data, teacher, changes, seed)).values
     else:
         source = published(recipe)
         if recipe in FOR_PYTHON:
@@ -88,14 +94,44 @@ def configure(
     return config
 
 
+def configure_again(
+    path: Path,
+    data: str | None = None,
+    teacher: str | None = None,
+    changes: Mapping[str, str] = {},
+    seed: int | None = None,
+    tensorboard: bool = False,
+) -> RunConfig:
+    """The run that `path`, a run's config.json or its folder, describes, with other data, another teacher,
+    some other settings or another seed where these are given. Its steps and its rate are as they were, not
+    derived anew. Raises as `configure` does, and `OSError` for a file that describes no run."""
+    file = config_path(path) if path.is_dir() else path
+    if not file.exists():
+        raise FileNotFoundError(f"--config {path}: there is no {file}, such as each run's folder has")
+    if tensorboard:
+        require_tensorboard()
+    values = read_config_file(file).flat()
+    if data is not None:
+        values |= {
+            "data": data_name(data, changes.get("data_path")),
+            "evaluation_split": evaluated_split(data),
+        }
+    if teacher is not None:
+        values["teacher"] = _teacher(teacher)
+    values |= {"tensorboard": tensorboard} | ({} if seed is None else {"seed": seed})
+    config = with_settings(values, changes)
+    config.recipe.require_optimizer()
+    return config
+
+
 def oddities(recipe: str) -> tuple[str, ...]:
-    """What is odd about a published recipe; nothing for pre-training."""
-    return () if recipe == Method.MAE else published(recipe).oddities
+    """What is odd about a published recipe; nothing of others."""
+    return () if recipe == Method.MAE or recipe in generic.NAMES else published(recipe).oddities
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
     """How the recipe differs on so many images from the published one: "lr 0.001 instead of 0.008"."""
-    if config.recipe_name == Method.MAE:
+    if config.recipe_name == Method.MAE or config.recipe_name in generic.NAMES:
         return []
     both = config.recipe, published(config.recipe_name).recipe
     now, then = (one.on(images).describe() for one in both)

@@ -1,12 +1,15 @@
 """What a run wrote while it trained: JSON lines for programs, the same lines as text for people, TensorBoard
 when asked."""
 
+import io
 import json
 import math
 import os
 import time
 import warnings
+from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 
 from atlib._util import write_atomically
@@ -20,12 +23,18 @@ class RunLog:
     first, so that every step is there once, however often the run was killed. A log that is damaged elsewhere
     is kept as log.jsonl.damaged, with a warning, and its readable entries are gone on with. Each entry gets
     "seconds", the training time so far over all starts of the run. tensorboard: also write
-    FOLDER/tensorboard, which needs the package of that name (`require_tensorboard`). Raises `OSError` where
-    the folder cannot be written.
+    FOLDER/tensorboard, which needs the package of that name (`require_tensorboard`). also: is called with
+    each entry, after it was written. Raises `OSError` where the folder cannot be written.
     """
 
-    def __init__(self, folder: str | Path, after: int = 0, tensorboard: bool = False):
-        self.folder = Path(folder)
+    def __init__(
+        self,
+        folder: str | Path,
+        after: int = 0,
+        tensorboard: bool = False,
+        also: Callable[[dict], None] | None = None,
+    ):
+        self.folder, self.also = Path(folder), also
         entries, damage = _read(self.lines_path)
         if damage is not None:
             _set_aside(self.lines_path, damage)
@@ -69,6 +78,19 @@ class RunLog:
             for name, value in entry.items():
                 if name != "step" and isinstance(value, (int, float)):
                     self.writer.add_scalar(name, value, entry["step"])
+        if self.also is not None:
+            self.also(entry)
+
+    def picture(self, name: str, step: int, png: bytes) -> Path:
+        """Write a picture as FOLDER/NAME/step-00000123.png, whole or not at all, and for TensorBoard where it
+        is asked for. Returns the path."""
+        if self.writer is not None:
+            import numpy as np  # of use to nobody else here
+            from PIL import Image
+
+            pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+            self.writer.add_image(name, pixels, step, dataformats="HWC")
+        return write_atomically(self.folder / name / f"step-{step:08d}.png", png)
 
     def close(self) -> None:
         """Write out what TensorBoard still holds back."""
@@ -123,11 +145,17 @@ def _set_aside(path: Path, damage: str) -> None:
 
 
 def as_line(entry: dict) -> str:
-    """One entry as a line for people: step 20 · epoch 2 · loss 1.234 · ..."""
-    return " · ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in entry.items()
-    )
+    """One entry as a line for people: step 20 · epoch 2 · loss 1.234 · ...; what has the same name before a
+    slash stands together: transfer_loss of layer_0 1.2, layer_1 1.1."""
+    said = []
+    for whole, group in groupby(entry.items(), lambda item: item[0].rpartition("/")[0]):
+        texts = [f"{name.rpartition('/')[2]} {_short(value)}" for name, value in group]
+        said += [f"{whole} of {', '.join(texts)}"] if whole else texts
+    return " · ".join(said)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def require_tensorboard() -> None:

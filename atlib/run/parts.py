@@ -17,6 +17,7 @@ DETECTORS = ("fcos", "faster-rcnn", "mask-rcnn")  # as in `atlib.detection.detec
 DETECTOR_SIZES = ("vitdet", "small")  # likewise, `SIZES`
 # The values that can be meant.
 RULES_OF_LABELLED = ((("evaluate_every",), lambda value: value >= 0, "must be at least 0"),)
+RULES_OF_CLASSIFY = ((("maps_every",), lambda value: value >= 0, "must be at least 0"),)
 RULES_OF_DETECT = (
     (
         ("jitter",),
@@ -65,6 +66,13 @@ class Classify(Labelled):
 
     says = "classifying whole images"
     of_recipe = ("label_smoothing", "mixup", "cutmix", "binary")
+
+    #: epochs between pictures of where teacher and student look in six images; 0: none
+    maps_every: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_fields(self, RULES_OF_CLASSIFY)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import fcntl
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,9 +87,9 @@ def check_folder(folder: Path) -> None:
             parent.rmdir()
 
 
-def start(config: RunConfig, folder: Path, images=None) -> Record:
+def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], None] | None = None) -> Record:
     """Carry out a new run in `folder` (`images`: its training images, where they are open already) and return
-    its record.
+    its record. log: is called with each entry of the run's log, after it was written.
 
     Of several processes only the first writes. The config is written before the first step, so that a run
     that is killed can go on; where data, teacher or model do not fit together nothing is written. Raises
@@ -112,16 +112,16 @@ def start(config: RunConfig, folder: Path, images=None) -> Record:
                 stacklevel=2,
             )
         write_config(folder, config)
-    return _carry_out(config, folder, ready)
+    return _carry_out(config, folder, ready, log)
 
 
-def resume(folder: Path, on_corrupt: str | None = None) -> Record:
+def resume(folder: Path, on_corrupt: str | None = None, log: Callable[[dict], None] | None = None) -> Record:
     """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and
     return its record.
 
     A finished run is not touched; one whose weights were deleted writes them again. on_corrupt: from now on,
-    and in its config ("raise" or "skip"). Raises `OSError` for a folder without a run or with a damaged
-    record, and `ValueError` where its config or its teacher's file was changed.
+    and in its config ("raise" or "skip"). log: as in `start`. Raises `OSError` for a folder without a run or
+    with a damaged record, and `ValueError` where its config or its teacher's file was changed.
     """
     config = read_config(folder)
     if on_corrupt is not None:
@@ -137,7 +137,7 @@ def resume(folder: Path, on_corrupt: str | None = None) -> Record:
     ready = _make_ready(config, training_images(config), folder)
     if on_corrupt is not None and config != before and is_main_process():
         write_config(folder, config)
-    return _carry_out(config, folder, ready)
+    return _carry_out(config, folder, ready, log)
 
 
 def is_finished(folder: Path, config: RunConfig) -> bool:
@@ -255,7 +255,9 @@ def _check_classes(config: RunConfig, images, tested_on) -> None:
         )
 
 
-def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
+def _carry_out(
+    config: RunConfig, folder: Path, ready: Ready, also: Callable[[dict], None] | None
+) -> Record | None:
     """Train, keep the result, write the record. The record of the first process; the others have none."""
     images, tested_on, built = ready
     averaged = copy.deepcopy(student_of(built.model)) if config.recipe.ema is not None else None
@@ -288,7 +290,7 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
         fewer = {f"{split}_images": measured.count} if getattr(tested_on, "left_out", 0) else {}
         return {f"{split}_accuracy": measured.accuracy, f"{split}_loss": measured.loss, **fewer}
 
-    with _log_of(config, folder, keeper) as log:
+    with _log_of(config, folder, keeper, also) as log:
         history = train(
             built.model,
             images,
@@ -297,6 +299,7 @@ def _carry_out(config: RunConfig, folder: Path, ready: Ready) -> Record | None:
             seed=config.seed,
             evaluate=None if tested_on is None else metrics,
             evaluate_every=evaluate_every,
+            after_pass=_maps_drawer(config, tested_on, log),
             progress=config.recipe_name,
             keeper=keeper,
             log=log,
@@ -341,8 +344,31 @@ def held_out(config: RunConfig):
     return held_out_images(config.data, split, config.augmentation, **reading)
 
 
+def _maps_drawer(
+    config: RunConfig, images: Any, log: RunLog | None
+) -> Callable[[nn.Module, dict], None] | None:
+    """What draws, after every so many passes, where teacher and student look in the same six images; None
+    where no picture is asked for."""
+    every = config.task.maps_every if isinstance(config.task, Classify) else 0
+    if every == 0:
+        return None
+    from atlib.run.pictures import as_png, maps_picture, some_of  # runs without pictures draw nothing
+
+    few = some_of(images)
+
+    def draw(model: nn.Module, entry: dict) -> None:
+        if entry["epoch"] % every == 0 or entry["step"] == config.recipe.steps:
+            figure = maps_picture(model, few)  # on every process: where weights are divided, all are needed
+            if log is not None:
+                log.picture("maps", entry["step"], as_png(figure))
+
+    return draw
+
+
 @contextmanager
-def _log_of(config: RunConfig, folder: Path, keeper: CheckpointManager) -> Iterator[RunLog | None]:
+def _log_of(
+    config: RunConfig, folder: Path, keeper: CheckpointManager, also: Callable[[dict], None] | None
+) -> Iterator[RunLog | None]:
     """The run's log, of the first process only, while no other run may train in this folder."""
     if not is_main_process():
         yield None
@@ -357,7 +383,7 @@ def _log_of(config: RunConfig, folder: Path, keeper: CheckpointManager) -> Itera
             pass  # a shared file system without locks: better unguarded than not at all
         newest = keeper.latest()
         after = 0 if newest is None else int(newest.name.removeprefix("step-"))
-        with closing(RunLog(folder, after, config.tensorboard)) as log:
+        with closing(RunLog(folder, after, config.tensorboard, also)) as log:
             yield log
 
 

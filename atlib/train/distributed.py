@@ -54,13 +54,13 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
     )
 
 
-def agree(accelerator: Accelerator, value: Tensor, stop: bool) -> tuple[Tensor, bool]:
-    """The mean of a scalar over the processes, and whether one of them wants to stop, in one message."""
+def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor, bool]:
+    """The means of numbers (n,) over the processes, and whether one of them wants to stop, in one message."""
     if accelerator.num_processes == 1:
-        return value, stop
-    own = torch.stack([value.float(), value.new_tensor(stop, dtype=torch.float32)])
-    mean, asked = accelerator.reduce(own, "mean")
-    return mean, asked.item() > 0
+        return values, stop
+    own = torch.cat([values.float(), values.new_tensor([stop], dtype=torch.float32)])
+    means = accelerator.reduce(own, "mean")
+    return means[:-1], means[-1].item() > 0
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it, on one
 process or many."""
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ def train(
     seed: int = 0,
     evaluate: Callable[[nn.Module], dict] | None = None,
     evaluate_every: int = 0,
+    after_pass: Callable[[nn.Module, dict], None] | None = None,
     out: Path | None = None,
     progress: str | None = "training",
     cpu: bool = False,
@@ -46,20 +48,24 @@ def train(
     run repeats bit for bit; on a GPU the attention and convolution kernels may sum in another order. It seeds
     torch's global generator. `evaluate(model)`, if given, adds its metrics after the last pass, and after
     every `evaluate_every`-th where that is above 0; those of the averaged weights, where the recipe has an
-    average, begin with ``average_``. With `out`, the last good weights are kept in `out/last.safetensors`
-    once per pass.
+    average, begin with ``average_``. `after_pass(model, entry)` is called after each pass with what the
+    history says of it, to look at the model, not to change it. With `out`, the last good weights are kept in
+    `out/last.safetensors` once per pass.
 
     With a `keeper` the run is kept
     along the way and goes on where it was kept last, with the same bits as if it had not been interrupted (on
-    one CPU). `log` gets a dict after each step and each pass, {"event": "step" or "epoch", ...}. `stop_at`
-    ends after that many steps of the recipe's schedule: the metrics of that moment are returned, but are no
-    part of the run that may go on from there. `average_into`, a model built like the student, gets the
-    averaged weights.
+    one CPU). `log` gets a dict after each step and each pass, {"event": "step" or "epoch", ...}: the loss and
+    what it is made of (`atlib.losses.noted`: task_loss, transfer_loss), without weights; those of a pass are
+    means over its steps, also of each layer. The device is waited for once a step, for all numbers together.
+    `stop_at` ends after that many steps of the recipe's schedule: the metrics of that moment are returned,
+    but are no part of the run that may go on from there. `average_into`, a model built like the student, gets
+    the averaged weights.
 
-    Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` on
-    every process too; `log`, `out` and the progress bar belong to the main process. A step's images are
-    divided among the processes, whose gradients are averaged. Where weights are divided too (FSDP2,
-    configs/accelerate), a copy is trained, and `model` gets the whole weights at the end, on all processes.
+    Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` and
+    `after_pass` on every process too; `log`, `out` and the progress bar belong to the main process. A step's
+    images are divided among the processes, whose gradients are averaged. Where weights are divided too
+    (FSDP2, configs/accelerate), a copy is trained, and `model` gets the whole weights at the end, on all
+    processes.
 
     Raises `ValueError` for a model without a classifier that is to learn labels, labels that it has no class
     for, no images, images that are normalised otherwise than a pair was told, and for a keeper whose run was
@@ -94,13 +100,15 @@ def train(
             for batch in data.epoch(part, workers):
                 if position.epoch > part.epoch:
                     raise ValueError(f"the data gave more than {steps} batches, which {len(data)} images are")
-                value, norm = run.backward(batch), run.clip()
-                value, stop = agree(run.accelerator, value, bool(noticed))
+                loss_of_step, norm = run.backward(batch), run.clip()
+                values, stop = agree(run.accelerator, loss_of_step.values, bool(noticed))
+                # The one time in a step that the device is waited for.
+                value, *parts, norm = torch.cat([values, norm]).tolist()
                 # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then
                 # skips the step.
-                if not torch.isfinite(value) or not torch.isfinite(norm) and recipe.mixed_precision != "fp16":
+                if not math.isfinite(value) or not math.isfinite(norm) and recipe.mixed_precision != "fp16":
                     raise run.not_finite(value, norm, batch)
-                run.step(value)
+                run.step(loss_of_step._replace(values=values))
                 bar.update()
                 if log is not None and run.main:
                     log(
@@ -108,9 +116,10 @@ def train(
                             "event": "step",
                             "step": position.step,
                             "epoch": position.epoch + 1,
-                            "loss": value.item(),
+                            "loss": value,
+                            **{name: x for name, x in zip(loss_of_step.parts, parts) if "/" not in name},
                             "lr": position.lr,
-                            "grad_norm": norm.item(),
+                            "grad_norm": norm,
                             "images_per_second": run.images_of(batch) / (time.perf_counter() - began),
                         }
                     )
@@ -125,6 +134,8 @@ def train(
                     run.close(metrics)
                     if log is not None and run.main:
                         log({"event": "epoch"} | position.history[-1])
+                    if after_pass is not None:
+                        after_pass(run.plain, position.history[-1])
                     if out is not None:
                         whole = run.whole()
                         run.kept = save_weights(Path(out) / "last.safetensors", whole) if run.main else None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from atlib.data.images import UNLABELLED
 from atlib.data.rng import rng_put_back
+from atlib.losses import note
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
 
@@ -20,15 +21,24 @@ Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]
 def outputs(model: nn.Module, images: Tensor) -> Transferred:
     """A model's output in the one form that training and evaluation use: a plain classifier has a transfer
     loss of 0."""
-    output = model(images)
+    return as_transferred(model(images))
+
+
+def as_transferred(output: Tensor | Transferred) -> Transferred:
+    """What a model returned in that form."""
     return output if isinstance(output, Transferred) else Transferred(output, output.new_zeros(()))
 
 
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """task_weight · task loss + λ · transfer loss: cross-entropy with label smoothing, plus what is
-    distilled."""
-    logits, transfer_loss = outputs(model, images)
-    return recipe.task_weight * task_loss(logits, labels, recipe) + recipe.transfer_weight * transfer_loss
+    distilled. Both are noted (`atlib.losses.noted`), without their weights, as "task_loss" and, of a pair,
+    "transfer_loss"."""
+    output = model(images)
+    logits, transfer_loss = as_transferred(output)
+    of_task = note("task_loss", task_loss(logits, labels, recipe))
+    if isinstance(output, Transferred):
+        note("transfer_loss", transfer_loss)
+    return recipe.task_weight * of_task + recipe.transfer_weight * transfer_loss
 
 
 def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:

@@ -5,12 +5,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
 from torch import Tensor, nn
 
 from atlib.data.sampler import Batch, ShardSpec, TrainingData
+from atlib.losses import noted
 from atlib.pair import student_of
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.distributed import start_processes, to_train, whole_weights
@@ -41,6 +43,15 @@ class Preempted(RuntimeError):
         self.checkpoint = checkpoint
 
 
+class StepLoss(NamedTuple):
+    """What a step makes small, and what it is made of."""
+
+    #: (1 + parts,), without a graph: the loss, and its parts without their weights
+    values: Tensor
+    #: the names of the parts, in that order
+    parts: tuple[str, ...]
+
+
 class Training:
     """One run of `train`: its parts, prepared by Accelerate, and its position. kept: where the last good
     weights are."""
@@ -63,7 +74,7 @@ class Training:
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, recipe))
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(model, optimizer, scheduler)
         self.average = None if recipe.ema is None else EMA(self.model, recipe.ema)
-        self.position = Position(torch.zeros((), device=self.accelerator.device))
+        self.position = Position(torch.zeros(1, device=self.accelerator.device))
         self.kept: Path | None = None
 
     @property
@@ -93,33 +104,37 @@ class Training:
             self.recipe.repeats,
         )
 
-    def backward(self, batch: Batch) -> Tensor:
+    def backward(self, batch: Batch) -> StepLoss:
         """Add up the gradient of the step's mean loss, part by part where the recipe accumulates, and return
-        the loss: a scalar without a graph."""
+        the loss."""
         device, parts = self.accelerator.device, self.recipe.accumulate
         images, targets = (part.to(device, non_blocking=True) for part in (batch.images, batch.targets))
         draw = (self.seed, self.position.step, self.accelerator.process_index)
         classes = getattr(self.student, "num_classes", None)
         images, targets = mixed(images, targets, self.recipe, classes, draw)
-        total = torch.zeros((), device=device)
+        total: dict[str, Tensor] = {}  # of the loss, "", and of what is noted of it
         for some, their in zip(images.tensor_split(parts), targets.tensor_split(parts)):
             weight = batch.weight * len(some) / len(images)
             if len(some) == 0:  # fewer images than parts: every process must do as many parts as the others
                 some, their = images[:1], targets[:1]
             # gradients are averaged over the processes in the last part only
             with self.accelerator.accumulate(self.model):
-                with self.accelerator.autocast():
+                with self.accelerator.autocast(), noted() as notes:
                     value = weight * self.loss(self.model, some, their, self.recipe)
                 self.accelerator.backward(value * parts)  # Accelerate divides by their number
-            total = total + value.detach()
-        return total
+            # the parts of parts come last
+            noted_parts = {name: weight * notes[name] for name in sorted(notes, key=lambda name: "/" in name)}
+            for name, part in {"": value.detach(), **noted_parts}.items():
+                total[name] = total.get(name, torch.zeros((), device=device)) + part
+        return StepLoss(torch.stack([*total.values()]), tuple(total)[1:])
 
     def clip(self) -> Tensor:
-        """Clip the gradient to the recipe's norm, and return the norm that it had."""
+        """Clip the gradient to the recipe's norm, and return the norm that it had, (1,)."""
         limit = math.inf if self.recipe.clip is None else self.recipe.clip
-        return torch.as_tensor(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
+        norm = torch.as_tensor(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
+        return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).reshape(1)
 
-    def step(self, value: Tensor) -> None:
+    def step(self, loss: StepLoss) -> None:
         """Change the weights, and count a step with that loss."""
         lr = self.lr  # of this step, not of the next
         self.optimizer.step()
@@ -127,7 +142,7 @@ class Training:
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update(self.model)
-        self.position.count(value, lr)
+        self.position.count(loss, lr)
 
     def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:
         """The metrics of the weights and, beginning with ``average_``, of the averaged ones; the same on all
@@ -190,12 +205,12 @@ class Training:
         """How many images the step had over all processes."""
         return self.accelerator.num_processes * len(batch.indices) / batch.weight if batch.weight else 0.0
 
-    def not_finite(self, value: Tensor, norm: Tensor, batch: Batch) -> NonFiniteLoss:
+    def not_finite(self, value: float, norm: float, batch: Batch) -> NonFiniteLoss:
         """The error that says what is not finite, where, and what to do."""
-        what, number = ("gradient", norm) if torch.isfinite(value) else ("loss", value)
+        what, number = ("gradient", norm) if math.isfinite(value) else ("loss", value)
         step, kept = self.position.step, self.kept or "none was kept: pass out= or keeper="
         return NonFiniteLoss(
-            f"the {what} is {number.item()} at step {step} (lr {self.lr:.3g}); last good checkpoint: {kept}. "
+            f"the {what} is {number} at step {step} (lr {self.lr:.3g}); last good checkpoint: {kept}. "
             "Lower lr, clip harder, or use mixed_precision='no'. Or one of the step's images is to blame: "
             f"they are those at {batch.indices} of the data.",
             step,
@@ -240,35 +255,45 @@ class Training:
 
 @dataclass
 class Position:
-    """step: steps done in all, the last one at the rate `lr`; epoch: passes done; done: steps done of the
-    pass in progress, `total`, the sum of their losses, and `corrupt`, the images in it that could not be
-    decoded before the run was last taken up; history: one entry per pass that was completed."""
+    """Steps and passes that are done."""
 
+    #: (1 + parts,) of the pass in progress: the sums over its steps of the loss, and of its parts
     total: Tensor
+    #: steps done in all
     step: int = 0
+    #: passes done
     epoch: int = 0
+    #: steps done of the pass in progress
     done: int = 0
+    #: the rate of the last step
     lr: float = 0.0
+    #: the names of the parts in `total`: those that every step of the pass has
+    parts: list[str] = field(default_factory=list)
+    #: the images of the pass that could not be decoded before the run was last taken up
     corrupt: list[int] = field(default_factory=list)
+    #: one entry per pass that was completed
     history: list[dict] = field(default_factory=list)
 
-    def count(self, loss: Tensor, lr: float) -> None:
+    def count(self, loss: StepLoss, lr: float) -> None:
         """A step was done, at that rate."""
-        self.total, self.step, self.done, self.lr = self.total + loss, self.step + 1, self.done + 1, lr
+        values, parts = loss.values, list(loss.parts)
+        if self.done == 0:
+            self.total, self.parts = torch.zeros_like(values), parts
+        elif parts != self.parts:  # what only some steps have, has no mean over the pass
+            self.total, self.parts, values = self.total.reshape(-1)[:1], [], values[:1]
+        self.total, self.step, self.done, self.lr = self.total + values, self.step + 1, self.done + 1, lr
 
     def entry(self) -> dict:
-        """What the history says about the pass in progress."""
-        return {
-            "epoch": self.epoch + 1,
-            "step": self.step,
-            "loss": (self.total / self.done).item(),
-            "lr": self.lr,
-        }
+        """What the history says about the pass in progress: of the loss and its parts, means over its
+        steps."""
+        loss, *parts = (self.total.reshape(-1) / self.done).tolist()
+        means = {"loss": loss, **dict(zip(self.parts, parts))}
+        return {"epoch": self.epoch + 1, "step": self.step, **means, "lr": self.lr}
 
     def close(self, entry: dict) -> None:
         """The pass is over."""
         self.history.append(entry)
-        self.total = torch.zeros((), device=self.total.device)
+        self.total, self.parts = torch.zeros(1, device=self.total.device), []
         self.epoch, self.done, self.corrupt = self.epoch + 1, 0, []
 
     def facts(self) -> dict:

@@ -1,0 +1,92 @@
+"""`python -m atlib compare RUN RUN`: two runs on the same test images, image by image."""
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+
+from atlib.analysis.predictions import Interval, paired_bootstrap
+from atlib.run.config import read_config
+from atlib.run.parts import Classify
+from atlib.run.runner import averaged_path, held_out, load_result, result_path
+from atlib.train.evaluate import predict, score
+
+
+class Comparison(NamedTuple):
+    """Two models on the same images."""
+
+    #: shares of images that are right
+    first: float
+    second: float
+    #: first less second, with its 95 % interval over other images (paired bootstrap)
+    difference: Interval
+    #: images that only the first, and only the second, has right
+    only_first: int
+    only_second: int
+    #: of McNemar's exact test that the two are equally often right
+    p: float
+
+
+def compared(first: Tensor, second: Tensor, labels: Tensor) -> Comparison:
+    """Compare the logits (n, classes) of two models for the same images, with labels (n,).
+
+    Source of the test: McNemar 1947, in its exact, binomial form; of the interval: `paired_bootstrap`. It
+    says how far other images could move the difference, not other training seeds. Raises `ValueError` for
+    NaN, and for labels that a model does not know.
+    """
+    accuracies = [score(logits, labels).accuracy for logits in (first, second)]
+    a, b = (logits.argmax(1) == labels for logits in (first, second))
+    only = int((a & ~b).sum()), int((~a & b).sum())
+    p = float(binomtest(only[0], sum(only)).pvalue) if sum(only) else 1.0
+    return Comparison(*accuracies, paired_bootstrap(a, b), *only, p)
+
+
+def compare_runs(first: Path, second: Path, split: str | None = None, averaged: bool = False) -> Comparison:
+    """Compare what two finished runs have made, on the images that both are evaluated on (`split`: of another
+    split); each sees them as it was trained. Raises `ValueError` for runs on other data, and for other than
+    classifiers."""
+    configs = [read_config(folder) for folder in (first, second)]
+    for folder, config in zip((first, second), configs):
+        if not isinstance(config.task, Classify):
+            raise ValueError(f"{folder} is a run of {config.task.says}: compare runs that classify")
+        if averaged and config.recipe.ema is None:
+            raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
+    splits = [split or config.task.evaluation_split for config in configs]
+    if len({(config.data, name) for config, name in zip(configs, splits)}) > 1:
+        said = " and ".join(f"{config.data}, {name}" for config, name in zip(configs, splits))
+        raise ValueError(f"the runs are evaluated on different images ({said}): name one --split")
+    sets = [held_out(config.changed(evaluation_split=name)) for config, name in zip(configs, splits)]
+    if tuple(sets[0].classes) != tuple(sets[1].classes) or not torch.equal(sets[0].targets, sets[1].targets):
+        raise ValueError(f"the runs read different labels from {configs[0].data}: look at --label_column")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    logits = []
+    for folder, config, images in zip((first, second), configs, sets):
+        path = averaged_path(folder) if averaged else result_path(folder, config.method)
+        logits.append(predict(load_result(path).to(device), images))
+    return compared(*logits, sets[0].targets)
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `compare`, and what it calls, `run`."""
+    parser.add_argument("first", type=Path, metavar="RUN")
+    parser.add_argument("second", type=Path, metavar="RUN")
+    parser.add_argument("--split", help="default: the one that the runs evaluate on")
+    parser.add_argument("--averaged", action="store_true", help="the averaged weights of both")
+    parser.set_defaults(run=compare_command)
+
+
+def compare_command(arguments: argparse.Namespace) -> int:
+    """`compare`: accuracies, difference with its interval, and McNemar's test."""
+    found = compare_runs(arguments.first, arguments.second, arguments.split, arguments.averaged)
+    low, high = 100 * found.difference.low, 100 * found.difference.high
+    print(f"{arguments.first}: accuracy {100 * found.first:.2f} %")
+    print(f"{arguments.second}: accuracy {100 * found.second:.2f} %")
+    print(f"difference {100 * found.difference.mean:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}")
+    print(
+        f"only the first is right for {found.only_first} images, only the second for {found.only_second}:"
+        f" McNemar's exact p = {found.p:.2g}"
+    )
+    return 0

@@ -1,0 +1,92 @@
+"""Where teacher and student look in the same few images: a picture of a model in training."""
+
+import io
+
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from atlib.analysis.attention_maps import class_attention
+from atlib.analysis.pictures import image_grid
+from atlib.data.sampler import EvaluationData
+from atlib.pair import student_of
+from atlib.transfer import AttentionTransfer
+from atlib.walking import walk
+
+COUNT = 6  # images in a picture
+
+
+def some_of(images: EvaluationData, count: int = COUNT) -> Tensor:
+    """`count` images spread evenly over a set, the same ones always: (count, 3, height, width), as evaluation
+    sees them; fewer of a smaller set."""
+    count = min(count, len(images))
+    return images.take([index * len(images) // count for index in range(count)])[0]
+
+
+def maps_picture(model: nn.Module, images: Tensor) -> Figure:
+    """Where the class token looks in images (n, 3, height, width), mean over heads, in the first, the middle
+    and the last transferred layer: a row for each image, with the teacher's maps, as the student is taught
+    them, and then the student's.
+
+    Without a class token it is the mean over all queries. Each map has a colour scale of its own, from 0 to
+    its largest share. A model without a teacher, and one that is not taught maps, has the student's columns
+    alone, of all its layers. The model runs in eval mode and is left in the mode it was in.
+    """
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    try:
+        with torch.no_grad():
+            columns = _columns(model, images.to(device))
+    finally:
+        model.train(training)
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    shown = (images - low) / (high - low).clamp(min=1e-6)  # whatever it was normalised by
+    panels = [shown, *(_coloured(seen.cpu(), images.shape[2:]) for seen in columns.values())]
+    titles = ["image", *columns]
+    return image_grid(torch.stack(panels, 1).flatten(0, 1), titles, columns=len(titles))
+
+
+def as_png(figure: Figure) -> bytes:
+    """A figure as a PNG file's content."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=100)
+    return drawn.getvalue()
+
+
+def _columns(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """What is drawn beside the images, {title: (n, rows, columns)}."""
+    student = student_of(model)
+    if not isinstance(model, AttentionTransfer) or model.plan.what != "map":
+        own = walk(student, images, head=False).layers
+        return {f"student {layer}": _looked_at(student, own[layer].map) for layer in _three(range(len(own)))}
+    places = _three(range(len(model.layers)))
+    target = model.teacher_layers(images)
+    maps = model.teacher_maps(target)  # of all layers: an average is over all
+    taught = [maps[place] for place in places]
+    own = model.walk(images).layers
+    layers = [model.layers[place] for place in places]
+    return {f"teacher {layer}": _looked_at(student, p) for layer, p in zip(layers, taught)} | {
+        f"student {layer}": _looked_at(student, own[layer].map) for layer in layers
+    }
+
+
+def _three(places: range) -> list[int]:
+    """The first, the middle and the last."""
+    return sorted({places[0], places[(len(places) - 1) // 2], places[-1]})
+
+
+def _looked_at(student: nn.Module, p: Tensor) -> Tensor:
+    """A map (B, H, N, N) as a picture (B, rows, columns): the class token's row, else all rows' mean."""
+    rows, columns = student.patch_embed.grid_size
+    prefix = p.shape[-1] - rows * columns  # of the tokens that are transferred
+    if student.cls_token is not None and prefix > 0:
+        return class_attention(p, (rows, columns), prefix).mean(1)
+    return p.mean((1, 2))[:, prefix:].unflatten(-1, (rows, columns))
+
+
+def _coloured(seen: Tensor, size: torch.Size) -> Tensor:
+    """Pictures (n, rows, columns) in colours, (n, 3, height, width) of `size`."""
+    shares = (seen / seen.amax((1, 2), keepdim=True).clamp(min=1e-12)).float().numpy()
+    coloured = torch.from_numpy(colormaps["magma"](shares)[..., :3]).movedim(-1, 1).float()
+    return nn.functional.interpolate(coloured, tuple(size))

@@ -1,0 +1,144 @@
+"""`python -m atlib predict`: what a run's model says of images that have no labels, as CSV or JSON."""
+
+import argparse
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+
+from atlib._util import write_atomically
+from atlib.checkpoint import read_header
+from atlib.data.decoding import in_eight_bits
+from atlib.pair import student_of
+from atlib.run.build import preparation_of, training_images
+from atlib.run.config import config_path, read_config
+from atlib.run.runner import averaged_path, load_result, result_path
+from atlib.train.objectives import outputs
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+BATCH = 64
+
+
+class Prediction(NamedTuple):
+    """What a model says of an image."""
+
+    file: str
+    #: the most likely class
+    name: str
+    #: of every class, in the order of the model's outputs
+    probabilities: list[float]
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are named, and all images below folders, in order. Raises `FileNotFoundError` for what is
+    not there, and for a folder without an image."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist: name images, or folders of images")
+        below = (
+            sorted(one for one in path.rglob("*") if one.suffix.lower() in ENDINGS)
+            if path.is_dir()
+            else [path]
+        )
+        if not below:
+            raise FileNotFoundError(f"{path} holds no image, a file that ends in one of {', '.join(ENDINGS)}")
+        found += below
+    return found
+
+
+def class_names(path: Path) -> tuple[str, ...]:
+    """The names of the classes of a file of weights: as it says, else as its run's training images have them.
+    Raises `ValueError` where neither does."""
+    said = read_header(path).get("classes")
+    if said:
+        return tuple(said)
+    if not config_path(path.parent).exists():
+        raise ValueError(f"{path} does not say its classes' names, and lies in no run's folder, which would")
+    return tuple(training_images(read_config(path.parent)).classes)
+
+
+def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
+    """What the model in a file of weights says of image files, prepared as the file says. Raises `ValueError`
+    for a file that does not say it, or has other classes than outputs, and `OSError` for an image that cannot
+    be read."""
+    said, augmentation = preparation_of(path)
+    if not said and config_path(path.parent).exists():
+        augmentation = read_config(path.parent).augmentation
+    if augmentation is None:
+        raise ValueError(f"{path} does not say how image files are prepared for it")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, names = load_result(path).to(device), class_names(path)
+    if student_of(model).num_classes != len(names):
+        raise ValueError(
+            f"{path} has {student_of(model).num_classes} outputs and {len(names)} names of classes"
+        )
+    found = []
+    for first in range(0, len(files), BATCH):
+        some = files[first : first + BATCH]
+        batch = torch.stack([augmentation.evaluate(_opened(file)) for file in some]).to(device)
+        with torch.no_grad():
+            shares = outputs(model, batch).logits.float().softmax(-1).cpu()
+        for file, row in zip(some, shares):
+            found.append(Prediction(str(file), names[int(row.argmax())], row.tolist()))
+    return found
+
+
+def as_csv(found: Sequence[Prediction], names: Sequence[str]) -> str:
+    """A line for each image: file, class, its probability, then the probability of every class."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "class", "probability", *names])
+    for one in found:
+        shares = [f"{share:.6f}" for share in one.probabilities]
+        writer.writerow([one.file, one.name, f"{max(one.probabilities):.6f}", *shares])
+    return text.getvalue()
+
+
+def as_json(found: Sequence[Prediction], names: Sequence[str]) -> str:
+    """A list with {"file", "class", "probabilities": {name: share}} for each image."""
+    entries = [
+        {"file": one.file, "class": one.name, "probabilities": dict(zip(names, one.probabilities))}
+        for one in found
+    ]
+    return json.dumps(entries, indent=1, allow_nan=False) + "\n"
+
+
+def _opened(file: Path) -> Image.Image:
+    try:
+        return in_eight_bits(Image.open(file)).convert("RGB")
+    except (OSError, ValueError) as error:
+        raise OSError(f"{file} cannot be read as an image ({error})") from error
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `predict`, and what it calls, `run`."""
+    parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a finished run, or its weights")
+    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE|FOLDER")
+    out = "a .csv or a .json (default: the CSV is printed)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    parser.add_argument("--averaged", action="store_true", help="the run's averaged weights")
+    parser.set_defaults(run=predict_command)
+
+
+def predict_command(arguments: argparse.Namespace) -> int:
+    """`predict`: the classes of image files, with their probabilities."""
+    kinds = {".csv": as_csv, ".json": as_json}
+    if arguments.out is not None and arguments.out.suffix.lower() not in kinds:
+        raise ValueError(f"--out {arguments.out}: name a file that ends in .csv or .json")
+    path = arguments.path
+    if path.is_dir():
+        config = read_config(path)
+        path = averaged_path(path) if arguments.averaged else result_path(path, config.method)
+    found = predictions(path, image_files(arguments.images))
+    if arguments.out is None:
+        print(as_csv(found, class_names(path)), end="")
+    else:
+        text = kinds[arguments.out.suffix.lower()](found, class_names(path))
+        print(write_atomically(arguments.out, text.encode()))
+    return 0

@@ -1,0 +1,135 @@
+"""What a step's loss is made of: the parts that are logged, against losses written the long way, and how they
+add up."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from atlib import AttentionTransfer, Plan, walk
+from atlib.losses import note, noted
+from atlib.train import student_loss, train
+from atlib.train.checkpoint_manager import CheckpointManager
+from atlib.train.recipe import Recipe
+from atlib.train.trainer import Position, StepLoss
+from tests.helpers import randomise, same, state_of, tiny
+
+RECIPE = Recipe(steps=1, batch_size=64, task_weight=0.5, transfer_weight=3.0, label_smoothing=0.1)
+PLANS = {
+    "map": Plan(how="distill"),
+    "one layer of two": Plan(how="distill", layers=[1]),
+    "q": Plan(how="distill", what="q"),
+    "averaged": Plan(how="distill", average="queries"),
+}
+
+
+def pair_of(plan):
+    return AttentionTransfer(randomise(tiny(), 1), randomise(tiny(), 2), plan)
+
+
+def by_hand(pair, images, labels):
+    """The task's loss, and the transfer loss of each layer, from maps that are written out."""
+    with torch.no_grad():
+        student, teacher = walk(pair.student, images), walk(pair.teacher, images, head=False)
+        shares = F.one_hot(labels, 8) * 0.9 + 0.1 / 8
+        task = -(shares * student.logits.log_softmax(-1)).sum(-1).mean()
+        losses = {}
+        for layer in pair.layers:
+            own, theirs = student.layers[layer], teacher.layers[layer]
+            if pair.plan.what == "q":
+                losses[layer] = (own.q - theirs.q).square().mean().item()
+                continue
+            target = (
+                theirs.map
+                if pair.plan.average is None
+                else theirs.map.mean(2, keepdim=True).expand_as(theirs.map)
+            )
+            losses[layer] = -(target * own.map.log()).sum(-1).mean().item()
+    return task.item(), losses
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_logged_parts_are_those_of_losses_by_hand(glyphs64, plan, accumulate):
+    pair, entries = pair_of(PLANS[plan]), []
+    task, layers = by_hand(pair, *glyphs64.take(range(64)))
+    recipe = Recipe(**{**RECIPE.describe(), "accumulate": accumulate})
+    (entry,) = train(pair, glyphs64, recipe, progress=None, log=entries.append)
+    assert entry["task_loss"] == pytest.approx(task, rel=1e-5)
+    for layer, loss in layers.items():
+        assert entry[f"transfer_loss/layer_{layer}"] == pytest.approx(loss, rel=1e-4)
+    assert [name for name in entry if "/" in name] == [f"transfer_loss/layer_{layer}" for layer in layers]
+    assert entry["transfer_loss"] == pytest.approx(sum(layers.values()), rel=1e-4)
+    assert entry["loss"] == pytest.approx(0.5 * task + 3 * sum(layers.values()), rel=1e-4)
+    step, _ = entries
+    assert (step["task_loss"], step["transfer_loss"]) == (entry["task_loss"], entry["transfer_loss"])
+
+
+def test_a_pass_has_the_means_of_its_steps(glyphs64):
+    entries = []
+    recipe = Recipe(steps=7, batch_size=20, mixup=0.8)
+    history = train(pair_of(Plan(how="distill")), glyphs64, recipe, progress=None, log=entries.append)
+    steps = [entry for entry in entries if entry["event"] == "step"]
+    for of_pass, those in zip(history, (steps[:4], steps[4:])):
+        for name in ("loss", "task_loss", "transfer_loss"):
+            assert of_pass[name] == pytest.approx(sum(entry[name] for entry in those) / len(those))
+        layers = [of_pass[f"transfer_loss/layer_{layer}"] for layer in (0, 1)]
+        assert sum(layers) == pytest.approx(of_pass["transfer_loss"])
+    for entry in steps + history:
+        assert entry["loss"] == pytest.approx(entry["task_loss"] + 3 * entry["transfer_loss"])
+
+
+def test_without_a_teacher_there_is_no_transfer_loss(glyphs64):
+    (entry,) = train(tiny(), glyphs64, RECIPE, progress=None)
+    assert entry["loss"] == pytest.approx(0.5 * entry["task_loss"]) and "transfer_loss" not in entry
+
+
+def test_a_copy_has_a_transfer_loss_of_nought(glyphs64):
+    (entry,) = train(pair_of(Plan(how="copy")), glyphs64, RECIPE, progress=None)
+    assert entry["transfer_loss"] == 0 and not [name for name in entry if "/" in name]
+
+
+def test_a_loss_of_ones_own_may_note_its_parts(glyphs64):
+    def loss(model, images, targets, recipe):
+        large = note("size", sum(weight.square().mean() for weight in model.parameters()))
+        return student_loss(model, images, targets, recipe) + 0.1 * large
+
+    (entry,) = train(tiny(), glyphs64, RECIPE, progress=None, loss=loss)
+    assert entry["loss"] == pytest.approx(0.5 * entry["task_loss"] + 0.1 * entry["size"])
+
+
+def test_notes_are_of_the_innermost_block_and_carry_no_graph():
+    value = torch.ones((), requires_grad=True)
+    assert note("nowhere", value) is value
+    with noted() as outer:
+        note("a", value), note("a", 2 * value)
+        with noted() as inner:
+            note("b", value)
+        note("c", value)
+    assert (outer, inner) == ({"a": 3, "c": 1}, {"b": 1})
+    assert not any(part.requires_grad for part in outer.values())
+
+
+def test_a_run_goes_on_within_a_pass_with_the_same_parts(glyphs64, tmp_path):
+    recipe = Recipe(steps=9, batch_size=16)  # four steps a pass
+    pair = pair_of(Plan(how="distill"))
+    whole = train(pair, glyphs64, recipe, progress=None)
+    stopped = pair_of(Plan(how="distill"))
+    keeper = CheckpointManager(tmp_path, every=100)
+    train(stopped, glyphs64, recipe, progress=None, keeper=keeper, stop_at=6)
+    resumed = pair_of(Plan(how="distill"))
+    again = train(resumed, glyphs64, recipe, progress=None, keeper=keeper)
+    assert again == whole and same(state_of(resumed), state_of(pair))
+    assert "transfer_loss/layer_1" in whole[1]
+
+
+def test_a_checkpoint_from_before_there_were_parts():
+    """Its total is a scalar, and it names no parts: of that pass the loss alone has a mean."""
+    position = Position(torch.tensor(6.0), step=2, epoch=0, done=2)
+    position.count(StepLoss(torch.tensor([3.0, 1.0]), ("task_loss",)), lr=0.1)
+    assert position.entry() == {"epoch": 1, "step": 3, "loss": 3.0, "lr": 0.1}
+    position.close(position.entry())
+    position.count(StepLoss(torch.tensor([3.0, 1.0]), ("task_loss",)), lr=0.1)
+    assert position.entry() == {"epoch": 2, "step": 4, "loss": 3.0, "task_loss": 1.0, "lr": 0.1}
+    assert json.loads(json.dumps(position.facts()))["parts"] == ["task_loss"]
