@@ -30,7 +30,7 @@ REASONS = {
 }
 COMMENT = re.compile(r"<!-- (?P<kind>claim|no claim): (?P<what>[^>]*?) -->")
 COMPARING = re.compile(
-    r"\b(better|worse|than|beats?|helps?|harms?|gains?|loses?|costs?|brings?|worth|enough|reach(es)?|"
+    r"\b(better|worse|than|beats?|helps?|harms?|gains?|loses?|costs?|brings?|worth|enough|"
     r"ahead|behind|above|below|as (good|well|much|far|little) as|no (good|help|use)|nearer|closer)\b",
     re.I,
 )
