@@ -97,13 +97,13 @@ def _kind(line: str, section: str) -> str:
 
 def compares(passage: Passage) -> bool:
     """Whether a lead, a bullet or a caption compares, by its words. Of a question the answer is read; in a
-    caption "above" and "below" are places."""
+    caption "above", "below" and "behind" are places."""
     text = re.sub(r"<!--.*?-->", "", passage.text)
     bold = re.match(r"(?:- |\d+\. )?\*\*(?P<lead>.+?)\*\*(?P<answer>.*)", text)
     if passage.kind == "lead" and bold is not None:
         text = bold["answer"] if bold["lead"].endswith("?") else bold["lead"]
     if passage.kind == "caption":
-        text = re.sub(r"\b(above|below)\b", "", text)
+        text = re.sub(r"\b(above|below|behind)\b", "", text, flags=re.I)
     return passage.kind != "text" and COMPARING.search(text) is not None
 
 

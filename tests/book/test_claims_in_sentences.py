@@ -5,9 +5,20 @@ import re
 import pytest
 
 from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, TOO_SMALL
-from tools.claims_in_sentences import cited, compares, passages, problems
+from tools.claims_in_sentences import cited, compares, passages, problems, recorded_verdicts
+from tools.sentences import pages
 
 JUDGED = {("a", "find"): HOLDS, ("a", "match"): TOO_SMALL, ("b", "find"): DOES_NOT_HOLD}
+
+
+@pytest.fixture(scope="module")
+def verdicts_of_the_book():
+    return recorded_verdicts()
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+def test_no_page_says_more_or_less_than_its_verdicts(page, verdicts_of_the_book):
+    assert problems(page, verdicts_of_the_book) == []
 
 
 @pytest.fixture
