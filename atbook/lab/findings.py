@@ -1,6 +1,7 @@
 """What the book asks of its records: the sentences in `claims.toml`, each judged by the rule of
 `atbook.lab.verdicts`."""
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ METRICS: dict[str, Metric] = {
 
 # The types of fields, and of those that may be left out.
 _SIDE, _OF_SIDE = {"study": str, "methods": list}, {"metric": str}
-_CLAIM = {"chapter": str, "sentence": str, "higher": dict, "lower": dict, "scales": list}
+_CLAIM = {"id": str, "chapter": str, "sentence": str, "higher": dict, "lower": dict, "scales": list}
 _OF_CLAIM = {"paper": str, "margin": float, "factor": int, "exploratory": list}
 
 
@@ -77,14 +78,17 @@ def read_claims(path: Path) -> tuple[Claim, ...]:
     for number, entry in enumerate(tomllib.loads(path.read_text(encoding="utf-8"))["claim"], start=1):
         where = f"{path.name}, claim {number}"
         _require_fields(where, entry, _CLAIM, _OF_CLAIM)
+        if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", entry["id"]):
+            raise ValueError(f"{where}: id must be of small letters, digits and hyphens, got {entry['id']!r}")
         if not entry["scales"]:
             raise ValueError(f"{where}: scales are none")
         for scale in entry["scales"]:
             require_known(f"scale ({where})", scale, SCALES)
         for scale in entry.get("exploratory", ()):
             require_known(f"exploratory ({where})", scale, entry["scales"])
-        if entry["sentence"] in (claim.sentence for claim in claims):
-            raise ValueError(f"{where}: its sentence is also that of another claim")
+        for name in ("id", "sentence"):
+            if entry[name] in (getattr(claim, name) for claim in claims):
+                raise ValueError(f"{where}: its {name} is also that of another claim")
         sides = {name: _side(f"{where}, {name}", entry[name]) for name in ("higher", "lower")}
         places = {name: tuple(entry[name]) for name in ("scales", "exploratory") if name in entry}
         claims.append(Claim(**entry | sides | places))

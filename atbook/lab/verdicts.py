@@ -78,6 +78,7 @@ class Claim:
     Fields are those of `claims.toml`, which says what each of them is.
     """
 
+    id: str
     chapter: str
     sentence: str
     higher: Side

@@ -55,6 +55,7 @@ def test_they_are_about_what_is_run():
 
 GOOD = """
 [[claim]]
+id = "one-beats-two"
 chapter = "04"
 sentence = "one"
 higher = { study = "transfer", methods = ["copy"] }
@@ -68,7 +69,9 @@ def test_a_claim_is_read_from_its_file(tmp_path):
     path = tmp_path / "claims.toml"
     path.write_text(GOOD)
     lower = Side("detection", ("fcos, copy",), METRICS["ap"])
-    assert read_claims(path) == (Claim("04", "one", Side("transfer", ("copy",)), lower, ("find",), "", 0.01),)
+    higher = Side("transfer", ("copy",))
+    claim = Claim("one-beats-two", "04", "one", higher, lower, ("find",), "", 0.01)
+    assert read_claims(path) == (claim,)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,13 @@ def test_a_claim_is_read_from_its_file(tmp_path):
         ('methods = ["copy"]', "methods = []", "claim 1, higher: methods must be names"),
         ('metric = "ap"', 'metric = "app"', "metric .claims.toml, claim 1, lower. 'app'.*'ap'"),
         ('study = "transfer", ', "", "claim 1, higher: study is missing"),
-        (GOOD, GOOD + GOOD, "claim 2: its sentence is also that of another claim"),
+        (GOOD, GOOD + GOOD, "claim 2: its id is also that of another claim"),
+        (
+            GOOD,
+            GOOD + GOOD.replace("one-beats-two", "other"),
+            "claim 2: its sentence is also that of another",
+        ),
+        ("one-beats-two", "One beats two", "claim 1: id must be .* got 'One beats two'"),
     ],
 )
 def test_what_is_wrong_with_a_claim_is_named(tmp_path, old, new, named):

@@ -200,7 +200,7 @@ def loss(record):
 
 
 def claim(chapter, sentence, higher, lower):
-    return Claim(chapter, sentence, higher, lower, ("toy",))
+    return Claim(f"{chapter}-{sentence}", chapter, sentence, higher, lower, ("toy",))
 
 
 def test_verdicts_from_records(results):
@@ -232,7 +232,7 @@ def test_figures_of_whole_test_sets_have_intervals_over_seeds(tmp_path):
     reach = stats.t(2).ppf(0.975) * stats.sem(values) / (0.4 * 0.6)
     ends = [1 / (1 + np.exp(-(np.log(0.4 / 0.6) + sign * reach))) for sign in (-1, 1)]
     assert found["copy"][:3] == pytest.approx((0.4, *ends))
-    claim = Claim("1", "", *(Side("s", (m,), on_test("ap")) for m in precisions), ("toy",))
+    claim = Claim("one", "1", "", *(Side("s", (m,), on_test("ap")) for m in precisions), ("toy",))
     (judged,) = judge([claim], tmp_path)
     assert judged.estimate.mean == pytest.approx(0.2) and judged.verdict == TOO_SMALL
     with pytest.raises(ValueError, match="'test_iou'.*'test_ap'"):

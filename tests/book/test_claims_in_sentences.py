@@ -1,0 +1,90 @@
+"""Sentences say no more than their verdicts: what they cite is so, and what cites nothing is found."""
+
+import re
+
+import pytest
+
+from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, TOO_SMALL
+from tools.claims_in_sentences import cited, compares, passages, problems, recorded_verdicts
+from tools.sentences import pages
+
+JUDGED = {("a", "find"): HOLDS, ("a", "match"): TOO_SMALL, ("b", "find"): DOES_NOT_HOLD}
+
+
+@pytest.fixture(scope="module")
+def verdicts_of_the_book():
+    return recorded_verdicts()
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+def test_no_page_says_more_or_less_than_its_verdicts(page, verdicts_of_the_book):
+    assert problems(page, verdicts_of_the_book) == []
+
+
+@pytest.fixture
+def page(tmp_path):
+    def write(text):
+        path = tmp_path / "page.md"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "text, wrong",
+    [
+        ("**Maps help.**<!-- claim: a find --> In Match it is too small to tell.", None),
+        (
+            "**Maps help.**<!-- claim: a match --> It is too small to tell.",
+            "a, match: too small to tell, where 'holds' is said",
+        ),
+        ("Maps seem to help<!-- claim: a match --> (the verdict is *too small\nto tell*). Others do.", None),
+        (
+            "Maps seem to help<!-- claim: a find --> (too small to tell).",
+            "a, find: holds, where 'too small to tell' is said",
+        ),
+        ("Maps help<!-- claim: a find match -->.", "a, match"),
+        ("Maps do not help<!-- claim: not b find -->.", None),
+        ("Maps help<!-- claim: b find -->.", "b, find: does not hold"),
+        ("Maps do not help<!-- claim: not a find -->.", "a, find: holds, where 'does not hold' is said"),
+        ("Maps help<!-- claim: c find -->.", "no claim 'c' is asked at 'find'"),
+        ("Maps help<!-- claim: b match -->.", "no claim 'b' is asked at 'match'"),
+        ("Maps help<!-- claim: a -->.", "no claim 'a' is asked at None"),
+        ("Maps help<!-- claim:a find -->.", "not of the form"),
+        ("**Maps are better.** By 3.", "a lead compares and cites no claim"),
+        ("**Are maps better?** They gain 3.", "a lead compares"),
+        ("**Are maps better?** You will see.", None),
+        ("**A map is a table.** It is better.", None),
+        ("Maps are better, but this is no lead.", None),
+        ("## What we learned\n\n- One.\n- Maps beat\n  scratch.", "page.md:4: a learned compares"),
+        ("## Exercises\n\n- Maps beat scratch.", None),
+        (
+            "```{code-cell}\n    figure:\n      caption: |\n        Maps beat scratch.\n      name: x\n```",
+            "page.md:3: a caption",
+        ),
+        ('```{code-cell}\nfigure: {caption: "Maps beat scratch."}\n```', "page.md:2: a caption"),
+        ('```{code-cell}\nprint("**Maps beat scratch.**")\n```', None),
+        ("**Maps are better.**<!-- no claim: quoted -->", None),
+        ("**Maps are better.**<!-- no claim: because -->", "'because' is not among the reasons"),
+        ("**Maps are better.**<!-- no claim: observed -->", "in how many seeds is not said"),
+        ("**Maps are better**<!-- no claim: observed --> in three seeds.", None),
+    ],
+)
+def test_a_sentence_says_what_its_verdict_says(page, text, wrong):
+    found = problems(page(text), JUDGED)
+    if wrong is None:
+        assert found == []
+    else:
+        (problem,) = found
+        assert re.search(wrong, problem), problem
+
+
+def test_numbers_and_their_comments_are_not_read_as_words(page):
+    (passage,) = passages(page('**It is 75 %**<!-- = diff("match", "better", "worse") --> of them.'))
+    assert passage.kind == "lead" and not compares(passage)
+
+
+def test_the_claims_that_a_page_cites(page):
+    text = "One<!-- claim: a find match -->, two<!-- claim: not b find -->, three<!-- no claim: quoted -->."
+    assert cited(page(text)) == {"a", "b"}
