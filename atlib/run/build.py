@@ -22,7 +22,7 @@ from atlib.data.rng import seed_for
 from atlib.data.transforms import Augmentation
 from atlib.methods.distillation import FeatureDistillation
 from atlib.methods.mean_maps import MeanMapCopy
-from atlib.pair import Normalisation, Pair, student_of
+from atlib.pair import IMAGENET, Normalisation, Pair, student_of
 from atlib.plan import Plan
 from atlib.run.config import RunConfig
 from atlib.run.method import Method
@@ -328,9 +328,9 @@ def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionT
     Raises `ValueError` for weights of other shapes, heads or components than the student's, and what
     `load_teacher` raises for those that cannot be read.
     """
-    from atlib.teachers.load import load_teacher
+    from atlib.teachers.load import read_teacher
 
-    weights = load_teacher(config.student_weights, image_size=image_size(config))
+    weights = read_teacher(config.student_weights, image_size=image_size(config))
     heads = [vit.blocks[0].attn.num_heads for vit in (weights.vit, student)]
     other = set(differences(weights.vit, student)) - {"pooling"}
     if heads[0] != heads[1] or other:
@@ -385,10 +385,15 @@ def check_fits(config: RunConfig) -> None:
     size = config.teacher_image_size or (image_size(config) if known else None)
     check_image_size(native, size)
     teacher, student = on_meta(headless(native, size)), config.skeleton(2)
-    if config.method is Method.FINE_TUNE:
-        start_from(student, teacher)
-    else:
-        pair_up(teacher, student, plan_for(config, teacher, student))
+    match config.method:
+        case Method.FINE_TUNE:
+            start_from(student, teacher)
+        case Method.FEATURES:
+            FeatureDistillation(teacher, student, config.feature_layers, normalisation=IMAGENET)
+        case Method.MEAN_MAPS:  # stored maps stand in place of the student's own, whatever else it is made of
+            pair_up(teacher, student, Plan(mismatched=True))
+        case _:
+            pair_up(teacher, student, plan_for(config, teacher, student))
 
 
 def start_from(

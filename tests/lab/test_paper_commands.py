@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from atbook.lab.paper_commands import FIGURES, TITLES, elsewhere, repeats
 from atbook.lab.papers import quoted
@@ -101,7 +102,7 @@ def configured(tmp_path, monkeypatch):
             ["teacher"] if config.method == "mae" else ["student", "averaged"][: 1 + bool(config.recipe.ema)]
         )
         for name in results:
-            (folder / f"{name}.safetensors").touch()
+            save_file({"nothing": torch.zeros(1)}, folder / f"{name}.safetensors")
         done.append((config, built))
 
     def test_of(candidate, arguments, reading):
@@ -110,6 +111,7 @@ def configured(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Architecture, "build", once)
     monkeypatch.setattr(load, "load_teacher", of_shapes)
+    monkeypatch.setattr(load, "read_teacher", of_shapes)
     monkeypatch.setattr(
         building,
         "MeanMapCopy",

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from timm.layers import Mlp, resample_abs_pos_embed
-from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
+from timm.models.vision_transformer import DiffParallelScalingBlock, VisionTransformer
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.checkpoint import load_vit, save_bundle, save_vit
@@ -544,13 +544,14 @@ def test_report(tmp_path):
 
 def test_report_says_why_layers_cannot_be_transferred(monkeypatch):
     size = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 0}
-    vit = VisionTransformer(**size, block_fn=ParallelThingsBlock, mlp_layer=Mlp)
+    vit = VisionTransformer(**size, block_fn=DiffParallelScalingBlock, mlp_layer=Mlp)
     teacher = Teacher(vit, "odd", Architecture("odd"), "made here", used=1, unused=[])
     monkeypatch.setattr(load, "_read", lambda *arguments: teacher)
-    assert "transfer  none: cannot walk layer 0 of this VisionTransformer, a ParallelThingsBlock" in report(
-        "odd"
+    assert (
+        "transfer  none: cannot walk layer 0 of this VisionTransformer, a DiffParallelScalingBlock"
+        in report("odd")
     )
-    with pytest.raises(Unwalkable, match="ParallelThingsBlock"):
+    with pytest.raises(Unwalkable, match="DiffParallelScalingBlock"):
         load_teacher("odd")
 
 
