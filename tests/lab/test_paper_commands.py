@@ -115,7 +115,7 @@ def configured(tmp_path, monkeypatch):
     monkeypatch.setattr(
         building,
         "MeanMapCopy",
-        lambda teacher, student, images: StoredMaps(
+        lambda teacher, student, images, normalisation: StoredMaps(
             student, [torch.zeros(1, 16, 197, 197)] * len(student.blocks)
         ),
     )
