@@ -33,10 +33,10 @@ book: set-up  ## run every notebook and build the book in _build/html, warnings 
 	@$(RUN) -m tools.build_book --jobs $(JOBS)
 
 test: set-up  ## run the test suite; ARGS="..." goes to pytest, e.g. ARGS="-m 'not slow'"
-	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(if $(ARGS),$(ARGS),--ignore tests/explorer --ignore tests/looking/test_page.py --ignore tests/course --ignore tests/colab)
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(if $(ARGS),$(ARGS),--ignore tests/explorer --ignore tests/looking/test_looking_page.py --ignore tests/course --ignore tests/colab)
 
 pages: set-up  ## test the explorer, the page of `look` and those of the built book in a headless Chromium
-	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/explorer tests/looking/test_page.py tests/pages
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/explorer tests/looking/test_looking_page.py tests/pages
 
 course: set-up  ## grade model solutions, planted mistakes and attacks on the assignments as a teacher would (minutes)
 	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/course $(ARGS)

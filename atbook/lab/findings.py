@@ -170,10 +170,10 @@ def _table(judged: Sequence[Judged], shown: set[str], cell: Callable[[Judged], s
 
 
 def _verdict(judged: Judged) -> str:
-    """ "holds", or "holds, exploratory"; a dash where it is not recorded."""
+    """ "holds", or "holds †" of an exploratory claim; a dash where it is not recorded."""
     if judged.verdict == NOT_RECORDED:
         return "–"
-    return judged.verdict + (", exploratory" if judged.scale in judged.claim.exploratory else "")
+    return judged.verdict + (" †" if judged.scale in judged.claim.exploratory else "")
 
 
 def _cell(judged: Judged) -> str:

@@ -175,7 +175,7 @@ def test_claims_written_after_their_records_are_shown_as_such(tmp_path):
             share = {"test_right": pack_bits(rng.random(4000) < 0.5)}
             write(tmp_path, record("labels", labels, seed, share))
     table = verdicts_table("18", results=tmp_path)
-    assert ", exploratory |" in table
+    assert " † |" in table
 
 
 def test_what_is_measured_of_a_record():
