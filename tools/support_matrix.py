@@ -92,7 +92,9 @@ def small(name: str, narrow: bool) -> nn.Module:
     if not (embed is None or hasattr(embed, "backbone")):
         options |= {"img_size": tuple(4 * side for side in embed.patch_size)}
     if narrow:
-        options |= {"num_heads": 2, "embed_dim": 2 * adapter_of(model).sizes().head_width}
+        adapter = adapter_of(model)
+        adapter.check()  # what is refused has a reason that sizes do not tell
+        options |= {"num_heads": 2, "embed_dim": 2 * adapter.sizes().head_width}
     elif (count := sum(parameter.numel() for parameter in model.parameters())) > LARGEST:
         raise MemoryError(f"not tried: it cannot be narrowed, and has {count:,} parameters")
     return timm.create_model(name, num_classes=CLASSES, **options)
