@@ -225,10 +225,12 @@ def check_exact(vit: nn.Module | Adapter, images: Tensor | None = None, toleranc
     to the largest number of the model's output.
 
     `images`: (B, 3, height, width); None: one image of noise in the model's size and type. The model's mode
-    stays as it was. Raises `Unwalkable` for a difference above `tolerance` or an output of another shape:
-    then the adapter is wrong, or does not fit this version of the library.
+    stays as it was. Raises `Unwalkable` for a model that cannot be walked, and for a difference above
+    `tolerance` or an output of another shape: then the adapter is wrong, or does not fit this version of the
+    library.
     """
     adapter = adapter_of(vit)
+    adapter.check()
     model, training = adapter.model, adapter.model.training
     if images is None:
         weight = next(model.parameters())

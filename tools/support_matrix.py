@@ -44,6 +44,7 @@ FILES = {
 }
 LIBRARIES = ("torch", "timm", "transformers", "torchvision", "open_clip_torch")
 CLASSES = 5
+LARGEST = 400_000_000  # parameters of a model that is built as it is; larger ones can fill a laptop's memory
 
 
 def main() -> None:
@@ -91,7 +92,11 @@ def small(name: str, narrow: bool) -> nn.Module:
     if not (embed is None or hasattr(embed, "backbone")):
         options |= {"img_size": tuple(4 * side for side in embed.patch_size)}
     if narrow:
-        options |= {"num_heads": 2, "embed_dim": 2 * adapter_of(model).sizes().head_width}
+        adapter = adapter_of(model)
+        adapter.check()  # what is refused has a reason that sizes do not tell
+        options |= {"num_heads": 2, "embed_dim": 2 * adapter.sizes().head_width}
+    elif (count := sum(parameter.numel() for parameter in model.parameters())) > LARGEST:
+        raise MemoryError(f"not tried: it cannot be narrowed, and has {count:,} parameters")
     return timm.create_model(name, num_classes=CLASSES, **options)
 
 

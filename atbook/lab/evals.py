@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from atbook.lab.scales import CENTRAL_METHODS, TUNING_SEED
+from atbook.lab.scales import TUNING_SEED
 from atbook.lab.studies import (
     ACROSS,
     ACROSS_TEACHER,
@@ -62,7 +62,6 @@ from atlib.analysis.subsets import (
     evaluate_filtered,
     group_accuracy,
 )
-from atlib.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from atlib.data.images import Images
 from atlib.methods.locality import LocalityAttention, diagonal
 from atlib.pair import Pair, student_of
@@ -158,7 +157,6 @@ TWICE = ("scratch-2", "fine-tune again", "copy again", "distill again")
 # The model whose mistakes make the adversarially filtered set: of the tuning seed, so that it is in no
 # comparison and shares no labels with one.
 FILTER = "narrow"
-CORRUPTED = 500  # test images of every corrupted set
 PROBED = {"train": 8000, "test": 2000}  # images whose maps are read
 LOOKED_AT = 1000  # test images on which models are compared from inside
 
@@ -186,23 +184,6 @@ def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str,
         )
         for name, model in models.items()
     }
-
-
-def under_corruptions(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
-    """Accuracy of every model on the first test images under the 15 standard corruptions at all five
-    severities, named as "fog@3"."""
-    test = sources.scale.held_out("test")
-    test = test.select(range(min(CORRUPTED, len(test))))
-    accuracies: dict[str, dict] = {
-        name: {"test_accuracy": evaluate(bare(model), test).accuracy} for name, model in models.items()
-    }
-    for corruption in CORRUPTIONS:
-        for severity in SEVERITIES:
-            # one set at a time: 75 of them need not be in memory
-            images = corrupt(test, corruption, severity)
-            for name, model in models.items():
-                accuracies[name][f"{corruption}@{severity}"] = evaluate(bare(model), images).accuracy
-    return accuracies
 
 
 def compared(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
@@ -374,17 +355,6 @@ COMPARISON = Examination(
     minutes=15,
     only=WORLDS,
 )
-CENTRAL_COMPARISON = Examination(
-    "central-comparison",
-    "the same likenesses, of the students of the central experiment: for photographs",
-    "as above",
-    (CENTRAL,),
-    ("scratch", "fine-tune", "copy", "distill"),
-    compared,
-    seeds=3,
-    minutes=10,
-    only=(),
-)
 TWIN_PROBE = Examination(
     "twins",
     "what can be read from the teacher's maps of an image and of its twins: the shape, the place",
@@ -408,18 +378,6 @@ CLASS_GROUPS = Examination(
     only=(),
     alone=True,
 )
-CORRUPTED_IMAGES = Examination(
-    "corruptions",
-    "the 15 standard corruptions at five severities",
-    "not in the paper; arXiv 1903.12261",
-    (CENTRAL,),
-    tuple(method for method in CENTRAL_METHODS if method != "copy-fine-tuned"),
-    under_corruptions,
-    only=(),
-    seeds=3,
-    alone=True,
-)
-
 SHARPNESS = Examination(
     "sharpness",
     "does the temperature that LSA learns end where the teacher's sharpness is?",
@@ -435,14 +393,5 @@ SHARPNESS = Examination(
 
 EXAMINATIONS = {
     examination.name: examination
-    for examination in (
-        SHIFTS,
-        SHIFTS_OF_POOL,
-        TWIN_PROBE,
-        COMPARISON,
-        CENTRAL_COMPARISON,
-        CLASS_GROUPS,
-        CORRUPTED_IMAGES,
-        SHARPNESS,
-    )
+    for examination in (SHIFTS, SHIFTS_OF_POOL, TWIN_PROBE, COMPARISON, CLASS_GROUPS, SHARPNESS)
 }

@@ -13,7 +13,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from atbook.lab.tuning import Range, grid
+from atbook.lab.tuning import Ladder, Range
 from atbook.worlds import glyph_images, glyphs, pretext
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images, scene_objects
 from atlib._util import require_known
@@ -581,7 +581,7 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
         methods,
         pretraining.on(CIFAR_IMAGES),
         replace(recipes.STUDENT, steps=800, batch_size=500, mixed_precision="bf16"),
-        dict.fromkeys(methods, grid(lr=(3e-4, 1e-3, 3e-3))),
+        dict.fromkeys(methods, Ladder("lr", (3e-4, 1e-3, 3e-3))),
         labels=5000,
         worth=Worth(gain=0.05, evenness=0.8),
         keep_every=500,
@@ -599,7 +599,7 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
             PHOTO_METHODS,
             replace(recipes.MAE, steps=4000),
             replace(recipes.STUDENT, steps=600),
-            dict.fromkeys(PHOTO_METHODS, grid(lr=(1e-3, 2e-3, 4e-3, 8e-3))),
+            dict.fromkeys(PHOTO_METHODS, Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))),
             labels=5000,
             path=data,
         ),
@@ -610,7 +610,7 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
             PHOTO_METHODS,
             replace(recipes.STUDENT, steps=800),
             replace(recipes.STUDENT, steps=300),
-            dict.fromkeys(PHOTO_METHODS, grid(lr=(5e-4, 1e-3, 2e-3, 4e-3, 8e-3))),
+            dict.fromkeys(PHOTO_METHODS, Ladder("lr", (5e-4, 1e-3, 2e-3, 4e-3, 8e-3))),
             labels=None,
             path=data,
         ),

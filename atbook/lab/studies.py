@@ -8,7 +8,7 @@ from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atbook.lab.scales import AXES, BLANK, START, CifarScale, GlyphScale, Schooling, colour
+from atbook.lab.scales import AXES, BLANK, START, WEIGHTS, CifarScale, GlyphScale, Schooling, colour
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
@@ -23,7 +23,7 @@ from atbook.lab.study import (
     untrained_maps,
     with_new_head,
 )
-from atbook.lab.tuning import Range, grid
+from atbook.lab.tuning import Ladder, Range
 from atbook.worlds import glyph_images, glyphs
 from atlib.analysis.subsets import long_tail
 from atlib.data.images import Images, with_unlabelled
@@ -92,7 +92,7 @@ def _with(schooling: Schooling, student: Mapping = {}, rates: Sequence[Mapping] 
 
 # Weights of one teacher under maps of another need other steps than fine-tuning's, up to 16 times as large.
 # All rates are tried: a search that ends where a neighbour is hardly better stays short of fine-tuning's.
-_OWN_RATE = grid(lr=(5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
+_OWN_RATE = Ladder("lr", (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
 
 PRETRAINING = Study(
     "pretraining",
@@ -149,14 +149,18 @@ LABEL_CURVES = Study(
     only=WORLDS,
 )
 
-# In Match scratch finds nothing in 500 steps, from any number of labels.
+# In Match a student from scratch does not learn in 500 steps, from any number of labels, at the rate that
+# 1,000 labels choose. With more steps each number of labels has a search of its own, as wide for all methods.
 LONGER_LABEL_CURVES = Study(
     "labels-longer",
-    "the same for four times as many steps: is it labels or steps that scratch lacks?",
+    "the same for four times as many steps, every method tuned anew for each number of labels: how many"
+    " labels is a map worth?",
     "not in the paper",
-    _label_curve(2000, 4000, 32_000),
-    seeds=3,
-    minutes=27,
+    tuple(
+        replace(variant, like=None, trials=Range(AXES, {"lr": 1e-3, "weight_decay": 0.1}, {}))
+        for variant in _label_curve(2000, 1000, 4000, 32_000)
+    ),
+    minutes=400,
     only=("match",),
 )
 
@@ -165,7 +169,7 @@ LONGER_LABEL_CURVES = Study(
 
 # Of other networks than ViTs, and of the ViTs they are compared with: the recipe chosen for scratch, at one
 # of these rates.
-_ANY_RATE = grid(lr=(1e-3, 2e-3, 4e-3, 8e-3))
+_ANY_RATE = Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))
 
 
 def _images(sources: Sources) -> Tensor:
@@ -174,11 +178,9 @@ def _images(sources: Sources) -> Tensor:
     return images.take(range(len(images)))[0]
 
 
-def _mean_map(
-    schooling: Schooling | None, sources: Sources, group_of: Callable = one_group, groups: int = 1
-) -> nn.Module:
+def _mean_map(sources: Sources, group_of: Callable = one_group, groups: int = 1) -> nn.Module:
     """A ViT with the teacher's mean map, or that of the image's group, in every head."""
-    return MeanMapCopy(sources.teacher(schooling), sources.student(), _images(sources), group_of, groups)
+    return MeanMapCopy(sources.teacher(), sources.student(), _images(sources), group_of, groups)
 
 
 def _resmlp(sources: Sources, mixing: str = "linear") -> nn.Module:
@@ -195,31 +197,27 @@ def _resmlp(sources: Sources, mixing: str = "linear") -> nn.Module:
     )
 
 
-def _taught_resmlp(put: Callable, schooling: Schooling | None, sources: Sources) -> nn.Module:
-    return put(_resmlp(sources), mean_patch_maps(sources.teacher(schooling), _images(sources)))
+def _taught_resmlp(put: Callable, sources: Sources) -> nn.Module:
+    return put(_resmlp(sources), mean_patch_maps(sources.teacher(), _images(sources)))
 
 
-def _static(schooling: Schooling | None) -> tuple[Variant, ...]:
-    """Networks whose maps are the same for all images; without any, what pooling does alone."""
-    builds = {
-        "vit": scratch,
-        "vit, mean map copied": partial(_mean_map, schooling),
-        "resmlp": _resmlp,
-        "resmlp, no mixing": partial(_resmlp, mixing="none"),
-        "resmlp, mean map copied": partial(_taught_resmlp, copy_static_maps, schooling),
-        "resmlp, mean map distilled": partial(_taught_resmlp, StaticMapDistill, schooling),
-    }
-    return tuple(
-        Variant(name, build, "scratch", {"transfer_weight": 3.0}, _ANY_RATE) for name, build in builds.items()
-    )
-
-
+# Networks whose maps are the same for all images; without any, what pooling does alone.
 STATIC = Study(
     "static-routing",
     "how far one map for all images goes: a ResMLP from scratch, without mixing, with the teacher's mean map"
     " copied into it or distilled; a ViT with that map, and a ViT from scratch",
     "appendix: averaged over examples 79.7; ResMLP (arXiv 2105.03404): S12 76.6, without mixing 56.5",
-    _static(None),
+    tuple(
+        Variant(name, build, "scratch", {"transfer_weight": 3.0}, _ANY_RATE)
+        for name, build in {
+            "vit": scratch,
+            "vit, mean map copied": _mean_map,
+            "resmlp": _resmlp,
+            "resmlp, no mixing": partial(_resmlp, mixing="none"),
+            "resmlp, mean map copied": partial(_taught_resmlp, copy_static_maps),
+            "resmlp, mean map distilled": partial(_taught_resmlp, StaticMapDistill),
+        }.items()
+    ),
     seeds=3,
     minutes=9,
     only=WORLDS,
@@ -267,34 +265,11 @@ ONE_SOFTMAX = Study(
 )
 
 
-# --- A mark that lies beside what it marks ---
-
-BESIDE = glyphs.World(pointer=1)
-
-POINTED = Schooling("pointer", world=BESIDE, changes={"steps": 3000})
-
-POINTER = Study(
-    "pointer",
-    "Find with its mark in the cell to the left of the marked glyph, so that no token holds both: Copy,"
-    " and what maps that are the same for all images do there",
-    "not in the paper",
-    (
-        Variant("scratch", scratch, "scratch", world=BESIDE),
-        Variant("copy", by(schooling=POINTED), "scratch", trials=_ANY_RATE, world=BESIDE),
-        *(replace(variant, world=BESIDE) for variant in _static(POINTED)),
-    ),
-    seeds=3,
-    minutes=20,
-    only=FIND,
-    teachers=(POINTED,),
-)
-
-
 # --- Objects that lie across patches: what a tokeniser and an attention for few labels do about it ---
 
 ACROSS = glyphs.World(offset=glyphs.CELL // 2)
 ACROSS_TEACHER = Schooling("offset", world=ACROSS, changes={"steps": 3000})
-_RATES = grid(lr=(1e-3, 4e-3, 1.6e-2))
+_RATES = Ladder("lr", (1e-3, 4e-3, 1.6e-2))
 
 
 def _in_locality(method: str, local: bool, sources: Sources) -> nn.Module:
@@ -396,40 +371,9 @@ COMPONENT_STUDY = Study(
 )
 
 
-# --- Model size ---
+# --- A pool of ordinary models, for the line that effective robustness is measured from ---
 
 _SMALL, _LARGE = {"embed_dim": 32}, {"embed_dim": 96}
-SMALL, LARGE = (Schooling(name, model=model) for name, model in (("small", _SMALL), ("large", _LARGE)))
-
-
-SIZES = Study(
-    "sizes",
-    "three widths of teacher and student, and a teacher smaller or larger than its student",
-    "ViT-B, ViT-L and ViT-H; a small teacher for a larger student is left open",
-    (
-        Variant("{student}, scratch", scratch, "scratch", student=_SMALL, differs={"student": "small"}),
-        *_with(SMALL, _SMALL),
-        Variant("{student}, scratch", scratch, "scratch", student=_LARGE, differs={"student": "large"}),
-        *_with(LARGE, _LARGE),
-        *(
-            Variant(
-                "{teacher} teacher, {student} student, {method}",
-                by(how=how, schooling=teacher),
-                how,
-                student=model,
-                differs={"teacher": teacher.name, "student": student, "method": how},
-            )
-            for teacher, student, model in ((SMALL, "large", _LARGE), (LARGE, "small", _SMALL))
-            for how in ("copy", "distill")
-        ),
-    ),
-    minutes=20,
-    only=FIND,
-    teachers=(SMALL, LARGE),
-)
-
-
-# --- A pool of ordinary models, for the line that effective robustness is measured from ---
 
 _LONGEST = Variant(
     "{labels} labels, {steps} steps",
@@ -468,7 +412,7 @@ POOL = Study(
     only=FIND,
 )
 
-TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, SIZES, POOL)
+TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, POOL)
 
 
 # --- Which layers, which heads; how strongly ---
@@ -480,8 +424,9 @@ def _pair_in_layers(how: str, end: str, number: int, sources: Sources) -> nn.Mod
     return pair(Plan(how=how, layers=layers), sources)
 
 
-def _weights(*values: float) -> tuple[dict, ...]:
-    return tuple({"transfer_weight": value} for value in values)
+def _weights(*values: float) -> Ladder:
+    """Weights of a loss that lie far apart, and beyond them as far."""
+    return Ladder("transfer_weight", values, factor=10.0)
 
 
 LAYERS = Study(
@@ -605,14 +550,12 @@ AVERAGES = Study(
     "what in a map matters: averages over examples, layers, heads, queries; the mean map of each marked cell",
     "appendix: averaged over examples 79.7, layers 82.7, heads 82.2, query tokens 79.9",
     (
-        Variant("copy mean of {over}", partial(_mean_map, None), differs={"over": "examples"}),
+        Variant("copy mean of {over}", _mean_map, differs={"over": "examples"}),
         *(
             Variant("copy mean of {over}", by(average=over), differs={"over": over})
             for over in ("layers", "heads", "queries")
         ),
-        Variant(
-            "copy mean of cell", partial(_mean_map, None, group_of=glyphs.marked_cell, groups=glyphs.GRID**2)
-        ),
+        Variant("copy mean of cell", partial(_mean_map, group_of=glyphs.marked_cell, groups=glyphs.GRID**2)),
     ),
     minutes=8,
     only=FIND,
@@ -678,7 +621,7 @@ PAIRS = Study(
 # --- Depth: what keeps branches quiet, and what a copied map does for it ---
 
 # One small grid for all: from what a deep student may need to what a shallow one takes.
-_FEW_RATES = grid(lr=(5e-4, 2e-3, 8e-3))
+_FEW_RATES = Ladder("lr", (5e-4, 2e-3, 8e-3))
 
 
 def _brief(label: str, build: Callable[[Sources], nn.Module], like: str, **options) -> Variant:
@@ -835,7 +778,7 @@ _HARD, _SOFT = ({"task_weight": task, "transfer_weight": 1 - task} for task in (
 def _long(label: str, build: Callable[[Sources], nn.Module], changes: Mapping = {}, **options) -> Variant:
     """800 steps: with eight unlabelled images beside each labelled one, nothing has begun after 200."""
     changes = {"steps": 800, **changes}
-    return Variant(label, build, "scratch", changes, grid(lr=(4e-3, 8e-3)), **options)
+    return Variant(label, build, "scratch", changes, Ladder("lr", (4e-3, 8e-3)), **options)
 
 
 def _taught_by(teacher: str) -> tuple[Variant, ...]:
@@ -958,7 +901,7 @@ DISTILLED_TOO = Study(
             "distill into another teacher's weights",
             partial(_into_another, "distill"),
             "fine-tune",
-            trials=grid(lr=(5e-4, 2e-3), transfer_weight=(3.0, 10.0)),
+            trials=Range({"lr": AXES["lr"], **WEIGHTS}, {"lr": 2e-3, "transfer_weight": 10.0}, {}, step=0.0),
             needs=("another teacher",),
         ),
         *(
@@ -978,7 +921,7 @@ DISTILLED_TOO = Study(
 # steps as fine-tuning has, so that both together are those of "distill-long".
 _PAINTING = {"steps": 500, "betas": (0.9, 0.95), "transfer_weight": 1.0}
 # One grid for all that is pre-trained by painting.
-_PAINTERS_RATE = grid(lr=(1e-3, 2e-3, 4e-3, 8e-3))
+_PAINTERS_RATE = Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))
 
 
 def _painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> MaskedAutoencoder:
@@ -1091,7 +1034,7 @@ LAYER_RESERVE = Study(
             "first {blocks}, {labels} labels",
             partial(_keep_first, blocks),
             "fine-tune",
-            trials=grid(lr=(5e-4, 1.4e-3, 4e-3)),  # from what suits fine-tuning to what suits scratch
+            trials=Ladder("lr", (5e-4, 1.4e-3, 4e-3)),  # from what suits fine-tuning to what suits scratch
             labels=labels,
             differs={"blocks": blocks, "labels": labels},
         )
@@ -1143,7 +1086,6 @@ STUDIES = {
     for study in (
         LABEL_CURVES,
         LONGER_LABEL_CURVES,
-        POINTER,
         LOCALITY,
         DISTILLATION,
         FAMILY,

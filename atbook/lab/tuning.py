@@ -62,11 +62,48 @@ class Range(Sequence):
                     yield (*cell[:axis], place, *cell[axis + 1 :])
 
 
+@dataclass(frozen=True)
+class Ladder(Sequence):
+    """Values of one recipe setting, all of which are tried; beyond either end the search goes on by `factor`
+    as long as the best lies at an end, so that what it chooses lies between others that were tried.
+
+    As a sequence it is the values, then those beyond the low end, then those beyond the high end.
+    """
+
+    name: str  # of the setting
+    values: tuple[float, ...]  # from the smallest to the largest
+    factor: float = 2.0
+    beyond: int = 8  # rungs on either side
+
+    def __len__(self) -> int:
+        return len(self._rungs)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [{self.name: rung} for rung in self._rungs[index]]
+        return {self.name: self._rungs[index]}
+
+    def open(self, scores: Mapping[int, float]) -> list[int]:
+        """The recipes that are to be tried next, given the scores of those tried; none when it has ended."""
+        if waiting := [index for index in range(len(self.values)) if index not in scores]:
+            return waiting
+        best = max(sorted(scores), key=scores.__getitem__)
+        in_order = sorted(range(len(self)), key=self._rungs.__getitem__)
+        at = in_order.index(best)
+        return [index for index in in_order[max(0, at - 1) : at + 2] if index not in scores]
+
+    @cached_property
+    def _rungs(self) -> tuple[float, ...]:
+        down = (self.values[0] / self.factor**rung for rung in range(1, self.beyond + 1))
+        up = (self.values[-1] * self.factor**rung for rung in range(1, self.beyond + 1))
+        return (*self.values, *down, *up)
+
+
 def to_try(choices: Sequence[Mapping], scores: Mapping[int, float]) -> list[int]:
-    """Which of a method's recipes are to be tried next: of a `Range` as its search goes, of any others all
-    that have no score."""
+    """Which of a method's recipes are to be tried next: of a `Range` or a `Ladder` as its search goes, of any
+    others all that have no score."""
     if len(choices) == 1:
         return []
-    if isinstance(choices, Range):
+    if isinstance(choices, (Range, Ladder)):
         return choices.open(scores)
     return [index for index in range(len(choices)) if index not in scores]

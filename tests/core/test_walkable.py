@@ -11,7 +11,7 @@ from timm.models.vision_transformer import Block, DiffParallelScalingBlock, Visi
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.adapters.timm import REASONS
-from atlib.walking import Unwalkable, check_walkable
+from atlib.walking import Unwalkable, check_exact, check_walkable
 from tests.helpers import SMALL_VIT, random_images
 
 SMALL = SMALL_VIT | {"depth": 2}
@@ -38,7 +38,10 @@ BLOCKS = {
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_other_blocks(kind):
-    refused(BLOCKS[kind](), "layer 0", f"a {kind}: {REASONS[kind]}")
+    model = BLOCKS[kind]()
+    refused(model, "layer 0", f"a {kind}: {REASONS[kind]}")
+    with pytest.raises(Unwalkable, match="layer 0"):
+        check_exact(model)
 
 
 both_families = pytest.mark.parametrize("build", [partial(create_vit, SMALL), eva], ids=["ViT", "Eva"])

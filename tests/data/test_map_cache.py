@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.data.map_cache import KEY, MapCache
+from atlib.data.map_cache import KEY, MapCache, fingerprint
 
 TINY = dict(img_size=16, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=3)
 
@@ -143,6 +143,15 @@ def test_other_images_are_refused(tmp_path, teacher, images, changed, named):
     cache = filled(tmp_path, teacher, images)
     with pytest.raises(ValueError, match=named):
         cache(changed(images))
+
+
+def test_the_fingerprint_of_a_teacher_stays():
+    """Caches and records of other days hold it: this one was written down on 2026-11-24."""
+    model = create_vit(TINY)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.fill_(number)
+    assert fingerprint(model) == "47d3c5bb03b52dea3ceddc8ca0432240"
 
 
 def test_another_teachers_maps_are_refused(tmp_path, teacher, images):

@@ -128,7 +128,7 @@ def test_all_of_one_head_choose_from_the_same_rates_at_the_same_budget(tmp_path)
         variants = [variant for variant in DETECTION.variants if variant.differs["head"] == name]
         scale, place = scales()["scenes"], place_in(tmp_path)
         first = variants[0].base(scale, place), variants[0].choices(scale)
-        assert len(first[1]) == 4 and all(choice.keys() == {"lr"} for choice in first[1])
+        assert (first[1].name, first[1].values) == ("lr", (5e-4, 2e-3, 8e-3, 3.2e-2))
         for variant in variants:
             assert (variant.base(scale, place), variant.choices(scale)) == first
             assert variant.measure.figure == ("iou" if name.startswith("segment") else "ap")

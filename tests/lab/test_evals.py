@@ -18,7 +18,6 @@ from atbook.lab.evals import (
     by_class_groups,
     compared,
     sharpness,
-    under_corruptions,
     under_shifts,
 )
 from atbook.lab.scales import TUNING_SEED
@@ -28,7 +27,6 @@ from atbook.worlds import glyph_images, glyphs
 from atbook.worlds import shifts as ood
 from atbook.worlds.shifts import SHIFTS, all_shifts, shifted
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.data.corruptions import corrupt
 from atlib.methods.distillation import FeatureDistillation
 from atlib.methods.locality import localise_attention, shift_patches
 from atlib.methods.mean_maps import MeanMapCopy
@@ -127,7 +125,7 @@ def test_what_is_run_after_training(models):
     assert not torch.allclose(copied, alone), "and without it gives something else"
 
 
-# --- shifts and corruptions
+# --- shifts
 
 
 @pytest.fixture
@@ -164,23 +162,6 @@ def test_the_reference_is_refused_in_its_own_comparison(models, sources, few_shi
     monkeypatch.setattr(evals, "model_of", lambda *arguments: vit(13))
     with pytest.raises(ValueError, match="reference model"):
         under_shifts(models, sources)
-
-
-def test_under_corruptions_by_hand(models, sources, monkeypatch):
-    monkeypatch.setattr(evals, "CORRUPTIONS", ("contrast", "gaussian_noise"))
-    monkeypatch.setattr(evals, "SEVERITIES", (1, 4))
-    monkeypatch.setattr(evals, "CORRUPTED", 12)
-    found, test = under_corruptions(models, sources), SCALE.held_out("test").select(range(12))
-    for name, model in models.items():
-        expected = {
-            f"{kind}@{severity}": share(logits_of(model, images).argmax(1), test.targets)
-            for kind in ("contrast", "gaussian_noise")
-            for severity in (1, 4)
-            for images in [corrupt(test, kind, severity)]
-        }
-        assert found[name] == expected | {
-            "test_accuracy": share(logits_of(model, test).argmax(1), test.targets)
-        }
 
 
 # --- likeness

@@ -1,5 +1,6 @@
 """The search among recipes: the same range for all, and it ends where no neighbour is better."""
 
+import math
 from itertools import product
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from atbook.lab.real import REAL
 from atbook.lab.scales import scales
 from atbook.lab.studies import BLANK_STUDY
 from atbook.lab.study import Place, chosen
-from atbook.lab.tuning import STEP, Range, grid, to_try
+from atbook.lab.tuning import STEP, Ladder, Range, grid, to_try
 from atbook.records import read_records, results_folder
 
 RANGE = Range({"lr": (1, 2, 4, 8, 16), "weight_decay": (0.1, 0.3, 1.0)}, {"lr": 2, "weight_decay": 0.3}, {})
@@ -56,6 +57,24 @@ def test_without_a_step_what_is_best_has_been_tried_from_both_sides():
     for best in range(1, 8):
         scores = searched(rates, lambda recipe: 0.5 - 1e-4 * abs(rates.axes["lr"].index(recipe["lr"]) - best))
         assert max(scores, key=scores.get) == best and {best - 1, best + 1} <= scores.keys()
+
+
+@pytest.mark.parametrize("best", [2.0**k for k in range(-5, 9) if k != 1])
+def test_a_ladder_goes_on_beyond_its_ends(best):
+    ladder = Ladder("lr", (1.0, 4.0, 8.0))
+    assert [recipe["lr"] for recipe in ladder[:3]] == [1.0, 4.0, 8.0] and len(ladder) == 19
+
+    scores = searched(ladder, lambda recipe: -abs(math.log2(recipe["lr"] / best)))
+    tried = [ladder[index]["lr"] for index in scores]
+    assert ladder[max(scores, key=scores.get)]["lr"] == best
+    assert {1.0, 4.0, 8.0} < set(tried) if not 1 < best < 8 else set(tried) == {1.0, 4.0, 8.0}
+    assert min(tried) < best < max(tried)
+
+
+def test_of_equals_a_ladder_takes_the_first_and_ends():
+    ladder = Ladder("lr", (1.0, 2.0), factor=10.0)
+    scores = searched(ladder, lambda recipe: 0.5)
+    assert sorted(ladder[index]["lr"] for index in scores) == [0.1, 1.0, 2.0]
 
 
 def test_what_all_change_is_in_every_recipe():
