@@ -97,7 +97,9 @@ def check_images(model: nn.Module, images: Tensor) -> None:
     """Raise `ValueError` for what a ViT cannot take as images: not float (B, channels, height, width) with
     its channels and, where it takes one size only, of that size."""
     embed = getattr(model, "patch_embed", None)
-    channels = getattr(getattr(embed, "proj", None), "in_channels", None)
+    # the first convolution sees the image: of timm's hybrids, that of the network in front of the patches
+    sees = (part for part in embed.modules() if isinstance(part, nn.Conv2d)) if embed is not None else ()
+    channels = next((convolution.in_channels for convolution in sees), None)
     size = image_size_of(model)
     if images.ndim != 4 or not images.is_floating_point():
         wrong = "they are normalised floats, in batches"
