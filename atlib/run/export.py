@@ -126,7 +126,7 @@ def write_timm_folder(model: Exportable, folder: Path) -> Path:
             "num_classes": model.model.num_classes,
             "pool_size": None,
             "first_conv": "patch_embed.proj",
-            "classifier": "head",
+            "classifier": ["head", "head_dist"] if _is_distilled(model.model) else "head",
         },
     }
     said = {"classes": list(model.classes)} if model.classes else {}
@@ -248,8 +248,11 @@ def _timm_call(architecture: Architecture, vit: nn.Module) -> tuple[str, dict[st
     sizes = PRESETS[name] if isinstance(name, str) else name
     arguments = {**sizes, **overrides}
     arguments.pop("distilled", None)
-    distilled = isinstance(vit, VisionTransformerDistilled)
-    return "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224", arguments
+    return "deit_base_distilled_patch16_224" if _is_distilled(vit) else "vit_base_patch16_224", arguments
+
+
+def _is_distilled(vit: nn.Module) -> bool:
+    return isinstance(vit, VisionTransformerDistilled)
 
 
 def _check_read_by_timm(folder: Path, vit: nn.Module) -> None:

@@ -103,6 +103,9 @@ def test_timm_builds_every_kind_of_architecture(tmp_path, architecture):
     settings = resolve_data_config(model=found)
     assert settings["mean"] == [0.5] * 3 and settings["std"] == [0.25] * 3
     assert tuple(settings["input_size"]) == (3, *own.patch_embed.img_size)
+    # for a task with other classes, timm leaves out the head alone
+    other = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True, num_classes=7)
+    assert torch.equal(other.patch_embed.proj.weight, own.patch_embed.proj.weight) and other.num_classes == 7
 
 
 def test_a_run_is_exported_with_the_names_of_its_classes(tmp_path):
