@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from atlib._util import write_atomically
-from atlib.checkpoint import read_header
 from atlib.data.decoding import in_eight_bits
 from atlib.pair import student_of
-from atlib.run.build import preparation_of, training_images
+from atlib.run.build import preparation_of
+from atlib.run.classes import class_names
 from atlib.run.config import config_path, read_config
 from atlib.run.runner import averaged_path, load_result, result_path
 from atlib.train.objectives import outputs
@@ -50,17 +50,6 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
             raise FileNotFoundError(f"{path} holds no image, a file that ends in one of {', '.join(ENDINGS)}")
         found += below
     return found
-
-
-def class_names(path: Path) -> tuple[str, ...]:
-    """The names of the classes of a file of weights: as it says, else as its run's training images have them.
-    Raises `ValueError` where neither does."""
-    said = read_header(path).get("classes")
-    if said:
-        return tuple(said)
-    if not config_path(path.parent).exists():
-        raise ValueError(f"{path} does not say its classes' names, and lies in no run's folder, which would")
-    return tuple(training_images(read_config(path.parent)).classes)
 
 
 def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
