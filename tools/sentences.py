@@ -20,6 +20,7 @@ import numpy as np
 
 from atbook.lab.findings import SCRATCH
 from atbook.lab.papers import quoted
+from atbook.lab.shown import kept_share
 from atbook.lab.verdicts import Side, estimate, on_test, proportion
 from atbook.records import read_records
 
@@ -104,6 +105,20 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
                 figures.append(value)
         return mean(figures)
 
+    def share(
+        scale: str,
+        part: str,
+        whole: str = "copy",
+        study: str = "real",
+        other: str | None = None,
+        end: str = "value",
+    ) -> float:
+        """The share, in per cent, of the gain of `whole` over scratch that `part` keeps; `other` is the study
+        of `whole` and of scratch where it differs. end: "value", "low" or "high" of its interval."""
+        base = SCRATCH if (other or study) == "transfer" else ("scratch",)
+        sides = Side(study, (part,)), Side(other or study, (whole,)), Side(other or study, base)
+        return 100 * getattr(kept_share(scale, *sides, results=results), end)
+
     def position(a: str, b: str, classes: int = 8) -> float:
         """The place of the disagreement of two methods of Find between nested (0) and independent (1)
         mistakes, by the formula of notebook 10 from the means over seeds."""
@@ -117,7 +132,7 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         return quoted(table, of).value(row, column)
 
     known = {"acc": acc, "one": one, "diff": diff, "field": field, "position": position, "paper": paper}
-    return known | {"min": min, "max": max}
+    return known | {"share": share, "min": min, "max": max}
 
 
 def evaluated(expression: str, known: dict[str, Callable[..., float]]) -> float:

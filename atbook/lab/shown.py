@@ -1,11 +1,14 @@
-"""How a page shows what was recorded: recipes, accuracies of the two worlds, tables."""
+"""How a page shows what was recorded: recipes, accuracies of the two worlds, tables, verdicts, shares."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from atbook.lab.findings import SCRATCH
-from atbook.lab.verdicts import Estimate, accuracies
-from atbook.records import find_record, markdown_table
+import numpy as np
+
+from atbook.lab.findings import CLAIMS, SCALES, SCRATCH, verdicts
+from atbook.lab.verdicts import NOT_RECORDED, Estimate, Share, Side, accuracies, share_of
+from atbook.records import find_record, markdown_table, read_records
+from atlib._util import require_known
 from atlib.train.recipe import Recipe
 
 WORLDS = {"Find": "find", "Match": "match"}  # name in the text: name of the scale
@@ -39,3 +42,38 @@ def accuracy_table(worlds: Mapping[str, Mapping[str, Estimate]], methods: Mappin
         for method, words in methods.items()
     ]
     return markdown_table(["method", "what the student gets", *worlds], *rows)
+
+
+def verdict_line(claim: str, *scales: str, results: Path | None = None) -> str:
+    """A claim with its verdict at each of some scales, in Markdown: "sentence: **holds** (CIFAR-10; 5 seeds,
+    +19.1 points, 17.0 to 21.2)". The interval is that of the level at which the claim was judged.
+
+    results: the folder of the records, by default the book's. Raises `ValueError` for an id without a claim
+    and a scale at which it is not asked.
+    """
+    require_known("claim", claim, [known.id for known in CLAIMS])
+    (asked,) = (known for known in CLAIMS if known.id == claim)
+    for scale in scales:
+        require_known("scale", scale, asked.scales)
+    judged = {answer.scale: answer for answer in verdicts(results=results) if answer.claim == asked}
+    said = []
+    for scale in scales or asked.scales:
+        answer = judged[scale]
+        if answer.verdict == NOT_RECORDED:
+            said.append(f"**{NOT_RECORDED}** ({SCALES[scale]})")
+            continue
+        mean, low, high = (f"{100 * value:+.1f}" for value in answer.estimate[:3])
+        seeds = answer.estimate.seeds
+        said.append(f"**{answer.verdict}** ({SCALES[scale]}; {seeds} seeds, {mean} points, {low} to {high})")
+    return f"*{asked.sentence}*: " + ", ".join(said).replace("-", "−").replace("CIFAR−10", "CIFAR-10") + "."
+
+
+def kept_share(scale: str, part: Side, whole: Side, base: Side, results: Path | None = None) -> Share | None:
+    """What share of the gain of `whole` over `base` the students `part` keep, with its 95 % interval, in the
+    seeds that all three have; None with fewer than two of them. A side's records are those of its study."""
+    sides = [side.values(read_records(side.study, scale, results=results)) for side in (part, whole, base)]
+    shared = sorted(set.intersection(*map(set, sides)))
+    if len(shared) < 2:
+        return None
+    of_part, of_whole, of_base = (np.stack([side[seed] for seed in shared]) for side in sides)
+    return share_of(of_part - of_base, of_whole - of_base)

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from atbook.lab.shown import accuracy_table, both_worlds, percent, recorded_recipe
-from atbook.lab.verdicts import Estimate
+from atbook.lab.shown import accuracy_table, both_worlds, kept_share, percent, recorded_recipe, verdict_line
+from atbook.lab.verdicts import Estimate, Side
 from atbook.records import add_record, pack_bits, records_file
 from atlib.train.recipe import STUDENT, Recipe
 from atlib.train.record import Record
+from tools.sentences import functions
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 
@@ -46,3 +47,54 @@ def test_an_accuracy_in_words():
     assert percent(Estimate(0.82, 0.8, 0.84, 0.0, 5, 4000)) == "82.0 [80.0, 84.0]"
     assert percent(Estimate(0.43, -0.07, 0.93, 0.0, 5, 4000)) == "43.0 [−7.0, 93.0]"
     assert percent(None) == "–"
+
+
+def put(results, study, scale, method, seed, right, of=400):
+    """A record whose student was right on the first `right` images."""
+    measured = {"test_right": pack_bits(np.arange(of) < right)}
+    record = Record(study, method, seed, {}, measured, [], 1.0, 1.0, ABOUT)
+    add_record(records_file(study, scale, results), record)
+
+
+def test_a_share_is_that_of_the_seeds_that_all_have(tmp_path):
+    sides = [Side("real", (name,)) for name in ("copy, blank image", "copy", "scratch")]
+    assert kept_share("real-cifar10", *sides, results=tmp_path) is None
+    for seed, (blank, copy, scratch) in enumerate([(180, 210, 100), (190, 205, 105), (200, 220, 110)]):
+        for side, right in zip(sides, (blank, copy, scratch)):
+            put(tmp_path, "real", "real-cifar10", side.methods[0], seed, right)
+    put(tmp_path, "real", "real-cifar10", "copy", 7, 400)  # alone in its seed
+    share = kept_share("real-cifar10", *sides, results=tmp_path)
+    assert share.value == pytest.approx((80 + 85 + 90) / (110 + 100 + 110))
+    assert share.low < share.value < share.high
+    assert functions(tmp_path)["share"]("real-cifar10", "copy, blank image") == pytest.approx(
+        100 * share.value
+    )
+
+
+def test_a_share_across_studies_has_the_mean_of_three_scratch_students(tmp_path):
+    for seed in range(3):
+        put(tmp_path, "blank", "find", "copy, blank image", seed, 250 + seed)
+        for method, right in zip(("copy", "scratch", "scratch-2", "scratch-3"), (300, 90, 100, 110 + seed)):
+            put(tmp_path, "transfer", "find", method, seed, right)
+    share = functions(tmp_path)["share"]
+    scratch = 300 / 3 + 1 / 3  # of seeds 0, 1, 2, on the mean
+    expected = 100 * (251 - scratch) / (300 - scratch)
+    assert share("find", "copy, blank image", study="blank", other="transfer") == pytest.approx(expected)
+
+
+def test_a_verdict_in_a_line(tmp_path):
+    claim = "published-copy-beats-scratch"
+    line = verdict_line(claim, "real-cifar10", results=tmp_path)
+    assert line.endswith("**not recorded** (CIFAR-10, published teacher).")
+    for seed in range(4):
+        put(tmp_path, "real", "real-cifar10", "copy", seed, 300 + seed % 2)
+        put(tmp_path, "real", "real-cifar10", "scratch", seed, 100)
+    line = verdict_line(claim, results=tmp_path)
+    assert "**holds** (CIFAR-10, published teacher; 4 seeds, +50.1 points," in line and "PACS" in line
+    put(tmp_path, "real", "real-cifar10", "copy", 0, 40)
+    put(tmp_path, "real", "real-cifar10", "copy", 1, 60)
+    assert "**too small to tell**" in verdict_line(claim, "real-cifar10", results=tmp_path)
+    with pytest.raises(ValueError, match="'published-copi'.*'published-copy-beats-scratch'"):
+        verdict_line("published-copi")
+    with pytest.raises(ValueError, match="'find'.*'real-pacs'"):
+        verdict_line(claim, "find")
