@@ -58,7 +58,8 @@ def compare_runs(first: Path, second: Path, split: str | None = None, averaged: 
     tested_on = [(config.data, name) for config, name in zip(configs, splits)]
     if tested_on[0] != tested_on[1]:
         said = " and ".join(f"{data}, {name}" for data, name in tested_on)
-        way_out = "name one --split" if configs[0].data == configs[1].data else "compare runs on the same data"
+        same_data = tested_on[0][0] == tested_on[1][0]
+        way_out = "name one --split" if same_data else "compare runs on the same data"
         raise ValueError(f"the runs are evaluated on different images ({said}): {way_out}")
     columns = [config.flat().get("image_column") for config in configs]
     if columns[0] != columns[1]:

@@ -104,8 +104,8 @@ def configure_again(
 ) -> RunConfig:
     """The run that `path`, a run's config.json or its folder, describes, with other data, another teacher,
     some other settings or another seed where these are given. Its steps and its rate are as they were, not
-    derived anew. Raises as `configure` does, `ValueError` for data that come in another way (generated in place
-    of read, or the other way round), and `OSError` for a file that describes no run."""
+    derived anew. Raises as `configure` does, `ValueError` for generated data in place of data that are read
+    or the other way round, and `OSError` for a file that describes no run."""
     file = config_path(path) if path.is_dir() else path
     if not file.exists():
         raise FileNotFoundError(f"--config {path}: there is no {file}, such as each run's folder has")

@@ -114,7 +114,8 @@ def _decoded(file: Path) -> Image.Image:
     try:
         return decode({"bytes": file.read_bytes(), "path": None})
     except CorruptImage as error:
-        raise ValueError(f"{file} cannot be read as an image ({error}): repair it, or leave it out") from error
+        says = f"{file} cannot be read as an image ({error})"
+        raise ValueError(f"{says}: repair it, or leave it out") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

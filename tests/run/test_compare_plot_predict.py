@@ -1,5 +1,5 @@
-"""What is done with finished runs: compared, drawn, asked about pictures without labels; and a run again by its
-config."""
+"""What is done with finished runs: they are compared, drawn, asked about pictures without labels, and run
+again by their config."""
 
 import csv
 import json
@@ -72,8 +72,8 @@ def logits_of(right):
 
 
 def test_mcnemar_by_hand():
-    """8 images that only the first has right, 2 that only the second has: of 10 fair coins, how often are 8 or
-    more on one side? 2 (1 + 10 + 45) / 1024."""
+    """8 images that only the first has right, 2 that only the second has: how often do 10 fair coins show one
+    side 8 times or more? 2 (1 + 10 + 45) / 1024."""
     first = [True] * 8 + [False] * 2 + [True] * 20 + [False] * 10
     second = [False] * 8 + [True] * 2 + [True] * 20 + [False] * 10
     found = compared(logits_of(first), logits_of(second), torch.zeros(40, dtype=torch.long))
@@ -84,7 +84,8 @@ def test_mcnemar_by_hand():
     low, high = found.difference.low, found.difference.high
     # the sum of 40 values in -1, 0, 1: about normal
     spread = norm.ppf(0.975) * math.sqrt(10 / 40 - (6 / 40) ** 2) / math.sqrt(40)
-    assert low == pytest.approx(6 / 40 - spread, abs=0.03) and high == pytest.approx(6 / 40 + spread, abs=0.03)
+    assert low == pytest.approx(6 / 40 - spread, abs=0.03)
+    assert high == pytest.approx(6 / 40 + spread, abs=0.03)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -166,15 +167,16 @@ def test_the_curves_are_those_of_the_logs(runs):
         ("accuracy", "distill, test"),
         ("accuracy", "scratch, test"),
     }
+    fields = {"task loss": "task_loss", "transfer loss": "transfer_loss", "accuracy": "test_accuracy"}
     for (title, label), points in drawn.items():
-        name = label.partition(",")[0]
-        field = {"task loss": "task_loss", "transfer loss": "transfer_loss", "accuracy": "test_accuracy"}[title]
+        name, field = label.partition(",")[0], fields[title]
         assert points == [[one["epoch"], one[field]] for one in passes[name] if field in one]
 
 
 def test_runs_of_one_name_are_told_apart(runs, tmp_path):
     (tmp_path / "scratch").symlink_to(runs / "distill")
-    labels = [line.get_label() for line in plot.curves([runs / "scratch", tmp_path / "scratch"]).axes[0].lines]
+    panel = plot.curves([runs / "scratch", tmp_path / "scratch"]).axes[0]
+    labels = [line.get_label() for line in panel.lines]
     assert labels == [str(runs / "scratch"), str(tmp_path / "scratch")]
 
 
@@ -227,7 +229,8 @@ def test_classes_of_pictures_as_csv_and_json(runs, tmp_path, capsys):
     assert sum(found[0]["probabilities"].values()) == pytest.approx(1)
     averaged = said(capsys, "predict", runs / "read", folder / "b.png", "--averaged")[1]
     expected = by_hand(runs / "read" / "averaged.safetensors", folder / "b.png")
-    assert [float(share) for share in averaged.splitlines()[1].split(",")[3:]] == pytest.approx(expected, abs=2e-3)
+    shares = [float(share) for share in averaged.splitlines()[1].split(",")[3:]]
+    assert shares == pytest.approx(expected, abs=2e-3)
 
 
 def test_a_picture_is_turned_as_the_camera_says(runs, tmp_path):
