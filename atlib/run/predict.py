@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from atlib._util import write_atomically
-from atlib.data.decoding import in_eight_bits
+from atlib.data.decoding import CorruptImage, decode
 from atlib.pair import student_of
 from atlib.run.build import preparation_of
 from atlib.run.classes import class_names
@@ -54,8 +54,8 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 
 def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
     """What the model in a file of weights says of image files, prepared as the file says. Raises `ValueError`
-    for a file that does not say it, or has other classes than outputs, and `OSError` for an image that cannot
-    be read."""
+    for a file that does not say it, or has other classes than outputs, and for an image that cannot be
+    decoded, and `OSError` for a file that cannot be read."""
     said, augmentation = preparation_of(path)
     if not said and config_path(path.parent).exists():
         augmentation = read_config(path.parent).augmentation
@@ -70,7 +70,7 @@ def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
     found = []
     for first in range(0, len(files), BATCH):
         some = files[first : first + BATCH]
-        batch = torch.stack([augmentation.evaluate(_opened(file)) for file in some]).to(device)
+        batch = torch.stack([augmentation.evaluate(_decoded(file)) for file in some]).to(device)
         with torch.no_grad():
             shares = outputs(model, batch).logits.float().softmax(-1).cpu()
         for file, row in zip(some, shares):
@@ -98,11 +98,13 @@ def as_json(found: Sequence[Prediction], names: Sequence[str]) -> str:
     return json.dumps(entries, indent=1, allow_nan=False) + "\n"
 
 
-def _opened(file: Path) -> Image.Image:
+def _decoded(file: Path) -> Image.Image:
+    """The picture in a file, as training reads it."""
     try:
-        return in_eight_bits(Image.open(file)).convert("RGB")
-    except (OSError, ValueError) as error:
-        raise OSError(f"{file} cannot be read as an image ({error})") from error
+        return decode({"bytes": file.read_bytes(), "path": None})
+    except CorruptImage as error:
+        says = f"{file} cannot be read as an image ({error})"
+        raise ValueError(f"{says}: repair it, or leave it out") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
