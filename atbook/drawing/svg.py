@@ -36,7 +36,7 @@ def text(x: float, y: float, words: str, anchor: str = "middle", size: float = 1
     spans = escape(head)
     for part in subscripts:
         end = len(part) - len(part.lstrip("abcdefghijklmnopqrstuvwxyz0123456789"))
-        spans += f'<tspan dy="3" font-size="{number(11 / 12 * size)}">{escape(part[:end])}</tspan>'
+        spans += f'<tspan dy="3" font-size="{number(0.97 * size)}">{escape(part[:end])}</tspan>'
         spans += f'<tspan dy="-3">{escape(part[end:])}</tspan>' if part[end:] else ""
     weight = ' font-weight="700"' if bold else ""
     place = f'x="{number(x)}" y="{number(y)}" text-anchor="{anchor}" font-size="{number(size)}"'
