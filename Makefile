@@ -20,7 +20,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=agg $(RUN) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up book test pages course slides faults lint format notebooks results measure benchmarks lock clean
+.PHONY: help set-up book test pages course slides faults lint format drawings notebooks results measure benchmarks lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,9 @@ lint: set-up  ## check style (ruff), types (ty) and which room imports from whic
 format: set-up  ## put the code into the form that `make lint` asks for
 	@$(RUN) -m ruff check --quiet --fix
 	@$(RUN) -m ruff format --quiet
+
+drawings: set-up  ## draw book/assets/drawings/*.svg anew from atbook/drawing
+	@$(RUN) -m tools.drawings
 
 notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py

@@ -19,6 +19,7 @@ COMMANDS = {
     "resume": ("atlib.run.commands", "go on with a run that was stopped, from its newest good checkpoint"),
     "evaluate": ("atlib.run.commands", "accuracy of what a run has made, on any data"),
     "predict": ("atlib.run.predict", "classes of image files, with their probabilities, as CSV or JSON"),
+    "export": ("atlib.run.export", "what a run has made, as a folder that timm reads or an ONNX file"),
     "compare": ("atlib.run.compare", "two runs on the same images: difference, interval, McNemar's test"),
     "plot": ("atlib.run.plot", "losses and accuracies of runs as curves"),
     "teacher": ("atlib.run.commands", "what a teacher is, and what of it can be transferred"),

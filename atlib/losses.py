@@ -147,8 +147,10 @@ def _check_logits(student: Tensor, teacher: Tensor) -> None:
 
 # --- What a loss is made of ---
 
-# Of the innermost block of `noted`. A pair hands back two values, whose form readers rely on; between it and
-# the loop stand wrappers (DDP, FSDP, Accelerate's casts) that hand on nothing else.
+# Of the innermost block of `noted`. A context variable, because a part's value arises deep inside a forward,
+# and the loop that logs it sees only what the forward returns, through DDP, FSDP and Accelerate. That is a
+# pair's (logits, transfer loss), as readers unpack it: a third field would break them, and a value kept on a
+# module would be state that outlives its step.
 _NOTES: ContextVar[dict[str, Tensor] | None] = ContextVar("what a loss is made of", default=None)
 
 

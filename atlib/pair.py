@@ -97,7 +97,9 @@ def check_images(model: nn.Module, images: Tensor) -> None:
     """Raise `ValueError` for what a ViT cannot take as images: not float (B, channels, height, width) with
     its channels and, where it takes one size only, of that size."""
     embed = getattr(model, "patch_embed", None)
-    channels = getattr(getattr(embed, "proj", None), "in_channels", None)
+    # the first convolution sees the image: of timm's hybrids, that of the network in front of the patches
+    sees = (part for part in embed.modules() if isinstance(part, nn.Conv2d)) if embed is not None else ()
+    channels = next((convolution.in_channels for convolution in sees), None)
     size = image_size_of(model)
     if images.ndim != 4 or not images.is_floating_point():
         wrong = "they are normalised floats, in batches"
@@ -171,6 +173,7 @@ class Pair(nn.Module, ABC):
         if any(teacher is student for teacher in teachers):
             raise ValueError("teacher and student are the same object: build a second ViT")
         self.normalisation = stated(normalisation, teachers)
+        self._assumed = normalisation is None and self.normalisation is not None  # nobody said it
         self._views = tuple(View.of(teacher, student) for teacher in teachers)
         self.student = student
         # A tuple keeps teachers out of nn.Module's registration: they are inputs of the method, not parts.
@@ -242,7 +245,7 @@ def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -
 
 def check_normalisation(model: nn.Module, images: object) -> None:
     """Raise `ValueError` where images say that they are normalised in another way than a pair, in a model or
-    the model itself, was told."""
+    the model itself, was told; warn where neither says it, and the teacher needs to know."""
     now = getattr(images, "normalisation", None)
     for part in model.modules():
         told = part.normalisation if isinstance(part, Pair) else None
@@ -251,6 +254,13 @@ def check_normalisation(model: nn.Module, images: object) -> None:
                 f"the images have {now}, and the pair was built for images of {told}, which it normalises"
                 " anew for its teacher: build it with normalisation=images.normalisation, or read the images"
                 " with the other mean and std"
+            )
+        if now is None and isinstance(part, Pair) and part._assumed:
+            warnings.warn(
+                f"neither the images nor the pair say how images are normalised; they are taken to be"
+                f" ImageNet's ({told}), as the teacher is told. Say it: build the pair with normalisation=,"
+                " or give the data set an attribute `normalisation`, both an atlib.Normalisation(mean, std)",
+                stacklevel=3,
             )
 
 

@@ -3,6 +3,7 @@
 import posixpath
 import re
 import shutil
+from html import escape
 from itertools import zip_longest
 from pathlib import Path
 
@@ -72,6 +73,25 @@ def keep_units(app, doctree):
     for text in list(doctree.findall(nodes.Text)):
         if UNIT.search(text) and not isinstance(text.parent, (nodes.literal, nodes.literal_block, nodes.raw)):
             text.parent.replace(text, nodes.Text(UNIT.sub("\N{NO-BREAK SPACE}", text)))
+
+
+def put_drawings(app, doctree):
+    """Put drawings into the page itself, where their letters have the page's colour, light or dark. A
+    paragraph in italics below a drawing is its caption."""
+    for image in list(doctree.findall(nodes.image)):
+        file, paragraph = ROOT / "book" / "assets" / "drawings" / Path(image["uri"]).name, image.parent
+        if "/drawings/" not in image["uri"] or not isinstance(paragraph, nodes.paragraph):
+            continue
+        svg = re.sub(r"<style>.*?</style>", "", file.read_text(encoding="utf-8"), flags=re.S)
+        label = f'aria-label="{escape(image["alt"])}"'  # a title would be shown under the mouse
+        svg = re.sub(r"<title>.*?</title>", "", svg, flags=re.S).replace("<svg ", f"<svg {label} ", 1)
+        figure = nodes.figure("", nodes.raw("", svg, format="html"), classes=["drawing"])
+        below = paragraph.next_node(descend=False, siblings=True)
+        if isinstance(below, nodes.paragraph) and isinstance(below[0], nodes.emphasis):
+            figure += nodes.caption("", "", *below[0].children, *below.children[1:])
+            figure["ids"] = [f"drawing-{file.stem}"]  # figures with a caption are numbered
+            below.parent.remove(below)
+        paragraph.replace_self(figure)
 
 
 def correct(app, pagename, templatename, context, doctree):
@@ -148,6 +168,7 @@ def setup(app):
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("doctree-read", shorten_bars)
     app.connect("doctree-read", keep_units)
+    app.connect("doctree-read", put_drawings)
     # 900 comes after the theme, which puts its buttons in.
     app.connect("html-page-context", correct, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

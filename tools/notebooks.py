@@ -53,13 +53,16 @@ def colab(path: str, url: str) -> str:
 def absolute_links(text: str, folder: str, url: str) -> str:
     """Turn the relative links of a cell's Markdown into addresses: on Colab a relative link leads nowhere.
 
-    Another notebook opens on Colab, any other file on the repository's page.
+    Another notebook opens on Colab, a picture is the file itself, any other file is on the repository's page.
     """
 
     def replace(match: re.Match) -> str:
         path = (ROOT / folder / match["path"]).resolve().relative_to(ROOT)
         if path.parts[0] == "notebooks" and path.suffix in {".md", ".ipynb"}:
             return f"]({colab(path.with_suffix('.ipynb').as_posix(), url)})"
+        if path.suffix == ".svg":
+            files = url.replace("https://github.com/", "https://raw.githubusercontent.com/")
+            return f"]({files}/main/{path.as_posix()})"
         return f"]({url}/blob/main/{path.as_posix()}{match['anchor'] or ''})"
 
     # a page of the built book, opened in a state: Colab has only what the page is made from

@@ -870,6 +870,32 @@ BLANK_STUDY = Study(
 )
 
 
+# --- How much of the teacher has to move, for a reader who may keep its weights ---
+
+
+def _fine_tune_only(part: str | None, sources: Sources) -> nn.Module:
+    """The teacher's weights, of which the new head moves, and what has `part` in its name; no part: a frozen
+    probe."""
+    vit = fine_tune(sources)
+    for name, weight in vit.named_parameters():
+        weight.requires_grad_(name.startswith("head.") or (part is not None and f".{part}." in name))
+    return vit
+
+
+PARTLY_TUNED = Study(
+    "partly-tuned",
+    "the teacher's weights frozen behind a new head (a linear probe of its class token), or frozen but for"
+    " attention: what a reader would try before fine-tuning all",
+    "not in the paper; attention alone: arXiv 2203.09795",
+    tuple(
+        Variant(name, partial(_fine_tune_only, part), None, trials=Range(AXES, START, {}, step=0.0))
+        for name, part in (("frozen probe", None), ("fine-tune attention", "attn"))
+    ),
+    minutes=25,
+    only=WORLDS,
+)
+
+
 # --- Distill where only Copy was tried ---
 
 
@@ -1099,6 +1125,7 @@ STUDIES = {
         TOKEN,
         ROW_STUDY,
         BLANK_STUDY,
+        PARTLY_TUNED,
         DISTILLED_TOO,
         DISTILLED_MAE,
         LAYER_RESERVE,

@@ -365,6 +365,19 @@ def chosen(place: Place, method: str, study: Study = CENTRAL) -> int:
     return max(sorted(scores), key=scores.__getitem__)
 
 
+def at_an_end(study: Study, place: Place) -> list[str]:
+    """The variants with reported runs whose search has not ended: their recipe lies at an end of what was
+    tried, and a better one may lie beyond. `run_study` goes on with them."""
+    scale, path = scale_of(place), place.records(study.name)
+    reported = {record.method for record in read_file(path) if record.kind == "run"}
+    with_runs = {v.name: v.choices(scale) for v in study.variants if v.name in reported}
+    return [
+        name
+        for name, choices in with_runs.items()
+        if to_try(choices, _scores(path, study.variant(name), choices))
+    ]
+
+
 def _scores(path: Path, variant: Variant, choices: Sequence[Mapping]) -> dict[int, float]:
     """What a variant's trials in a file of records have reached on the validation split, by the figure that
     they are chosen by. Raises `ValueError` for trials of other recipes than these."""

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -144,9 +145,10 @@ def deliver(
     workers: int,
     on_corrupt: str,
     corrupt: dict[int, str],
+    initialise: Callable[[int], None] | None = None,
 ) -> Iterator[Batch]:
     """One batch per share, in their order, made by `workers` processes ahead of time (0: by this one, when
-    asked for).
+    asked for). initialise: as in `loader_of`.
 
     Shares are drawn in this process, so their order does not hang on the number of workers. What cannot be
     decoded is noted in `corrupt`; with on_corrupt="raise" it is a `CorruptImage`, with "skip" the batch goes
@@ -160,7 +162,8 @@ def deliver(
             planned.append(share)
             yield share.what
 
-    for made in loader_of(make, drawn(), workers, pin_memory=workers > 0 and torch.cuda.is_available()):
+    pin_memory = workers > 0 and torch.cuda.is_available()
+    for made in loader_of(make, drawn(), workers, pin_memory, initialise):
         share = planned.pop(0)
         if made.corrupt and on_corrupt == "raise":
             corrupt.update(made.corrupt)
@@ -199,8 +202,15 @@ def as_stored(image: Image.Image, seed: int | None = None) -> Tensor:
     return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255 - 0.5) / 0.25
 
 
-def loader_of(function: Callable, wanted: Iterable, workers: int, pin_memory: bool = False) -> DataLoader:
-    """A DataLoader of `function(each)` for each wanted, made by `workers` processes (0: by this one)."""
+def loader_of(
+    function: Callable,
+    wanted: Iterable,
+    workers: int,
+    pin_memory: bool = False,
+    initialise: Callable[[int], None] | None = None,
+) -> DataLoader:
+    """A DataLoader of `function(each)` for each wanted, made by `workers` processes (0: by this one), in each
+    of which `initialise` is called with its number first."""
     # A generator of its own: a DataLoader draws from one when it begins, and the global one is the run's.
     return DataLoader(
         Called(function),
@@ -210,15 +220,17 @@ def loader_of(function: Callable, wanted: Iterable, workers: int, pin_memory: bo
         num_workers=workers,
         generator=torch.Generator(),
         pin_memory=pin_memory,
-        worker_init_fn=in_a_group_of_its_own,
+        worker_init_fn=partial(in_a_group_of_its_own, initialise),
     )
 
 
-def in_a_group_of_its_own(worker: int) -> None:
+def in_a_group_of_its_own(initialise: Callable[[int], None] | None, worker: int) -> None:
     """For a DataLoader's workers: a SIGTERM to the whole process group, as launchers send it, must not take
-    them from a run that is about to save."""
+    them from a run that is about to save. Then `initialise`."""
     if hasattr(os, "setpgid"):  # not on Windows
         os.setpgid(0, 0)
+    if initialise is not None:
+        initialise(worker)
 
 
 class Called:

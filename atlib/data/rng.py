@@ -1,7 +1,7 @@
 """Randomness that hangs on what it is for, and on nothing that was drawn before."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -80,3 +80,14 @@ def rng_put_back() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+
+
+def seed_generators(seed: int | Sequence[int]) -> None:
+    """Let the global generators of Python, NumPy and torch (on the CPU) start from a seed, one or several
+    integers from 0 on; to be called within `rng_put_back`."""
+    # Three words, so that the three do not start from one number; they are the same on every machine.
+    for_python, for_numpy, for_torch = map(int, np.random.SeedSequence(seed).generate_state(3))
+    random.seed(for_python)
+    np.random.seed(for_numpy)
+    # torch.manual_seed would reseed a GPU's generators
+    torch.default_generator.manual_seed(for_torch)

@@ -1,11 +1,8 @@
 """What happens to a photograph on its way into a batch, as one frozen value; operations are timm's."""
 
-import random
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
-import numpy as np
-import torch
 from PIL import Image, ImageOps
 from timm.data import create_transform
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -14,7 +11,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from atlib._util import check_fields, require_known
-from atlib.data.rng import rng_put_back
+from atlib.data.rng import rng_put_back, seed_generators
 from atlib.pair import Normalisation
 
 CROPS = ("random-resized", "padded", "centre")
@@ -101,14 +98,8 @@ class Augmentation:
         The global generators of Python, NumPy and torch, from which the operations draw, are as before
         afterwards.
         """
-        # Three words, so that the three do not start from one number; they are the same on every machine.
-        words = np.random.SeedSequence(seed).generate_state(3)
-        for_python, for_numpy, for_torch = (int(word) for word in words)
         with rng_put_back():
-            random.seed(for_python)
-            np.random.seed(for_numpy)
-            # torch.manual_seed would reseed a GPU's generators
-            torch.default_generator.manual_seed(for_torch)
+            seed_generators(seed)
             return _training(self)(image.convert("RGB"))
 
     def evaluate(self, image: Image.Image) -> Tensor:

@@ -239,13 +239,13 @@ def build(
     if config.teacher == UNTRAINED:
         teacher = untrained_teacher(config, folder)
     elif config.teacher is not None:
-        from atlib.teachers.load import read_teacher
+        from atlib.teachers.load import load_teacher
 
         known = config.augmentation is not None or isinstance(config.task, Detect)
         size = config.teacher_image_size or (image_size(config) if known else None)
         told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
         told["normalisation"] = config.teacher_normalisation
-        teacher = read_teacher(config.teacher, image_size=size, **told)
+        teacher = load_teacher(config.teacher, image_size=size, quiet=True, **told)
     images = images or (None if config.augmentation is None else config.augmentation.normalisation)
     view = None
     architecture = config.architecture(outputs)
@@ -328,9 +328,9 @@ def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionT
     Raises `ValueError` for weights of other shapes, heads or components than the student's, and what
     `load_teacher` raises for those that cannot be read.
     """
-    from atlib.teachers.load import read_teacher
+    from atlib.teachers.load import load_teacher
 
-    weights = read_teacher(config.student_weights, image_size=image_size(config))
+    weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True)
     heads = [vit.blocks[0].attn.num_heads for vit in (weights.vit, student)]
     other = set(differences(weights.vit, student)) - {"pooling"}
     if heads[0] != heads[1] or other:

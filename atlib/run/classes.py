@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from atlib.checkpoint import read_header
 from atlib.pair import student_of
+from atlib.run.build import training_images
+from atlib.run.config import config_path, read_config
 
 SHOWN = 5  # names in a message
 
@@ -17,6 +19,17 @@ def classes_of(path: str | Path) -> tuple[str, ...] | None:
     file does not say. Raises `OSError` for a file that cannot be read."""
     said = read_header(path).get("classes")
     return tuple(map(str, said)) if isinstance(said, list) and said else None
+
+
+def class_names(path: Path) -> tuple[str, ...]:
+    """The names of the classes of a file of weights: as it says (`classes_of`), else as its run's training
+    images have them. Raises `ValueError` where neither does."""
+    said = classes_of(path)
+    if said is not None:
+        return said
+    if not config_path(path.parent).exists():
+        raise ValueError(f"{path} does not say its classes' names, and lies in no run's folder, which would")
+    return tuple(training_images(read_config(path.parent)).classes)
 
 
 def labels_by_name(

@@ -55,9 +55,15 @@ def compare_runs(first: Path, second: Path, split: str | None = None, averaged: 
         if averaged and config.recipe.ema is None:
             raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
     splits = [split or config.task.evaluation_split for config in configs]
-    if len({(config.data, name) for config, name in zip(configs, splits)}) > 1:
-        said = " and ".join(f"{config.data}, {name}" for config, name in zip(configs, splits))
-        raise ValueError(f"the runs are evaluated on different images ({said}): name one --split")
+    tested_on = [(config.data, name) for config, name in zip(configs, splits)]
+    if tested_on[0] != tested_on[1]:
+        said = " and ".join(f"{data}, {name}" for data, name in tested_on)
+        same_data = tested_on[0][0] == tested_on[1][0]
+        way_out = "name one --split" if same_data else "compare runs on the same data"
+        raise ValueError(f"the runs are evaluated on different images ({said}): {way_out}")
+    columns = [config.flat().get("image_column") for config in configs]
+    if columns[0] != columns[1]:
+        raise ValueError(f"the runs read different images, of the columns {columns[0]} and {columns[1]}")
     sets = [held_out(config.changed(evaluation_split=name)) for config, name in zip(configs, splits)]
     if tuple(sets[0].classes) != tuple(sets[1].classes) or not torch.equal(sets[0].targets, sets[1].targets):
         raise ValueError(f"the runs read different labels from {configs[0].data}: look at --label_column")

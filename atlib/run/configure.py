@@ -104,7 +104,8 @@ def configure_again(
 ) -> RunConfig:
     """The run that `path`, a run's config.json or its folder, describes, with other data, another teacher,
     some other settings or another seed where these are given. Its steps and its rate are as they were, not
-    derived anew. Raises as `configure` does, and `OSError` for a file that describes no run."""
+    derived anew. Raises as `configure` does, `ValueError` for generated data in place of data that are read
+    or the other way round, and `OSError` for a file that describes no run."""
     file = config_path(path) if path.is_dir() else path
     if not file.exists():
         raise FileNotFoundError(f"--config {path}: there is no {file}, such as each run's folder has")
@@ -112,6 +113,11 @@ def configure_again(
         require_tensorboard()
     values = read_config_file(file).flat()
     if data is not None:
+        if is_generated(data) != is_generated(values["data"]):
+            raise ValueError(
+                f"--data {data}: the run of {file} has {values['data']}, and of data that are generated and"
+                " data that are read one cannot take the other's place: start a run with --recipe"
+            )
         values |= {
             "data": data_name(data, changes.get("data_path")),
             "evaluation_split": evaluated_split(data),
@@ -121,6 +127,7 @@ def configure_again(
     values |= {"tensorboard": tensorboard} | ({} if seed is None else {"seed": seed})
     config = with_settings(values, changes)
     config.recipe.require_optimizer()
+    check_fits(config)
     return config
 
 

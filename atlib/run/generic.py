@@ -16,13 +16,14 @@ from atlib.data.catalogue import CATALOGUE
 from atlib.data.generated import is_generated, maker
 from atlib.data.sampler import steps_per_epoch
 from atlib.data.transforms import Augmentation
+from atlib.pair import Normalisation
 from atlib.plan import Plan
-from atlib.run.build import preparation_of
 from atlib.run.config import settings
 from atlib.run.method import Method
 from atlib.run.overrides import read
 from atlib.run.parts import COCO
 from atlib.run.published import ERASED, SCRATCH, TUNED
+from atlib.run.untrained import NOTHING_TO_TUNE, UNTRAINED
 from atlib.teachers.load import is_file, load_teacher
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture, create_vit
@@ -72,9 +73,9 @@ class Model(NamedTuple):
     architecture: Architecture
     #: on the meta device, or with weights that are not looked at
     vit: VisionTransformer | Eva
-    #: mean and standard deviation of its images, where they are known
-    normalised: dict[str, tuple[float, ...]]
-    #: in a rule: "the teacher's", or "as --model says"
+    #: how its images, or its teacher's, are normalised, where that is known
+    normalisation: Normalisation | None
+    #: in a rule: "the teacher's", or "the model's" where --model names it
     whose: str
 
 
@@ -83,10 +84,13 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     those that other values hang on are taken into account.
 
     The images are counted, and the sizes of some are looked at; of a teacher in a file the weights are read.
-    A student from scratch is built like its teacher, whose weights are not used. Raises `ValueError` without
-    a teacher and without a model, for a detector's data, and what opening data and teachers raises.
+    A student from scratch is built like its teacher, whose weights are not used. An untrained teacher is
+    built like its student, so that the model must be named. Raises `ValueError` without a teacher and without
+    a model, for a detector's data, and what opening data and teachers raises.
     """
     method = Method(name)
+    if teacher == UNTRAINED and method is Method.FINE_TUNE:
+        raise ValueError(NOTHING_TO_TUNE)
     if data == COCO:
         raise ValueError(f"the recipe {name!r} classifies images; take a recipe of detection for {data!r}")
     kinds = settings(setting for setting in changes if setting.startswith("model."))
@@ -108,18 +112,22 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     recipe = Recipe(
         **_without((TUNED if tuned else SCRATCH), "warmup_epochs", "base_lr", "clip"),
         epochs=epochs,
-        warmup=0.05 if tuned else 0.1,
+        warmup=_warmup(method, rules),
         batch_size=batch,
         lr=_rate(width, batch, rules),
         layer_decay=_layer_decay(depth, rules) if method is Method.FINE_TUNE else None,
         transfer_weight=3.0,
         ema=_average(epochs * steps_per_epoch(material.images, batch), rules),
     )
-    augmentation = replace(ERASED, image_size=size, **model.normalised)
+    normalised = {} if model.normalisation is None else vars(model.normalisation)
+    augmentation = replace(ERASED, image_size=size, **normalised)
     if size <= SMALL:
         recipe = replace(recipe, mixup=0.0, cutmix=0.0)
-        augmentation = Augmentation(size, crop="padded", padding=4, crop_pct=1.0, **model.normalised)
-    rules["augmentation.crop"] = _augmentation_rule(augmentation)
+        augmentation = Augmentation(size, crop="padded", padding=4, crop_pct=1.0, **normalised)
+    if material.fixed:
+        rules["mixup"] = f"{recipe.mixup}: none up to {SMALL} pixels a side, else the paper's (2411.09702)"
+    else:
+        rules["augmentation.crop"] = _augmentation_rule(augmentation)
     values: dict[str, Any] = {
         "method": method,
         "model": _sized(model.architecture, size if material.fixed else None),
@@ -162,30 +170,34 @@ def _material(data: str, told: Mapping[str, Any], seed: int) -> Material:
 
 def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
     own = {setting.removeprefix("model."): told[setting] for setting in told if setting.startswith("model.")}
-    if teacher is None and ("model" not in told or Method(name).needs_teacher):
-        needs = "needs a teacher" if Method(name).needs_teacher else "needs to know what to build"
-        also = "" if Method(name).needs_teacher else ", or --model NAME, a timm name"
-        raise ValueError(f"the recipe {name!r} {needs}: --teacher, a timm name or a file of weights{also}")
-    normalised: dict[str, tuple[float, ...]] = {}
-    if teacher is not None and is_file(teacher):
+    needed = Method(name).needs_teacher
+    if "model" not in told and (teacher == UNTRAINED or teacher is None and not needed):
+        untrained = ": an untrained teacher is built like the student" if needed else ""
+        other = "" if needed else ", or --teacher, a timm name or a file of weights"
+        raise ValueError(
+            f"the recipe {name!r} needs to know what to build{untrained}: --model NAME, a timm name{other}"
+        )
+    if teacher is None and needed:
+        raise ValueError(f"the recipe {name!r} needs a teacher: --teacher, a timm name or a file of weights")
+    # of an untrained teacher, and without one, the model says all
+    source = told["model"] if teacher in (None, UNTRAINED) else teacher
+    built = Architecture(source)
+    if source == teacher and is_file(teacher):
         heads, architecture = told.get("teacher_heads"), told.get("teacher_architecture")
-        read_teacher = load_teacher(teacher, heads=heads, architecture=architecture)
-        built = read_teacher.architecture
-        said, augmentation = preparation_of(teacher) if teacher.endswith(".safetensors") else (False, None)
-        if said and augmentation is not None:
-            normalised = {"mean": augmentation.mean, "std": augmentation.std}
+        read_teacher = load_teacher(teacher, heads=heads, architecture=architecture, quiet=True)
+        built, normalisation = read_teacher.architecture, read_teacher.normalisation
     else:
-        built = Architecture(told["model"] if teacher is None else teacher)
-        published = timm.get_pretrained_cfg(built.name) if timm.is_model(built.name) else None
-        if published is not None:
-            normalised = {"mean": published.mean, "std": published.std}
-    whose = "the teacher's" if teacher is not None else "as --model says"
+        published = timm.get_pretrained_cfg(source) if timm.is_model(source) else None
+        normalisation = None if published is None else Normalisation(published.mean, published.std)
+    if "teacher_mean" in told and "teacher_std" in told:
+        normalisation = Normalisation(told["teacher_mean"], told["teacher_std"])
     if "model" in told:
-        built, whose = Architecture(told["model"]), "as --model says"
+        built = Architecture(told["model"])
+    whose = "the model's" if "model" in told else "the teacher's"
     plain = _without(built.overrides, "num_classes", "img_size")
     with torch.device("meta"):
         vit = create_vit(built.name, **{**built.overrides, "num_classes": 0, **own})
-    return Model(Architecture(built.name, plain), vit, normalised, whose)
+    return Model(Architecture(built.name, plain), vit, normalisation, whose)
 
 
 # --- The rules: each adds its line to `rules` ---
@@ -196,7 +208,7 @@ def _image_size(model: Model, material: Material, rules: dict[str, str]) -> int:
     if material.fixed:
         return material.side
     if material.side is None:
-        size, why = own, f"that of {model.whose.removesuffix(chr(39) + 's')}"
+        size, why = own, model.whose
     else:
         worth = max(-(-material.side // patch) * patch, GRID * patch)
         size = min(own, worth)
@@ -219,6 +231,14 @@ def _epochs(method: Method, images: int, rules: dict[str, str]) -> int:
         " schedule of the BiT-HyperRule (1912.11370)"
     )
     return epochs
+
+
+def _warmup(method: Method, rules: dict[str, str]) -> float:
+    tuned = method in (Method.COPY, Method.FINE_TUNE)
+    passes = (TUNED if tuned else SCRATCH)["warmup_epochs"]
+    share = passes / PASSES[method]
+    rules["warmup"] = f"{share:g}: of all steps, as {passes} of the paper's {PASSES[method]} passes"
+    return share
 
 
 def _rate(width: int, batch: int, rules: dict[str, str]) -> float:

@@ -22,6 +22,10 @@ def curves(runs: Sequence[Path]) -> Figure:
         logs[folder] = [entry for entry in read_log(folder) if entry.get("event") == "epoch"]
         if not logs[folder]:
             raise ValueError(f"{folder} has no log of a whole pass yet: name a run that has trained")
+    names_of_folders = [folder.name for folder in logs]
+    called = {
+        folder: folder.name if names_of_folders.count(folder.name) == 1 else str(folder) for folder in logs
+    }
     figure = Figure(figsize=(4 * len(PANELS), 3.2), layout="constrained")
     for axes, (ending, title) in zip(figure.subplots(1, len(PANELS)), PANELS):
         axes.set(title=title, xlabel="epoch")
@@ -29,7 +33,7 @@ def curves(runs: Sequence[Path]) -> Figure:
             names = [name for name in dict.fromkeys(name for entry in entries for name in entry)]
             for name in (name for name in names if name.endswith(ending)):
                 points = [(entry["epoch"], entry[name]) for entry in entries if name in entry]
-                label = folder.name if ending == name else f"{folder.name}, {name.removesuffix(ending)}"
+                label = called[folder] if ending == name else f"{called[folder]}, {name.removesuffix(ending)}"
                 axes.plot(*zip(*points), marker="o", markersize=2, label=label)
         if axes.lines:
             axes.legend(fontsize=7)

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from atlib._util import write_atomically
-from atlib.checkpoint import read_header
-from atlib.data.decoding import in_eight_bits
+from atlib.data.decoding import CorruptImage, decode
 from atlib.pair import student_of
-from atlib.run.build import preparation_of, training_images
+from atlib.run.build import preparation_of
+from atlib.run.classes import class_names
 from atlib.run.config import config_path, read_config
 from atlib.run.runner import averaged_path, load_result, result_path
 from atlib.train.objectives import outputs
@@ -52,21 +52,10 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def class_names(path: Path) -> tuple[str, ...]:
-    """The names of the classes of a file of weights: as it says, else as its run's training images have them.
-    Raises `ValueError` where neither does."""
-    said = read_header(path).get("classes")
-    if said:
-        return tuple(said)
-    if not config_path(path.parent).exists():
-        raise ValueError(f"{path} does not say its classes' names, and lies in no run's folder, which would")
-    return tuple(training_images(read_config(path.parent)).classes)
-
-
 def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
     """What the model in a file of weights says of image files, prepared as the file says. Raises `ValueError`
-    for a file that does not say it, or has other classes than outputs, and `OSError` for an image that cannot
-    be read."""
+    for a file that does not say it, or has other classes than outputs, and for an image that cannot be
+    decoded, and `OSError` for a file that cannot be read."""
     said, augmentation = preparation_of(path)
     if not said and config_path(path.parent).exists():
         augmentation = read_config(path.parent).augmentation
@@ -81,7 +70,7 @@ def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
     found = []
     for first in range(0, len(files), BATCH):
         some = files[first : first + BATCH]
-        batch = torch.stack([augmentation.evaluate(_opened(file)) for file in some]).to(device)
+        batch = torch.stack([augmentation.evaluate(_decoded(file)) for file in some]).to(device)
         with torch.no_grad():
             shares = outputs(model, batch).logits.float().softmax(-1).cpu()
         for file, row in zip(some, shares):
@@ -109,11 +98,13 @@ def as_json(found: Sequence[Prediction], names: Sequence[str]) -> str:
     return json.dumps(entries, indent=1, allow_nan=False) + "\n"
 
 
-def _opened(file: Path) -> Image.Image:
+def _decoded(file: Path) -> Image.Image:
+    """The picture in a file, as training reads it."""
     try:
-        return in_eight_bits(Image.open(file)).convert("RGB")
-    except (OSError, ValueError) as error:
-        raise OSError(f"{file} cannot be read as an image ({error})") from error
+        return decode({"bytes": file.read_bytes(), "path": None})
+    except CorruptImage as error:
+        says = f"{file} cannot be read as an image ({error})"
+        raise ValueError(f"{says}: repair it, or leave it out") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

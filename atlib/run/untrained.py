@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from atlib.teachers.build import Teacher
 
 UNTRAINED = "untrained"  # in place of a teacher's name or file
+NOTHING_TO_TUNE = (
+    f"fine-tune with --teacher {UNTRAINED} is training from scratch: choose the recipe scratch, or one of"
+    " scratch such as mae-scratch-vit-large"
+)
 
 
 def check_untrained(config: "RunConfig") -> None:
     """Raise `ValueError` for a run that cannot have an untrained teacher."""
     if config.method is Method.FINE_TUNE:
-        raise ValueError(
-            f"fine-tune with --teacher {UNTRAINED} is training from scratch: choose a recipe of scratch, such"
-            " as mae-scratch-vit-large"
-        )
+        raise ValueError(NOTHING_TO_TUNE)
     for name in ("teacher_heads", "teacher_architecture"):
         if getattr(config, name) is not None:
             raise ValueError(
@@ -58,7 +59,7 @@ def untrained_teacher(config: "RunConfig", folder: Path | None = None) -> "Teach
         | {"num_classes": 0},
     )
     if folder is not None and stored_path(folder).exists():
-        stored = load_teacher(stored_path(folder))
+        stored = load_teacher(stored_path(folder), quiet=True)
         if stored.architecture != architecture:
             raise OSError(
                 f"{stored_path(folder)} holds {stored.architecture}, and this run's untrained teacher is"

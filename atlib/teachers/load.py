@@ -40,6 +40,7 @@ def load_teacher(
     heads: int | None = None,
     architecture: str | None = None,
     normalisation: Normalisation | None = None,
+    quiet: bool = False,
 ) -> Teacher:
     """Read a pre-trained ViT, ready to teach images of `image_size` pixels a side (None: its own size).
 
@@ -53,33 +54,13 @@ def load_teacher(
 
     The teacher says how images are normalised for it (`atlib.pair.Normalisation.of`): as `normalisation`, a
     file's header, a `preprocessor_config.json` or timm's `config.json` beside it, timm, or the code that
-    writes such files says, in this order. One line is printed that tells size, mean and standard deviation.
+    writes such files says, in this order. One line is printed that tells size, mean and standard deviation,
+    unless `quiet`.
 
     Raises `OSError` for a file that cannot be read or is of another kind, `ValueError` for weights that are
     no whole ViT, do not fit, are not finite, or leave something open, `Unwalkable` for a model that `walk`
     refuses, and `WeightsUnavailable` without a network.
     """
-    teacher = read_teacher(
-        name_or_path,
-        image_size=image_size,
-        heads=heads,
-        architecture=architecture,
-        normalisation=normalisation,
-    )
-    if int(os.environ.get("RANK", 0)) == 0:
-        print(f"teacher {teacher.name}: {teacher.view()}")
-    return teacher
-
-
-def read_teacher(
-    name_or_path: str | Path,
-    *,
-    image_size: int | None = None,
-    heads: int | None = None,
-    architecture: str | None = None,
-    normalisation: Normalisation | None = None,
-) -> Teacher:
-    """`load_teacher` without its line."""
     teacher = _read(name_or_path, image_size, heads, architecture)
     if normalisation is not None:
         attach(teacher.vit, normalisation)
@@ -88,6 +69,8 @@ def read_teacher(
         count = f"{len(bad)} of its weights are NaN or infinite"
         raise ValueError(f"{teacher.name}: {count}, first {bad[0]}. Take another checkpoint")
     check_walkable(teacher.vit)
+    if not quiet and int(os.environ.get("RANK", 0)) == 0:
+        print(f"teacher {teacher.name}: {teacher.view()}")
     return teacher
 
 

@@ -5,10 +5,15 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from atlib.data.sampler import EvaluationData
+from atlib.data.torch_data import as_data
 from atlib.pair import check_normalisation, student_of
 from atlib.train.objectives import outputs
+
+# What to do about a model with fewer outputs than the data have classes.
+FEWER = "pass num_classes= when it is built, or evaluate on data with the classes that it was trained for"
 
 
 class Evaluation(NamedTuple):
@@ -20,34 +25,44 @@ class Evaluation(NamedTuple):
     count: int
 
 
-def predict(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> Tensor:
+# What an accuracy is measured on; of torch's own kinds as in `atlib.data.torch_data`.
+Labelled = EvaluationData | Dataset | DataLoader
+
+
+def predict(model: nn.Module, images: Labelled, batch_size: int = 500) -> Tensor:
     """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the
     mode it was in. Raises `ValueError` for images that are normalised otherwise than a pair was told."""
+    return _predicted(model, as_data(images), batch_size)[0]
+
+
+def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
+    """Accuracy and loss of `model` on `images`: what `atlib.data` opens, or a torch `Dataset` of (image,
+    label), or its `DataLoader`, whose batch size gives way to `batch_size`.
+
+    Raises `ValueError` for a model without a class head, with fewer outputs than there are classes, or with
+    logits that are NaN.
+    """
+    _check_head(model)
+    return score(*_predicted(model, as_data(images), batch_size))
+
+
+def _predicted(model: nn.Module, images: EvaluationData, batch_size: int) -> tuple[Tensor, Tensor]:
+    """What `predict` returns, and the labels (n,)."""
     check_normalisation(model, images)
     if len(images) == 0:
         raise ValueError(f"there are no images to evaluate in this {type(images).__name__}")
     device = next(model.parameters()).device
     training = model.training
     model.eval()
+    logits, labels = [], []
     try:
         with torch.no_grad():
-            parts = [
-                outputs(model, batch.to(device)).logits.float().cpu()
-                for batch, _ in images.loader(batch_size)
-            ]
+            for batch, of_batch in images.loader(batch_size):
+                logits.append(outputs(model, batch.to(device)).logits.float().cpu())
+                labels.append(of_batch.cpu())
     finally:
         model.train(training)
-    return torch.cat(parts)
-
-
-def evaluate(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> Evaluation:
-    """Accuracy and loss of `model` on `images`.
-
-    Raises `ValueError` for a model without a class head, with fewer outputs than there are classes, or with
-    logits that are NaN.
-    """
-    _check_head(model)
-    return score(predict(model, images, batch_size), images.targets)
+    return torch.cat(logits), torch.cat(labels)
 
 
 def score(logits: Tensor, labels: Tensor) -> Evaluation:
@@ -68,7 +83,7 @@ def score(logits: Tensor, labels: Tensor) -> Evaluation:
     )
 
 
-def evaluate_together(model: nn.Module, images: EvaluationData, batch_size: int = 500) -> Evaluation:
+def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
     """`evaluate`, with the images divided among the processes that Accelerate has started; on one process it
     is `evaluate`.
 
@@ -77,11 +92,13 @@ def evaluate_together(model: nn.Module, images: EvaluationData, batch_size: int 
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
+    images = as_data(images)
     check_normalisation(model, images)
     _check_head(model)
-    labels, device, training = images.targets, next(model.parameters()).device, model.training
+    device, training = next(model.parameters()).device, model.training
     starts, world = range(0, len(images), batch_size), dist.get_world_size()
-    sums = torch.zeros(4, dtype=torch.float64)  # right, nats, images, images with NaN
+    # right, nats, images, images with NaN, images with a label that the model does not have
+    sums = torch.zeros(5, dtype=torch.float64)
     model.eval()
     try:
         with torch.no_grad():
@@ -92,13 +109,15 @@ def evaluate_together(model: nn.Module, images: EvaluationData, batch_size: int 
                 mine = range(start, min(start + batch_size, len(images)))
                 batch, of_batch = images.take(mine)
                 logits = outputs(model, batch.to(device)).logits.double().cpu()
-                _check_labels(labels, logits)
+                _check_indices(of_batch)
+                known = of_batch.clamp(max=logits.shape[1] - 1)  # the others make all processes raise below
                 found = torch.stack(
                     [
                         (logits.argmax(1) == of_batch).sum(),
-                        nn.functional.cross_entropy(logits, of_batch, reduction="sum"),
+                        nn.functional.cross_entropy(logits, known, reduction="sum"),
                         torch.tensor(len(mine)),
                         logits.isnan().any(1).sum(),
+                        (of_batch != known).sum(),
                     ]
                 )
                 sums += found if place < len(starts) else 0
@@ -106,7 +125,9 @@ def evaluate_together(model: nn.Module, images: EvaluationData, batch_size: int 
         model.train(training)
     sums = sums.to(device)
     dist.all_reduce(sums)
-    right, nats, count, nan = sums.tolist()
+    right, nats, count, nan, unknown = sums.tolist()
+    if unknown:
+        raise ValueError(f"{int(unknown)} of {int(count)} images have a label that the model lacks: {FEWER}")
     if nan:
         raise ValueError(
             f"the model's logits are NaN for {int(nan)} of {int(count)} images: look for NaN in its weights,"
@@ -124,10 +145,19 @@ def _check_head(model: nn.Module) -> None:
 
 
 def _check_labels(labels: Tensor, logits: Tensor) -> None:
+    _check_indices(labels)
     if labels.max() >= logits.shape[1]:
         raise ValueError(
-            f"the data have label {labels.max().item()}, the model has only {logits.shape[1]} outputs: pass"
-            " num_classes= when it is built, or evaluate on data with the classes that it was trained for"
+            f"the data have label {labels.max().item()}, the model has only {logits.shape[1]} outputs:"
+            f" {FEWER}"
+        )
+
+
+def _check_indices(labels: Tensor) -> None:
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(
+            f"labels are {labels.dtype} {tuple(labels.shape)}, and an accuracy needs class indices, int64"
+            " (n,): evaluate without what mixes classes"
         )
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from atlib.checkpoint import save_weights
 from atlib.data.images import UNLABELLED
 from atlib.data.sampler import TrainingData, steps_per_epoch
+from atlib.data.torch_data import as_data
 from atlib.pair import check_normalisation, student_of
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.distributed import agree, sigterm_noticed
@@ -23,7 +25,7 @@ from atlib.train.trainer import Preempted, Training
 
 def train(
     model: nn.Module,
-    data: TrainingData,
+    data: TrainingData | Dataset | DataLoader,
     recipe: Recipe,
     *,
     loss: Loss = student_loss,
@@ -42,6 +44,10 @@ def train(
 ) -> list[dict]:
     """Train `model` in place for `recipe.steps` steps and return one dict of metrics per pass over the data
     (a recipe in epochs: for as many steps as they are on these data).
+
+    data: what `atlib.data` opens, or a torch `Dataset` of (image, label), such as torchvision's
+    `ImageFolder`, or the `DataLoader` of one, whose order and batch size give way to the recipe's
+    (`atlib.data.torch_data.as_data`).
 
     It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device
     afterwards. `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a
@@ -73,12 +79,15 @@ def train(
     holding the last finite step's weights; `Preempted` after SIGTERM if there is a keeper;
     `atlib.train.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
     """
+    data = as_data(data, recipe.batch_size)
     if len(data) == 0:
         raise ValueError(f"there are no images to train on in this {type(data).__name__}")
     recipe = recipe.on(len(data))
     _check(model, recipe, loss, average_into)
-    if loss is student_loss and recipe.task_weight > 0:
-        _check_labels(getattr(data, "targets", None), getattr(student_of(model), "num_classes", None))
+    learns_labels, classes = loss is student_loss and recipe.task_weight > 0, _classes_of(model)
+    targets = getattr(data, "targets", None)  # of data that are read item by item they come with the batches
+    if learns_labels:
+        _check_labels(targets, classes)
     check_normalisation(model, data)
     run = Training(model, data, recipe, loss, seed, cpu)
     if keeper is not None:
@@ -100,6 +109,8 @@ def train(
             for batch in data.epoch(part, workers):
                 if position.epoch > part.epoch:
                     raise ValueError(f"the data gave more than {steps} batches, which {len(data)} images are")
+                if learns_labels and targets is None:
+                    _check_labels(batch.targets, classes)
                 loss_of_step, norm = run.backward(batch), run.clip()
                 values, stop = agree(run.accelerator, loss_of_step.values, bool(noticed))
                 # The one time in a step that the device is waited for.
@@ -156,6 +167,11 @@ def train(
     return history
 
 
+def _classes_of(model: nn.Module) -> int | None:
+    """How many classes a model, or a pair's student, tells apart; None where it does not say."""
+    return getattr(student_of(model), "num_classes", None)
+
+
 def _check_labels(targets: Tensor | None, classes: int | None) -> None:
     """Find out before anything is trained that labels are no class indices, or beyond the model's classes."""
     if targets is None or targets.ndim != 1:
@@ -178,7 +194,7 @@ def _check_labels(targets: Tensor | None, classes: int | None) -> None:
 def _check(model: nn.Module, recipe: Recipe, loss: Loss, average_into: nn.Module | None) -> None:
     """Find out before anything is trained that there is nothing to train, or nowhere to put the average."""
     student = student_of(model)
-    if loss is student_loss and recipe.task_weight > 0 and getattr(student, "num_classes", None) == 0:
+    if loss is student_loss and recipe.task_weight > 0 and _classes_of(model) == 0:
         raise ValueError(
             "the model has no classifier (num_classes=0), so there are no logits to train: build it with"
             " num_classes=, or call reset_classifier with the number of classes"

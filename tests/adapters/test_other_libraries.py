@@ -8,6 +8,7 @@ from torch import nn
 
 from atlib import AttentionTransfer, Plan, create_student, create_vit, walk
 from atlib.adapters import adapter_of
+from atlib.pair import Normalisation, attach
 from atlib.student import describe
 from atlib.walking import Instead, Unwalkable, check_exact
 from tests import longhand
@@ -88,6 +89,19 @@ def test_a_model_of_another_library_as_the_student(name):
     gradients = {key for key, weight in student.named_parameters() if weight.grad is not None}
     assert any("layers.0" in key or "layer.0" in key for key in gradients)
     assert all(weight.grad is None for weight in teacher.parameters())
+
+
+@pytest.mark.parametrize("name", ["transformers CLIPVisionModel", "torchvision VisionTransformer"])
+def test_a_live_model_is_told_how_its_images_are_normalised(name):
+    """It does not say it itself: without that it sees the student's images as they are."""
+    teacher = built(name)
+    student = create_student(teacher, 7)
+    silent = AttentionTransfer(teacher, student, Plan(), normalisation=Normalisation(0.5, 0.25))
+    assert silent.for_teacher(IMAGES) is IMAGES and "does not say" in silent.teacher_view()
+    attach(teacher, Normalisation(0.1, 0.2))
+    told = AttentionTransfer(teacher, student, Plan(), normalisation=Normalisation(0.5, 0.25))
+    expected = ((IMAGES * 0.25 + 0.5) - 0.1) / 0.2
+    torch.testing.assert_close(told.for_teacher(IMAGES), expected)
 
 
 def test_distill_lets_go_of_the_blocks_that_it_does_not_run():

@@ -21,6 +21,7 @@ kernelspec:
 # A title
 
 The same. See [the next](02-b.md), [notation](../book/notation.md#letters), [a site](https://example.org/a.md).
+![A drawing.](../book/assets/drawings/twin.svg)
 
 ```{code-cell} ipython3
 ---
@@ -102,6 +103,8 @@ def test_links_lead_somewhere_on_colab(sample):
     assert "(https://colab.research.google.com/github/o/n/blob/main/notebooks/02-b.ipynb)" in title
     assert "(https://github.com/o/n/blob/main/book/notation.md#letters)" in title
     assert "(https://example.org/a.md)" in title
+    drawing = "https://raw.githubusercontent.com/o/n/main/book/assets/drawings/twin.svg"
+    assert f"![A drawing.]({drawing})" in title
 
 
 def test_pairs_out_of_step_are_named(sample):

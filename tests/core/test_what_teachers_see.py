@@ -15,7 +15,7 @@ from atlib.methods.attndistill import AttnDistill
 from atlib.methods.distillation import FeatureDistillation, LogitDistillation
 from atlib.methods.distillation_token import DistillationToken
 from atlib.methods.mean_maps import MeanMapCopy
-from atlib.pair import IMAGENET, Normalisation, Pair, attach
+from atlib.pair import IMAGENET, Normalisation, Pair, attach, check_images
 from atlib.train.distilled_mae import DistilledMae
 from atlib.train.evaluate import evaluate
 from atlib.train.loop import train
@@ -194,3 +194,10 @@ def test_images_of_another_number_of_channels_are_named():
     pair = AttentionTransfer(*vits(), Plan(), normalisation=IMAGENET)
     with pytest.raises(ValueError, match="images of 1 channels"):
         pair.for_teacher(torch.zeros(2, 1, 32, 32))
+
+
+def test_a_hybrid_sees_three_channels_and_not_those_of_its_last_convolution():
+    hybrid = create_vit("vit_small_r26_s32_224", depth=1, img_size=64, num_classes=2)
+    check_images(hybrid, torch.zeros(1, 3, 64, 64))
+    with pytest.raises(ValueError, match="takes 3 channels"):
+        check_images(hybrid, torch.zeros(1, 1, 64, 64))

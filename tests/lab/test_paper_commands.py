@@ -111,7 +111,6 @@ def configured(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Architecture, "build", once)
     monkeypatch.setattr(load, "load_teacher", of_shapes)
-    monkeypatch.setattr(load, "read_teacher", of_shapes)
     monkeypatch.setattr(
         building,
         "MeanMapCopy",

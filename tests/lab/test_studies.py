@@ -38,6 +38,7 @@ from atbook.lab.studies import (
     MIXED,
     ONE_SOFTMAX,
     PAIRS,
+    PARTLY_TUNED,
     POOL,
     PRETRAINING,
     ROW_STUDY,
@@ -642,6 +643,21 @@ def test_a_teacher_has_one_component_more_and_a_matched_student_has_it_too(build
     assert differences(matched.student, teacher) == {} and differences(other.student, standard) == {}
     assert matched.plan.how == other.plan.how == "copy"
     assert differences(build(COMPONENT_STUDY, f"{name}, scratch"), teacher) == {}, "so has the floor"
+
+
+# --- Weights of the teacher that move, or not
+
+
+@pytest.mark.parametrize(
+    "name, moving", [("frozen probe", {"head"}), ("fine-tune attention", {"attn", "head"})]
+)
+def test_what_of_the_teacher_moves(build, kept, name, moving):
+    model = build(PARTLY_TUNED, name)
+    start, trained = kept(), {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert {name.split(".")[-2 if "head" in name else -3] for name in trained} == moving
+    assert len(trained) == 2 + (4 * 4 if "attn" in moving else 0)  # qkv and proj of four layers, and the head
+    assert same(without_head(model.state_dict()), without_head(start))
+    assert model.head.out_features == 8
 
 
 # --- Static maps, and one row

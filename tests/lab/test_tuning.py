@@ -1,17 +1,19 @@
 """The search among recipes: the same range for all, and it ends where no neighbour is better."""
 
 import math
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from atbook.lab.detection import DETECTION
 from atbook.lab.real import REAL
 from atbook.lab.scales import scales
-from atbook.lab.studies import BLANK_STUDY
-from atbook.lab.study import Place, chosen
+from atbook.lab.studies import BLANK_STUDY, PARTLY_TUNED, STUDIES
+from atbook.lab.study import CENTRAL, Place, at_an_end, chosen
 from atbook.lab.tuning import STEP, Ladder, Range, grid, to_try
-from atbook.records import read_records, results_folder
+from atbook.records import add_record, read_file, read_records, results_folder
 
 RANGE = Range({"lr": (1, 2, 4, 8, 16), "weight_decay": (0.1, 0.3, 1.0)}, {"lr": 2, "weight_decay": 0.3}, {})
 
@@ -128,7 +130,7 @@ def test_no_recipe_was_chosen_at_the_end_of_what_was_tried(scale, method):
 
 def test_studies_that_search_without_a_step_chose_nothing_at_an_end():
     """Every neighbour of what was chosen was tried, along every axis."""
-    for study in (REAL, BLANK_STUDY):
+    for study in (REAL, BLANK_STUDY, PARTLY_TUNED):
         for scale in study.only:
             place = Place(scale, None, results_folder(), Path())
             trials = read_records(study.name, scale, "trial")
@@ -142,3 +144,54 @@ def test_studies_that_search_without_a_step_chose_nothing_at_an_end():
                     around = values[place_of_best - 1], values[place_of_best + 1]
                     for value in around:
                         assert (*best[:at], value, *best[at + 1 :]) in tried, (scale, method)
+
+
+# How many variants of a study, at a scale, still have a recipe from an end of what was tried. The page of
+# results marks them, and `python -m atbook experiment STUDY` goes on with their searches.
+GO_ON = {
+    ("transfer", "cifar10-cpu"): 2,
+    ("transfer", "pacs"): 2,
+    ("detection", "scenes"): 7,
+    ("locality", "find"): 12,
+    ("pairs", "find"): 2,
+    ("depth", "find"): 4,
+    ("class-attention", "find"): 5,
+    ("static-routing", "find"): 1,
+    ("static-routing", "match"): 3,
+    ("one-softmax", "match"): 5,
+    ("token", "find"): 11,
+    ("distilled-too", "find"): 7,
+    ("distilled-mae", "find"): 5,
+    ("layer-reserve", "find"): 2,
+    ("pretraining-data", "find"): 1,
+    ("pretraining", "find"): 2,
+}
+
+
+def test_every_other_search_has_ended():
+    waiting = {}
+    for study in (CENTRAL, REAL, DETECTION, *STUDIES.values()):
+        for path in sorted((results_folder() / study.name).glob("*.jsonl")):
+            if names := at_an_end(study, Place(path.stem, None, results_folder(), Path())):
+                waiting[study.name, path.stem] = len(names)
+    assert waiting == GO_ON
+
+
+def test_a_chosen_end_is_named_until_the_value_beyond_it_is_tried(tmp_path):
+    """Both ends of `class-attention`'s three rates are tried: of its records, 0.008 was best and the last."""
+    place = Place("find", None, tmp_path, Path())
+    path = place.records("class-attention")
+    source = results_folder() / "class-attention" / "find.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(source.read_bytes())
+    study = STUDIES["class-attention"]
+    assert "cait, copy both" in at_an_end(study, place) and "cait, scratch" not in at_an_end(study, place)
+    (best,) = (r for r in read_file(path) if (r.kind, r.method, r.trial) == ("trial", "cait, copy both", 2))
+    beyond = replace(
+        best,
+        trial=11,  # after three values and eight below them
+        config=best.config | {"recipe": best.config["recipe"] | {"lr": 1.6e-2}},
+        results=best.results | {"validation_accuracy": best.results["validation_accuracy"] - 0.01},
+    )
+    add_record(path, beyond)
+    assert "cait, copy both" not in at_an_end(study, place)

@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -94,6 +95,33 @@ def test_every_image_loads_and_says_what_it_shows(page):
             f"{image['source']} has no alt text (a code cell's figure takes it from the cell's metadata,"
             " mystnb: image: alt:)"
         )
+
+
+def test_drawings_are_legible_on_a_phone_and_nothing_in_them_overlaps(page):
+    page.tab.set_viewport_size({"width": 390, "height": 844})
+    try:
+        drawn = page.all(
+            "figure.drawing > svg",
+            """(({svg, edge}) => ({
+                label: svg.getAttribute('aria-label'),
+                texts: [...svg.querySelectorAll('text')].map(text => {
+                    const {left, right, top, bottom} = text.getBoundingClientRect();
+                    const size = text.getAttribute('font-size') * edge.width / svg.viewBox.baseVal.width;
+                    const inside = left >= edge.left - 1 && right <= edge.right + 1;
+                    return {says: text.textContent, left, right, top, bottom, size, inside};
+                }),
+            }))({svg: e, edge: e.getBoundingClientRect()})""",
+        )
+    finally:
+        page.tab.set_viewport_size({"width": 1280, "height": 900})
+    for drawing in drawn:
+        assert drawing["label"]
+        for text in drawing["texts"]:
+            assert text["size"] > 11 and text["inside"], text
+        for one, other in combinations(drawing["texts"], 2):
+            across = min(one["right"], other["right"]) - max(one["left"], other["left"])
+            down = min(one["bottom"], other["bottom"]) - max(one["top"], other["top"])
+            assert across < 1 or down < 3, (one["says"], other["says"])
 
 
 @cache

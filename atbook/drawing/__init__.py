@@ -1,0 +1,16 @@
+"""The drawings of the book: small SVG files in book/assets/drawings, made by this code (`make drawings`)."""
+
+from collections.abc import Iterator
+
+from atbook.drawing.attention import attention
+from atbook.drawing.method import VARIANTS, method
+from atbook.drawing.twin import front, twin
+
+
+def drawings() -> Iterator[tuple[str, str]]:
+    """All drawings of the book: (name of the file, its text)."""
+    yield "attention.svg", attention()
+    for name, variant in VARIANTS.items():
+        yield f"method-{name}.svg", method(variant)
+    yield "twin.svg", twin()
+    yield "front.svg", front()

@@ -1,0 +1,326 @@
+"""Torch's own Dataset and DataLoader in training and evaluation: the same bits as this project's data, again
+after an interruption and in workers, and an error for what cannot be read so."""
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from atlib import AttentionTransfer, Plan
+from atlib.data.sampler import ShardSpec
+from atlib.data.torch_data import TorchData, as_data, normalisation_of
+from atlib.pair import IMAGENET, Normalisation, attach
+from atlib.train import student_loss, train
+from atlib.train.checkpoint_manager import CheckpointManager
+from atlib.train.evaluate import evaluate, predict
+from atlib.train.recipe import Recipe
+from tests.helpers import same, state_of, tiny
+from tests.picture_files import write_folders
+
+SHORT = Recipe(steps=6, batch_size=24, lr=1e-3)
+IN_WORLD = Normalisation(0.5, 0.25)
+
+
+class Noisy(Dataset):
+    """Draws from all three global generators, as transforms do."""
+
+    def __init__(self, images):
+        self.pixels, self.labels = images.take(range(len(images)))
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        drawn = random.random() + np.random.rand() + torch.rand(()).item()
+        return self.pixels[index] + drawn, int(self.labels[index])
+
+
+class Items(Dataset):
+    def __init__(self, *items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.fixture
+def images(glyphs64):
+    return glyphs64.select(range(60))
+
+
+@pytest.fixture
+def tensors(images):
+    return TensorDataset(*images.take(range(len(images))))
+
+
+def trained(data, model=None, recipe=SHORT, **options):
+    model = tiny() if model is None else model
+    train(model, data, recipe, cpu=True, progress=None, **options)
+    return state_of(model)
+
+
+def drawn(data, workers=0, **part):
+    part = ShardSpec(**{"seed": 3, "epoch": 1, "batch_size": 8} | part)
+    batches = list(as_data(data).epoch(part, workers))
+    return {i: image for b in batches if b.weight for i, image in zip(b.indices, b.images)}
+
+
+def test_training_on_tensors_gives_the_bits_of_training_on_images(images, tensors):
+    expected = trained(images)
+    assert same(trained(tensors), expected)
+    assert same(trained(Subset(tensors, range(60))), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing of this loader is replaced
+        assert same(trained(DataLoader(tensors, SHORT.batch_size, shuffle=True)), expected)
+
+
+def test_what_of_a_loader_is_replaced_is_said(tensors, images):
+    with pytest.warns(UserWarning) as said:
+        found = trained(DataLoader(tensors, 7, drop_last=True))
+    assert same(found, trained(images))
+    (text,) = [str(warning.message) for warning in said]
+    assert all(word in text for word in ("batch_size=7", "24", "shuffle=False", "drop_last=True"))
+
+
+def test_random_transforms_hang_on_run_pass_and_index_alone(images):
+    data = Noisy(images)
+    states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
+    whole = drawn(data)
+    assert len(whole) == 60
+    assert random.getstate() == states[0] and (np.random.get_state()[1] == states[1]).all()
+    assert torch.equal(torch.get_rng_state(), states[2])
+    in_parts = drawn(data, rank=0, world=2) | drawn(data, rank=1, world=2)
+    later = drawn(data, start=4)
+    for other in (in_parts, drawn(data, batch_size=60)):
+        assert other.keys() == whole.keys()
+        assert all(torch.equal(whole[i], image) for i, image in other.items())
+    assert len(later) == 28 and all(torch.equal(whole[i], image) for i, image in later.items())
+    for other in (drawn(data, epoch=2), drawn(data, seed=4)):
+        assert not any(torch.equal(whole[i], image) for i, image in other.items())
+    # each image has a draw of its own, and each repeat of it
+    added = [(whole[i] - data.pixels[i]).mean().item() for i in range(60)]
+    assert len({round(value, 4) for value in added}) > 50
+    first, second, *_ = next(as_data(data).epoch(ShardSpec(0, 0, 8, repeats=2))).images
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.slow
+def test_workers_change_nothing(images, tensors):
+    began = torch.zeros(2).share_memory_()
+
+    def count(worker):
+        began[worker] += 1
+
+    expected = trained(Noisy(images))
+    assert same(trained(Noisy(images), workers=2), expected)
+    loader = DataLoader(Noisy(images), 24, shuffle=True, num_workers=2, worker_init_fn=count)
+    assert same(trained(loader), expected)
+    assert began.tolist() == [2, 2]  # once in each of two passes
+
+
+def test_an_interrupted_run_goes_on_with_the_same_bits(images, tmp_path):
+    def keeper():
+        return CheckpointManager(tmp_path / "checkpoints", 1, 2, {}, "accuracy", ())
+
+    expected = trained(Noisy(images))
+    trained(Noisy(images), keeper=keeper(), stop_at=4)  # in the second pass
+    assert same(trained(Noisy(images), keeper=keeper()), expected)
+
+
+def test_evaluation_repeats_and_agrees_with_images(images, tensors):
+    model = tiny()
+    expected = evaluate(model, images)
+    assert evaluate(model, tensors) == evaluate(model, DataLoader(tensors, 7)) == expected
+    assert torch.equal(predict(model, tensors), predict(model, images))
+    noisy, state = Noisy(images), torch.get_rng_state()
+    assert torch.equal(predict(model, noisy, 60), predict(model, noisy, 60))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def folder_of(path, transform=None, **options):
+    write_folders(path, "train", range(12))
+    return ImageFolder(path / "train", transform, **options)
+
+
+def prepared(*more, normalise=IMAGENET):
+    steps = [transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    return transforms.Compose([*steps, transforms.Normalize(normalise.mean, normalise.std), *more])
+
+
+def test_an_image_folder_teaches_a_pair(tmp_path):
+    data = folder_of(tmp_path, prepared(transforms.RandomErasing(0.5)))
+    options = {"img_size": 16, "num_classes": len(data.classes)}
+
+    def pair():
+        teacher = tiny(1, **options)
+        attach(teacher, Normalisation(0.5, 0.5))
+        return AttentionTransfer(teacher, tiny(2, **options), Plan(how="distill"), normalisation=IMAGENET)
+
+    recipe = Recipe(steps=4, batch_size=5, lr=1e-3, transfer_weight=1.0)
+    first, second = pair(), pair()
+    assert same(trained(data, first, recipe), trained(data, second, recipe))
+    assert not same(state_of(first), state_of(pair()))
+    measured = evaluate(first, data)
+    labels = torch.tensor([label for _, label in data.samples])
+    right = predict(first, data).argmax(1) == labels
+    assert measured.count == 12 and measured.accuracy == right.double().mean().item()
+
+
+def test_normalisation_is_read_off_the_transform(tmp_path):
+    other = Normalisation((0.1, 0.2, 0.3), (0.2, 0.3, 0.4))
+    data = folder_of(tmp_path, prepared(normalise=other))
+    assert normalisation_of(data) == other
+    assert normalisation_of(Subset(data, [0])) == normalisation_of(ConcatDataset([data, data])) == other
+    assert normalisation_of(ImageFolder(tmp_path / "train", transforms.ToTensor())) is None
+    in_tensors = transforms.Compose([transforms.Normalize(torch.tensor(other.mean), torch.tensor(other.std))])
+    assert normalisation_of(ImageFolder(tmp_path / "train", in_tensors)) == other
+    data.normalisation = IN_WORLD
+    assert normalisation_of(data) == IN_WORLD
+    del data.normalisation
+    pair = AttentionTransfer(tiny(1), tiny(2), Plan(), normalisation=IMAGENET)
+    with pytest.raises(ValueError, match="0.1 0.2 0.3"):
+        trained(data, pair)
+    with pytest.raises(ValueError, match="ConcatDataset"):
+        normalisation_of(ConcatDataset([data, ImageFolder(tmp_path / "train", prepared())]))
+
+
+def test_it_is_said_where_nobody_says_the_normalisation(tensors):
+    teacher = tiny(1)
+    attach(teacher, IMAGENET)
+    silent = AttentionTransfer(teacher, tiny(2), Plan())
+    with pytest.warns(UserWarning, match="normalisation="):
+        trained(tensors, silent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(tensors, AttentionTransfer(teacher, tiny(2), Plan(), normalisation=IN_WORLD))
+        tensors.normalisation = IMAGENET
+        trained(tensors, silent)
+
+
+def test_a_collate_fn_makes_batches_of_other_items(images, tensors):
+    rows = [{"pixels": image, "class": int(label)} for image, label in tensors]
+
+    def collate(rows):
+        return torch.stack([row["pixels"] for row in rows]), torch.tensor([row["class"] for row in rows])
+
+    assert same(
+        trained(DataLoader(Items(*rows), 24, shuffle=True, collate_fn=collate)), trained(images)
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="collate_fn"):
+        as_data(DataLoader(Items(*rows), 24, collate_fn=lambda rows: rows))
+    with pytest.raises(ValueError, match="collate_fn"):
+        as_data(DataLoader(Items(*rows), 24, collate_fn=lambda rows: collate([*rows, *rows])))
+    with pytest.raises(ValueError, match="dict"):
+        as_data(Items(*rows))
+
+
+IMAGE = torch.zeros(3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("item", "named"),
+    [
+        (IMAGE, "Tensor"),
+        ((IMAGE, 1, 2), "of 3"),
+        ({"image": IMAGE, "label": 1}, "dict"),
+        ((Image.new("RGB", (8, 8)), 1), "transform"),
+        ((np.zeros((3, 8, 8), np.float32), 1), "ndarray"),
+        ((IMAGE.byte(), 1), "uint8"),
+        ((IMAGE.double(), 1), "float64"),
+        ((IMAGE[0], 1), r"\(8, 8\)"),
+        ((IMAGE, (1, 2)), "tuple"),
+        ((IMAGE, "cat"), "'cat'"),
+        ((IMAGE, None), "None"),
+        ((IMAGE, 0.5), "0.5"),
+    ],
+)
+def test_items_of_another_form_are_refused_before_anything_is_trained(item, named):
+    model = tiny()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=named):
+        trained(Items(item), model)
+    assert same(state_of(model), before)
+
+
+def test_labels_and_shares():
+    soft = torch.tensor([0.5, 0.5])
+    for label in (1, np.int64(1), torch.tensor(1), torch.tensor(1, dtype=torch.uint8), True):
+        targets = TorchData(Items((IMAGE, label))).take([0])[1]
+        assert targets.dtype == torch.int64 and targets.tolist() == [1]
+    assert torch.equal(TorchData(Items((IMAGE, soft))).take([0])[1], soft[None])
+    with pytest.raises(ValueError, match="class indices"):
+        evaluate(tiny(img_size=8, num_classes=2), Items((IMAGE, soft)))
+
+
+def test_labels_beyond_the_model_are_named_at_their_step(images):
+    data = Noisy(images)
+    data.labels = data.labels + 20
+    with pytest.raises(ValueError, match="num_classes="):
+        trained(data)
+    with pytest.raises(ValueError, match="num_classes="):
+        evaluate(tiny(), data)
+    # another loss may know better
+    trained(data, loss=lambda model, x, y, recipe: student_loss(model, x, y - 20, recipe))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda data: DataLoader(data, sampler=WeightedRandomSampler([1.0] * 60, 60)), "WeightedRandom"),
+        (lambda data: DataLoader(data, sampler=RandomSampler(data, replacement=True)), "RandomSampler"),
+        (lambda data: DataLoader(data, sampler=RandomSampler(data, num_samples=9)), "RandomSampler"),
+        (lambda data: DataLoader(data, batch_size=None), "batch_size=None"),
+        (
+            lambda data: DataLoader(
+                data, batch_sampler=type("Own", (BatchSampler,), {})(SequentialSampler(data), 4, False)
+            ),
+            "Own",
+        ),
+        (lambda data: DataLoader(Stream()), "Stream"),
+        (lambda data: Stream(), "Stream"),
+        (lambda data: 5, "5"),
+        (lambda data: "a folder", "str"),
+    ],
+)
+def test_data_without_an_order_of_their_own_are_refused(tensors, make, named):
+    for use in (trained, lambda data: evaluate(tiny(), data)):
+        with pytest.raises(ValueError, match=named):
+            use(make(tensors))
+
+
+def test_sizes_that_differ_and_items_that_cannot_be_read(tmp_path):
+    with pytest.raises(ValueError, match="item 1 .*item 0"):
+        TorchData(Items((IMAGE, 0), (torch.zeros(3, 8, 9), 0))).take([0, 1])
+    data = folder_of(tmp_path, prepared())
+    with open(data.samples[5][0], "wb") as file:
+        file.write(b"no image")
+    with pytest.raises(OSError) as raised:
+        TorchData(data).take([4, 5])
+    assert any("item 5" in note for note in raised.value.__notes__)
+    with pytest.raises(ValueError, match="no images"):
+        trained(Items())

@@ -1,0 +1,83 @@
+"""The drawings say what is true of worlds and models, and the committed files are what the code draws."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from atbook.drawing import drawings, seen
+from atbook.drawing.attention import KEYS, QUERIES, VALUES
+from atbook.drawing.method import VARIANTS, method
+from tools.drawings import FOLDER
+
+DRAWN = dict(drawings())
+
+
+def test_the_committed_files_are_what_the_code_draws():
+    committed = {file.name: file.read_text(encoding="utf-8") for file in FOLDER.glob("*.svg")}
+    changed = [name for name in {*committed, *DRAWN} if committed.get(name) != DRAWN.get(name)]
+    assert changed == [], "draw them anew: make drawings"
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_letters_are_large_enough_for_a_phone_and_the_file_needs_nothing_else(name):
+    root = ElementTree.fromstring(DRAWN[name])
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)"', DRAWN[name])]
+    assert sizes and min(sizes) * 341 / width > 11  # 341 pixels: the column of text on a phone of 390
+    assert root[0].tag.endswith("title") and len(root[0].text) > 40
+    assert not re.search(r'href|url\(|\bid="', DRAWN[name].replace("http://www.w3.org/2000/svg", ""))
+    for text in root.iter("{http://www.w3.org/2000/svg}text"):
+        assert 0 <= float(text.attrib["x"]) <= width and 0 < float(text.attrib["y"]) < height
+
+
+def test_the_numbers_of_attention_are_those_that_torch_computes():
+    q, k, v = (torch.tensor(part).float() for part in (QUERIES, KEYS, VALUES))
+    one_hot = torch.eye(len(k))
+    (row,) = torch.nn.functional.scaled_dot_product_attention(q[None, 1:2], k[None], one_hot[None])[0]
+    words = re.findall(r">([\d.]+)</text>", DRAWN["attention.svg"])
+    assert [f"{share:.2f}" for share in row] == [word for word in words if len(word) == 4]
+    scores = (k @ q[1]) / len(q[1]) ** 0.5
+    assert [f"{score:.1f}" for score in scores] == [word for word in words if len(word) == 3]
+    # opacities of the output's squares, the last of the file that are filled with the values' colour
+    squares = re.findall(r'fill="#8B5A00" fill-opacity="([\d.]+)"', DRAWN["attention.svg"])
+    assert [float(share) for share in squares[-4:]] == pytest.approx((row @ v / 3).tolist(), abs=0.006)
+
+
+def test_the_twin_has_the_places_of_the_scene_and_another_shape():
+    image, twin = seen.scene(), seen.scene("routing")
+    assert (image.cell, image.key) == (twin.cell, twin.key) and image.shape != twin.shape
+    for sees in (image, twin):
+        for layer, cell in zip(seen.LOOKS, (sees.key, sees.cell)):
+            looks = sees.looks(layer)
+            assert looks.argmax() == cell and looks.max() > 0.9
+
+
+def test_the_students_answer_as_the_drawings_say():
+    image, twin = seen.scene(), seen.scene("routing")
+    assert seen.answer("copy", image, twin) == seen.answer("copy", image, image) == image.shape
+    assert seen.answer("scratch", image) != image.shape
+
+
+@pytest.mark.parametrize(
+    "name, given, learned, unused",
+    [
+        ("copy", 1, 2, 2),
+        ("twin", 1, 2, 2),
+        ("blank", 1, 2, 2),
+        ("distill", 0, 5, 0),
+        ("queries", 1, 4, 0),
+        ("class-row", 1, 5, 0),
+        ("patch-rows", 1, 5, 0),
+    ],
+)
+def test_lines_say_what_is_given_and_what_is_learned(name, given, learned, unused):
+    boxes = [
+        box
+        for box in re.findall("<rect[^>]*>", method(VARIANTS[name]))
+        if re.search(r'x="(2[4-9]\d|3\d\d)', box) and re.search(r'height="24"', box)
+    ]
+    assert sum('"5 3"' in box for box in boxes) == learned
+    assert sum('"1.5 3"' in box for box in boxes) == unused
+    assert sum("dasharray" not in box for box in boxes) == given

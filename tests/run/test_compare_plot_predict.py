@@ -1,0 +1,312 @@
+"""What is done with finished runs: they are compared, drawn, asked about pictures without labels, and run
+again by their config."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import binom, norm
+from torchvision.transforms import functional as F
+
+from atbook.worlds import glyphs
+from atlib import __main__ as command
+from atlib.checkpoint import load_vit, read_header
+from atlib.run import plot, predict
+from atlib.run.compare import compare_runs, compared
+from atlib.run.config import read_config
+from atlib.run.configure import configure_again
+from atlib.run.log import read_log
+from atlib.train.record import read_record
+from tests.helpers import made_once, same, state_of
+from tests.picture_files import CLASSES, cut_jpeg, picture, write_folders
+from tests.run.photographs import asked as asked_for_photographs
+from tests.stopped_runs import HELD_OUT, asked
+
+TEACHER = "results/transfer/find/teacher-seed0.safetensors"
+SCALED = ("augmentation.mean=[0.5,0.5,0.5]", "augmentation.std=[0.25,0.25,0.25]", "augmentation.crop_pct=1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_held_out():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three runs: distill and scratch on the world Find, and scratch on photographs."""
+
+    def make(folder):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+            datasets.disable_progress_bars()
+            data = write_folders(folder / "photographs", "train", range(12))
+            write_folders(data, "validation", range(12, 21))
+            assert command.main(asked("find-distill", folder / "distill", "--teacher", TEACHER)) == 0
+            assert command.main(asked("find-scratch", folder / "scratch")) == 0
+            assert command.main(asked_for_photographs(data, folder / "read", *SCALED, "ema=0.5")) == 0
+
+    return made_once(tmp_path_factory, "finished-runs", make)[0]
+
+
+def said(capsys, *words):
+    """(exit code, what was printed, what was wrong) of a command."""
+    capsys.readouterr()
+    code = command.main([*map(str, words)])
+    return code, *capsys.readouterr()
+
+
+# --- compare ---
+
+
+def logits_of(right):
+    """Logits (n, 2) that name class 0 where `right`, for labels that are all 0."""
+    return torch.where(torch.tensor(right)[:, None], torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+
+
+def test_mcnemar_by_hand():
+    """8 images that only the first has right, 2 that only the second has: how often do 10 fair coins show one
+    side 8 times or more? 2 (1 + 10 + 45) / 1024."""
+    first = [True] * 8 + [False] * 2 + [True] * 20 + [False] * 10
+    second = [False] * 8 + [True] * 2 + [True] * 20 + [False] * 10
+    found = compared(logits_of(first), logits_of(second), torch.zeros(40, dtype=torch.long))
+    assert (found.first, found.second) == (28 / 40, 22 / 40)
+    assert (found.only_first, found.only_second) == (8, 2)
+    assert found.p == pytest.approx(112 / 1024)
+    assert found.difference.mean == pytest.approx(6 / 40)
+    low, high = found.difference.low, found.difference.high
+    # the sum of 40 values in -1, 0, 1: about normal
+    spread = norm.ppf(0.975) * math.sqrt(10 / 40 - (6 / 40) ** 2) / math.sqrt(40)
+    assert low == pytest.approx(6 / 40 - spread, abs=0.03)
+    assert high == pytest.approx(6 / 40 + spread, abs=0.03)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mcnemar_is_twice_the_tail_of_a_fair_coin(seed):
+    first, second = (torch.randn(60, 4, generator=torch.Generator().manual_seed(seed + k)) for k in (0, 99))
+    labels = torch.randint(4, (60,), generator=torch.Generator().manual_seed(seed))
+    found = compared(first, second, labels)
+    a, b = first.argmax(1) == labels, second.argmax(1) == labels
+    only = [sum(x and not y for x, y in zip(a, b)), sum(y and not x for x, y in zip(a, b))]
+    assert [found.only_first, found.only_second] == only
+    expected = min(1.0, 2 * binom.cdf(min(only), sum(only), 0.5))
+    assert found.p == pytest.approx(expected)
+
+
+def test_equal_models_are_no_different():
+    found = compared(logits_of([True, False]), logits_of([True, False]), torch.zeros(2, dtype=torch.long))
+    assert found.p == 1.0 and tuple(found.difference) == (0.0, 0.0, 0.0)
+
+
+def test_runs_are_compared_on_the_images_that_they_were_evaluated_on(runs, capsys):
+    found = compare_runs(runs / "distill", runs / "scratch")
+    for accuracy, name in ((found.first, "distill"), (found.second, "scratch")):
+        assert accuracy == read_record(runs / name / "record.json").results["test_accuracy"]
+    other = compare_runs(runs / "scratch", runs / "distill")
+    assert (other.only_first, other.only_second, other.p) == (found.only_second, found.only_first, found.p)
+    code, out, _ = said(capsys, "compare", runs / "distill", runs / "scratch")
+    assert code == 0 and f"{100 * found.difference.mean:+.2f} points" in out and f"p = {found.p:.2g}" in out
+    itself = compare_runs(runs / "read", runs / "read", averaged=True)
+    assert itself.only_first == itself.only_second == 0
+    assert itself.first == read_record(runs / "read" / "record.json").results["average_validation_accuracy"]
+
+
+CLASSIFYING = ("evaluation_split", "evaluate_every", "maps_every")  # what a run of pre-training lacks
+
+
+def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
+    code, _, wrong = said(capsys, "compare", runs / "distill", runs / "read")
+    assert code == 2 and "different images" in wrong and "marked_glyphs, test" in wrong
+    for changes, named in (
+        ({"evaluation_split": "validation"}, "--split"),
+        ({"method": "mae"}, "masked auto-encoding"),
+    ):
+        other = tmp_path / str(len([*tmp_path.iterdir()]))
+        other.mkdir()
+        config = json.loads((runs / "scratch" / "config.json").read_text())
+        if "method" in changes:
+            config = {key: config[key] for key in config if key not in CLASSIFYING}
+        (other / "config.json").write_text(json.dumps(config | changes))
+        code, _, wrong = said(capsys, "compare", runs / "distill", other)
+        assert code == 2 and named in wrong
+    code, _, wrong = said(capsys, "compare", runs / "distill", runs / "scratch", "--averaged")
+    assert code == 2 and "no averaged weights" in wrong
+
+
+def test_runs_that_read_other_columns_are_refused(runs, tmp_path, capsys):
+    config = json.loads((runs / "read" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"image_column": "image"}))
+    code, _, wrong = said(capsys, "compare", runs / "read", tmp_path)
+    assert code == 2 and "columns None and image" in wrong
+
+
+# --- plot ---
+
+
+def test_the_curves_are_those_of_the_logs(runs):
+    axes = plot.curves([runs / "distill", runs / "scratch"]).axes
+    assert [panel.get_title() for panel in axes] == ["task loss", "transfer loss", "accuracy"]
+    drawn = {
+        (panel.get_title(), line.get_label()): line.get_xydata().tolist()
+        for panel in axes
+        for line in panel.lines
+    }
+    entries = {name: read_log(runs / name) for name in ("distill", "scratch")}
+    passes = {name: [one for one in of if one["event"] == "epoch"] for name, of in entries.items()}
+    assert set(drawn) == {
+        ("task loss", "distill"),
+        ("task loss", "scratch"),
+        ("transfer loss", "distill"),
+        ("accuracy", "distill, test"),
+        ("accuracy", "scratch, test"),
+    }
+    fields = {"task loss": "task_loss", "transfer loss": "transfer_loss", "accuracy": "test_accuracy"}
+    for (title, label), points in drawn.items():
+        name, field = label.partition(",")[0], fields[title]
+        assert points == [[one["epoch"], one[field]] for one in passes[name] if field in one]
+
+
+def test_runs_of_one_name_are_told_apart(runs, tmp_path):
+    (tmp_path / "scratch").symlink_to(runs / "distill")
+    panel = plot.curves([runs / "scratch", tmp_path / "scratch"]).axes[0]
+    labels = [line.get_label() for line in panel.lines]
+    assert labels == [str(runs / "scratch"), str(tmp_path / "scratch")]
+
+
+def test_a_picture_is_written_or_refused(runs, tmp_path, capsys):
+    out = tmp_path / "curves.png"
+    code, printed, _ = said(capsys, "plot", runs / "scratch", runs / "read", "--out", out)
+    assert code == 0 and printed.strip() == str(out)
+    assert np.asarray(Image.open(out).convert("L")).std() > 5, "a picture of one colour shows nothing"
+    code, _, wrong = said(capsys, "plot", runs / "scratch", "--out", tmp_path / "curves.pdf")
+    assert code == 2 and ".png" in wrong and not (tmp_path / "curves.pdf").exists()
+    code, _, wrong = said(capsys, "plot", tmp_path, "--out", out)
+    assert code == 2 and str(tmp_path) in wrong
+
+
+# --- predict ---
+
+
+def by_hand(weights: Path, file: Path) -> list[float]:
+    """Probabilities of one picture: the whole of it in 16 x 16 pixels, scaled as `SCALED` says."""
+    image = Image.open(file).convert("RGB")
+    scale = 16 / min(image.size)
+    wide, high = (round(side * scale) for side in image.size)
+    pixels = F.to_tensor(F.center_crop(image.resize((wide, high), Image.Resampling.BICUBIC), 16))
+    with torch.no_grad():
+        logits = load_vit(weights).eval()(((pixels - 0.5) / 0.25)[None])
+    return logits[0].softmax(-1).tolist()
+
+
+def test_classes_of_pictures_as_csv_and_json(runs, tmp_path, capsys):
+    folder = tmp_path / "new"
+    (folder / "deep").mkdir(parents=True)
+    for index, name in enumerate(["b.png", "a.jpg", "deep/c.PNG"]):
+        picture(index * 9, (20, 16)).save(folder / name)
+    (folder / "notes.txt").write_text("no picture")
+    code, printed, _ = said(capsys, "predict", runs / "read", folder)
+    assert code == 0
+    header, *lines = csv.reader(printed.splitlines())
+    assert header == ["file", "class", "probability", *CLASSES]
+    assert [line[0] for line in lines] == [str(folder / name) for name in ("a.jpg", "b.png", "deep/c.PNG")]
+    for file, name, probability, *shares in lines:
+        expected = by_hand(runs / "read" / "student.safetensors", Path(file))
+        assert [float(share) for share in shares] == pytest.approx(expected, abs=2e-3)
+        assert name == CLASSES[int(np.argmax(expected))] and float(probability) == max(map(float, shares))
+    out = tmp_path / "classes.json"
+    weights = runs / "read" / "student.safetensors"
+    assert said(capsys, "predict", weights, folder / "b.png", folder, "--out", out)[0] == 0
+    found = json.loads(out.read_text())
+    assert [Path(one["file"]).name for one in found] == ["b.png", "a.jpg", "b.png", "c.PNG"]
+    assert [*found[0]["probabilities"]] == CLASSES == read_header(weights)["classes"]
+    assert sum(found[0]["probabilities"].values()) == pytest.approx(1)
+    averaged = said(capsys, "predict", runs / "read", folder / "b.png", "--averaged")[1]
+    expected = by_hand(runs / "read" / "averaged.safetensors", folder / "b.png")
+    shares = [float(share) for share in averaged.splitlines()[1].split(",")[3:]]
+    assert shares == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_picture_is_turned_as_the_camera_says(runs, tmp_path):
+    """As in training: a photograph that is stored lying on its side is the same photograph."""
+    upright = Image.fromarray(np.random.default_rng(0).integers(0, 255, (24, 16, 3), dtype=np.uint8))
+    upright.save(tmp_path / "upright.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "lying.png", exif=exif)
+    weights = runs / "read" / "student.safetensors"
+    one, other = predict.predictions(weights, [tmp_path / "upright.png", tmp_path / "lying.png"])
+    assert one.probabilities == pytest.approx(other.probabilities)
+
+
+def test_pictures_that_cannot_be_read(runs, tmp_path, capsys):
+    good, bad, out = tmp_path / "good.png", tmp_path / "bad.jpg", tmp_path / "classes.csv"
+    picture(3).save(good)
+    for content in (cut_jpeg(1), b"no picture", b""):
+        bad.write_bytes(content)
+        code, _, wrong = said(capsys, "predict", runs / "read", good, bad, "--out", out)
+        assert code == 2 and str(bad) in wrong and not out.exists()
+    for paths, named in (([tmp_path / "nothing.png"], "nothing.png"), ([runs / "scratch"], "no image")):
+        code, _, wrong = said(capsys, "predict", runs / "read", *paths)
+        assert code == 2 and named in wrong
+    code, _, wrong = said(capsys, "predict", runs / "read", good, "--out", tmp_path / "classes.txt")
+    assert code == 2 and ".csv or .json" in wrong
+    code, _, wrong = said(capsys, "predict", runs / "scratch", good)
+    assert code == 2 and "does not say how image files are prepared" in wrong
+
+
+# --- the same run again ---
+
+
+def test_a_run_again_is_the_same_run(runs, tmp_path, capsys):
+    assert said(capsys, "train", "--config", runs / "distill", "--out", tmp_path / "same")[0] == 0
+    assert read_config(tmp_path / "same") == read_config(runs / "distill")
+    path = "student.safetensors"
+    assert (tmp_path / "same" / path).read_bytes() == (runs / "distill" / path).read_bytes()
+    file = runs / "distill" / "config.json"
+    assert said(capsys, "train", "--config", file, "--seed", "1", "--out", tmp_path / "other")[0] == 0
+    assert read_config(tmp_path / "other") == read_config(runs / "distill").changed(seed=1)
+    weights = [state_of(load_vit(folder / path)) for folder in (runs / "distill", tmp_path / "other")]
+    assert not same(*weights)
+    again = configure_again(tmp_path / "other", seed=0)
+    assert again == read_config(runs / "distill"), "a seed of 0 is said, too"
+
+
+def test_what_else_is_said_replaces_what_the_file_says(runs, tmp_path):
+    config = read_config(runs / "distill")
+    changed = configure_again(runs / "distill", changes={"lr": "1e-4", "plan.layers": "[0]"}, seed=3)
+    assert (changed.recipe.lr, changed.plan.layers, changed.seed) == (1e-4, (0,), 3)
+    assert changed.recipe.steps == config.recipe.steps
+    moved = configure_again(runs / "read", str(runs / "photographs"))
+    assert moved == read_config(runs / "read")
+    assert configure_again(runs / "distill", teacher="untrained").teacher == "untrained"
+
+
+@pytest.mark.parametrize(
+    "more, named",
+    [
+        (["--data", "cifar10"], "start a run with --recipe"),
+        (["--lrr", "1"], "--lrr"),
+        (["--teacher", "nothing.safetensors"], "nothing.safetensors"),
+        (["--teacher", "vit_small_patch16_224.dino"], "depth: teacher 12, student 4"),
+    ],
+)
+def test_what_cannot_be_again(runs, tmp_path, capsys, more, named):
+    code, _, wrong = said(capsys, "train", "--config", runs / "distill", "--out", tmp_path / "run", *more)
+    assert code == 2 and named in wrong and not (tmp_path / "run").exists()
+
+
+def test_a_config_that_is_not_there_and_one_that_is_damaged(runs, tmp_path, capsys):
+    code, _, wrong = said(capsys, "train", "--config", tmp_path, "--out", tmp_path / "run")
+    assert code == 2 and str(tmp_path / "config.json") in wrong
+    (tmp_path / "config.json").write_text('{"method": "distill"')
+    code, _, wrong = said(capsys, "train", "--config", tmp_path, "--out", tmp_path / "run")
+    assert code == 2 and "config.json" in wrong
+    with pytest.raises(SystemExit):
+        command.main(["train", "--config", str(runs / "scratch"), "--recipe", "scratch", "--out", "run"])

@@ -1,0 +1,61 @@
+"""The loops of `examples/`: each trains the student of a pair, leaves the teacher as it was, and is short."""
+
+import copy
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+
+from atlib import AttentionTransfer
+from tests.helpers import ROOT, same, state_of
+
+LOOPS = {"plain_loop": "torch", "with_trainer": "transformers", "with_lightning": "lightning"}
+
+
+@pytest.fixture
+def pairs(monkeypatch):
+    """Every pair that an example builds, with its weights, and its teacher's, as they were at first."""
+    built = []
+
+    def build(*arguments, **options):
+        pair = AttentionTransfer(*arguments, **options)
+        built.append((pair, copy.deepcopy(pair.student.state_dict()), state_of(pair.teacher)))
+        return pair
+
+    return built, build
+
+
+@pytest.mark.parametrize("name, library", LOOPS.items())
+@pytest.mark.filterwarnings("ignore")  # of the frameworks, about workers and deprecations
+def test_a_loop_trains_the_student_alone(name, library, pairs, monkeypatch, tmp_path):
+    pytest.importorskip(library)
+    example = import_module(f"examples.{name}")
+    built, build = pairs
+    monkeypatch.setattr(example, "AttentionTransfer", build)
+    monkeypatch.chdir(tmp_path)
+    student = example.main(epochs=1)
+    ((pair, first, teacher),) = built
+    assert student is pair.student and same(state_of(pair.teacher), teacher)
+    moved = [key for key, value in student.state_dict().items() if not torch.equal(value.cpu(), first[key])]
+    assert len(moved) > 0.9 * len(first), "every part of the student learns"
+    assert all(weight.isfinite().all() for weight in student.parameters())
+    assert not [*tmp_path.iterdir()], "an example leaves nothing behind"
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_fits_on_a_screen(name):
+    assert len((ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 60
+
+
+def test_the_loss_falls():
+    """The plain loop's own step, longer: on a few images, both losses fall."""
+    example = import_module("examples.plain_loop")
+    printed = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(example, "print", lambda text: printed.append(text), raising=False)
+        student = example.main(epochs=6)
+    assert isinstance(student, nn.Module) and len(printed) == 6
+    for name in ("task loss ", "transfer loss "):
+        first, *_, last = (float(line.split(name)[1].split(",")[0]) for line in printed)
+        assert last < first

@@ -1,0 +1,200 @@
+"""Recipes without a model's name: each rule's value against numbers worked out by hand, and what replaces it.
+
+Data of the catalogue are counted without being opened, and a timm name needs no weights, so that most of
+these cost nothing.
+"""
+
+import datasets
+import pytest
+from PIL import Image
+
+from atlib import __main__ as command
+from atlib.checkpoint import save_vit
+from atlib.pair import IMAGENET, Normalisation
+from atlib.plan import Plan
+from atlib.run import generic
+from atlib.run.config import read_config
+from atlib.run.configure import configure
+from atlib.vit import Architecture, WeightsUnavailable
+from tests.helpers import randomise
+from tests.picture_files import CLASSES, write_folders
+
+LARGE, SMALL = "vit_large_patch16_224.augreg_in21k", "vit_small_patch16_224.dino"
+GLYPHS = {"depth": 4, "embed_dim": 48, "num_heads": 3}
+
+
+def teacher_file(path, normalisation=None, **other):
+    architecture = Architecture("glyphs", {**GLYPHS, "num_classes": 5, **other})
+    more = {} if normalisation is None else {"normalisation": normalisation.describe()}
+    return str(save_vit(path, randomise(architecture.build()), architecture, more))
+
+
+@pytest.fixture
+def photographs(tmp_path, monkeypatch):
+    """24 pictures of 16 x 12 pixels to train on, 6 to look at."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    folder = tmp_path / "photographs"
+    return str(write_folders(write_folders(folder, "train", range(24)), "validation", range(24, 30)))
+
+
+def test_distill_of_a_large_teacher_on_imagenet():
+    """1,281,167 images: a sixteenth is 80,072, so 256 a step, 5,005 steps a pass; width 1,024, 24 layers."""
+    values = generic.derive("distill", "imagenet-1k", LARGE, {}).values
+    recipe, augmentation = values["recipe"], values["augmentation"]
+    assert (recipe.batch_size, recipe.epochs, recipe.warmup) == (256, 200, 0.1)
+    assert recipe.lr == pytest.approx(1e-3 * 0.5 * 0.75)  # sqrt(256 / 1024), 768 / 1024
+    assert (recipe.betas, recipe.weight_decay, recipe.label_smoothing) == ((0.9, 0.95), 0.3, 0.1)
+    assert (recipe.mixup, recipe.cutmix, recipe.transfer_weight) == (0.8, 1.0, 3.0)
+    assert recipe.ema == 0.9999 and recipe.layer_decay is None  # 200 x 5,005 steps
+    assert values["plan"] == Plan(how="distill", layers=range(18))
+    assert values["drop_path"] == 0.2 and values["teacher"] == LARGE
+    assert values["evaluate_every"] == values["maps_every"] == 20
+    assert (augmentation.image_size, augmentation.crop) == (224, "random-resized")
+    assert augmentation.rand_augment == "rand-m9-mstd0.5-inc1" and augmentation.random_erasing == 0.25
+    assert augmentation.normalisation == Normalisation(0.5, 0.5), "as the teacher's, which is AugReg's"
+
+
+def test_copy_of_a_small_teacher_on_cifar10():
+    """50,000 images: 256 a step, 196 steps a pass; 12 layers of width 384."""
+    values = generic.derive("copy", "cifar10", SMALL, {}).values
+    recipe = values["recipe"]
+    assert (recipe.batch_size, recipe.epochs, recipe.warmup) == (256, 100, 0.05)
+    assert recipe.lr == pytest.approx(1e-3 * 0.5 * 2)
+    assert (recipe.betas, recipe.weight_decay) == ((0.9, 0.999), 0.05)
+    assert recipe.ema is None, "19,600 steps are fewer than 50,000"
+    assert values["plan"] == Plan() and values["drop_path"] == 0.0
+    assert values["augmentation"].image_size == 224, "nobody looked at the images: the teacher's"
+    assert values["augmentation"].normalisation == IMAGENET
+
+
+@pytest.mark.parametrize("teacher, decay, rate", [(SMALL, 0.65, 2.5e-4), (LARGE, 0.75, 0.9375e-4)])
+def test_fine_tuning_on_few_images(teacher, decay, rate):
+    """500 images: 31 a sixteenth, so 16 a step; 512 passes show 256,000 images. sqrt(16 / 1024) is 1/8."""
+    values = generic.derive("fine-tune", "cifar10", teacher, {"data_size": "500"}).values
+    recipe = values["recipe"]
+    assert (recipe.batch_size, recipe.epochs, recipe.warmup) == (16, 512, 0.1)
+    assert (recipe.layer_decay, recipe.lr) == (decay, pytest.approx(rate))
+    assert values["evaluate_every"] == 51 and values["plan"] is None and values["teacher"] == teacher
+
+
+def test_scratch_is_built_like_the_teacher_and_does_not_have_it():
+    values = generic.derive("scratch", "cifar10", SMALL, {}).values
+    assert values["teacher"] is None and values["plan"] is None
+    assert values["model"] == Architecture(SMALL) and values["recipe"].epochs == 200
+
+
+@pytest.mark.parametrize(
+    "name, shorter_side, expected",
+    [
+        (SMALL, 240, 224),  # no more than its own
+        (SMALL, 50, 224),  # 14 patches of 16 pixels
+        ("vit_small_patch14_dinov2.lvd142m", 1000, 518),
+        ("vit_small_patch14_dinov2.lvd142m", 240, 252),  # 18 patches of 14 pixels
+        ("vit_small_patch14_dinov2.lvd142m", 100, 196),
+        ("glyphs", 100, 32),
+    ],
+)
+def test_the_image_size_is_the_teachers_or_less(monkeypatch, name, shorter_side, expected):
+    monkeypatch.setattr(
+        generic, "_material", lambda *asked: generic.Material(5000, shorter_side, fixed=False)
+    )
+    values = generic.derive("scratch", "photographs", None, {"model": name}).values
+    assert values["augmentation"].image_size == expected
+
+
+@pytest.mark.parametrize("images, batch", [(20, 16), (511, 16), (512, 32), (1_000, 32), (100_000, 256)])
+def test_the_batch_leaves_sixteen_steps(images, batch):
+    values = generic.derive("scratch", "cifar10", SMALL, {"data_size": str(images)}).values
+    assert values["recipe"].batch_size == batch
+
+
+def test_a_folder_and_a_file(tmp_path, photographs):
+    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
+    derived = generic.derive("distill", photographs, teacher, {})
+    values, recipe, augmentation = derived.values, *(derived.values[n] for n in ("recipe", "augmentation"))
+    assert values["model"] == Architecture("glyphs", GLYPHS)
+    # ceil(256,000 / 24) passes; sqrt(16 / 1024), 768 / 48
+    assert (recipe.batch_size, recipe.epochs, recipe.lr) == (16, 10_667, pytest.approx(1e-3 / 8 * 16))
+    assert recipe.mixup == recipe.cutmix == 0 and values["plan"].layers == (0, 1, 2)
+    assert (augmentation.image_size, augmentation.crop, augmentation.padding) == (32, "padded", 4)
+    assert augmentation.normalisation == Normalisation(0.5, 0.25)
+    text = derived.text({"epochs": "3"})
+    assert "--model glyphs: the teacher's" in text and "shorter side is 12" in text
+    assert "--epochs" not in text and "--lr 0.002: " in text
+
+
+def test_data_that_come_as_they_are(tmp_path):
+    teacher = teacher_file(tmp_path / "teacher.safetensors", img_size=64)
+    derived = generic.derive("copy", "atbook.worlds:marked_glyphs", teacher, {"data_size": "500"})
+    assert derived.values["model"].overrides == GLYPHS | {"img_size": 32}, "the images' own size"
+    assert derived.values["recipe"].mixup == 0
+    assert not any(rule.startswith("augmentation") for rule in derived.rules), "no such setting would do"
+
+
+def test_settings_replace_rules_and_others_follow():
+    run = configure("distill", "imagenet-1k", LARGE, {"batch_size": "64"})
+    assert run.recipe.lr == pytest.approx(1e-3 * 0.25 * 0.75), "the rate follows the batch"
+    run = configure("distill", "imagenet-1k", LARGE, {"steps": "20020", "plan.layers": "[0,1]"})
+    assert (run.recipe.steps, run.recipe.epochs, run.recipe.ema) == (20020, None, None)
+    assert run.task.evaluate_every == 1, "four passes"
+    assert run.plan.layers == (0, 1)
+    run = configure("distill", "imagenet-1k", LARGE, {"base_lr": "1e-3"})
+    assert run.on(1_281_167).recipe.lr == pytest.approx(1e-3), "256 images a step"
+    run = configure("scratch", "cifar10", None, {"model": SMALL, "model.depth": "24", "lr": "1e-4"})
+    assert run.recipe.lr == 1e-4 and run.drop_path == 0.2 and run.model.overrides == {"depth": 24}
+    run = configure("distill", "cifar10", LARGE, {"teacher_mean": "[0,0,0]", "teacher_std": "[1,1,1]"})
+    assert run.augmentation.normalisation == Normalisation(0.0, 1.0)
+
+
+def test_an_untrained_teacher_is_built_like_the_model():
+    run = configure("copy", "cifar10", "untrained", {"model": SMALL})
+    assert run.teacher == "untrained" and run.model == Architecture(SMALL)
+    assert run.augmentation.normalisation == IMAGENET
+    for name in ("copy", "distill", "scratch"):
+        with pytest.raises(ValueError, match="--model NAME"):
+            configure(name, "cifar10", "untrained")
+    with pytest.raises(ValueError, match="the recipe scratch"):
+        configure("fine-tune", "cifar10", "untrained")
+
+
+@pytest.mark.parametrize(
+    "name, data, teacher, error, named",
+    [
+        ("distill", "cifar10", None, ValueError, "--teacher"),
+        ("scratch", "cifar10", None, ValueError, "--model NAME"),
+        ("copy", "coco", SMALL, ValueError, "'coco'"),
+        ("copy", "cifar10", "vit_of_nobody", ValueError, "vit_of_nobody"),
+        ("copy", "cifar10", "facebook/dinov2-base", WeightsUnavailable, "config.json"),
+        ("copy", "cifar10", "nothing.safetensors", OSError, "nothing.safetensors"),
+    ],
+)
+def test_what_cannot_be_derived_is_refused(name, data, teacher, error, named):
+    with pytest.raises(error, match=named):
+        generic.derive(name, data, teacher, {})
+
+
+@pytest.mark.parametrize("recipe", generic.NAMES)
+def test_a_run_of_each(tmp_path, photographs, capsys, recipe):
+    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
+    out = tmp_path / "run"
+    asked = ["train", "--recipe", recipe, "--data", photographs, "--teacher", teacher, "--out", str(out)]
+    assert command.main([*asked, "--epochs", "2", "--lr", "1e-4"]) == 0
+    said = capsys.readouterr().err
+    assert "--batch_size 16: " in said and "--epochs" not in said and "--lr" not in said
+    config = read_config(out)
+    assert config.recipe_name == config.method == recipe and config.recipe.steps == 4
+    assert config.recipe.lr == 1e-4 and config.task.evaluate_every == 1
+    assert len([*(out / "maps").iterdir()]) == 2 and (out / "student.safetensors").exists()
+
+
+def test_the_sides_of_images_are_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    for index, size in enumerate([(30, 100), (100, 40), (50, 50), (300, 60), (70, 90), (80, 81)]):
+        path = tmp_path / "photographs" / "train" / CLASSES[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size).save(path)
+    write_folders(tmp_path / "photographs", "validation", range(2))
+    material = generic._material(str(tmp_path / "photographs"), {}, 0)
+    assert material == (6, 55, False), "the median of 30, 40, 50, 60, 70, 80"
