@@ -13,10 +13,10 @@ from atbook.records import records_file, results_folder
 from tests import toy
 
 
-@pytest.mark.parametrize("name", ["transfer", "family", "token", "distilled-mae"])
+@pytest.mark.parametrize("name", ["transfer", "family", "rows", "components"])
 def test_each_record_is_read_once_and_no_model_is_built(name, tmp_path, monkeypatch):
-    """Of studies that need fine-tuned teachers, another teacher, other variants, teachers of their own: none
-    of these weights is there."""
+    """Of studies that need fine-tuned teachers, another teacher, teachers of their own: none of these weights
+    is there."""
     calls, parsed, results = Counter(), records.parsed, results_folder()
     (seeds,) = (seeds for *which, seeds in recorded(results) if which == [name, "find"])
     records._read_once.cache_clear()
