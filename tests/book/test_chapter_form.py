@@ -1,4 +1,4 @@
-"""How a chapter reads: no cell that the page cuts off, a question first, and at most five findings at the end."""
+"""How a chapter reads: no cell that the page cuts off, a question first, at most five findings at the end."""
 
 import re
 from collections import Counter
@@ -10,7 +10,7 @@ from tests.helpers import ROOT
 
 CHAPTERS = sorted((ROOT / "notebooks").glob("*.md"))
 FINDINGS, CELLS, LINES, COLUMNS = 5, 20, 25, 80
-WORDS = dict.fromkeys(("17", "18", "19", "20"), 1800) | {"21": 2000}  # before exercises: the family's are short
+WORDS = dict.fromkeys(("17", "18", "19", "20"), 1800) | {"21": 2000}  # of the family, before exercises
 POINTING = re.compile(r"(table|curve|figure|column|row|line)s? (above|below)?,? ?(say|show|tell)s?\b")
 
 
