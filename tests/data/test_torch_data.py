@@ -213,8 +213,9 @@ def test_it_is_said_where_nobody_says_the_normalisation(tensors):
     teacher = tiny(1)
     attach(teacher, IMAGENET)
     silent = AttentionTransfer(teacher, tiny(2), Plan())
-    with pytest.warns(UserWarning, match="normalisation="):
+    with pytest.warns(UserWarning, match="normalisation=") as said:
         trained(tensors, silent)
+    assert sum("normalisation=" in str(warning.message) for warning in said) == 1, "once, not at every step"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trained(tensors, AttentionTransfer(teacher, tiny(2), Plan(), normalisation=IN_WORLD))
