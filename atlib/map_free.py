@@ -11,8 +11,8 @@ and its gradient with respect to z is p_s - p_t, so that
 
 Both sums can be had from pieces. `by_blocks` takes a few queries at a time; `by_fused_attention` notes that
 Σ_j p(i,j) k_j is attention with the keys as values and leaves it to the platform's fused kernels. Memory is
-O(N d) a head, not O(N²). Notebook 15 derives this step by step. StreamKL (arXiv 2606.20005) reaches the same
-memory with a CUDA kernel of its own.
+O(N d) a head, not O(N²). The how-to *Never store a map* derives this step by step. StreamKL
+(arXiv 2606.20005) reaches the same memory with a CUDA kernel of its own.
 """
 
 import torch

@@ -1,352 +1,314 @@
-"""Exercises of chapter 14, Layers, heads, unequal pairs."""
+"""Exercises of chapter 14, A real teacher, real photographs."""
 
-from collections.abc import Mapping, Sequence
+import math
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from scipy import optimize
 from torch import Tensor
 
-from atbook.exercises.inputs import maps, normal, vit
+from atbook.exercises.inputs import maps, normal
 from atbook.exercises.judging import Exercise, Wrong
-from atlib import AttentionTransfer, Plan
-from atlib.maps import aggregate_heads
-
-Heads = Sequence[int]
-Layers = Sequence[int] | Mapping[int, int] | None
-Grid = tuple[int, int]
 
 # --- 14.1 ---
 
 
-def both_maps(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> list[Tensor]:
-    """The student's maps of all heads, and the teacher's of those that are copied."""
-    return [(scale * q @ k.mT).softmax(-1), (scale_t * q_t @ k_t.mT).softmax(-1)]
+def blank_pairs(images: Tensor, grey: float) -> Tensor:
+    """What the student sees, and what its teacher sees: (B, 2, 3, height, width)."""
+    return torch.stack([torch.full_like(images, grey), images], 1)
 
 
-def some_heads(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
-    """The teacher's maps in `heads`, the student's in the others, on the student's values."""
-    p_s, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
-    mixed = p_s.clone()
-    mixed[:, heads] = copied
-    return mixed @ v
+def by_filling(images: Tensor, grey: float) -> Tensor:
+    """The same, written into an empty tensor."""
+    pairs = images.new_empty(len(images), 2, *images.shape[1:])
+    pairs[:, 0], pairs[:, 1] = grey, images
+    return pairs
 
 
-def head_by_head(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
-    """The same with the chapter's loop."""
-    outputs = []
-    for head in range(q.shape[1]):
-        if head in heads:
-            place = heads.index(head)
-            z = scale_t * q_t[:, place] @ k_t[:, place].mT
-        else:
-            z = scale * q[:, head] @ k[:, head].mT
-        outputs.append(z.softmax(-1) @ v[:, head])
-    return torch.stack(outputs, 1)
+def teacher_in_the_dark(images: Tensor, grey: float) -> Tensor:
+    """The student sees the photograph and the teacher the blank image. Turn them round: the maps have to be
+    of the photograph, and the student has to have nothing but these maps."""
+    return blank_pairs(images, grey).flip(1)
 
 
-def in_ascending_order(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
-    """q_t[:, j] belongs to heads[j], in the order given: with heads=[2, 0] the first map is for head 2. Yours
-    went to the heads in ascending order."""
-    return some_heads(q, k, v, q_t, k_t, scale, scale_t, sorted(heads))
+def both_in_the_dark(images: Tensor, grey: float) -> Tensor:
+    """The teacher sees the blank image, too, so all its maps are the same and nothing can be told. It has to
+    see the photograph."""
+    return torch.full_like(images, grey)[:, None].repeat(1, 2, 1, 1, 1)
 
 
-def half_and_half(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
-    """The copied heads use the mean of both maps. Copied means the teacher's alone; it is the *layer* that
-    uses both, head by head."""
-    p_s, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
-    mixed = p_s.clone()
-    mixed[:, heads] = (copied + p_s[:, heads]) / 2
-    return mixed @ v
+def its_own_mean(images: Tensor, grey: float) -> Tensor:
+    """Your blank image has the photograph's own mean colour, which says something about the photograph (the
+    sea is blue). It has to be the same image each time."""
+    means = images.mean((2, 3), keepdim=True).expand_as(images)
+    return torch.stack([means, images], 1)
 
 
-def the_other_heads(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
-    """The heads that were *not* named got the teacher's maps."""
-    unnamed = [head for head in range(q.shape[1]) if head not in heads]
-    return some_heads(q, k, v, q_t, k_t, scale, scale_t, unnamed)
+def shuffled_pixels(images: Tensor, grey: float) -> Tensor:
+    """Your student sees the photographs of others in the batch. They say nothing about its own photograph,
+    but they are a noise that blank images do not have: fill with the grey that is given."""
+    return torch.stack([images.roll(1, 0), images], 1)
 
 
-def nobody_asks(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
-    """The values are right, but the student's own heads get no gradient: their q and k have to learn. Only in
-    the copied heads is the student not asked."""
-    return some_heads(q.detach(), k.detach(), v, q_t, k_t, scale, scale_t, heads)
-
-
-def two_of(student: int, heads: list[int], seed: int = 0) -> tuple:
-    """Queries, keys and values of a student, queries and keys of teacher heads twice as wide."""
-    of_student = (normal(2, student, 5, 3, seed=seed + i) for i in range(3))
-    of_teacher = (normal(2, len(heads), 5, 6, seed=seed + i) for i in (3, 4))
-    return *of_student, *of_teacher, 3**-0.5, 6**-0.5, heads
+def side_by_side(images: Tensor, grey: float) -> Tensor:
+    """You put blank images behind photographs, (2B, 3, height, width). An entry is a pair: stack along a new
+    axis 1."""
+    return torch.cat([torch.full_like(images, grey), images])
 
 
 # --- 14.2 ---
 
-
-def last_of(layers: Layers, depth: int) -> int:
-    """The last of the teacher's layers whose map the student needs."""
-    if layers is None:
-        return depth - 1
-    return max(layers.values() if isinstance(layers, Mapping) else layers)
+Seeds = list[float]  # accuracies of one method, one for each seed
+Interval = tuple[float, float, float]
 
 
-def teacher_makes(layers: Layers, depth: int) -> dict[str, int]:
-    """The number of layers in which the teacher makes q and k, values, and the MLP's output."""
-    last = last_of(layers, depth)
-    return {"q and k": last + 1, "v": last, "MLP": last}
+def _gains(scratch: Seeds, blank: Seeds, copy: Seeds) -> tuple[np.ndarray, np.ndarray]:
+    start = np.array(scratch)
+    return np.array(blank) - start, np.array(copy) - start
 
 
-def counted(layers: Layers, depth: int) -> dict[str, int]:
-    """The same, counted while a pair runs."""
-    teacher, student = vit(depth=depth), vit(depth=depth)
-    pair = AttentionTransfer(teacher, student, Plan(layers=layers))
-    ran = {"q and k": 0, "v": 0, "MLP": 0}
-
-    def note(name: str):
-        def hook(*_):
-            ran[name] += 1
-
-        return hook
-
-    for block in teacher.blocks:
-        for name, module in (("q and k", block.norm1), ("v", block.attn.proj), ("MLP", block.mlp)):
-            module.register_forward_hook(note(name))
-    with torch.no_grad():
-        pair(normal(1, 3, 16, 16))
-    return ran
+def share_with_interval(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """The share, and where its interval begins and ends."""
+    part, whole = _gains(scratch, blank, copy)
+    return _fieller(part.mean(), whole.mean(), np.cov(part, whole, ddof=1) / len(part), t)
 
 
-def as_many_as_copied(layers: Layers, depth: int) -> dict[str, int]:
-    """You counted the copied layers. A layer's q and k need all blocks below it: the last two layers of six
-    cost five whole blocks."""
-    copied = depth if layers is None else len(layers)
-    return {"q and k": copied, "v": copied - 1, "MLP": copied - 1}
+def _fieller(part: float, whole: float, of_means: np.ndarray, t: float) -> Interval:
+    """From two means and the covariance (2, 2) of these means."""
+    a = whole**2 - t**2 * of_means[1, 1]
+    b = part * whole - t**2 * of_means[0, 1]
+    c = part**2 - t**2 * of_means[0, 0]
+    root = math.sqrt(b * b - a * c)
+    return float(part / whole), float((b - root) / a), float((b + root) / a)
 
 
-def students_numbers(layers: Layers, depth: int) -> dict[str, int]:
-    """In a mapping {student's layer: teacher's layer} the *values* are the teacher's. You read the keys."""
-    return teacher_makes(list(layers) if isinstance(layers, Mapping) else layers, depth)
+def by_search(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """The same by looking for the shares at which the t test just fails."""
+    part, whole = _gains(scratch, blank, copy)
+    share = part.mean() / whole.mean()
+
+    def told_from(s: float) -> float:
+        rest = part - s * whole
+        return abs(rest.mean()) - t * rest.std(ddof=1) / len(rest) ** 0.5
+
+    low, high = (optimize.brentq(told_from, share, share + by) for by in (-100, 100))
+    return float(share), float(low), float(high)
+
+
+def gain_taken_as_known(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """You divided the interval of the blank student's gain by Copy's mean gain, as if that were known
+    exactly. It was measured in the same few seeds: ask for each share s whether part - s · whole could be
+    nothing."""
+    part, whole = _gains(scratch, blank, copy)
+    reach = t * part.std(ddof=1) / len(part) ** 0.5
+    return tuple(float(x / whole.mean()) for x in (part.mean(), part.mean() - reach, part.mean() + reach))
+
+
+def shares_averaged(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """You took the share of each seed and the mean of these. A seed in which Copy gains little then decides:
+    divide mean gains."""
+    part, whole = _gains(scratch, blank, copy)
+    shares = part / whole
+    reach = t * shares.std(ddof=1) / len(shares) ** 0.5
+    return float(shares.mean()), float(shares.mean() - reach), float(shares.mean() + reach)
+
+
+def spread_of_seeds(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """Your interval is one for a single seed. The mean over S seeds is more certain: divide variances and
+    covariance by S."""
+    part, whole = _gains(scratch, blank, copy)
+    return _fieller(part.mean(), whole.mean(), np.cov(part, whole, ddof=1), t)
+
+
+def divided_by_seeds(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """Variances were divided by S, not by S - 1, so the interval is too short: with few seeds it matters
+    (ddof=1)."""
+    part, whole = _gains(scratch, blank, copy)
+    return _fieller(part.mean(), whole.mean(), np.cov(part, whole, ddof=0) / len(part), t)
+
+
+def as_if_unrelated(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """You left out the covariance. Both gains are measured from the same scratch students, so they move
+    together."""
+    part, whole = _gains(scratch, blank, copy)
+    of_means = np.diag(np.diag(np.cov(part, whole, ddof=1))) / len(part)
+    return _fieller(part.mean(), whole.mean(), of_means, t)
+
+
+def of_accuracies(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """You divided accuracies. What a student reaches without any map is no gain: take scratch away, seed by
+    seed."""
+    nothing = [0.0] * len(scratch)
+    return share_with_interval(nothing, blank, copy, t)
 
 
 # --- 14.3 ---
 
 
-def merged_groups(p: Tensor, groups: int, T: float) -> Tensor:
-    """AttnDistill's rule for each group of neighbouring heads."""
-    return (p.log().unflatten(1, (groups, -1)).sum(2) / T).softmax(-1)
+def _flat(p: Tensor) -> Tensor:
+    return p.flatten(1)
 
 
-def by_chunks(p: Tensor, groups: int, T: float) -> Tensor:
-    """The same with the library's rule."""
-    return torch.cat([aggregate_heads(group, T) for group in p.chunk(groups, 1)], 1)
+def _one_hot(labels: Tensor, like: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(labels).to(like)
 
 
-def by_powers(p: Tensor, groups: int, T: float) -> Tensor:
-    """The same as a product of softened shares."""
-    product = (p ** (1 / T)).unflatten(1, (groups, -1)).prod(2)
-    return product / product.sum(-1, keepdim=True)
+def _scores(known: Tensor, targets: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """Ridge regression, by as many equations as there are numbers in a map."""
+    eye = torch.eye(known.shape[1]).to(known)
+    return asked @ torch.linalg.solve(known.T @ known + ridge * eye, known.T @ targets)
 
 
-# --- 14.4 ---
+def read_labels(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """What a linear reader says of the classes of other maps: (n, classes)."""
+    middle, mean_target = _flat(p).mean(0), _one_hot(labels, p).mean(0)
+    return mean_target + _scores(
+        _flat(p) - middle, _one_hot(labels, p) - mean_target, _flat(asked) - middle, ridge
+    )
 
 
-def belonging(grid: Grid, factor: int, prefix: int) -> Tensor:
-    """A table that says which large token each small one is a part of: (N, M), zeros and ones."""
-    down, across = grid
-    row, column = torch.arange(down) // factor, torch.arange(across) // factor
-    patch = (row[:, None] * (across // factor) + column).flatten()
-    return F.one_hot(torch.cat([torch.arange(prefix), prefix + patch])).double()
+def by_images(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """The same by as many equations as there are images."""
+    middle, targets = _flat(p).mean(0), _one_hot(labels, p)
+    known, new = _flat(p) - middle, _flat(asked) - middle
+    gram = known @ known.T + ridge * torch.eye(len(p)).to(p)
+    return targets.mean(0) + new @ known.T @ torch.linalg.solve(gram, targets - targets.mean(0))
 
 
-def pooled_map(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """The map of large patches: their shares as keys add up, and their rows as queries are averaged."""
-    parts = belonging(grid, factor, prefix)
-    return (parts / parts.sum(0)).mT @ p @ parts
+def classes_as_amounts(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """You fitted the class's number, as if class 2 were twice class 1. Give each class a column of its own:
+    1 for its images, 0 for others."""
+    middle, start = _flat(p).mean(0), labels.to(p).mean()
+    said = _scores(_flat(p) - middle, labels.to(p)[:, None] - start, _flat(asked) - middle, ridge) + start
+    return said.expand(-1, int(labels.max()) + 1)
 
 
-def pooled_by_axes(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """The same as in the chapter, by adding up along the sides of the grid."""
-
-    def pooled(rows: Tensor) -> Tensor:
-        small = rows[..., prefix:].unflatten(-1, (grid[0] // factor, factor, grid[1] // factor, factor))
-        return torch.cat([rows[..., :prefix], small.sum((-3, -1)).flatten(-2)], -1)
-
-    summed = pooled(pooled(p).mT).mT
-    return torch.cat([summed[..., :prefix, :], summed[..., prefix:, :] / factor**2], -2)
+def not_centred(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """Nothing was centred, so the penalty pulls on what all maps share, too. Take the mean of the known maps,
+    and of their targets, away first, and add the targets' mean again at the end."""
+    return _scores(_flat(p), _one_hot(labels, p), _flat(asked), ridge)
 
 
-def keys_averaged(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """The shares of a large patch's parts were averaged, and most of the attention is gone. What is listened
-    to adds up."""
-    parts = belonging(grid, factor, prefix)
-    return (parts / parts.sum(0)).mT @ p @ (parts / parts.sum(0))
+def centred_by_itself(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """You centred the asked maps by their own mean. A reader has to say the same of a map whatever others
+    are asked about with it: take the mean of the known maps."""
+    return read_labels(p, labels, asked - asked.mean(0) + p.mean(0), ridge)
 
 
-def queries_summed(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """The rows of a large patch's parts were added up, so they sum to their number. Rows that listen are
-    averaged."""
-    parts = belonging(grid, factor, prefix)
-    return parts.mT @ p @ parts
+def all_maps_centred(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """The mean was taken over known and asked maps together. What is asked about must not change what was
+    learned: take it over the known ones."""
+    middle = torch.cat([p, asked]).mean(0)
+    targets = _one_hot(labels, p)
+    said = _scores(_flat(p - middle), targets - targets.mean(0), _flat(asked - middle), ridge)
+    return targets.mean(0) + said
 
 
-def exchanged(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Turn it round: keys, the last axis, add up; queries, the axis before it, average."""
-    parts = belonging(grid, factor, prefix)
-    return parts.mT @ p @ (parts / parts.sum(0))
+def ridge_by_image(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """Your penalty grows with the number of images: the sum of squares is over images, and the ridge is
+    added once."""
+    return read_labels(p, labels, asked, ridge * len(p))
 
 
-def one_part_each(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """One part of each large patch was kept, the others were thrown away, and the rows rescaled. All parts
-    have something to say."""
-    first = belonging(grid, factor, prefix).argmax(0)
-    kept = p[:, :, first][..., first]
-    return kept / kept.sum(-1, keepdim=True)
-
-
-def neighbours_in_the_row(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Patches that follow each other in the list were put together. Tokens go row by row through the grid: a
-    square of patches has parts in several rows."""
-    patch = torch.arange(grid[0] * grid[1]) // factor**2
-    parts = F.one_hot(torch.cat([torch.arange(prefix), prefix + patch])).to(p)
-    return (parts / parts.sum(0)).mT @ p @ parts
+def no_ridge(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """The ridge is missing. With more numbers in a map than there are images, infinitely many readers are
+    right on all known maps; the ridge takes the smallest ones."""
+    middle, targets = _flat(p).mean(0), _one_hot(labels, p)
+    weights = torch.linalg.pinv(_flat(p) - middle) @ (targets - targets.mean(0))
+    return targets.mean(0) + (_flat(asked) - middle) @ weights
 
 
 EXERCISES = (
     Exercise(
         "14.1",
-        "Some heads, without a loop",
-        stars=2,
-        minutes=15,
-        subject="maps",
-        right=some_heads,
-        cases={"heads [2, 0] of 4": lambda: two_of(4, [2, 0]), "head [1] of 3": lambda: two_of(3, [1], 20)},
-        also_right=(head_by_head,),
-        wrong={
-            "in ascending order": Wrong(in_ascending_order),
-            "one scale": Wrong(
-                lambda q, k, v, q_t, k_t, scale, scale_t, heads: some_heads(
-                    q, k, v, q_t, k_t, scale, scale, heads
-                ),
-                "The teacher's scores were multiplied with the student's scale. Its heads may have a"
-                " different width: use scale_t.",
-            ),
-            "half and half": Wrong(half_and_half),
-            "the other heads": Wrong(the_other_heads),
-            "nobody asks": Wrong(nobody_asks),
+        "A blank image for the student",
+        stars=1,
+        minutes=10,
+        subject="controls",
+        right=blank_pairs,
+        cases={
+            "3 photographs": lambda: (normal(3, 3, 4, 6), 0.5),
+            "one": lambda: (normal(1, 3, 5, 5, seed=1), 0.0),
+            "2, darker": lambda: (normal(2, 3, 2, 2, seed=2), -1.2),
         },
-        see="A layer of two minds",
-        grads=("q", "k", "v"),
+        also_right=(by_filling,),
+        wrong={
+            "the teacher in the dark": Wrong(teacher_in_the_dark),
+            "both in the dark": Wrong(both_in_the_dark),
+            "its own mean colour": Wrong(its_own_mean),
+            "another photograph": Wrong(shuffled_pixels),
+            "behind one another": Wrong(side_by_side),
+        },
+        see="A student that never sees the photograph",
     ),
     Exercise(
         "14.2",
-        "How much of the teacher is run?",
-        stars=1,
-        minutes=10,
-        subject="counting",
-        right=teacher_makes,
+        "How sure is a share?",
+        stars=3,
+        minutes=30,
+        subject="intervals",
+        right=share_with_interval,
         cases={
-            "first two of 6": lambda: ([0, 1], 6),
-            "last two of 6": lambda: ([4, 5], 6),
-            "one in the middle": lambda: ([2], 6),
-            "all": lambda: (None, 4),
-            "first layers from later ones": lambda: ({0: 1, 1: 3}, 4),
+            "five seeds": lambda: (
+                [32.4, 32.1, 32.9, 32.6, 33.4],
+                [49.0, 49.9, 48.2, 50.4, 49.3],
+                [53.4, 51.8, 51.1, 52.5, 51.4],
+                2.776,
+            ),
+            "it is not all kept, or more": lambda: (
+                [30.0, 33.0, 31.0],
+                [44.0, 50.0, 47.0],
+                [46.0, 48.0, 47.0],
+                4.303,
+            ),
+            "below scratch": lambda: (
+                [14.1, 14.9, 13.8, 15.0],
+                [13.0, 13.9, 12.6, 12.9],
+                [80, 82, 79, 83],
+                3.182,
+            ),
         },
-        also_right=(counted,),
+        also_right=(by_search,),
         wrong={
-            "as many as copied": Wrong(as_many_as_copied),
-            "the last one whole": Wrong(
-                lambda layers, depth: dict.fromkeys(("q and k", "v", "MLP"), last_of(layers, depth) + 1),
-                "The last needed block is run whole. Its q and k are enough for its map: no values, no MLP.",
-            ),
-            "all of it": Wrong(
-                lambda layers, depth: {"q and k": depth, "v": depth - 1, "MLP": depth - 1},
-                "The teacher is run up to its last map. It stops at the last one that is *asked for*; that"
-                " is why first layers are cheap.",
-            ),
-            "the student's numbers": Wrong(students_numbers),
-            "counted from 1": Wrong(
-                lambda layers, depth: {
-                    name: count - 1 for name, count in teacher_makes(layers, depth).items()
-                },
-                "Layers are counted from 0: the q and k of layer i are those of i + 1 layers.",
-            ),
+            "Copy's gain taken as known": Wrong(gain_taken_as_known),
+            "mean of shares": Wrong(shares_averaged),
+            "of one seed": Wrong(spread_of_seeds),
+            "divided by S": Wrong(divided_by_seeds),
+            "no covariance": Wrong(as_if_unrelated),
+            "of accuracies": Wrong(of_accuracies),
         },
-        see="What of the teacher must be run?",
-        rtol=0,
+        see="A student that never sees the photograph",
     ),
     Exercise(
         "14.3",
-        "Six heads teach three",
+        "A reader of maps",
         stars=2,
-        minutes=15,
-        subject="maps",
-        right=merged_groups,
+        minutes=20,
+        subject="controls",
+        right=read_labels,
         cases={
-            "6 heads to 3": lambda: (maps(2, 6, 4, 5), 3, 10.0),
-            "4 heads to 1, nearly sure": lambda: ((6 * normal(1, 4, 3, 3)).softmax(-1), 1, 2.0),
+            "few images": lambda: (
+                maps(9, 2, 3, 3),
+                torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 1]),
+                maps(4, 2, 3, 3, seed=1),
+                0.1,
+            ),
+            "many images": lambda: (
+                maps(40, 1, 3, 3, seed=2),
+                torch.arange(40) % 4,
+                maps(5, 1, 3, 3, seed=3),
+                1.0,
+            ),
         },
-        also_right=(by_chunks, by_powers),
+        also_right=(by_images,),
         wrong={
-            "mean": Wrong(
-                lambda p, groups, T: p.unflatten(1, (groups, -1)).mean(2),
-                "That is the mean of each group's maps. AttnDistill multiplies them: it adds the logarithms,"
-                " divides by T and takes the softmax.",
-            ),
-            "every third": Wrong(
-                lambda p, groups, T: (p.log().unflatten(1, (-1, groups)).sum(1) / T).softmax(-1),
-                "Heads h, h + groups, h + 2 · groups … were merged. A group is of neighbours: of six heads in"
-                " three groups, heads 0 and 1, then 2 and 3.",
-            ),
-            "no temperature": Wrong(
-                lambda p, groups, T: merged_groups(p, groups, 1.0),
-                "The temperature is missing. A product of several maps puts nearly all on one token; the"
-                " summed logarithms are divided by T.",
-            ),
-            "mean of the logarithms": Wrong(
-                lambda p, groups, T: merged_groups(p, groups, p.shape[1] / groups),
-                "The logarithms were averaged, which is T = heads of a group. AttnDistill's T is a number of"
-                " its own, whatever the number of heads.",
-            ),
-            "not normalised": Wrong(
-                lambda p, groups, T: (p.log().unflatten(1, (groups, -1)).sum(2) / T).exp(),
-                "The rows do not sum to 1: what follows the division by T is a softmax, not an exp.",
-            ),
+            "classes as amounts": Wrong(classes_as_amounts),
+            "not centred": Wrong(not_centred),
+            "centred by the asked": Wrong(centred_by_itself),
+            "centred by all": Wrong(all_maps_centred),
+            "ridge by image": Wrong(ridge_by_image),
+            "no ridge": Wrong(no_ridge),
         },
-        see="Two heads for four",
-    ),
-    Exercise(
-        "14.4",
-        "Any grid, any factor, any prefix",
-        stars=3,
-        minutes=25,
-        subject="maps",
-        right=pooled_map,
-        cases={
-            "4 × 4 to 2 × 2": lambda: (maps(2, 2, 17, 17), (4, 4), 2, 1),
-            "6 × 3 to 2 × 1, with registers": lambda: (maps(1, 2, 21, 21, seed=4), (6, 3), 3, 3),
-        },
-        also_right=(pooled_by_axes,),
-        wrong={
-            "keys averaged": Wrong(keys_averaged),
-            "queries summed": Wrong(queries_summed),
-            "exchanged": Wrong(exchanged),
-            "one part each": Wrong(one_part_each),
-            "in the row": Wrong(neighbours_in_the_row),
-            "down and across": Wrong(
-                lambda p, grid, factor, prefix: pooled_map(p, grid[::-1], factor, prefix),
-                "The sides of the grid are exchanged: it is (patches down, patches across).",
-            ),
-        },
-        see="Smaller patches",
+        see="What can be read from one row",
     ),
 )

@@ -1,343 +1,326 @@
-"""Exercises of chapter 15, Never store a map."""
-
-from math import isqrt
+"""Exercises of chapter 15, Where things are."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from atbook.exercises.inputs import normal
 from atbook.exercises.judging import Exercise, Wrong
-from atlib.map_free import by_blocks, by_fused_attention
-from atlib.walking import Seen
 
 # --- 15.1 ---
 
 
-def image_side(patch: int, d: int, prefix: int) -> int:
-    """The smallest side of an image with N > 2d tokens, solved for the patches along a side."""
-    return patch * (isqrt(max(2 * d - prefix, 0)) + 1)
+def boxes_of(instances: Tensor) -> Tensor:
+    """The boxes of the objects: their first row and column, and one after the last for the far edges."""
+    boxes = []
+    for i in range(1, int(instances.max()) + 1):
+        down, across = (instances == i).nonzero().T
+        boxes.append([across.min(), down.min(), across.max() + 1, down.max() + 1])
+    return torch.tensor(boxes, dtype=torch.float32)
 
 
-def first_side(patch: int, d: int, prefix: int, more: int = 2) -> int:
-    """The same by trying one side after the other: N > more · d."""
-    along = 1
-    while along**2 + prefix <= more * d:
-        along += 1
-    return patch * along
+def by_projection(instances: Tensor) -> Tensor:
+    """The same: which columns and which rows an object has, from the left and from the right."""
+    masks = instances[None] == torch.arange(1, int(instances.max()) + 1)[:, None, None]
+    edges = []
+    for axis in (1, 2):  # rows away: left and right; columns away: top and bottom
+        has = masks.any(axis).int()
+        edges.append((has.argmax(1), has.shape[1] - has.flip(1).argmax(1)))
+    (left, right), (top, bottom) = edges
+    return torch.stack([left, top, right, bottom], dim=1).float()
 
 
-def where_equal_counts(patch: int, d: int, prefix: int) -> int:
-    """At N = 2d both are the same number; the task asks from where on maps are *more*."""
-    along = 1
-    while along**2 + prefix < 2 * d:
-        along += 1
-    return patch * along
+def last_pixel(instances: Tensor) -> Tensor:
+    """Right and bottom are one too small. A pixel reaches from its number to the next: the far edge of the
+    last pixel is its number + 1."""
+    return boxes_of(instances) - torch.tensor([0.0, 0.0, 1.0, 1.0])
 
 
-def one_row_of_patches(patch: int, d: int, prefix: int) -> int:
-    """Tokens were counted along one side. An image has patches down and across: their number is the square of
-    that."""
-    return patch * max(2 * d - prefix + 1, 1)
+def rows_first(instances: Tensor) -> Tensor:
+    """Top stands before left. Indices of a tensor are row and column; a box begins with the column, x."""
+    return boxes_of(instances)[:, [1, 0, 3, 2]]
+
+
+def corner_and_size(instances: Tensor) -> Tensor:
+    """You returned left, top, *width, height*, COCO's way of writing. Here the last two are the right and the
+    bottom edge."""
+    boxes = boxes_of(instances)
+    return torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1)
+
+
+def background_too(instances: Tensor) -> Tensor:
+    """There is a box too many, around the background. 0 is no object: begin with 1."""
+    return boxes_of(instances + 1)
+
+
+def all_in_one(instances: Tensor) -> Tensor:
+    """There is one box around everything. Every number has a box of its own."""
+    return boxes_of((instances > 0).long())
+
+
+def scene(height: int, width: int, *objects: tuple[int, int, int, int]) -> tuple[Tensor]:
+    """An instance map of rectangles (left, top, right, bottom) with a corner missing, later ones in front."""
+    instances = torch.zeros(height, width, dtype=torch.long)
+    for number, (left, top, right, bottom) in enumerate(objects, start=1):
+        instances[top:bottom, left:right] = number
+        if right - left > 1 < bottom - top:
+            instances[top, left] = 0
+    return (instances,)
 
 
 # --- 15.2 ---
 
 
-def log_maps(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Logarithms of the student's maps and of the teacher's."""
-    return (scale * q @ k.mT).log_softmax(-1), (scale * q_t @ k_t.mT).log_softmax(-1)
+def beside_crowds(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
+    """What each prediction counts: free single objects are tried first, and then the crowds."""
+    return _matched(overlaps, crowd, threshold)
 
 
-def onward(grad_z: Tensor, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """From the gradient of one row's loss by its scores to those of the mean loss by q and k."""
-    rows = q.shape[0] * q.shape[1] * q.shape[2]
-    return scale / rows * grad_z @ k, scale / rows * grad_z.mT @ q
+def by_sorting(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
+    """The same: the objects of each prediction in order of their overlap."""
+    taken, verdicts = set(), []
+    for row in overlaps.tolist():
+        said = 0
+        for i in sorted(range(len(row)), key=lambda i: -row[i]):
+            if row[i] >= threshold and not crowd[i] and i not in taken:
+                taken.add(i)
+                said = 1
+                break
+        if said == 0 and any(value >= threshold for value, many in zip(row, crowd) if many):
+            said = -1
+        verdicts.append(said)
+    return verdicts
 
 
-def reverse_gradients(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Gradients of the reverse divergence by q and k."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    p_s, ratio = log_p_s.exp(), log_p_s - log_p_t
-    divergence = (p_s * ratio).sum(-1, keepdim=True)
-    return onward(p_s * (ratio - divergence), q, k, scale)
+def _matched(
+    overlaps: Tensor,
+    crowd: Tensor,
+    threshold: float,
+    *,
+    once: bool = True,
+    fallback: bool = True,
+    crowd_says: int = -1,
+    crowd_first: bool = False,
+    crowd_once: bool = False,
+) -> list[int]:
+    free, left, verdicts = ~crowd, crowd.clone(), []
+    for row in overlaps:
+        single = row.where(free if fallback else ~crowd, torch.full_like(row, -1.0))
+        best = single.argmax()
+        ok = bool(single[best] >= threshold) and bool(free[best])
+        many = row.where(left, torch.full_like(row, -1.0))
+        in_crowd = bool(many.max() >= threshold)
+        if ok and not (crowd_first and in_crowd):
+            free[best] = not once
+            verdicts.append(1)
+        elif in_crowd:
+            left[many.argmax()] = not crowd_once
+            verdicts.append(crowd_says)
+        else:
+            verdicts.append(0)
+    return verdicts
 
 
-def by_autograd(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """The same from the definition."""
-    q, k = q.clone().requires_grad_(), k.clone().requires_grad_()
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    loss = F.kl_div(log_p_t, log_p_s, reduction="none", log_target=True).sum(-1).mean()
-    return torch.autograd.grad(loss, (q, k))
+def found_again(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
+    """An object was found twice, and both counted. The surest prediction takes it; a later one has to look
+    for another object."""
+    return _matched(overlaps, crowd, threshold, once=False)
 
 
-def forward_gradients(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """p_s - p_t belongs to the forward cross-entropy, where the weights p_t are constants. In Σ p_s log(p_s /
-    p_t) the weights p_s move as well."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    return onward(log_p_s.exp() - log_p_t.exp(), q, k, scale)
+def best_or_nothing(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
+    """A prediction gave up because the object that it overlaps most was taken. Ask which it overlaps most *of
+    those that are free*."""
+    return _matched(overlaps, crowd, threshold, fallback=False)
 
 
-def weights_held_fast(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """p_s log(p_s / p_t) alone does not sum to 0 along a row, as the gradient of a softmax must. Subtract the
-    row's own divergence from the logarithm."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    return onward(log_p_s.exp() * (log_p_s - log_p_t), q, k, scale)
+def crowd_is_right(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
+    """A prediction in a crowd counted as right. No annotation says what is in there: it is left out, -1."""
+    return _matched(overlaps, crowd, threshold, crowd_says=1)
 
 
-def only_by_shares(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """You have log(p_s / p_t) + 1, the derivative by a *share*, times p_s. A score moves all shares of its
-    row: take away the row's mean of that, weighted by p_s. The 1 cancels."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    return onward(log_p_s.exp() * (log_p_s - log_p_t + 1), q, k, scale)
+def crowd_is_wrong(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
+    """A prediction in a crowd counted as wrong. It may well have found an object there: it is left out,
+    -1."""
+    return _matched(overlaps, crowd, threshold, crowd_says=0)
 
 
-def without_scale(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """From scores to q and k there is one more factor, `scale`: z = scale · q kᵀ."""
-    return tuple(gradient / scale for gradient in reverse_gradients(q, k, q_t, k_t, scale))
+def crowds_first(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
+    """A prediction that had found a single object was left out because it lies in a crowd. The single objects
+    are asked first."""
+    return _matched(overlaps, crowd, threshold, crowd_first=True)
 
 
-def not_transposed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The gradient of a key sums over queries, down the *columns*: transpose ∂/∂z before you multiply it with
-    q."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    p_s, ratio = log_p_s.exp(), log_p_s - log_p_t
-    grad_z = p_s * (ratio - (p_s * ratio).sum(-1, keepdim=True))
-    rows = q.shape[0] * q.shape[1] * q.shape[2]
-    return scale / rows * grad_z @ k, scale / rows * grad_z @ q
+def crowd_used_up(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
+    """The second prediction in a crowd counted as wrong. A crowd is many: it is never used up."""
+    return _matched(overlaps, crowd, threshold, crowd_once=True)
+
+
+def predictions(threshold: float) -> tuple[Tensor, Tensor, float]:
+    """Six predictions, the surest first; two single objects, and a crowd between them."""
+    overlaps = torch.tensor(
+        [
+            [0.9, 0.1, 0.0],  # the first object
+            [0.8, 0.0, 0.7],  # it is taken; the second one will do
+            [0.2, 0.8, 0.0],  # in the crowd
+            [0.1, 0.9, 0.6],  # in the crowd, too, and its object is taken
+            [0.7, 0.3, 0.1],  # found before
+            [0.0, 0.4, 0.3],  # nothing here
+        ],
+        dtype=torch.float64,
+    )
+    return overlaps, torch.tensor([False, True, False]), threshold
+
+
+def an_object_in_a_crowd() -> tuple[Tensor, Tensor, float]:
+    """Two predictions inside a crowd, of an object that was told apart from it."""
+    overlaps = torch.tensor([[0.95, 0.6], [0.97, 0.8], [0.3, 0.1]], dtype=torch.float64)
+    return overlaps, torch.tensor([True, False]), 0.5
 
 
 # --- 15.3 ---
 
-
-def padded(x: Tensor, width: int) -> Tensor:
-    """Columns of zeros up to that width."""
-    return F.pad(x, (0, width - x.shape[-1]))
+Objects = dict[str, Tensor]  # boxes and labels
 
 
-def two_widths(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The chapter's surrogate for a teacher whose heads have a different width, still without a map."""
-    rows, d = q.shape[0] * q.shape[1] * q.shape[2], q.shape[-1]
-    width = max(d, q_t.shape[-1])
-    expected_key = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
-    target = F.scaled_dot_product_attention(
-        padded(q_t, width), padded(k_t, width), padded(k, width), scale=scale_t
+def cut_out(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+    """Boxes that are scaled, moved and clamped, without those that have no area left."""
+    return _kept((scale * boxes - corner.repeat(2)).clamp(0, side), labels)
+
+
+def edge_by_edge(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+    """The same, one box after the other."""
+    edges_kept, kept = [], []
+    for (left, top, right, bottom), label in zip(boxes.tolist(), labels.tolist()):
+        x, y = corner.tolist()
+        edges = (scale * left - x, scale * top - y, scale * right - x, scale * bottom - y)
+        a, b, c, d = (min(max(edge, 0), side) for edge in edges)
+        if a < c and b < d:
+            edges_kept.append([a, b, c, d])
+            kept.append(label)
+    return {"boxes": torch.tensor(edges_kept, dtype=boxes.dtype), "labels": torch.tensor(kept)}
+
+
+def _kept(boxes: Tensor, labels: Tensor) -> Objects:
+    there = (boxes[:, 2:] > boxes[:, :2]).all(1)
+    return {"boxes": boxes[there], "labels": labels[there]}
+
+
+def not_cut(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+    """Boxes reach out of the square. Clamp all four edges to 0 and `side`."""
+    moved = scale * boxes - corner.repeat(2)
+    there = (moved.clamp(0, side)[:, 2:] > moved.clamp(0, side)[:, :2]).all(1)
+    return {"boxes": moved[there], "labels": labels[there]}
+
+
+def nothing_goes(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+    """Boxes without area stayed. Whatever lies outside is clamped to a line or a point: it has to go, or the
+    detector learns to find nothing."""
+    return {"boxes": (scale * boxes - corner.repeat(2)).clamp(0, side), "labels": labels}
+
+
+def labels_stay(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+    """There are more labels than boxes. A label goes with its box."""
+    return cut_out(boxes, labels, scale, corner, side) | {"labels": labels}
+
+
+def only_whole_ones(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+    """Objects that are only partly outside are gone. Cut them off; their visible part is still there to be
+    found."""
+    moved = scale * boxes - corner.repeat(2)
+    there = ((moved >= 0) & (moved <= side)).all(1)
+    return {"boxes": moved[there], "labels": labels[there]}
+
+
+def moved_first(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+    """You moved first and scaled then. The corner is given in pixels of the larger image: scale, then
+    move."""
+    return _kept((scale * (boxes - corner.repeat(2))).clamp(0, side), labels)
+
+
+def moved_away(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+    """The boxes moved with the corner. When you cut at x, everything moves left by x."""
+    return _kept((scale * boxes + corner.repeat(2)).clamp(0, side), labels)
+
+
+def corner_turned(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+    """x and y of the corner were exchanged: left and right go with x, which is first."""
+    return cut_out(boxes, labels, scale, corner.flip(0), side)
+
+
+def boxes_in(size: float, scale: float, seed: int) -> tuple[Tensor, Tensor, float, Tensor, float]:
+    """Six boxes of an image of `size`: one well inside what is cut out, one that reaches out, one outside,
+    and others."""
+    corner, side = torch.tensor([0.2, 0.45], dtype=torch.float64) * size * scale, 0.5 * size * scale
+    fixed = size * torch.tensor(
+        [[0.3, 0.5, 0.5, 0.7], [0.1, 0.3, 0.4, 0.6], [0.75, 0.1, 0.9, 0.3]], dtype=torch.float64
     )
-    return scale / rows * (q * (expected_key - target[..., :d])).sum()
-
-
-def one_scale(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The teacher's map was made with the student's scale. Its heads have a different width, hence a
-    different 1/√d: scale_t."""
-    return two_widths(q, k, q_t, k_t, scale, scale)
-
-
-def scale_of_padding(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The scale was taken from the padded width, as scaled_dot_product_attention does unless it is told.
-    Columns of zeros are no width: give it scale=scale_t."""
-    return two_widths(q, k, q_t, k_t, scale, max(q.shape[-1], q_t.shape[-1]) ** -0.5)
-
-
-def not_padded(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The gradients are right, but a whole map was written out: by you, or by scaled_dot_product_attention,
-    whose fused kernels want one width for q, k and v. Fill up the narrower ones with columns of zeros and cut
-    the result."""
-    rows = q.shape[0] * q.shape[1] * q.shape[2]
-    expected_key = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
-    target = F.scaled_dot_product_attention(q_t, k_t, k, scale=scale_t)
-    return scale / rows * (q * (expected_key - target)).sum()
-
-
-def map_not_fixed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """q and k that make the student's own map are not detached, so a gradient goes through the map as well.
-    Only the k in the place of the values may carry one."""
-    rows = q.shape[0] * q.shape[1] * q.shape[2]
-    fixed = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
-    expected_key = F.scaled_dot_product_attention(q, k, k, scale=scale)
-    return two_widths(q, k, q_t, k_t, scale, scale_t) + scale / rows * (q * (expected_key - fixed)).sum()
-
-
-def keys_fixed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """Keys get no gradient: they are detached in the place of the values, too. There it is that fused
-    attention finds their column sums."""
-    return two_widths(q, k.detach(), q_t, k_t, scale, scale_t)
-
-
-def summed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The sum over images, heads and queries was not divided by their number, B·H·N."""
-    return q.shape[0] * q.shape[1] * q.shape[2] * two_widths(q, k, q_t, k_t, scale, scale_t)
-
-
-# --- 15.4 ---
-
-
-def floor(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
-    """The mean entropy of the rows, `block` queries at a time."""
-    total = torch.zeros((), dtype=q.dtype)
-    for queries in q.split(block, 2):
-        z = scale * queries @ k.mT
-        total = total + (z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)).sum()
-    return total / (q.shape[0] * q.shape[1] * q.shape[2])
-
-
-def entropy_of_shares(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
-    """The same from the shares."""
-    rows = [torch.special.entr((scale * queries @ k.mT).softmax(-1)).sum(-1) for queries in q.split(block, 2)]
-    return torch.cat(rows, 2).mean()
-
-
-def short_block_lost(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
-    """The last, shorter block was left out: N need not be a multiple of `block`."""
-    N = q.shape[2]
-    whole = N - N % block
-    return whole / N * floor(q[:, :, :whole], k, scale, block)
-
-
-def mean_of_blocks(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
-    """Blocks' means were averaged, though the last block is shorter. Add up, and divide by B·H·N once."""
-    return torch.stack([floor(queries, k, scale, block) for queries in q.split(block, 2)]).mean()
-
-
-def scores_unscaled(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
-    """The expected score has lost its factor `scale`; the log-sum-exp has it. Use the same z in both."""
-    logits = [scale * queries @ k.mT for queries in q.split(block, 2)]
-    rows = [z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1) / scale for z in logits]
-    return torch.cat(rows, 2).mean()
-
-
-def layers_of(
-    q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float
-) -> tuple[Seen, Seen]:
-    """A layer of the student and one of the teacher, as atlib's losses take them."""
-    return Seen(q, k, None, scale), Seen(q_t, k_t, None, scale_t)
-
-
-def four(B: int, H: int, N: int, d: int, d_t: int, seed: int = 0) -> tuple[Tensor, ...]:
-    """Queries and keys of a student, then of a teacher."""
-    return tuple(normal(B, H, N, width, seed=seed + i) for i, width in enumerate((d, d, d_t, d_t)))
+    middle, reach = (
+        size * (0.5 + 0.2 * normal(3, 2, seed=seed)),
+        size * 0.1 * (0.5 + normal(3, 2, seed=seed + 1).abs()),
+    )
+    boxes = torch.cat([fixed, torch.cat([middle - reach, middle + reach], dim=1)])
+    return boxes, torch.tensor([3, 1, 4, 1, 5, 2]), scale, corner, side
 
 
 EXERCISES = (
     Exercise(
         "15.1",
-        "From which image side on are maps more numbers?",
+        "Boxes from masks",
         stars=1,
         minutes=10,
-        subject="counting",
-        right=image_side,
+        subject="detection",
+        right=boxes_of,
         cases={
-            "ViT-H/14": lambda: (14, 80, 1),
-            "ViT-L/16": lambda: (16, 64, 1),
-            "four registers, and a tie": lambda: (16, 10, 4),
-            "the class token tips it": lambda: (16, 18, 1),
-            "no token but patches": lambda: (8, 8, 0),
+            "two objects": lambda: scene(8, 10, (1, 2, 5, 6), (6, 3, 9, 8)),
+            "one pixel, and at the border": lambda: scene(6, 9, (4, 1, 5, 2), (0, 3, 4, 6), (5, 0, 9, 5)),
         },
-        also_right=(first_side,),
+        also_right=(by_projection,),
         wrong={
-            "queries alone": Wrong(
-                lambda patch, d, prefix: first_side(patch, d, prefix, more=1),
-                "Maps were compared with the queries alone. They are made of q and k, 2Nd numbers a head:"
-                " the condition is N² > 2Nd.",
-            ),
-            "prefix": Wrong(
-                lambda patch, d, prefix: first_side(patch, d, 0),
-                "Class token and registers are tokens too: N is the number of patches plus `prefix`.",
-            ),
-            "a tie": Wrong(where_equal_counts),
-            "patches along one side": Wrong(one_row_of_patches),
-            "in patches": Wrong(
-                lambda patch, d, prefix: first_side(patch, d, prefix) // patch,
-                "That is the side in patches. The task asks for the side in pixels: multiply it by `patch`.",
-            ),
+            "last pixel": Wrong(last_pixel),
+            "rows first": Wrong(rows_first),
+            "corner and size": Wrong(corner_and_size),
+            "background": Wrong(background_too),
+            "all in one": Wrong(all_in_one),
         },
-        see="What a map costs",
-        rtol=0,
     ),
     Exercise(
         "15.2",
-        "The reverse divergence, backwards",
-        stars=3,
-        minutes=25,
-        subject="gradients",
-        right=reverse_gradients,
+        "A crowd",
+        stars=2,
+        minutes=20,
+        subject="detection",
+        right=beside_crowds,
         cases={
-            "6 tokens": lambda: (*four(2, 2, 6, 4, 4), 0.5),
-            "one head of width 3": lambda: (*four(1, 1, 9, 3, 3, seed=4), 3**-0.5),
+            "six predictions": lambda: predictions(0.5),
+            "a high threshold": lambda: predictions(0.75),
+            "an object in a crowd": an_object_in_a_crowd,
         },
-        also_right=(by_autograd,),
+        also_right=(by_sorting,),
         wrong={
-            "the forward one": Wrong(forward_gradients),
-            "no divergence": Wrong(weights_held_fast),
-            "by the shares": Wrong(only_by_shares),
-            "scale": Wrong(without_scale),
-            "not transposed": Wrong(not_transposed),
+            "found again": Wrong(found_again),
+            "best or nothing": Wrong(best_or_nothing),
+            "crowd is right": Wrong(crowd_is_right),
+            "crowd is wrong": Wrong(crowd_is_wrong),
+            "crowds first": Wrong(crowds_first),
+            "crowd used up": Wrong(crowd_used_up),
         },
-        see="Step 2: the gradient is the difference of the maps",
     ),
     Exercise(
         "15.3",
-        "A teacher with other heads",
-        stars=3,
-        minutes=30,
-        subject="fused attention",
-        right=two_widths,
-        cases={
-            "a teacher with wider heads": lambda: (*four(1, 2, 150, 4, 9), 4**-0.5, 9**-0.5),
-            "one with narrower heads": lambda: (*four(1, 2, 150, 4, 3, seed=5), 0.5, 0.4),
-        },
-        also_right=(
-            lambda *inputs: by_fused_attention(*layers_of(*inputs), value=False),
-            lambda *inputs: by_blocks(*layers_of(*inputs)),
-        ),
-        wrong={
-            "a whole map": Wrong(not_padded),
-            "one scale": Wrong(one_scale),
-            "scale of the padding": Wrong(scale_of_padding),
-            "not detached": Wrong(map_not_fixed),
-            "no gradient for keys": Wrong(keys_fixed),
-            "a sum": Wrong(summed),
-        },
-        see="Step 3: an expected key is attention",
-        grads=("q", "k"),
-        gradients_only=True,
-        largest=1 * 2 * 64 * 150,
-    ),
-    Exercise(
-        "15.4",
-        "The floor without a map",
+        "Jitter moves boxes",
         stars=2,
-        minutes=20,
-        subject="memory",
-        right=floor,
-        cases={
-            "150 tokens in blocks of 64": lambda: (
-                normal(1, 2, 150, 4),
-                normal(1, 2, 150, 4, seed=1),
-                0.5,
-                64,
-            ),
-            "90 tokens in blocks of 20": lambda: (
-                normal(2, 1, 90, 4, seed=3),
-                normal(2, 1, 90, 4, seed=4),
-                0.7,
-                20,
-            ),
-        },
-        also_right=(
-            entropy_of_shares,
-            lambda q, k, scale, block: by_blocks(*layers_of(q, k, q, k, scale, scale)),
-        ),
+        minutes=15,
+        subject="detection",
+        right=cut_out,
+        cases={"larger": lambda: boxes_in(64, 1.5, seed=0), "smaller": lambda: boxes_in(100, 0.4, seed=5)},
+        also_right=(edge_by_edge,),
         wrong={
-            "a whole map": Wrong(
-                lambda q, k, scale, block: floor(q, k, scale, q.shape[2]),
-                "The number is right, but a whole map was written out on the way. Take `block` queries at a"
-                " time and keep only their sums.",
-            ),
-            "the last block": Wrong(short_block_lost),
-            "mean of means": Wrong(mean_of_blocks),
-            "scale": Wrong(scores_unscaled),
+            "not cut": Wrong(not_cut),
+            "nothing goes": Wrong(nothing_goes),
+            "labels stay": Wrong(labels_stay),
+            "whole ones": Wrong(only_whole_ones),
+            "moved first": Wrong(moved_first),
+            "moved away": Wrong(moved_away),
+            "corner turned": Wrong(corner_turned),
         },
-        see="Step 4: a block of queries at a time",
-        largest=1 * 2 * 64 * 150,
     ),
 )

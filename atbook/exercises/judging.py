@@ -106,26 +106,29 @@ class Outcome(NamedTuple):
 def find(number: str) -> Exercise:
     """The exercise of that number; no other chapter is imported. Raises `ValueError`, which lists the close
     ones, for an unknown one."""
-    chapter = number.partition(".")[0]
-    name = f"ch{chapter:0>2}"
-    exercises = _exercises_of(name) if name in _chapters() else ()
-    of_chapter = {exercise.number: exercise for exercise in exercises}
-    if number not in of_chapter:
+    page = number.partition(".")[0]
+    name = f"ch{page:0>2}" if page.isdecimal() else page.lower()
+    exercises = _exercises_of(name) if name in _pages() else ()
+    of_page = {exercise.number: exercise for exercise in exercises}
+    if number not in of_page:
         require_known("exercise", number, [exercise.number for exercise in every()])
-    return of_chapter[number]
+    return of_page[number]
 
 
 def every() -> list[Exercise]:
     """All exercises, in the order of the book."""
-    return [exercise for name in _chapters() for exercise in _exercises_of(name)]
+    return [exercise for name in _pages() for exercise in _exercises_of(name)]
 
 
-def _chapters() -> list[str]:
-    return sorted(path.stem for path in Path(__file__).parent.glob("ch[0-9][0-9].py"))
+def _pages() -> list[str]:
+    """The files of exercises: of chapters (ch01), of how-tos (h1) and of the family's cards (f1)."""
+    here = Path(__file__).parent
+    kinds = ("ch[0-9][0-9]", "h[0-9]", "f[0-9]", "f[0-9][0-9]")
+    return [path.stem for kind in kinds for path in sorted(here.glob(f"{kind}.py"))]
 
 
-def _exercises_of(chapter: str) -> list[Exercise]:
-    return import_module(f"atbook.exercises.{chapter}").EXERCISES
+def _exercises_of(page: str) -> list[Exercise]:
+    return import_module(f"atbook.exercises.{page}").EXERCISES
 
 
 def check(number: str, answer: Callable) -> None:

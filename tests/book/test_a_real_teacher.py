@@ -1,4 +1,4 @@
-"""Chapter 22: what its file of rows holds, what its sentences say of it, and its commands for a GPU, which
+"""Chapter 14: what its file of rows holds, what its sentences say of it, and its commands for a GPU, which
 nobody has run here: each configures a run at 224 pixels."""
 
 import re
@@ -13,7 +13,7 @@ from atlib.run.method import Method
 from tests.book.test_chapter_form import prose
 from tests.helpers import ROOT
 
-CHAPTER = ROOT / "notebooks" / "22-a-real-teacher.md"
+CHAPTER = ROOT / "notebooks" / "14-a-real-teacher.md"
 
 
 def commands() -> list[list[str]]:

@@ -1,5 +1,5 @@
-"""What notebook 16 writes out: a step's images dealt out to processes, and the ring in which they add up
-their gradients."""
+"""What *From one laptop to a cluster* writes out: a step's images dealt out to processes, and the
+ring in which they add up their gradients."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import torch
 from atlib.data.sampler import ShardSpec, epoch_order, my_batches
 from tests.book.test_taught import taught
 
-NAME = "16-laptop-to-cluster"
+NAME = "laptop-to-cluster"
 
 
 @pytest.mark.parametrize(

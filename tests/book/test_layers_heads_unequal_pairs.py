@@ -1,5 +1,5 @@
-"""What notebook 14 writes out, layers with some given heads, averaged maps and the remedies for unequal
-pairs, is what atlib computes, on other inputs than the notebook's."""
+"""What *Layers, heads, unequal pairs* writes out, layers with some given heads, averaged maps and the
+remedies for unequal pairs, is what atlib computes, on other inputs than the notebook's."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from atlib.walking import Instead
 from tests.book.test_taught import small_vit, taught
 from tests.helpers import random_maps
 
-NAME = "14-layers-heads-unequal-pairs"
+NAME = "layers-heads-unequal-pairs"
 
 
 def vit(seed: int, **changes):

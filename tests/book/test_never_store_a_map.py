@@ -1,4 +1,4 @@
-"""What notebook 15 writes out, the map-free losses, is what atlib computes, on other inputs than the
+"""What *Never store a map* writes out, the map-free losses, is what atlib computes, on other inputs than the
 notebook's."""
 
 import pytest
@@ -39,7 +39,7 @@ def close(tensors, expected):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dense_loss_is_the_definition(shape):
     q, k, q_t, k_t = inputs(*shape)
-    ours = taught("15-never-store-a-map").dense_loss(q, k, q_t, k_t, 0.7)
+    ours = taught("never-store-a-map").dense_loss(q, k, q_t, k_t, 0.7)
     theirs = definition(q, k, q_t, k_t, 0.7)
     assert close([ours, *gradients(ours, q, k)], [theirs, *gradients(theirs, q, k)])
 
@@ -47,7 +47,7 @@ def test_dense_loss_is_the_definition(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_surrogate_has_the_gradients_of_atlibs_fused_loss(shape):
     q, k, q_t, k_t = inputs(*shape)
-    by_surrogate = gradients(taught("15-never-store-a-map").surrogate(q, k, q_t, k_t, 0.7), q, k)
+    by_surrogate = gradients(taught("never-store-a-map").surrogate(q, k, q_t, k_t, 0.7), q, k)
     for theirs in (by_fused_attention(*layers(q, k, q_t, k_t, 0.7)), definition(q, k, q_t, k_t, 0.7)):
         assert close(by_surrogate, gradients(theirs, q, k))
 
@@ -57,6 +57,6 @@ def test_surrogate_has_the_gradients_of_atlibs_fused_loss(shape):
 def test_blockwise_is_atlibs_loss_by_blocks(shape, block):
     q, k, q_t, k_t = inputs(*shape)
     with torch.no_grad():
-        by_hand = taught("15-never-store-a-map").blockwise(q, k, q_t, k_t, 0.7, block)
+        by_hand = taught("never-store-a-map").blockwise(q, k, q_t, k_t, 0.7, block)
     for theirs in (by_blocks(*layers(q, k, q_t, k_t, 0.7)), definition(q, k, q_t, k_t, 0.7)):
         assert close(by_hand, [theirs.detach(), *gradients(theirs, q, k)])

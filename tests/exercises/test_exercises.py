@@ -1,6 +1,8 @@
 """Every exercise of the book and of the assignments: its answers pass, and every planted mistake is told by
 its own name."""
 
+import re
+
 import pytest
 import torch
 
@@ -61,13 +63,16 @@ def _floats(value) -> bool:
 
 
 def test_numbers_are_those_of_their_chapters_in_order():
-    chapters = {}
+    pages = {}
     for exercise in every():
-        chapter, number = map(int, exercise.number.split("."))
+        page, number = re.fullmatch(r"([HF]?\d+)\.(\d)", exercise.number).groups()
         assert exercise.stars in (1, 2, 3) and 5 <= exercise.minutes <= 60 and exercise.subject
-        chapters.setdefault(chapter, []).append(number)
-    assert list(chapters) == sorted(chapters)
-    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in chapters.values())
+        pages.setdefault(page, []).append(int(number))
+    kinds = {kind: [int(page.strip("HF")) for page in pages if page.startswith(kind)] for kind in "HF"}
+    chapters = [int(page) for page in pages if page.isdecimal()]
+    assert list(pages) == [*map(str, chapters), *(f"{kind}{n}" for kind in "HF" for n in kinds[kind])]
+    assert all(numbers == sorted(numbers) for numbers in (chapters, *kinds.values()))
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in pages.values())
 
 
 @pytest.mark.parametrize("name", ASSIGNED)

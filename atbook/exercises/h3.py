@@ -1,4 +1,4 @@
-"""Exercises of chapter 16, From one laptop to a cluster."""
+"""Exercises of how-to H3, From one laptop to a cluster."""
 
 import io
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from atbook.exercises.inputs import normal
 from atbook.exercises.judging import Exercise, Wrong
 from atlib.analysis import accounting
 
-# --- 16.1 ---
+# --- H3.1 ---
 
 
 class Run:
@@ -144,7 +144,7 @@ def interrupted(checkpoint: int, after: int) -> tuple:
     return run, partial(power_cut, after=after), Run(seed=1)
 
 
-# --- 16.2 ---
+# --- H3.2 ---
 
 
 def by_blocks(step: list[int], processes: int) -> list:
@@ -181,7 +181,7 @@ def blocks_as_large_as_the_first(step: list[int], processes: int) -> list:
     return weighed([step[rank * size :][:size] for rank in range(processes)], step)
 
 
-# --- 16.3 ---
+# --- H3.3 ---
 
 
 def step_flops(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
@@ -255,7 +255,7 @@ def gradient_of_a_copied_map(N: int, D: int, hidden: int, depth: int, layers: in
     return step_flops(N, D, hidden, depth, layers, how) + extra
 
 
-# --- 16.4 ---
+# --- H3.4 ---
 
 
 def gradient_of(W: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -324,7 +324,7 @@ def harder_and_harder() -> tuple:
 
 EXERCISES = (
     Exercise(
-        "16.1",
+        "H3.1",
         "The same bits after a power cut",
         stars=3,
         minutes=25,
@@ -373,7 +373,7 @@ EXERCISES = (
         atol=0,
     ),
     Exercise(
-        "16.2",
+        "H3.2",
         "Deal by blocks",
         stars=2,
         minutes=15,
@@ -408,7 +408,7 @@ EXERCISES = (
         see="Who gets which image?",
     ),
     Exercise(
-        "16.3",
+        "H3.3",
         "What a step of Copy and of Distill costs",
         stars=2,
         minutes=20,
@@ -433,7 +433,7 @@ EXERCISES = (
         rtol=1e-9,
     ),
     Exercise(
-        "16.4",
+        "H3.4",
         "Accumulate what does not divide evenly",
         stars=2,
         minutes=20,
