@@ -8,7 +8,7 @@ from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atbook.lab.scales import AXES, BLANK, START, WEIGHTS, CifarScale, GlyphScale, Schooling, colour
+from atbook.lab.scales import AXES, BLANK, GATE, START, WEIGHTS, CifarScale, GlyphScale, Schooling, colour
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
@@ -162,6 +162,38 @@ LONGER_LABEL_CURVES = Study(
     ),
     minutes=400,
     only=("match",),
+)
+
+
+# --- Twins of deeper networks: do the layers behind the look let a message in? ---
+
+DEEPER = {
+    depth: Schooling(f"retrieval-{word}-layers", world=None, model={"depth": depth}, gate=GATE)
+    for depth, word in ((6, "six"), (8, "eight"))
+}
+
+TWINS_BY_DEPTH = Study(
+    "twins-by-depth",
+    "teachers and students of 6 and 8 layers: scratch, copied maps, and those of a routing and of a message"
+    " twin; the central experiment has 4 layers",
+    "not in the paper",
+    tuple(
+        Variant(
+            "{depth} layers, {method}",
+            scratch if method == "scratch" else by(schooling=schooling),
+            None,
+            trials=Range(AXES, START, {}),
+            student={"depth": depth},
+            twin=CENTRAL.variant(method).twin,
+            differs={"depth": depth, "method": method},
+        )
+        for depth, schooling in DEEPER.items()
+        for method in ("scratch", "copy", "copy-routing-twin", "copy-message-twin")
+    ),
+    seeds=3,
+    minutes=150,
+    only=WORLDS,
+    teachers=tuple(DEEPER.values()),
 )
 
 
@@ -1112,6 +1144,7 @@ STUDIES = {
     for study in (
         LABEL_CURVES,
         LONGER_LABEL_CURVES,
+        TWINS_BY_DEPTH,
         LOCALITY,
         DISTILLATION,
         FAMILY,
