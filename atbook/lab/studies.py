@@ -914,14 +914,27 @@ def _fine_tune_only(part: str | None, sources: Sources) -> nn.Module:
     return vit
 
 
+def _mlp_probe(sources: Sources) -> nn.Module:
+    """The teacher's weights, frozen, and a head that can put features together: one hidden layer, twice as
+    wide as the class token."""
+    vit = _fine_tune_only(None, sources)
+    width, classes = vit.embed_dim, vit.num_classes
+    vit.head = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, classes))
+    return vit
+
+
 PARTLY_TUNED = Study(
     "partly-tuned",
-    "the teacher's weights frozen behind a new head (a linear probe of its class token), or frozen but for"
-    " attention: what a reader would try before fine-tuning all",
+    "the teacher's weights frozen behind a new head (a linear or an MLP probe of its class token), or frozen"
+    " but for attention: what a reader would try before fine-tuning all",
     "not in the paper; attention alone: arXiv 2203.09795",
     tuple(
-        Variant(name, partial(_fine_tune_only, part), None, trials=Range(AXES, START, {}, step=0.0))
-        for name, part in (("frozen probe", None), ("fine-tune attention", "attn"))
+        Variant(name, build, None, trials=Range(AXES, START, {}, step=0.0))
+        for name, build in (
+            ("frozen probe", partial(_fine_tune_only, None)),
+            ("frozen MLP probe", _mlp_probe),
+            ("fine-tune attention", partial(_fine_tune_only, "attn")),
+        )
     ),
     minutes=25,
     only=WORLDS,

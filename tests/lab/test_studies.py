@@ -671,6 +671,16 @@ def test_what_of_the_teacher_moves(build, kept, name, moving):
     assert model.head.out_features == 8
 
 
+def test_an_mlp_probe_has_a_hidden_layer_over_frozen_weights(build, kept):
+    model = build(PARTLY_TUNED, "frozen MLP probe")
+    trained = {name: tuple(w.shape) for name, w in model.named_parameters() if w.requires_grad}
+    assert trained == {"head.0.weight": (128, 64), "head.0.bias": (128,)} | {
+        "head.2.weight": (8, 128),
+        "head.2.bias": (8,),
+    }
+    assert same(without_head(model.state_dict()), without_head(kept()))
+
+
 # --- Static maps, and one row
 
 
