@@ -688,12 +688,14 @@ def test_static_maps_are_of_the_teacher(sources):
     vit = sources.teacher()
     images = toy.TOY.unlabelled_images(0).take(range(16))[0]
     maps = mean_patch_maps(vit, images)
-    copied, distilled, mean, plain, none = (
+    copied, distilled, mean, even, even_resmlp, plain, none = (
         STATIC.variant(name).build(sources)
         for name in (
             "resmlp, mean map copied",
             "resmlp, mean map distilled",
             "vit, mean map copied",
+            "vit, even map copied",
+            "resmlp, even map copied",
             "resmlp",
             "resmlp, no mixing",
         )
@@ -704,7 +706,10 @@ def test_static_maps_are_of_the_teacher(sources):
     assert all(torch.equal(A, B) and A.requires_grad for A, B in zip(own, static_maps(plain)))
     assert torch.equal(mean.walk(images[:2]).layers[1].map[0], mean.walk(images[2:4]).layers[1].map[1])
     assert isinstance(none.blocks[0].linear_tokens, torch.nn.Identity)
-    for model in (copied, plain, none):
+    assert all((layer.map == 1 / 17).all() for layer in even.walk(images[:2]).layers)
+    mixing = [block.linear_tokens.weight for block in even_resmlp.blocks]
+    assert all((weight == 1 / 16).all() and not weight.requires_grad for weight in mixing)
+    for model in (copied, even_resmlp, plain, none):
         assert (model.embed_dim, len(model.blocks), model.stem.num_patches) == (64, 4, 16)
 
 
