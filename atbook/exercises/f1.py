@@ -183,7 +183,7 @@ EXERCISES = (
             "three heads": lambda: with_bias(1, 3, 6, 4, seed=5),
         },
         also_right=(by_logits,),
-        see="What distilled MAE asks for",
+        see="What can be handed over",
         wrong={
             "columns": Wrong(column_means),
             "unscaled": Wrong(unscaled),

@@ -270,7 +270,7 @@ EXERCISES = (
             "softmax again": Wrong(softmax_again),
             "the other's name": Wrong(other_names),
         },
-        see="Two heads, one answer",
+        see="What it changes",
     ),
     Exercise(
         "F4.2",
@@ -294,7 +294,7 @@ EXERCISES = (
             "one head": Wrong(one_head),
             "probabilities": Wrong(teachers_probabilities),
         },
-        see="Two heads, one answer",
+        see="What it changes",
     ),
     Exercise(
         "F4.3",
@@ -317,6 +317,6 @@ EXERCISES = (
             "by column": Wrong(by_column),
             "one share for all": Wrong(one_share_for_all),
         },
-        see="A row with one token more",
+        see="What can be handed over",
     ),
 )
