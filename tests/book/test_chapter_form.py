@@ -15,8 +15,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.md"))
 CARDS = [path for path in NOTEBOOKS if path.stem.startswith("card-")]
 CHAPTERS = [path for path in NOTEBOOKS if path not in CARDS]
 FINDINGS, CELLS, LINES, COLUMNS = 5, 20, 25, 80
-# Of a card: its parts, its words and cells before the exercises, and the lines of the cell that runs it, without
-# imports.
+# Of a card: its parts, its words and cells before the exercises, and the lines of the cell that runs it,
+# without imports.
 PARTS = ["What it changes", "What can be handed over", "Run it", "What we measured", "Source"]
 CARD_WORDS, CARD_CELLS, CARD_LINES = (300, 700), 6, 10
 POINTING = re.compile(r"(table|curve|figure|column|row|line)s? (above|below)?,? ?(say|show|tell)s?\b")
