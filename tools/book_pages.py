@@ -40,6 +40,10 @@ MOVED = {
     "notebooks/16-laptop-to-cluster": "notebooks/laptop-to-cluster",
     "notebooks/21-where-things-are": "notebooks/15-where-things-are",
     "notebooks/22-a-real-teacher": "notebooks/14-a-real-teacher",
+    "notebooks/17-before-there-are-labels": "book/family",
+    "notebooks/18-a-second-teachers-token": "book/family",
+    "notebooks/19-deep-and-a-class-that-only-asks": "book/family",
+    "notebooks/20-where-tokens-come-from": "book/family",
 }
 
 # A line of a tqdm bar: its name, and how far it came ("100%" when it was done).

@@ -1,4 +1,4 @@
-"""Exercises of chapter 18, A second teacher's token."""
+"""Exercises of card F4, A distillation token."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from atbook.exercises.inputs import maps, normal
 from atbook.exercises.judging import Exercise, Wrong
 from atlib.data.images import UNLABELLED
 
-# --- 18.1 ---
+# --- F4.1 ---
 
 
 def joined(of_logits: Tensor, of_softmaxes: Tensor) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ def a_sure_and_an_unsure_head() -> tuple[Tensor, Tensor]:
     )
 
 
-# --- 18.2 ---
+# --- F4.2 ---
 
 
 def partly_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def batch(*labels: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return of_class, of_token, z_t, torch.tensor(labels)
 
 
-# --- 18.3 ---
+# --- F4.3 ---
 
 
 def own_share(p_s: Tensor, own: list[int]) -> Tensor:
@@ -251,7 +251,7 @@ def with_more_tokens(B: int, H: int, n: int, own: list[int], seed: int = 0):
 
 EXERCISES = (
     Exercise(
-        "18.1",
+        "F4.1",
         "One answer of two heads",
         stars=1,
         minutes=10,
@@ -270,10 +270,10 @@ EXERCISES = (
             "softmax again": Wrong(softmax_again),
             "the other's name": Wrong(other_names),
         },
-        see="Two heads, one answer",
+        see="What it changes",
     ),
     Exercise(
-        "18.2",
+        "F4.2",
         "Where labels are missing",
         stars=2,
         minutes=15,
@@ -294,10 +294,10 @@ EXERCISES = (
             "one head": Wrong(one_head),
             "probabilities": Wrong(teachers_probabilities),
         },
-        see="Two heads, one answer",
+        see="What it changes",
     ),
     Exercise(
-        "18.3",
+        "F4.3",
         "A map with room for new tokens",
         stars=2,
         minutes=20,
@@ -317,6 +317,6 @@ EXERCISES = (
             "by column": Wrong(by_column),
             "one share for all": Wrong(one_share_for_all),
         },
-        see="A row with one token more",
+        see="What can be handed over",
     ),
 )
