@@ -26,7 +26,7 @@ MOVED = {
     "notebooks/12-never-store-a-map": "notebooks/never-store-a-map",
     "notebooks/13-same-features": "notebooks/10-same-features-same-mistakes",
     "notebooks/14-same-mistakes": "notebooks/10-same-features-same-mistakes",
-    "notebooks/15-reading-maps": "notebooks/11-reading-maps",
+    "notebooks/15-reading-maps": "notebooks/11-which-rows",
     "notebooks/16-out-of-distribution": "notebooks/12-out-of-distribution",
     "notebooks/17-when-are-features-needed": "notebooks/09-when-are-features-needed",
     "notebooks/18-when-it-fails": "notebooks/13-when-it-fails",
@@ -44,6 +44,7 @@ MOVED = {
     "notebooks/18-a-second-teachers-token": "book/family",
     "notebooks/19-deep-and-a-class-that-only-asks": "book/family",
     "notebooks/20-where-tokens-come-from": "book/family",
+    "notebooks/11-reading-maps": "notebooks/11-which-rows",
 }
 
 # A line of a tqdm bar: its name, and how far it came ("100%" when it was done).

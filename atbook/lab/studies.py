@@ -395,15 +395,27 @@ WITH_COMPONENT = {
 }
 
 
-def _matched_or_not(name: str) -> tuple[Variant, ...]:
-    model, needs = COMPONENTS[name]
-    matched = by(schooling=WITH_COMPONENT[name])
-    standard = by(schooling=WITH_COMPONENT[name], mismatched=True, **needs)
+def _matched_or_not(
+    name: str, component: Mapping, needs: Mapping, schooling: Schooling, trials: Sequence[Mapping] = ()
+) -> tuple[Variant, ...]:
+    """A component's own scratch, and its teacher copied into a student with it and into a standard one; with
+    trials, each by a search of its own."""
+    matched, standard = by(schooling=schooling), by(schooling=schooling, mismatched=True, **needs)
     of = {"component": name}
+    floor, copied = (None, None) if trials else ("scratch", "copy")
     return (
-        Variant("{component}, scratch", scratch, "scratch", student=model, differs=of),
-        Variant("{component}, copy to {to}", matched, student=model, differs=of | {"to": "matched"}),
-        Variant("{component}, copy to {to}", standard, differs=of | {"to": "standard"}),
+        Variant("{component}, scratch", scratch, floor, trials=trials, student=component, differs=of),
+        Variant(
+            "{component}, copy to {to}",
+            matched,
+            copied,
+            trials=trials,
+            student=component,
+            differs=of | {"to": "matched"},
+        ),
+        Variant(
+            "{component}, copy to {to}", standard, copied, trials=trials, differs=of | {"to": "standard"}
+        ),
     )
 
 
@@ -411,11 +423,38 @@ COMPONENT_STUDY = Study(
     "components",
     "teachers with native components, taught to students that have them too and to standard ones",
     "arXiv 2605.07191: four families fail to transfer to a standard ViT, and transfer to a matched one",
-    tuple(variant for name in COMPONENTS for variant in _matched_or_not(name)),
+    tuple(
+        variant
+        for name, (component, needs) in COMPONENTS.items()
+        for variant in _matched_or_not(name, component, needs, WITH_COMPONENT[name])
+    ),
     seeds=3,
     minutes=15,
     only=FIND,
     teachers=tuple(WITH_COMPONENT.values()),
+)
+
+# What plain DINOv2 and CLIP differ by, which have neither registers nor another pooling.
+NATIVE = {
+    "layer scale": {"init_values": published_start(PRESETS["glyphs"]["depth"])},
+    "norm before the blocks": {"pre_norm": True},
+}
+WITH_NATIVE = {name: Schooling(name.replace(" ", "-"), model=model) for name, model in NATIVE.items()}
+
+NATIVE_STUDY = Study(
+    "native-components",
+    "the same for LayerScale and for a norm before the blocks, every method tuned by a search of its own",
+    "arXiv 2605.07191: DINOv2 and CLIP fail to transfer to a standard ViT, and transfer to a matched one",
+    tuple(
+        variant
+        for name, component in NATIVE.items()
+        for variant in _matched_or_not(
+            name, component, {}, WITH_NATIVE[name], Range(AXES, START, {}, step=0.0)
+        )
+    ),
+    minutes=60,
+    only=FIND,
+    teachers=tuple(WITH_NATIVE.values()),
 )
 
 
@@ -460,7 +499,7 @@ POOL = Study(
     only=FIND,
 )
 
-TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, POOL)
+TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, NATIVE_STUDY, POOL)
 
 
 # --- Which layers, which heads; how strongly ---

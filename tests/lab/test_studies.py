@@ -20,7 +20,6 @@ from atbook.lab.studies import (
     AVERAGES,
     CLASS_ATTENTION,
     COMPONENT_STUDY,
-    COMPONENTS,
     DEEPER,
     DEPTH,
     DISTILLATION,
@@ -37,6 +36,7 @@ from atbook.lab.studies import (
     LONGER_LABEL_CURVES,
     MAE,
     MIXED,
+    NATIVE_STUDY,
     ONE_SOFTMAX,
     PAIRS,
     PARTLY_TUNED,
@@ -49,6 +49,7 @@ from atbook.lab.studies import (
     TWINS_BY_DEPTH,
     UNMIXED,
     WITH_COMPONENT,
+    WITH_NATIVE,
 )
 from atbook.lab.study import CENTRAL, Sources, again, built_on, by, fine_tune, pair, scratch, untrained_maps
 from atbook.records import read_file
@@ -643,17 +644,23 @@ def test_every_method_gets_the_same_imbalanced_images():
 # --- Components
 
 
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_a_teacher_has_one_component_more_and_a_matched_student_has_it_too(build, name):
-    standard, teacher = (Architecture("glyphs", model).build() for model in ({}, WITH_COMPONENT[name].model))
-    component = {"average pooling": "pooling"}.get(name, name)
+@pytest.mark.parametrize(
+    "study, name, schooling",
+    [(COMPONENT_STUDY, *item) for item in WITH_COMPONENT.items()]
+    + [(NATIVE_STUDY, *item) for item in WITH_NATIVE.items()],
+    ids=[*WITH_COMPONENT, *WITH_NATIVE],
+)
+def test_a_teacher_has_one_component_more_and_a_matched_student_has_it_too(build, study, name, schooling):
+    standard, teacher = (Architecture("glyphs", model).build() for model in ({}, schooling.model))
+    described = {"average pooling": "pooling", "norm before the blocks": "pre_norm"}
+    component = described.get(name, name.replace(" ", "_"))
     assert set(differences(teacher, standard)) == {component}
-    matched, other = (build(COMPONENT_STUDY, f"{name}, copy to {to}") for to in ("matched", "standard"))
+    matched, other = (build(study, f"{name}, copy to {to}") for to in ("matched", "standard"))
     assert differences(matched.teacher, matched.student) == matched.mismatched == {}
     assert set(differences(other.teacher, other.student)) == {component}
     assert differences(matched.student, teacher) == {} and differences(other.student, standard) == {}
     assert matched.plan.how == other.plan.how == "copy"
-    assert differences(build(COMPONENT_STUDY, f"{name}, scratch"), teacher) == {}, "so has the floor"
+    assert differences(build(study, f"{name}, scratch"), teacher) == {}, "so has the floor"
 
 
 # --- Weights of the teacher that move, or not

@@ -10,7 +10,7 @@ from atlib.analysis import StreamingDivergence, attention_distance, attention_en
 from tests.book.test_taught import taught
 from tests.helpers import random_maps
 
-NAME = "11-reading-maps"
+NAME = "11-which-rows"
 
 
 @pytest.mark.parametrize("grid, prefix", [((4, 4), 1), ((2, 3), 0), ((3, 2), 3), ((1, 6), 2)])
