@@ -100,7 +100,7 @@ def task_for(images, student, teacher, batches, recipe=RECIPE):
 
 
 def of_torch(images, student, teacher, batches, kind=torch.float64, recipe=RECIPE):
-    """Losses and the first step's gradients by the book's loss, optimiser and schedule; the student is changed."""
+    """Losses and the first step's gradients by the book's optimiser; changes the student."""
     student = student.to(kind)
     model = student if teacher is None else AttentionTransfer(teacher.to(kind), student, Plan())
     optimizer, losses, first = make_optimizer(model, recipe), [], None
@@ -140,7 +140,7 @@ def test_loss_and_gradients_of_a_step_are_those_of_torch(copied):
         if copied is not None and ".attn.qkv." in name:  # no gradient reaches the queries and keys
             assert (found[: 2 * len(found) // 3] == 0).all() and (found[2 * len(found) // 3 :] != 0).any()
     worst = max(apart, key=apart.get)
-    print(f"{copied}: loss {abs(answer['losses'][0] - losses[0]):.1e}, gradients {apart[worst]:.1e} ({worst})")
+    print(f"{copied}: gradients {apart[worst]:.1e} ({worst})")
     assert abs(answer["losses"][0] - losses[0]) <= 1e-4 and apart[worst] <= 1e-4
 
 
@@ -213,20 +213,25 @@ def test_every_pass_has_every_image_once():
 
 @pytest.mark.slow
 def test_a_whole_run_ends_where_the_records_do(weights_file):
-    """Match with 1,000 labels: the run with copied maps ends within the ten recorded seeds and a standard error
-    of its 500 scenes; so many steps take a student without maps nowhere."""
+    """Match with 1,000 labels: with copied maps it ends within the ten recorded seeds and a standard error of
+    its 500 scenes; without, 150 steps lead nowhere."""
     recorded = [
         record.results["test_accuracy"]
         for record in read_records("transfer", "match")
         if record.method == "copy" and "test_accuracy" in record.results
     ]
     choices = {"world": "match", "labels": 1000, "lr": 0.016, "seed": 0}
-    copy = asked({"ask": "run", "choices": choices | {"copied": "maps"}, "recipe": {}}, weights_file)
+
+    def run(copied, **recipe):
+        return asked(
+            {"ask": "run", "choices": choices | {"copied": copied}, "recipe": recipe}, weights_file
+        )
+
+    copy, alone = run("maps"), run("nothing", steps=150)
     error = (0.8 * 0.2 / 500) ** 0.5
     assert min(recorded) - error <= copy["accuracy"] <= max(recorded) + error
-    alone = asked({"ask": "run", "choices": choices | {"copied": "nothing"}, "recipe": {"steps": 150}}, weights_file)
     assert alone["accuracy"] < 0.2
-    print(f"{copy['seconds']:.3f} s a step with maps, {alone['seconds']:.3f} s without; {copy['accuracy']:.1%}")
+    print(copy, alone)
 
 
 def test_the_module_is_what_clang_makes_of_the_c_file():
@@ -235,6 +240,6 @@ def test_the_module_is_what_clang_makes_of_the_c_file():
         pytest.skip("there is no clang with lld here: apt-get install clang lld")
     committed = module_of(SCRIPT.read_text(encoding="utf-8"))
     assert len(committed) < 100_000 and SOURCE.read_text(encoding="utf-8").count("\n") <= 500
-    made = compiled()
-    if b"clang version 14." in subprocess.run(["clang", "--version"], capture_output=True, check=True).stdout:
+    made, version = compiled(), subprocess.run(["clang", "--version"], capture_output=True, check=True).stdout
+    if b"clang version 14." in version:
         assert made == committed, "vit.c has changed: run `make wasm` and commit vit-wasm.js"
