@@ -233,6 +233,6 @@ from a folder may not load a worker from a file: each uses nothing but its argum
   }
 
   globalThis.Explorer = Object.assign(globalThis.Explorer ?? {}, {
-    RECIPE, TUNED, openVit, learner, flat, firstWeights, batchesOf, taskOf, canLearn, startWorker, bytesOf,
+    RECIPE, TUNED, FIRST_HELD_OUT, openVit, learner, flat, firstWeights, batchesOf, taskOf, canLearn, startWorker, bytesOf,
   });
 })();

@@ -1,4 +1,4 @@
-"""Training in the page is torch's: vit.c's losses, gradients and steps, in node, against the book's own loop."""
+"""Training in the page is torch's: vit.c's losses, gradients and steps, in node, against the book's own."""
 
 import base64
 import json
