@@ -19,10 +19,15 @@ notebook's widget differ in where the models come from and where the address is 
     ["scale", 0.5, 1.3, 0.1], ["blur", 0, 2, 0.1], ["texture", 0, 1, 0.1], ["decoy", 0, 1, 0.1],
   ];
   const EDITS = { shape: Explorer.withShape, hue: Explorer.withHue, cue: Explorer.withCue };
+  /* The first scene of a world is one whose outcomes are the usual ones, for all kinds of maps (a test finds it anew).
+     It is without noise, so that the glyphs are seen. */
+  const TYPICAL = { find: 14, match: 1 };
   const START = {
-    world: "find", model: "scratch", beside: "none", maps: null, twin: "routing", seed: 1, edits: "", paint: "", token: 0,
-    layer: L - 1, head: "mean", ...WORLD,
+    world: "find", model: "scratch", beside: "none", maps: null, twin: "routing", seed: TYPICAL.find, edits: "", paint: "", token: 0,
+    layer: L - 1, head: "mean", ...WORLD, noise: 0,
   };
+
+  const begin = world => ({ ...START, world, seed: TYPICAL[world] });
 
   // --- What follows from a state ---
 
@@ -75,8 +80,8 @@ notebook's widget differ in where the models come from and where the address is 
 
   /* The state that an address asks for, and what of it is not there. */
   function read(address, models) {
-    const state = { ...START, world: models.worlds[0] }, wrong = [];
-    const asked = Object.fromEntries(new URLSearchParams(address.replace(/^#/, "")));
+    const asked = Object.fromEntries(new URLSearchParams(address.replace(/^#/, ""))), wrong = [];
+    const state = begin(models.worlds.includes(asked.world) ? asked.world : models.worlds[0]);
     const within = (low, high) => text => text !== "" && +text >= low && +text <= high;
     const whole = (low, high) => text => /^\d+$/.test(text) && within(low, high)(text);
     const among = names => text => names.includes(text);
@@ -105,7 +110,8 @@ notebook's widget differ in where the models come from and where the address is 
 
   function write(state, models) {
     const chosen = new Set(models.choices(state)), short = chosen.size === 1 ? { maps: [...chosen][0] } : {};
-    const said = Object.keys(START).filter(name => name === "world" || name === "model" || state[name] !== START[name]);
+    const begins = begin(state.world);
+    const said = Object.keys(START).filter(name => name === "world" || name === "model" || state[name] !== begins[name]);
     return "#" + said.map(name => `${name}=${{ ...state, ...short }[name]}`).join("&");
   }
 
@@ -137,7 +143,8 @@ notebook's widget differ in where the models come from and where the address is 
     const world = select("World", pairs(models.worlds), value => {
       const kept = modelsOf(value).includes(state.model) ? state.model : modelsOf(value)[0];
       const beside = modelsOf(value).includes(state.beside) ? state.beside : "none";
-      change({ world: value, model: kept, beside, edits: "" });
+      const seed = state.seed === TYPICAL[state.world] ? TYPICAL[value] : state.seed;
+      change({ world: value, model: kept, beside, seed, edits: "" });
     });
     const chosenModel = select("Model", [], value => change({ model: value, maps: null }));
     const beside = select("Beside it", [], value => change({ beside: value }));
@@ -285,7 +292,7 @@ notebook's widget differ in where the models come from and where the address is 
     root.replaceChildren(
       notice,
       row(world.field, chosenModel.field, maps.field, twinKind.field, beside.field),
-      row(fresh, undo),
+      row(fresh, undo, dials[0].field),
       el("div", { className: "explorer-columns" },
         el("div", { className: "explorer-left" }, tokens[0], stage, dimming, editor, twinFigure),
         el("div", { className: "explorer-right" }, says, answers, row(measure, progress, measured))),
@@ -293,7 +300,7 @@ notebook's widget differ in where the models come from and where the address is 
       table,
       more("Paint a map", paintedTitle, palette, row(sharpen, clean)),
       more("Other maps in every layer", ...layers.map(each => each.field)),
-      more("Change the world", ...dials.map(dial => dial.field), rendering.field, trained));
+      more("Change the world", ...dials.slice(1).map(dial => dial.field), rendering.field, trained));
 
     const titled = name => el("p", { className: "explorer-name" }, capital(nameOf(name)));
 
@@ -439,14 +446,27 @@ notebook's widget differ in where the models come from and where the address is 
     show();
   }
 
-  /* In a page of the book the address is the page's own. */
+  /* In a page of the book the address is the page's own, unless a tour has it; a link to a state leads to it. */
+  const isTours = () => location.hash.startsWith("#tour=");
+  const lead = () => location.hash.length > 1 && !isTours();
+  let opening = true;
   const ADDRESS_BAR = {
-    read: () => location.hash,
-    write: address => history.replaceState(null, "", address),
-    moved: call => addEventListener("hashchange", call),
+    read: () => (isTours() ? "" : location.hash),
+    write: address => {
+      if (!opening || lead()) history.replaceState(null, "", address);
+      opening = false;
+    },
+    moved: call => addEventListener("hashchange", () => {
+      if (!lead()) return;
+      call();
+      root.scrollIntoView(); // what a link changes is to be seen
+    }),
   };
 
-  Object.assign(Explorer, { open });
+  Object.assign(Explorer, { open, TYPICAL, begin, modelsIn, sceneOf, twinOf, addressOf: write });
   const root = document.getElementById("explorer");
-  if (root) open(root, globalThis.ExplorerWeights, ADDRESS_BAR);
+  if (root) {
+    open(root, globalThis.ExplorerWeights, ADDRESS_BAR);
+    if (lead()) root.scrollIntoView();
+  }
 })();
