@@ -5,7 +5,7 @@
   const SCRIPTS = ["tour-weights", "model", "scenes", "page", "explorer", "tour"];
 
   function load(names) {
-    if (names.length === 0) return Explorer.openTours(globalThis.ExplorerWeights, `${folder}../../book/play.html`);
+    if (names.length === 0) return Explorer.openTours(globalThis.ExplorerWeights, new URL("../../book/play.html", folder).href);
     const script = document.createElement("script");
     script.src = `${folder}${names[0]}.js`;
     script.onload = () => load(names.slice(1));

@@ -21,7 +21,7 @@ notebook's widget differ in where the models come from and where the address is 
   const EDITS = { shape: Explorer.withShape, hue: Explorer.withHue, cue: Explorer.withCue };
   /* The first scene of a world is one whose outcomes are the usual ones, for all kinds of maps (a test finds it anew).
      It is without noise, so that the glyphs are seen. */
-  const TYPICAL = { find: 14, match: 1 };
+  const TYPICAL = { find: 14, match: 13 };
   const START = {
     world: "find", model: "scratch", beside: "none", maps: null, twin: "routing", seed: TYPICAL.find, edits: "", paint: "", token: 0,
     layer: L - 1, head: "mean", ...WORLD, noise: 0,

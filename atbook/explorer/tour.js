@@ -93,7 +93,7 @@ the step, and what differs from how the step begins. A page of the book may show
   /* The middle of a token in one of the three, x and y; the class token is the strip above the cells. */
   function middle(where, token) {
     const [side, top] = where === "map" ? [MAP, MAP_TOP] : [SIDE, TOP];
-    if (token === 0) return [LEFT[where] + side / 2, top - 8];
+    if (token === 0) return [LEFT[where] + side / 2, top - 9];
     const cell = token - 1, size = side / GRID;
     return [LEFT[where] + (cell % GRID + 0.5) * size, top + (Math.floor(cell / GRID) + 0.5) * size];
   }
@@ -101,7 +101,7 @@ the step, and what differs from how the step begins. A page of the book may show
   function square(where, token, attributes) {
     const [x, y] = middle(where, token), side = where === "map" ? MAP : SIDE, size = side / GRID;
     return token === 0
-      ? svg("rect", { x: LEFT[where], y: y - 5, width: side, height: 10, ...attributes })
+      ? svg("rect", { x: LEFT[where], y: y - 7, width: side, height: 14, ...attributes })
       : svg("rect", { x: x - size / 2, y: y - size / 2, width: size, height: size, ...attributes });
   }
 
@@ -123,7 +123,7 @@ the step, and what differs from how the step begins. A page of the book may show
     };
     const dimmed = where => shares.flatMap((share, j) => (j === 0 ? [] : [square(where, j, { class: "tour-dim", opacity: 0.6 * (1 - share / most) })]));
     const looked = where => lit.map(([, j]) => square(where, j, { class: "tour-lit" }));
-    const title = (where, text) => svg("text", { x: LEFT[where] + (where === "map" ? MAP : SIDE) / 2, y: where === "map" ? MAP_TOP - 22 : 14, "text-anchor": "middle" }, text);
+    const title = (where, text) => svg("text", { x: LEFT[where] + (where === "map" ? MAP : SIDE) / 2, y: where === "map" ? MAP_TOP - 22 : 13, "text-anchor": "middle" }, text);
     const teacher = teacherSees ? [picture("teacher", teacherSees), ...dimmed("teacher"), ...looked("teacher")]
       : [svg("rect", { x: 0, y: TOP, width: SIDE, height: SIDE, class: "tour-nobody" }),
         svg("text", { x: SIDE / 2, y: TOP + SIDE / 2 + 5, "text-anchor": "middle" }, painted ? "you" : "no teacher")];
@@ -135,6 +135,7 @@ the step, and what differs from how the step begins. A page of the book may show
       svg("rect", { x: LEFT.map, y: MAP_TOP, width: MAP, height: MAP, class: "tour-edge" }),
       ...(fromTeacher || painted ? lit.map(([share, j]) => path(fromTeacher ? middle("teacher", j) : [SIDE + 4, TOP + SIDE / 2], middle("map", j), share)) : []),
       ...lit.map(([share, j]) => path(middle("map", j), middle("student", j), share)),
+      svg("text", { x: LEFT.student + SIDE / 2, y: TOP - 6, "text-anchor": "middle", class: "tour-class" }, "class token"),
       square("student", token, { class: "tour-token" }),
       ...buttons);
   }
