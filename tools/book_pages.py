@@ -142,15 +142,16 @@ def lead_on(app, error):
 
 
 def load_tour(app, pagename, templatename, context, doctree):
-    """Let a page that has a step of the explorer's tour, `<div class="tour-here">`, load it; the play page has
-    all of the explorer, and loads it itself."""
+    """Let a page with a step of the explorer's tour, `<div class="tour-here">`, load it; the play page loads
+    all of the explorer itself."""
     if 'class="tour-here"' in context.get("body", "") and pagename != "book/play":
         script = context["pathto"]("_static/explorer/embed.js", 1)
         context["body"] += f'<script src="{script}"></script>\n'
 
 
 def put_explorer(app, error):
-    """Write the scripts of "Play with it", with the weights of the committed models, and of the tour's alone."""
+    """Write the scripts of "Play with it", with the weights of the committed models, and those of the tour
+    alone."""
     if error is None and app.builder.format == "html":
         # imported here, because most users of this module do not need torch
         from atbook.explorer import write_weights

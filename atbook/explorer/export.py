@@ -38,12 +38,13 @@ LEVELS = len(DIGITS) ** 2 // 2 - 1  # on either side of zero
 def write_weights(path: Path, results: Path, seed: int = 0, students: Collection[str] = STUDENTS) -> Path:
     """Write a script that sets `ExplorerWeights`: models by world and name, and how pixels are prepared.
 
-    results: the folder of records, whose `transfer/WORLD/NAME-seedSEED.safetensors` are read. A student that
-    is not there is left out; the teachers of both worlds must be. `untrained` is the teacher of
-    "copy-untrained", as the lab draws it for this seed. Every model is an object of `maps` (whose maps it was
-    trained with: "own", "teacher" or "untrained"), `heads` (the number of heads) and `tensors`: timm's names,
-    in its order, to {shape, scale, text}; a student's has `recorded` too, its method's mean accuracy over the
-    recorded seeds. students: those of `STUDENTS` that are wanted. Returns the path. Raises `OSError` naming a file of weights that cannot be read.
+    results: the folder of records, whose `transfer/WORLD/NAME-seedSEED.safetensors` are read. A student
+    that is not there is left out; the teachers of both worlds must be. `untrained` is the teacher of
+    "copy-untrained", as the lab draws it for this seed. Every model is an object of `maps` (whose maps it
+    was trained with: "own", "teacher" or "untrained"), `heads` (the number of heads) and `tensors`:
+    timm's names, in its order, to {shape, scale, text}; a student's has `recorded` too, its method's mean
+    accuracy over the recorded seeds. students: those of `STUDENTS` that are wanted. Returns the path.
+    Raises `OSError` naming a file of weights that cannot be read.
     """
     content = as_content({world: _models(_sources(results, world, seed), students) for world in WORLDS})
     if "copy-untrained" in students:  # one teacher serves both worlds, because it has seen neither

@@ -34,7 +34,7 @@ the step, and what differs from how the step begins. A page of the book may show
     },
     {
       title: "Break it", state: { world: "find", model: "copy", blur: 1 },
-      says: "Teacher and student see the same image again, and it is blurred: neither has ever met such an image. Turn the blur down until the student is right. Then turn the colours, or light a false mark (three white corners where the true one has four): which of the three does it bear?",
+      says: "Teacher and student see the same image again, and it is blurred: neither has ever met such an image. Turn the blur down until the student is right. Then turn the colours, or light a false mark (three white corners where the true one has four): which of the three changes does the student survive?",
       dials: [["blur", "blur", 0, 1.5, 0.1], ["hue_shift", "turned colours", 0, 0.5, 1 / 24], ["decoy", "false mark", 0, 1, 0.1]],
     },
   ];

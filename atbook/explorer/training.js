@@ -22,7 +22,7 @@
     const drawing = svg("svg", { viewBox: `0 0 ${W} ${TALL}`, role: "img", class: "explorer-chart" });
 
     function show(curves, steps, said) {
-      const most = highest ?? Math.max(0.1, ...curves.flat().map(([, value]) => value));
+      const most = highest ?? Math.max(2.2, ...curves.flat().map(([, value]) => value));
       const x = step => left + (W - left - right) * step / steps, y = value => top + (TALL - top - bottom) * (1 - value / most);
       const text = (at, content, attributes) => svg("text", { ...at, ...attributes }, content);
       const marks = [0, 0.25, 0.5, 0.75, 1].map(share => share * most);
@@ -98,7 +98,7 @@
       row(copied[0].field, copied[1].field, world.field, labels.field, rate.field),
       row(train, again, progress), status,
       el("div", { className: "explorer-two" }, ...panels.map(({ box }) => box)),
-      el("div", { className: "explorer-two" }, accuracy.figure, loss.figure));
+      el("div", { className: "explorer-two explorer-charts" }, accuracy.figure, loss.figure));
 
     /* One run of two students; what was heard of each: losses, accuracies, the last examination, seconds of a step. */
     function newRun() {
@@ -222,7 +222,8 @@
       const shares = softmax(student.seen.logits), answer = likeliest(shares), at = likeliest(rows[L - 1].slice(1));
       const verdict = answer === label ? "right" : `wrong, it is ${content.shapes[label]}`;
       one.says.textContent = `It answers ${content.shapes[answer]} (${percent(shares[answer])}): ${verdict}.`;
-      one.scene.setAttribute("aria-label", `A scene. In the last layer the class token looks most at ${placeOf(at)}, where the glyph in question is ${at === scene.cell ? "" : `not; it is at ${placeOf(scene.cell)}`}`);
+      const where = at === scene.cell ? "where the glyph in question is" : `and the glyph in question is at ${placeOf(scene.cell)}`;
+      one.scene.setAttribute("aria-label", `A scene. In the last layer the class token looks most at ${placeOf(at)}, ${where}`);
     }
 
     if (!Explorer.canLearn()) {

@@ -223,9 +223,7 @@ def test_a_whole_run_ends_where_the_records_do(weights_file):
     choices = {"world": "match", "labels": 1000, "lr": 0.016, "seed": 0}
 
     def run(copied, **recipe):
-        return asked(
-            {"ask": "run", "choices": choices | {"copied": copied}, "recipe": recipe}, weights_file
-        )
+        return asked({"ask": "run", "choices": choices | {"copied": copied}, "recipe": recipe}, weights_file)
 
     copy, alone = run("maps"), run("nothing", steps=150)
     error = (0.8 * 0.2 / 500) ** 0.5

@@ -1,4 +1,4 @@
-"""The tour: typical first scenes, what its steps say, its addresses, the keyboard, and a step inside a chapter."""
+"""The tour: typical first scenes, what its steps say, addresses, the keyboard, a step inside a chapter."""
 
 import re
 import shutil
@@ -42,23 +42,24 @@ def looks(page):
 
 # Seeds from 1 up to the first whose outcomes are the usual ones, with and without the noise of training.
 TYPICAL = """world => {
-    const models = {};
-    for (const name of ["teacher", "scratch", "copy"]) models[name] = Explorer.readModel(ExplorerWeights, world, name);
+    const read = name => Explorer.readModel(ExplorerWeights, world, name);
+    const [teacher, scratch, student] = ["teacher", "scratch", "copy"].map(read);
     const best = logits => logits.indexOf(Math.max(...logits));
     const share = logits => 1 / logits.reduce((sum, one) => sum + Math.exp(one - Math.max(...logits)), 0);
     const usual = (seed, noise) => {
-        const scene = Explorer.draw(world, seed), label = Explorer.label(scene), shown = { ...Explorer.WORLD, noise };
-        const seen = one => Explorer.prepare(Explorer.render(one, shown), ExplorerWeights.pixels), pixels = seen(scene);
+        const scene = Explorer.draw(world, seed), label = Explorer.label(scene);
+        const bytes = one => Explorer.render(one, { ...Explorer.WORLD, noise });
+        const seen = one => Explorer.prepare(bytes(one), ExplorerWeights.pixels), pixels = seen(scene);
         const twin = what => Explorer.twin(scene, what, seed + 1000000);
-        const copy = maps => best(Explorer.forward(models.copy, pixels, maps).logits);
-        const with_ = one => copy(Explorer.forward(models.teacher, seen(one)).maps);
-        const scratch = Explorer.forward(models.scratch, pixels).logits, theirs = Explorer.label(twin("routing"));
-        const routed = with_(twin("routing"));
+        const theirs = Explorer.label(twin("routing"));
+        const given = maps => best(Explorer.forward(student, pixels, maps).logits);
+        const copy = one => given(Explorer.forward(teacher, seen(one)).maps), routed = copy(twin("routing"));
+        const alone = Explorer.forward(scratch, pixels).logits;
         const own = world === "match"
-            ? best(scratch) !== label && (noise > 0 || share(scratch) < 0.5) && routed === label
-            : best(scratch) === label && routed === theirs && with_(twin("distractors")) === label;
-        return own && theirs !== label && with_(scene) === label && with_(twin("message")) !== label
-            && copy(Explorer.uniformMaps(4, 4, 17)) !== label;
+            ? best(alone) !== label && (noise > 0 || share(alone) < 0.5) && routed === label
+            : best(alone) === label && routed === theirs && copy(twin("distractors")) === label;
+        return own && theirs !== label && copy(scene) === label && copy(twin("message")) !== label
+            && given(Explorer.uniformMaps(4, 4, 17)) !== label;
     };
     let seed = 1;
     while (!(usual(seed, 0) && usual(seed, 0.2))) seed += 1;
@@ -68,8 +69,8 @@ TYPICAL = """world => {
 
 @pytest.mark.parametrize("world", ("find", "match"))
 def test_the_first_scene_is_the_first_typical_one(tab, world):
-    """Scratch is right in three quarters of Find's scenes, and guesses in Match; Copy is right; a routing twin
-    keeps it right in Match and makes it name the twin's shape in Find; other maps mislead it."""
+    """Scratch is right in three quarters of Find's scenes, and guesses in Match; Copy is right; with a routing
+    twin it stays right in Match and names the twin's shape in Find; other maps mislead it."""
     (seed,) = re.findall(rf"TYPICAL = {{.*{world}: (\d+)", (SCRIPTS / "explorer.js").read_text())
     assert ask(tab, TYPICAL, world) == int(seed)
 
@@ -150,7 +151,9 @@ def test_free_play_takes_over_the_state(tour):
     page.wait_for_function("location.hash.startsWith('#world=find')")
     assert address(page) == {"world": "find", "model": "copy", "maps": "twin"}
     below = page.locator("#explorer .explorer-says")
-    assert below.inner_text() in verdict(page).replace("Copy answers", "Copy with its teacher's maps of a twin answers")
+    assert below.inner_text() in verdict(page).replace(
+        "Copy answers", "Copy with its teacher's maps of a twin answers"
+    )
     top = page.evaluate("document.getElementById('explorer').getBoundingClientRect().top")
     assert -5 <= top <= 100, "what a link changes is to be seen"
 
@@ -174,7 +177,8 @@ def test_a_chapter_loads_its_steps_when_they_come_near(visit, tmp_path):
     page = tmp_path / "chapter.html"
     page.write_text(
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>chapter</title>'
-        '<div style="height: 5000px"></div><div class="tour-here" data-steps="3 4"><a href="#">See it.</a></div>'
+        '<div style="height: 5000px"></div>'
+        '<div class="tour-here" data-steps="3 4"><a href="#">See it.</a></div>'
         '<script src="_static/explorer/embed.js"></script></html>'
     )
     tab = visit(page.as_uri())
@@ -193,6 +197,8 @@ def test_pages_with_a_step_ask_for_steps_that_there_are():
     found = [
         (source.name[:2], steps)
         for source in sources
-        for steps in re.findall(r'class="tour-here" data-steps="([\d ]+)"', source.read_text(encoding="utf-8"))
+        for steps in re.findall(
+            r'class="tour-here" data-steps="([\d ]+)"', source.read_text(encoding="utf-8")
+        )
     ]
     assert dict(found) == {"in": "1 2 3 4 5 6", "02": "1", "04": "1 2", "05": "3 4"}
