@@ -1,7 +1,6 @@
 """What students handed in: notebooks and the files that come with them, out of folders and zips, with the
 names that Canvas and Moodle give them. Nothing is run, and nothing in a file stops the others."""
 
-import json
 import re
 import zipfile
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from atbook.cage.outside import cleaned
+from atbook.exercises.answers import cells_of
 
 MOST_BYTES, MOST_MEMBERS = 60_000_000, 2_000  # of a file after unpacking, and of the files in a zip
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
@@ -66,22 +66,6 @@ def owner_of(path: PurePosixPath) -> Owner:
 def _hidden(path: PurePosixPath) -> bool:
     """Whether programs made a file for themselves (`.ipynb_checkpoints`, `__MACOSX`)."""
     return any(part.startswith((".", "__MACOSX")) for part in path.parts)
-
-
-def cells_of(content: bytes) -> tuple[list[str], list[str]]:
-    """The sources of a notebook's code cells, and of its text cells; a cell that has none is empty. Raises
-    `ValueError` for what is no notebook."""
-    try:
-        book = json.loads(content.decode("utf-8-sig"))
-        cells = book["cells"] if "cells" in book else book["worksheets"][0]["cells"]
-        sources: dict[str, list[str]] = {"code": [], "markdown": []}
-        for cell in cells:
-            source = cell.get("source", cell.get("input", ""))
-            text = "".join(map(str, source)) if isinstance(source, list) else str(source or "")
-            sources.setdefault(str(cell.get("cell_type")), []).append(text)
-        return sources["code"], sources["markdown"]
-    except Exception as error:  # whatever a file holds
-        raise ValueError(f"no notebook that can be read ({type(error).__name__})") from error
 
 
 def _of_zip(path: Path, uploads: Sequence[str]) -> tuple[dict[str, bytes], dict[str, bytes]]:

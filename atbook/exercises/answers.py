@@ -7,8 +7,10 @@ cells, and some programs drop tags.
 
 import ast
 import builtins
+import json
 import math
 import re
+import symtable
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -65,6 +67,22 @@ def trees_of(cells: Sequence[str]) -> list[ast.Module | SyntaxError]:
     return trees
 
 
+def cells_of(content: bytes) -> tuple[list[str], list[str]]:
+    """The sources of a notebook's code cells, and of its text cells; a cell that has none is empty. Raises
+    `ValueError` for what is no notebook."""
+    try:
+        book = json.loads(content.decode("utf-8-sig"))
+        cells = book["cells"] if "cells" in book else book["worksheets"][0]["cells"]
+        sources: dict[str, list[str]] = {"code": [], "markdown": []}
+        for cell in cells:
+            source = cell.get("source", cell.get("input", ""))
+            text = "".join(map(str, source)) if isinstance(source, list) else str(source or "")
+            sources.setdefault(str(cell.get("cell_type")), []).append(text)
+        return sources["code"], sources["markdown"]
+    except Exception as error:  # whatever a file holds
+        raise ValueError(f"no notebook that can be read ({type(error).__name__})") from error
+
+
 # --- What a statement defines and needs ---
 
 
@@ -99,8 +117,20 @@ def bound(tree: ast.AST) -> set[str]:
 
 
 def used(tree: ast.AST) -> set[str]:
-    """The names that a piece of code reads anywhere."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    """The names of a statement that have to be defined elsewhere; a function's own variables are none."""
+    names: set[str] = set()
+
+    def look(table: symtable.SymbolTable) -> None:
+        at_the_top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (at_the_top or symbol.is_global()):
+                names.add(symbol.get_name())
+        for inner in table.get_children():
+            look(inner)
+
+    code = ast.unparse(tree).encode(errors="replace").decode()
+    look(symtable.symtable(code, "<your notebook>", "exec"))
+    return names
 
 
 def _stands_alone(statement: ast.stmt) -> bool:
@@ -126,11 +156,15 @@ def answer(name: str, cells: Sequence[str], handed_out: Sequence[str]) -> Found:
         return Found("", f"{name}: line {tree.lineno or '?'} of its cell is no Python: {tree.msg}"[:300])
     if _is_empty(tree, name):
         return Found("", f"{name}: not done, the starter is as it was handed out")
-    released = [tree for tree in trees_of(handed_out) if isinstance(tree, ast.Module)]
-    readable = [other for other in trees if isinstance(other, ast.Module) and other is not tree]
-    statements = [node for part in (*released, *readable) for node in part.body if _stands_alone(node)]
-    own = [node for node in tree.body if _stands_alone(node)]
-    needed = _needed(name, own, statements)
+    other = [part for part in trees if part is not tree]
+    groups = [
+        [node for part in parts if isinstance(part, ast.Module) for node in part.body if _stands_alone(node)]
+        for parts in (trees_of(handed_out), other, [tree])
+    ]
+    try:
+        needed = _needed(name, groups)
+    except (SyntaxError, RecursionError) as error:  # `return` outside of a function, a thousand brackets
+        return Found("", f"{name}: its cell is no Python: {error}"[:300])
     code = ast.unparse(ast.Module(needed, []))
     return Found(code.encode(errors="replace").decode())
 
@@ -164,28 +198,33 @@ def _says_nothing(statement: ast.stmt) -> bool:
     return isinstance(value, ast.Constant) and (isinstance(statement, ast.Expr) or value.value is ...)
 
 
-def _needed(name: str, own: Sequence[ast.stmt], others: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The statements that define a name, and all that they need, in their order.
+def _needed(name: str, groups: Sequence[Sequence[ast.stmt]]) -> list[ast.stmt]:
+    """The statements that define a name, and all that they need, in their order, imports first.
 
-    Of several statements that define what is needed, those of the answer's own cell come first, then the last
-    function, class or import, then all others (a table that is filled step by step).
+    groups: the statements of the notebook as it was handed out, of the submission, and of the answer's own
+    cell. The last group that defines what is needed does so: by its last function, class or import of that
+    name, or by all its statements that give it a value (a table that is filled step by step).
     """
-    everything = [*others, *own]
-    first_own = len(others)
+    everything = [statement for group in groups for statement in group]
+    group_of = [number for number, group in enumerate(groups) for _ in group]
     taken: set[int] = set()
     missing, done = {name}, set(BUILTINS)
     while missing:
         wanted = missing.pop()
         done.add(wanted)
         at = [place for place, statement in enumerate(everything) if wanted in _defines(statement)]
-        at = [place for place in at if place >= first_own] or at
+        at = [place for place in at if group_of[place] == group_of[at[-1]]]
         whole = [place for place in at if isinstance(everything[place], _WHOLE)]
-        if whole and any(getattr(everything[place], "name", None) == wanted for place in whole):
-            at = [place for place in whole if getattr(everything[place], "name", None) == wanted]
-        chosen = at[-1:] if whole else at
-        taken.update(chosen)
-        missing |= {needs for place in chosen for needs in used(everything[place])} - done
-    return [everything[place] for place in sorted(taken)]
+        if whole and wanted == name:  # `talking = talking(...)` below it is a trial
+            at = whole[-1:]
+        elif whole:
+            at = at[-1:]
+        taken.update(at)
+        missing |= {needs for place in at for needs in used(everything[place])} - done
+    imports = (ast.Import, ast.ImportFrom)
+    return [
+        everything[at] for at in sorted(taken, key=lambda at: (not isinstance(everything[at], imports), at))
+    ]
 
 
 _WHOLE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)

@@ -4,9 +4,10 @@ import json
 import re
 from pathlib import Path
 
+from atbook.exercises.answers import cells_of
 from tools import course
 from tools.grades import Edition
-from tools.handed import Handed, cells_of
+from tools.handed import Handed
 
 SECRET = b"a secret for tests only"
 
