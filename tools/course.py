@@ -28,6 +28,7 @@ import yaml
 from nbformat.v4 import new_markdown_cell, new_notebook
 
 from atbook.cage.outside import missing
+from atbook.exercises.judging import Exercise
 from tools import gradebook
 from tools.grades import Edition
 from tools.notebooks import repository
@@ -70,6 +71,11 @@ def read_master(name: str):
 def module_of(name: str, part: str) -> ModuleType:
     """A module of an assignment (cases, checks, mutants); they are in no installed package."""
     return import_module(f"course.{name}.{part}")
+
+
+def checks_of(name: str) -> list[Exercise]:
+    """The checks of all variants of an assignment's tasks."""
+    return module_of(name, "checks").EXERCISES
 
 
 def settings_of(cells: list) -> dict:

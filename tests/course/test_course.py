@@ -17,7 +17,7 @@ SECRET = b"a secret for tests only"
 def test_a_master_has_three_variants_of_every_coding_task_each_with_its_check(name):
     cells = course.read_master(name).cells
     letters = course.variants(cells)
-    known = {exercise.number for exercise in course.module_of(name, "checks").EXERCISES}
+    known = {exercise.number for exercise in course.checks_of(name)}
     assert letters and all(variants == ["a", "b", "c"] for variants in letters.values())
     for letter in "abc":
         code = "\n".join(cell.source for cell in course.chosen(cells, {task: letter for task in letters}))
