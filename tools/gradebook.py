@@ -23,7 +23,7 @@ from typing import NamedTuple
 from atbook.cage.outside import cleaned
 from atbook.exercises import answers
 from atlib._util import write_atomically
-from tools.grades import Edition, Result, TestResult, grade
+from tools.grades import Edition, Marked, Result, grade
 from tools.handed import Handed, handed_in
 
 DAY = 24 * 60 * 60
@@ -221,8 +221,16 @@ def _pieces(words: Sequence[str], length: int) -> set[tuple]:
 def code_pieces(code: str) -> set[tuple]:
     """Runs of twelve parts of a syntax tree, in which names, numbers and texts are left out: what stays the
     same when everything is renamed."""
+
+    def parts(node: ast.AST) -> Iterable[str]:
+        yield type(node).__name__
+        for inner in ast.iter_child_nodes(node):
+            is_text = isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant)
+            if not is_text and not isinstance(inner, ast.expr_context):
+                yield from parts(inner)
+
     try:
-        return _pieces([type(node).__name__ for node in ast.walk(ast.parse(code))], 12)
+        return _pieces(list(parts(ast.parse(code))), 12)
     except (SyntaxError, ValueError, RecursionError):
         return set()
 
@@ -479,9 +487,7 @@ def read_grades(folder: Path) -> tuple[Edition, list[Line]]:
     lines = []
     for says in content["lines"]:
         result = says.pop("result")
-        result["tests"] = {
-            task: [TestResult(*test) for test in tests] for task, tests in result["tests"].items()
-        }
+        result["tests"] = {task: [Marked(*test) for test in tests] for task, tests in result["tests"].items()}
         lines.append(Line(Result(**result), **says))
     return Edition(Path(content["edition"])), lines
 

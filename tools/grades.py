@@ -24,7 +24,7 @@ from course.hidden import Asked
 from tools.handed import Handed
 
 
-class TestResult(NamedTuple):
+class Marked(NamedTuple):
     """What a hidden test said."""
 
     # What it tests, in a sentence.
@@ -47,7 +47,7 @@ class Result:
     # "graded" or "refused".
     status: str
     # {task: its tests}.
-    tests: dict[str, list[TestResult]]
+    tests: dict[str, list[Marked]]
     # What the teacher and the student should know.
     remarks: list[str]
     # Seconds on a clock.
@@ -138,7 +138,7 @@ def graded(handed: Handed, edition: Edition, cage: Cage) -> Result:
 
 def _graded_task(
     task: dict, handed: Handed, edition: Edition, asked: Asked, cases: ModuleType
-) -> tuple[list[TestResult], list[str]]:
+) -> tuple[list[Marked], list[str]]:
     """The tests of a task, and what is remarked."""
     given, remarks = (), []
     if name := task.get("answer"):
@@ -146,9 +146,7 @@ def _graded_task(
         problem = found.problem or "; ".join(answers.broken_rules(found.code, task.get("refused", {})))
         if problem:
             says = problem if found.problem else f"{name}: {problem}"
-            return [TestResult(title_of(cases, test), 0, of, says) for test, of in task["tests"].items()], [
-                says
-            ]
+            return [Marked(title_of(cases, test), 0, of, says) for test, of in task["tests"].items()], [says]
         given = (Answer(asked.cage, found.code, name, by_hand=bool(task.get("refused"))),)
     elif name := task.get("typed"):
         typed = answers.typed(name, handed.code)
@@ -162,19 +160,19 @@ def title_of(cases: ModuleType, test: str) -> str:
     return " ".join((getattr(cases, test).__doc__ or test).split())
 
 
-def _tested(cases: ModuleType, name: str, points: float, given: Sequence, asked: Asked) -> TestResult:
+def _tested(cases: ModuleType, name: str, points: float, given: Sequence, asked: Asked) -> Marked:
     """A test's result."""
     test: Callable = getattr(cases, name)
     try:
         test(*given, asked) if takes_answer(test) else test(asked)
     except AssertionError as error:
-        return TestResult(title_of(cases, name), 0, points, cleaned(str(error)) or "not right")
+        return Marked(title_of(cases, name), 0, points, cleaned(str(error)) or "not right")
     except RecursionError:
-        return TestResult(title_of(cases, name), 0, points, "what was handed in is nested too deeply")
+        return Marked(title_of(cases, name), 0, points, "what was handed in is nested too deeply")
     except Exception as error:  # a value that no test expected is no reason to stop
         kind = cleaned(f"{type(error).__name__}: {error}")
-        return TestResult(title_of(cases, name), 0, points, f"the test could not read the answer ({kind})")
-    return TestResult(title_of(cases, name), points, points, "")
+        return Marked(title_of(cases, name), 0, points, f"the test could not read the answer ({kind})")
+    return Marked(title_of(cases, name), points, points, "")
 
 
 def takes_answer(test: Callable) -> bool:

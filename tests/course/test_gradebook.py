@@ -7,7 +7,7 @@ import pytest
 
 from tests.course.helpers import as_notebook, edition_of, replace, solution
 from tools import gradebook
-from tools.grades import Result, TestResult
+from tools.grades import Marked, Result
 from tools.handed import Handed, Owner
 
 DEADLINE = datetime(2027, 1, 31, 23, 59, tzinfo=UTC)
@@ -23,7 +23,7 @@ def graded_by_points(monkeypatch):
     """Grades that need no cage: every submission has 3 of 5 points in each task."""
 
     def grade(edition, everybody, jobs, use_namespaces, done):
-        tests = {task: [TestResult("The maps.", 3, 5, "not <b>right</b>")] for task in edition.automatic}
+        tests = {task: [Marked("The maps.", 3, 5, "not <b>right</b>")] for task in edition.automatic}
         results = [
             Result(handed.file, gradebook.answers.name_of(handed.code).value or "", "graded", tests, [], 1.0)
             for handed in everybody
