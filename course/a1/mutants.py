@@ -10,7 +10,7 @@ NO_SCALE_BACK = ("return scale * ", "return ", 0)
 SQUARE = ("by_p = grad @ v.mT", "by_p = (grad @ v.mT).reshape(*q.shape[:3], q.shape[2])", 5)
 # Numbers that were typed in.
 COMPUTED = ("SHARES = ", "SHARES = sorted(shares(maps)) or ", 0)
-LAST_LAYER = ("]]", ", 0.0]]", 0)
+LAST_LAYER = ("]]", ", 0.0]]", 3)
 FIRST_LAYER = ("SHARES = [[0.", "SHARES = [[9.", 3)
 
 MUTANTS = {

@@ -161,7 +161,7 @@ def pull_gradcheck(tempered, asked: Asked) -> None:
     """The gradients are those of the value, which is the right one."""
     inputs = pull_inputs(asked, "A2.2 check", N=6)
     right_value(tempered, asked, inputs, 3)
-    right_gradients(tempered, asked, inputs, 3)
+    right_gradients(tempered, asked, inputs, 3, 0.7)
 
 
 def pull_factor(tempered, asked: Asked) -> None:

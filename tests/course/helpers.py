@@ -30,7 +30,7 @@ def solution(edition: Edition, student: str = "model solution") -> Handed:
     path = edition.folder / f"{edition.name}-solution.ipynb"
     code, texts = cells_of(path.read_bytes())
     handed = Handed(f"{student}.ipynb", code, texts)
-    replace(handed, "STUDENT", f"STUDENT = {student!r}")
+    replace(handed, "STUDENT", f'STUDENT = "{student}"')
     return handed
 
 

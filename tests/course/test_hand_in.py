@@ -46,7 +46,7 @@ def test_what_would_be_refused_as_a_whole_makes_no_file(edition, work):
         (edition.label, "a1-0000", "its files of"),
     ):
         handed = solution(edition)
-        handed.code = [code.replace(old, new).replace(old.replace('"', "'"), new) for code in handed.code]
+        handed.code = [code.replace(old, new) for code in handed.code]
         work.write_bytes(as_notebook(handed))
         examined, _ = hand_in.examine(work)
         assert says in examined.refused and not list(work.parent.glob("*.zip"))
