@@ -5,6 +5,7 @@ its cell.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -95,14 +96,31 @@ def curves(
     return _done(figure)
 
 
-def estimates(
-    worlds: Mapping[str, Mapping[str, tuple[float, float, float]]], methods: Mapping[str, str], chance: float
-) -> Figure:
-    """Accuracies with their intervals: a row for each method, a panel for each world.
+class Estimated(Protocol):
+    """A mean with its interval, and the values that it is the mean of, as shares."""
 
-    worlds: {title of a panel: {method: (mean, low, high, ...)}}, as shares; a method that a world does not
-    have gets an empty row. methods: {method: its name in the figure}. chance: the accuracy of guessing, a
-    dotted line.
+    @property
+    def mean(self) -> float: ...
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+    @property
+    def of_seeds(self) -> tuple[float, ...]: ...
+
+
+def estimates(
+    worlds: Mapping[str, Mapping[str, Estimated]], methods: Mapping[str, str], chance: float
+) -> Figure:
+    """Accuracies with their intervals and, as small dots, those of the single seeds: a row for each method, a
+    panel for each world.
+
+    worlds: {title of a panel: {method: what `atbook.lab.verdicts.accuracies` says of it}}, as shares; a
+    method that a world does not have gets an empty row. methods: {method: its name in the figure}. chance:
+    the accuracy of guessing, a dotted line.
     """
     size = (4.6 + 2.4 * len(worlds), 0.42 * len(methods) + 1.1)
     figure, axes = plt.subplots(
@@ -112,11 +130,14 @@ def estimates(
         axis.axvline(100 * chance, linestyle=":", color="#888888")
         for row, method in enumerate(methods):
             if method in by_method:
-                mean, low, high = (100 * value for value in by_method[method][:3])
+                accuracy = by_method[method]
+                mean, low, high = 100 * accuracy.mean, 100 * accuracy.low, 100 * accuracy.high
                 colour = COLOURS.get(method, "#333333")
                 axis.plot(
                     [low, high], [row, row], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt"
                 )
+                seeds = [100 * of_seed for of_seed in accuracy.of_seeds]
+                axis.plot(seeds, [row + 0.27] * len(seeds), ".", color=colour, markersize=3.5, alpha=0.8)
                 axis.plot(mean, row, "o", color=colour, markersize=7)
                 axis.annotate(
                     f"{mean:.1f}", (mean, row), (0, 6), textcoords="offset points", ha="center", fontsize=8

@@ -69,8 +69,9 @@ class Schooling:
     outputs: int = pretext.RETRIEVAL_OUTPUTS
     images: Callable[[Any], Images] = pretext.retrieval_images
     loss: Loss = pretext.retrieval_loss
-    # The distribution of images, and what draws from it: (split, size, seed, world) -> what `images` takes.
-    world: glyphs.World | SceneWorld = glyphs.World()
+    # The distribution of images (None: that of the scale it is made at, `within`), and what draws from it:
+    # (split, size, seed, world) -> what `images` takes.
+    world: glyphs.World | SceneWorld | None = glyphs.World()
     draw: Callable[[str, int, int, Any], Any] = _glyphs
     # Number of validation images.
     validation: int = 2000
@@ -91,6 +92,10 @@ class Schooling:
     # Of unlabelled images that it is made from, the first of the scale's; None for all.
     number: int | None = None
 
+    def within(self, world: glyphs.World | SceneWorld) -> "Schooling":
+        """The same in a scale's world, unless it has one of its own."""
+        return self if self.world is not None else replace(self, world=world)
+
     def make(
         self,
         recipe: Recipe,
@@ -103,6 +108,8 @@ class Schooling:
         the last entry of its history. central: gives the central teacher of this seed, for a schooling that
         needs it. Raises `TeacherFailed` when more is unlearned than the gate lets pass, after eight times the
         steps."""
+        if self.world is None:
+            raise ValueError(f"the schooling {self.name!r} has no world: say which with within(world)")
         architecture = Architecture(self.preset, {**self.model, "num_classes": self.outputs})
         images = self.images(self.draw("unlabelled", unlabelled, seed, self.world))
         held_out = self.images(self.draw("validation", self.validation, 0, self.world))

@@ -8,7 +8,7 @@ from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atbook.lab.scales import AXES, BLANK, START, WEIGHTS, CifarScale, GlyphScale, Schooling, colour
+from atbook.lab.scales import AXES, BLANK, GATE, START, WEIGHTS, CifarScale, GlyphScale, Schooling, colour
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
@@ -162,6 +162,38 @@ LONGER_LABEL_CURVES = Study(
     ),
     minutes=400,
     only=("match",),
+)
+
+
+# --- Twins of deeper networks: do the layers behind the look let a message in? ---
+
+DEEPER = {
+    depth: Schooling(f"retrieval-{word}-layers", world=None, model={"depth": depth}, gate=GATE)
+    for depth, word in ((6, "six"), (8, "eight"))
+}
+
+TWINS_BY_DEPTH = Study(
+    "twins-by-depth",
+    "teachers and students of 6 and 8 layers: scratch, copied maps, and those of a routing and of a message"
+    " twin; the central experiment has 4 layers",
+    "not in the paper",
+    tuple(
+        Variant(
+            "{depth} layers, {method}",
+            scratch if method == "scratch" else by(schooling=schooling),
+            None,
+            trials=Range(AXES, START, {}),
+            student={"depth": depth},
+            twin=CENTRAL.variant(method).twin,
+            differs={"depth": depth, "method": method},
+        )
+        for depth, schooling in DEEPER.items()
+        for method in ("scratch", "copy", "copy-routing-twin", "copy-message-twin")
+    ),
+    seeds=3,
+    minutes=150,
+    only=WORLDS,
+    teachers=tuple(DEEPER.values()),
 )
 
 
@@ -882,14 +914,27 @@ def _fine_tune_only(part: str | None, sources: Sources) -> nn.Module:
     return vit
 
 
+def _mlp_probe(sources: Sources) -> nn.Module:
+    """The teacher's weights, frozen, and a head that can put features together: one hidden layer, twice as
+    wide as the class token."""
+    vit = _fine_tune_only(None, sources)
+    width, classes = vit.embed_dim, vit.num_classes
+    vit.head = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, classes))
+    return vit
+
+
 PARTLY_TUNED = Study(
     "partly-tuned",
-    "the teacher's weights frozen behind a new head (a linear probe of its class token), or frozen but for"
-    " attention: what a reader would try before fine-tuning all",
+    "the teacher's weights frozen behind a new head (a linear or an MLP probe of its class token), or frozen"
+    " but for attention: what a reader would try before fine-tuning all",
     "not in the paper; attention alone: arXiv 2203.09795",
     tuple(
-        Variant(name, partial(_fine_tune_only, part), None, trials=Range(AXES, START, {}, step=0.0))
-        for name, part in (("frozen probe", None), ("fine-tune attention", "attn"))
+        Variant(name, build, None, trials=Range(AXES, START, {}, step=0.0))
+        for name, build in (
+            ("frozen probe", partial(_fine_tune_only, None)),
+            ("frozen MLP probe", _mlp_probe),
+            ("fine-tune attention", partial(_fine_tune_only, "attn")),
+        )
     ),
     minutes=25,
     only=WORLDS,
@@ -1112,6 +1157,7 @@ STUDIES = {
     for study in (
         LABEL_CURVES,
         LONGER_LABEL_CURVES,
+        TWINS_BY_DEPTH,
         LOCALITY,
         DISTILLATION,
         FAMILY,

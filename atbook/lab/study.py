@@ -511,7 +511,7 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
         recipe = replace(scale.pretraining, **schooling.changes)
         central = partial(load_vit, place.teacher(seed))
         scale = replace(scale, unlabelled=schooling.number or scale.unlabelled)
-        teacher, architecture, history = schooling.make(
+        teacher, architecture, history = schooling.within(scale.world).make(
             scale.pretraining, scale.unlabelled, seed, name, central
         )
     elif scale.keep_every is None:

@@ -102,6 +102,8 @@ class Estimate(NamedTuple):
     #: That it is a mean of.
     seeds: int
     images: int
+    #: The mean of each seed: what the interval hides where seeds end in two ways.
+    of_seeds: tuple[float, ...] = ()
 
 
 class Judged(NamedTuple):
@@ -127,11 +129,12 @@ def estimate(differences: np.ndarray, margin: float = 0.0, level: float = LEVEL)
     """
     S, n = differences.shape
     mean, error = _mean_and_error(differences)
+    of_seeds = tuple(differences.mean(1).tolist())
     if error == 0:
-        return Estimate(mean, mean, mean, float(mean + margin == 0), S, n)
+        return Estimate(mean, mean, mean, float(mean + margin == 0), S, n, of_seeds)
     reach = stats.t.ppf(1 - level / 2, S - 1) * error
     p = 2 * stats.t.sf(abs(mean + margin) / error, S - 1)
-    return Estimate(mean, float(mean - reach), float(mean + reach), float(p), S, n)
+    return Estimate(mean, float(mean - reach), float(mean + reach), float(p), S, n, of_seeds)
 
 
 def proportion(values: np.ndarray) -> Estimate:
@@ -140,12 +143,12 @@ def proportion(values: np.ndarray) -> Estimate:
     mean · (1 - mean). p, of the mean being 0, has no use here and is nan."""
     S, n = values.shape
     mean, error = _mean_and_error(values)
-    spread = mean * (1 - mean)
+    spread, of_seeds = mean * (1 - mean), tuple(values.mean(1).tolist())
     if error == 0 or spread <= 0:
-        return Estimate(mean, mean, mean, np.nan, S, n)
+        return Estimate(mean, mean, mean, np.nan, S, n, of_seeds)
     reach = stats.t.ppf(1 - LEVEL / 2, S - 1) * error / spread
     low, high = special.expit(special.logit(mean) + np.array([-reach, reach]))
-    return Estimate(mean, float(low), float(high), np.nan, S, n)
+    return Estimate(mean, float(low), float(high), np.nan, S, n, of_seeds)
 
 
 def _mean_and_error(values: np.ndarray) -> tuple[float, float]:

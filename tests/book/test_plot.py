@@ -8,6 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from atbook import plot
+from atbook.lab.verdicts import Estimate
 
 MAP = torch.rand(3, 17, 17, generator=torch.Generator().manual_seed(0)).softmax(-1)
 
@@ -109,10 +110,14 @@ def test_every_method_has_its_own_colour():
 
 
 def test_estimates_are_drawn_where_they_are():
-    """A panel a world: a dot at the mean, a bar from low to high, an empty row where nothing is."""
+    """A panel a world: a dot at the mean, a bar from low to high, a small dot for each seed, an empty row
+    where nothing is."""
     worlds = {
-        "Find": {"copy": (0.9, 0.85, 0.95)},
-        "Match": {"copy": (0.8, 0.7, 0.9), "scratch": (0.1, 0.1, 0.1)},
+        "Find": {"copy": Estimate(0.9, 0.85, 0.95, 0.0, 2, 4000, (0.88, 0.92))},
+        "Match": {
+            "copy": Estimate(0.8, 0.7, 0.9, 0.0, 2, 4000, (0.7, 0.9)),
+            "scratch": Estimate(0.1, 0.1, 0.1, 0.0, 2, 4000, (0.1, 0.1)),
+        },
     }
     figure = plot.estimates(worlds, {"scratch": "no teacher", "copy": "the maps"}, chance=0.125)
     find, match = figure.axes
@@ -120,7 +125,8 @@ def test_estimates_are_drawn_where_they_are():
     assert [tick.get_text() for tick in find.get_yticklabels()] == ["no teacher", "the maps"]
     chance, *lines = find.lines
     assert list(chance.get_xdata()) == [12.5, 12.5]
-    bar, dot = lines
+    bar, seeds, dot = lines
     assert np.allclose(bar.get_xdata(), [85, 95]) and np.allclose(bar.get_ydata(), [1, 1])
     assert np.allclose(dot.get_xdata(), [90]) and np.allclose(dot.get_ydata(), [1])
-    assert len(match.lines) == 5 and {text.get_text() for text in match.texts} == {"10.0", "80.0"}
+    assert np.allclose(seeds.get_xdata(), [88, 92]) and 1 < seeds.get_ydata()[0] < 1.5
+    assert len(match.lines) == 7 and {text.get_text() for text in match.texts} == {"10.0", "80.0"}

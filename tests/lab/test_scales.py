@@ -437,6 +437,14 @@ def test_the_world_is_the_one_that_was_asked_for():
     assert RETRIEVAL.world == glyphs.World()
 
 
+def test_a_schooling_without_a_world_takes_its_scales():
+    match = glyphs.World(task="match")
+    assert Schooling("deeper", world=None).within(match).world == match
+    assert Schooling("offset", world=glyphs.World(offset=4)).within(match).world == glyphs.World(offset=4)
+    with pytest.raises(ValueError, match="deeper.*within"):
+        Schooling("deeper", world=None).make(RECIPE, 12, 0)
+
+
 @pytest.mark.parametrize(
     "model",
     [{"reg_tokens": 2}, {"init_values": 0.1}, {"embed_dim": 32}, {"pre_norm": True}, {"global_pool": "avg"}],

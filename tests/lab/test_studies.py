@@ -21,6 +21,7 @@ from atbook.lab.studies import (
     CLASS_ATTENTION,
     COMPONENT_STUDY,
     COMPONENTS,
+    DEEPER,
     DEPTH,
     DISTILLATION,
     DISTILLED_MAE,
@@ -45,6 +46,7 @@ from atbook.lab.studies import (
     STATIC,
     STUDIES,
     TOKEN,
+    TWINS_BY_DEPTH,
     UNMIXED,
     WITH_COMPONENT,
 )
@@ -242,6 +244,14 @@ def test_label_curves_give_all_methods_the_same_steps_and_numbers(study):
     assert len({str(labels) for labels in numbers.values()}) == 1
 
 
+def test_deeper_twins_are_as_deep_as_their_teachers_and_see_what_the_central_ones_see():
+    for variant in TWINS_BY_DEPTH.variants:
+        depth, method = variant.differs["depth"], variant.differs["method"]
+        assert variant.student == {"depth": depth} == dict(DEEPER[depth].model) and variant.like is None
+        assert variant.twin == {"copy-routing-twin": "routing", "copy-message-twin": "message"}.get(method)
+        assert variant.choices(scales()["match"]) == CENTRAL.variant(method).choices(scales()["match"])
+
+
 def test_the_sweep_over_weights_has_every_weight_that_can_be_chosen():
     weights = {v.changes["transfer_weight"] for v in DISTILLATION.variants}
     for name in DISTILLATION.only:
@@ -431,6 +441,7 @@ def test_teachers_differ_in_one_thing():
     parts = ("outputs", "images", "loss", "world", "model", "around", "again", "number")
     others = {"colour": {"outputs", "images", "loss"}, "offset": {"world"}}
     others |= {retrieval.name: {"number"} for retrieval, _ in FEWER.values()}
+    others |= {deeper.name: {"model", "world"} for deeper in DEEPER.values()}
     for name, schooling in TEACHERS.items():
         changed = {part for part in parts if getattr(schooling, part) != getattr(RETRIEVAL, part)}
         if schooling not in PAINTERS:
@@ -658,6 +669,16 @@ def test_what_of_the_teacher_moves(build, kept, name, moving):
     assert len(trained) == 2 + (4 * 4 if "attn" in moving else 0)  # qkv and proj of four layers, and the head
     assert same(without_head(model.state_dict()), without_head(start))
     assert model.head.out_features == 8
+
+
+def test_an_mlp_probe_has_a_hidden_layer_over_frozen_weights(build, kept):
+    model = build(PARTLY_TUNED, "frozen MLP probe")
+    trained = {name: tuple(w.shape) for name, w in model.named_parameters() if w.requires_grad}
+    assert trained == {"head.0.weight": (128, 64), "head.0.bias": (128,)} | {
+        "head.2.weight": (8, 128),
+        "head.2.bias": (8,),
+    }
+    assert same(without_head(model.state_dict()), without_head(kept()))
 
 
 # --- Static maps, and one row

@@ -137,7 +137,7 @@ def test_a_margin_is_added_before_it_is_judged():
 
 
 def test_identical_methods_differ_by_nothing():
-    assert estimate(np.zeros((3, 10))) == (0.0, 0.0, 0.0, 1.0, 3, 10)
+    assert estimate(np.zeros((3, 10))) == (0.0, 0.0, 0.0, 1.0, 3, 10, (0.0, 0.0, 0.0))
 
 
 def test_one_seed_has_no_spread():
