@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from atbook.drawing.attention import attention
+from atbook.drawing.guide import guide
 from atbook.drawing.method import VARIANTS, method
 from atbook.drawing.twin import front, twin
 
@@ -14,3 +15,4 @@ def drawings() -> Iterator[tuple[str, str]]:
         yield f"method-{name}.svg", method(variant)
     yield "twin.svg", twin()
     yield "front.svg", front()
+    yield "guide.svg", guide()

@@ -109,8 +109,8 @@ def with_the_normals(pilot: list[float], difference: float, t: Critical) -> int:
 
 
 def of_the_pilots_size(pilot: list[float], difference: float, t: Critical) -> int:
-    """You took the critical value of the pilot's number of seeds. It is that of the study you plan, with S - 1
-    degrees of freedom for S seeds."""
+    """You took the critical value of the pilot's number of seeds. It is that of the study you plan, with
+    S - 1 degrees of freedom for S seeds."""
     return _fewest(lambda S: t[len(pilot) - 1] * stdev(pilot) / sqrt(S), difference, max(t))
 
 
@@ -170,8 +170,8 @@ def on_a_plain_axis(labels: list[int], scratch: list[float], accuracy: float) ->
 
 
 def never_infinite(labels: list[int], scratch: list[float], accuracy: float) -> float:
-    """An accuracy above the whole curve gets the last number of labels. Nothing was measured beyond it: return
-    infinity."""
+    """An accuracy above the whole curve gets the last number of labels. Nothing was measured beyond it:
+    return infinity."""
     return float(np.exp(np.interp(accuracy, scratch, np.log(labels))))
 
 

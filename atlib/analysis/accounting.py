@@ -89,8 +89,8 @@ def method_costs(
     """The fewest FLOPs of a step and of inference, and the weights kept, of training from scratch,
     fine-tuning, Copy, Distill, and training a new head alone or attention alone.
 
-    The student is `create_vit(name_or_config)`; so is the teacher, unless `teacher` names another model. It is
-    the teacher's weights that are fine-tuned. Images have `image_size` pixels a side (None: the models' own).
+    The student is `create_vit(name_or_config)`; so is the teacher, unless `teacher` names another model. The
+    teacher's weights are those that are fine-tuned. Images have `image_size` pixels a side (None: their own).
     The maps of the first `layers` layers are transferred (None: all of the student's). Pre-training is not
     counted. Copy keeps teacher and student, the others one of them. No weights are made. Raises `ValueError`
     for a batch below 1 or `layers` out of range, and for ViTs that `shape_of` refuses.

@@ -109,7 +109,8 @@ def test_costs_with_a_wider_teacher_against_the_flop_counter():
     alone = {cost.method: cost for cost in method_costs(wide, batch=BATCH)}
     for method in ("frozen probe", "fine-tune attention", "fine-tune"):
         assert costs[method] == alone[method]
-    assert costs["copy"].parameters_kept == costs["scratch"].parameters_kept + alone["scratch"].parameters_kept
+    both = costs["scratch"].parameters_kept + alone["scratch"].parameters_kept
+    assert costs["copy"].parameters_kept == both
 
 
 def test_parameters_kept_are_those_of_the_models_that_inference_needs():
