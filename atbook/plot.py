@@ -19,6 +19,9 @@ from atlib.analysis.pictures import image_grid as image_grid
 COLOURS = {
     "scratch": "#999999",
     "fine-tune": "#009E73",
+    "fine-tune attention": "#5BC8A8",
+    "frozen probe": "#66A61E",
+    "frozen MLP probe": "#3F6B12",
     "copy": "#0072B2",
     "copy-routing-twin": "#56B4E9",
     "copy-message-twin": "#D55E00",

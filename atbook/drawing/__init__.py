@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from atbook.drawing.attention import attention
 from atbook.drawing.family import CARDS, card
+from atbook.drawing.guide import guide
 from atbook.drawing.method import VARIANTS, method
 from atbook.drawing.twin import front, twin
 
@@ -17,3 +18,4 @@ def drawings() -> Iterator[tuple[str, str]]:
         yield f"card-{name}.svg", card(of)
     yield "twin.svg", twin()
     yield "front.svg", front()
+    yield "guide.svg", guide()

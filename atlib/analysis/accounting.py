@@ -80,27 +80,37 @@ def transferred_numbers(vit: VisionTransformer | Eva) -> Numbers:
 
 
 def method_costs(
-    name_or_config: str | Mapping, image_size: int | None = None, batch: int = 1, layers: int | None = None
+    name_or_config: str | Mapping,
+    image_size: int | None = None,
+    batch: int = 1,
+    layers: int | None = None,
+    teacher: str | Mapping | None = None,
 ) -> list[MethodCost]:
     """The fewest FLOPs of a step and of inference, and the weights kept, of training from scratch,
-    fine-tuning, Copy and Distill.
+    fine-tuning, Copy, Distill, and training a new head alone or attention alone.
 
-    Teacher and student are `create_vit(name_or_config)`, on images of `image_size` pixels a side (None: its
-    own). The maps of the first `layers` layers are transferred (None: all). Pre-training is not counted. Copy
-    keeps teacher and student, the others the student. No weights are made. Raises `ValueError` for a batch
-    below 1 or `layers` out of range, and for ViTs that `shape_of` refuses.
+    The student is `create_vit(name_or_config)`; so is the teacher, unless `teacher` names another model. The
+    teacher's weights are those that are fine-tuned. Images have `image_size` pixels a side (None: their own).
+    The maps of the first `layers` layers are transferred (None: all of the student's). Pre-training is not
+    counted. Copy keeps teacher and student, the others one of them. No weights are made. Raises `ValueError`
+    for a batch below 1 or `layers` out of range, and for ViTs that `shape_of` refuses.
     """
     vit = _weightless(name_or_config, image_size)
-    shape = shape_of(vit)
-    layers = _checked(batch, layers, shape.depth)
-    alone = sum(each.numel() for each in vit.parameters())
-    step, inference = batch * fine_tuning(shape), batch * plain(shape)
-    copying = batch * copy(shape, layers), batch * copy_inference(shape, layers)
+    taught_by = vit if teacher is None else _weightless(teacher, image_size)
+    own, others = shape_of(vit), shape_of(taught_by)
+    layers = _checked(batch, layers, own.depth)
+    weights, others_weights = (sum(each.numel() for each in model.parameters()) for model in (vit, taught_by))
+    counts = {
+        "scratch": (fine_tuning(own), plain(own), weights),
+        "fine-tune": (fine_tuning(others), plain(others), others_weights),
+        "copy": (copy(own, layers, others), copy_inference(own, layers, others), weights + others_weights),
+        "distill": (distill(own, layers, others), plain(own), weights),
+        "frozen probe": (probing(others), plain(others), others_weights),
+        "fine-tune attention": (attention_tuning(others), plain(others), others_weights),
+    }
     return [
-        MethodCost("scratch", step, inference, alone),
-        MethodCost("fine-tune", step, inference, alone),
-        MethodCost("copy", *copying, 2 * alone),
-        MethodCost("distill", batch * distill(shape, layers), inference, alone),
+        MethodCost(method, batch * step, batch * inference, kept)
+        for method, (step, inference, kept) in counts.items()
     ]
 
 
@@ -245,11 +255,24 @@ def fine_tuning(shape: Shape) -> int:
     return 2 * shape.embed + 3 * (shape.depth * shape.block + shape.head)
 
 
-def copy(shape: Shape, layers: int | None = None) -> int:
-    """Copy of the first `layers` layers' maps (None: all): no q, k, scores, no gradient of a map there."""
+def probing(shape: Shape) -> int:
+    """A new head on a frozen model: its forward pass, and the gradient of the head's weights."""
+    return plain(shape) + shape.head
+
+
+def attention_tuning(shape: Shape) -> int:
+    """All attention layers and the head, everything else frozen: no gradients of the MLPs' weights and of the
+    patch embedding, nor of what the first attention layer reads."""
+    saved = shape.block - 4 * shape.projection - 2 * shape.mixing  # in each block the MLP's weights
+    return fine_tuning(shape) - shape.embed - 3 * shape.projection - shape.depth * saved
+
+
+def copy(shape: Shape, layers: int | None = None, of: Shape | None = None) -> int:
+    """Copy of the first `layers` layers' maps (None: all): no q, k, scores, no gradient of a map there. of:
+    the shape of the teacher, where it is another."""
     layers = shape.depth if layers is None else layers
     saved = 3 * 2 * shape.projection + (3 + 1) * shape.mixing
-    return teacher(shape, layers) + fine_tuning(shape) - layers * saved
+    return teacher(of or shape, layers) + fine_tuning(shape) - layers * saved
 
 
 def query_copy(shape: Shape) -> int:
@@ -259,9 +282,10 @@ def query_copy(shape: Shape) -> int:
     return teacher(shape, shape.depth) - only_queries + fine_tuning(shape) - shape.depth * saved
 
 
-def distill(shape: Shape, layers: int | None = None) -> int:
-    """Distillation of the first `layers` layers' maps (None: all); p_s - p_t of its loss is no product."""
-    return teacher(shape, shape.depth if layers is None else layers) + fine_tuning(shape)
+def distill(shape: Shape, layers: int | None = None, of: Shape | None = None) -> int:
+    """Distillation of the first `layers` layers' maps (None: all); p_s - p_t of its loss is no product. of:
+    the shape of the teacher, where it is another."""
+    return teacher(of or shape, shape.depth if layers is None else layers) + fine_tuning(shape)
 
 
 def feature_distillation(shape: Shape, layers: int | None = None) -> int:
@@ -281,6 +305,7 @@ def plain(shape: Shape) -> int:
     return shape.embed + shape.depth * shape.block + shape.head
 
 
-def copy_inference(shape: Shape, layers: int) -> int:
-    """Inference with Copy of the first `layers` layers: the teacher, and a student without q, k, scores."""
-    return teacher(shape, layers) + plain(shape) - layers * (2 * shape.projection + shape.mixing)
+def copy_inference(shape: Shape, layers: int, of: Shape | None = None) -> int:
+    """Inference with Copy of the first `layers` layers: the teacher, and a student without q, k, scores. of:
+    the shape of the teacher, where it is another."""
+    return teacher(of or shape, layers) + plain(shape) - layers * (2 * shape.projection + shape.mixing)

@@ -69,7 +69,8 @@ def counted(module, backward):
 @pytest.mark.parametrize("layers", [1, 3, 4])
 def test_costs_against_the_flop_counter(layers):
     costs = {cost.method: cost for cost in method_costs(CONFIG, batch=BATCH, layers=layers)}
-    assert list(costs) == ["scratch", "fine-tune", "copy", "distill"]
+    methods = ["scratch", "fine-tune", "copy", "distill", "frozen probe", "fine-tune attention"]
+    assert list(costs) == methods
     again = BATCH * 3 * 2 * 10 * 4 * 10  # one product (10, 4) by (4, 10), of three heads and two images
     plain, step = counted(vit(0).eval(), False), counted(vit(0).train(), True)
     for method in ("scratch", "fine-tune"):
@@ -81,6 +82,35 @@ def test_costs_against_the_flop_counter(layers):
     distilling = AttentionTransfer(vit(0), vit(1), Plan(how="distill", layers=range(layers)))
     assert counted(distilling.train(), True) == costs["distill"].step_flops + (4 * layers - 1) * again
     assert costs["distill"].inference_flops == counted(distilling.student.eval(), False) == plain
+
+
+@pytest.mark.parametrize("method, part", [("frozen probe", None), ("fine-tune attention", ".attn.")])
+def test_costs_of_training_a_part_of_the_weights_against_the_flop_counter(method, part):
+    costs = {cost.method: cost for cost in method_costs(CONFIG, batch=BATCH)}
+    model = vit(0).train()
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name.startswith("head.") or (part is not None and part in name))
+    assert counted(model, True) == costs[method].step_flops
+    assert costs[method].inference_flops == counted(vit(0).eval(), False)
+
+
+def test_costs_with_a_wider_teacher_against_the_flop_counter():
+    """The student is counted with Copy and Distill, the teacher where its own weights are trained."""
+    wide = CONFIG | {"embed_dim": 24}
+    costs = {cost.method: cost for cost in method_costs(CONFIG, batch=BATCH, teacher=wide)}
+    teacher = randomise(set_fused(create_vit(wide), False), 1)
+    copying = AttentionTransfer(teacher, vit(0), Plan(how="copy", layers=range(4)))
+    again = BATCH * 3 * 2 * 10 * 8 * 10  # maps are made once more from the teacher's q and k
+    assert counted(copying.eval(), False) == costs["copy"].inference_flops + 3 * again
+    assert counted(copying.train(), True) == costs["copy"].step_flops + 3 * again
+    distilling = AttentionTransfer(teacher, vit(0), Plan(how="distill", layers=range(4)))
+    own = again // 2  # of the student's q and k: three times a layer, as with a teacher of its width
+    assert counted(distilling.train(), True) == costs["distill"].step_flops + 3 * again + 12 * own
+    alone = {cost.method: cost for cost in method_costs(wide, batch=BATCH)}
+    for method in ("frozen probe", "fine-tune attention", "fine-tune"):
+        assert costs[method] == alone[method]
+    both = costs["scratch"].parameters_kept + alone["scratch"].parameters_kept
+    assert costs["copy"].parameters_kept == both
 
 
 def test_parameters_kept_are_those_of_the_models_that_inference_needs():

@@ -104,8 +104,10 @@ def test_curves_skip_passes_without_the_metric_and_name_runs_without_it():
 
 def test_every_method_has_its_own_colour():
     from atbook.lab.scales import PHOTO_METHODS, WORLD_METHODS
+    from atbook.lab.studies import PARTLY_TUNED
 
     methods = {*WORLD_METHODS, *PHOTO_METHODS} - {"scratch-2", "scratch-3"}
+    methods |= {variant.name for variant in PARTLY_TUNED.variants}
     assert set(plot.COLOURS) == methods and len(set(plot.COLOURS.values())) == len(methods)
 
 

@@ -9,6 +9,7 @@ import torch
 from atbook.drawing import drawings, family, seen
 from atbook.drawing.attention import KEYS, QUERIES, VALUES
 from atbook.drawing.family import CARDS, card
+from atbook.drawing.guide import QUESTIONS
 from atbook.drawing.method import VARIANTS, method
 from tools.drawings import FOLDER
 
@@ -44,6 +45,14 @@ def test_the_numbers_of_attention_are_those_that_torch_computes():
     # opacities of the output's squares, the last of the file that are filled with the values' colour
     squares = re.findall(r'fill="#8B5A00" fill-opacity="([\d.]+)"', DRAWN["attention.svg"])
     assert [float(share) for share in squares[-4:]] == pytest.approx((row @ v / 3).tolist(), abs=0.006)
+
+
+def test_the_guide_asks_all_questions_and_says_what_to_try_for_each_answer():
+    words = re.findall(r">([^<>]+)</text>", DRAWN["guide.svg"])
+    for question in QUESTIONS:
+        assert {*question[:5]} <= {*words}
+    ways = [question.tries for question in QUESTIONS] + ["scratch"]
+    assert [word for word in words if word in ways] == ways
 
 
 def test_the_twin_has_the_places_of_the_scene_and_another_shape():

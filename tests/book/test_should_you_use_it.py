@@ -1,0 +1,82 @@
+"""Chapter 16, the ending: its guide gives advice that its costs and its drawing support, and its ten findings
+say what the records decide."""
+
+import re
+
+import pytest
+
+from atbook.drawing.guide import QUESTIONS
+from atlib.analysis import method_costs
+from tests.book.test_chapter_form import section
+from tests.book.test_taught import taught
+from tests.helpers import ROOT
+from tools.claims_in_sentences import COMMENT, recorded_verdicts
+
+NAME = "16-should-you-use-it"
+CHAPTER = ROOT / "notebooks" / f"{NAME}.md"
+SIZE = {"img_size": 56, "patch_size": 14, "depth": 12, "num_heads": 6, "num_classes": 10}
+
+
+@pytest.mark.parametrize(
+    "given, tries",
+    [
+        ({}, ["probe", "fine-tune attention", "fine-tune"]),
+        ({"explain": True}, ["copy"]),
+        ({"explain": True, "teacher": None}, ["scratch"]),
+        ({"teacher": None}, ["scratch"]),
+        ({"teacher": None, "ship": False, "trains": False}, ["scratch"]),
+        ({"ship": False}, ["distill"]),
+        ({"limit": 0.5}, ["distill"]),
+        ({"limit": 0.5, "labels": 100_000}, ["distill", "scratch"]),
+        ({"limit": 0.5, "trains": False}, ["scratch"]),
+        ({"limit": 1.0, "trains": False}, ["probe", "fine-tune attention", "fine-tune"]),
+    ],
+)
+def test_the_guides_advice(given, tries):
+    asked = {"labels": 1000, "teacher": 1.0, "limit": 2.0, "ship": True, "trains": True} | given
+    advice = taught(NAME).advise(**asked)
+    assert [step for step, _ in advice] == tries and all(len(why) > 10 for _, why in advice)
+
+
+def test_the_guide_in_code_and_the_drawing_give_one_answer():
+    """From the top: each question's way out, where all those before it were answered the other way."""
+    start = {"labels": 1000, "teacher": 1.0, "limit": 0.5, "ship": False, "trains": False}
+    ways = [{"explain": True}, {"teacher": None}, {"ship": True, "limit": 2.0}, {"trains": True}]
+    for question, way in zip(QUESTIONS, ways, strict=True):
+        assert taught(NAME).advise(**start | way)[0][0] == question.tries
+    assert taught(NAME).advise(**start)[0][0] == "scratch"
+
+
+def test_there_are_ten_findings_and_each_cites_what_the_records_have_decided():
+    judged = recorded_verdicts()
+    findings = re.findall(r"^\d+\. .+", section(CHAPTER, "What was found"), re.M)
+    assert len(findings) == 10
+    for finding in findings:
+        comments = [comment["what"].removeprefix("not ").split() for comment in COMMENT.finditer(finding)]
+        assert comments, finding
+        for claim, *scales in comments:
+            assert {judged[claim, scale] for scale in scales} <= {"holds", "does not hold"}, finding
+
+
+def test_what_it_says_of_costs():
+    """Copy at inference costs about as much as the teacher, Distill as much as the student, in both pairs."""
+    wide, narrow = SIZE | {"embed_dim": 384}, SIZE | {"embed_dim": 96}
+    for costs in (method_costs("glyphs"), method_costs(narrow, teacher=wide)):
+        image = {cost.method: cost.inference_flops for cost in costs}
+        assert image["distill"] == image["scratch"]
+        assert 0.9 < image["copy"] / image["fine-tune"] < 1.7
+        assert image["frozen probe"] == image["fine-tune attention"] == image["fine-tune"]
+    assert image["fine-tune"] / 1e9 == pytest.approx(0.73, abs=0.005), "the guide is asked with this number"
+    assert round(image["fine-tune"] / image["scratch"]) == 15, "a fifteenth"
+
+
+def test_what_it_says_of_labels():
+    """In Find, 1,000 labels with maps reach about what 32,000 reach alone, and with 32,000 all lie close."""
+    from atbook.lab.verdicts import accuracies
+
+    others, central = accuracies("labels", "find"), accuracies("transfer", "find")
+    assert abs(central["copy"].mean - others["scratch, 32000 labels"].mean) < 0.02
+    many = [value.mean for name, value in others.items() if name.endswith("32000 labels")]
+    assert len(many) == 4 and max(many) - min(many) < 0.06
+    match = accuracies("labels", "match")
+    assert all(match[f"scratch, {n} labels"].mean < 0.16 for n in (250, 4000, 32_000))
