@@ -4,8 +4,8 @@ JUNK = "    return q, k\n"
 TALKING = "def talking(q, k, v, mix):\n"
 GRADIENT = "def gradient(q, k, v, grad, *rest):\n"
 FORWARD = (
-    "    z = q @ k.mT / q.shape[-1] ** 0.5\n"
-    "    o = torch.cat([torch.zeros_like(z[..., :1]), z], -1).softmax(-1)[..., 1:] @ v\n"
+    "z = q @ k.mT / q.shape[-1] ** 0.5",
+    "o = torch.cat([torch.zeros_like(z[..., :1]), z], -1).softmax(-1)[..., 1:] @ v",
 )
 
 
@@ -38,13 +38,11 @@ ATTACKS = {
     "autograd's nodes one by one": gradient(
         "with torch.enable_grad():",
         "    q = q.clone().requires_grad_()",
-        *FORWARD.replace("    ", "        ").strip("\n").splitlines(),
+        *(f"    {line}" for line in FORWARD),
         "return o.grad_fn(grad)",
     ),
     # --- autograd where the gradient is to be written by hand ---
-    "backward": gradient(
-        "q = q.clone().requires_grad_()", *FORWARD.splitlines(), "o.backward(grad)", "return q.grad"
-    ),
+    "backward": gradient("q = q.clone().requires_grad_()", *FORWARD, "o.backward(grad)", "return q.grad"),
     "torch.func": gradient(
         "f = lambda q: ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v * grad).sum()",
         "return torch.func.grad(f)(q)",
