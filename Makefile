@@ -20,7 +20,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=agg $(RUN) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up book test pages course slides faults lint format drawings notebooks results measure benchmarks lock clean
+.PHONY: help set-up book test pages course slides faults wasm lint format drawings notebooks results measure benchmarks lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,9 @@ format: set-up  ## put the code into the form that `make lint` asks for
 
 drawings: set-up  ## draw book/assets/drawings/*.svg anew from atbook/drawing
 	@$(RUN) -m tools.drawings
+
+wasm: set-up  ## compile the explorer's C file, atbook/explorer/vit.c, anew (needs clang and lld)
+	@$(RUN) -m tools.wasm
 
 notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py

@@ -1,6 +1,6 @@
 """The book's command line: `experiments` lists its experiments, `experiment NAME` repeats one, `claims`
 judges what its sentences say, `teacher` makes a teacher of a generated world, `exercises NOTEBOOK` lists
-what its checks say."""
+what its checks say, `hand-in NOTEBOOK` makes the file that an assignment asks for."""
 
 import sys
 
@@ -18,6 +18,10 @@ COMMANDS = {
     "exercises": (
         "atbook.exercises.commands",
         "run a notebook and list what the checks of its exercises say",
+    ),
+    "hand-in": (
+        "atbook.exercises.hand_in",
+        "say what the grader of an assignment would refuse, and make the file that is handed in",
     ),
 }
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 # Where each name is. It is imported when it is asked for: `python -m atlib --help` does without torch, and
-# whoever copies or distills without Accelerate. `train` stands in its room, `from atlib.train import train`:
-# here the same name would be the function or the room, by what was imported before. So the room of `look` has
-# another name.
+# code that copies or distills does without Accelerate. `train` stands in its room (`from atlib.train import
+# train`): here the same name would be the function or the room, by what was imported before. So the room of
+# `look` has a different name.
 _HOME = {
     "AttentionTransfer": "atlib.transfer",
     "Plan": "atlib.plan",

@@ -173,7 +173,7 @@ class Pair(nn.Module, ABC):
         if any(teacher is student for teacher in teachers):
             raise ValueError("teacher and student are the same object: build a second ViT")
         self.normalisation = stated(normalisation, teachers)
-        self._assumed = normalisation is None and self.normalisation is not None  # nobody said it
+        self._assumed = normalisation is None and self.normalisation is not None  # it was not given
         self._views = tuple(View.of(teacher, student) for teacher in teachers)
         self.student = student
         # A tuple keeps teachers out of nn.Module's registration: they are inputs of the method, not parts.

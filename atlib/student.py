@@ -3,8 +3,8 @@
 arXiv 2605.07191 ("Attention Transfer Is Not Universally Effective for Vision Transformers") finds that the
 maps of DINOv2, CLIP and BEiTv2 teachers push a *standard* ViT below training from scratch, and that giving
 the student the teacher's native components, freshly initialised, reverses it. In the first paper, arXiv
-2411.09702, teacher and student were the same architecture throughout. So a student is the teacher's own
-architecture unless it is said, component by component, what is to differ.
+2411.09702, teacher and student had the same blocks, though in its code they pooled differently. So a student
+is the teacher's own architecture unless it is said, component by component, what is to differ.
 """
 
 from collections.abc import Iterable, Mapping

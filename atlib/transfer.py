@@ -43,8 +43,7 @@ class AttentionTransfer(Pair):
     in place (eval mode, no gradients), moves with `.to(...)`, and is run no further than the last transferred
     layer's q and k (v, where v is transferred). Copy needs the teacher at inference too; after Distill,
     `.student` alone is the result, and the pair holds none of the teacher's blocks after the last that is
-    run: whoever passed the teacher in still has all of it, and lets go of the rest by letting go of the
-    teacher.
+    run. The caller still holds the whole teacher, and frees the rest by deleting it.
 
     `maps` takes the place of running the teacher, such as maps that were stored (`atlib.data.MapCache`): it
     is given what the teacher would be given. The teacher is still what the student is paired with.
@@ -160,7 +159,7 @@ class AttentionTransfer(Pair):
         """
         if self._maps is not None:
             return self._given_layers(images)
-        self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
+        self.teacher.eval()  # other code may have called .train() on it since
         layers = [of_teacher for _, of_teacher in self.pairing.layers]
         shared = drop_path[: len(self._of_teacher.blocks)] if drop_path and self._same_masks else None
         with without_history():

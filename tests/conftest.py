@@ -46,7 +46,8 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """A function that opens an address; nothing may complain or be asked of the network."""
+    """A function that opens an address; nothing may complain or be asked of the network. (Blobs are a
+    page's own.)"""
     complaints, opened = [], []
 
     def go(address, width=1000):
@@ -56,7 +57,10 @@ def visit(browser):
         page.set_viewport_size({"width": width, "height": 900})
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.append(message.text))
-        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
+        page.on(
+            "request",
+            lambda request: request.url.startswith(("file:", "blob:")) or complaints.append(request.url),
+        )
         page.goto(address)
         return page
 

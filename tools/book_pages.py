@@ -26,7 +26,7 @@ MOVED = {
     "notebooks/12-never-store-a-map": "notebooks/never-store-a-map",
     "notebooks/13-same-features": "notebooks/10-same-features-same-mistakes",
     "notebooks/14-same-mistakes": "notebooks/10-same-features-same-mistakes",
-    "notebooks/15-reading-maps": "notebooks/11-reading-maps",
+    "notebooks/15-reading-maps": "notebooks/11-which-rows",
     "notebooks/16-out-of-distribution": "notebooks/12-out-of-distribution",
     "notebooks/17-when-are-features-needed": "notebooks/09-when-are-features-needed",
     "notebooks/18-when-it-fails": "notebooks/13-when-it-fails",
@@ -40,6 +40,11 @@ MOVED = {
     "notebooks/16-laptop-to-cluster": "notebooks/laptop-to-cluster",
     "notebooks/21-where-things-are": "notebooks/15-where-things-are",
     "notebooks/22-a-real-teacher": "notebooks/14-a-real-teacher",
+    "notebooks/17-before-there-are-labels": "book/family",
+    "notebooks/18-a-second-teachers-token": "book/family",
+    "notebooks/19-deep-and-a-class-that-only-asks": "book/family",
+    "notebooks/20-where-tokens-come-from": "book/family",
+    "notebooks/11-reading-maps": "notebooks/11-which-rows",
 }
 
 # A line of a tqdm bar: its name, and how far it came ("100%" when it was done).
@@ -146,8 +151,17 @@ def lead_on(app, error):
             Path(app.outdir, f"{old}.html").write_text(page, encoding="utf-8")
 
 
+def load_tour(app, pagename, templatename, context, doctree):
+    """Let a page with a step of the explorer's tour, `<div class="tour-here">`, load it; the play page loads
+    all of the explorer itself."""
+    if 'class="tour-here"' in context.get("body", "") and pagename != "book/play":
+        script = context["pathto"]("_static/explorer/embed.js", 1)
+        context["body"] += f'<script src="{script}"></script>\n'
+
+
 def put_explorer(app, error):
-    """Write the scripts of "Play with it", with the weights of the committed models."""
+    """Write the scripts of "Play with it", with the weights of the committed models, and those of the tour
+    alone."""
     if error is None and app.builder.format == "html":
         # imported here, because most users of this module do not need torch
         from atbook.explorer import write_weights
@@ -156,10 +170,11 @@ def put_explorer(app, error):
         shutil.copytree(
             EXPLORER,
             folder,
-            ignore=shutil.ignore_patterns("*.py", "widget.js", "__pycache__"),
+            ignore=shutil.ignore_patterns("*.py", "*.c", "widget.js", "__pycache__"),
             dirs_exist_ok=True,
         )
         write_weights(folder / "explorer-weights.js", ROOT / "results")
+        write_weights(folder / "tour-weights.js", ROOT / "results", students=("scratch", "copy"))
 
 
 def setup(app):
@@ -167,6 +182,7 @@ def setup(app):
     # and does not say that pages may be read side by side.
     app.setup_extension("sphinx_multitoc_numbering")
     app.extensions["sphinx_multitoc_numbering"].parallel_read_safe = True
+    app.connect("html-page-context", load_tour)
     app.connect("build-finished", put_explorer)
     app.connect("build-finished", lead_on)
     app.connect("warn-missing-reference", name_without_link)

@@ -116,10 +116,11 @@ def sentence_at(text: str, place: int) -> str:
 
 def problems(path: Path, judged: Mapping[tuple[str, str], str]) -> list[str]:
     """What is wrong with the comparisons of a page. judged: {(id, scale): verdict}."""
-    return [problem for passage in passages(path) for problem in _problems(passage, judged)]
+    return [problem for passage in passages(path) for problem in problems_of(passage, judged)]
 
 
-def _problems(passage: Passage, judged: Mapping[tuple[str, str], str]) -> list[str]:
+def problems_of(passage: Passage, judged: Mapping[tuple[str, str], str]) -> list[str]:
+    """What is wrong with the comparisons of a passage."""
     comments, text = list(COMMENT.finditer(passage.text)), passage.text
     if text.count("<!-- claim") + text.count("<!-- no claim") != len(comments):
         return [f"{passage.where}: a comment is not of the form '<!-- claim: ID SCALE ... -->'"]

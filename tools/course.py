@@ -1,12 +1,12 @@
-"""Editions of the graded assignments, and their grades; the extra `course` of the project has what it needs.
+"""Editions of the graded assignments, and their grades.
 
     python -m tools.course edition --secret FILE --out DIR [a1 ...]
-    python -m tools.course grade DIR/a1 SUBMISSIONS --out grades.csv
+    python -m tools.course grade DIR/a1 SUBMISSIONS --out FOLDER [--roster FILE] [--deadline TIME]
+    python -m tools.course totals FOLDER FOLDER ... --out FOLDER [--roster FILE]
 
 An edition belongs to one course: the instructor's secret draws a variant of every task, and the hidden tests'
-numbers. For each assignment it holds the files for students, the files for Gradescope, the model solution,
-and the rubric of the written part. `course/README.md` says how a master is written, `tools/grades.py` how
-submissions are graded.
+numbers. `course/README.md` says how a master is written, `tools/grades.py` how submissions are graded, and
+`tools/gradebook.py` what is made of the results.
 """
 
 import argparse
@@ -14,40 +14,29 @@ import hashlib
 import hmac
 import json
 import re
-import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from datetime import datetime
+from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import ModuleType
 
 import jupytext
 import nbformat
 import yaml
-from nbformat.v4 import new_raw_cell
+from nbformat.v4 import new_markdown_cell, new_notebook
 
+from atbook.cage.outside import missing
 from atbook.exercises.judging import Exercise
-from tools.grades import grade, otter_environment, write_zip
+from tools import gradebook
+from tools.grades import Edition
 from tools.notebooks import repository
 
 ROOT = Path(__file__).resolve().parent.parent
 COURSE = ROOT / "course"
 VARIANT = re.compile(r"# VARIANT (\w+) (\w+)")
-# All assignments share this. Students do not need otter to work on one (there are no cells of its), and otter
-# runs no solution here: the guard needs the released notebook first. Results are shown when grades are
-# published, in place of "all public tests passed", which otter says where all tests are hidden.
-CONFIG = """\
-# ASSIGNMENT CONFIG
-init_cell: false
-export_cell: false
-check_all_cell: false
-run_tests: false
-tests: {{ok_format: false, files: true}}
-generate: {{show_hidden: true, force_public_test_summary: false}}
-python_version: "3.11"
-requirements: ["attention-transfer @ git+{url}"]
-"""
+HERE = "_Type your answer here, replacing this text._"
 
 
 def digest(secret: bytes, *parts: str) -> str:
@@ -79,12 +68,14 @@ def read_master(name: str):
     return jupytext.read(COURSE / name / "master.md", fmt="md:myst")
 
 
+def module_of(name: str, part: str) -> ModuleType:
+    """A module of an assignment (cases, checks, mutants); they are in no installed package."""
+    return import_module(f"course.{name}.{part}")
+
+
 def checks_of(name: str) -> list[Exercise]:
-    """The checks of all variants of an assignment's tasks; they are in no installed package."""
-    spec = spec_from_file_location(f"course_{name}_checks", COURSE / name / "checks.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.EXERCISES
+    """The checks of all variants of an assignment's tasks."""
+    return module_of(name, "checks").EXERCISES
 
 
 def settings_of(cells: list) -> dict:
@@ -113,15 +104,67 @@ def chosen(cells: list, drawn: dict[str, str]) -> Iterator:
             yield cell
 
 
-def questions(cells: list) -> dict[str, dict]:
-    """{name: {points, manual}} of a master."""
-    named = {}
+def tasks_of(cells: list) -> dict[str, dict]:
+    """{name: {title, points, tests, rubric, ...}} of a master's questions; `tests` is empty where a question
+    is graded by hand."""
+    tasks, title, current = {}, "", None
+    for cell in cells:
+        if cell.cell_type == "markdown" and (
+            heading := re.match(r"## (?:\d+\. )?(.+?)(?: \(.*\).*)?$", cell.source, re.M)
+        ):
+            title = heading[1]
+        if cell.source.startswith("# BEGIN QUESTION"):
+            says = yaml.safe_load(cell.source)
+            current = says | {"title": title, "tests": says.get("tests", {}), "rubric": []}
+            current["points"] = sum(current["tests"].values()) or says.get("points", 0)
+            tasks[says["name"]] = current
+        elif current is not None and cell.cell_type == "markdown" and "**Rubric" in cell.source:
+            lines = re.findall(r"^\| (\d+) \| (.+) \|$", cell.source, re.MULTILINE)
+            current["rubric"] = [{"points": int(points), "for": text} for points, text in lines]
+    return tasks
+
+
+# --- What students get, and what the solution is ---
+
+
+def without_solution(code: str) -> str:
+    """An answer's code as students get it: `...` in place of the solution."""
+    code = re.sub(r"^.*# BEGIN SOLUTION NO PROMPT\n(?:.*\n)*?.*# END SOLUTION\n*", "", code, flags=re.M)
+    code = re.sub(r"^( *)# BEGIN SOLUTION\n(?:.*\n)*?.*# END SOLUTION", r"\1...", code, flags=re.M)
+    return re.sub(r"^(\w+ = ).* # SOLUTION$", r"\1...", code, flags=re.M)
+
+
+def with_solution(code: str, typed: dict[str, str]) -> str:
+    """An answer's code without the marks; typed: {name: the value} of what the solution types in."""
+    code = re.sub(r"^ *# (?:BEGIN|END) SOLUTION.*\n?", "", code, flags=re.M)
+    for name, value in typed.items():
+        code = re.sub(rf"^{name} = .* # SOLUTION$", f"{name} = {value}", code, flags=re.M)
+    return code.replace(" # SOLUTION", "").strip()
+
+
+def released(cells: list) -> list:
+    """The cells that students get."""
+    given, inside, by_hand = [], False, False
     for cell in cells:
         if cell.source.startswith("# BEGIN QUESTION"):
             says = yaml.safe_load(cell.source)
-            points = sum(says["points"]) if isinstance(says["points"], list) else says["points"]
-            named[says["name"]] = {"points": points, "manual": says.get("manual", False)}
-    return named
+            by_hand = says.get("manual", False) and says["points"] > 0
+        elif cell.source.startswith("# BEGIN SOLUTION"):
+            inside = True
+            given += [new_markdown_cell(HERE)] if by_hand else []
+        elif cell.source.startswith("# END SOLUTION"):
+            inside = False
+        elif cell.cell_type == "code":
+            given.append(nbformat.from_dict(cell | {"source": without_solution(cell.source)}))
+        elif cell.cell_type == "markdown" and not inside:
+            given.append(cell)
+    return given
+
+
+def solved(cells: list, typed: dict[str, str]) -> list:
+    """The cells of the model solution."""
+    kept = [cell for cell in cells if cell.cell_type != "raw"]
+    return [nbformat.from_dict(cell | {"source": with_solution(cell.source, typed)}) for cell in kept]
 
 
 # --- Editions ---
@@ -133,75 +176,103 @@ def make_edition(name: str, secret: bytes, out: Path, drawn: dict[str, str] | No
     book = read_master(name)
     settings = settings_of(book.cells)
     if drawn is None:
-        all_letters = variants(book.cells)
         drawn = {
             task: letters[int(digest(secret, name, task), 16) % len(letters)]
-            for task, letters in all_letters.items()
+            for task, letters in variants(book.cells).items()
         }
     label = f"{name}-{digest(secret, name, 'label', json.dumps(drawn, sort_keys=True))[:8]}"
-    url = repository()
-    book.cells = [new_raw_cell(CONFIG.format(url=url)), *chosen(book.cells, drawn)]
-    for cell in book.cells:
-        cell.source = cell.source.replace("{{ edition }}", label).replace("{{ repository }}", url)
-    book.metadata["course"] = label
+    cells = list(chosen(book.cells, drawn))
+    for cell in cells:
+        cell.source = cell.source.replace("{{ edition }}", label).replace("{{ repository }}", repository())
     edition = {
+        "assignment": name,
+        "title": settings["title"],
         "edition": label,
-        "questions": questions(book.cells),
+        "tasks": tasks_of(cells),
         "uploads": settings.get("uploads", []),
+        "imports": settings["imports"],
         "variants": drawn,
         "key": digest(secret, name, "key"),  # not the secret: whoever reads this learns of one assignment
     }
     folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as temporary:
-        _assign(book, name, Path(temporary))
-        _write(folder, Path(temporary) / "dist", settings, edition)
+    (folder / "files").mkdir(parents=True, exist_ok=True)
+    handed_out = {to: (ROOT / path).read_bytes() for to, path in settings.get("files", {}).items()}
+    handed_out["checks.py"] = (COURSE / name / "checks.py").read_bytes()
+    handed_out["handout.json"] = json.dumps(_handout(cells, edition), indent=1).encode()
+    for file, content in handed_out.items():
+        (folder / "files" / file).write_bytes(content)
+    of_students = _notebook(released(cells), book.metadata, label)
+    write_zip(folder / f"{name}-student.zip", {f"{name}.ipynb": of_students, **handed_out})
+    make_typed = getattr(module_of(name, "cases"), "solution", lambda *_: {})
+    typed = make_typed("model solution", label, drawn, folder / "files")
+    solution = _notebook(solved(cells, typed), book.metadata, label)
+    (folder / f"{name}-solution.ipynb").write_bytes(solution)
+    rubrics = [c.source for c in cells if c.cell_type == "markdown" and "**Rubric" in c.source]
+    (folder / "rubric.md").write_text("\n\n---\n\n".join(rubrics) + "\n", encoding="utf-8")
+    (folder / "edition.json").write_text(json.dumps(edition, indent=1) + "\n", encoding="utf-8")
+    write_zip(folder / f"{name}-gradescope.zip", _gradescope(folder))
     return folder
 
 
-def _assign(book, name: str, folder: Path) -> None:
-    """Let otter make the student's notebook, the solution and the autograder of a master in `folder`/dist."""
-    nbformat.write(book, folder / f"{name}.ipynb")
-    command = [sys.executable, "-m", "otter", "assign", "--no-run-tests", f"{name}.ipynb", "dist"]
-    done = subprocess.run(command, cwd=folder, env=otter_environment(), capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"otter made nothing of {name}: {(done.stdout + done.stderr).strip()[-2000:]}")
+def _notebook(cells: list, metadata: dict, label: str) -> bytes:
+    """A notebook as a file."""
+    made = new_notebook(cells=cells, metadata={**metadata, "course": label})
+    for number, cell in enumerate(made.cells):
+        cell.id = f"cell-{number}"  # the same edition is the same file
+    return nbformat.writes(made).encode()
 
 
-def _write(folder: Path, made: Path, settings: dict, edition: dict) -> None:
-    """Write the files of an edition from the files that otter made."""
-    name = folder.name
-    handed_out = {to: (ROOT / path).read_bytes() for to, path in settings.get("files", {}).items()}
-    handed_out["checks.py"] = (COURSE / name / "checks.py").read_bytes()
-    released = (made / "student" / f"{name}.ipynb").read_bytes()
-    write_zip(folder / f"{name}-student.zip", {f"{name}.ipynb": released, **handed_out})
-
-    (otter_made,) = (made / "autograder").glob("*.zip")
-    with zipfile.ZipFile(otter_made) as archive:
-        autograder = {member: archive.read(member) for member in archive.namelist()}
-    # The guard, and the files that it and the hidden tests read, are put in here: otter's own ways to add
-    # files would put some of them into the student's folder, and need all of them beside the master.
-    config = json.loads(autograder["otter_config.json"])
-    guard = {key: settings[key] for key in ("modules", "refused", "stores") if key in settings}
-    config["plugins"] = [
-        {"course_guard.Guard": guard | {key: edition[key] for key in ("edition", "uploads")}}
+def _handout(cells: list, edition: dict) -> dict:
+    """What `hand-in` and the grader know of a notebook as it was handed out; nothing of it is secret."""
+    given = released(cells)
+    own = [
+        c.source for c in given if c.cell_type == "code" and "otter_ignore" not in c.metadata.get("tags", [])
     ]
-    autograder["otter_config.json"] = json.dumps(config, indent=1).encode()
-    autograder["course_guard.py"] = (COURSE / "course_guard.py").read_bytes()
-    files = handed_out | {
-        "hidden.py": (COURSE / "hidden.py").read_bytes(),
-        "cases.py": (COURSE / name / "cases.py").read_bytes(),
-        "released.json": released,
-        "edition.json": json.dumps(edition, indent=1).encode(),
+    checks = dict(re.findall(r"^check\(\"([\w.]+)\", (\w+)\)", "\n".join(c.source for c in given), re.M))
+    tasks = [
+        {key: task[key] for key in ("name", "title", "answer", "typed", "refused") if key in task}
+        for task in edition["tasks"].values()
+    ]
+    return {
+        "edition": edition["edition"],
+        "assignment": edition["assignment"],
+        "tasks": tasks,
+        "checks": checks,
+        "uploads": edition["uploads"],
+        "imports": edition["imports"],
+        "code": own,
+        "texts": [cell.source for cell in given if cell.cell_type == "markdown"],
     }
-    autograder |= {f"files/{to}": content for to, content in files.items()}
-    write_zip(folder / f"{name}-gradescope.zip", autograder)
 
-    solution = nbformat.read(made / "autograder" / f"{name}.ipynb", as_version=4)
-    nbformat.write(solution, folder / f"{name}-solution.ipynb")
-    rubrics = [c.source for c in solution.cells if c.cell_type == "markdown" and "**Rubric" in c.source]
-    (folder / "rubric.md").write_text("\n\n---\n\n".join(rubrics) + "\n", encoding="utf-8")
-    (folder / "edition.json").write_text(json.dumps(edition, indent=1) + "\n", encoding="utf-8")
+
+SET_UP = """\
+#!/usr/bin/env bash
+set -e
+apt-get update && apt-get install -y bubblewrap python3 python3-pip git
+python3 -m pip install --break-system-packages "attention-transfer @ git+{url}"
+"""
+RUN = """\
+#!/usr/bin/env bash
+cd /autograder/source && PYTHONPATH=. python3 -m tools.gradescope
+"""
+
+
+def _gradescope(folder: Path) -> dict[str, bytes]:
+    """The files of Gradescope's zip: the same driver, and this assignment's edition."""
+    name = folder.name
+    ours = [ROOT / "tools" / f"{part}.py" for part in ("grades", "handed", "gradescope")]
+    ours += [COURSE / "hidden.py", *(path for path in (COURSE / name).iterdir() if path.is_file())]
+    files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in ours}
+    edition = [folder / "edition.json", *(folder / "files").iterdir()]
+    files |= {f"edition/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in edition}
+    return files | {"setup.sh": SET_UP.format(url=repository()).encode(), "run_autograder": RUN.encode()}
+
+
+def write_zip(path: Path, files: dict[str, bytes]) -> None:
+    """A zip of some files."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -213,24 +284,45 @@ def main(arguments: list[str] | None = None) -> int:
     making.add_argument("--secret", type=Path, required=True, help="a file that stays with the teacher")
     making.add_argument("--out", type=Path, required=True)
     making.add_argument("assignments", nargs="*", help="all where none is named")
-    grading = commands.add_parser("grade", help="a folder of submissions to a CSV")
+    grading = commands.add_parser("grade", help="a folder of submissions to a folder of grades")
     grading.add_argument("edition", type=Path, help="an assignment of an edition, as in DIR/a1")
     grading.add_argument("submissions", type=Path)
-    grading.add_argument("--out", type=Path, required=True)
+    grading.add_argument(
+        "--out", type=Path, required=True, help="a folder; points entered by hand stay in it"
+    )
     grading.add_argument("--jobs", type=int, default=1, help="submissions that are graded side by side")
+    grading.add_argument("--deadline", type=datetime.fromisoformat, help="as in 2027-01-31T23:59+01:00")
+    summing = commands.add_parser("totals", help="the folders of grades of a course to one table")
+    summing.add_argument("grades", type=Path, nargs="+", help="folders that `grade` wrote")
+    summing.add_argument("--out", type=Path, required=True)
+    summing.add_argument(
+        "--late-days", type=int, default=0, help="free for each student, over all assignments"
+    )
+    summing.add_argument("--penalty", type=float, default=10.0, help="per cent of points for each day more")
+    for command in (grading, summing):
+        command.add_argument(
+            "--roster", type=Path, help="CSV with the columns id, name and, if you like, more"
+        )
     options = parser.parse_args(arguments)
-    if find_spec("otter") is None:
-        print('python -m tools.course needs otter: pip install ".[course]"', file=sys.stderr)
-        return 2
     try:
-        if options.command == "grade":
-            rows = grade(options.edition, options.submissions, options.out, options.jobs)
-            left = sum(row["status"] != "graded" for row in rows)
-            print(f"{options.out}: {len(rows)} submissions, {left} of them not graded")
+        if options.command == "edition":
+            secret = read_secret(options.secret)
+            for name in options.assignments or assignments():
+                print(f"{make_edition(name, secret, options.out)} is ready")
             return 0
-        secret = read_secret(options.secret)
-        for name in options.assignments or assignments():
-            print(f"{make_edition(name, secret, options.out)} is ready")
+        roster = gradebook.read_roster(options.roster) if options.roster else None
+        if options.command == "totals":
+            budget = gradebook.Late(options.late_days, options.penalty / 100)
+            print(gradebook.totals(options.grades, options.out, roster, budget))
+            return 0
+        if lacks := missing():
+            print(f"note: {lacks}", file=sys.stderr)
+        edition = Edition(options.edition)
+        print(
+            gradebook.grade_folder(
+                edition, options.submissions, options.out, roster, options.deadline, options.jobs
+            )
+        )
     except (ValueError, RuntimeError, OSError) as error:
         print(f"python -m tools.course: {error}", file=sys.stderr)
         return 2

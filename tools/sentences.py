@@ -131,7 +131,21 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         """A figure of a table of `book/papers/OF.json`."""
         return quoted(table, of).value(row, column)
 
-    known = {"acc": acc, "one": one, "diff": diff, "field": field, "position": position, "paper": paper}
+    def seconds(notebook: str) -> float:
+        """How long a notebook was measured to run."""
+        return next(
+            r.seconds for r in read_records("notebooks", None, results=results) if r.method == notebook
+        )
+
+    known = {
+        "seconds": seconds,
+        "acc": acc,
+        "one": one,
+        "diff": diff,
+        "field": field,
+        "position": position,
+        "paper": paper,
+    }
     return known | {"share": share, "min": min, "max": max}
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from atbook.drawing.attention import attention
+from atbook.drawing.family import CARDS, card
 from atbook.drawing.guide import guide
 from atbook.drawing.method import VARIANTS, method
 from atbook.drawing.twin import front, twin
@@ -13,6 +14,8 @@ def drawings() -> Iterator[tuple[str, str]]:
     yield "attention.svg", attention()
     for name, variant in VARIANTS.items():
         yield f"method-{name}.svg", method(variant)
+    for name, of in CARDS.items():
+        yield f"card-{name}.svg", card(of)
     yield "twin.svg", twin()
     yield "front.svg", front()
     yield "guide.svg", guide()

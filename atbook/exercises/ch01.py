@@ -132,6 +132,28 @@ def over_queries(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
     return (q @ k.mT / (D // heads) ** 0.5).softmax(-2)
 
 
+def not_permuted(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
+    """Heads were cut by reshape(B, heads, N, d), which mixes tokens and channels. Make (B, N, heads, d)
+    first, and then exchange axes."""
+    B, N, D = x.shape
+    q, k, _ = ((x @ W_qkv.T + b_qkv)[..., i * D : (i + 1) * D].reshape(B, heads, N, -1) for i in range(3))
+    return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
+
+
+def not_scaled(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
+    """Scores are not divided by √d, so maps are too sharp."""
+    B, N, D = x.shape
+    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
+    return (q @ k.mT).softmax(-1)
+
+
+def keys_ask(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
+    """Keys ask and queries answer: the scores are k qᵀ. A row belongs to a query, so they are q kᵀ."""
+    B, N, D = x.shape
+    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
+    return (k @ q.mT / (D // heads) ** 0.5).softmax(-1)
+
+
 EXERCISES = (
     Exercise(
         "1.1",
@@ -189,6 +211,11 @@ EXERCISES = (
                 "You summed over queries, down a column. A softmax runs along a row: sum over keys, the last"
                 " axis.",
             ),
+            "keepdim": Wrong(
+                lambda p, grad: p * (grad - (p * grad).sum(-1)),
+                "The sum lost its axis, so row i's sum was taken away from column i. Keep the axis:"
+                " .sum(-1, keepdim=True).",
+            ),
             "p in front missing": Wrong(
                 lambda p, grad: grad - (p * grad).sum(-1, keepdim=True),
                 "The factor p in front is missing. A share of nearly 0 hardly moves, so its score must get"
@@ -217,7 +244,10 @@ EXERCISES = (
         wrong={
             "heads first": Wrong(heads_first),
             "interleaved heads": Wrong(interleaved),
+            "not permuted": Wrong(not_permuted),
             "scale of the model": Wrong(models_width),
+            "no scale": Wrong(not_scaled),
+            "keys ask": Wrong(keys_ask),
             "softmax over queries": Wrong(over_queries),
             "bias forgotten": Wrong(
                 lambda x, W_qkv, b_qkv, heads: maps_of(x, W_qkv, 0 * b_qkv, heads),

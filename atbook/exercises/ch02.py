@@ -206,6 +206,14 @@ EXERCISES = (
                 " it.",
             ),
             "no softmax": Wrong(no_softmax),
+            "no smoothing": Wrong(
+                lambda logits, labels, eps: smoothing_gradient(logits, labels, 0.0),
+                "ε is not used: these are the gradients without smoothing.",
+            ),
+            "ε for 1 - ε": Wrong(
+                lambda logits, labels, eps: smoothing_gradient(logits, labels, 1 - eps),
+                "ε and 1 - ε are exchanged: the label keeps 1 - ε.",
+            ),
         },
         see="The training loop",
     ),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import kl_div, one_hot
 
 from atbook.exercises.inputs import maps, normal, vit
 from atbook.exercises.judging import Exercise, Wrong
@@ -230,6 +230,7 @@ EXERCISES = (
             "layers with one head and three": lambda: tuple(
                 maps(2, heads, 4, 4, seed=seed) for seed, heads in enumerate((1, 3, 1, 3))
             ),
+            "4 queries, 6 keys": lambda: tuple(maps(2, 3, 4, 6, seed=seed) for seed in range(4)),
         },
         also_right=(
             lambda s0, s1, t0, t1: map_cross_entropy(s0.log(), t0) + map_cross_entropy(s1.log(), t1),
@@ -244,9 +245,38 @@ EXERCISES = (
             "exchanged": Wrong(exchanged),
             "the teacher learns": Wrong(not_detached),
             "sum over heads": Wrong(over_heads),
+            "over queries": Wrong(
+                lambda s0, s1, t0, t1: sum(
+                    -(t.detach() * s.log()).sum(-2).mean() for s, t in ((s0, t0), (s1, t1))
+                ),
+                "You summed over queries and averaged over keys. A distribution is a row: sum over keys, the"
+                " last axis, and average over queries.",
+            ),
+            "batchmean": Wrong(
+                lambda s0, s1, t0, t1: sum(
+                    -(t.detach() * s.log()).sum() / len(s) for s, t in ((s0, t0), (s1, t1))
+                ),
+                "You divided by the number of images alone, as reduction='batchmean' does. Heads and queries"
+                " are averaged, too.",
+            ),
+            "Kullback-Leibler": Wrong(
+                lambda s0, s1, t0, t1: sum(
+                    (t.detach() * (t.detach() / s).log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1))
+                ),
+                "The gradients are right, the value is the Kullback-Leibler divergence: the teacher's entropy"
+                " is taken away. The cross-entropy keeps it.",
+            ),
+            "kl_div with batchmean": Wrong(
+                lambda s0, s1, t0, t1: sum(
+                    kl_div(s.log(), t.detach(), reduction="batchmean") for s, t in ((s0, t0), (s1, t1))
+                ),
+                "kl_div with reduction='batchmean' divides by the number of images alone, and takes the"
+                " teacher's entropy away. Average over heads and queries, and keep the entropy.",
+            ),
         },
         see="The idea",
         grads=("s0", "s1", "t0", "t1"),
+        by_scores=True,
     ),
     Exercise(
         "6.2",
@@ -264,6 +294,19 @@ EXERCISES = (
             "0 log 0": Wrong(with_nan),
             "the student's entropy": Wrong(students_floor),
             "floor added": Wrong(floor_added),
+            "batchmean": Wrong(
+                lambda students, teachers: sum(
+                    kl_div(s.log(), t, reduction="batchmean") for s, t in zip(students, teachers)
+                ),
+                "reduction='batchmean' divides by the number of images alone. Heads and queries are averaged,"
+                " too.",
+            ),
+            "the floor left in": Wrong(
+                lambda students, teachers: sum(
+                    -torch.xlogy(t, s).sum(-1).mean() for s, t in zip(students, teachers)
+                ),
+                "That is the cross-entropy: the teacher's entropy, its floor, is still in it.",
+            ),
         },
     ),
     Exercise(

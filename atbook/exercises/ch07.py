@@ -64,6 +64,19 @@ def turned_back(q_s: Tensor, q_t: Tensor) -> Tensor:
     return (source @ (U @ Vh).mT - target).square().mean()
 
 
+def other_order(q_s: Tensor, q_t: Tensor) -> Tensor:
+    """The best matrix was made in the other order, Vᵀ U. For q_sᵀ q_t = U S Vᵀ it is U Vᵀ: `U @ Vh`."""
+    source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
+    U, _, Vh = torch.linalg.svd(source.mT @ target)
+    return (source @ Vh @ U - target).square().mean()
+
+
+def centred(q_s: Tensor, q_t: Tensor) -> Tensor:
+    """Queries were centred first. Other coordinates turn about 0; a shift of all queries changes maps, and
+    has to cost."""
+    return blind_error(*(q - q.mean((0, 2), keepdim=True) for q in (q_s, q_t)))
+
+
 def any_matrix(q_s: Tensor, q_t: Tensor) -> Tensor:
     """You allowed any matrix (least squares), which also stretches. Queries that are far too small, and make
     nearly even maps, would then cost nothing."""
@@ -146,6 +159,8 @@ EXERCISES = (
             "across heads": Wrong(across_heads),
             "for every image": Wrong(for_every_image),
             "transposed": Wrong(turned_back),
+            "Vh @ U": Wrong(other_order),
+            "centred": Wrong(centred),
             "any matrix": Wrong(any_matrix),
             "not blind": Wrong(
                 lambda q_s, q_t: (q_s - q_t).square().mean(),

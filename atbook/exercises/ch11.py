@@ -1,4 +1,4 @@
-"""Exercises of chapter 11, reading maps."""
+"""Exercises of chapter 11, which rows does anybody read?"""
 
 from collections.abc import Sequence
 from math import log

@@ -278,7 +278,7 @@ EXERCISES = (
             "queries left": Wrong(queries_left),
             "the class token dropped": Wrong(first_tokens_dropped),
         },
-        see="4. Maps for another reader",
+        see="4. A teacher with other parts",
     ),
     Exercise(
         "13.2",
@@ -301,7 +301,7 @@ EXERCISES = (
             "every layer alike": Wrong(every_layer_alike),
             "last layer first": Wrong(last_layer_first),
         },
-        see="4. Maps for another reader",
+        see="4. A teacher with other parts",
     ),
     Exercise(
         "13.3",
@@ -329,7 +329,7 @@ EXERCISES = (
                 "The two gradients are exchanged: first that by q, then that by k.",
             ),
         },
-        see="4. Maps for another reader",
+        see="4. A teacher with other parts",
         view=list,
     ),
     Exercise(
@@ -353,6 +353,6 @@ EXERCISES = (
             "length one": Wrong(length_one),
             "no scale": Wrong(without_scale),
         },
-        see="4. Maps for another reader",
+        see="4. A teacher with other parts",
     ),
 )

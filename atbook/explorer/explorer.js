@@ -5,19 +5,10 @@ A control changes the state, `show` draws all of it anew, and undo goes back to 
 notebook's widget differ in where the models come from and where the address is kept, and in nothing else. */
 "use strict";
 (() => {
-  const { BITMAPS, WORLD, TWINS, RENDERINGS } = Explorer;
+  const { BITMAPS, WORLD, TWINS, RENDERINGS, NAMES } = Explorer;
+  const { el, fill, controls, paint, icon, percent, placeOf, capital, nameOf, rowOf, softmax, likeliest } = Explorer;
   const L = 4, H = 4, N = 17, GRID = 4;
   const MEASURED = 500, FIRST_MEASURED = 2_000_000; // scenes, from this seed on: none that "New scene" comes to
-  const NAMES = {
-    find: "Find", match: "Match",
-    teacher: "teacher", scratch: "scratch", copy: "Copy", distill: "Distill", "fine-tune": "fine-tuned",
-    "copy-untrained": "Copy, teacher untrained",
-    own: "its own", teacherMaps: "its teacher's", twin: "its teacher's on a twin", uniform: "uniform",
-    painted: "painted by hand",
-    routing: "same places, other shapes", message: "same shape, other places", distractors: "other distractors",
-    unrelated: "nothing the same",
-  };
-  const nameOf = name => NAMES[name] ?? name; // a reader's own models have names of their own
   const CHOICES = ["own", "teacher", "twin", "uniform", "painted"];
   const FULL = 20; // the largest share that can be painted: a digit of the address
   const choiceName = choice => NAMES[choice === "teacher" ? "teacherMaps" : choice];
@@ -28,10 +19,15 @@ notebook's widget differ in where the models come from and where the address is 
     ["scale", 0.5, 1.3, 0.1], ["blur", 0, 2, 0.1], ["texture", 0, 1, 0.1], ["decoy", 0, 1, 0.1],
   ];
   const EDITS = { shape: Explorer.withShape, hue: Explorer.withHue, cue: Explorer.withCue };
+  /* The first scene of a world is one whose outcomes are the usual ones, for all kinds of maps (a test finds it anew).
+     It is without noise, so that the glyphs are seen. */
+  const TYPICAL = { find: 14, match: 13 };
   const START = {
-    world: "find", model: "scratch", beside: "none", maps: null, twin: "routing", seed: 1, edits: "", paint: "", token: 0,
-    layer: L - 1, head: "mean", ...WORLD,
+    world: "find", model: "scratch", beside: "none", maps: null, twin: "routing", seed: TYPICAL.find, edits: "", paint: "", token: 0,
+    layer: L - 1, head: "mean", ...WORLD, noise: 0,
   };
+
+  const begin = world => ({ ...START, world, seed: TYPICAL[world] });
 
   // --- What follows from a state ---
 
@@ -80,26 +76,12 @@ notebook's widget differ in where the models come from and where the address is 
     return { worlds: Object.keys(content.worlds), of, usual, choices, answer };
   }
 
-  const likeliest = answers => answers.indexOf(Math.max(...answers));
-
-  function softmax(logits) {
-    const powers = Array.from(logits, value => Math.exp(value - Math.max(...logits)));
-    return powers.map(power => power / powers.reduce((a, b) => a + b));
-  }
-
-  /* The token's row of a head's map, or of the mean over heads: N shares that sum to 1. */
-  function rowOf(map, head, token) {
-    const heads = head === "mean" ? [0, 1, 2, 3] : [+head];
-    const share = j => heads.reduce((sum, h) => sum + map[(h * N + token) * N + j], 0) / heads.length;
-    return Array.from({ length: N }, (_, j) => share(j));
-  }
-
   // --- The state and the address ---
 
   /* The state that an address asks for, and what of it is not there. */
   function read(address, models) {
-    const state = { ...START, world: models.worlds[0] }, wrong = [];
-    const asked = Object.fromEntries(new URLSearchParams(address.replace(/^#/, "")));
+    const asked = Object.fromEntries(new URLSearchParams(address.replace(/^#/, ""))), wrong = [];
+    const state = begin(models.worlds.includes(asked.world) ? asked.world : models.worlds[0]);
     const within = (low, high) => text => text !== "" && +text >= low && +text <= high;
     const whole = (low, high) => text => /^\d+$/.test(text) && within(low, high)(text);
     const among = names => text => names.includes(text);
@@ -128,45 +110,17 @@ notebook's widget differ in where the models come from and where the address is 
 
   function write(state, models) {
     const chosen = new Set(models.choices(state)), short = chosen.size === 1 ? { maps: [...chosen][0] } : {};
-    const said = Object.keys(START).filter(name => name === "world" || name === "model" || state[name] !== START[name]);
+    const begins = begin(state.world);
+    const said = Object.keys(START).filter(name => name === "world" || name === "model" || state[name] !== begins[name]);
     return "#" + said.map(name => `${name}=${{ ...state, ...short }[name]}`).join("&");
   }
 
   // --- The page ---
 
-  let opened = 0; // so that no two explorers of a page share a name
-
-  function el(tag, properties = {}, ...children) {
-    const node = Object.assign(document.createElement(tag), properties);
-    node.append(...children);
-    return node;
-  }
-
-  const percent = share => `${Math.round(100 * share)} %`;
-  const placeOf = cell => `row ${Math.floor(cell / GRID) + 1}, column ${(cell % GRID) + 1}`;
-  const capital = text => text[0].toUpperCase() + text.slice(1);
-
-  /* bytes (3, side, side) on a canvas. */
-  function paint(canvas, bytes) {
-    const area = bytes.length / 3, side = Math.sqrt(area), rgba = new Uint8ClampedArray(4 * area).fill(255);
-    for (let i = 0; i < area; i++) for (let c = 0; c < 3; c++) rgba[4 * i + c] = bytes[c * area + i];
-    canvas.width = canvas.height = side;
-    canvas.getContext("2d").putImageData(new ImageData(rgba, side, side), 0, 0);
-  }
-
-  function icon(shape) {
-    const rows = BITMAPS[shape].flatMap((row, y) => [...row].map((c, x) => (c === "#" ? `M${x} ${y}h1v1h-1z` : "")));
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    svg.setAttribute("viewBox", "0 0 6 6");
-    svg.setAttribute("aria-hidden", "true");
-    svg.innerHTML = `<path fill="currentColor" d="${rows.join("")}"/>`;
-    return svg;
-  }
-
   /* The explorer inside an element, with the models of `content`. place: where the address is kept, an object of
      `read()`, `write(address)` and `moved(call)`, which calls when somebody else has changed it. */
   function open(root, content, place) {
-    const models = modelsIn(content), { of: modelsOf, usual, choices, answer } = models, own = `explorer-${++opened}`;
+    const models = modelsIn(content), { of: modelsOf, usual, choices, answer } = models, { field, select } = controls();
     let { state, wrong } = read(place.read(), models), last = null, before = {};
     const past = [];
     root.classList.add("explorer");
@@ -185,27 +139,12 @@ notebook's widget differ in where the models come from and where the address is 
       change({ edits: [state.edits, more].filter(Boolean).join("_") });
     }
 
-    function select(label, values, onchange) {
-      const menu = el("select", { onchange: () => onchange(menu.value) });
-      fill(menu, values);
-      return { field: field(label, menu), menu };
-    }
-
-    function field(label, control, ...more) {
-      control.id = `${own}-${label.toLowerCase().replaceAll(" ", "-")}`;
-      const named = el("label", { htmlFor: control.id }, label);
-      return el("div", { className: "explorer-field" }, el("div", {}, named, ...more), control);
-    }
-
-    function fill(menu, values) {
-      menu.replaceChildren(...values.map(([value, text]) => el("option", { value }, text)));
-    }
-
     const pairs = (names, text = nameOf) => names.map(name => [name, text(name)]);
     const world = select("World", pairs(models.worlds), value => {
       const kept = modelsOf(value).includes(state.model) ? state.model : modelsOf(value)[0];
       const beside = modelsOf(value).includes(state.beside) ? state.beside : "none";
-      change({ world: value, model: kept, beside, edits: "" });
+      const seed = state.seed === TYPICAL[state.world] ? TYPICAL[value] : state.seed;
+      change({ world: value, model: kept, beside, seed, edits: "" });
     });
     const chosenModel = select("Model", [], value => change({ model: value, maps: null }));
     const beside = select("Beside it", [], value => change({ beside: value }));
@@ -215,7 +154,7 @@ notebook's widget differ in where the models come from and where the address is 
       else change({ maps: all(value).join(",") });
     });
     const twinKind = select("Twin", pairs(TWINS), value => change({ twin: value }));
-    const layers = Array.from({ length: L }, (_, l) => select(`Layer ${l + 1}`, pairs(CHOICES, choiceName),
+    const layers = Array.from({ length: L }, (_, l) => select(`Layer ${l}`, pairs(CHOICES, choiceName),
       value => change({ maps: choices(state).with(l, value).join(",") })));
 
     const scene = el("canvas", { className: "explorer-scene" });
@@ -285,9 +224,9 @@ notebook's widget differ in where the models come from and where the address is 
       const button = el("button", { type: "button", className: "explorer-map", onclick }, ...cells);
       return { button, cells, head, l };
     }));
-    const heads = ["", "mean", "head 1", "head 2", "head 3", "head 4"].map(text => el("span", {}, text));
+    const heads = ["", "mean", "head 0", "head 1", "head 2", "head 3"].map(text => el("span", {}, text));
     const table = el("div", { className: "explorer-maps" }, ...heads,
-      ...multiples.flatMap((row, l) => [el("span", {}, `layer ${l + 1}`), ...row.map(one => one.button)]));
+      ...multiples.flatMap((row, l) => [el("span", {}, `layer ${l}`), ...row.map(one => one.button)]));
 
     const answers = el("div", { className: "explorer-answers" });
     const says = el("p", { className: "explorer-says" });
@@ -353,7 +292,7 @@ notebook's widget differ in where the models come from and where the address is 
     root.replaceChildren(
       notice,
       row(world.field, chosenModel.field, maps.field, twinKind.field, beside.field),
-      row(fresh, undo),
+      row(fresh, undo, dials[0].field),
       el("div", { className: "explorer-columns" },
         el("div", { className: "explorer-left" }, tokens[0], stage, dimming, editor, twinFigure),
         el("div", { className: "explorer-right" }, says, answers, row(measure, progress, measured))),
@@ -361,7 +300,7 @@ notebook's widget differ in where the models come from and where the address is 
       table,
       more("Paint a map", paintedTitle, palette, row(sharpen, clean)),
       more("Other maps in every layer", ...layers.map(each => each.field)),
-      more("Change the world", ...dials.map(dial => dial.field), rendering.field, trained));
+      more("Change the world", ...dials.slice(1).map(dial => dial.field), rendering.field, trained));
 
     const titled = name => el("p", { className: "explorer-name" }, capital(nameOf(name)));
 
@@ -454,13 +393,13 @@ notebook's widget differ in where the models come from and where the address is 
       });
       clean.disabled = !painting;
       const whose = state.token === 0 ? "the class token" : `the token of ${placeOf(state.token - 1)}`;
-      paintedTitle.textContent = `Drag what ${whose} takes from where, in layer ${state.layer + 1}, in all heads:`;
+      paintedTitle.textContent = `Drag what ${whose} takes from where, in layer ${state.layer}, in all heads:`;
       for (const { button, cells, head, l } of multiples.flat()) {
         const each = rowOf(found.maps[l], head, state.token), most = Math.max(...each), at = each.indexOf(most);
         cells.forEach((cell, j) => (cell.style.opacity = each[j]));
         const where = `${at ? placeOf(at - 1) : "the class token"}, ${percent(most)}`;
-        const which = head === "mean" ? "mean of heads" : `head ${head + 1}`;
-        button.setAttribute("aria-label", `Layer ${l + 1}, ${which}: most at ${where}`);
+        const which = head === "mean" ? "mean of heads" : `head ${head}`;
+        button.setAttribute("aria-label", `Layer ${l}, ${which}: most at ${where}`);
         button.setAttribute("aria-pressed", String(l === state.layer && String(head) === state.head));
       }
 
@@ -507,14 +446,27 @@ notebook's widget differ in where the models come from and where the address is 
     show();
   }
 
-  /* In a page of the book the address is the page's own. */
+  /* In a page of the book the address is the page's own, unless a tour has it; a link to a state leads to it. */
+  const isTours = () => location.hash.startsWith("#tour=");
+  const lead = () => location.hash.length > 1 && !isTours();
+  let opening = true;
   const ADDRESS_BAR = {
-    read: () => location.hash,
-    write: address => history.replaceState(null, "", address),
-    moved: call => addEventListener("hashchange", call),
+    read: () => (isTours() ? "" : location.hash),
+    write: address => {
+      if (!opening || lead()) history.replaceState(null, "", address);
+      opening = false;
+    },
+    moved: call => addEventListener("hashchange", () => {
+      if (!lead()) return;
+      call();
+      root.scrollIntoView(); // what a link changes is to be seen
+    }),
   };
 
-  Object.assign(Explorer, { open });
+  Object.assign(Explorer, { open, TYPICAL, begin, modelsIn, sceneOf, twinOf, addressOf: write });
   const root = document.getElementById("explorer");
-  if (root) open(root, globalThis.ExplorerWeights, ADDRESS_BAR);
+  if (root) {
+    open(root, globalThis.ExplorerWeights, ADDRESS_BAR);
+    if (lead()) root.scrollIntoView();
+  }
 })();

@@ -8,6 +8,7 @@ worlds would take 7.5 MB.
 
 import json
 import string
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -34,19 +35,20 @@ DIGITS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/" 
 LEVELS = len(DIGITS) ** 2 // 2 - 1  # on either side of zero
 
 
-def write_weights(path: Path, results: Path, seed: int = 0) -> Path:
+def write_weights(path: Path, results: Path, seed: int = 0, students: Collection[str] = STUDENTS) -> Path:
     """Write a script that sets `ExplorerWeights`: models by world and name, and how pixels are prepared.
 
-    results: the folder of records, whose `transfer/WORLD/NAME-seedSEED.safetensors` are read. A student that
-    is not there is left out; the teachers of both worlds must be. `untrained` is the teacher of
-    "copy-untrained", as the lab draws it for this seed. Every model is an object of `maps` (whose maps it was
-    trained with: "own", "teacher" or "untrained"), `heads` (the number of heads) and `tensors`: timm's names,
-    in its order, to {shape, scale, text}; a student's has `recorded` too, its method's mean accuracy over the
-    recorded seeds. Returns the path. Raises `OSError` naming a file of weights that cannot be read.
+    results: the folder of records, whose `transfer/WORLD/NAME-seedSEED.safetensors` are read. A student
+    that is not there is left out; the teachers of both worlds must be. `untrained` is the teacher of
+    "copy-untrained", as the lab draws it for this seed. Every model is an object of `maps` (whose maps it
+    was trained with: "own", "teacher" or "untrained"), `heads` (the number of heads) and `tensors`:
+    timm's names, in its order, to {shape, scale, text}; a student's has `recorded` too, its method's mean
+    accuracy over the recorded seeds. students: those of `STUDENTS` that are wanted. Returns the path.
+    Raises `OSError` naming a file of weights that cannot be read.
     """
-    content = as_content({world: _models(_sources(results, world, seed)) for world in WORLDS})
-    # one model serves both worlds, because it has seen neither
-    content["untrained"] = as_model(untrained_maps(_sources(results, WORLDS[0], seed)).teacher, "own")
+    content = as_content({world: _models(_sources(results, world, seed), students) for world in WORLDS})
+    if "copy-untrained" in students:  # one teacher serves both worlds, because it has seen neither
+        content["untrained"] = as_model(untrained_maps(_sources(results, WORLDS[0], seed)).teacher, "own")
     script = f"globalThis.ExplorerWeights = {json.dumps(content, separators=(',', ':'))};\n"
     return write_atomically(path, script.encode())
 
@@ -84,11 +86,11 @@ def _sources(results: Path, world: str, seed: int) -> Sources:
     return Sources(place, scale_of(place), seed)
 
 
-def _models(sources: Sources) -> dict[str, dict]:
+def _models(sources: Sources, students: Collection[str]) -> dict[str, dict]:
     models = {"teacher": as_model(sources.teacher(), "own")}
     recorded = accuracies("transfer", sources.place.scale, results=sources.place.results)
     for name, maps in STUDENTS.items():
         weights = sources.place.work / f"{name}-seed{sources.seed}.safetensors"
-        if weights.exists():
+        if name in students and weights.exists():
             models[name] = as_model(load_vit(weights), maps) | {"recorded": recorded[name].mean}
     return models

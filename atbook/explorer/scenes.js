@@ -228,6 +228,7 @@ to float32 where the generator's are, so that without noise every byte is the sa
   }
 
   globalThis.Explorer = Object.assign(globalThis.Explorer ?? {}, {
-    BITMAPS, WORLD, TASKS, TWINS, RENDERINGS, draw, twin, present, label, withShape, withHue, withCue, render,
+    BITMAPS, WORLD, TASKS, TWINS, RENDERINGS, random, normal, draw, twin, present, label, withShape, withHue, withCue,
+    render,
   });
 })();

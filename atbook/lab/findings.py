@@ -24,9 +24,10 @@ SCALES = {
     "real-pacs": "PACS, published teacher",
 }
 SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that a seed has three
-# Chapters about other systems. Their claims are judged as a family of their own, all others as the main one:
-# what a reader takes from the book's story is one set of sentences, whatever chapter they stand in.
-OTHER_SYSTEMS = ("17", "18", "19", "20")
+# How a card of another system is numbered ("F1"). Claims of cards are judged as a family of their own, all
+# others as the main one: what a reader takes from the book's story is one set of sentences, whatever chapter
+# they stand in.
+OTHER_SYSTEMS = "F"
 
 
 # --- What is measured of a record where it is not the accuracy on plain test images ---
@@ -152,7 +153,7 @@ def verdicts(*chapters: str, results: Path | None = None) -> list[Judged]:
         require_known("chapter with claims", chapter, sorted({claim.chapter for claim in CLAIMS}))
     families = [[], []]
     for claim in CLAIMS:
-        families[claim.chapter in OTHER_SYSTEMS].append(claim)
+        families[claim.chapter.startswith(OTHER_SYSTEMS)].append(claim)
     answers = [answer for family in families for answer in judge(family, results)]
     judged = {(answer.claim, answer.scale): answer for answer in answers}
     in_order = [judged[claim, scale] for claim in CLAIMS for scale in claim.scales]

@@ -89,31 +89,79 @@ def _evaluated(sources: Sources) -> list[Images]:
 
 
 def _stored_maps(
-    sources: Sources, teacher: VisionTransformer, folder: str, shifts: bool, held_out: bool
+    sources: Sources, teacher: VisionTransformer, folder: str = "maps", shifts: bool = False
 ) -> MapCache:
     """The teacher's maps of all that a run of this seed looks at: what its training images become, and the
-    images that it is evaluated on, where these are looked at too."""
+    images that it is evaluated on."""
     cache = MapCache(sources.place.work / folder, teacher)
     for images in _views(sources.scale.labelled(sources.seed), shifts):
         cache.add(images)
-    for images in _evaluated(sources) if held_out else ():
+    for images in _evaluated(sources):
         for some, _ in images.loader(250):
             cache.add(some)
     return cache
 
 
-def _mean_map(cache: MapCache, images: Images, batch: int = 250) -> TeacherMaps:
-    """In place of every image's maps their mean over `images`."""
-    sums: dict[int, Tensor] = {}
-    for some, _ in images.loader(batch):
+# --- What takes the place of an image's own maps ---
+
+
+def _own(cache: MapCache, sources: Sources) -> TeacherMaps:
+    """Nothing does."""
+    return cache
+
+
+def _means(cache: MapCache, images: Images, groups: Tensor) -> dict[int, Tensor]:
+    """{layer: mean maps (groups, H, N, N)} over images, each of the group that `groups` (n,) says."""
+    number, sums = int(groups.max()) + 1, {}
+    for (some, _), of in zip(images.loader(250), groups.split(250)):
+        shares = nn.functional.one_hot(of, number).T.to(some.dtype) / groups.bincount()[:, None]
         for layer, maps in cache(some).items():
-            sums[layer] = sums.get(layer, 0) + maps.sum(0, keepdim=True)
-    means = {layer: total / len(images) for layer, total in sums.items()}
+            sums[layer] = sums.get(layer, 0) + torch.einsum("gb,bhij->ghij", shares, maps)
+    return sums
+
+
+def _mean_map(cache: MapCache, sources: Sources) -> TeacherMaps:
+    """The mean over the training images."""
+    images = sources.scale.labelled(sources.seed)
+    means = _means(cache, images, torch.zeros(len(images), dtype=torch.long))
 
     def mean_of_all(images: Tensor) -> Mapping[int, Tensor]:
         return {layer: mean.expand(len(images), -1, -1, -1) for layer, mean in means.items()}
 
     return mean_of_all
+
+
+def _class_mean(cache: MapCache, sources: Sources) -> TeacherMaps:
+    """The mean over the training images of the image's class, which its label says, at test time too."""
+    images = sources.scale.labelled(sources.seed)
+    means, classes = _means(cache, images, images.targets), {}
+    for some, labels in images.loader(250):
+        for views in (some, some.flip(-1)):
+            classes |= zip(keys_of(views), labels.tolist())
+    for held_out in _evaluated(sources):
+        for some, labels in held_out.loader(250):
+            classes |= zip(keys_of(some), labels.tolist())
+
+    def mean_of_class(images: Tensor) -> Mapping[int, Tensor]:
+        of = [classes[key] for key in keys_of(images)]
+        return {layer: mean[of] for layer, mean in means.items()}
+
+    return mean_of_class
+
+
+def _elsewhere(cache: MapCache, sources: Sources) -> TeacherMaps:
+    """Its own maps, but each in the place of another layer and head, the same ones for all images: nothing of
+    what they say is lost, and no map is where it was made for."""
+    layers, heads = len(cache.layers), cache.shape[1]
+    generator = torch.Generator().manual_seed(seed_for(sources.seed, "twins"))
+    order = torch.randperm(layers * heads, generator=generator)
+
+    def moved(images: Tensor) -> Mapping[int, Tensor]:
+        maps = torch.stack([*cache(images).values()], 1)
+        maps = maps.flatten(1, 2)[:, order].unflatten(1, (layers, heads))
+        return dict(zip(cache.layers, maps.unbind(1)))
+
+    return moved
 
 
 # --- The variants ---
@@ -122,22 +170,22 @@ def _mean_map(cache: MapCache, images: Images, batch: int = 250) -> TeacherMaps:
 def _taught(
     plan: Plan,
     sources: Sources,
-    mean: bool = False,
+    maps: Callable[[MapCache, Sources], TeacherMaps] = _own,
     shifts: bool = False,
     teaches: Callable[[Sources], VisionTransformer] = _published,
     folder: str = "maps",
 ) -> nn.Module:
-    """A student with the teacher's maps, which are stored in a folder, or with their mean, copied or
-    distilled."""
+    """A student with the teacher's maps, which are stored in a folder, or with what is made of them, copied
+    or distilled."""
     teacher = teaches(sources)
-    maps = _stored_maps(sources, teacher, folder, shifts, held_out=not mean)
-    if mean:
-        maps = _mean_map(maps, sources.scale.labelled(sources.seed))
-    return AttentionTransfer(teacher, sources.student(), plan, maps=maps)
+    given = maps(_stored_maps(sources, teacher, folder, shifts), sources)
+    return AttentionTransfer(teacher, sources.student(), plan, maps=given)
 
 
-def _by(how: str, mean: bool = False, shifts: bool = False, **options) -> Callable[[Sources], nn.Module]:
-    return partial(_taught, Plan(how=how, **options), mean=mean, shifts=shifts)
+def _by(
+    how: str, maps: Callable[[MapCache, Sources], TeacherMaps] = _own, shifts: bool = False, **options
+) -> Callable[[Sources], nn.Module]:
+    return partial(_taught, Plan(how=how, **options), maps=maps, shifts=shifts)
 
 
 def _fine_tuned(sources: Sources) -> nn.Module:
@@ -166,7 +214,7 @@ def _reader(of_maps: bool, sources: Sources) -> nn.Module:
     """A reader of labels from all maps of the teacher, or from its class token behind the last layer."""
     teacher, images = _published(sources), sources.scale.labelled(sources.seed)
     if of_maps:
-        cache = _stored_maps(sources, teacher, "maps", shifts=False, held_out=True)
+        cache = _stored_maps(sources, teacher)
 
         def read(some: Tensor) -> Tensor:
             return torch.stack([*cache(some).values()], 1).flatten(1)
@@ -260,7 +308,9 @@ REAL = Study(
             variant
             for how in ("copy", "distill")
             for variant in (
-                _variant(f"{how}, mean map", _by(how, mean=True)),
+                _variant(f"{how}, mean map", _by(how, _mean_map)),
+                _variant(f"{how}, mean map of the class", _by(how, _class_mean)),
+                _variant(f"{how}, maps in other places", _by(how, _elsewhere)),
                 *(_variant(f"{how}, {twin}", _by(how), twin=twin) for twin in PHOTO_TWINS),
             )
         ),

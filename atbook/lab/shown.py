@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from atbook.lab.findings import CLAIMS, SCALES, SCRATCH, verdicts
+from atbook.lab.studies import STUDIES
+from atbook.lab.study import Place, at_an_end
 from atbook.lab.verdicts import NOT_RECORDED, Estimate, Share, Side, accuracies, share_of
-from atbook.records import find_record, markdown_table, read_records
+from atbook.records import find_record, markdown_table, read_records, results_folder
 from atlib._util import require_known
 from atlib.train.recipe import Recipe
 
@@ -33,6 +35,15 @@ def percent(accuracy: Estimate | None) -> str:
     return f"{100 * accuracy.mean:.1f} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}]".replace(
         "-", "−"
     )
+
+
+def with_daggers(names: Mapping[str, str], study: str, scale: str) -> dict[str, str]:
+    """`names`, {method: in words}, with " ‡" behind those whose recipe in the study lies at an end of what
+    was tried (`atbook.lab.study.at_an_end`): a better one may lie beyond. Raises `ValueError` for a study
+    that does not exist."""
+    require_known("study", study, STUDIES)
+    waiting = at_an_end(STUDIES[study], Place(scale, None, results_folder(), Path()))
+    return {method: words + " ‡" * (method in waiting) for method, words in names.items()}
 
 
 def accuracy_table(worlds: Mapping[str, Mapping[str, Estimate]], methods: Mapping[str, str]) -> str:

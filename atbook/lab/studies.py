@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
 from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ from atlib.methods.distillation_token import DistillationToken, small_convnet
 from atlib.methods.late_class import LateClassViT
 from atlib.methods.layer_reserve import keep_first
 from atlib.methods.locality import localise_attention, shift_patches
-from atlib.methods.mean_maps import MeanMapCopy, one_group
+from atlib.methods.mean_maps import MeanMapCopy, StoredMaps, one_group
 from atlib.methods.patch_conv import PatchConvNet, PoolTransfer
 from atlib.methods.resmlp import StaticMapDistill, copy_static_maps, mean_patch_maps, resmlp
 from atlib.plan import ROWS, Plan
@@ -215,6 +216,13 @@ def _mean_map(sources: Sources, group_of: Callable = one_group, groups: int = 1)
     return MeanMapCopy(sources.teacher(), sources.student(), _images(sources), group_of, groups)
 
 
+def _even_map(sources: Sources) -> nn.Module:
+    """A ViT in which every token takes the mean of all tokens: one map for all images that knows nothing."""
+    student = sources.student()
+    tokens, heads = student.pos_embed.shape[1], student.blocks[0].attn.num_heads
+    return StoredMaps(student, [torch.full((1, heads, tokens, tokens), 1 / tokens)] * len(student.blocks))
+
+
 def _resmlp(sources: Sources, mixing: str = "linear") -> nn.Module:
     """A ResMLP as deep and wide as the students, and with their patches."""
     vit = sources.scale.student.build()
@@ -233,20 +241,28 @@ def _taught_resmlp(put: Callable, sources: Sources) -> nn.Module:
     return put(_resmlp(sources), mean_patch_maps(sources.teacher(), _images(sources)))
 
 
-# Networks whose maps are the same for all images; without any, what pooling does alone.
+def _even_resmlp(sources: Sources) -> nn.Module:
+    model, patches = _resmlp(sources), sources.scale.student.build().patch_embed.num_patches
+    return copy_static_maps(model, [torch.full((patches, patches), 1 / patches)] * len(model.blocks))
+
+
+# Networks whose maps are the same for all images; without any, what pooling does alone. The even map is the
+# control for the teacher's mean: whether it helps because of the teacher, or because nothing is learned.
 STATIC = Study(
     "static-routing",
     "how far one map for all images goes: a ResMLP from scratch, without mixing, with the teacher's mean map"
-    " copied into it or distilled; a ViT with that map, and a ViT from scratch",
+    " copied into it or distilled, or an even one; a ViT with these maps, and a ViT from scratch",
     "appendix: averaged over examples 79.7; ResMLP (arXiv 2105.03404): S12 76.6, without mixing 56.5",
     tuple(
         Variant(name, build, "scratch", {"transfer_weight": 3.0}, _ANY_RATE)
         for name, build in {
             "vit": scratch,
             "vit, mean map copied": _mean_map,
+            "vit, even map copied": _even_map,
             "resmlp": _resmlp,
             "resmlp, no mixing": partial(_resmlp, mixing="none"),
             "resmlp, mean map copied": partial(_taught_resmlp, copy_static_maps),
+            "resmlp, even map copied": _even_resmlp,
             "resmlp, mean map distilled": partial(_taught_resmlp, StaticMapDistill),
         }.items()
     ),
@@ -379,15 +395,27 @@ WITH_COMPONENT = {
 }
 
 
-def _matched_or_not(name: str) -> tuple[Variant, ...]:
-    model, needs = COMPONENTS[name]
-    matched = by(schooling=WITH_COMPONENT[name])
-    standard = by(schooling=WITH_COMPONENT[name], mismatched=True, **needs)
+def _matched_or_not(
+    name: str, component: Mapping, needs: Mapping, schooling: Schooling, trials: Sequence[Mapping] = ()
+) -> tuple[Variant, ...]:
+    """A component's own scratch, and its teacher copied into a student with it and into a standard one; with
+    trials, each by a search of its own."""
+    matched, standard = by(schooling=schooling), by(schooling=schooling, mismatched=True, **needs)
     of = {"component": name}
+    floor, copied = (None, None) if trials else ("scratch", "copy")
     return (
-        Variant("{component}, scratch", scratch, "scratch", student=model, differs=of),
-        Variant("{component}, copy to {to}", matched, student=model, differs=of | {"to": "matched"}),
-        Variant("{component}, copy to {to}", standard, differs=of | {"to": "standard"}),
+        Variant("{component}, scratch", scratch, floor, trials=trials, student=component, differs=of),
+        Variant(
+            "{component}, copy to {to}",
+            matched,
+            copied,
+            trials=trials,
+            student=component,
+            differs=of | {"to": "matched"},
+        ),
+        Variant(
+            "{component}, copy to {to}", standard, copied, trials=trials, differs=of | {"to": "standard"}
+        ),
     )
 
 
@@ -395,11 +423,38 @@ COMPONENT_STUDY = Study(
     "components",
     "teachers with native components, taught to students that have them too and to standard ones",
     "arXiv 2605.07191: four families fail to transfer to a standard ViT, and transfer to a matched one",
-    tuple(variant for name in COMPONENTS for variant in _matched_or_not(name)),
+    tuple(
+        variant
+        for name, (component, needs) in COMPONENTS.items()
+        for variant in _matched_or_not(name, component, needs, WITH_COMPONENT[name])
+    ),
     seeds=3,
     minutes=15,
     only=FIND,
     teachers=tuple(WITH_COMPONENT.values()),
+)
+
+# What plain DINOv2 and CLIP differ by, which have neither registers nor another pooling.
+NATIVE = {
+    "layer scale": {"init_values": published_start(PRESETS["glyphs"]["depth"])},
+    "norm before the blocks": {"pre_norm": True},
+}
+WITH_NATIVE = {name: Schooling(name.replace(" ", "-"), model=model) for name, model in NATIVE.items()}
+
+NATIVE_STUDY = Study(
+    "native-components",
+    "the same for LayerScale and for a norm before the blocks, every method tuned by a search of its own",
+    "arXiv 2605.07191: DINOv2 and CLIP fail to transfer to a standard ViT, and transfer to a matched one",
+    tuple(
+        variant
+        for name, component in NATIVE.items()
+        for variant in _matched_or_not(
+            name, component, {}, WITH_NATIVE[name], Range(AXES, START, {}, step=0.0)
+        )
+    ),
+    minutes=60,
+    only=FIND,
+    teachers=tuple(WITH_NATIVE.values()),
 )
 
 
@@ -444,7 +499,7 @@ POOL = Study(
     only=FIND,
 )
 
-TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, POOL)
+TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, NATIVE_STUDY, POOL)
 
 
 # --- Which layers, which heads; how strongly ---
@@ -923,17 +978,20 @@ def _mlp_probe(sources: Sources) -> nn.Module:
     return vit
 
 
+# A new head alone needs less decay than a network does.
+_PROBE_AXES = AXES | {"weight_decay": (0.0, 0.001, 0.003, *AXES["weight_decay"])}
+
 PARTLY_TUNED = Study(
     "partly-tuned",
     "the teacher's weights frozen behind a new head (a linear or an MLP probe of its class token), or frozen"
     " but for attention: what a reader would try before fine-tuning all",
     "not in the paper; attention alone: arXiv 2203.09795",
     tuple(
-        Variant(name, build, None, trials=Range(AXES, START, {}, step=0.0))
-        for name, build in (
-            ("frozen probe", partial(_fine_tune_only, None)),
-            ("frozen MLP probe", _mlp_probe),
-            ("fine-tune attention", partial(_fine_tune_only, "attn")),
+        Variant(name, build, None, trials=Range(axes, START, {}, step=0.0))
+        for name, build, axes in (
+            ("frozen probe", partial(_fine_tune_only, None), _PROBE_AXES),
+            ("frozen MLP probe", _mlp_probe, _PROBE_AXES),
+            ("fine-tune attention", partial(_fine_tune_only, "attn"), AXES),
         )
     ),
     minutes=25,

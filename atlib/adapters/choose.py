@@ -24,7 +24,7 @@ def adapter_of(model: nn.Module | Adapter) -> Adapter:
     for family, adapter in TIMM:
         if isinstance(model, family):
             return adapter(model)
-    # Not every environment has these libraries: whoever hands in a model of one has imported it already.
+    # Not every environment has these libraries: code that passes a model of one has imported it already.
     library = _library(model)
     if library == "transformers":
         from atlib.adapters.hugging_face import adapter_for

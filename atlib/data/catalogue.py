@@ -90,7 +90,7 @@ def _split(positions: np.ndarray, split: str) -> np.ndarray:
 class Known(NamedTuple):
     """A data set that has a name here. hub: its id there, None where no complete copy was found. classes:
     their number. images: how many each split has, in the splits that `open_rows_of` opens. evaluated: the
-    split on which results are reported. source: who says so.
+    split on which results are reported. source: where this is said.
 
     otherwise: where there is no copy on the hub, what to do instead, before the folder is passed as path=.
     columns: image and label, where they are not called as usual. files: on the hub, the pattern of each

@@ -30,7 +30,7 @@ def augmentation_seeds(part: ShardSpec, indices: Tensor, repeats: Tensor) -> Ten
     """The seeds of images' augmentation, for int64 indices and repeats (B,), on their device: int64 (B,),
     from 0 on.
 
-    They hang on run, epoch, image and repeat, not on who makes them, when, or beside which others.
+    They hang on run, epoch, image and repeat, not on which process makes them, when, or beside which others.
     """
     run = np.random.SeedSequence([part.seed, part.epoch]).generate_state(1, np.uint64).view(np.int64)[0]
     return _shifted(splitmix64(splitmix64(indices + int(run)) + repeats), 1)

@@ -23,7 +23,7 @@ class Found(NamedTuple):
 
 class Objects(NamedTuple):
     """What is in one image. boxes: (k, 4); labels: int64 (k,), classes from 0; masks: bool (k, height,
-    width), None where nobody knows; crowd: bool (k,), a box around many objects that nobody told apart:
+    width), None where they are unknown; crowd: bool (k,), a box around many objects that were not told apart:
     nothing learns from it, and a prediction within it is neither right nor wrong."""
 
     boxes: Tensor

@@ -29,7 +29,7 @@ class Preparation(NamedTuple):
     #: "center" keeps the aspect and cuts off what is longer, "squash" does not keep it, "border" pads.
     crop_mode: str = "center"
     interpolation: str = "bicubic"
-    #: Who says so, as a sentence of the page.
+    #: What says so, as a sentence of the page.
     source: str = "as the caller asked"
 
     def describe(self) -> str:

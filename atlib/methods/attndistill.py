@@ -127,7 +127,7 @@ class AttnDistill(Distillation):
     def teacher_targets(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The teacher's final class token (B, its width) and its merged class attention (B, the student's
         tokens), as constants."""
-        self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
+        self.teacher.eval()  # other code may have called .train() on it since
         with torch.inference_mode():
             seen = walk(self.teacher, self.for_teacher(images), head=False, checked=True)
             token = self.teacher.norm(seen.tokens[:, 0])

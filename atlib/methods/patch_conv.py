@@ -391,7 +391,7 @@ class PoolTransfer(Distillation):
     def teacher_row(self, images: Tensor) -> Tensor:
         """Where the teacher's class token looks, for the keys that the student's pool has: (B, 1, 1, keys),
         rows sum to 1, as a constant."""
-        self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
+        self.teacher.eval()  # other code may have called .train() on it since
         prefix = self.teacher.num_prefix_tokens
         with without_history():
             shown = self.for_teacher(images)

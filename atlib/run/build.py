@@ -122,7 +122,7 @@ def coco_images(
 ):
     """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in
     them in FOLDER/annotations/instances_SPLIT.json. jitter, masks, workers: as in
-    `atlib.detection.coco.CocoObjects`; without masks nobody knows which objects COCO counts as small.
+    `atlib.detection.coco.CocoObjects`; without masks it is unknown which objects COCO counts as small.
 
     Raises `ValueError` without a folder and without pycocotools, and what `CocoObjects` raises.
     """

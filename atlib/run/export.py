@@ -39,7 +39,7 @@ class Exportable(NamedTuple):
     model: nn.Module
     #: of the ViT, or of the pair's student
     architecture: Architecture
-    #: the names of its classes, in the order of its outputs; None where nobody says them
+    #: the names of its classes, in the order of its outputs; None where they are unknown
     classes: tuple[str, ...] | None
     #: how an image is prepared for it, by the names of timm's data config: input_size, mean, std,
     #: interpolation, crop_pct, crop_mode
@@ -167,7 +167,7 @@ def write_onnx(model: Exportable, path: Path) -> Path:
         )
     plain, height, width = _Outputs(model.model), *model.preparation["input_size"][1:]
     output = "logits" if student_of(model.model).num_classes else "features"
-    # torch advises on its own inner workings, which nobody here can change
+    # torch advises on its own inner workings, which no code here can change
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         try:

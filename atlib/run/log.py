@@ -85,7 +85,7 @@ class RunLog:
         """Write a picture as FOLDER/NAME/step-00000123.png, whole or not at all, and for TensorBoard where it
         is asked for. Returns the path."""
         if self.writer is not None:
-            import numpy as np  # of use to nobody else here
+            import numpy as np  # nothing else here uses it
             from PIL import Image
 
             pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))

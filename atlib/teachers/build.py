@@ -25,8 +25,8 @@ class Teacher(NamedTuple):
     architecture: what builds `vit`; source: what kind of file; used: how many of the file's tensors are in
     `vit`; unused: the names of the others; resized: how positions were fitted to the image size, None where
     they were not; missing: weights of `vit` that the file lacks and no map needs, left as initialised;
-    assumed: what weights do not show and was taken for granted; normalised: who says how its images are
-    normalised, "" where nobody does.
+    assumed: what weights do not show and was taken for granted; normalised: what says how its images are
+    normalised, "" where nothing does.
     """
 
     vit: VisionTransformer | Eva
@@ -60,8 +60,8 @@ class Teacher(NamedTuple):
 def normalisation_of(
     architecture: str | None, weights: Weights, layout: Normalisation | None, path: Path
 ) -> tuple[Normalisation | None, str]:
-    """How images are normalised for a file's ViT, and who says so: its header, a JSON file beside it, the
-    tag of the timm name that was given, or the code whose layout it has; (None, "") where nobody does."""
+    """How images are normalised for a file's ViT, and what says so: its header, a JSON file beside it, the
+    tag of the timm name that was given, or the code whose layout it has; (None, "") where nothing does."""
     tagged = architecture is not None and "." in architecture
     of_tag = Normalisation.of(on_meta(Architecture(architecture))) if tagged else None
     answers = (

@@ -93,7 +93,7 @@ def report(
     layers that cannot be walked are reported, without a picture, and not refused. `ValueError` for an `out`
     that cannot be a picture.
     """
-    # imported here: whoever loads a teacher to learn from it draws nothing
+    # imported here: code that only loads a teacher draws nothing
     from atlib.teachers.description import described, picture, picture_file
 
     if (images is None) != (out is None):

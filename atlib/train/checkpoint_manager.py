@@ -121,7 +121,7 @@ class CheckpointManager:
         except (OSError, RuntimeError, SafetensorError) as error:
             if "DataLoader worker" in str(error):  # it died meanwhile: no matter of the disk
                 raise
-            # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on who writes
+            # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on what writes
             if accelerator.is_main_process:
                 shutil.rmtree(temporary, ignore_errors=True)
             kept = self._checkpoints()

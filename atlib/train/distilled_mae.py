@@ -144,7 +144,7 @@ class DistilledMae(Pair):
     def teacher_logits(self, images: Tensor, order: Tensor) -> list[Tensor]:
         """The teacher's attention logits among prefix tokens and visible patches, as constants: one
         (B, H, N, N) for each layer that is compared."""
-        self.teacher.eval()  # whoever holds the teacher may have called .train() on it since
+        self.teacher.eval()  # other code may have called .train() on it since
         layers = [of_teacher for _, of_teacher in self.layers]
         with without_history():
             places = order[:, : self.student.visible]

@@ -1,33 +1,36 @@
 """What the hidden tests of A1 ask; `course/a1/master.md` gives each its points."""
 
 from functools import lru_cache
+from pathlib import Path
 
-import hidden
 import torch
 from torch import Tensor
 
+from atbook.exercises.answers import numbers
 from atbook.exercises.own import own_seed
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import World, generate
 from atlib import walk
 from atlib.checkpoint import load_vit
+from course import hidden
+from course.hidden import Asked
 
 # --- Task 1: heads that talk ---
 
 
-def talk_inputs(env: dict, heads: int = 3, task: str = "A1.1") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def talk_inputs(asked: Asked, heads: int = 3, task: str = "A1.1") -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v and the matrix of this edition's variant, for 2 images of 5 tokens."""
-    seed = hidden.seed(env, task)
-    made = {"a": heads, "b": heads + 1, "c": heads}[hidden.variant("q1")]
-    mix = (2, 5, made, heads) if hidden.variant("q1") == "c" else (made, heads)
+    seed = asked.seed(task)
+    made = {"a": heads, "b": heads + 1, "c": heads}[asked.variants["q1"]]
+    mix = (2, 5, made, heads) if asked.variants["q1"] == "c" else (made, heads)
     shapes = (2, heads, 5, 4), (2, heads, 5, 4), (2, made, 5, 3), mix
     return tuple(hidden.normal(seed + part, *shape) for part, shape in enumerate(shapes))
 
 
-def talk_map(q: Tensor, k: Tensor, mix: Tensor) -> Tensor:
+def talk_map(q: Tensor, k: Tensor, mix: Tensor, variant: str) -> Tensor:
     """The maps, written the long way."""
     z = (q[:, :, :, None] * k[:, :, None]).sum(-1) / q.shape[-1] ** 0.5
-    match hidden.variant("q1"):
+    match variant:
         case "a":
             return (mix[:, :, None, None] * z[:, None]).sum(2).softmax(-1)
         case "b":
@@ -38,8 +41,8 @@ def talk_map(q: Tensor, k: Tensor, mix: Tensor) -> Tensor:
 
 
 def returned(talking, inputs: tuple) -> tuple[Tensor, Tensor]:
-    """What an answer returns for copies of some inputs: (output, maps)."""
-    result = talking(*(tensor.clone() for tensor in inputs))
+    """What an answer returns for some inputs: (output, maps)."""
+    result = talking(*inputs)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         raise AssertionError("talking has to return two tensors: the output and the maps")
     return result[0], result[1]
@@ -47,51 +50,51 @@ def returned(talking, inputs: tuple) -> tuple[Tensor, Tensor]:
 
 def listening(maps) -> Tensor:
     """Maps that give different tokens different shares; others have nothing to do with attention."""
-    if type(maps) is not Tensor or maps.ndim != 4:
+    if not isinstance(maps, Tensor) or maps.ndim != 4:
         raise AssertionError("maps: expected a tensor (B, H, N, N)")
     if not float((maps.amax(-1) - maps.amin(-1)).min()) > 1e-6:
         raise AssertionError("maps: there is a row that gives every token the same")
-    return maps
+    return maps.double()
 
 
-def talk_maps(talking, env: dict) -> None:
+def talk_maps(talking, asked: Asked) -> None:
     """The maps are those of the variant."""
-    inputs = talk_inputs(env)
-    want = talk_map(inputs[0], inputs[1], inputs[3])
+    inputs = talk_inputs(asked)
+    want = talk_map(inputs[0], inputs[1], inputs[3], asked.variants["q1"])
     hidden.same(returned(talking, inputs)[1], want, "maps")
 
 
-def talk_rows(talking, env: dict) -> None:
+def talk_rows(talking, asked: Asked) -> None:
     """The rows of the maps have the right sums."""
-    inputs = talk_inputs(env, task="A1.1 rows")
-    want = talk_map(inputs[0], inputs[1], inputs[3]).sum(-1)
+    inputs = talk_inputs(asked, task="A1.1 rows")
+    want = talk_map(inputs[0], inputs[1], inputs[3], asked.variants["q1"]).sum(-1)
     hidden.same(listening(returned(talking, inputs)[1]).sum(-1), want, "row sums of the maps")
 
 
-def talk_layout(talking, env: dict) -> None:
+def talk_layout(talking, asked: Asked) -> None:
     """The output is what the answer's own maps make of v, head after head in a token's channels."""
-    inputs = talk_inputs(env, task="A1.1 layout")
-    v = inputs[2].clone()
+    inputs = talk_inputs(asked, task="A1.1 layout")
+    v = inputs[2]
     output, maps = returned(talking, inputs)
     maps = listening(maps)
     want = torch.cat([maps[:, head] @ v[:, head] for head in range(v.shape[1])], dim=-1)
     hidden.same(output, want, "output")
 
 
-def talk_one_head(talking, env: dict) -> None:
+def talk_one_head(talking, asked: Asked) -> None:
     """One head that is listened to is no special case."""
-    inputs = talk_inputs(env, heads=1, task="A1.1 one head")
-    want = talk_map(inputs[0], inputs[1], inputs[3])
+    inputs = talk_inputs(asked, heads=1, task="A1.1 one head")
+    want = talk_map(inputs[0], inputs[1], inputs[3], asked.variants["q1"])
     hidden.same(returned(talking, inputs)[1], want, "maps of one head")
 
 
 # --- Task 2: the gradient by q ---
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
+def forward(variant: str, q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
     """The attention of this edition's variant."""
     z = q @ k.mT / q.shape[-1] ** 0.5
-    match hidden.variant("q2"):
+    match variant:
         case "a":
             return torch.cat([torch.zeros_like(z[..., :1]), z], dim=-1).softmax(-1)[..., 1:] @ v
         case "b":
@@ -100,43 +103,41 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
             return torch.einsum("gh,bhij->bgij", rest[0], z).softmax(-1) @ v
 
 
-def back_inputs(env: dict, task: str, queries: int, keys: int) -> tuple:
+def back_inputs(asked: Asked, task: str, queries: int, keys: int) -> tuple:
     """q, k, v, the gradient by the output, and what else the variant takes."""
-    seed = hidden.seed(env, task)
+    seed = asked.seed(task)
     shapes = (2, 3, queries, 4), (2, 3, keys, 4), (2, 3, keys, 5), (2, 3, queries, 5)
     q, k, v, grad = (hidden.normal(seed + part, *shape) for part, shape in enumerate(shapes))
-    rest = {"a": (), "b": (1.5,), "c": (hidden.normal(seed + 4, 3, 3),)}[hidden.variant("q2")]
+    rest = {"a": (), "b": (1.5,), "c": (hidden.normal(seed + 4, 3, 3),)}[asked.variants["q2"]]
     return q, k, v, grad, *rest
 
 
-def back(gradient, inputs: tuple, what: str) -> None:
-    """An answer's gradient is autograd's, and was made without it."""
+def back(gradient, asked: Asked, inputs: tuple, what: str) -> None:
+    """An answer's gradient is autograd's."""
     leaf = inputs[0].clone().requires_grad_()
-    output = forward(leaf, *inputs[1:3], *inputs[4:])
+    output = forward(asked.variants["q2"], leaf, *inputs[1:3], *inputs[4:])
     (want,) = torch.autograd.grad(output, leaf, inputs[3])
-    with torch.no_grad():
-        copies = [part.clone() if isinstance(part, Tensor) else part for part in inputs]
-        hidden.same(gradient(*copies), want, what)
+    hidden.same(gradient(*inputs), want, what)
 
 
-def back_values(gradient, env: dict) -> None:
+def back_values(gradient, asked: Asked) -> None:
     """The values are right in double precision."""
-    back(gradient, back_inputs(env, "A1.2", 5, 5), "gradient by q")
+    back(gradient, asked, back_inputs(asked, "A1.2", 5, 5), "gradient by q")
 
 
-def back_unequal(gradient, env: dict) -> None:
+def back_unequal(gradient, asked: Asked) -> None:
     """The values are right where there are fewer queries than keys."""
-    back(gradient, back_inputs(env, "A1.2 unequal", 2, 7), "gradient by q of 2 queries and 7 keys")
+    back(gradient, asked, back_inputs(asked, "A1.2 unequal", 2, 7), "gradient by q of 2 queries and 7 keys")
 
 
-def back_extreme(gradient, env: dict) -> None:
+def back_extreme(gradient, asked: Asked) -> None:
     """The values are right in rows whose scores are all about 3,000 or all about -3,000, and in rows of small
     ones."""
-    q, k, *rest = back_inputs(env, "A1.2 extreme", 6, 6)
+    q, k, *rest = back_inputs(asked, "A1.2 extreme", 6, 6)
     # The last channel adds a number to all scores of a row: 2 / sqrt(4) times q's.
     q[..., -1] = 3000 * torch.tensor([1.0, -1.0, 0.0]).repeat(2)
     k[..., -1] = 2
-    back(gradient, (q, k, *rest), "gradient by q at scores of several thousand")
+    back(gradient, asked, (q, k, *rest), "gradient by q at scores of several thousand")
 
 
 # --- Task 3: shares on your images ---
@@ -145,12 +146,11 @@ WORLDS = {"a": "find", "b": "match", "c": "match"}
 
 
 @lru_cache
-def shares(student: str | None) -> Tensor:
-    """The shares of this edition's variant on a student's images: (layers, heads)."""
-    letter = hidden.variant("q3")
+def shares(student: str, edition: str, letter: str, files: Path) -> list[list[float]]:
+    """The shares of a variant on a student's images: (layers, heads)."""
     task = WORLDS[letter]
-    drawn = generate("test", 200, seed=own_seed(student, f"{hidden.EDITION['edition']}/3"), world=World(task))
-    teacher = load_vit(f"teacher-{task}.safetensors").eval()
+    drawn = generate("test", 200, seed=own_seed(student, f"{edition}/3"), world=World(task))
+    teacher = load_vit(files / f"teacher-{task}.safetensors").eval()
     with torch.no_grad():
         seen = walk(teacher, glyph_images(drawn).take(range(200))[0]).layers
     cell, key = (torch.from_numpy(cells) + 1 for cells in (drawn.cell, drawn.key))
@@ -167,20 +167,42 @@ def shares(student: str | None) -> Tensor:
             case "c":
                 rest = [1 - p[i, :, 0, [0, cell[i], key[i]]].sum(-1) for i in images]
                 shares_of_layers.append(torch.stack(rest).mean(0))
-    return torch.stack(shares_of_layers)
+    return torch.stack(shares_of_layers).tolist()
 
 
-def shares_of_layer(answer, env: dict, layer: int) -> None:
+def solution(student: str, edition: str, variants: dict[str, str], files: Path) -> dict[str, str]:
+    """What the model solution types in."""
+    own = shares(student, edition, variants["q3"], files)
+    return {"SHARES": str([[round(share, 3) for share in row] for row in own])}
+
+
+def shares_of_layer(answer, asked: Asked, layer: int) -> None:
     """A layer's shares are those of the student's own images, to 0.002."""
-    want = shares(env.get("STUDENT"))[layer]
-    if type(answer) is Tensor:
-        answer = answer.tolist()
-    try:
-        row = [float(share) for share in answer[layer]]
-    except (TypeError, IndexError, ValueError):
-        raise AssertionError("SHARES has to be 4 rows, one a layer, of 4 numbers, one a head") from None
-    if len(row) != len(want):
-        raise AssertionError(f"SHARES: layer {layer} has {len(row)} numbers, not {len(want)}")
-    for head, (g, w) in enumerate(zip(row, want.tolist())):
+    want = shares(asked.named(), asked.edition, asked.variants["q3"], asked.files)[layer]
+    rows = answer if isinstance(answer, (list, tuple)) else ()
+    row = numbers(rows[layer], (4,)) if len(rows) == 4 else None
+    if row is None:
+        raise AssertionError("SHARES has to be 4 rows, one a layer, of 4 numbers, one a head")
+    for head, (g, w) in enumerate(zip(row, want)):
         if not abs(g - w) <= 0.002:
             raise AssertionError(f"SHARES: layer {layer}, head {head} is off by more than 0.002")
+
+
+def layer_0(answer, asked: Asked) -> None:
+    """The shares of layer 0 are those of your images."""
+    shares_of_layer(answer, asked, 0)
+
+
+def layer_1(answer, asked: Asked) -> None:
+    """The shares of layer 1 are those of your images."""
+    shares_of_layer(answer, asked, 1)
+
+
+def layer_2(answer, asked: Asked) -> None:
+    """The shares of layer 2 are those of your images."""
+    shares_of_layer(answer, asked, 2)
+
+
+def layer_3(answer, asked: Asked) -> None:
+    """The shares of layer 3 are those of your images."""
+    shares_of_layer(answer, asked, 3)

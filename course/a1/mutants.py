@@ -8,9 +8,10 @@ CONSTANT = ("(by_p - (p * by_p).sum(-1, keepdim=True))", "by_p", 0)
 NO_SCALE_BACK = ("return scale * ", "return ", 0)
 # As many keys as queries are taken for granted.
 SQUARE = ("by_p = grad @ v.mT", "by_p = (grad @ v.mT).reshape(*q.shape[:3], q.shape[2])", 5)
-TOKEN = ("cell + 1", "cell", 0)
-LAST_LAYER = (".tolist()", ".tolist()[:3] + [[0.0] * 4]", 3)
-BACKWARDS = (".tolist()", ".tolist()[::-1]", 0)
+# Numbers that were typed in.
+COMPUTED = ("SHARES = ", "SHARES = sorted(shares(maps)) or ", 0)
+LAST_LAYER = ("]]", ", 0.0]]", 3)
+FIRST_LAYER = ("SHARES = [[0.", "SHARES = [[9.", 3)
 
 MUTANTS = {
     ("q1", "a"): [
@@ -52,7 +53,7 @@ MUTANTS = {
             4,  # overflows
         ),
     ],
-    ("q3", "a"): [TOKEN, LAST_LAYER, BACKWARDS],
-    ("q3", "b"): [TOKEN, LAST_LAYER, BACKWARDS],
-    ("q3", "c"): [TOKEN, LAST_LAYER, BACKWARDS],
+    ("q3", "a"): [COMPUTED, LAST_LAYER, FIRST_LAYER],
+    ("q3", "b"): [COMPUTED, LAST_LAYER, FIRST_LAYER],
+    ("q3", "c"): [COMPUTED, LAST_LAYER, FIRST_LAYER],
 }

@@ -1,22 +1,24 @@
 """What the hidden tests of A2 ask; `course/a2/master.md` gives each its points."""
 
 import math
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-import hidden
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor, nn
 
-from atbook.exercises.inputs import vit
+from atbook.cage.values import Model
+from atbook.exercises.inputs import SMALL, vit
 from atbook.exercises.own import own_seed
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import World, generate
 from atlib import create_vit, walk
-from atlib.checkpoint import load_vit, read_tensors
+from atlib.checkpoint import load_vit
 from atlib.walking import Instead
+from course import hidden
+from course.hidden import Asked
 
 # --- Task 1: copy by a schedule ---
 
@@ -33,64 +35,65 @@ def copied(teacher, student, images: Tensor, schedule: Tensor) -> Tensor:
     return walk(student, images, replace=replace).logits
 
 
-def copy_inputs(env: dict, task: str, **wider) -> tuple:
+def copy_inputs(asked: Asked, task: str, **wider) -> tuple:
     """Two ViTs of three layers, four images, and the shape of this edition's schedule."""
-    seed = hidden.seed(env, task)
-    shape = {"a": (3, 4), "b": (3, 4, 3), "c": (3, 4)}[hidden.variant("q1")]
+    seed, letter = asked.seed(task), asked.variants["q1"]
+    shape = {"a": (3, 4), "b": (3, 4, 3), "c": (3, 4)}[letter]
     drawn = hidden.normal(seed + 3, *shape)
-    schedule = drawn.sigmoid() if hidden.variant("q1") == "c" else (drawn > 0).double()
+    schedule = drawn.sigmoid() if letter == "c" else (drawn > 0).double()
     return vit(seed, **wider), vit(seed + 1), hidden.normal(seed + 2, 4, 3, 16, 16), schedule
 
 
-def logits_of(scheduled, teacher, student, images: Tensor, schedule: Tensor) -> Tensor:
-    """The logits of an answer, which gets copies of what it could change."""
-    return scheduled(teacher, student, images.clone(), schedule.clone())
+def sent(model: nn.Module) -> Model:
+    """A ViT as it goes into the cage."""
+    return Model(SMALL | {"embed_dim": model.embed_dim}, model.state_dict())
 
 
-def copy_values(scheduled, env: dict) -> None:
+def logits_of(scheduled, teacher, student, images: Tensor, schedule: Tensor):
+    """The logits of an answer."""
+    return scheduled(sent(teacher), sent(student), images, schedule)
+
+
+def copy_values(scheduled, asked: Asked) -> None:
     """The logits are right with a teacher whose heads are wider."""
-    inputs = copy_inputs(env, "A2.1", embed_dim=24)
+    inputs = copy_inputs(asked, "A2.1", embed_dim=24)
     with torch.no_grad():
         want = copied(*inputs)
-    hidden.same(logits_of(scheduled, *inputs).detach(), want, "logits")
+    hidden.same(logits_of(scheduled, *inputs), want, "logits")
 
 
-def copy_gradients(scheduled, env: dict) -> None:
+def copy_gradients(scheduled, asked: Asked) -> None:
     """The gradients of all parameters of the student are right, and the teacher gets none."""
-    inputs = copy_inputs(env, "A2.1 gradients")
-    teacher, student = inputs[:2]
-    weights = hidden.normal(hidden.seed(env, "A2.1 weights"), 4, 5)
-    (copied(*inputs) * weights).sum().backward()
-    want = {name: p.grad for name, p in student.named_parameters()}
-    for model in (teacher, student):
-        model.zero_grad(set_to_none=True)
-    logits = logits_of(scheduled, *inputs)
-    if type(logits) is not Tensor or not logits.requires_grad:
+    teacher, student, images, schedule = copy_inputs(asked, "A2.1 gradients")
+    weights = hidden.normal(asked.seed("A2.1 weights"), 4, 5)
+    leaves = dict(student.named_parameters())
+    total = (copied(teacher, student, images, schedule) * weights).sum()
+    want = torch.autograd.grad(total, [*leaves.values()], allow_unused=True)
+    inputs = (sent(teacher), sent(student), images, schedule)
+    _, got = scheduled.gradients(inputs, of=(1, 0), weights=weights)
+    if got is None:
         raise AssertionError("no gradient reaches the student: the logits hang on none of its parameters")
-    (logits * weights).sum().backward()
-    for name, p in student.named_parameters():
-        none = torch.zeros_like(p)
-        expected = none if want[name] is None else want[name]
-        hidden.same(none if p.grad is None else p.grad, expected, f"gradient of the student's {name}")
-    if any(p.grad is not None and float(p.grad.abs().max()) > 0 for p in teacher.parameters()):
+    for (name, leaf), w, g in zip(leaves.items(), want, got):
+        hidden.same(g, torch.zeros_like(leaf) if w is None else w, f"gradient of the student's {name}")
+    if any(float(g.abs().max()) > 0 for g in got[len(leaves) :]):
         raise AssertionError("the teacher gets a gradient")
 
 
-def copy_all(scheduled, env: dict) -> None:
+def copy_all(scheduled, asked: Asked) -> None:
     """Every map is the teacher's, and the teacher looks at its own tokens."""
-    *models, images, schedule = copy_inputs(env, "A2.1 all")
+    *models, images, schedule = copy_inputs(asked, "A2.1 all")
     inputs = *models, images, torch.ones_like(schedule)
     with torch.no_grad():
         want = copied(*inputs)
-    hidden.same(logits_of(scheduled, *inputs).detach(), want, "logits with all maps of the teacher")
+    hidden.same(logits_of(scheduled, *inputs), want, "logits with all maps of the teacher")
 
 
-def copy_none(scheduled, env: dict) -> None:
+def copy_none(scheduled, asked: Asked) -> None:
     """No map is the teacher's."""
-    teacher, student, images, schedule = copy_inputs(env, "A2.1 none")
+    teacher, student, images, schedule = copy_inputs(asked, "A2.1 none")
     with torch.no_grad():
         want = student(images)
-    got = logits_of(scheduled, teacher, student, images, torch.zeros_like(schedule)).detach()
+    got = logits_of(scheduled, teacher, student, images, torch.zeros_like(schedule))
     hidden.same(got, want, "logits with no map of the teacher")
 
 
@@ -98,12 +101,12 @@ def copy_none(scheduled, env: dict) -> None:
 
 
 def loss_of(
-    q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, tau: float
+    letter: str, q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, tau: float
 ) -> Tensor:
     """The loss of this edition's variant, with its maps written out."""
     z = torch.einsum("bhid,bhjd->bhij", q, k) * scale
     z_t = torch.einsum("bhid,bhjd->bhij", q_t, k_t) * scale_t
-    match hidden.variant("q2"):
+    match letter:
         case "a":
             p_t, log_s, factor, floor = torch.softmax(z_t / tau, -1), torch.log_softmax(z, -1), 1, 0
         case "b":
@@ -114,219 +117,179 @@ def loss_of(
     return -factor * (p_t * log_s + floor).sum() / math.prod(q.shape[:3])
 
 
-def pull_inputs(env: dict, task: str, N: int = 24, d_t: int = 4, tau: float = 2.5) -> tuple:
+def pull_inputs(asked: Asked, task: str, N: int = 24, d_t: int = 4, tau: float = 2.5) -> tuple:
     """Queries and keys of a student and of a teacher, both scales, and a temperature."""
-    seed = hidden.seed(env, task)
+    seed = asked.seed(task)
     shapes = ((2, 3, N, width) for width in (4, 4, d_t, d_t))
     return *(hidden.normal(seed + i, *shape) for i, shape in enumerate(shapes)), 0.8, 0.55, tau
 
 
-def called(tempered, inputs: tuple, block: int) -> Tensor:
-    """What an answer returns for its inputs."""
-    loss = tempered(*inputs, block)
-    if type(loss) is not Tensor or loss.ndim:
+def number(loss) -> Tensor:
+    """What an answer returned, which has to be one number."""
+    if not isinstance(loss, (float, Tensor)) or (isinstance(loss, Tensor) and loss.ndim):
         raise AssertionError("tempered has to return one number, as a tensor without axes")
     return loss
 
 
-def right_value(tempered, inputs: tuple, block: int) -> None:
+def right_value(tempered, asked: Asked, inputs: tuple, block: int) -> None:
     """The value is right; all other tests need that first."""
-    copies = [part.clone() if isinstance(part, Tensor) else part for part in inputs]
-    hidden.same(called(tempered, copies, block).detach(), loss_of(*inputs), f"loss by blocks of {block}")
+    want = loss_of(asked.variants["q2"], *inputs)
+    hidden.same(number(tempered(*inputs, block)), want, f"loss by blocks of {block}")
 
 
-def leaves(inputs: tuple) -> tuple:
-    """The same inputs, with tensors that take a gradient."""
-    return tuple(part.clone().requires_grad_() if isinstance(part, Tensor) else part for part in inputs)
-
-
-def right_gradients(tempered, inputs: tuple, block: int, factor: float = 1.0) -> None:
+def right_gradients(tempered, asked: Asked, inputs: tuple, block: int, factor: float = 1.0) -> None:
     """The gradients by q and k are right, and none reaches the teacher."""
-    right, ours = leaves(inputs), leaves(inputs)
-    (factor * loss_of(*right)).backward()
-    loss = called(tempered, ours, block)
-    if not loss.requires_grad:
+    leaves = tuple(part.clone().requires_grad_() if isinstance(part, Tensor) else part for part in inputs)
+    want = torch.autograd.grad(factor * loss_of(asked.variants["q2"], *leaves), leaves[:2])
+    loss, got = tempered.gradients((*inputs, block), of=(0, 1, 2, 3), weights=torch.tensor(factor).double())
+    number(loss)
+    if got is None:
         raise AssertionError("no gradient reaches q and k")
-    (factor * loss).backward()
-    for name, leaf, want in zip("qk", ours, right):
-        got = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        hidden.same(got, want.grad, f"gradient by {name} of {factor:g} times the loss, by blocks of {block}")
-    if any(leaf.grad is not None and float(leaf.grad.abs().max()) > 0 for leaf in ours[2:4]):
+    for name, g, w in zip("qk", got, want):
+        hidden.same(g, w, f"gradient by {name} of {factor:g} times the loss, by blocks of {block}")
+    if any(float(g.abs().max()) > 0 for g in got[2:]):
         raise AssertionError("the teacher gets a gradient")
 
 
-def pull_values(tempered, env: dict) -> None:
+def pull_values(tempered, asked: Asked) -> None:
     """The values are right at temperatures above 1 and below, in blocks and in one."""
     for tau, block in ((2.5, 8), (0.4, 6), (1.0, 24)):
-        right_value(tempered, pull_inputs(env, f"A2.2 {tau}", tau=tau), block)
+        right_value(tempered, asked, pull_inputs(asked, f"A2.2 {tau}", tau=tau), block)
 
 
-def pull_gradcheck(tempered, env: dict) -> None:
-    """The gradients are those of the value, which is the right one: finite differences say so."""
-    inputs = pull_inputs(env, "A2.2 check", N=6)
-    right_value(tempered, inputs, 3)
-    q, k = (tensor.clone().requires_grad_() for tensor in inputs[:2])
-    try:
-        torch.autograd.gradcheck(lambda q, k: tempered(q, k, *inputs[2:], 3), (q, k))
-    except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        raise AssertionError(f"gradcheck: the gradients are not those of the value. {first}") from None
+def pull_gradcheck(tempered, asked: Asked) -> None:
+    """The gradients are those of the value, which is the right one."""
+    inputs = pull_inputs(asked, "A2.2 check", N=6)
+    right_value(tempered, asked, inputs, 3)
+    right_gradients(tempered, asked, inputs, 3, 0.7)
 
 
-def pull_factor(tempered, env: dict) -> None:
+def pull_factor(tempered, asked: Asked) -> None:
     """The loss is a part of a larger one: the gradient from above counts."""
-    inputs = pull_inputs(env, "A2.2 factor")
-    right_value(tempered, inputs, 8)
-    right_gradients(tempered, inputs, 8, -2.5)
+    inputs = pull_inputs(asked, "A2.2 factor")
+    right_value(tempered, asked, inputs, 8)
+    right_gradients(tempered, asked, inputs, 8, -2.5)
 
 
-class _Largest(TorchDispatchMode):
-    """Remembers how many numbers the largest tensor holds that is made."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, Tensor):
-                self.numbers = max(self.numbers, tensor.numel())
-        return result
+# With 2 heads of 2,048 tokens a whole map has 67 MB, a block's map 1 MB. Measured: 7 to 13 MB for right
+# answers, 70 MB and more where a whole map is written out or all blocks wait.
+LONG, MOST = 2048, 40e6
 
 
-@contextmanager
-def kept_numbers(sizes: list):
-    """Collect how many numbers each tensor holds that waits for the backward pass."""
+def memory(tempered, asked: Asked, of: tuple[int, ...]) -> None:
+    """How much more memory the process needs for many tokens than for few stays far below a map."""
 
-    def pack(tensor: Tensor) -> Tensor:
-        sizes.append(tensor.numel())
-        return tensor
+    def inputs(N: int) -> tuple:
+        shapes = ((1, 2, N, 4),) * 4
+        return *(hidden.normal(i, *shape) for i, shape in enumerate(shapes)), 0.8, 0.55, 2.5, 32
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield
-
-
-def pull_largest(tempered, env: dict) -> None:
-    """No tensor is larger than a block's map, on the way there and back."""
-    inputs = pull_inputs(env, "A2.2 largest", N=96)
-    right_value(tempered, inputs, 16)
-    ours, largest = leaves(inputs), _Largest()
-    with largest:
-        called(tempered, ours, 16).backward()
-    if largest.numbers > 2 * 3 * 16 * 96:
+    right_value(tempered, asked, pull_inputs(asked, "A2.2 memory", N=96), 16)
+    few, many = (tempered.peak(inputs(N), of, no_grad=not of) for N in (64, LONG))
+    if many - few > MOST:
         raise AssertionError(
-            f"a tensor of {largest.numbers} numbers was made; a block's map has {2 * 3 * 16 * 96}"
+            f"{(many - few) / 1e6:.0f} MB were needed for {LONG} tokens in blocks of 32, not less than"
+            f" {MOST / 1e6:.0f}: a whole map has {2 * LONG**2 * 8 / 1e6:.0f} MB"
         )
 
 
-def pull_kept(tempered, env: dict) -> None:
-    """What waits for the backward pass grows with N, not with its square."""
-    inputs = pull_inputs(env, "A2.2 kept", N=96)
-    right_value(tempered, inputs, 16)
-    sizes: list[int] = []
-    with kept_numbers(sizes):
-        result = called(tempered, leaves(inputs), 16)
-    if not result.requires_grad:
-        raise AssertionError("no gradient reaches q and k")
-    if sum(sizes) > 32 * 2 * 3 * 96:
-        raise AssertionError(
-            f"{sum(sizes)} numbers wait for the backward pass: those are the maps of all blocks"
-        )
+def pull_largest(tempered, asked: Asked) -> None:
+    """The value alone needs no whole map."""
+    memory(tempered, asked, ())
 
 
-def pull_short_block(tempered, env: dict) -> None:
+def pull_kept(tempered, asked: Asked) -> None:
+    """With the way back, what waits for it is not as much as the maps of all blocks."""
+    memory(tempered, asked, (0, 1))
+
+
+def pull_short_block(tempered, asked: Asked) -> None:
     """The number of queries is no multiple of the block's size, or is smaller."""
     for N, block in ((19, 8), (5, 8)):
-        inputs = pull_inputs(env, f"A2.2 short {N}", N=N)
-        right_value(tempered, inputs, block)
-        right_gradients(tempered, inputs, block)
+        inputs = pull_inputs(asked, f"A2.2 short {N}", N=N)
+        right_value(tempered, asked, inputs, block)
+        right_gradients(tempered, asked, inputs, block)
 
 
-def pull_unequal_widths(tempered, env: dict) -> None:
+def pull_unequal_widths(tempered, asked: Asked) -> None:
     """The teacher's heads are wider than the student's, or narrower."""
     for d_t in (7, 2):
-        inputs = pull_inputs(env, f"A2.2 widths {d_t}", d_t=d_t)
-        right_value(tempered, inputs, 8)
-        right_gradients(tempered, inputs, 8)
+        inputs = pull_inputs(asked, f"A2.2 widths {d_t}", d_t=d_t)
+        right_value(tempered, asked, inputs, 8)
+        right_gradients(tempered, asked, inputs, 8)
 
 
 # --- Task 3: the weights that were handed in ---
 
-FILE, LARGEST = Path("student.safetensors"), 2_000_000  # bytes
+FILE, LARGEST = "student.safetensors", 2_000_000  # bytes
 # Nats, summed over layers: six instructors' students had 0.03, an untrained one 4, one of other heads 5.
 LOOSE, CLOSE = 1.0, 0.2
 # Of 1,000 images: six instructors' students were right on 64 to 69 %, one from scratch on 13 to 16 %.
 LEARNED, WELL = 0.35, 0.55
-# The beginning of `blocks.0.mlp.fc1.weight` in the model solution's file, which is public. fmt: off
-OPEN_WEIGHTS = (
-    0.00626,
-    -0.00288,
-    0.00632,
-    -0.00110,
-    -0.02644,
-    0.01409,
-    -0.02377,
-    0.00574,
-    -0.01756,
-    0.01714,
-    -0.00044,
-    -0.01136,
-    0.02049,
-    0.01997,
-    -0.03656,
-    -0.01950,
-)
-# fmt: on
+# The model solution's file is public. Its weights in another order are its weights: the singular values of
+# its matrices are the same, whatever heads, channels and hidden units are called.
+OPEN = Path(__file__).with_name(FILE)
+MATRICES = tuple(f"blocks.{layer}.mlp.fc{part}.weight" for layer in range(4) for part in (1, 2))
+ALIKE = 0.01  # the largest difference of two spectra that are taken for one
 
 
-def weights() -> dict[str, Tensor]:
-    """The tensors that were handed in; read as safetensors and as nothing else."""
-    if not FILE.is_file():
-        raise AssertionError(f"{FILE} was not handed in with the notebook")
-    if FILE.stat().st_size > LARGEST:
-        raise AssertionError(f"{FILE} has more than 2 MB: it does not hold this student alone")
-    try:
-        tensors, _ = read_tensors(FILE)
-    except OSError:
-        raise AssertionError(f"{FILE} is no safetensors file that can be read") from None
-    return tensors
+def spectra(tensors: dict[str, Tensor]) -> Tensor:
+    """What no renaming of heads, channels or hidden units changes, nor another scale: (matrices, singular
+    values), the largest 1."""
+    values = torch.stack([torch.linalg.svdvals(tensors[name].double()) for name in MATRICES])
+    return values / values[:, :1]
+
+
+def held_out(asked: Asked, task: str, number: int):
+    """Images of Match that only this edition has."""
+    return glyph_images(generate("test", number, seed=asked.seed(task), world=World("match")))
 
 
 @lru_cache
-def handed_in(student: str | None) -> torch.nn.Module:
-    """The student with the weights that were handed in."""
-    tensors = weights()
+def model_of(content: bytes | None, student: str) -> nn.Module:
+    """The student with the weights that were handed in; read as safetensors and as nothing else."""
+    if content is None:
+        raise AssertionError(f"{FILE} was not handed in with the notebook")
+    if len(content) > LARGEST:
+        raise AssertionError(f"{FILE} has more than 2 MB: it does not hold this student alone")
+    try:
+        tensors = load(content)
+    except (SafetensorError, ValueError, KeyError, OverflowError):
+        raise AssertionError(f"{FILE} is no safetensors file that can be read") from None
     model = create_vit("glyphs", embed_dim=48)
     want = {name: value.shape for name, value in model.state_dict().items()}
     if {name: value.shape for name, value in tensors.items()} != want:
         raise AssertionError(f'{FILE} does not hold the weights of create_vit("glyphs", embed_dim=48)')
-    if not all(bool(value.isfinite().all()) for value in tensors.values()):
+    if not all(value.is_floating_point() and bool(value.isfinite().all()) for value in tensors.values()):
         raise AssertionError(f"{FILE} holds numbers that are nan or infinite")
-    first = tensors["blocks.0.mlp.fc1.weight"].double().flatten()[: len(OPEN_WEIGHTS)]
-    alike = torch.corrcoef(torch.stack([first, torch.tensor(OPEN_WEIGHTS, dtype=torch.float64)]))[0, 1]
-    if float(alike) > 0.9 and student != "model solution":
-        raise AssertionError(f"{FILE} holds the weights of the model solution")
+    if student != "model solution":
+        own, public = spectra(tensors), spectra(load(OPEN.read_bytes()))
+        if float((own - public).abs().amax(1).median()) < ALIKE:
+            raise AssertionError(f"{FILE} holds the weights of the model solution, in whichever order")
     model.load_state_dict(tensors)
     return model.eval()
 
 
-def held_out(env: dict, task: str, number: int):
-    """Images of Match that only this edition has."""
-    return glyph_images(generate("test", number, seed=hidden.seed(env, task), world=World("match")))
+def handed_in(asked: Asked) -> nn.Module:
+    """The student that was handed in."""
+    return model_of(asked.uploads.get(FILE), asked.named())
 
 
-def own_heads(student: str | None) -> list[list[int]]:
+def own_heads(student: str) -> list[list[int]]:
     """Which of the teacher's heads each of the student's learns from, layer by layer."""
     drawn = torch.Generator().manual_seed(own_seed(student, "a2/3"))
     return [torch.randperm(4, generator=drawn).tolist() for _ in range(4)]
 
 
-def distance(env: dict) -> float:
+def distance(asked: Asked) -> float:
     """How far the student's maps are from those of its heads: the divergence, summed over layers, in nats."""
-    student, heads = handed_in(env.get("STUDENT")), own_heads(env.get("STUDENT"))
-    images, _ = held_out(env, "A2.3 maps", 300).take(range(300))
+    student, heads = handed_in(asked), own_heads(asked.named())
+    images, _ = held_out(asked, "A2.3 maps", 300).take(range(300))
     total = 0.0
     with torch.no_grad():
-        pairs = zip(walk(student, images).layers, walk(load_vit("teacher-match.safetensors"), images).layers)
+        pairs = zip(
+            walk(student, images).layers,
+            walk(load_vit(asked.files / "teacher-match.safetensors"), images).layers,
+        )
         for (seen_s, seen_t), order in zip(pairs, heads):
             p = torch.stack([seen_t.map[:, head] for head in order], 1).double()
             log_s = seen_s.scores.double().log_softmax(-1)
@@ -334,9 +297,9 @@ def distance(env: dict) -> float:
     return total
 
 
-def near(env: dict, limit: float) -> None:
+def near(asked: Asked, limit: float) -> None:
     """The student's maps are those of its own heads."""
-    nats = distance(env)
+    nats = distance(asked)
     if not nats < limit:
         raise AssertionError(
             f"the maps are {nats:.2f} nats from those of your heads, summed over layers; less than {limit:g}"
@@ -344,26 +307,26 @@ def near(env: dict, limit: float) -> None:
         )
 
 
-def accuracy(env: dict, least: float) -> None:
+def accuracy(asked: Asked, least: float) -> None:
     """A student that learned from its own heads is right on enough of the edition's images."""
-    near(env, LOOSE)
-    images, labels = held_out(env, "A2.3 images", 1000).take(range(1000))
+    near(asked, LOOSE)
+    images, labels = held_out(asked, "A2.3 images", 1000).take(range(1000))
     with torch.no_grad():
-        share = int((handed_in(env.get("STUDENT"))(images).argmax(-1) == labels).sum()) / 1000
+        share = int((handed_in(asked)(images).argmax(-1) == labels).sum()) / 1000
     if not share >= least:
         raise AssertionError(f"right on {100 * share:.1f} % of 1,000 images, not on {100 * least:.0f} %")
 
 
-def student_maps(env: dict) -> None:
+def student_maps(asked: Asked) -> None:
     """The maps are those of the student's own heads."""
-    near(env, CLOSE)
+    near(asked, CLOSE)
 
 
-def student_learned(env: dict) -> None:
+def student_learned(asked: Asked) -> None:
     """The student is far above one that did not distill."""
-    accuracy(env, LEARNED)
+    accuracy(asked, LEARNED)
 
 
-def student_learned_well(env: dict) -> None:
+def student_learned_well(asked: Asked) -> None:
     """The student is as good as an instructor's."""
-    accuracy(env, WELL)
+    accuracy(asked, WELL)

@@ -3,18 +3,20 @@
 from itertools import combinations, permutations
 from math import exp, log, sqrt
 
-import hidden
 import torch
 from torch import Tensor
+
+from course import hidden
+from course.hidden import Asked
 
 
 def number(value, what: str) -> float:
     """A number that an answer returned, as Python's own."""
-    if type(value) not in (int, float, Tensor) and not hasattr(value, "item"):
+    if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
         raise AssertionError(f"{what}: expected a number, got {type(value).__name__}")
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise AssertionError(f"{what}: expected a number, got {type(value).__name__}") from None
 
 
@@ -69,9 +71,9 @@ def by_covariances(x: Tensor, y: Tensor) -> float:
     return (inner / (n * (n - 3))).item()
 
 
-def expected_cka(xs: list, ys: list, labels: list) -> float:
+def expected_cka(letter: str, xs: list, ys: list, labels: list) -> float:
     """CKA as this edition's variant defines it."""
-    letter, of_class = hidden.variant("q1"), groups(xs, ys, labels)
+    of_class = groups(xs, ys, labels)
 
     def hsic(s: int, t: int) -> float:
         if letter == "c":
@@ -96,35 +98,34 @@ def expected_cka(xs: list, ys: list, labels: list) -> float:
     return hsic(1, 2) / sqrt(hsic(1, 1) * hsic(2, 2))
 
 
-def cka(cka_within, inputs: tuple, what: str, tolerance: float = 1e-6) -> None:
+def cka(cka_within, asked: Asked, inputs: tuple, what: str, tolerance: float = 1e-6) -> None:
     """An answer's CKA is the variant's."""
-    want = expected_cka(*inputs)
-    copies = [[tensor.clone() for tensor in side] for side in inputs]
-    same_number(cka_within(*copies), want, what, tolerance)
+    want = expected_cka(asked.variants["q1"], *inputs)
+    same_number(cka_within(*inputs), want, what, tolerance)
 
 
-def cka_equal(cka_within, env: dict) -> None:
+def cka_equal(cka_within, asked: Asked) -> None:
     """Every class has 6 images in every batch."""
-    cka(cka_within, features(hidden.seed(env, "A3.1"), [{1: 6, 4: 6, 5: 6}] * 3), "CKA of equal groups")
+    cka(cka_within, asked, features(asked.seed("A3.1"), [{1: 6, 4: 6, 5: 6}] * 3), "CKA of equal groups")
 
 
-def cka_few(cka_within, env: dict) -> None:
+def cka_few(cka_within, asked: Asked) -> None:
     """Classes of 1, 2 and 3 images in a batch, and one that a batch does not have."""
     sizes = [{1: 6, 4: 1, 5: 6}, {1: 3, 4: 6, 5: 6, 8: 1}, {1: 6, 4: 2, 5: 6}, {1: 6, 4: 6, 5: 1}]
-    cka(cka_within, features(hidden.seed(env, "A3.1 few"), sizes), "CKA where classes have few images")
+    cka(cka_within, asked, features(asked.seed("A3.1 few"), sizes), "CKA where classes have few images")
 
 
-def cka_unequal(cka_within, env: dict) -> None:
+def cka_unequal(cka_within, asked: Asked) -> None:
     """Batches and classes of very unequal sizes."""
     sizes = [{1: 25, 4: 4, 5: 7}, {1: 4, 4: 5}, {1: 5, 4: 18, 5: 4}]
-    cka(cka_within, features(hidden.seed(env, "A3.1 unequal"), sizes), "CKA of unequal batches")
+    cka(cka_within, asked, features(asked.seed("A3.1 unequal"), sizes), "CKA of unequal batches")
 
 
-def cka_single(cka_within, env: dict) -> None:
+def cka_single(cka_within, asked: Asked) -> None:
     """Features in single precision, ten thousand times as far from 0 as from each other."""
-    xs, ys, labels = features(hidden.seed(env, "A3.1 single"), [{1: 6, 4: 6, 5: 6}] * 3)
+    xs, ys, labels = features(asked.seed("A3.1 single"), [{1: 6, 4: 6, 5: 6}] * 3)
     inputs = [(x + 1e5).float() for x in xs], [(y - 1e5).float() for y in ys], labels
-    cka(cka_within, inputs, "CKA of features in single precision, far from 0", 2e-4)
+    cka(cka_within, asked, inputs, "CKA of features in single precision, far from 0", 2e-4)
 
 
 # --- Task 2: layers in order, heads paired ---
@@ -161,9 +162,9 @@ def table(a: list, b: list) -> list[list[float]]:
     return [[layers(p, q) for q in b] for p in a]
 
 
-def best(cost: list[list[float]], price: float) -> tuple[float, list]:
+def best(letter: str, cost: list[list[float]], price: float) -> tuple[float, list]:
     """The variant's answer and its pairs, from a table of divergences."""
-    rows, columns, letter = len(cost), len(cost[0]), hidden.variant("q2")
+    rows, columns = len(cost), len(cost[0])
     all_pairs = [
         list(zip(i, j))
         for many in (range(min(rows, columns) + 1) if letter == "b" else [min(rows, columns)])
@@ -184,12 +185,12 @@ def best(cost: list[list[float]], price: float) -> tuple[float, list]:
     return min(values)
 
 
-def aligned(align, a: list, b: list, what: str, price: float = 0.05) -> None:
+def aligned(align, asked: Asked, a: list, b: list, what: str, price: float = 0.05) -> None:
     """An answer's alignment is the variant's."""
-    letter = hidden.variant("q2")
-    value, pairs = best(table(a, b), price)
+    letter = asked.variants["q2"]
+    value, pairs = best(letter, table(a, b), price)
     more = (price,) if letter == "b" else ()
-    got = align([p.clone() for p in a], [q.clone() for q in b], *more)
+    got = align(a, b, *more)
     if letter == "c":
         same_number(got, value, f"{what}: the worst pair")
         return
@@ -204,56 +205,56 @@ def aligned(align, a: list, b: list, what: str, price: float = 0.05) -> None:
     same_number(entry(got, key), value, f"{what}: {key}")
 
 
-def align_heads(align, env: dict) -> None:
+def align_heads(align, asked: Asked) -> None:
     """Both models have one layer, and two heads of one have the same nearest head in the other."""
-    seed = hidden.seed(env, "A3.2")
+    seed = asked.seed("A3.2")
     p = maps(seed, 4)
     q = 0.3 * p[:, [2, 0, 3, 1]] + 0.7 * maps(seed + 1, 4)
     q[:, 1] = 0.4 * p[:, 0] + 0.4 * p[:, 1] + 0.2 * p[:, 2]
-    aligned(align, [p], [q], "one layer each", price=0.5)
+    aligned(align, asked, [p], [q], "one layer each", price=0.5)
 
 
-def align_order(align, env: dict) -> None:
+def align_order(align, asked: Asked) -> None:
     """The layers that are alike come in a different order; both models have as many."""
-    seed = hidden.seed(env, "A3.2 order")
+    seed = asked.seed("A3.2 order")
     a = [maps(seed + i, 4) for i in range(3)]
     b = [like(seed + 10 + at, a[i], 0.9) for at, i in enumerate((1, 2, 0))]
     # A price at which layer 0 and its likeness, 2, do not stay alone for the sake of the order.
-    aligned(align, a, b, "layers in another order", price=0.06)
+    aligned(align, asked, a, b, "layers in another order", price=0.06)
 
 
-def align_many(align, env: dict) -> None:
+def align_many(align, asked: Asked) -> None:
     """All layers of a are like one layer of b, which has five."""
-    seed = hidden.seed(env, "A3.2 many")
+    seed = asked.seed("A3.2 many")
     common = maps(seed, 4)
     a = [0.75 * common + 0.25 * maps(seed + 1 + i, 4) for i in range(3)]
     b = [maps(seed + 10 + j, 4) for j in range(5)]
     b[2] = common
     b[1], b[4] = like(seed + 20, a[0], 0.4), like(seed + 21, a[2], 0.4)
-    aligned(align, a, b, "one layer that is like all", price=0.06)
+    aligned(align, asked, a, b, "one layer that is like all", price=0.06)
 
 
-def align_deep(align, env: dict) -> None:
+def align_deep(align, asked: Asked) -> None:
     """a is deeper than b, and has more heads. What is best on average has a bad pair in it."""
-    seed = hidden.seed(env, "A3.2 deep")
+    seed = asked.seed("A3.2 deep")
     a = [maps(seed + i, 4) for i in range(5)]
     near = {2: 0.65, 1: 0.32}, {3: 0.45, 2: 0.35}, {3: 0.4, 4: 0.22}
     b = []
     for at, shares in enumerate(near):
         rest = (1 - sum(shares.values())) * maps(seed + 10 + at, 4)
         b.append((rest + sum(share * a[i] for i, share in shares.items()))[:, [2, 0, 3]])
-    aligned(align, a, b, "a deeper model with more heads", price=0.08)
+    aligned(align, asked, a, b, "a deeper model with more heads", price=0.08)
 
 
-def align_zeros(align, env: dict) -> None:
+def align_zeros(align, asked: Asked) -> None:
     """Some tokens get nothing at all."""
-    seed = hidden.seed(env, "A3.2 zeros")
+    seed = asked.seed("A3.2 zeros")
     a, b = ([maps(seed + start + i, 4) for i in range(2)] for start in (0, 10))
     b.append(like(seed + 20, a[1], 0.8))
     for at, p in enumerate([*a, *b]):
         p[..., at % 3] = 0
         p /= p.sum(-1, keepdim=True)
-    aligned(align, a, b, "maps with zeros", price=0.1)
+    aligned(align, asked, a, b, "maps with zeros", price=0.1)
 
 
 # --- Task 3: effective robustness ---
@@ -271,10 +272,10 @@ def spread(seed: int, many: int, classes: int) -> list[tuple[float, float]]:
     return [pairs[at] for at in order]
 
 
-def pool_of(seed: int, many: int, classes: int) -> list[list[tuple[float, float]]]:
+def pool_of(letter: str, seed: int, many: int, classes: int) -> list[list[tuple[float, float]]]:
     """Models, each a list of its seeds: one seed, or two or three in variant c."""
     pairs = spread(seed, many, classes)
-    if hidden.variant("q3") != "c":
+    if letter != "c":
         return [[pair] for pair in pairs]
     step = [0.0, 0.012, -0.009]
     return [
@@ -333,48 +334,50 @@ def judged(models: list, asked: list[int], classes: int, samples: int, seed: int
     }
 
 
-def robust(robustness, models: list, asked: list[int], classes: int, keys: tuple, what: str) -> None:
+def robust(
+    robustness, asked: Asked, models: list, judging: list[int], classes: int, keys: tuple, what: str
+) -> None:
     """Some entries of an answer are the variant's."""
-    letter = hidden.variant("q3")
-    asked = asked if letter == "b" else asked[:1]
-    want = judged(models, asked, classes, 500, 11)
+    letter = asked.variants["q3"]
+    judging = judging if letter == "b" else judging[:1]
+    want = judged(models, judging, classes, 500, 11)
     ordinary, shifted = ([[pair[k] for pair in model] for model in models] for k in (0, 1))
     if letter != "c":
         ordinary, shifted = ([accuracy for (accuracy,) in side] for side in (ordinary, shifted))
-    got = robustness(ordinary, shifted, tuple(asked) if letter == "b" else asked[0], classes, 500, 11)
+    got = robustness(ordinary, shifted, tuple(judging) if letter == "b" else judging[0], classes, 500, 11)
     for key in keys:
         same_number(entry(got, key), float(want[key]), f"{what}: {key}", 1e-5)
 
 
-def robust_points(robustness, env: dict) -> None:
+def robust_points(robustness, asked: Asked) -> None:
     """No member of the pool is near chance."""
-    models = pool_of(hidden.seed(env, "A3.3"), 9, 8)
-    robust(robustness, models, [3, 6], 8, ("members", "points"), "a pool above chance")
+    models = pool_of(asked.variants["q3"], asked.seed("A3.3"), 9, 8)
+    robust(robustness, asked, models, [3, 6], 8, ("members", "points"), "a pool above chance")
 
 
-def robust_chance(robustness, env: dict) -> None:
+def robust_chance(robustness, asked: Asked) -> None:
     """Some members are below chance on one axis or both, one is exactly at chance, and a judged model is
     below it."""
-    models = pool_of(hidden.seed(env, "A3.3 chance"), 11, 5)
+    models = pool_of(asked.variants["q3"], asked.seed("A3.3 chance"), 11, 5)
     models[1] = [(0.23, 0.17), *models[1][1:]]  # with the shift only
     models[4] = [(0.2, 0.26) for _ in models[4]]  # exactly at it, without
     models[7] = [(0.15, 0.18) for _ in models[7]]
     models[8] = [(a, 0.19) for a, _ in models[8]]  # who is judged
-    robust(robustness, models, [8, 0], 5, ("members", "points"), "members at and below chance")
+    robust(robustness, asked, models, [8, 0], 5, ("members", "points"), "members at and below chance")
 
 
-def robust_interval(robustness, env: dict) -> None:
+def robust_interval(robustness, asked: Asked) -> None:
     """The interval is right where no member is near chance."""
-    models = pool_of(hidden.seed(env, "A3.3 interval"), 10, 8)
-    robust(robustness, models, [5, 2], 8, ("low", "high"), "the interval")
+    models = pool_of(asked.variants["q3"], asked.seed("A3.3 interval"), 10, 8)
+    robust(robustness, asked, models, [5, 2], 8, ("low", "high"), "the interval")
 
 
-def robust_small(robustness, env: dict) -> None:
+def robust_small(robustness, asked: Asked) -> None:
     """The pool is so small that some samples have no line; in variant c, one method only guesses."""
-    letter = hidden.variant("q3")
-    models = pool_of(hidden.seed(env, "A3.3 small"), 5 if letter == "a" else 6, 10)
+    letter = asked.variants["q3"]
+    models = pool_of(asked.variants["q3"], asked.seed("A3.3 small"), 5 if letter == "a" else 6, 10)
     a = models[2][0][0]
     models[2], models[3] = [(a, models[2][0][1])], [(a, models[3][0][1])]
     if letter == "c":
         models[4] = [(0.1, 0.11), (0.12, 0.09)]
-    robust(robustness, models, [0, 1], 10, ("low", "high"), "samples without a line")
+    robust(robustness, asked, models, [0, 1], 10, ("low", "high"), "samples without a line")

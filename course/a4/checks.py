@@ -12,6 +12,8 @@ from statistics import mean, pstdev, stdev
 from tempfile import TemporaryDirectory
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from atbook.exercises.judging import Exercise, Wrong, checker
 from atbook.exercises.own import own_seed
@@ -19,7 +21,7 @@ from atbook.records import add_record
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import SHAPES, World, generate
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib._util import require_known
+from atlib._util import require_known, write_atomically
 from atlib.checkpoint import load_vit
 from atlib.data import pair
 from atlib.data.images import Images
@@ -145,6 +147,59 @@ def _trained(settings: Settings, seed: int, folder: str | Path, stop_at: int | N
     return model, losses, history
 
 
+def accuracies(model: torch.nn.Module, settings: Settings, split: str) -> dict[str, float]:
+    """{name: accuracy} on each of the settings' test sets."""
+    return {
+        name: evaluate(model, settings.images(split, IMAGES[split], 0, changes)).accuracy
+        for name, changes in settings.tests.items()
+    }
+
+
+# --- The weights of runs, all in one file ---
+
+WEIGHTS = "weights.safetensors"
+MOST_BYTES = 50_000_000  # of that file
+ROUNDED = 0.004  # how far an accuracy may be from that of the weights, which are kept in half precision
+
+
+def student_of(model: torch.nn.Module) -> torch.nn.Module:
+    """The part of a model that learns."""
+    return model.student if isinstance(model, AttentionTransfer) else model
+
+
+def keep_weights(model: torch.nn.Module, condition: str, seed: int, path: Path) -> None:
+    """Add the weights of a run to a file, in place of older ones of the same condition and seed."""
+    start = f"{condition}/{seed}/"
+    known = load(path.read_bytes()) if path.is_file() else {}
+    kept = {name: value for name, value in known.items() if not name.startswith(start)}
+    own = {start + name: value.detach().half() for name, value in student_of(model).state_dict().items()}
+    write_atomically(path, save(kept | own))
+
+
+def weights_of(content: bytes, record: Record) -> dict[str, torch.Tensor] | None:
+    """The weights of a record's run in the content of such a file; None where it does not hold them, or is no
+    such file."""
+    start = f"{record.method}/{record.seed}/"
+    try:
+        tensors = load(content) if len(content) <= MOST_BYTES else {}
+    except (SafetensorError, ValueError, KeyError, OverflowError):
+        return None
+    return {name[len(start) :]: value for name, value in tensors.items() if name.startswith(start)} or None
+
+
+def measured(settings: dict, seed: int, weights: dict, folder: str) -> dict[str, float]:
+    """The accuracies on test images of a run's weights."""
+    asked = Settings(**settings)
+    model = asked.model(seed, folder)
+    student_of(model).load_state_dict({name: value.float() for name, value in weights.items()})
+    return accuracies(model.eval(), asked, "test")
+
+
+def losses_of(settings: dict, seed: int, folder: str) -> list[float]:
+    """The losses of the first steps of a run, which is made again from its settings."""
+    return first_losses(Settings(**settings), seed, folder)
+
+
 def run(
     student: str,
     condition: str,
@@ -159,14 +214,14 @@ def run(
 
     With a `trial`, its number from 0 on, the run is part of the tuning and is measured on validation images;
     without one it is a run that is reported and is measured on test images. Its results are the accuracy on
-    each of the settings' test sets, and "first_losses".
+    each of the settings' test sets, and "first_losses". The weights of a run that is reported are kept in
+    "weights.safetensors", beside the file.
     """
     split, start = "test" if trial is None else "validation", time.perf_counter()
     model, losses, history = _trained(settings, seed, folder)
-    results = {
-        name: evaluate(model, settings.images(split, IMAGES[split], 0, changes)).accuracy
-        for name, changes in settings.tests.items()
-    }
+    results = accuracies(model, settings, split)
+    if trial is None:
+        keep_weights(model, condition, seed, Path(path).with_name(WEIGHTS))
     record = Record(
         "a4",
         condition,
@@ -430,13 +485,20 @@ def unequal(records: Sequence[Record]) -> list[str]:
 TOLERANCE = 5e-5
 
 
-def not_repeated(record: Record, folder: str | Path = ".") -> list[str]:
-    """The first loss of a run that is not as recorded when its settings are run here, in words."""
-    losses = first_losses(Settings(**record.config["settings"]), record.seed, folder)
+def not_repeated(record: Record, losses: Sequence[float]) -> list[str]:
+    """The first loss of a run that is not as recorded, in words; losses: those of a run that was made
+    anew."""
     for step, (then, now) in enumerate(zip(record.results["first_losses"], losses)):
         if not abs(then - now) <= TOLERANCE * abs(now):
             return [f"{record.method!r}, seed {record.seed}: loss {step} is {then:.6f} there, {now:.6f} here"]
     return []
+
+
+def unmeasured(runs: Sequence[Record], path: Path) -> list[str]:
+    """Which runs a file of weights does not hold."""
+    content = path.read_bytes() if path.is_file() else b""
+    missing = [run for run in runs if weights_of(content, run) is None]
+    return [f"{WEIGHTS} does not hold {run.method!r}, seed {run.seed}" for run in missing]
 
 
 def check_records(path: str | Path, student: str, folder: str | Path = ".") -> None:
@@ -447,7 +509,9 @@ def check_records(path: str | Path, student: str, folder: str | Path = ".") -> N
         parts = {"readable": wrong, "complete": incomplete(records, question), "tuned": unequal(records)}
         runs = [record for record in records if record.kind == "run"]
         if runs:
-            parts["repeated"] = not_repeated(runs[-1], folder)
+            losses = losses_of(runs[-1].config["settings"], runs[-1].seed, str(folder))
+            parts["repeated"] = not_repeated(runs[-1], losses)
+            parts["measured"] = unmeasured(runs, Path(path).with_name(WEIGHTS))
     except Exception as error:  # a student's settings can be anything
         print(f"not yet: {type(error).__name__}: {error}")
         return

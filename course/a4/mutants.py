@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-RECORDS = "records.jsonl"
-UPLOADS = {RECORDS: (Path(__file__).parent / RECORDS).read_bytes()}
+RECORDS, WEIGHTS = "records.jsonl", "weights.safetensors"
+UPLOADS = {name: (Path(__file__).parent / name).read_bytes() for name in (RECORDS, WEIGHTS)}
 
 
 def lines(change: Callable[[dict], dict | None]) -> Callable[[bytes], bytes]:
@@ -33,6 +33,14 @@ def other_losses(record: dict) -> dict:
     """Losses that this run never had."""
     losses = [1.001 * loss for loss in record["results"]["first_losses"]]
     return record | {"results": record["results"] | {"first_losses": losses}}
+
+
+def invented(record: dict) -> dict:
+    """Twenty real steps, and accuracies that nobody measured."""
+    if record["kind"] == "trial":
+        return record
+    better = {"plain": 0.99, "faint": 0.97}
+    return record | {"results": record["results"] | better}
 
 
 def on_test(record: dict) -> dict:
@@ -89,13 +97,14 @@ MUTANTS = {
         (RECORDS, cut, 4),  # not readable, and what was cut is missing
     ],
     ("q3", "b"): [
-        (RECORDS, lines(other_losses), 4),
+        (RECORDS, lines(other_losses), 5),
+        (RECORDS, lines(invented), 4),  # nor are the typed numbers those of the records
         (RECORDS, lines(on_test), 5),
         ("FINDING = [", "FINDING = [1 + ", 5),
     ],
     ("q3", "c"): [
         (RECORDS, lines(not_the_best), 5),
         (RECORDS, lines(somebody_else), 0),
-        (RECORDS, lines(other_question), 5),
+        (RECORDS, lines(other_question), 4),  # nor are the accuracies those of its test images
     ],
 }

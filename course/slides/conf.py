@@ -30,6 +30,8 @@ revealjs_static_path = [str(ROOT / "book" / "assets"), "assets"]
 revealjs_css_files = ["slides.css"]
 revealjs_script_conf = {"width": 1280, "height": 720, "margin": 0.04, "hash": True, "slideNumber": "c/t"}
 revealjs_script_conf |= {"center": False, "transition": "none", "controlsTutorial": False}
+# The key S opens the speaker's view, with the notes and a clock.
+revealjs_script_plugins = [{"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}]
 mathjax_path = "mathjax/tex-mml-chtml.js"
 html_show_sourcelink = False
 

@@ -75,5 +75,9 @@ def test_the_explorer_has_all_the_files_that_its_page_asks_for(tmp_path):
     put_explorer(app, None)
     page = (ROOT / "book" / "play.md").read_text(encoding="utf-8")
     asked = set(re.findall(r'"\.\./(_static/explorer/[^"]+)"', page))
+    embed = (ROOT / "atbook" / "explorer" / "embed.js").read_text(encoding="utf-8")
+    (names,) = re.findall(r"SCRIPTS = \[(.+)\]", embed)
+    asked |= {f"_static/explorer/{name}.js" for name in re.findall(r'"([\w-]+)"', names)}
+    asked |= {"_static/explorer/embed.js"}  # which pages with a step of the tour are given
     files = (file for file in tmp_path.rglob("*") if file.is_file())
     assert asked == {file.relative_to(tmp_path).as_posix() for file in files}

@@ -1,4 +1,5 @@
-"""How a chapter reads: no cell that the page cuts off, a question first, at most five findings at the end."""
+"""How a chapter reads: no cell that the page cuts off, a question first, at most five findings at the end;
+and how a card reads, which has the same five parts as all others."""
 
 import re
 from collections import Counter
@@ -6,11 +7,18 @@ from collections import Counter
 import jupytext
 import pytest
 
+from atbook.lab.findings import CLAIMS
 from tests.helpers import ROOT
+from tools.claims_in_sentences import Passage, problems_of, recorded_verdicts
 
-CHAPTERS = sorted((ROOT / "notebooks").glob("*.md"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.md"))
+CARDS = [path for path in NOTEBOOKS if path.stem.startswith("card-")]
+CHAPTERS = [path for path in NOTEBOOKS if path not in CARDS]
 FINDINGS, CELLS, LINES, COLUMNS = 5, 20, 25, 80
-WORDS = dict.fromkeys(("17", "18", "19", "20"), 1800)  # of the family, before exercises
+# Of a card: its parts, its words and cells before the exercises, and the lines of the cell that runs it,
+# without imports.
+PARTS = ["What it changes", "What can be handed over", "Run it", "What we measured", "Source"]
+CARD_WORDS, CARD_CELLS, CARD_LINES = (300, 700), 6, 10
 POINTING = re.compile(r"(table|curve|figure|column|row|line)s? (above|below)?,? ?(say|show|tell)s?\b")
 
 
@@ -27,18 +35,57 @@ def section(chapter, title: str) -> str:
     return text.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)
-def test_no_cell_is_cut_off_and_the_familys_chapters_are_short(chapter):
-    text, code = prose(chapter), []
+@pytest.mark.parametrize("chapter", NOTEBOOKS, ids=lambda chapter: chapter.stem)
+def test_no_cell_is_cut_off(chapter):
+    code = []
     for cell in jupytext.read(chapter, fmt="md:myst").cells:
         if cell.cell_type == "code":
             lines = cell.source.splitlines()
             assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS, cell.source
             code.append({*cell.metadata.get("tags", [])})
-    if chapter.stem[:2] in WORDS:
-        assert len(text.split("\n## Exercises\n")[0].split()) <= WORDS[chapter.stem[:2]]
     # an exercise's three cells, starter, solution and check, come on top
     assert sum(not tags & {"exercise", "solution", "check"} for tags in code) <= CELLS
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.stem)
+def test_a_card_has_the_five_parts_of_all_and_is_short(card):
+    text, _, _ = prose(card).partition("\n## Exercises\n")
+    title, opening, *_ = text.split("\n\n")
+    assert re.fullmatch(r"# F\d+ .+", title) and re.match(r"\*\*.*\?\*\*", opening, re.S)
+    assert re.search(r"\*\*You need\*\*", text) and re.search(r"\*\*Time:\*\* \d minutes to read", text)
+    assert re.findall(r"^## (.+)", text, re.M) == PARTS
+    without_code = re.sub(r"!\[.*?\]\(.*?\)|\$\$.*?\$\$", "", text, flags=re.S)
+    assert CARD_WORDS[0] <= len(without_code.split()) <= CARD_WORDS[1]
+    assert len(re.findall(r"!\[.*?\]\(\.\./book/assets/drawings/card-", section(card, PARTS[0]))) == 1
+    tags = {"exercise", "solution", "check"}
+    code = [cell for cell in jupytext.read(card, fmt="md:myst").cells if cell.cell_type == "code"]
+    assert sum(not tags & {*cell.metadata.get("tags", [])} for cell in code) <= CARD_CELLS
+    (runs, *_), measured = (
+        re.findall(r"```{code-cell}.*?```", section(card, part), re.S) for part in PARTS[2:4]
+    )
+    lines = re.sub(r"^(from|import) .*?(\(.*?\))?$", "", runs.split("\n", 1)[1][:-3], flags=re.M | re.S)
+    assert len([line for line in lines.splitlines() if line.strip()]) <= CARD_LINES
+    number = re.match(r"# (F\d+)", title)[1]
+    if number in {claim.chapter for claim in CLAIMS}:
+        assert any(f'verdicts_table("{number}")' in cell for cell in measured)
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.stem)
+def test_a_card_marks_what_lies_at_an_end_of_its_search(card):
+    text = card.read_text(encoding="utf-8")
+    assert ("‡" in text) == ("results.md" in text)
+
+
+def test_the_family_page_lists_all_cards_and_says_no_more_than_their_verdicts():
+    page = ROOT / "book" / "family.md"
+    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| [")]
+    listed = [re.match(r"\| \[\]\(\.\./notebooks/([\w-]+)\.md\)", row)[1] for row in rows]
+    titles = {card.stem: re.search(r"^# F(\d+)", prose(card), re.M)[1] for card in CARDS}
+    assert listed[:-1] == sorted(titles, key=lambda name: int(titles[name]))
+    judged = recorded_verdicts()
+    for row in rows:  # a table's cells are no sentences for tools.claims_in_sentences
+        said = Passage(page, 0, "text", row.split(" | ")[3])
+        assert problems_of(said, judged) == []
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)

@@ -1,4 +1,4 @@
-"""What notebook 13 writes out, a forward pass with two native components, is what timm computes, alone and
+"""What notebook 13 writes out, a forward pass with four native components, is what timm computes, alone and
 together."""
 
 import pytest
@@ -11,9 +11,11 @@ from tests.helpers import randomise
 NAME = "13-when-it-fails"
 SMALL = {"img_size": 24, "patch_size": 8, "embed_dim": 36, "depth": 3, "num_heads": 3, "num_classes": 5}
 REGISTERS, AVERAGE = {"reg_tokens": 4}, {"global_pool": "avg"}
+LAYER_SCALE, NORM_BEFORE = {"init_values": 0.1}, {"pre_norm": True}
+ALL = REGISTERS | AVERAGE | LAYER_SCALE | NORM_BEFORE
 
 
-@pytest.mark.parametrize("arguments", [{}, REGISTERS, AVERAGE, REGISTERS | AVERAGE], ids=", ".join)
+@pytest.mark.parametrize("arguments", [{}, REGISTERS, AVERAGE, LAYER_SCALE, NORM_BEFORE, ALL], ids=", ".join)
 def test_vit_by_hand_is_timms(arguments):
     torch.manual_seed(len(arguments))
     vit = randomise(create_vit(SMALL, **arguments)).eval()  # norms and biases no longer one and zero

@@ -1,17 +1,15 @@
-"""`tools/course.py` and `tools/grades.py` before anything is graded: masters, editions, what is shared."""
+"""`tools/course.py` before anything is graded: masters, editions, and what students get."""
 
 import json
 import zipfile
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 
 from atbook.exercises.own import own_seed
 from tests.helpers import ROOT
-from tools import course, grades
+from tools import course
 
-OTTER = "otter is not installed (the extra `course`)"
 SECRET = b"a secret for tests only"
 
 
@@ -26,17 +24,36 @@ def test_a_master_has_three_variants_of_every_coding_task_each_with_its_check(na
         for task in letters:
             number = f"{name.upper()}.{task[1:]}{letter}"
             assert f'check("{number}", ' in code and number in known
-    assert (ROOT / "course" / name / "cases.py").is_file() and (
-        ROOT / "course" / name / "mutants.py"
-    ).is_file()
+    assert (ROOT / "course" / name / "mutants.py").is_file()
+
+
+@pytest.mark.parametrize("name", course.assignments())
+def test_every_test_that_a_master_names_exists_and_says_what_it_tests(name):
+    cases = course.module_of(name, "cases")
+    for task in course.tasks_of(course.read_master(name).cells).values():
+        assert all((getattr(cases, test).__doc__ or "").strip() for test in task["tests"])
+        assert (
+            task["tests"] or not task["points"] or sum(i["points"] for i in task["rubric"]) == task["points"]
+        )
 
 
 def test_points_are_those_of_the_design():
     points = {
-        name: sum(q["points"] for q in course.questions(course.read_master(name).cells).values())
+        name: sum(task["points"] for task in course.tasks_of(course.read_master(name).cells).values())
         for name in course.assignments()
     }
-    assert points.items() <= {"a1": 20, "a2": 25, "a3": 25, "a4": 30}.items()
+    assert points == {"a1": 20, "a2": 25, "a3": 25, "a4": 30}
+
+
+def test_a_solution_is_taken_out_of_what_students_get():
+    code = (
+        "# BEGIN SOLUTION NO PROMPT\nclass A:\n    pass\n\n# END SOLUTION\ndef f(x):\n    # BEGIN SOLUTION\n"
+    )
+    code += "    y = x\n\n    return y\n    # END SOLUTION"
+    assert course.without_solution(code) == "def f(x):\n    ..."
+    assert course.without_solution("X = g(1) # SOLUTION") == "X = ..."
+    assert course.with_solution(code, {}) == "class A:\n    pass\n\ndef f(x):\n    y = x\n\n    return y"
+    assert course.with_solution("X = g(1) # SOLUTION", {"X": "[1]"}) == "X = [1]"
 
 
 def test_a_secret_is_made_where_there_is_none(tmp_path):
@@ -56,14 +73,11 @@ def test_a_student_has_own_numbers_which_do_not_hang_on_how_the_name_is_typed():
             own_seed(absent, "a1/3")
 
 
-@pytest.mark.slow
 def test_a_secret_stays_out_of_what_students_get_and_draws_the_variants(tmp_path, capsys):
-    pytest.importorskip("otter", reason=OTTER)
     (tmp_path / "secret").write_bytes(SECRET)
     for out in ("one", "two"):
-        assert (
-            course.main(["edition", "--secret", str(tmp_path / "secret"), "--out", str(tmp_path / out)]) == 0
-        )
+        arguments = ["edition", "--secret", str(tmp_path / "secret"), "--out", str(tmp_path / out)]
+        assert course.main(arguments) == 0
     for name in course.assignments():
         one, two = (
             json.loads((tmp_path / out / name / "edition.json").read_text()) for out in ("one", "two")
@@ -72,42 +86,22 @@ def test_a_secret_stays_out_of_what_students_get_and_draws_the_variants(tmp_path
         with zipfile.ZipFile(tmp_path / "one" / name / f"{name}-student.zip") as archive:
             files = {member: archive.read(member) for member in archive.namelist()}
         handed_out = course.settings_of(course.read_master(name).cells).get("files", {})
-        assert set(files) == {f"{name}.ipynb", "checks.py", *handed_out}
-        text = files[f"{name}.ipynb"].decode()
-        for secret in (one["key"], SECRET.decode(), "BEGIN SOLUTION", "Rubric", "def test_", "import cases"):
-            assert secret not in text
-        released = nbformat.reads(text, as_version=4)
-        assert one["edition"] in text and "{{" not in text
-        assert sum("otter_answer_cell" in cell.metadata.get("tags", []) for cell in released.cells) >= 3
+        assert set(files) == {f"{name}.ipynb", "checks.py", "handout.json", *handed_out}
+        for file in (f"{name}.ipynb", "handout.json"):
+            text = files[file].decode()
+            for secret in (one["key"], SECRET.decode(), "BEGIN SOLUTION", "Rubric", "model solution"):
+                assert secret not in text
+        released = nbformat.reads(files[f"{name}.ipynb"].decode(), as_version=4)
+        nbformat.validate(released)
+        assert one["edition"] in files[f"{name}.ipynb"].decode() and all(
+            "{{" not in c.source for c in released.cells
+        )
         with zipfile.ZipFile(tmp_path / "one" / name / f"{name}-gradescope.zip") as archive:
             assert SECRET not in b"".join(archive.read(member) for member in archive.namelist())
+            assert {"setup.sh", "run_autograder", "tools/gradescope.py"} <= set(archive.namelist())
         assert "**Rubric" in (tmp_path / "one" / name / "rubric.md").read_text(encoding="utf-8")
     assert course.main(["edition", "--secret", str(tmp_path / "absent"), "--out", str(tmp_path)]) == 2
     assert course.main(["edition", "--secret", str(tmp_path / "secret"), "--out", str(tmp_path), "a9"]) == 2
-    assert course.main(["grade", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "x.csv")]) == 2
+    assert course.main(["grade", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "x")]) == 2
     said = capsys.readouterr().err
     assert "token_hex" in said and "'a9'; there are a1" in said and "no edition.json" in said
-
-
-def test_what_two_students_share_is_remarked():
-    pytest.importorskip("otter", reason=OTTER)
-
-    def handed(file, student, numbers):
-        code = f"STUDENT = {student!r}", f"SHARES = {numbers}"
-        return grades.Handed(file, new_notebook(cells=[new_code_cell(source) for source in code]))
-
-    everybody = [
-        handed("1", "ada", [[0.1, 0.2]]),
-        handed("2", "Bob", [[0.1005, 0.2]]),
-        handed("3", "bob", [[0.5, 0.6]]),
-        handed("4", "", [[0.7, 0.8]]),
-        grades.Handed("5", problem="broken"),
-    ]
-    grades.compare(everybody, {"SHARES"})
-    assert [handed_in.remarks for handed_in in everybody] == [
-        ["the same SHARES as 2, whose own are others"],
-        ["the same SHARES as 1, whose own are others", "the same STUDENT as 3"],
-        ["the same STUDENT as 2"],
-        ["STUDENT is not filled in"],
-        [],
-    ]

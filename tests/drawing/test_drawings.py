@@ -6,8 +6,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from atbook.drawing import drawings, seen
+from atbook.drawing import drawings, family, seen
 from atbook.drawing.attention import KEYS, QUERIES, VALUES
+from atbook.drawing.family import CARDS, card
 from atbook.drawing.guide import QUESTIONS
 from atbook.drawing.method import VARIANTS, method
 from tools.drawings import FOLDER
@@ -82,11 +83,41 @@ def test_the_students_answer_as_the_drawings_say():
     ],
 )
 def test_lines_say_what_is_given_and_what_is_learned(name, given, learned, unused):
+    assert students_boxes(method(VARIANTS[name])) == (given, learned, unused)
+
+
+@pytest.mark.parametrize(
+    "name, given, learned, unused, crossing",
+    [
+        ("distilled-mae", 0, 6, 0, 1),
+        ("layer-reserve", 3, 3, 0, 3),
+        ("attndistill", 0, 6, 0, 2),
+        ("distillation-token", 0, 5, 0, 1),
+        ("class-attention", 2, 2, 2, 2),
+        ("depth", 4, 1, 0, 4),
+        ("locality", 1, 3, 2, 1),
+        ("resmlp", 1, 1, 0, 1),
+        ("patch-conv-net", 1, 3, 1, 1),
+    ],
+)
+def test_so_do_those_of_cards(name, given, learned, unused, crossing):
+    drawn = card(CARDS[name])
+    assert students_boxes(drawn) == (given, learned, unused)
+    assert len(re.findall(f'<path d="[^"]*" stroke="{CARDS[name].colour}"', drawn)) == crossing
+
+
+def students_boxes(drawn):
+    """How many of the student's parts are given, learned, and not used, by the lines of their boxes."""
     boxes = [
         box
-        for box in re.findall("<rect[^>]*>", method(VARIANTS[name]))
-        if re.search(r'x="(2[4-9]\d|3\d\d)', box) and re.search(r'height="24"', box)
+        for box in re.findall("<rect[^>]*>", drawn)
+        if re.search(r'x="(2[4-9]\d|3\d\d)', box) and re.search(r'width="(?!24").*height="24"', box)
     ]
-    assert sum('"5 3"' in box for box in boxes) == learned
-    assert sum('"1.5 3"' in box for box in boxes) == unused
-    assert sum("dasharray" not in box for box in boxes) == given
+    dashes = ["dasharray" not in box for box in boxes], ['"5 3"' in box for box in boxes]
+    return (*map(sum, dashes), sum('"1.5 3"' in box for box in boxes))
+
+
+def test_what_is_copied_without_a_diagonal_or_on_visible_patches_is_a_map():
+    for shows in (family.without_diagonal, family.visible_map, family.patch_map, family.mean_map):
+        assert shows().sum(-1) == pytest.approx(1, abs=1e-5)
+    assert (family.without_diagonal().diagonal() == 0).all() and len(family.visible_map()) == 9

@@ -30,9 +30,10 @@ def test_right_wrong_and_known_wrong():
     assert judge(DOUBLE, lambda x: x + x).passed
     known = judge(DOUBLE, lambda x: x + x + x)
     assert not known.passed and known.mistake == "three times" and "three times" in known.says
-    other = judge(DOUBLE, lambda x: 4 * x)
+    other = judge(DOUBLE, lambda x: 2 * x**2 + 2 * x)
     assert not other.passed and other.mistake is None
     assert "expected 2, got 4 at (0, 1); 3 of 4 entries differ" in other.says and "0 of 1" in other.says
+    assert "the largest difference is 18" in other.says
 
 
 @pytest.mark.parametrize("answer", [lambda x: None, lambda x: ..., lambda x: _raise(NotImplementedError())])
@@ -51,7 +52,8 @@ def _raise(error):
         (lambda x, y: x, "TypeError"),
         (lambda x: _raise(SystemExit(3)), "SystemExit"),
         (lambda x: 2 * x[0], r"expected the shape (2, 2), got (2,)"),
-        (lambda x: [2 * x], "expected a tensor, got a list"),
+        (lambda x: [2 * x], r"expected the shape (2, 2), got (1, 2, 2)"),
+        (lambda x: ["2x"], "expected a tensor, got a list"),
         (lambda x: "2x", "got a str"),
         (lambda x: x * math.nan, "4 of 4 numbers are nan or infinite"),
         (lambda x: x.mul_(2), "changed its arguments"),
@@ -60,6 +62,60 @@ def _raise(error):
 def test_what_is_wrong_is_told(answer, named):
     verdict = judge(DOUBLE, answer)
     assert not verdict.passed and verdict.mistake is None and named in verdict.says
+
+
+ROWS = exercise(lambda p: p.softmax(-1), lambda: (torch.arange(12.0).double().sin().reshape(2, 2, 3),))
+MEAN = exercise(lambda x: x.mean(1), lambda: (torch.arange(1.0, 13).double().reshape(3, 4),))
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "said"),
+    [
+        (DOUBLE, lambda x: -2 * x, "the sign is turned round"),
+        (DOUBLE, lambda x: 200 * x, "no per cent"),
+        (DOUBLE, lambda x: 2 * x / math.log(2), "not log2"),
+        (DOUBLE, lambda x: 2 * x.mT, "transposed"),
+        (MEAN, lambda x: x.sum(1), "the size of axis 1 of `x`: it is 4 times too large: a sum"),
+        (MEAN, lambda x: x.mean(1) / 4, "it is 1/4 of the right one: a mean"),
+        (ROWS, lambda p: p.exp() * p.softmax(-1), "the rows of your result do not sum to 1"),
+    ],
+)
+def test_how_a_wrong_result_is_related_to_the_right_one_is_told(task, answer, said):
+    verdict = judge(task, answer)
+    assert not verdict.passed and said in verdict.says
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: (2 * x).tolist(),
+        lambda x: (2 * x).numpy(),
+        lambda x: list(2 * x),
+        lambda x: x @ torch.tensor([[2.0, 0.0], [0.0, 2.0]]),  # in single precision, as in the chapters
+    ],
+)
+def test_a_right_result_may_be_written_in_other_ways(answer):
+    assert judge(DOUBLE, answer).passed
+
+
+def test_one_number_may_be_a_tensor_of_one_number():
+    assert judge(exercise(lambda x: x.sum(), numbers), lambda x: x.sum().reshape(1)).passed
+
+
+def test_a_teacher_may_be_frozen_by_the_answer():
+    def frozen(a, b):
+        a.requires_grad_(False)
+        return (a * b).sum()
+
+    def inputs():
+        return torch.ones(2).double(), torch.ones(2).double()
+
+    assert judge(exercise(lambda a, b: (a.detach() * b).sum(), inputs, grads=("a", "b")), frozen).passed
+
+
+def test_an_error_of_the_check_is_no_fault_of_the_student():
+    verdict = judge(exercise(lambda x: _raise(RuntimeError("mine")), numbers), lambda x: 2 * x)
+    assert not verdict.passed and verdict.mistake == "the check" and "no mistake of yours" in verdict.says
 
 
 def test_a_value_in_place_of_the_function():

@@ -168,6 +168,34 @@ def test_a_mean_map_is_that_of_the_training_images(place, small_teacher):
             torch.testing.assert_close(own.map, mean.expand(3, -1, -1, -1), rtol=2e-3, atol=1e-5)
 
 
+def test_a_class_mean_is_that_of_the_training_images_of_the_class(place, small_teacher):
+    model, _ = run(place, "distill, mean map of the class")
+    known, asked = TOY.labelled(0), TOY.held_out("test")
+    images, _ = known.take(range(8))
+    with torch.no_grad():
+        maps = [seen.map for seen in walk(small_teacher, images, head=False).layers]
+    label = next(label for label in asked.targets.tolist() if label in known.targets.tolist())
+    (at, *_) = (asked.targets == label).nonzero().flatten().tolist()
+    given = model._maps(asked.take([at])[0])
+    for layer, of_layer in enumerate(maps):
+        mean = of_layer[known.targets == label].mean(0, keepdim=True)
+        torch.testing.assert_close(given[layer], mean, rtol=2e-3, atol=1e-5)
+
+
+def test_maps_in_other_places_are_all_of_them_and_the_same_places_for_all_images(place, small_teacher):
+    model, _ = run(place, "copy, maps in other places")
+    images, _ = TOY.held_out("test").take(range(3))
+    with torch.no_grad():
+        own = torch.stack([seen.map for seen in walk(small_teacher, images, head=False).layers], 1)
+        moved = torch.stack([seen.map for seen in model.walk(images).layers], 1)
+    own, moved = own.flatten(1, 2), moved.flatten(1, 2)
+    distances = (own[:, :, None] - moved[:, None]).abs().amax((-1, -2))
+    assert (distances.amin(2) < 1e-2).all(), "every map is somewhere"
+    places = distances.argmin(2)
+    assert (places == places[0]).all() and sorted(places[0].tolist()) == list(range(own.shape[1]))
+    assert (places[0] != torch.arange(own.shape[1])).any()
+
+
 def test_an_untrained_teacher_has_maps_of_its_own(place, small_teacher):
     run(place, "copy")
     run(place, "copy, untrained teacher", seed=1)

@@ -20,7 +20,6 @@ from atbook.lab.studies import (
     AVERAGES,
     CLASS_ATTENTION,
     COMPONENT_STUDY,
-    COMPONENTS,
     DEEPER,
     DEPTH,
     DISTILLATION,
@@ -37,6 +36,7 @@ from atbook.lab.studies import (
     LONGER_LABEL_CURVES,
     MAE,
     MIXED,
+    NATIVE_STUDY,
     ONE_SOFTMAX,
     PAIRS,
     PARTLY_TUNED,
@@ -49,6 +49,7 @@ from atbook.lab.studies import (
     TWINS_BY_DEPTH,
     UNMIXED,
     WITH_COMPONENT,
+    WITH_NATIVE,
 )
 from atbook.lab.study import CENTRAL, Sources, again, built_on, by, fine_tune, pair, scratch, untrained_maps
 from atbook.records import read_file
@@ -643,17 +644,23 @@ def test_every_method_gets_the_same_imbalanced_images():
 # --- Components
 
 
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_a_teacher_has_one_component_more_and_a_matched_student_has_it_too(build, name):
-    standard, teacher = (Architecture("glyphs", model).build() for model in ({}, WITH_COMPONENT[name].model))
-    component = {"average pooling": "pooling"}.get(name, name)
+@pytest.mark.parametrize(
+    "study, name, schooling",
+    [(COMPONENT_STUDY, *item) for item in WITH_COMPONENT.items()]
+    + [(NATIVE_STUDY, *item) for item in WITH_NATIVE.items()],
+    ids=[*WITH_COMPONENT, *WITH_NATIVE],
+)
+def test_a_teacher_has_one_component_more_and_a_matched_student_has_it_too(build, study, name, schooling):
+    standard, teacher = (Architecture("glyphs", model).build() for model in ({}, schooling.model))
+    described = {"average pooling": "pooling", "norm before the blocks": "pre_norm"}
+    component = described.get(name, name.replace(" ", "_"))
     assert set(differences(teacher, standard)) == {component}
-    matched, other = (build(COMPONENT_STUDY, f"{name}, copy to {to}") for to in ("matched", "standard"))
+    matched, other = (build(study, f"{name}, copy to {to}") for to in ("matched", "standard"))
     assert differences(matched.teacher, matched.student) == matched.mismatched == {}
     assert set(differences(other.teacher, other.student)) == {component}
     assert differences(matched.student, teacher) == {} and differences(other.student, standard) == {}
     assert matched.plan.how == other.plan.how == "copy"
-    assert differences(build(COMPONENT_STUDY, f"{name}, scratch"), teacher) == {}, "so has the floor"
+    assert differences(build(study, f"{name}, scratch"), teacher) == {}, "so has the floor"
 
 
 # --- Weights of the teacher that move, or not
@@ -688,12 +695,14 @@ def test_static_maps_are_of_the_teacher(sources):
     vit = sources.teacher()
     images = toy.TOY.unlabelled_images(0).take(range(16))[0]
     maps = mean_patch_maps(vit, images)
-    copied, distilled, mean, plain, none = (
+    copied, distilled, mean, even, even_resmlp, plain, none = (
         STATIC.variant(name).build(sources)
         for name in (
             "resmlp, mean map copied",
             "resmlp, mean map distilled",
             "vit, mean map copied",
+            "vit, even map copied",
+            "resmlp, even map copied",
             "resmlp",
             "resmlp, no mixing",
         )
@@ -704,7 +713,10 @@ def test_static_maps_are_of_the_teacher(sources):
     assert all(torch.equal(A, B) and A.requires_grad for A, B in zip(own, static_maps(plain)))
     assert torch.equal(mean.walk(images[:2]).layers[1].map[0], mean.walk(images[2:4]).layers[1].map[1])
     assert isinstance(none.blocks[0].linear_tokens, torch.nn.Identity)
-    for model in (copied, plain, none):
+    assert all((layer.map == 1 / 17).all() for layer in even.walk(images[:2]).layers)
+    mixing = [block.linear_tokens.weight for block in even_resmlp.blocks]
+    assert all((weight == 1 / 16).all() and not weight.requires_grad for weight in mixing)
+    for model in (copied, even_resmlp, plain, none):
         assert (model.embed_dim, len(model.blocks), model.stem.num_patches) == (64, 4, 16)
 
 

@@ -10,7 +10,7 @@ import pytest
 from atbook.lab.detection import DETECTION
 from atbook.lab.real import REAL
 from atbook.lab.scales import scales
-from atbook.lab.studies import BLANK_STUDY, PARTLY_TUNED, STUDIES
+from atbook.lab.studies import BLANK_STUDY, NATIVE_STUDY, PARTLY_TUNED, STUDIES
 from atbook.lab.study import CENTRAL, Place, at_an_end, chosen
 from atbook.lab.tuning import STEP, Ladder, Range, grid, to_try
 from atbook.records import add_record, read_file, read_records, results_folder
@@ -130,7 +130,7 @@ def test_no_recipe_was_chosen_at_the_end_of_what_was_tried(scale, method):
 
 def test_studies_that_search_without_a_step_chose_nothing_at_an_end():
     """Every neighbour of what was chosen was tried, along every axis."""
-    for study in (REAL, BLANK_STUDY, PARTLY_TUNED):
+    for study in (REAL, BLANK_STUDY, PARTLY_TUNED, NATIVE_STUDY):
         for scale in study.only:
             place = Place(scale, None, results_folder(), Path())
             trials = read_records(study.name, scale, "trial")
@@ -141,7 +141,10 @@ def test_studies_that_search_without_a_step_chose_nothing_at_an_end():
                 best = cells[chosen(place, method, study)]
                 for at, values in enumerate(choices.axes.values()):
                     place_of_best = values.index(best[at])
-                    around = values[place_of_best - 1], values[place_of_best + 1]
+                    around = [values[place_of_best + 1]]
+                    if best[at] > 0:  # less than none there is not
+                        assert place_of_best > 0, (scale, method)
+                        around.append(values[place_of_best - 1])
                     for value in around:
                         assert (*best[:at], value, *best[at + 1 :]) in tried, (scale, method)
 

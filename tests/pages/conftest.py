@@ -44,6 +44,8 @@ class Opened:
         self.tab.goto(self.file.as_uri(), wait_until="load")
         # Math is set after loading; the promise is there only on pages that have math.
         self.tab.evaluate("() => window.MathJax?.startup?.promise")
+        # What a prediction keeps closed belongs to the page, too.
+        self.tab.eval_on_selector_all(".predict > details", "found => found.forEach(e => { e.open = true; })")
 
     def all(self, selector: str, expression: str) -> list:
         """`expression` of every element e that `selector` finds."""

@@ -168,6 +168,22 @@ def test_sliders_move_their_picture(page):
         assert seen() == before
 
 
+def test_a_click_on_a_choice_opens_the_answer_with_its_outcome(page, browser):
+    if not page.all(".predict", "1"):
+        return
+    tab = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    tab.goto(page.file.as_uri())
+    for predict in tab.query_selector_all(".predict"):
+        outcome, choices = predict.query_selector("details"), predict.query_selector_all("button")
+        cells = outcome.query_selector_all(".cell")
+        assert 2 <= len(choices) <= 4 and cells and not any(cell.is_visible() for cell in cells)
+        choices[-1].click()
+        assert all(cell.is_visible() for cell in cells)
+        assert predict.query_selector("[role=status]").inner_text().startswith("You predicted")
+        assert len(predict.query_selector_all("button.right")) == 1
+    tab.close()
+
+
 def test_the_page_look_answers_a_click_and_is_readable_in_the_dark(browser):
     tab = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="dark")
     tab.goto((HTML / "book" / "look.html").as_uri())

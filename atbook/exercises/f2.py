@@ -1,0 +1,107 @@
+"""Exercises of card F2, Layer reserve."""
+
+from torch import Tensor
+
+from atbook.exercises.inputs import normal
+from atbook.exercises.judging import Exercise, Wrong
+
+# --- F2.1 ---
+
+
+EMBEDDING = ("cls_token", "pos_embed", "patch_embed.")
+Weights = dict[str, Tensor]
+
+
+def chosen(teacher: Weights, student: Weights, of_teacher: tuple[str, ...]) -> Weights:
+    """The student's weights, and the teacher's where a name begins with one of `of_teacher`."""
+    return {name: (teacher if name.startswith(of_teacher) else student)[name] for name in student}
+
+
+def keep_low(teacher: Weights, student: Weights, n: int) -> Weights:
+    """The teacher's embedding and first n blocks; all that comes after them is the student's."""
+    return chosen(teacher, student, EMBEDDING + tuple(f"blocks.{number}." for number in range(n)))
+
+
+def by_number(teacher: Weights, student: Weights, n: int) -> Weights:
+    """The same, by the number of the block."""
+    weights = dict(student)
+    for name in student:
+        first, second, *_ = (name + ".").split(".")
+        if int(second) < n if first == "blocks" else first not in ("norm", "head"):
+            weights[name] = teacher[name]
+    return weights
+
+
+def without_a_dot(teacher: Weights, student: Weights, n: int) -> Weights:
+    """Too many blocks were kept: a name that begins with blocks.1 may be that of block 10. Put the dot behind
+    the number."""
+    return chosen(teacher, student, EMBEDDING + tuple(f"blocks.{number}" for number in range(n)))
+
+
+def one_block_more(teacher: Weights, student: Weights, n: int) -> Weights:
+    """One block too many: they count from 0, so that block n is the first to be drawn again."""
+    return keep_low(teacher, student, n + 1)
+
+
+def blocks_alone(teacher: Weights, student: Weights, n: int) -> Weights:
+    """The embedding is the student's. The kept blocks learned to read the teacher's tokens: its patches,
+    places and class token."""
+    return chosen(teacher, student, tuple(f"blocks.{number}." for number in range(n)))
+
+
+def final_norm_too(teacher: Weights, student: Weights, n: int) -> Weights:
+    """The last norm is the teacher's. It comes after the blocks that are drawn again."""
+    return keep_low(teacher, student, n) | {
+        name: teacher[name] for name in student if name.startswith("norm.")
+    }
+
+
+def high_blocks(teacher: Weights, student: Weights, n: int) -> Weights:
+    """The *last* n blocks were kept. The task asks for the first, next to the image."""
+    depth = 1 + max(int(name.split(".")[1]) for name in student if name.startswith("blocks."))
+    return chosen(teacher, student, EMBEDDING + tuple(f"blocks.{depth - 1 - i}." for i in range(n)))
+
+
+def exchanged(teacher: Weights, student: Weights, n: int) -> Weights:
+    """It is the other way round: the low part shall be the teacher's, and the rest new."""
+    kept = keep_low(teacher, student, n)
+    return {name: (student if kept[name] is teacher[name] else teacher)[name] for name in student}
+
+
+def state(depth: int, seed: int) -> Weights:
+    """Weights under a ViT's names, two channels wide."""
+    shapes = {"cls_token": (1, 1, 2), "pos_embed": (1, 5, 2), "patch_embed.proj.weight": (2, 3)}
+    for number in range(depth):
+        shapes |= {f"blocks.{number}.norm1.weight": (2,), f"blocks.{number}.attn.qkv.weight": (6, 2)}
+    shapes |= {"norm.weight": (2,), "head.weight": (3, 2)}
+    return {name: normal(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}
+
+
+def two_vits(depth: int, n: int) -> tuple[Weights, Weights, int]:
+    return state(depth, 0), state(depth, 100), n
+
+
+EXERCISES = (
+    Exercise(
+        "F2.1",
+        "Keep the low blocks",
+        stars=1,
+        minutes=10,
+        subject="weights",
+        right=keep_low,
+        cases={
+            "2 of 12": lambda: two_vits(12, 2),
+            "none of 3": lambda: two_vits(3, 0),
+            "all of 2": lambda: two_vits(2, 2),
+        },
+        also_right=(by_number,),
+        wrong={
+            "blocks.1 and blocks.10": Wrong(without_a_dot),
+            "one more": Wrong(one_block_more),
+            "no embedding": Wrong(blocks_alone),
+            "norm": Wrong(final_norm_too),
+            "high blocks": Wrong(high_blocks),
+            "exchanged": Wrong(exchanged),
+        },
+    ),
+)

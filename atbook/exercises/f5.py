@@ -1,0 +1,163 @@
+"""Exercises of card F5, Class attention."""
+
+import torch
+from torch import Tensor
+
+from atbook.exercises.inputs import maps, normal
+from atbook.exercises.judging import Exercise, Wrong
+
+# --- F5.1 ---
+
+
+def one_wide_head(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys of wide heads: each new query holds all the old ones side by side, weighted, and each
+    key all the old keys."""
+    weighted = L[:, :, None, None] * q[:, None]  # (B, new head, old head, N, d)
+    wide = weighted.transpose(2, 3).flatten(3)
+    keys = k.transpose(1, 2).flatten(2)[:, None]
+    return wide, keys.expand(-1, len(L), -1, -1)
+
+
+def weights_on_the_keys(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """The same products: a weight may stand on either side."""
+    wide, queries = one_wide_head(k, q, L)
+    return queries, wide
+
+
+def transposed(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """L was read by columns. Row h of L makes head h: the old head g counts for it with L[h, g]."""
+    return one_wide_head(q, k, L.mT)
+
+
+def all_alike(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """All heads came out the same: the old ones stand side by side without their weights. Head h weights the
+    old head g with L[h, g]."""
+    return one_wide_head(q, k, torch.ones_like(L))
+
+
+def on_both(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries *and* keys were weighted, so that each product has L[h, g] squared. Weight one of the two."""
+    return one_wide_head(q, k, L)[0], one_wide_head(k, q, L)[0]
+
+
+def mixed_first(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """You mixed the queries into one of width d. Then every old query meets the keys of head h alone; it has
+    to meet its own keys. Put them side by side, not on top of each other."""
+    return torch.einsum("hg,bgnd->bhnd", L, q), k
+
+
+def scaled_anew(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits are too small by a factor of √H: you scaled for the new width H·d. The mixed logits were
+    scaled by √d before, and that stays."""
+    wide, keys = one_wide_head(q, k, L)
+    return wide / q.shape[1] ** 0.5, keys
+
+
+def heads(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k (B, H, N, d) and a mixing (H, H) that is not symmetric."""
+    shape = B, H, N, d
+    return normal(*shape, seed=seed), normal(*shape, seed=seed + 1), normal(H, H, seed=seed + 2)
+
+
+# --- F5.2 ---
+
+
+def without_itself(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Row and output as if the class token had never been a key."""
+    row = p[..., 1:] / p[..., 1:].sum(-1, keepdim=True)
+    return {"row": row, "output": row @ v[:, :, 1:]}
+
+
+def by_subtraction(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """The same: take the class token's part out of the output, and scale what is left."""
+    share = p[..., :1]
+    return {"row": p[..., 1:] / (1 - share), "output": (p @ v - share * v[:, :, :1]) / (1 - share)}
+
+
+def left_as_it_is(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """The row no longer sums to 1: the class token's share is missing. A softmax over the patches alone
+    divides by their sum."""
+    row = p[..., 1:]
+    return {"row": row, "output": row @ v[:, :, 1:]}
+
+
+def spread_evenly(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Each patch got an equal part of the class token's share. The ratios between patches have to stay: scale
+    the row."""
+    row = p[..., 1:] + p[..., :1] / (p.shape[-1] - 1)
+    return {"row": row, "output": row @ v[:, :, 1:]}
+
+
+def softmax_again(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """You took a softmax of shares. They are past the softmax; what is left of them only has to be scaled to
+    sum to 1."""
+    row = p[..., 1:].softmax(-1)
+    return {"row": row, "output": row @ v[:, :, 1:]}
+
+
+def last_one_out(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """The last patch was left out. The class token is the *first* key."""
+    row = p[..., :-1] / p[..., :-1].sum(-1, keepdim=True)
+    return {"row": row, "output": row @ v[:, :, :-1]}
+
+
+def values_one_off(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """The row is right and the output is not: row and values are off by one. The class token's value has to
+    go, too."""
+    row = without_itself(p, v)["row"]
+    return {"row": row, "output": row @ v[:, :, :-1]}
+
+
+def one_for_all_heads(p: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """All heads were scaled alike. Each head has a share of its own on the class token."""
+    row = p[..., 1:] / (1 - p[..., :1].mean(1, keepdim=True))
+    return {"row": row, "output": row @ v[:, :, 1:]}
+
+
+def class_row(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Class rows (B, H, 1, N + 1) and values (B, H, N + 1, d)."""
+    return maps(B, H, 1, N + 1, seed=seed), normal(B, H, N + 1, d, seed=seed + 1)
+
+
+EXERCISES = (
+    Exercise(
+        "F5.1",
+        "Talking heads as wide heads",
+        stars=3,
+        minutes=25,
+        subject="attention",
+        right=one_wide_head,
+        cases={"three heads": lambda: heads(2, 3, 5, 4), "two heads": lambda: heads(1, 2, 3, 2, seed=5)},
+        also_right=(weights_on_the_keys,),
+        # many queries and keys make the same logits
+        view=lambda pair: pair[0] @ pair[1].mT,
+        wrong={
+            "transposed": Wrong(transposed),
+            "all alike": Wrong(all_alike),
+            "on both": Wrong(on_both),
+            "narrow": Wrong(mixed_first),
+            "scaled anew": Wrong(scaled_anew),
+        },
+    ),
+    Exercise(
+        "F5.2",
+        "A class token that is no key",
+        stars=2,
+        minutes=15,
+        subject="attention",
+        right=without_itself,
+        cases={
+            "two heads": lambda: class_row(2, 2, 4, 3),
+            "three heads": lambda: class_row(1, 3, 6, 2, seed=5),
+        },
+        also_right=(by_subtraction,),
+        wrong={
+            "left as it is": Wrong(left_as_it_is),
+            "spread evenly": Wrong(spread_evenly),
+            "softmax again": Wrong(softmax_again),
+            "the last one": Wrong(last_one_out),
+            "values one off": Wrong(values_one_off),
+            "one for all heads": Wrong(one_for_all_heads),
+        },
+    ),
+)

@@ -1,0 +1,25 @@
+/* A step of the tour inside a chapter: its scripts and weights are loaded when it comes near to what is seen. */
+"use strict";
+(() => {
+  const folder = new URL(".", document.currentScript.src).href;
+  const SCRIPTS = ["tour-weights", "model", "scenes", "page", "explorer", "tour"];
+
+  function load(names) {
+    if (names.length === 0) return Explorer.openTours(globalThis.ExplorerWeights, new URL("../../book/play.html", folder).href);
+    const script = document.createElement("script");
+    script.src = `${folder}${names[0]}.js`;
+    script.onload = () => load(names.slice(1));
+    document.body.append(script);
+  }
+
+  const style = document.createElement("link");
+  style.rel = "stylesheet";
+  style.href = `${folder}explorer.css`;
+  document.head.append(style);
+  const near = new IntersectionObserver(seen => {
+    if (!seen.some(one => one.isIntersecting)) return;
+    near.disconnect();
+    load(SCRIPTS);
+  }, { rootMargin: "600px" });
+  for (const block of document.querySelectorAll(".tour-here")) near.observe(block);
+})();

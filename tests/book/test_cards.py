@@ -1,0 +1,258 @@
+"""What the family's cards write out by hand is what atlib and timm compute, on other inputs than theirs, and
+what their sentences say of one step of training, of row means and of heads is so."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from timm.models.cait import Cait
+
+from atbook.lab.papers import quoted
+from atbook.lab.scales import scales
+from atbook.records import results_folder
+from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.checkpoint import load_vit
+from atlib.maps import aggregate_heads, keep_own, place_tokens
+from atlib.methods.cait import walk_cait
+from atlib.methods.depth import branch_ratios, layer_scale, one_scalar
+from atlib.methods.locality import LocalityAttention
+from atlib.methods.patch_conv import AttentionPool
+from atlib.methods.resmlp import resmlp
+from tests.book.test_taught import NOTEBOOKS, small_vit, taught
+from tests.helpers import SMALL_VIT, random_maps, randomise
+
+MAE, DEIT, CAIT = "card-distilled-mae", "card-distillation-token", "card-class-attention"
+DEPTH, LOCALITY, RESMLP = "card-layerscale-and-depth", "card-shifted-patches-and-locality", "card-resmlp"
+POOL, ATTNDISTILL = "card-patch-conv-net", "card-attndistill"
+
+# --- F1 Distilled MAE and row means ---
+
+
+@pytest.mark.parametrize("student_heads, teacher_heads", [(3, 12), (4, 4), (6, 2)])
+def test_distilled_mae_loss_is_a_convolution_over_heads_and_a_squared_error(student_heads, teacher_heads):
+    torch.manual_seed(1)
+    z_s, z_t = torch.randn(2, student_heads, 7, 7), torch.randn(2, teacher_heads, 7, 7)
+    M = torch.randn(teacher_heads, student_heads)
+    expected = F.mse_loss(F.conv2d(z_s, M[:, :, None, None]), z_t)
+    assert taught(MAE).distilled_mae_loss(z_s, z_t, M).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_row_means_are_what_softmax_ignores():
+    z = 5 * torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    without = taught(MAE).without_row_means(z)
+    assert without.mean(-1).abs().max() < 1e-12 and (z - without).std(-1).max() < 1e-12
+    assert torch.allclose(without.softmax(-1), z.softmax(-1), atol=1e-12)
+
+
+def test_the_bias_of_k_changes_row_means_and_nothing_else():
+    vit, images = small_vit(6), torch.randn(2, 3, 32, 32)
+    torch.nn.init.normal_(vit.blocks[1].attn.qkv.bias)
+    with torch.no_grad():
+        before = walk(vit, images)
+        vit.blocks[1].attn.qkv.bias.view(3, -1)[1].zero_()
+        after = walk(vit, images)
+    assert torch.allclose(before.layers[1].map, after.layers[1].map, atol=1e-5)
+    assert torch.allclose(before.logits, after.logits, atol=1e-4)
+    z, z_after = (seen.q @ seen.k.mT * seen.scale for seen in (before.layers[1], after.layers[1]))
+    assert (z - z_after).abs().max() > 0.1
+    assert (z - z_after).std(-1).max() < 1e-5
+
+
+@torch.no_grad()
+def invisible_shares(world):
+    """By layer, which share of the squared error of logits between an untrained student and the teacher asks
+    for row means."""
+    teacher = load_vit(results_folder() / "transfer" / world / "teacher-seed0.safetensors").eval()
+    images, _ = scales()[world].held_out("test").take(range(200))
+    torch.manual_seed(0)
+    student = create_vit("glyphs").eval()
+    shares = []
+    for own, target in zip(walk(student, images).layers, walk(teacher, images).layers, strict=True):
+        gap = own.scale * own.q @ own.k.mT - target.scale * target.q @ target.k.mT
+        shares.append((gap.mean(-1).square().mean() / gap.square().mean()).item())
+    return shares
+
+
+def test_the_shares_that_the_sentences_name():
+    page = " ".join((NOTEBOOKS / f"{MAE}.md").read_text(encoding="utf-8").split())
+    assert "With the teacher of Find it is about half of the error or more in every layer." in page
+    assert min(invisible_shares("find")) > 0.48
+    said = "With that of Match it is a third in the first two layers and little in the last"
+    first, second, _, last = invisible_shares("match")
+    assert said in page and 0.28 < first < 0.45 and 0.28 < second < 0.45 and last < 0.1
+
+
+# --- F3 AttnDistill ---
+
+
+@pytest.mark.parametrize("heads, temperature", [(4, 10.0), (3, 3.0)])
+def test_aggregate_is_the_aggregation_of_heads(heads, temperature):
+    p = random_maps(2, heads, 6, 6)
+    by_hand = taught(ATTNDISTILL).aggregate(p, temperature)
+    assert torch.allclose(by_hand, aggregate_heads(p, temperature), atol=1e-10)
+
+
+# --- F4 A distillation token ---
+
+
+def distilled(seed: int, **changes):
+    """A small ViT with a distillation token, whose weights all matter."""
+    return randomise(create_vit(SMALL_VIT | changes, distilled=True), seed).eval()
+
+
+@pytest.mark.parametrize("new", [0, 1, 4])
+def test_a_row_with_an_own_token_is_a_row_of_the_map_that_is_used(new):
+    p_t, p_s = random_maps(1, 1, 4, 4), random_maps(1, 1, 5, 5, seed=1)
+    common = [i for i in range(5) if i != new]
+    expected = keep_own(place_tokens(p_t, common, 5), p_s, [new], [new])
+    for at, query in enumerate(common):
+        row = taught(DEIT).row_with_own(p_t[0, 0, at].tolist(), p_s[0, 0, query].tolist(), new)
+        assert row == pytest.approx(expected[0, 0, query].tolist(), abs=1e-12)
+        assert sum(row) == pytest.approx(1)
+
+
+def test_a_copied_row_leaves_the_students_share_to_its_distillation_token():
+    teacher, student, images = randomise(small_vit(4), 4), distilled(5), torch.randn(2, 3, 32, 32)
+    pair = AttentionTransfer(teacher, student, Plan(unequal_prefix="own", mismatched=True)).eval()
+    with torch.no_grad():
+        theirs, own, used = (
+            seen.layers[0].map for seen in (walk(teacher, images), walk(student, images), pair.walk(images))
+        )
+    for query in (0, 5):
+        of_student = query if query == 0 else query + 1
+        for image, head in ((0, 0), (1, 1)):
+            row = taught(DEIT).row_with_own(
+                theirs[image, head, query].tolist(), own[image, head, of_student].tolist(), 1
+            )
+            assert row == pytest.approx(used[image, head, of_student].tolist(), abs=1e-5)
+    assert torch.allclose(used[:, :, 1], own[:, :, 1], atol=1e-5)
+
+
+def test_deits_figures_are_quoted_with_their_tables():
+    table = quoted("distillation", "deit")
+    assert table.value("nothing", "DeiT-B") == table.value("soft, class token", "DeiT-B") == 81.8
+    disagree = quoted("disagreement", "deit")
+    names = [str(row[0]) for row in disagree.rows]
+    for row, name in enumerate(names):
+        for column, other in enumerate(names):
+            there = disagree.value(name, disagree.columns[column + 1])
+            assert there == disagree.value(other, disagree.columns[row + 1])
+
+
+# --- F5 Class attention ---
+
+
+def small_cait():
+    return randomise(Cait(**SMALL_VIT, depth_token_only=2), 3).eval()
+
+
+@torch.no_grad()
+def test_class_attention_by_hand_is_timms_and_its_row_what_is_walked():
+    cait, images = small_cait(), torch.randn(2, 3, 32, 32)
+    walked = walk_cait(cait, images)
+    patches = cait.patch_embed(images) + cait.pos_embed
+    for block in cait.blocks:
+        patches = block(patches)
+    token = cait.cls_token.expand(2, -1, -1)
+    for block, seen in zip(cait.blocks_token_only, walked.class_layers, strict=True):
+        x = block.norm1(torch.cat([token, patches], 1))
+        added, row = taught(CAIT).class_attention_by_hand(block.attn, x[:, :1], x[:, 1:])
+        assert torch.allclose(added, block.attn(x), atol=1e-5)
+        assert torch.allclose(row, seen.map, atol=1e-5)
+        token = block(patches, token)
+
+
+@torch.no_grad()
+def test_after_the_second_mixing_of_heads_there_is_no_map():
+    """Rows do not sum to 1, and entries are negative."""
+    cait, images = small_cait(), torch.randn(2, 3, 32, 32)
+    attn = cait.blocks[0].attn
+    p = walk_cait(cait, images).layers[0].map
+    mixed = attn.proj_w(p.movedim(1, -1)).movedim(-1, 1)
+    assert torch.allclose(p.sum(-1), torch.ones(()), atol=1e-5)
+    assert (mixed.sum(-1) - 1).abs().max() > 0.1 and mixed.min() < 0
+
+
+# --- F6 LayerScale and depth ---
+
+
+@pytest.mark.parametrize("factors", [None, layer_scale, one_scalar])
+@torch.no_grad()
+def test_layer_by_hand_is_timms_and_as_loud(factors):
+    vit, images = small_vit(1), torch.randn(3, 3, 32, 32)
+    if factors is not None:
+        factors(vit, 0.1)
+    for block in vit.blocks:
+        for scale in (block.ls1, block.ls2) if factors else ():
+            torch.nn.init.normal_(scale.gamma)
+    expected = branch_ratios(vit, images)
+    x = walk(vit, images, stop_after=0).tokens
+    for index, (block, after) in enumerate(zip(vit.blocks, walk(vit, images).stream, strict=True)):
+        gammas = (block.ls1.gamma, block.ls2.gamma) if factors else ()
+        x, attention, mlp = taught(DEPTH).layer_by_hand(block, x, *gammas)
+        assert torch.allclose(x, after, atol=1e-5)
+        assert attention.item() == pytest.approx(expected.attention[index].item(), rel=1e-4)
+        assert mlp.item() == pytest.approx(expected.mlp[index].item(), rel=1e-4)
+
+
+def moved(vit):
+    """By what share of its length one step of AdamW moves a token at the end of the stream."""
+    find = scales()["find"]
+    images, _ = find.held_out("test").take(range(50))
+    few, labels = find.labelled(seed=1).take(range(64))
+    with torch.no_grad():
+        before = walk(vit.eval(), images).tokens
+    optimizer = torch.optim.AdamW(vit.blocks.parameters(), lr=2e-3)
+    torch.nn.functional.cross_entropy(vit(few), labels).backward()
+    optimizer.step()
+    with torch.no_grad():
+        after = walk(vit, images).tokens
+    return ((after - before).norm(dim=-1) / before.norm(dim=-1)).mean().item()
+
+
+def test_one_step_moves_a_deep_plain_vit_further_and_one_with_layer_scale_hardly():
+    """With other first weights and other images than the notebook's."""
+    torch.manual_seed(1)
+    shallow, deep = (create_vit("glyphs", depth=depth) for depth in (4, 24))
+    scaled = layer_scale(create_vit("glyphs", depth=24), 1e-5)
+    assert moved(deep) > 1.5 * moved(shallow) > 0.2
+    assert moved(scaled) < 0.02
+
+
+# --- F7 Shifted patches and locality ---
+
+
+def test_locality_attention_is_the_module():
+    torch.manual_seed(1)
+    attn = randomise(LocalityAttention(Attention(24, num_heads=3, qkv_bias=True)), 2).double().eval()
+    attn.sharpness.data = torch.tensor([0.1, 0.4, 2.0], dtype=torch.float64)
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    q, k, v = attn.qkv(x).reshape(2, 7, 3, 3, 8).permute(2, 0, 3, 1, 4)
+    mixed, p = taught(LOCALITY).locality_attention(q, k, v, 1 / attn.sharpness)
+    assert torch.allclose(attn.proj(mixed.transpose(1, 2).flatten(2)), attn(x), atol=1e-10)
+    assert torch.equal(p.diagonal(dim1=-2, dim2=-1), torch.zeros(2, 3, 7, dtype=torch.float64))
+    assert torch.allclose(p.sum(-1), torch.ones(2, 3, 7, dtype=torch.float64))
+
+
+# --- F8 ResMLP ---
+
+
+def test_mixing_by_loops_is_a_resmlp_block():
+    block = randomise(resmlp(24, 8, embed_dim=12, depth=2, num_classes=3), 3).double().eval().blocks[1]
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    assert torch.allclose(taught(RESMLP).resmlp_block(block, x), block(x), atol=1e-10)
+    A, bias = block.linear_tokens.weight, block.linear_tokens.bias
+    expected = torch.einsum("ij,bjd->bid", A, x) + bias[:, None]
+    assert torch.allclose(taught(RESMLP).mix_by_loops(A, bias, x), expected, atol=1e-10)
+
+
+# --- F9 PatchConvNet ---
+
+
+def test_attention_pool_is_the_pool():
+    pool, patches = randomise(AttentionPool(12), 4).double().eval(), torch.randn(3, 9, 12).double()
+    gathered, row = taught(POOL).attention_pool(pool, patches)
+    pooled, map = pool(patches)
+    assert torch.allclose(row, map[:, 0], atol=1e-10) and row.shape == (3, 1, 10)
+    gathered = pool.queries + pool.scale1(pool.proj(gathered))
+    assert torch.allclose(gathered + pool.scale2(pool.mlp(pool.norm2(gathered))), pooled, atol=1e-10)

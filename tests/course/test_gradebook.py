@@ -1,0 +1,176 @@
+"""What is made of results: whose, when, alike, points by hand, tables and pages."""
+
+import csv
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.course.helpers import as_notebook, edition_of, replace, solution
+from tools import gradebook
+from tools.grades import Marked, Result
+from tools.handed import Handed, Owner
+
+DEADLINE = datetime(2027, 1, 31, 23, 59, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def edition(tmp_path_factory):
+    return edition_of(tmp_path_factory.mktemp("edition"), "a1", "a")
+
+
+@pytest.fixture
+def graded_by_points(monkeypatch):
+    """Grades that need no cage: every submission has 3 of 5 points in each task."""
+
+    def grade(edition, everybody, jobs, use_namespaces, done):
+        tests = {task: [Marked("The maps.", 3, 5, "not <b>right</b>")] for task in edition.automatic}
+        results = [
+            Result(handed.file, gradebook.answers.name_of(handed.code).value or "", "graded", tests, [], 1.0)
+            for handed in everybody
+        ]
+        for result in results:
+            done(result)
+        return results
+
+    monkeypatch.setattr(gradebook, "grade", grade)
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+ROSTER = (
+    "id,name,email,canvas,moodle\n"
+    "al1,Ada Lovelace,ada@example.org,123,\n"
+    "bb2,Bob Bob,bob@example.org,,55\n"
+    "cc3,=cmd|'/c calc'!A1,,,\n"
+)
+
+
+@pytest.fixture
+def folder(edition, tmp_path):
+    """Submissions of a class, as platforms name them."""
+    handed = tmp_path / "handed"
+    handed.mkdir()
+    (tmp_path / "roster.csv").write_text(ROSTER)
+    for name, student in {
+        "lovelaceada_123_9001_a1.ipynb": "Ada Lovelace",
+        "lovelaceada_123_9007_a1-1.ipynb": "al1",
+        "Bob Bob_55_assignsubmission_file_a1.ipynb": "Bob Bob",
+        "calc.ipynb": "=cmd|'/c calc'!A1",
+        "stranger.ipynb": "Eve",
+    }.items():
+        (handed / name).write_bytes(as_notebook(solution(edition, student)))
+    received = [
+        ("lovelaceada_123_9001_a1.ipynb", DEADLINE - timedelta(days=1)),
+        ("lovelaceada_123_9007_a1-1.ipynb", DEADLINE + timedelta(hours=30)),
+    ]
+    lines = [f"{name},{time.isoformat()}" for name, time in received]
+    (handed / "received.csv").write_text("file,time\n" + "\n".join(lines) + "\n")
+    return handed
+
+
+def grade(edition, folder, tmp_path):
+    roster = gradebook.read_roster(tmp_path / "roster.csv")
+    gradebook.grade_folder(edition, folder, tmp_path / "a1", roster, DEADLINE)
+    return {row["file"]: row for row in rows_of(tmp_path / "a1" / "grades.csv")}
+
+
+def test_a_class_is_graded_into_a_folder(edition, folder, tmp_path, graded_by_points):
+    rows = grade(edition, folder, tmp_path)
+    first, second = rows["lovelaceada_123_9001_a1.ipynb"], rows["lovelaceada_123_9007_a1-1.ipynb"]
+    assert (first["id"], first["status"], first["late days"]) == ("al1", "superseded", "0")
+    assert (second["id"], second["status"], second["late days"]) == ("al1", "graded", "2")
+    assert rows["Bob Bob_55_assignsubmission_file_a1.ipynb"]["id"] == "bb2"
+    assert "not in the roster" in rows["stranger.ipynb"]["remarks"]
+    assert rows["calc.ipynb"]["name"].startswith("'="), "no formula for a spreadsheet"
+    canvas = {row["ID"]: row for row in rows_of(tmp_path / "a1" / "canvas.csv")}
+    assert canvas["123"]["Student"] == "Ada Lovelace" and len(canvas) == 2
+    moodle = rows_of(tmp_path / "a1" / "moodle.csv")
+    assert "Participant 55" in {row["Identifier"] for row in moodle}
+    page = (tmp_path / "a1" / "feedback" / "al1.html").read_text()
+    assert "Heads that talk: 3 of 5" in page and "not &lt;b&gt;right&lt;/b&gt;" in page
+    assert "Bob" not in page and "stranger" not in page
+    pairs = rows_of(tmp_path / "a1" / "similar.csv")
+    assert {"first", "second", "task", "per cent"} == pairs[0].keys() and pairs[0]["per cent"] == "100"
+
+
+def test_points_by_hand_survive_grading_again_and_count_in_the_totals(
+    edition, folder, tmp_path, graded_by_points
+):
+    rows = grade(edition, folder, tmp_path)
+    assert rows["stranger.ipynb"]["points"] == "" and rows["stranger.ipynb"]["still by hand"] == "5"
+    path = tmp_path / "a1" / "hand.csv"
+    hand = rows_of(path)
+    for row in hand:
+        if row["key"] == "al1":
+            row["points"], row["remark"] = "1", "well seen"
+    gradebook.write_table(path, gradebook.HAND, hand)
+    row = grade(edition, folder, tmp_path)["lovelaceada_123_9007_a1-1.ipynb"]
+    assert (row["by hand"], row["points"], row["of"]) == ("5", "14", "20")
+    assert "well seen" in (tmp_path / "a1" / "feedback" / "al1.html").read_text()
+    roster = gradebook.read_roster(tmp_path / "roster.csv")
+    gradebook.totals([tmp_path / "a1"], tmp_path, roster, gradebook.Late(1, 0.1))
+    totals = {row["id"]: row for row in rows_of(tmp_path / "totals.csv")}
+    assert totals["al1"]["total"] == "12", "one of two late days is free, the other costs 2 of 20 points"
+    assert totals["bb2"]["open"] == "5" and totals["bb2"]["total"] == "9"
+
+
+def test_points_that_cannot_be_are_named(edition, folder, tmp_path, graded_by_points):
+    grade(edition, folder, tmp_path)
+    path = tmp_path / "a1" / "hand.csv"
+    hand = rows_of(path)
+    hand[0]["points"] = "7"
+    gradebook.write_table(path, gradebook.HAND, hand)
+    with pytest.raises(ValueError, match="'7' of 1"):
+        gradebook.totals([tmp_path / "a1"], tmp_path)
+
+
+def test_what_two_students_share_is_noted_for_the_teacher(edition):
+    def line(file, student):
+        return gradebook.Line(Result(file, student, "graded", {}, [], 0.0))
+
+    def handed(numbers):
+        return Handed("x", [f"SHARES = {numbers}"])
+
+    lines = [line("1", "ada"), line("2", "Bob"), line("3", "bob"), line("4", "")]
+    everybody = [handed([[0.1, 0.2]]), handed([[0.1005, 0.2]]), handed([[0.5, 0.6]]), handed("{[]}")]
+    gradebook.remark_what_is_shared(lines, everybody, edition)
+    assert [line.notes for line in lines] == [
+        ["the same SHARES, whose own are others, as 2"],
+        ["the same SHARES, whose own are others, as 1", "the same STUDENT as 3"],
+        ["the same STUDENT as 2"],
+        [],
+    ]
+
+
+def test_a_renamed_copy_is_similar_and_another_answer_is_not(edition):
+    own = solution(edition)
+    copy = replace(
+        solution(edition),
+        "gradient",
+        "def gradient(a, b, c, d):\n    s = a.shape[-1] ** -0.5\n    y = s * a @ b.mT\n"
+        "    m = y.amax(-1, keepdim=True).clamp_min(0)\n    f = (y - m).exp()\n"
+        "    r = f / ((-m).exp() + f.sum(-1, keepdim=True))\n    u = d @ c.mT\n"
+        "    w = r * (u - (r * u).sum(-1, keepdim=True))\n    return s * w @ b",
+    )
+    other = replace(
+        solution(edition), "gradient", "def gradient(q, k, v, grad):\n    return helper(q) + k[0]"
+    )
+    everybody = [own, copy, other]
+    for number, handed in enumerate(everybody):
+        handed.file, handed.owner = str(number), Owner("", "", "")
+    pairs = {
+        (pair["first"], pair["second"])
+        for pair in gradebook.similar(everybody, edition)
+        if pair["task"] == "q2 (code)"
+    }
+    assert ("0", "1") in pairs and not any("2" in pair for pair in pairs)
+
+
+def test_a_roster_without_ids_is_refused(tmp_path):
+    for text in ("name\nAda\n", "id,name\n,Ada\n", "id,name\n1,Ada\n1,Bob\n"):
+        (tmp_path / "roster.csv").write_text(text)
+        with pytest.raises(ValueError, match="id"):
+            gradebook.read_roster(tmp_path / "roster.csv")

@@ -1,0 +1,60 @@
+"""`python -m atbook hand-in`: what the grader would say, before anything is handed in."""
+
+import zipfile
+
+import pytest
+
+from atbook.exercises import hand_in
+from tests.course.helpers import as_notebook, edition_of, replace, solution
+from tools.grades import graded
+from tools.handed import handed_in
+
+
+@pytest.fixture(scope="module")
+def edition(tmp_path_factory):
+    return edition_of(tmp_path_factory.mktemp("edition"), "a1", "a")
+
+
+@pytest.fixture
+def work(edition, tmp_path):
+    """A student's folder, as the zip for students makes it."""
+    with zipfile.ZipFile(edition.folder / "a1-student.zip") as archive:
+        archive.extractall(tmp_path)
+    return tmp_path / "a1.ipynb"
+
+
+def test_a_green_check_is_what_the_grader_says_and_one_file_is_made(edition, work, capsys, tmp_path):
+    from atbook.__main__ import main
+
+    handed = replace(solution(edition), "gradient", "def gradient(q, k, v, grad):\n    return q.backward()")
+    work.write_bytes(as_notebook(handed))
+    assert main(["hand-in", str(work)]) == 1
+    said = capsys.readouterr().out
+    assert "right    talking: right, in" in said
+    assert "not yet  gradient: backward is not for this task" in said and "right    SHARES" in said
+    (tmp_path / "class").mkdir()
+    (work.parent / "a1-model-solution.zip").rename(tmp_path / "class" / "a1.zip")
+    (back,) = handed_in(tmp_path / "class", edition.label, [])
+    with edition.cage() as cage:
+        result = graded(back, edition, cage)
+    assert (result.points("q1"), result.points("q2"), result.points("q3")) == (5, 0, 4)
+
+
+def test_what_would_be_refused_as_a_whole_makes_no_file(edition, work):
+    for old, new, says in (
+        ('STUDENT = "model solution"', "STUDENT = ...", "STUDENT is not filled in"),
+        (edition.label, "a1-0000", "its files of"),
+    ):
+        handed = solution(edition)
+        handed.code = [code.replace(old, new) for code in handed.code]
+        work.write_bytes(as_notebook(handed))
+        examined, _ = hand_in.examine(work)
+        assert says in examined.refused and not list(work.parent.glob("*.zip"))
+
+
+def test_a_notebook_without_its_files_is_told_so(tmp_path):
+    with pytest.raises(ValueError, match=r"a1\.ipynb"):
+        hand_in.examine(tmp_path / "a1.ipynb")
+    (tmp_path / "a1.ipynb").write_text("{}")
+    with pytest.raises(ValueError, match=r"handout\.json"):
+        hand_in.examine(tmp_path / "a1.ipynb")

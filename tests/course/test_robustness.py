@@ -1,0 +1,302 @@
+"""What comes in odd: each costs its own student a remark at most, and nobody else anything. And right answers
+in other styles: they get their points."""
+
+import json
+import zipfile
+
+import pytest
+
+from tests.course.helpers import as_notebook, edition_of, only, replace, solution
+from tools.grades import grade, graded
+from tools.handed import handed_in
+
+
+@pytest.fixture(scope="module")
+def edition(tmp_path_factory):
+    return edition_of(tmp_path_factory.mktemp("edition"), "a1", "a")
+
+
+@pytest.fixture(scope="module")
+def cage(edition):
+    with edition.cage() as made:
+        yield made
+
+
+def a_zip(files: dict[str, bytes]):
+    """A function that writes a zip of some files."""
+
+    def write(path):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+
+    return write
+
+
+def a_bomb(path) -> None:
+    """A zip of little size that holds much."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a1.ipynb", "w") as file:
+        for _ in range(4):
+            file.write(bytes(20_000_000))
+
+
+# {file: what is in it, and a part of the remark}; of these none can be graded.
+REFUSED = {
+    "broken.ipynb": (b'{"cells": [', "no notebook that can be read"),
+    "a list.ipynb": (b"[1, 2]", "no notebook that can be read"),
+    "empty.ipynb": (b"", "no notebook that can be read"),
+    "bytes.ipynb": (bytes(range(256)), "no notebook that can be read"),
+    "cells.ipynb": (b'{"cells": 3}', "no notebook that can be read"),
+    "deep.ipynb": (b'{"cells": ' + b"[" * 10**5, "no notebook that can be read"),
+    "essay.txt": (b"here is my answer", "holds 0 notebooks"),
+    "empty.zip": (b"", "not a zip file"),
+    "nothing.zip": (a_zip({"a.txt": b""}), "holds 0 notebooks"),
+    "two.zip": (a_zip({"a.ipynb": b"{}", "b.ipynb": b"{}"}), "holds 2 notebooks"),
+    "bomb.zip": (a_bomb, "more than 60 MB"),
+    "many.zip": (a_zip({str(number): b"" for number in range(2001)}), "2001 files"),
+    "other.ipynb": (b'{"cells": [{"cell_type": "code", "source": "EDITION = \'a1-0\'"}]}', "edition a1-"),
+}
+
+
+def test_what_cannot_be_graded_costs_one_student_one_remark(edition, tmp_path):
+    for name, (content, _) in REFUSED.items():
+        content(tmp_path / name) if callable(content) else (tmp_path / name).write_bytes(content)
+    (tmp_path / "zz.ipynb").write_bytes(as_notebook(solution(edition)))
+    everybody = handed_in(tmp_path, edition.label, [])
+    results = {result.file: result for result in grade(only(edition, "q1"), everybody)}
+    assert results.pop("zz.ipynb").total == 5
+    assert results.keys() == REFUSED.keys()
+    for name, (_, says) in REFUSED.items():
+        (remark,) = results[name].remarks
+        assert results[name].status == "refused" and says in remark, name
+
+
+def changed(edition, changes: dict[str, str], first: list[str]):
+    """The model solution with other cells, and some before all others."""
+    handed = solution(edition)
+    for name, code in changes.items():
+        replace(handed, name, code)
+    handed.code[:0] = first
+    return handed
+
+
+# {what is odd: (cells in place of others, cells before all, points, a part of the remarks)}.
+ODD = {
+    "a name that cannot be compared": ({"STUDENT": 'STUDENT = {["Ada"]}'}, [], 11, "has to be typed in"),
+    "a name of a million letters": ({"STUDENT": f"STUDENT = '{'a' * 10**6}'"}, [], 11, "STUDENT has to be"),
+    "no name": ({"STUDENT": "STUDENT = ..."}, [], 11, "STUDENT is not filled in"),
+    "two names": ({"STUDENT": 'STUDENT = "Bob"\nSTUDENT = "model solution"'}, [], 15, "different values"),
+    "half a letter": ({}, ["x = '\ud800'"], 15, ""),
+    "half a letter in an answer": (
+        {"talking": "def talking(q, k, v, mix):\n    '\ud800'"},
+        [],
+        10,
+        "talking",
+    ),
+    "a number of 400 digits": ({"SHARES": f"SHARES = [[{'9' * 400}] * 4] * 4"}, [], 11, "typed in"),
+    "a table with a number of 400 digits": ({"SHARES": f"SHARES = [[{'9' * 400}]]"}, [], 11, ""),
+    "a table that is too deep": ({"SHARES": f"SHARES = {'[' * 80}{']' * 80}"}, [], 11, ""),
+    "a thousand brackets": ({"SHARES": f"SHARES = {'[' * 1000}{']' * 1000}"}, [], 11, ""),
+    "a zero byte": ({"talking": "def talking(q):\n    '\0'"}, [], 10, "no Python"),
+    "no Python": ({"talking": "def talking(q) return q"}, ["this is no Python"], 10, "no Python"),
+    "a cell without source": ({}, [""], 15, ""),
+    "an answer that was deleted": ({"talking": ""}, [], 10, "no cell defines it"),
+    "a starter": ({"talking": "def talking(q, k, v, mix):\n    ..."}, [], 10, "not done"),
+    "a loop": ({"talking": "def talking(*a):\n    while True: pass"}, [], 10, ""),
+    "an experiment that fails": ({}, ["raise ValueError('an experiment')"], 15, ""),
+    "a trial under the answer's name": ({}, ["talking = 3"], 15, ""),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_odd_costs_no_more_than_its_task(edition, cage, name, monkeypatch):
+    monkeypatch.setattr("atbook.cage.outside.SECONDS", 3.0)
+    changes, first, points, says = ODD[name]
+    result = graded(changed(edition, changes, first), edition, cage)
+    told = " ".join([*result.remarks, *(test.says for tests in result.tests.values() for test in tests)])
+    assert (result.status, result.total) == ("graded", points) and says in told
+    told.encode()  # it can be written
+
+
+def test_a_loop_costs_one_test_its_time_and_the_others_none(edition, cage, monkeypatch):
+    monkeypatch.setattr("atbook.cage.outside.SECONDS", 2.0)
+    handed = replace(solution(edition), "talking", "def talking(*a):\n    while True: pass")
+    first, *rest = graded(handed, only(edition, "q1"), cage).tests["q1"]
+    assert "did not end within 2 s" in first.says
+    assert all("used up before" in test.says for test in rest)
+
+
+# --- Right answers in other styles ---
+
+BODY = "p = ((q @ k.mT / q.shape[-1] ** 0.5).transpose(1, 3) @ mix.T).transpose(1, 3).softmax(-1)"
+END = "return (p @ v).transpose(1, 2).flatten(2), p"
+HEAD = "def talking(q, k, v, mix):"
+
+
+def styled(*lines: str, before: str = "", end: str = END, body: str = BODY, head: str = HEAD) -> str:
+    """The answer with some lines in it, and some before it."""
+    return f"{before}\n{head}\n" + "".join(f"    {line}\n" for line in (*lines, body, end))
+
+
+STYLES = {
+    "format in a print": styled("print('shape {}'.format(q.shape))"),
+    "type": styled("assert type(q) is torch.Tensor", "print(type(q))"),
+    "a question mark at the end of a cell": styled() + "\ntalking?",
+    "a question mark before": "?torch.einsum\n" + styled(),
+    "a magic": "%%time\n" + styled(),
+    "a magic in a line": "%matplotlib inline\n" + styled(),
+    "a command": "!nvidia-smi\n" + styled(),
+    "an unused import": styled(before="import os, sys, subprocess, pathlib"),
+    "everything of torch": styled(before="from torch import *\nimport torch"),
+    "another name for torch": styled(
+        before="import torch as t", body=BODY.replace("softmax(-1)", "softmax(dim=-1)")
+    ),
+    "functional": styled(
+        before="import torch.nn.functional as F",
+        body=BODY.replace(".softmax(-1)", "\n    p = F.softmax(p, -1)"),
+    ),
+    "a dataclass": styled(
+        "s = Shape(q.shape[-1])",
+        before="from dataclasses import dataclass\n@dataclass\nclass Shape:\n    d: 'int'\n",
+        body=BODY.replace("q.shape[-1]", "s.d"),
+    ),
+    "a named tuple": styled(
+        before="from typing import NamedTuple\nclass Both(NamedTuple):\n    output: object\n"
+        "    maps: object\n",
+        end="return Both((p @ v).transpose(1, 2).flatten(2), p)",
+    ),
+    "types": styled(
+        before="from torch import Tensor",
+        head="def talking(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:",
+    ),
+    "a list": styled(end="return [(p @ v).transpose(1, 2).flatten(2), p]"),
+    "numpy returned": styled(end="return (p @ v).transpose(1, 2).flatten(2).numpy(), p.numpy()"),
+    "numpy throughout": styled(
+        "q, k, v, mix = (x.numpy() for x in (q, k, v, mix))",
+        "z = np.einsum('gh,bhij->bgij', mix, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))",
+        "e = np.exp(z - z.max(-1, keepdims=True))",
+        before="import numpy as np",
+        body="p = torch.from_numpy(e / e.sum(-1, keepdims=True)); v = torch.from_numpy(v)",
+    ),
+    "einsum": styled(
+        body="p = torch.einsum('gh,bhij->bgij', mix, q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)"
+    ),
+    "loops": styled(
+        "z = q @ k.mT / q.shape[-1] ** 0.5",
+        "mixed = torch.zeros_like(z)",
+        "for g in range(mix.shape[0]):",
+        "    for h in range(mix.shape[1]):",
+        "        mixed[:, g] += mix[g, h] * z[:, h]",
+        body="p = mixed.softmax(-1)",
+    ),
+    "in place": styled("q /= q.shape[-1] ** 0.5", body=BODY.replace(" / q.shape[-1] ** 0.5", "")),
+    "math": styled(before="import math", body=BODY.replace("q.shape[-1] ** 0.5", "math.sqrt(q.size(-1))")),
+    "a helper in another cell": styled(body="p = maps_of(q, k, mix)"),
+    "a constant": styled(before="HALF = 0.5", body=BODY.replace("0.5", "HALF")),
+    "a table that is filled": styled(
+        before="table = {}\ntable['half'] = 0.5", body=BODY.replace("0.5", "table['half']")
+    ),
+    "a class that is called": (
+        "class Talking:\n    def __call__(self, q, k, v, mix):\n"
+        f"        {BODY}\n        {END}\ntalking = Talking()\n"
+    ),
+    "a module": (
+        "class Talking(torch.nn.Module):\n    def forward(self, q, k, v, mix):\n"
+        f"        {BODY}\n        {END}\ntalking = Talking()\n"
+    ),
+    "a lambda": "maps = lambda q, k, mix: maps_of(q, k, mix)\n"
+    "talking = lambda q, k, v, mix: ((maps(q, k, mix) @ v).transpose(1, 2).flatten(2), maps(q, k, mix))\n",
+    "a decorator": styled(before="import functools\n@functools.lru_cache"),
+    "no_grad": styled(before="@torch.no_grad()"),
+    "a partial": styled(
+        before="", head="def any_talking(half, q, k, v, mix):", body=BODY.replace("0.5", "half")
+    )
+    + "\nfrom functools import partial\ntalking = partial(any_talking, 0.5)\n",
+    "an inner function": styled(
+        "def soft(z):",
+        "    e = (z - z.amax(-1, keepdim=True)).exp()",
+        "    return e / e.sum(-1, keepdim=True)",
+        body=BODY.replace(".softmax(-1)", "") + "\n    p = soft(p)",
+    ),
+    "log softmax": styled(body=BODY.replace("softmax(-1)", "log_softmax(-1).exp()")),
+    "try": styled("try:", "    assert q.ndim == 4", "except AssertionError:", "    raise"),
+    "match": styled("match q.shape:", "    case (B, H, N, d):", "        pass"),
+    "a walrus": styled(body=BODY.replace("q.shape[-1]", "(d := q.shape[-1])")),
+    "more arguments": styled(head="def talking(q, k, v, mix, *rest, half=0.5, **options):"),
+    "an assertion with getattr": styled("assert getattr(q, 'ndim') == 4 and hasattr(q, 'mT')"),
+    "eval": styled("half = eval('1 / 2')", body=BODY.replace("0.5", "half")),
+    "warnings and logging": styled(
+        "warnings.warn('careful')", "logging.info('x')", before="import logging, warnings"
+    ),
+    "time": styled("start = time.perf_counter()", before="import time"),
+    "a comment in another language": "# día, 日本語, 🙂\n" + styled(),
+    "itertools": styled("list(product(range(2), repeat=2))", before="from itertools import product"),
+    "a copy": styled("q = copy.deepcopy(q)", before="import copy"),
+    "under a condition": "if True:\n" + "\n".join(f"    {line}" for line in styled().splitlines()),
+    "Windows lines": styled().replace("\n", "\r\n"),
+}
+HELPER = f"def maps_of(q, k, mix):\n    {BODY}\n    return p\n"
+
+
+def test_there_are_enough_styles():
+    assert len(STYLES) >= 40
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_right_answer_in_another_style_has_its_points(edition, cage, name):
+    handed = replace(solution(edition), "talking", STYLES[name])
+    handed.code.append(HELPER)
+    result = graded(handed, only(edition, "q1"), cage)
+    assert result.total == 5, result
+
+
+TYPED = ("torch.tensor({})", "np.array({})", "{}.tolist()", "tuple({})", "({})", "torch.tensor({}).tolist()")
+
+
+@pytest.mark.parametrize("style", TYPED)
+def test_typed_numbers_may_stand_in_a_tensor(edition, cage, style):
+    handed = solution(edition)
+    at = next(number for number, code in enumerate(handed.code) if code.startswith("SHARES = "))
+    handed.code[at] = "SHARES = " + style.format(handed.code[at].removeprefix("SHARES = "))
+    assert graded(handed, only(edition, "q3"), cage).total == 4
+
+
+# --- Folders, zips and platforms ---
+
+
+def test_what_a_zip_holds_beside_the_notebook_does_not_matter(edition, tmp_path):
+    notebook = as_notebook(solution(edition))
+    other = json.dumps({"cells": []}).encode()
+    files = {".ipynb_checkpoints/a1-checkpoint.ipynb": other, "__MACOSX/._a1.ipynb": b"", "torch.py": b"1/0"}
+    a_zip(files | {"work/a1.ipynb": notebook, "drafts/old.ipynb": other, "work/plot.png": b""})(
+        tmp_path / "a.zip"
+    )
+    (handed,) = handed_in(tmp_path, edition.label, [])
+    assert not handed.problem and any("def talking" in code for code in handed.code)
+
+
+def test_the_names_of_platforms_are_read_and_uploads_found(edition, tmp_path):
+    notebook = as_notebook(solution(edition))
+    for name in (
+        "lovelaceada_LATE_123_9001_a2-1.ipynb",
+        "bobbob_77_9003_a2.ipynb",
+        "Cy Young_55_assignsubmission_file/a2 (1).ipynb",
+        "dora/a2.ipynb",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(notebook)
+    (tmp_path / "lovelaceada_LATE_123_9002_student-1.safetensors").write_bytes(b"ada's")
+    (tmp_path / "Cy Young_55_assignsubmission_file" / "student.safetensors").write_bytes(b"cy's")
+    (tmp_path / "dora" / "student.safetensors").write_bytes(b"dora's")
+    (tmp_path / "dora" / "notes.txt").write_bytes(b"")
+    everybody = handed_in(tmp_path, edition.label, ["student.safetensors"])
+    read = {
+        (h.owner.name, h.owner.identifier, h.owner.late): h.uploads.get("student.safetensors")
+        for h in everybody
+    }
+    assert read == {
+        ("lovelaceada", "123", True): b"ada's",
+        ("bobbob", "77", False): None,
+        ("Cy Young", "55", False): b"cy's",
+        ("", "", False): b"dora's",
+    }

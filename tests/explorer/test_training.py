@@ -1,0 +1,115 @@
+"""Training in the page, in a browser: it goes on, stops, keeps the page alive, and says where it cannot."""
+
+import re
+
+import pytest
+
+from tests.explorer.conftest import SCRIPTS
+from tests.explorer.test_page import PAGE
+
+NAMES = ("model.js", "scenes.js", "page.js", "vit-wasm.js", "learning.js", "training.js")
+
+
+@pytest.fixture(scope="session")
+def training_file(weights_file, tmp_path_factory):
+    tags = "".join(
+        f'<script src="{script.as_uri()}"></script>'
+        for script in [weights_file, *(SCRIPTS / name for name in NAMES)]
+    )
+    page = PAGE.format(style=(SCRIPTS / "explorer.css").as_uri(), scripts=tags)
+    file = tmp_path_factory.mktemp("training") / "training.html"
+    file.write_text(page.replace('id="explorer"', 'id="explorer-training"'))
+    return file
+
+
+@pytest.fixture
+def training(visit, training_file):
+    """A function that opens the training, by default with the fewest labels."""
+
+    def opened(width=1000, labels="200"):
+        page = visit(training_file.as_uri(), width)
+        page.set_default_timeout(60_000)
+        page.get_by_label("Labelled scenes").select_option(labels)
+        return page
+
+    return opened
+
+
+def status(page):
+    return page.inner_text(".explorer-status")
+
+
+def step(page):
+    found = re.match(r"Step (\d+) of 500", status(page))
+    return int(found[1]) if found else 0
+
+
+def button(page, name):
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def wait_for_step(page, number):
+    page.wait_for_function(
+        "n => +(/Step (\\d+)/.exec(document.querySelector('.explorer-status').textContent)?.[1] ?? 0) >= n",
+        arg=number,
+        timeout=120_000,
+    )
+
+
+def test_two_students_learn_stop_and_go_on(training):
+    page = training()
+    assert "same weights" in status(page)
+    button(page, "Train").click()
+    wait_for_step(page, 3)
+    assert re.search(r"About \d+ (seconds|minutes) left", status(page))
+    beats = page.evaluate(
+        """() => new Promise(done => {
+            let beats = 0;
+            const timer = setInterval(() => { beats += 1; }, 20);
+            setTimeout(() => { clearInterval(timer); done(beats); }, 1000);
+        })"""
+    )
+    assert beats >= 5, "the page stays alive while its workers learn"
+    button(page, "Stop").click()
+    assert "Stopped" in status(page)
+    page.wait_for_timeout(1500)  # the step in progress is finished
+    stopped = step(page)
+    page.wait_for_timeout(1500)
+    assert step(page) == stopped
+    button(page, "Go on").click()
+    wait_for_step(page, stopped + 2)
+    scores = page.eval_on_selector_all(".explorer-score", "all => all.map(e => e.textContent)")
+    assert all(re.fullmatch(r"\d+ %", score) for score in scores)
+    points = page.eval_on_selector_all(".explorer-chart polyline", "all => all.map(e => e.points.length)")
+    assert len(points) == 4 and all(points[:2]) and all(count > 2 for count in points[2:])
+    assert "It answers" in page.inner_text(".explorer-two >> nth=0")
+    page.get_by_label("The second one copies").select_option("routing")  # another question ends the run
+    assert "same weights" in status(page) and button(page, "Train").is_enabled()
+    assert "Student with maps of a routing twin" in page.inner_text(".explorer-two >> nth=0")
+
+
+def test_a_browser_without_simd_is_told(browser, training_file):
+    page = browser.new_page()
+    page.add_init_script("WebAssembly.validate = () => false")
+    page.goto(training_file.as_uri())
+    assert "no WebAssembly with SIMD" in status(page) and button(page, "Train").is_disabled()
+    page.close()
+
+
+def test_a_world_has_its_own_rate(training):
+    page = training()
+    assert page.get_by_label("Learning rate").input_value() == "0.016"
+    page.get_by_label("World").select_option("find")
+    assert page.get_by_label("Learning rate").input_value() == "0.004"
+
+
+@pytest.mark.parametrize("width", (1000, 390))
+def test_it_is_no_wider_than_the_page_and_everything_has_a_name(training, width):
+    page = training(width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    nameless = page.eval_on_selector_all(
+        "#explorer-training :is(select, button, input, canvas, progress, svg[role=img])",
+        """all => all.filter(e => ![e.getAttribute('aria-label'), e.textContent, e.labels?.[0]?.textContent]
+            .some(text => text?.trim())).map(e => e.outerHTML)""",
+    )
+    assert nameless == []

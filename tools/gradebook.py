@@ -1,0 +1,529 @@
+"""What is made of results: a folder of grades for each assignment, and the totals of a course.
+
+A folder of grades holds `grades.csv`, a line for each submission; `hand.csv`, a line for each thing that is
+graded by hand, in which a teacher types points, and to which lines are only ever added; `feedback/`, a page
+for each student; `report.md`, the texts to be read; `similar.csv`, works that are alike; `canvas.csv` and
+`moodle.csv`; and `results.json`, of which all of these are made again after points were typed in.
+"""
+
+import ast
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from html import escape
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+from atbook.cage.outside import cleaned
+from atbook.exercises import answers
+from atlib._util import write_atomically
+from tools.grades import Edition, Marked, Result, grade
+from tools.handed import Handed, handed_in
+
+DAY = 24 * 60 * 60
+
+
+class Student(NamedTuple):
+    """A line of the roster."""
+
+    # The course's own number or short name.
+    id: str
+    name: str
+    email: str = ""
+    # The number that Canvas gives the student.
+    canvas: str = ""
+    # The number that Moodle gives the student's submission, or the student.
+    moodle: str = ""
+
+    def answers_to(self, said: str) -> bool:
+        """Whether a name or number means this student, however it is typed."""
+        known = {_plain(part) for part in (self.id, self.name, self.email) if part}
+        words = re.findall(r"\w+", self.name.lower())
+        return bool(_plain(said)) and _plain(said) in known | {"".join(words[-1:] + words[:-1])}
+
+
+class Late(NamedTuple):
+    """What handing in late costs in a course."""
+
+    # Days that cost nothing, for each student over all assignments.
+    free_days: int = 0
+    # The share of an assignment's points that each day more costs.
+    penalty: float = 0.1
+
+
+@dataclass
+class Line:
+    """A submission in a folder of grades."""
+
+    result: Result
+    # The student of the roster; "" where none was recognised.
+    id: str = ""
+    # The name that is shown.
+    name: str = ""
+    # The numbers of the platforms.
+    canvas: str = ""
+    moodle: str = ""
+    email: str = ""
+    # When it was handed in, and by how many days that is late.
+    time: str = ""
+    late_days: int = 0
+    # The later attempt that counts in its place; "" where this one counts.
+    superseded_by: str = ""
+    # What only the teacher reads.
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """What points by hand are kept under."""
+        return self.id or _plain(self.result.student) or self.result.file
+
+
+def _plain(text: str) -> str:
+    return "".join(re.findall(r"\w+", text.lower()))
+
+
+# --- Tables ---
+
+
+def safe(value) -> str:
+    """A value for a table; a text that a spreadsheet would take for a formula begins with a quote."""
+    text = cleaned(str(value), 2000) if isinstance(value, str) else str(value)
+    return f"'{text}" if isinstance(value, str) and text[:1] in ("=", "+", "-", "@") else text
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping]) -> None:
+    """Write a CSV, all of it or nothing."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, columns)
+    table.writeheader()
+    for row in rows:
+        table.writerow({name: safe(row.get(name, "")) for name in columns})
+    write_atomically(path, text.getvalue().encode("utf-8-sig"))
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV; none where there is no file."""
+    if not path.is_file():
+        return []
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_roster(path: Path) -> list[Student]:
+    """The students of a course: a CSV with the columns id and name, and email, canvas and moodle where they
+    are known. Raises `ValueError` for a table without them, or with a number twice."""
+    if not path.is_file():
+        raise ValueError(f"there is no roster {path}")
+    rows = read_table(path)
+    if not rows or not {"id", "name"} <= rows[0].keys():
+        raise ValueError(f"{path} needs the columns id and name, and a student in each line")
+    students = [Student(*((row.get(name) or "").strip() for name in Student._fields)) for row in rows]
+    twice = {s.id for s in students if sum(other.id == s.id for other in students) > 1}
+    if twice or not all(student.id for student in students):
+        raise ValueError(f"{path}: each student needs an id of their own; {sorted(twice) or 'one is empty'}")
+    return students
+
+
+# --- Whose, when, alike ---
+
+
+def lines_of(
+    everybody: Sequence[Handed],
+    results: Sequence[Result],
+    roster: Sequence[Student] | None,
+    deadline: datetime | None,
+    received: Mapping[str, datetime],
+) -> list[Line]:
+    """The lines of all submissions, with what the platforms and the roster know of them.
+
+    received: {file: when it was handed in}, in place of the files' own times.
+    """
+    lines = []
+    for handed, result in zip(everybody, results):
+        line = Line(result, name=result.student or handed.owner.name)
+        when = received.get(handed.file, handed.time)
+        line.time = when.isoformat(timespec="seconds") if when else ""
+        if deadline and when:
+            line.late_days = max(0, math.ceil((when - aware(deadline)).total_seconds() / DAY))
+        if handed.owner.late and not line.late_days:
+            line.notes.append("the platform calls it late")
+        if roster is not None:
+            _find(line, handed, roster)
+        lines.append(line)
+    for line in lines:
+        same = [other for other in lines if other.key == line.key and other.result.status == "graded"]
+        newest = max(same, key=lambda other: other.time, default=line)
+        if newest is not line and (roster is not None and line.id):
+            line.superseded_by = newest.result.file
+    return lines
+
+
+def aware(time: datetime) -> datetime:
+    """A time with its zone; without one, that of this machine."""
+    return time if time.tzinfo else time.astimezone()
+
+
+def _find(line: Line, handed: Handed, roster: Sequence[Student]) -> None:
+    """Fill in the student of a line, or note that there is none."""
+    number, name = handed.owner.identifier, handed.owner.name
+    by_platform = [s for s in roster if number and number in (s.canvas, s.moodle)]
+    by_platform = by_platform or [s for s in roster if name and s.answers_to(name)]
+    by_typed = [s for s in roster if s.answers_to(line.result.student)]
+    found = by_platform or by_typed
+    if len(found) != 1:
+        line.notes.append("not in the roster" if not found else "more than one student of the roster")
+        return
+    student = found[0]
+    line.id, line.name, line.email = student.id, student.name, student.email
+    line.canvas, line.moodle = student.canvas, student.moodle or (number if not student.canvas else "")
+    if by_platform and student not in by_typed:
+        typed = line.result.student or "nobody"
+        line.notes.append(f"handed in by {student.name}, but STUDENT is {typed}: the numbers are theirs")
+
+
+def remark_what_is_shared(lines: Sequence[Line], everybody: Sequence[Handed], edition: Edition) -> None:
+    """Note where two submissions share the name, or typed numbers that should be different for each."""
+    names = [task["typed"] for task in edition.tasks.values() if "typed" in task]
+    typed = [{name: answers.typed(name, handed.code).value for name in names} for handed in everybody]
+    for (line, own), (other, others) in combinations(list(zip(lines, typed)), 2):
+        student, second = line.result.student.lower(), other.result.student.lower()
+        if student and student == second:
+            if not (line.id and line.id == other.id):
+                _both(line, other, "the same STUDENT as")
+            continue
+        for name in (name for name in names if alike(own[name], others[name])):
+            _both(line, other, f"the same {name}, whose own are others, as")
+
+
+def _both(line: Line, other: Line, says: str) -> None:
+    line.notes.append(f"{says} {other.result.file}")
+    other.notes.append(f"{says} {line.result.file}")
+
+
+def alike(a, b) -> bool:
+    """Whether two nested lists of numbers are the same, to 0.002."""
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) > 0 and all(map(alike, a, b))
+    numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
+    return numbers and (a == b or abs(a - b) <= 0.002)
+
+
+def _pieces(words: Sequence[str], length: int) -> set[tuple]:
+    return {tuple(words[at : at + length]) for at in range(len(words) - length + 1)}
+
+
+def code_pieces(code: str) -> set[tuple]:
+    """Runs of twelve parts of a syntax tree, in which names, numbers and texts are left out: what stays the
+    same when everything is renamed."""
+
+    def parts(node: ast.AST) -> Iterable[str]:
+        yield type(node).__name__
+        for inner in ast.iter_child_nodes(node):
+            is_text = isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant)
+            if not is_text and not isinstance(inner, ast.expr_context):
+                yield from parts(inner)
+
+    try:
+        return _pieces(list(parts(ast.parse(code))), 12)
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+
+
+def similar(everybody: Sequence[Handed], edition: Edition) -> list[dict]:
+    """Pairs of submissions whose answers or texts are alike, the likest first: {first, second, task, per
+    cent}. It says that they are alike, and not who copied: short right answers often are."""
+    found = []
+    for name, task in edition.tasks.items():
+        if "answer" in task:
+            pieces = [
+                code_pieces(answers.answer(task["answer"], handed.code, edition.code).code)
+                for handed in everybody
+            ]
+            found += _pairs(everybody, pieces, f"{name} (code)", 0.8)
+    texts = [_pieces(" ".join(own_texts(handed, edition)).lower().split(), 5) for handed in everybody]
+    found += _pairs(everybody, texts, "text", 0.25)
+    return sorted(found, key=lambda pair: -pair["per cent"])
+
+
+def _pairs(everybody: Sequence[Handed], pieces: Sequence[set], what: str, least: float) -> list[dict]:
+    pairs = []
+    for (first, a), (second, b) in combinations(list(zip(everybody, pieces)), 2):
+        share = len(a & b) / max(1, len(a | b))
+        if min(len(a), len(b)) >= 10 and share >= least:
+            pairs.append(
+                {"first": first.file, "second": second.file, "task": what, "per cent": round(100 * share)}
+            )
+    return pairs
+
+
+def own_texts(handed: Handed, edition: Edition) -> list[str]:
+    """The texts that a student wrote: those that are not in the notebook as it was handed out."""
+    return [text for text in handed.texts if text.strip() and text.strip() not in edition.texts]
+
+
+# --- Points by hand ---
+
+HAND = ("key", "name", "task", "item", "for", "of", "points", "remark")
+
+
+def add_hand_lines(path: Path, lines: Sequence[Line], edition: Edition) -> list[dict]:
+    """The lines of `hand.csv`, with empty ones for students that are new; those that are there stay as they
+    are."""
+    rows = read_table(path)
+    known = {(row["key"], row["task"], row["item"]) for row in rows}
+    for line in lines:
+        if line.result.status != "graded" or line.superseded_by:
+            continue
+        for task, says in edition.by_hand.items():
+            items = says["rubric"] or [{"points": says["points"], "for": says["title"]}]
+            for number, item in enumerate(items, start=1):
+                if (line.key, task, str(number)) not in known:
+                    known.add((line.key, task, str(number)))
+                    row = {"key": line.key, "name": line.name, "task": task, "item": str(number)}
+                    rows.append(row | {"for": item["for"], "of": str(item["points"])})
+    write_table(path, HAND, rows)
+    return rows
+
+
+def hand_points(rows: Iterable[Mapping], key: str) -> tuple[float, int]:
+    """A student's points by hand, and how many lines are still to be filled in. Raises `ValueError` for
+    points that are no number, or more than there are."""
+    total, still = 0.0, 0
+    for row in (row for row in rows if row["key"].lstrip("'") == key):
+        text = (row.get("points") or "").strip().replace(",", ".")
+        if not text:
+            still += 1
+            continue
+        try:
+            points = float(text)
+        except ValueError:
+            points = -1.0
+        if not 0 <= points <= float(row["of"]):
+            raise ValueError(f"hand.csv: {key}, {row['task']}, item {row['item']}: {text!r} of {row['of']}")
+        total += points
+    return total, still
+
+
+# --- What is written ---
+
+
+def write_grades(folder: Path, edition: Edition, lines: Sequence[Line]) -> None:
+    """Write all of a folder of grades that is made of results and of points by hand."""
+    hand = add_hand_lines(folder / "hand.csv", lines, edition)
+    most = sum(task["points"] for task in edition.tasks.values())
+    rows, canvas, moodle = [], [], []
+    for line in lines:
+        by_hand, still = hand_points(hand, line.key)
+        row = {"file": line.result.file, "id": line.id, "name": line.name, "status": line.result.status}
+        if line.superseded_by:
+            row["status"] = "superseded"
+        if line.result.status == "graded":
+            row |= {task: _short(line.result.points(task)) for task in edition.automatic}
+            row |= {
+                "automatic": _short(line.result.total),
+                "by hand": _short(by_hand),
+                "still by hand": still,
+            }
+            row |= {"points": "" if still else _short(line.result.total + by_hand), "of": most}
+        says = [*line.result.remarks, *line.notes]
+        row |= {"time": line.time, "late days": line.late_days, "remarks": " | ".join(says)}
+        rows.append(row | {"seconds": line.result.seconds})
+        if line.result.status == "graded" and not line.superseded_by:
+            points = row["points"]
+            canvas.append(
+                {"Student": line.name, "ID": line.canvas, "SIS User ID": line.id, _title(edition): points}
+            )
+            participant = f"Participant {line.moodle}" if line.moodle else ""
+            moodle.append(
+                {
+                    "Identifier": participant,
+                    "Full name": line.name,
+                    "Email address": line.email,
+                    "Grade": points,
+                }
+            )
+    columns = ["file", "id", "name", "status", *edition.automatic, "automatic", "by hand", "still by hand"]
+    write_table(
+        folder / "grades.csv", [*columns, "points", "of", "time", "late days", "remarks", "seconds"], rows
+    )
+    write_table(folder / "canvas.csv", ["Student", "ID", "SIS User ID", "Section", _title(edition)], canvas)
+    write_table(folder / "moodle.csv", ["Identifier", "Full name", "Email address", "Grade"], moodle)
+    (folder / "feedback").mkdir(exist_ok=True)
+    for line in lines:
+        if not line.superseded_by:
+            own = [row for row in hand if row["key"].lstrip("'") == line.key]
+            page = folder / "feedback" / f"{page_name(line)}.html"
+            write_atomically(page, feedback(line, edition, own).encode())
+
+
+def _title(edition: Edition) -> str:
+    return f"{edition.name.upper()} {edition.title}"
+
+
+def _short(points: float) -> float | int:
+    return int(points) if float(points).is_integer() else round(points, 2)
+
+
+def page_name(line: Line) -> str:
+    """The name of a student's page: letters and digits, and one for each submission where no roster is."""
+    parts = (line.id,) if line.id else (line.result.student, Path(line.result.file).stem)
+    return "-".join(re.sub(r"\W+", "-", part).strip("-")[:60] for part in parts if part) or "nameless"
+
+
+def feedback(line: Line, edition: Edition, hand: Sequence[Mapping]) -> str:
+    """A student's page: tasks with their points, what was said of each test, rubric and remarks."""
+    parts = []
+    for name, task in edition.tasks.items():
+        if not task["points"]:
+            continue
+        rows, reached = [], 0.0
+        for test in line.result.tests.get(name, ()):
+            reached += test.points
+            says = f"<br><em>{escape(test.says)}</em>" if test.says else ""
+            rows.append((f"{_short(test.points)} of {_short(test.of)}", escape(test.title) + says))
+        waits = False
+        for row in (row for row in hand if row["task"] == name):
+            points = (row.get("points") or "").strip()
+            waits |= not points
+            reached += float(points.replace(",", ".")) if points else 0
+            remark = f"<br><em>{escape(row.get('remark') or '')}</em>" if row.get("remark") else ""
+            rows.append((f"{points or 'open'} of {row['of']}", escape(row["for"].lstrip("'")) + remark))
+        total = f"{_short(reached)} of {_short(task['points'])}" + (
+            ", not all of it graded yet" if waits else ""
+        )
+        table = "".join(f"<tr><td>{points}</td><td>{text}</td></tr>" for points, text in rows)
+        parts.append(f"<h2>{escape(name[1:])}. {escape(task['title'])}: {total}</h2><table>{table}</table>")
+    remarks = "".join(f"<li>{escape(remark)}</li>" for remark in line.result.remarks)
+    late = f"<p>Handed in {line.late_days} days late.</p>" if line.late_days else ""
+    title = f"{_title(edition)}: {line.name or line.result.file}"
+    return PAGE.format(
+        title=escape(title),
+        status=escape("" if line.result.status == "graded" else "This submission was not graded."),
+        late=late,
+        remarks=f"<ul>{remarks}</ul>" if remarks else "",
+        tasks="".join(parts) if line.result.status == "graded" else "",
+    )
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body {{ font: 17px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }}
+table {{ border-collapse: collapse; }} td {{ padding: .3rem .8rem .3rem 0; vertical-align: top; }}
+td:first-child {{ white-space: nowrap; }} h2 {{ font-size: 1.15rem; }} em {{ color: #a3380b; }}
+</style></head><body>
+<h1>{title}</h1>
+<p>{status}</p>{late}{remarks}
+{tasks}
+</body></html>
+"""
+
+
+def write_report(path: Path, edition: Edition, lines: Sequence[Line], everybody: Sequence[Handed]) -> None:
+    """Write the texts of all students, to be read with the rubric."""
+    parts = []
+    for line, handed in zip(lines, everybody):
+        remarks = "\n".join(f"- {remark}" for remark in [*line.result.remarks, *line.notes])
+        texts = "\n\n".join(own_texts(handed, edition))
+        head = f"# {line.result.file}: {line.name or 'nameless'}, {line.result.status}"
+        parts.append(f"{head}\n\n{remarks}\n\n{texts}\n")
+    write_atomically(path, "\n".join(parts).encode(errors="replace"))
+
+
+# --- The commands ---
+
+
+def grade_folder(
+    edition: Edition,
+    submissions: Path,
+    out: Path,
+    roster: Sequence[Student] | None = None,
+    deadline: datetime | None = None,
+    jobs: int = 1,
+    use_namespaces: bool = True,
+) -> str:
+    """Grade a folder of submissions into a folder of grades; returns what was done. Raises `ValueError` for a
+    folder without submissions.
+
+    `received.csv` among the submissions, with the columns file and time, says when each was handed in.
+    """
+    everybody = handed_in(submissions, edition.label, edition.uploads)
+    if not everybody:
+        raise ValueError(f"{submissions} holds no submissions")
+    received = {
+        row["file"]: aware(datetime.fromisoformat(row["time"]))
+        for row in read_table(submissions / "received.csv")
+    }
+    out.mkdir(parents=True, exist_ok=True)
+
+    def say(result: Result) -> None:
+        print(f"{result.file}: {result.status}, {_short(result.total)} ({result.seconds} s)", flush=True)
+
+    results = grade(edition, everybody, jobs, use_namespaces, say)
+    lines = lines_of(everybody, results, roster, deadline, received)
+    remark_what_is_shared(lines, everybody, edition)
+    content = {"edition": str(edition.folder.resolve()), "lines": [asdict(line) for line in lines]}
+    write_atomically(out / "results.json", json.dumps(content, indent=1).encode())
+    write_grades(out, edition, lines)
+    write_report(out / "report.md", edition, lines, everybody)
+    write_table(out / "similar.csv", ["first", "second", "task", "per cent"], similar(everybody, edition))
+    left = sum(line.result.status != "graded" for line in lines)
+    return f"{out}: {len(lines)} submissions, {left} of them not graded"
+
+
+def read_grades(folder: Path) -> tuple[Edition, list[Line]]:
+    """What `grade_folder` wrote. Raises `ValueError` for another folder."""
+    path = folder / "results.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} is no folder of grades: it has no results.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    lines = []
+    for says in content["lines"]:
+        result = says.pop("result")
+        result["tests"] = {task: [Marked(*test) for test in tests] for task, tests in result["tests"].items()}
+        lines.append(Line(Result(**result), **says))
+    return Edition(Path(content["edition"])), lines
+
+
+def totals(
+    folders: Sequence[Path], out: Path, roster: Sequence[Student] | None = None, late: Late = Late()
+) -> str:
+    """Write `totals.csv`, a line for each student over all assignments, after all pages were made again with
+    the points that were typed in; returns what was done.
+
+    Late days are counted in the order of the folders: the free ones first, then each day costs a share of
+    that assignment's points.
+    """
+    students: dict[str, dict] = {}
+    if roster is not None:
+        students = {student.id: {"id": student.id, "name": student.name} for student in roster}
+    used: dict[str, int] = {}
+    columns, most = [], 0
+    for folder in folders:
+        edition, lines = read_grades(folder)
+        write_grades(folder, edition, lines)
+        hand = read_table(folder / "hand.csv")
+        name, of = edition.name.upper(), sum(task["points"] for task in edition.tasks.values())
+        columns, most = [*columns, name, f"{name} late"], most + of
+        for line in lines:
+            if line.result.status != "graded" or line.superseded_by:
+                continue
+            row = students.setdefault(line.key, {"id": line.key, "name": line.name})
+            by_hand, still = hand_points(hand, line.key)
+            before, used[line.key] = used.get(line.key, 0), used.get(line.key, 0) + line.late_days
+            paid = max(0, used[line.key] - late.free_days) - max(0, before - late.free_days)
+            points = max(0.0, line.result.total + by_hand - paid * late.penalty * of)
+            row |= {name: _short(points), f"{name} late": line.late_days}
+            row["open"] = row.get("open", 0) + still
+            row["total"] = _short(row.get("total", 0) + points)
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [{"total": 0, "of": most, "open": 0} | row for row in students.values()]
+    write_table(out / "totals.csv", ["id", "name", *columns, "total", "of", "open"], rows)
+    return f"{out / 'totals.csv'}: {len(rows)} students"
