@@ -1,5 +1,10 @@
 """Answers to A1 that reach for points or secrets: {what it does: (the answer that it replaces, its code)}."""
 
+from tests.helpers import ROOT
+
+# Hidden tests, by the path that they really have: a path that is nowhere would attack nothing.
+CASES = ROOT / "course" / "a1" / "cases.py"
+
 JUNK = "    return q, k\n"
 TALKING = "def talking(q, k, v, mix):\n"
 GRADIENT = "def gradient(q, k, v, grad, *rest):\n"
@@ -32,9 +37,7 @@ ATTACKS = {
         "ctypes.cast(id(print), ctypes.py_object).value(open('edition.json').read())", "import ctypes\n"
     ),
     "another variant": talking("hidden.EDITION['variants']['q1'] = 'b'", "from course import hidden\n"),
-    "torch writes a file": talking(
-        "torch._C.PyTorchFileWriter('/work/results.json').write_record('a', b'x', 1)"
-    ),
+    "torch writes a file": talking("torch._C.PyTorchFileWriter('results.json').write_record('a', b'x', 1)"),
     "autograd's nodes one by one": gradient(
         "with torch.enable_grad():",
         "    q = q.clone().requires_grad_()",
@@ -68,7 +71,7 @@ ATTACKS = {
         "raise ValueError(str([o for o in gc.get_objects() if isinstance(o, dict) and 'want' in o]))",
         "import gc\n",
     ),
-    "hidden tests in a message": talking("raise ValueError(open('/work/course/a1/cases.py').read())"),
+    "hidden tests in a message": talking(f"raise ValueError(open({str(CASES)!r}).read())"),
     "the key in a message": talking("raise ValueError(open('edition.json').read())"),
     "the key by numpy": talking("np.genfromtxt('edition.json', dtype=str)", "import numpy as np\n"),
     "the grader itself": talking("tools.grades.graded = None", "import tools.grades\n"),
