@@ -174,7 +174,8 @@ def test_a_click_on_a_choice_opens_the_answer_with_its_outcome(page, browser):
     tab = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
     tab.goto(page.file.as_uri())
     for predict in tab.query_selector_all(".predict"):
-        outcome, choices = predict.query_selector("details"), predict.query_selector_all("button[aria-pressed]")
+        outcome = predict.query_selector("details")
+        choices = predict.query_selector_all("button[aria-pressed]")
         cells = outcome.query_selector_all(".cell")
         assert 2 <= len(choices) <= 4 and cells and not any(cell.is_visible() for cell in cells)
         choices[-1].click()
