@@ -22,10 +22,13 @@ def recorded_recipe(scale: str, method: str, study: str = "transfer", **changes)
 
 
 def both_worlds(results: Path | None = None) -> dict[str, dict[str, Estimate]]:
-    """{"Find" or "Match": {method: test accuracy}} of the central experiment; "scratch" is the mean of three
-    first weights a seed."""
+    """{"Find" or "Match": {method: test accuracy}} of the central experiment, and of students that train only
+    a part of the teacher; "scratch" is the mean of three first weights a seed."""
     of = {"scratch": SCRATCH}
-    return {name: accuracies("transfer", scale, of, results) for name, scale in WORLDS.items()}
+    return {
+        name: accuracies("transfer", scale, of, results) | accuracies("partly-tuned", scale, results=results)
+        for name, scale in WORLDS.items()
+    }
 
 
 def percent(accuracy: Estimate | None) -> str:
