@@ -3,23 +3,13 @@ other, leaves records too."""
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from atbook.lab.scales import TUNING_SEED
-from atbook.lab.studies import (
-    ACROSS,
-    ACROSS_TEACHER,
-    CENTRAL,
-    FAMILY,
-    FIND,
-    LOCALITY,
-    LONG_TAIL,
-    POOL,
-    WORLDS,
-)
+from atbook.lab.studies import CENTRAL, FAMILY, FIND, LONG_TAIL, POOL, WORLDS
 from atbook.lab.study import (
     Place,
     Run,
@@ -40,7 +30,6 @@ from atbook.worlds.shifts import all_shifts
 from atlib._util import require_known
 from atlib.analysis import (
     PAIRINGS,
-    attention_entropy,
     class_token,
     compare_layers,
     describe_layers,
@@ -63,8 +52,7 @@ from atlib.analysis.subsets import (
     group_accuracy,
 )
 from atlib.data.images import Images
-from atlib.methods.locality import LocalityAttention, diagonal
-from atlib.pair import Pair, student_of
+from atlib.pair import Pair
 from atlib.train.evaluate import evaluate, predict, shift_accuracies
 from atlib.train.record import Record
 
@@ -290,38 +278,6 @@ def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[s
     return accuracies
 
 
-def sharpness(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
-    """How sharp the maps of every model are on test images of the world whose cells lie across patches, layer
-    by layer and head by head: their entropy, and of LSA the learned factor as a multiple of its first value.
-    Of the teacher also the share on the diagonal and the entropy without it, which is what an LSA student is
-    taught."""
-    test = replace(sources.scale, world=ACROSS).held_out("test")
-    test = test.select(range(min(LOOKED_AT, len(test))))
-    teacher = sources.teacher(ACROSS_TEACHER)
-    sharp = {name: {"entropy": _entropies(model, test)} for name, model in models.items()}
-    for name, model in models.items():
-        layers = [block.attn for block in student_of(model).blocks]
-        if all(isinstance(attn, LocalityAttention) for attn in layers):
-            sharp[name]["factor"] = [(attn.sharpness / attn.scale).tolist() for attn in layers]
-    return sharp | {"teacher": {"entropy": _entropies(teacher, test)} | _off_diagonal(teacher, test)}
-
-
-def _entropies(model: nn.Module, images: Images) -> list[list[float]]:
-    return [layer.entropy.tolist() for layer in describe_layers(model, images)]
-
-
-def _off_diagonal(vit: nn.Module, images: Images) -> dict[str, list[list[float]]]:
-    """The mean share of a ViT's maps on the diagonal, and their entropy without it: [layers][heads] each."""
-    shares, entropies = [], []
-    for (seen,) in walks([vit], images, 500):
-        part = len(seen.tokens) / len(images)
-        others = [layer.without(diagonal(layer.q.shape[2], layer.q)).map for layer in seen.layers]
-        own = [layer.map.diagonal(dim1=-2, dim2=-1).mean((0, 2)) for layer in seen.layers]
-        shares.append(part * torch.stack(own))
-        entropies.append(part * torch.stack([attention_entropy(p) for p in others]))
-    return {"diagonal": sum(shares).tolist(), "entropy without the diagonal": sum(entropies).tolist()}
-
-
 SHIFTS = Examination(
     "shifts",
     "every method under every shift of Find",
@@ -378,20 +334,8 @@ CLASS_GROUPS = Examination(
     only=(),
     alone=True,
 )
-SHARPNESS = Examination(
-    "sharpness",
-    "does the temperature that LSA learns end where the teacher's sharpness is?",
-    "not in the paper; arXiv 2112.13492",
-    (LOCALITY,),
-    tuple(variant.name for variant in LOCALITY.variants if variant.labels == 1000),
-    sharpness,
-    seeds=3,
-    minutes=3,
-    only=FIND,
-)
-
 
 EXAMINATIONS = {
     examination.name: examination
-    for examination in (SHIFTS, SHIFTS_OF_POOL, TWIN_PROBE, COMPARISON, CLASS_GROUPS, SHARPNESS)
+    for examination in (SHIFTS, SHIFTS_OF_POOL, TWIN_PROBE, COMPARISON, CLASS_GROUPS)
 }

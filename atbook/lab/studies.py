@@ -9,7 +9,7 @@ from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atbook.lab.scales import AXES, BLANK, GATE, START, WEIGHTS, CifarScale, GlyphScale, Schooling, colour
+from atbook.lab.scales import AXES, BLANK, GATE, START, CifarScale, GlyphScale, Schooling, colour
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
@@ -345,11 +345,7 @@ LOCALITY = Study(
             world=ACROSS,
             differs={"student": student, "method": method, "labels": labels},
         )
-        for method, numbers in (
-            ("scratch", (250, 1000, 4000)),
-            ("copy", (250, 1000, 4000)),
-            ("distill", (1000,)),
-        )
+        for method, numbers in (("scratch", (250, 1000, 4000)), ("copy", (250, 1000, 4000)))
         for labels in numbers
         for student in ("standard", "local")
     ),
@@ -561,10 +557,10 @@ DISTILLATION = Study(
 # --- Features and predictions: what else can go from a teacher to a student ---
 
 
-def _into_another(how: str, sources: Sources) -> nn.Module:
-    """The teacher's maps for a student that starts from another teacher's weights."""
+def _into_another(sources: Sources) -> nn.Module:
+    """The teacher's maps, copied into a student that starts from another teacher's weights."""
     student = with_new_head(sources.another_teacher(), sources)
-    return AttentionTransfer(sources.teacher(), student, Plan(how=how))
+    return AttentionTransfer(sources.teacher(), student, Plan())
 
 
 def _features(sources: Sources) -> nn.Module:
@@ -605,10 +601,7 @@ FAMILY = Study(
         _predicted("soft", 0.9, 0.1),
         _predicted("hard", 0.5, 0.5),
         Variant(
-            "copy into another teacher's weights",
-            partial(_into_another, "copy"),
-            "fine-tune",
-            needs=("another teacher",),
+            "copy into another teacher's weights", _into_another, "fine-tune", needs=("another teacher",)
         ),
         *(
             Variant(
@@ -838,10 +831,6 @@ def _predicting(teacher: str, sources: Sources) -> nn.Module:
     return sources.fine_tuned() if teacher == "ViT" else sources.model_of(TOKEN, "convnet")
 
 
-def _class_token(hard: bool, teacher: str, sources: Sources) -> nn.Module:
-    return LogitDistillation(_predicting(teacher, sources), sources.student(), hard=hard)
-
-
 def _token(teacher: str, maps: bool, sources: Sources) -> nn.Module:
     """With maps, these weigh as in the central Distill, whose chosen weight is 10, beside half of the other
     losses."""
@@ -868,40 +857,35 @@ def _long(label: str, build: Callable[[Sources], nn.Module], changes: Mapping = 
     return Variant(label, build, "scratch", changes, Ladder("lr", (4e-3, 8e-3)), **options)
 
 
-def _taught_by(teacher: str) -> tuple[Variant, ...]:
-    """A teacher's predictions in three ways: soft or hard for the class token, hard for a token of their
-    own."""
-    needs = ("fine-tuned",) if teacher == "ViT" else ("convnet",)
-    return tuple(
-        _long(
-            "{form}, {teacher}",
-            build,
-            weights,
-            student=_WITH_TOKEN if form == "token" else {},
-            images=_partly_labelled,
-            needs=needs,
-            differs={"form": form, "teacher": teacher},
-        )
-        for form, build, weights in (
-            ("soft", partial(_class_token, False, teacher), _SOFT),
-            ("hard", partial(_class_token, True, teacher), _HARD),
-            ("token", partial(_token, teacher, False), _HARD),
-        )
+def _taught_by(
+    teacher: str, need: str, form: str, build: Callable[[Sources], nn.Module], weights: Mapping
+) -> Variant:
+    """A teacher's predictions: soft or hard for the class token, or hard for a token of their own."""
+    return _long(
+        "{form}, {teacher}",
+        build,
+        weights,
+        student=_WITH_TOKEN if form == "token" else {},
+        images=_partly_labelled,
+        needs=(need,),
+        differs={"form": form, "teacher": teacher},
     )
 
 
 TOKEN = Study(
     "token",
-    "predictions of a fine-tuned ViT and of a convnet: soft, hard, or hard through a distillation token; two"
-    " class tokens; maps and token, each with and without the other",
+    "predictions of a fine-tuned ViT: soft, hard, or hard through a distillation token, as those of a convnet"
+    " are; two class tokens; maps and token, each with and without the other",
     "not in the paper; DeiT-B of arXiv 2012.12877, by a convnet, all images labelled: none 81.8, soft 81.8,"
     " hard 83.0, token 83.4",
     (
         _long("scratch", scratch),
         _long("two class tokens", _two_class_tokens, student=_WITH_TOKEN, loss=two_class_tokens_loss),
         _long("convnet", _convnet),
-        *_taught_by("ViT"),
-        *_taught_by("convnet"),
+        _taught_by("ViT", "fine-tuned", "soft", partial(_predictions, False), _SOFT),
+        _taught_by("ViT", "fine-tuned", "hard", partial(_predictions, True), _HARD),
+        _taught_by("ViT", "fine-tuned", "token", partial(_token, "ViT", False), _HARD),
+        _taught_by("convnet", "convnet", "token", partial(_token, "convnet", False), _HARD),
         _long("maps", by(how="distill"), {"transfer_weight": 10.0}, images=_partly_labelled),
         _long(
             "maps and token, ViT",
@@ -1015,23 +999,15 @@ ABLATIONS = {
 
 DISTILLED_TOO = Study(
     "distilled-too",
-    "Distill from an untrained teacher, and into another teacher's weights; AttnDistill with one thing"
-    " different",
-    "untrained: copy 72.7, distill 76.3 (ViT-L); into pre-trained students: 82.9 to 85.4; AttnDistill (arXiv"
-    " 2210.00944): T = 5, 10, 20: 77.7, 78.9, 78.3; without attention 77.8",
+    "Distill from an untrained teacher; AttnDistill with one thing different",
+    "untrained: copy 72.7, distill 76.3 (ViT-L); AttnDistill (arXiv 2210.00944): T = 5, 10, 20: 77.7, 78.9,"
+    " 78.3; without attention 77.8",
     (
         Variant(
             "distill untrained",
             partial(untrained_maps, plan=Plan(how="distill")),
             "distill",
             trials=_weights(0.3, 3.0, 10.0),
-        ),
-        Variant(
-            "distill into another teacher's weights",
-            partial(_into_another, "distill"),
-            "fine-tune",
-            trials=Range({"lr": AXES["lr"], **WEIGHTS}, {"lr": 2e-3, "transfer_weight": 10.0}, {}, step=0.0),
-            needs=("another teacher",),
         ),
         *(
             _attndistill("two heads, attndistill {ablated}", options, ablated=ablated)

@@ -17,18 +17,16 @@ from atbook.lab.evals import (
     bare,
     by_class_groups,
     compared,
-    sharpness,
     under_shifts,
 )
 from atbook.lab.scales import TUNING_SEED
-from atbook.lab.studies import ACROSS_TEACHER, CENTRAL, LONG_TAIL, POOL, STUDIES
+from atbook.lab.studies import CENTRAL, LONG_TAIL, POOL, STUDIES
 from atbook.lab.study import Sources
 from atbook.worlds import glyph_images, glyphs
 from atbook.worlds import shifts as ood
 from atbook.worlds.shifts import SHIFTS, all_shifts, shifted
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.methods.distillation import FeatureDistillation
-from atlib.methods.locality import localise_attention, shift_patches
 from atlib.methods.mean_maps import MeanMapCopy
 from tests import toy
 from tests.helpers import random_images, randomise
@@ -316,46 +314,6 @@ def test_by_class_groups_by_counting(sources):
             of_classes = [share(guesses[of_class], test.targets[of_class]) for of_class in places if of_class]
             expected[group] = sum(of_classes) / len(of_classes)
         assert found[name] == pytest.approx(expected)
-
-
-# --- how sharp maps are
-
-
-def test_sharpness_by_hand(tmp_path):
-    place = toy.place(tmp_path)
-    toy.untrained_models(place, [ACROSS_TEACHER])
-    sources = Sources(place, SCALE, 0)
-    local = randomise(localise_attention(shift_patches(create_vit("glyphs"))), 14).eval()
-    teacher = sources.teacher(ACROSS_TEACHER).eval()
-    models = {"local": local, "copy": AttentionTransfer(teacher, vit(11), Plan()).eval()}
-    found = sharpness(models, sources)
-    images = glyph_images(glyphs.generate("test", 40, 0, glyphs.World(offset=4)))
-    x = images.take(range(40))[0]
-
-    with torch.no_grad():
-        of_teacher = [seen.map for seen in walk(teacher, x).layers]
-        off = ~torch.eye(17, dtype=torch.bool)
-        others = [p * off / (p * off).sum(-1, keepdim=True) for p in of_teacher]
-        own = [seen.map for seen in walk(local, x).layers]
-
-    def flat(values):
-        return [value for layer in values for value in layer]
-
-    for values, maps in (
-        (found["local"]["entropy"], own),
-        (found["copy"]["entropy"], of_teacher),
-        (found["teacher"]["entropy"], of_teacher),
-        (found["teacher"]["entropy without the diagonal"], others),
-    ):
-        expected = [-float(p.xlogy(p)[:, head].sum(-1).mean()) for p in maps for head in range(4)]
-        assert flat(values) == pytest.approx(expected, abs=1e-5)
-    diagonal = [
-        float(torch.stack([p[:, h, i, i] for i in range(17)]).mean()) for p in of_teacher for h in range(4)
-    ]
-    assert flat(found["teacher"]["diagonal"]) == pytest.approx(diagonal, abs=1e-6)
-    factors = [4 * block.attn.sharpness.tolist()[head] for block in local.blocks for head in range(4)]
-    assert flat(found["local"]["factor"]) == pytest.approx(factors), "heads of width 16: a scale of 1/4"
-    assert set(found) == {"local", "copy", "teacher"} and "factor" not in found["copy"]
 
 
 # --- the list
