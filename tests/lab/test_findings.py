@@ -187,6 +187,7 @@ OF_CARDS = {
     ("local-tokens-help-copy", "find"): TOO_SMALL,
     ("mixing-beats-none", "find"): DOES_NOT_HOLD,
     ("mean-map-helps-resmlp", "find"): TOO_SMALL,
+    ("mean-map-beats-even-map", "find"): TOO_SMALL,
     ("copied-row-beats-own", "match"): TOO_SMALL,
     ("row-can-be-taught", "match"): TOO_SMALL,
 }
