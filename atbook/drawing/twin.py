@@ -1,4 +1,6 @@
-"""A scene of Match drawn large: where the teacher looks in it, or in its twin, and what the student sees."""
+"""A scene of Match drawn large: where the teacher looks in it, or in a twin, and what the student sees."""
+
+from typing import NamedTuple
 
 from atbook.drawing import seen
 from atbook.drawing.svg import arrow, box, drawing, pixels, spotlight, text
@@ -10,36 +12,56 @@ LEFT, RIGHT = 4, 188  # of the two columns
 FRAME, KEY, GLYPH = "#00ffff", "dotted", "solid"
 
 
-def twin() -> str:
-    """The twin beside the image: the teacher's eye on the one, the student's on the other."""
-    image, its_twin = seen.scene(), seen.scene("routing")
-    named = seen.answer("copy", image, its_twin)
+class Control(NamedTuple):
+    """A picture that the teacher sees while the student sees the image."""
+
+    #: What it shares with the image (`atbook.worlds.glyphs.TWINS`); None is the image itself.
+    twin: str | None
+    #: Its name, which stands above it.
+    name: str
+    #: Two lines: which places its maps name in the image, and what the student finds there.
+    leads_to: tuple[str, str]
+
+
+CONTROLS = {
+    "twin-none": Control(None, "the image", ("The same places, so it", "meets the same glyphs:")),
+    "twin": Control("routing", "the twin", ("The same places, so it", "meets its own glyphs:")),
+    "twin-message": Control("message", "the twin", ("Other places, so it", "meets other glyphs:")),
+}
+
+
+def twin(control: Control) -> str:
+    """What the teacher sees beside the image: the teacher's eye on the one, the student's on the other."""
+    image, theirs = seen.scene(), seen.scene(control.twin)
+    named = seen.answer("copy", image, theirs)
+    there = "the same cell" if theirs.cell == image.cell else "another cell"
     alt = (
-        f"A scene of Match, and its twin. In both, the key is in the same cell, and the glyph of its hue in "
-        f"another: a {image.shape} in the image, a {its_twin.shape} in the twin. On the twin, the teacher's "
-        f"class token looks at the key in layer 1 and at the {its_twin.shape} in layer 3. The student uses "
-        f"these maps on the image, meets the {image.shape} there, and names a {named}."
+        f"Two scenes of Match. The student sees the image, which asks for a {image.shape}. The teacher sees "
+        f"{control.name}, which asks for a {theirs.shape}, in {there}. The teacher's class "
+        f"token looks at the key of what it sees in layer 1, and at the {theirs.shape} in layer 3. The "
+        f"student uses these maps on the image, and names a {named}."
     )
     parts = [
-        text(LEFT + LARGE / 2, 14, "The twin", bold=True),
+        text(LEFT + LARGE / 2, 14, control.name.capitalize(), bold=True),
         text(LEFT + LARGE / 2, 30, "the teacher sees it"),
         text(RIGHT + LARGE / 2, 14, "The image", bold=True),
         text(RIGHT + LARGE / 2, 30, "the student sees it"),
         text(LEFT, 250, "Where its class token looks,", "start"),
         text(LEFT, 265, "layers 1 and 3:", "start"),
-        text(RIGHT, 250, "The same places, so it", "start"),
-        text(RIGHT, 265, "meets its own glyphs:", "start"),
+        text(RIGHT, 250, control.leads_to[0], "start"),
+        text(RIGHT, 265, control.leads_to[1], "start"),
         arrow(LEFT + LARGE + 1, 312, RIGHT - 1, 312, COLOURS["copy-routing-twin"]),
-        text(LEFT + LARGE / 2, 390, f"(a {its_twin.shape} in the twin)"),
-        text(RIGHT + LARGE / 2, 390, f"It answers: {named}", bold=True),
+        text(LEFT + LARGE / 2, 390, f"(a {theirs.shape} in {control.name})"),
+        text(RIGHT + LARGE / 2, 390, f"It answers: {named} {_mark(named, image)}", bold=True),
     ]
-    for left, sees in ((LEFT, its_twin), (RIGHT, image)):
+    for left, sees in ((LEFT, theirs), (RIGHT, image)):
         parts += _framed(left, 38, LARGE, sees)
         parts.append(text(left + LARGE / 2, 222, f"the glyph asked for: {sees.shape}"))
+        otherwise = "" if sees.cell == theirs.cell else "not "
         for place, (layer, what) in enumerate(seen.LOOKS.items()):
             x = left + place * (LARGE - SMALL)
-            parts += _looked_at(x, 273, SMALL, sees, its_twin, layer)
-            parts.append(text(x + SMALL / 2, 366, what))
+            parts += _looked_at(x, 273, SMALL, sees, theirs, layer)
+            parts.append(text(x + SMALL / 2, 366, otherwise + what))
     return drawing(398, alt, parts)
 
 
@@ -65,12 +87,16 @@ def front() -> str:
         (278, "dashed", COLOURS["scratch"], "A student without a teacher says", alone),
     ):
         parts.append(box(LEFT, y, 352, 26, colour, line, tint=0.2 if line == "solid" else 0))
-        mark = "✓" if said == image.shape else "✗"
         parts += [
             text(LEFT + 12, y + 17.5, words, "start"),
-            text(346, y + 17.5, f"{said} {mark}", "end", 13, bold=True),
+            text(346, y + 17.5, f"{said} {_mark(said, image)}", "end", 13, bold=True),
         ]
     return drawing(308, alt, parts)
+
+
+def _mark(said: str, image: seen.Seen) -> str:
+    """Whether an answer is right, as a sign."""
+    return "✓" if said == image.shape else "✗"
 
 
 def _framed(x: float, y: float, size: float, sees: seen.Seen) -> list[str]:

@@ -249,7 +249,7 @@ EXERCISES = (
     ),
     Exercise(
         "H1.2",
-        "How much of the teacher is run?",
+        "How much of the teacher runs?",
         stars=1,
         minutes=10,
         subject="counting",
@@ -281,7 +281,7 @@ EXERCISES = (
                 "Layers are counted from 0: the q and k of layer i are those of i + 1 layers.",
             ),
         },
-        see="What of the teacher must be run?",
+        see="How much of the teacher has to run?",
         rtol=0,
     ),
     Exercise(

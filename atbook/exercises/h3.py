@@ -405,7 +405,7 @@ EXERCISES = (
                 " for it: the step's first image, with weight 0.",
             ),
         },
-        see="Who gets which image?",
+        see="Which process gets which image?",
     ),
     Exercise(
         "H3.3",

@@ -11,6 +11,7 @@ from atbook.drawing.attention import KEYS, QUERIES, VALUES
 from atbook.drawing.family import CARDS, card
 from atbook.drawing.guide import QUESTIONS
 from atbook.drawing.method import VARIANTS, method
+from atbook.drawing.twin import CONTROLS
 from tools.drawings import FOLDER
 
 DRAWN = dict(drawings())
@@ -64,9 +65,23 @@ def test_the_twin_has_the_places_of_the_scene_and_another_shape():
             assert looks.argmax() == cell and looks.max() > 0.9
 
 
+def test_the_other_twin_has_the_shape_of_the_scene_at_other_places():
+    image, twin = seen.scene(), seen.scene("message")
+    assert twin.shape == image.shape and not {twin.cell, twin.key} & {image.cell, image.key}
+    for layer, cell in zip(seen.LOOKS, (twin.key, twin.cell)):
+        assert twin.looks(layer).argmax() == cell and twin.looks(layer).max() > 0.9
+
+
 def test_the_students_answer_as_the_drawings_say():
     image, twin = seen.scene(), seen.scene("routing")
     assert seen.answer("copy", image, twin) == seen.answer("copy", image, image) == image.shape
+    misled = seen.answer("copy", image, seen.scene("message"))
+    assert misled != image.shape
+    answers = {
+        name: re.search(r">It answers: (\w+) (.)</text>", DRAWN[f"{name}.svg"]).groups() for name in CONTROLS
+    }
+    right = (image.shape, "✓")
+    assert answers == {"twin-none": right, "twin": right, "twin-message": (misled, "✗")}
     assert seen.answer("scratch", image) != image.shape
 
 

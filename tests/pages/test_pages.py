@@ -19,6 +19,17 @@ def test_the_front_door_leads_to_the_first_page(browser):
     tab.close()
 
 
+def test_a_click_on_the_front_page_exchanges_what_the_teacher_sees(browser):
+    tab = browser.new_page()
+    tab.goto((HTML / "book" / "index.html").as_uri())
+    for one in tab.get_by_role("tab").all():
+        one.click()
+        shown = [svg for svg in tab.locator(".swap svg").all() if svg.is_visible()]
+        assert len(shown) == 1 and "It answers: " in shown[0].text_content()
+    assert tab.get_by_role("tab").count() == 3 and "cross" in shown[0].text_content()
+    tab.close()
+
+
 def test_old_addresses_lead_on(browser):
     tab = browser.new_page()
     for old, new in MOVED.items():
