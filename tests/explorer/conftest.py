@@ -111,8 +111,11 @@ def nameless(page):
     """What can be used or seen in the page and has no name for a screen reader, as HTML."""
     return page.eval_on_selector_all(
         ":is(select, button, input, canvas, progress, svg[role], [role=button])",
-        """all => all.filter(e => ![e.getAttribute('aria-label'), e.textContent, e.labels?.[0]?.textContent]
-            .some(text => text?.trim())).map(e => e.outerHTML)""",
+        """all => {
+            const names = e => [e.getAttribute('aria-label'), e.textContent, e.labels?.[0]?.textContent];
+            const unnamed = e => !e.closest('[hidden]') && !names(e).some(text => text?.trim());
+            return all.filter(unnamed).map(e => e.outerHTML);
+        }""",
     )
 
 
