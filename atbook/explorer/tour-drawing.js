@@ -76,12 +76,14 @@
 
   /* Draw all of it anew. kind: as above. shares: the N of the chosen token's row. teacher and student: {title, bytes,
      target} of what each sees, the target's cell; the teacher's may be null, with words instead. mapTitle: the map's;
-     compared: the shares of the second map, or null; weights: lines of text beside it. buttons: a function of the places that makes what can be pressed. */
+     compared: the shares of the second map, or null; weights: lines of text beside it. buttons: a function of the places
+     that makes what can be pressed. */
   function draw(drawing, { kind, shares, token, teacher, nobody, mapTitle, student, compared, weights }, buttons) {
     const at = placesOf(kind), lit = shares.flatMap((share, j) => (share > 0.08 ? [j] : []));
     const differing = compared ? shares.flatMap((share, j) => (Math.abs(share - compared[j]) > DIFFERS ? [j] : [])) : [];
     const most = Math.max(...shares, ...(compared ?? []));
-    const source = kind === "painted" ? () => ({ x: at.teacher.side / 2, across: at.teacher.side / 2, y: TOP + SIDE / 2 }) : j => place(at.teacher, j);
+    const you = { x: at.teacher.side / 2, across: at.teacher.side / 2, y: TOP + SIDE / 2 };
+    const source = j => (kind === "painted" ? you : place(at.teacher, j));
     const below = TOP + SIDE + 20, besides = compared && [
       ...lines(at.second.left - 8, below, "end", ["to compare: the map", "of the student's", "own scene"]),
       ...lines(at.second.left + at.second.side + 8, below, "start", [differing.length ? "red: they differ" : "the two are alike", ...weights]),

@@ -195,11 +195,11 @@ A step is a state of the explorer and a few sentences. What a reader changes in 
       const inCell = i => `${content.hues[scene.cells[i].hue]} ${content.shapes[scene.cells[i].shape]}`;
       const inToken = j => (j === 0 ? "class token" : `${placeOf(j - 1)}, ${j - 1 === scene.key ? "the key" : inCell(j - 1)}`);
       const pictureOf = (name, one) => ({ title: name, bytes: Explorer.render(one, state), target: one.cell });
+      const kind = painted ? "painted" : twinned ? "compared" : "plain", whose = own ? "the student's map" : "the teacher's map";
       drawTour(drawing, {
-        kind: painted ? "painted" : twinned ? "compared" : "plain", shares, token, compared,
+        kind, shares, token, compared, mapTitle: { painted: "your map", compared: "map of the twin" }[kind] ?? whose,
         weights: compared ? [`target: ${percent(targets[0])} above,`, `${percent(targets[1])} here`] : [],
-        teacher: own || painted ? null : pictureOf(twinned ? "teacher: a twin" : "teacher", seen),
-        nobody: painted ? "you" : "no teacher", mapTitle: own ? "its own map" : painted ? "your map" : twinned ? "map of the twin" : "its map",
+        teacher: own || painted ? null : pictureOf(twinned ? "teacher: a twin" : "teacher", seen), nobody: painted ? "you" : "no teacher",
         student: pictureOf(twinned ? "student: the scene" : "student", scene),
       }, at => [
         ...buttons("student", at.student, N, token, j => `${inToken(j)}: ${percent(shares[j])} of the attention`, j => change({ token: j })),

@@ -1,7 +1,7 @@
 /* "Train it here": two students start from the same weights, and learn in front of the reader. */
 "use strict";
 (() => {
-  const { el, svg, controls, percent, placeOf, capital, paint, rowOf, softmax, likeliest } = Explorer;
+  const { el, svg, controls, percent, placeOf, paint, rowOf, softmax, likeliest } = Explorer;
   const CLASSES = 8, L = 4, SLICE = 30; // milliseconds in which scenes are drawn before the page gets a turn
   const COPIED = {
     maps: "its teacher's maps", routing: "maps of a routing twin", message: "maps of a message twin", nothing: "nothing",
@@ -178,7 +178,7 @@
 
     function statusText() {
       if (finished()) {
-        const said = run.students.map(s => `the ${TITLES[s.what].replace("Student", "student")} names ${percent(scoreOf(s))}`);
+        const said = run.students.map(s => `the ${TITLES[s.what].replace("Student", "student")} names ${percent(scoreOf(s))} correctly`);
         return `Done. Of 500 scenes that neither has seen, ${said[0]}, and ${said[1]}. Guessing is 12.5 %.`;
       }
       if (run.drawn === 0) return "Both start from the same weights and see the same scenes in the same order. On two idle cores of a laptop it takes about a minute.";
@@ -239,7 +239,6 @@
     clear();
   }
 
-  Object.assign(Explorer, { openTraining });
   const root = document.getElementById("explorer-training");
   if (root) openTraining(root, globalThis.ExplorerWeights);
 })();
