@@ -185,7 +185,7 @@ LEAKS = """world => {
 
 
 def test_the_message_leaks_as_often_as_step_four_says(tab):
-    """'In Find in one scene of four; in Match hardly ever'."""
+    """'In Find this happens in one scene of four; in Match, the world before, hardly ever'."""
     assert ask(tab, LEAKS, "find") == pytest.approx(1 / 4, abs=0.05)
     assert ask(tab, LEAKS, "match") < 0.03
 
