@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const folder = new URL(".", document.currentScript.src).href;
-  const SCRIPTS = ["tour-weights", "model", "scenes", "page", "explorer", "tour"];
+  const SCRIPTS = ["tour-weights", "model", "scenes", "page", "state", "tour-drawing", "tour"];
 
   function load(names) {
     if (names.length === 0) return Explorer.openTours(globalThis.ExplorerWeights, new URL("../../book/play.html", folder).href);

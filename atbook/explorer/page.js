@@ -12,6 +12,11 @@
     routing: "same places, other shapes", message: "same shape, other places", distractors: "other distractors",
     unrelated: "nothing the same",
   };
+  /* What a world asks of every scene. */
+  const ASKS = {
+    match: "which shape has the key's colour? The key is the framed square.",
+    find: "which shape is in the cell with four white corners?",
+  };
 
   function el(tag, properties = {}, ...children) {
     const node = Object.assign(document.createElement(tag), properties);
@@ -78,7 +83,7 @@
   }
 
   Object.assign(Explorer, {
-    NAMES, el, svg, fill, controls, paint, icon, rowOf, softmax,
+    NAMES, ASKS, el, svg, fill, controls, paint, icon, rowOf, softmax,
     nameOf: name => NAMES[name] ?? name, // a reader's own models have names of their own
     percent: share => `${Math.round(100 * share)} %`,
     placeOf: cell => `row ${Math.floor(cell / GRID)}, column ${cell % GRID}`, // from 0, as the book counts

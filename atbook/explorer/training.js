@@ -1,7 +1,7 @@
 /* "Train it here": two students start from the same weights, and learn in front of the reader. */
 "use strict";
 (() => {
-  const { el, svg, controls, percent, placeOf, capital, paint, rowOf, softmax, likeliest } = Explorer;
+  const { el, svg, controls, percent, placeOf, paint, rowOf, softmax, likeliest } = Explorer;
   const CLASSES = 8, L = 4, SLICE = 30; // milliseconds in which scenes are drawn before the page gets a turn
   const COPIED = {
     maps: "its teacher's maps", routing: "maps of a routing twin", message: "maps of a message twin", nothing: "nothing",
@@ -56,7 +56,9 @@
       el("div", {}, el("div", { className: "explorer-map" }, ...cells), `layer ${l}`)));
     table.setAttribute("aria-hidden", "true"); // the scene's name says it in words
     const says = el("p");
-    return { title, score, scene, shades, maps, says, box: el("section", {}, title, score, stage, says, table) };
+    const box = el("section", {}, title, score, el("p", {}, "of 500 new scenes named correctly"), stage, says,
+      el("p", {}, "Where its class token looks, in each layer:"), table);
+    return { title, score, scene, shades, maps, says, box };
   }
 
   /* The training inside an element, with the teachers of `content`. */
@@ -89,14 +91,14 @@
     progress.setAttribute("aria-label", "training");
     const status = el("p", { className: "explorer-status" });
     status.setAttribute("role", "status");
-    const panels = [panel(0), panel(1)];
+    const asks = el("p", { className: "explorer-name" }), panels = [panel(0), panel(1)];
     const guess = { value: 1 / CLASSES, name: "guessing" };
     const accuracy = chart("Share of 500 new scenes named correctly", percent, 1, guess);
     const loss = chart("Training loss", value => value.toFixed(1), null, null);
     const row = (...children) => el("div", { className: "explorer-row" }, ...children);
     root.replaceChildren(
       row(copied[0].field, copied[1].field, world.field, labels.field, rate.field),
-      row(train, again, progress), status,
+      row(train, again, progress), status, asks,
       el("div", { className: "explorer-two" }, ...panels.map(({ box }) => box)),
       el("div", { className: "explorer-two explorer-charts" }, accuracy.figure, loss.figure));
 
@@ -176,7 +178,7 @@
 
     function statusText() {
       if (finished()) {
-        const said = run.students.map(s => `the ${TITLES[s.what].replace("Student", "student")} names ${percent(scoreOf(s))}`);
+        const said = run.students.map(s => `the ${TITLES[s.what].replace("Student", "student")} names ${percent(scoreOf(s))} correctly`);
         return `Done. Of 500 scenes that neither has seen, ${said[0]}, and ${said[1]}. Guessing is 12.5 %.`;
       }
       if (run.drawn === 0) return "Both start from the same weights and see the same scenes in the same order. On two idle cores of a laptop it takes about a minute.";
@@ -192,6 +194,7 @@
       train.textContent = finished() ? "Train again" : run.going ? "Stop" : run.drawn > 0 ? "Go on" : "Train";
       again.disabled = run.drawn === 0;
       progress.value = run.students.reduce((sum, { step }) => sum + step / steps / 2, 0);
+      asks.textContent = `The question: ${Explorer.ASKS[choice.world]}`;
       const text = statusText();
       if (status.textContent !== text) status.textContent = text;
       // numbers that change ten times a second are for the eye alone
@@ -209,13 +212,14 @@
       one.title.textContent = TITLES[student.what];
       one.score.textContent = share === undefined ? "–" : percent(share);
       paint(one.scene, clear);
+      one.shades.forEach((shade, cell) => shade.classList.toggle("explorer-target", cell === scene.cell));
       const rows = student.seen && Array.from({ length: L }, (_, l) =>
         rowOf(student.seen.maps.subarray(l * 4 * 17 * 17), "mean", 0));
       one.maps.forEach((cells, l) => cells.forEach((cell, j) => (cell.style.opacity = rows ? rows[l][j] : 0)));
       const most = rows ? Math.max(...rows[L - 1].slice(1)) : 1;
       one.shades.forEach((shade, cell) => shade.style.setProperty("--dim", rows ? 0.75 * (1 - rows[L - 1][cell + 1] / most) : 0));
       if (!rows) {
-        one.says.textContent = "A scene that it will not be trained on.";
+        one.says.textContent = "A scene that it will not learn from. The dashed frame is the target, which the question asks for.";
         one.scene.setAttribute("aria-label", "A scene; nothing is trained yet");
         return;
       }
@@ -235,7 +239,6 @@
     clear();
   }
 
-  Object.assign(Explorer, { openTraining });
   const root = document.getElementById("explorer-training");
   if (root) openTraining(root, globalThis.ExplorerWeights);
 })();

@@ -25,7 +25,7 @@ except ImportError as error:
     ) from error
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("model.js", "scenes.js", "page.js", "explorer.js", "widget.js")
+SCRIPTS = ("model.js", "scenes.js", "page.js", "state.js", "explorer.js", "widget.js")
 FALLBACK = (
     "<p>An explorer of {names} in {world}: run this cell in a notebook to open it. The book's own models are"
     ' on its page <a href="../book/play.html">Play with it</a>.</p>'

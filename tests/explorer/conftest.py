@@ -3,6 +3,7 @@ Python hands to it."""
 
 import base64
 import json
+import re
 
 import numpy as np
 import pytest
@@ -58,6 +59,64 @@ def tab(browser, weights_file, tmp_path_factory):
     }""")
     yield tab
     assert complaints == []
+
+
+# The parts of the play page, and where each stands; in a page, in this order.
+PARTS = {
+    "tour": '<div class="tour-here"></div>',
+    "training": '<div id="explorer-training"></div>',
+    "explorer": '<div id="explorer"></div>',
+}
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>play</title>
+<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="{style}">
+{parts}{scripts}</html>"""
+
+
+@pytest.fixture
+def play(visit, weights_file, tmp_path):
+    """A function that opens parts of the play page, without the book around them, at an address; with the
+    scripts of `book/play.md`, in its order."""
+
+    def opened(*parts, address="", width=1000):
+        source = (ROOT / "book" / "play.md").read_text(encoding="utf-8")
+        names = re.findall(r'<script src="\.\./_static/explorer/([^"]+)"', source)
+        files = [weights_file if name == weights_file.name else SCRIPTS / name for name in names]
+        page = PAGE.format(
+            style=(SCRIPTS / "explorer.css").as_uri(),
+            parts="".join(PARTS[part] for part in PARTS if part in parts),
+            scripts="".join(f'<script src="{file.as_uri()}"></script>' for file in files),
+        )
+        file = tmp_path / f"{'-'.join(parts)}.html"
+        file.write_text(page, encoding="utf-8")
+        return visit(file.as_uri() + address, width)
+
+    return opened
+
+
+def address(page):
+    """What the address asks for, {name: value}."""
+    return dict(part.split("=") for part in page.evaluate("location.hash.slice(1)").split("&"))
+
+
+def says(page):
+    """What is said of the answer."""
+    return page.inner_text(".explorer-says")
+
+
+def chosen(page, label):
+    return page.get_by_label(label, exact=True).input_value()
+
+
+def nameless(page):
+    """What can be used or seen in the page and has no name for a screen reader, as HTML."""
+    return page.eval_on_selector_all(
+        ":is(select, button, input, canvas, progress, svg[role], [role=button])",
+        """all => {
+            const names = e => [e.getAttribute('aria-label'), e.textContent, e.labels?.[0]?.textContent];
+            const unnamed = e => !e.closest('[hidden]') && !names(e).some(text => text?.trim());
+            return all.filter(unnamed).map(e => e.outerHTML);
+        }""",
+    )
 
 
 def sent(array):

@@ -5,67 +5,40 @@ import re
 
 import pytest
 
-from tests.explorer.conftest import SCRIPTS
+from tests.explorer.conftest import address, chosen, nameless, says
 from tests.helpers import ROOT
-
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>play</title>
-<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="{style}">
-<div id="explorer"></div>{scripts}</html>"""
-
-
-@pytest.fixture(scope="session")
-def page_file(weights_file, tmp_path_factory):
-    """The page alone, without the book around it."""
-    names = ("model.js", "scenes.js", "page.js", "explorer.js")
-    scripts = [weights_file, *(SCRIPTS / name for name in names)]
-    tags = "".join(f'<script src="{script.as_uri()}"></script>' for script in scripts)
-    file = tmp_path_factory.mktemp("play") / "play.html"
-    file.write_text(PAGE.format(style=(SCRIPTS / "explorer.css").as_uri(), scripts=tags))
-    return file
 
 
 @pytest.fixture
-def play(visit, page_file):
+def explorer(play):
     """A function that opens the explorer at an address."""
-    return lambda address="", width=1000: visit(page_file.as_uri() + address, width)
+    return lambda asked="", width=1000: play("explorer", address=asked, width=width)
 
 
-def says(page):
-    return page.inner_text(".explorer-says")
-
-
-def address(page):
-    return dict(part.split("=") for part in page.evaluate("location.hash.slice(1)").split("&"))
-
-
-def chosen(page, label):
-    return page.get_by_label(label, exact=True).input_value()
-
-
-def test_a_state_in_the_address_is_restored(play):
+def test_a_state_in_the_address_is_restored(explorer):
     asked = "#world=find&model=copy&beside=scratch&maps=painted,twin,teacher,uniform&twin=message&seed=4"
     asked += "&edits=shape.3.5_cue.7&paint=0.8.00000k00000000005&blur=0.5&token=8&layer=1&head=2&noise=0.4"
     asked += "&rendering=dotted"
-    page = play(asked)
+    page = explorer(asked)
     assert address(page) == dict(part.split("=") for part in asked[1:].split("&"))
     assert [chosen(page, name) for name in ("World", "Model", "Twin")] == ["find", "copy", "message"]
     layers = [chosen(page, f"Layer {layer}") for layer in range(4)]
     assert layers == ["painted", "twin", "teacher", "uniform"]
-    again = play(page.evaluate("location.hash"))
+    again = explorer(page.evaluate("location.hash"))
     assert says(again) == says(page) and "maps chosen layer by layer" in says(page)
 
 
-def test_maps_are_those_that_the_model_was_trained_with(play):
-    page = play("#world=find&model=copy")
+def test_maps_are_those_that_the_model_was_trained_with(explorer):
+    page = explorer("#world=find&model=copy")
     assert chosen(page, "Maps of all layers") == "teacher"
     probabilities = page.inner_text(".explorer-answers")
-    assert probabilities == play("#world=find&model=copy&maps=teacher").inner_text(".explorer-answers")
+    assert probabilities == explorer("#world=find&model=copy&maps=teacher").inner_text(".explorer-answers")
     page.get_by_label("Model", exact=True).select_option("distill")
     assert chosen(page, "Maps of all layers") == "own"
 
 
-def test_what_the_address_asks_for_and_is_not_here_is_said(play):
-    page = play("#world=find&model=resnet&noise=7&colour=red&seed=3&edits=shape.99.1&paint=0.3.k")
+def test_what_the_address_asks_for_and_is_not_here_is_said(explorer):
+    page = explorer("#world=find&model=resnet&noise=7&colour=red&seed=3&edits=shape.99.1&paint=0.3.k")
     said = page.inner_text(".explorer-notice")
     assert all(
         part in said for part in ("model=resnet", "noise=7", "colour", "edits=shape.99.1", "paint=0.3.k")
@@ -75,23 +48,23 @@ def test_what_the_address_asks_for_and_is_not_here_is_said(play):
     assert page.inner_text(".explorer-notice") == ""
 
 
-def test_a_link_within_the_page_changes_the_state(play):
-    page = play("#world=find&model=scratch")
+def test_a_link_within_the_page_changes_the_state(explorer):
+    page = explorer("#world=find&model=scratch")
     page.evaluate("location.hash = '#world=find&model=copy&maps=uniform'")
     page.wait_for_function("document.querySelector('.explorer-says').textContent.startsWith('Copy')")
     assert "uniform maps" in says(page)
 
 
-def test_the_links_of_chapters_ask_for_what_is_here(play):
+def test_the_links_of_chapters_ask_for_what_is_here(explorer):
     chapters = (file.read_text(encoding="utf-8") for file in sorted((ROOT / "notebooks").glob("*.md")))
     links = [state for text in chapters for state in re.findall(r'href="\.\./book/play\.html(#[^"]+)"', text)]
     assert len(links) >= 6
     for link in links:
-        assert play(html.unescape(link)).inner_text(".explorer-notice") == "", link
+        assert explorer(html.unescape(link)).inner_text(".explorer-notice") == "", link
 
 
-def test_edits_change_the_answer_and_undo_takes_them_back(play):
-    page = play("#world=find&model=fine-tune&seed=2")
+def test_edits_change_the_answer_and_undo_takes_them_back(explorer):
+    page = explorer("#world=find&model=fine-tune&seed=2")
     marked = page.evaluate("Explorer.draw('find', 2).cell")
     states = [(page.evaluate("location.hash"), says(page))]
     page.locator(".explorer-cells button").nth(marked).click()
@@ -107,19 +80,19 @@ def test_edits_change_the_answer_and_undo_takes_them_back(play):
     assert page.get_by_role("button", name="Undo").is_disabled()
 
 
-def test_the_mark_moves_and_the_key_too(play):
-    page = play("#world=find&model=fine-tune&token=6")
+def test_the_mark_moves_and_the_key_too(explorer):
+    page = explorer("#world=find&model=fine-tune&token=6")
     page.get_by_role("button", name="Mark this cell").click()
     assert address(page)["edits"] == "cue.5"
     assert "marked" in page.locator(".explorer-cells button").nth(5).get_attribute("aria-label")
     key = page.evaluate("Explorer.draw('match', Explorer.TYPICAL.match).key")
-    page = play(f"#world=match&model=teacher&token={(key + 1) % 16 + 1}")
+    page = explorer(f"#world=match&model=teacher&token={(key + 1) % 16 + 1}")
     page.get_by_role("button", name="Move the key here").click()
     assert "the key" in page.locator(".explorer-cells button").nth((key + 1) % 16).get_attribute("aria-label")
 
 
-def test_a_row_is_painted_with_sliders(play):
-    page = play("#world=match&model=copy&layer=3")
+def test_a_row_is_painted_with_sliders(explorer):
+    page = explorer("#world=match&model=copy&layer=3")
     page.get_by_text("Paint a map").click()
     share = page.get_by_label("share of row 1, column 2", exact=True)
     share.focus()
@@ -146,8 +119,8 @@ def test_a_row_is_painted_with_sliders(play):
     assert "paint" not in address(page)
 
 
-def test_a_keyboard_reaches_everything(play):
-    page = play("#world=find&model=copy&maps=twin&token=6")
+def test_a_keyboard_reaches_everything(explorer):
+    page = explorer("#world=find&model=copy&maps=twin&token=6")
     for details in page.query_selector_all("details"):
         details.evaluate("e => e.open = true")
     wanted = page.eval_on_selector_all(
@@ -178,29 +151,24 @@ def test_a_keyboard_reaches_everything(play):
     assert "token" not in address(page) and "class token" in page.evaluate("document.activeElement.ariaLabel")
 
 
-def test_everything_has_a_name(play):
-    page = play("#world=match&model=teacher&maps=twin&token=6")
-    nameless = page.eval_on_selector_all(
-        "#explorer :is(select, button, input, canvas)",
-        """all => all.filter(e => ![e.getAttribute('aria-label'), e.textContent, e.labels?.[0]?.textContent]
-            .some(text => text?.trim())).map(e => e.outerHTML)""",
-    )
-    assert nameless == []
+def test_everything_has_a_name(explorer):
+    page = explorer("#world=match&model=teacher&maps=twin&token=6")
+    assert nameless(page) == []
     scene = page.locator(".explorer-scene").get_attribute("aria-label")
     assert scene.startswith("A scene of Match: row 0, column 0,") and scene.count("the key in") == 1
 
 
 @pytest.mark.parametrize("width", (1000, 390))
-def test_it_is_no_wider_than_the_page(play, width):
-    page = play("#world=find&model=copy&beside=scratch&maps=twin&token=6", width)
+def test_it_is_no_wider_than_the_page(explorer, width):
+    page = explorer("#world=find&model=copy&beside=scratch&maps=twin&token=6", width)
     for details in page.query_selector_all("details"):
         details.evaluate("e => e.open = true")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_nothing_moves_by_itself(play):
+def test_nothing_moves_by_itself(explorer):
     """So that whoever prefers reduced motion need not ask for it."""
-    moving = play("#world=find&model=copy&maps=twin&token=6").eval_on_selector_all(
+    moving = explorer("#world=find&model=copy&maps=twin&token=6").eval_on_selector_all(
         "#explorer, #explorer *",
         """all => all.map(e => getComputedStyle(e))
             .filter(s => s.animationName !== 'none' || s.transitionDuration !== '0s').length""",
@@ -208,8 +176,8 @@ def test_nothing_moves_by_itself(play):
     assert moving == 0
 
 
-def test_dials_are_one_step_for_undo(play):
-    page = play("#world=find&model=copy")
+def test_dials_are_one_step_for_undo(explorer):
+    page = explorer("#world=find&model=copy")
     page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
     page.get_by_label("clutter").focus()
     for _ in range(3):
@@ -223,8 +191,8 @@ def test_dials_are_one_step_for_undo(play):
     assert "clutter" not in address(page)
 
 
-def test_accuracy_is_measured_while_the_page_stays_alive(play):
-    page = play("#world=find&model=copy&maps=twin&twin=distractors&noise=0.2")
+def test_accuracy_is_measured_while_the_page_stays_alive(explorer):
+    page = explorer("#world=find&model=copy&maps=twin&twin=distractors&noise=0.2")
     page.get_by_role("button", name="Measure on 500 scenes").click()
     page.locator(".explorer-cells button").nth(3).click()  # looking elsewhere does not end it
     assert address(page)["token"] == "4" and page.locator("progress").is_visible()

@@ -4,30 +4,15 @@ import re
 
 import pytest
 
-from tests.explorer.conftest import SCRIPTS
-from tests.explorer.test_page import PAGE
-
-NAMES = ("model.js", "scenes.js", "page.js", "vit-wasm.js", "learning.js", "training.js")
-
-
-@pytest.fixture(scope="session")
-def training_file(weights_file, tmp_path_factory):
-    tags = "".join(
-        f'<script src="{script.as_uri()}"></script>'
-        for script in [weights_file, *(SCRIPTS / name for name in NAMES)]
-    )
-    page = PAGE.format(style=(SCRIPTS / "explorer.css").as_uri(), scripts=tags)
-    file = tmp_path_factory.mktemp("training") / "training.html"
-    file.write_text(page.replace('id="explorer"', 'id="explorer-training"'))
-    return file
+from tests.explorer.conftest import nameless
 
 
 @pytest.fixture
-def training(visit, training_file):
+def training(play):
     """A function that opens the training, by default with the fewest labels."""
 
     def opened(width=1000, labels="200"):
-        page = visit(training_file.as_uri(), width)
+        page = play("training", width=width)
         page.set_default_timeout(60_000)
         page.get_by_label("Labelled scenes").select_option(labels)
         return page
@@ -88,12 +73,11 @@ def test_two_students_learn_stop_and_go_on(training):
     assert "Student with maps of a routing twin" in page.inner_text(".explorer-two >> nth=0")
 
 
-def test_a_browser_without_simd_is_told(browser, training_file):
-    page = browser.new_page()
+def test_a_browser_without_simd_is_told(training):
+    page = training()
     page.add_init_script("WebAssembly.validate = () => false")
-    page.goto(training_file.as_uri())
+    page.reload()
     assert "no WebAssembly with SIMD" in status(page) and button(page, "Train").is_disabled()
-    page.close()
 
 
 def test_a_world_has_its_own_rate(training):
@@ -107,9 +91,4 @@ def test_a_world_has_its_own_rate(training):
 def test_it_is_no_wider_than_the_page_and_everything_has_a_name(training, width):
     page = training(width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    nameless = page.eval_on_selector_all(
-        "#explorer-training :is(select, button, input, canvas, progress, svg[role=img])",
-        """all => all.filter(e => ![e.getAttribute('aria-label'), e.textContent, e.labels?.[0]?.textContent]
-            .some(text => text?.trim())).map(e => e.outerHTML)""",
-    )
-    assert nameless == []
+    assert nameless(page) == []

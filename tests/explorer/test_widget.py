@@ -12,8 +12,7 @@ from atbook.explorer.widget import Explorer
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
 from atlib import AttentionTransfer, Plan, create_vit
-from tests.explorer.conftest import received, sent
-from tests.explorer.test_page import chosen, says
+from tests.explorer.conftest import chosen, received, says, sent
 from tests.helpers import randomise
 
 
