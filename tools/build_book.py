@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -95,6 +96,15 @@ def build_pages(html: Path, jobs: int) -> bool:
     )
 
 
+def build_slides(html: Path) -> bool:
+    """Make the course's slides, to which the teaching page links, in a folder; returns whether that
+    passed."""
+    source, doctrees = ROOT / "course" / "slides", html.parent / ".slides-doctrees"
+    options = ["-q", "-b", "revealjs", "-W", "--keep-going", "-d", str(doctrees)]
+    command = [sys.executable, "-m", "sphinx", *options, str(source), str(html)]
+    return subprocess.run(command, cwd=ROOT, env=execute.surroundings()).returncode == 0
+
+
 def size(folder: Path) -> float:
     """Megabytes (10^6 bytes) of all files below `folder`."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
@@ -111,7 +121,7 @@ def main() -> None:
         shutil.rmtree(BUILD / stale, ignore_errors=True)
     run_notebooks(arguments.jobs)
     built, html = UNFINISHED / "_build" / "html", BUILD / "html"
-    if not build_pages(built, arguments.jobs):
+    if not (build_pages(built, arguments.jobs) and build_slides(built / "slides")):
         if built.exists():
             built.rename(BUILD / "failed-html")
         sys.exit(

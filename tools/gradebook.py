@@ -428,9 +428,12 @@ td:first-child {{ white-space: nowrap; }} h2 {{ font-size: 1.15rem; }} em {{ col
 
 def write_report(path: Path, edition: Edition, lines: Sequence[Line], everybody: Sequence[Handed]) -> None:
     """Write the texts of all students, to be read with the rubric."""
-    parts = []
+    parts, notes_of = [], getattr(edition.cases(), "notes", None)
     for line, handed in zip(lines, everybody):
-        remarks = "\n".join(f"- {remark}" for remark in [*line.result.remarks, *line.notes])
+        says = [*line.result.remarks, *line.notes]
+        if notes_of and line.result.student:
+            says.append(notes_of(line.result.student, edition.label, edition.files))
+        remarks = "\n".join(f"- {remark}" for remark in says)
         texts = "\n\n".join(own_texts(handed, edition))
         head = f"# {line.result.file}: {line.name or 'nameless'}, {line.result.status}"
         parts.append(f"{head}\n\n{remarks}\n\n{texts}\n")

@@ -18,6 +18,8 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import NamedTuple
 
+import torch
+
 from atbook.cage.outside import Answer, Cage, cleaned
 from atbook.exercises import answers
 from course.hidden import Asked
@@ -192,6 +194,9 @@ def grade(
 ) -> list[Result]:
     """The results of all submissions, in their order. jobs: how many are graded side by side, each job in a
     cage of its own. done: is called with each result as soon as it is there."""
+    torch.set_num_threads(
+        1
+    )  # jobs run side by side, and threads of one wait for each other on a busy machine
     with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
         cages: SimpleQueue[Cage] = SimpleQueue()
         for _ in range(jobs):

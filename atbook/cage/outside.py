@@ -72,13 +72,22 @@ def missing(use_namespaces: bool = True) -> str:
     if use_namespaces and namespaces():
         return ""
     why = "bubblewrap may make no namespaces here" if shutil.which("bwrap") else "bubblewrap is not installed"
-    lacks = "answers can read files that everybody on this machine can"
-    if os.geteuid() == 0 and not _readable_by_all(_needed()):
-        lacks = "answers run as root and can read every file (Python lies where only root can read it)"
+    if _drops_user(()):
+        lacks = "answers can read what every user of this machine can"
+    else:
+        lacks = (
+            "answers run as the user that you are, and can read and write your files, the edition's key too"
+        )
     if sys.platform != "linux":
         lacks += ", reach the network, and take memory without a limit"
     holds = "The limits of time, output and processes hold. Grade where there is nothing to read."
     return f"{why}: {lacks}. {holds}"
+
+
+def _drops_user(folders: Sequence[Path]) -> bool:
+    """Whether answers run as a user of their own without namespaces: only root can give up what it is, and
+    only where Python is not root's alone."""
+    return os.geteuid() == 0 and _readable_by_all(_needed(folders))
 
 
 def _needed(folders: Sequence[Path] = ()) -> list[Path]:
@@ -166,7 +175,7 @@ class Cage:
             "memory_bytes": self._memory,
             "file_bytes": FILES,
             "patience": PATIENCE,
-            "drop_user": not self._caged and os.geteuid() == 0 and _readable_by_all(_needed(self._folders)),
+            "drop_user": not self._caged and _drops_user(self._folders),
         }
         command = [sys.executable, "-I", "-m", "atbook.cage.inside", json.dumps(settings)]
         if self._caged:

@@ -2,6 +2,8 @@
 "fig-two-worlds", worlds=both_worlds())`."""
 
 import ast
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import jupytext
@@ -19,16 +21,23 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 USUAL = {"np": np, "plot": plot, "plt": plt, "torch": torch}  # what chapters import at their beginning
 
 
-def figure(chapter: str, name: str, size: tuple[float, float] | None = None, **variables) -> Figure:
+def figure(
+    chapter: str, name: str, size: tuple[float, float] | None = None, from_start: bool = False, **variables
+) -> Figure:
     """The figure that the chapter's cell of that name draws. variables: what its code takes from earlier
-    cells; size: in inches; a size below the chapter's makes the letters larger. Raises `ValueError` for an
-    unknown name."""
+    cells; from_start: whether to run these cells in place of that; size: in inches; a size below the
+    chapter's makes the letters larger. Raises `ValueError` for an unknown name."""
     cells = [cell for cell in jupytext.read(NOTEBOOKS / f"{chapter}.md").cells if cell.cell_type == "code"]
     named = {cell.metadata.get("mystnb", {}).get("figure", {}).get("name"): cell for cell in cells}
     if name not in named:
         raise ValueError(f"{chapter} has no figure {name!r}; it has {', '.join(filter(None, named))}")
     *first, last = ast.parse(named[name].source).body
     space = USUAL | variables
+    if from_start:
+        with redirect_stdout(StringIO()):
+            for cell in cells[: cells.index(named[name])]:
+                if "skip-execution" not in cell.metadata.get("tags", []):
+                    exec(compile(cell.source, chapter, "exec"), space)
     exec(compile(ast.Module(first, []), chapter, "exec"), space)
     drawn = eval(compile(ast.Expression(last.value), chapter, "eval"), space)
     return sized(drawn, size) if size else drawn

@@ -28,6 +28,7 @@ nb_mime_priority_overrides = [
 revealjs_style_theme = "white"
 revealjs_static_path = [str(ROOT / "book" / "assets"), "assets"]
 revealjs_css_files = ["slides.css"]
+revealjs_js_files = ["slides.js"]
 revealjs_script_conf = {"width": 1280, "height": 720, "margin": 0.04, "hash": True, "slideNumber": "c/t"}
 revealjs_script_conf |= {"center": False, "transition": "none", "controlsTutorial": False}
 # The key S opens the speaker's view, with the notes and a clock.

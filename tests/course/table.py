@@ -1,47 +1,75 @@
-"""`python -m tests.course.table`: a table of what each attack and each odd submission gets, with its remark
-and its seconds, in Markdown."""
+"""`python -m tests.course.table`: what each attack gains without the cage and in it, and what odd submissions
+get, with remarks and seconds, as a table in Markdown."""
 
+import os
+import socket
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from atbook.cage import outside
 from atbook.records import markdown_table
-from tests.course.attacks import ATTACKS
+from tests.course.attacks import ATTACKS, SECRETS, TAMED, aimed
 from tests.course.helpers import edition_of, only, replace, solution
 from tests.course.test_attacks import TASK
-from tests.course.test_robustness import ODD, changed
+from tests.course.test_robustness import ODD, REFUSED, changed
+from tests.course.unguarded import Outcome, gained, outcome
 from tools.grades import Result, graded
+from tools.handed import handed_in
 
 
-def row(name: str, result: Result, start: float) -> list[str]:
+def row(name: str, without: str, inside: str, result: Result, start: float) -> list[str]:
     """A line of the table."""
     says = [test.says for tests in result.tests.values() for test in tests if test.says]
-    remark = [*result.remarks, *says][:1] or [""]
+    remark = ([*result.remarks, *says] or [""])[0]
     seconds = f"{time.monotonic() - start:.1f}"
-    return [name, f"{result.total:g}", remark[0].replace("|", "\\|")[:120], seconds]
+    return [name, without, inside, remark.replace("|", "\\|")[:120], seconds]
 
 
 def main() -> None:
     """Grade all of them, and print the table."""
     outside.SECONDS = 2.0
+    os.environ["TOKEN"] = "SECRET_OF_THE_TEACHER"
     rows = []
-    with TemporaryDirectory() as folder:
-        edition = edition_of(Path(folder), "a1", "a")
+    with TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        edition, port, file = (
+            edition_of(Path(folder), "a1", "a"),
+            server.getsockname()[1],
+            Path(folder) / "mine",
+        )
+        secrets = (*SECRETS, edition.key)
+
+        def attack(name: str, tamed: bool):
+            slot, code = ATTACKS[name]
+            for wild, tame in TAMED.items() if tamed else ():
+                code = code.replace(wild, tame)
+            file.write_bytes(b"mine")
+            return replace(solution(edition, "attacker"), slot, aimed(code, edition.folder, file, port))
+
         with edition.cage() as cage:
             graded(solution(edition), edition, cage)  # so that no line holds the start of the cage
-            for name, (slot, code) in ATTACKS.items():
-                start = time.monotonic()
-                handed = replace(solution(edition, "attacker"), slot, code)
-                rows.append(row(name, graded(handed, only(edition, TASK[slot]), cage), start))
-                print(rows[-1], flush=True)
+            for name, (slot, _) in ATTACKS.items():
+                task = only(edition, TASK[slot])
+                without = gained(outcome(task, attack(name, tamed=True)), file, secrets) or "nothing"
+                handed, start = attack(name, tamed=False), time.monotonic()
+                result = graded(handed, task, cage)
+                says = " ".join([*result.remarks, *(t.says for ts in result.tests.values() for t in ts)])
+                inside = gained(Outcome(result.total, says, False), file, secrets) or "nothing"
+                rows.append(row(name, without, inside, result, start))
             for name, (changes, first, _, _) in ODD.items():
                 start = time.monotonic()
-                rows.append(
-                    row(f"odd: {name}", graded(changed(edition, changes, first), edition, cage), start)
-                )
-                print(rows[-1], flush=True)
-    print(markdown_table(["what", "points", "first remark", "seconds on a clock"], *rows))
+                result = graded(changed(edition, changes, first), edition, cage)
+                rows.append(row(f"odd: {name}", "", f"{result.total:g} of 15", result, start))
+            handed_folder = Path(folder) / "handed"
+            handed_folder.mkdir()
+            for name, (content, _) in REFUSED.items():
+                path = handed_folder / name
+                content(path) if callable(content) else path.write_bytes(content)
+            for handed in handed_in(handed_folder, edition.label, []):
+                start = time.monotonic()
+                result = graded(handed, edition, cage)
+                rows.append(row(f"file: {handed.file}", "", result.status, result, start))
+    print(markdown_table(["what", "gains without the cage", "in it", "first remark", "seconds"], *rows))
 
 
 if __name__ == "__main__":

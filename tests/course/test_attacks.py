@@ -1,6 +1,6 @@
 """Attacks on the grader: each scores nothing and learns nothing, and the next submission has its points."""
 
-import json
+import socket
 
 import pytest
 import torch
@@ -10,8 +10,9 @@ from atbook.cage import outside
 from atbook.cage.outside import Cage, namespaces
 from course.a2 import cases as a2
 from course.a2 import mutants
-from tests.course.attacks import ATTACKS, SECRETS
+from tests.course.attacks import ATTACKS, SECRETS, TAMED, aimed
 from tests.course.helpers import edition_of, only, replace, solution
+from tests.course.unguarded import Outcome, gained, outcome
 from tools.grades import graded
 
 
@@ -46,46 +47,95 @@ def bare(edition):
         yield made
 
 
-def said(edition, cage, name: str) -> tuple[float, str]:
-    """The points of an attack's task, and all that its student and its teacher read."""
-    slot, code = ATTACKS[name]
-    handed = replace(solution(edition, "attacker"), slot, code)
-    result = graded(handed, only(edition, TASK[slot]), cage)
-    assert result.status == "graded"
-    says = [test.says for tests in result.tests.values() for test in tests]
-    return result.total, " ".join([*result.remarks, *says])
+@pytest.fixture(scope="module")
+def port():
+    """Where something listens on this machine, as long as the tests run."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def attack(edition, port, tmp_path, monkeypatch):
+    """A function that makes the submission of an attack, and the file that it should not write."""
+    monkeypatch.setenv("TOKEN", "SECRET_OF_THE_TEACHER")
+    file = tmp_path / "mine"
+    file.write_bytes(b"mine")
+    tmp_path.chmod(0o755)
+
+    def make(name: str, tamed: bool = False):
+        slot, code = ATTACKS[name]
+        for wild, tame in TAMED.items() if tamed else ():
+            code = code.replace(wild, tame)
+        handed = replace(solution(edition, "attacker"), slot, aimed(code, edition.folder, file, port))
+        return handed, only(edition, TASK[slot]), file
+
+    return make
+
+
+def secrets_of(edition) -> tuple[str, ...]:
+    return *SECRETS, edition.key
 
 
 def test_there_are_enough_of_them():
-    assert len(ATTACKS) + 3 >= 30
+    assert len(ATTACKS) + 3 >= 40
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_gets_nothing_and_is_told_why(edition, cage, name):
-    points, says = said(edition, cage, name)
-    assert points == 0 and says
-    key = json.loads((edition.folder / "edition.json").read_text())["key"]
-    assert not any(secret in says for secret in (*SECRETS, key))
+def test_without_a_cage_an_attack_succeeds(edition, attack, name):
+    handed, task, file = attack(name, tamed=True)
+    unguarded = outcome(task, handed)
+    assert gained(unguarded, file, secrets_of(edition)), unguarded.says[:500]
 
 
-# Without namespaces files can be read; points, processes, memory and the network are as safe.
-BARE = [
-    "autograd's nodes one by one",
-    "the process ends",
-    "a shell",
-    "processes without end",
-    "everything is ended",
-    "the network",
-    "limits are lifted",
-    "all memory",
-    "the disk",
-    "a forged report",
-]
+def caged(attack, cage, name: str):
+    """What came of an attack in a cage, and the file that it should not write."""
+    handed, task, file = attack(name)
+    result = graded(handed, task, cage)
+    assert result.status == "graded"
+    says = [test.says for tests in result.tests.values() for test in tests]
+    return Outcome(result.total, " ".join([*result.remarks, *says]), False), file
 
 
-@pytest.mark.parametrize("name", BARE)
-def test_process_limits_alone_leave_an_attack_without_points(edition, bare, name):
-    assert said(edition, bare, name)[0] == 0
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_gains_nothing_and_is_told_why(edition, cage, attack, name):
+    result, file = caged(attack, cage, name)
+    assert result.says and gained(result, file, secrets_of(edition)) == ""
+
+
+# What without namespaces is still possible: to read and write what the answers' user may, and for root, who may
+# everything, to look at other processes.
+NEEDS_NAMESPACES = {
+    "code in a string for torch's compiler",
+    "a number that is taken for an object",
+    "hidden tests in a message",
+    "the key in a message",
+    "the key by numpy",
+    "the key by a link",
+    "the model solution",
+    "the reference gives the answer",
+    "torch writes a file",
+    "a file by its path",
+    "the parent's memory",
+    "the parent's files",
+}
+
+
+@pytest.mark.parametrize("name", sorted(ATTACKS.keys() - NEEDS_NAMESPACES))
+def test_process_limits_alone_hold_off_all_that_does_not_read_files(edition, bare, attack, name):
+    result, file = caged(attack, bare, name)
+    assert gained(result, file, secrets_of(edition)) == ""
+
+
+def test_a_forged_report_is_not_what_the_cage_reports(cage, bare):
+    report = '{"ended": "", "code": 0, "seconds": 0, "peak": 0}'
+    code = (
+        "import os\ndef f():\n    for n in range(3, 64):\n        try:\n"
+        f"            os.write(n, b'{report}\\n')\n        except OSError:\n            pass\n    return 1\n"
+    )
+    for held in (cage, bare):
+        reply = held.call(code, "f", [])
+        assert reply.peak > 10**7, "the peak is measured outside"
+        assert held.call("def f():\n    return 2\n", "f", []).value == 2
 
 
 def test_after_all_attacks_a_right_answer_has_its_points(edition, cage, bare):

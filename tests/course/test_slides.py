@@ -1,15 +1,14 @@
 """The slides of the course: all weeks, little text on each, numbers of the records, no network."""
 
-import os
+import inspect
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 
 from tests.browser import chromium
 from tests.helpers import ROOT
+from tools import build_book
 from tools.sentences import guarded, pages
 
 SLIDES = ROOT / "course" / "slides"
@@ -28,17 +27,41 @@ def slides(week: str) -> dict[str, str]:
     }
 
 
+def words(text: str) -> int:
+    """How many words a text has; the lines of a table are none."""
+    return sum(any(map(str.isalnum, word)) for word in text.split())
+
+
 @pytest.mark.parametrize("week", WEEKS)
 def test_a_week_asks_shows_and_sets_exercises(week):
     of_week = slides(week)
-    assert 10 <= len(of_week) <= 16
+    assert 7 <= len(of_week) <= 12
     source = (SLIDES / f"{week}.md").read_text(encoding="utf-8")
     assert sum("redict" in heading + body for heading, body in of_week.items()) >= 2
     assert "$$" in source and source.count("image: {alt: ") >= 2 and "Exercises for today" in of_week
-    wordy = {
-        heading: len(body.split()) for heading, body in of_week.items() if len(body.split()) > MOST_WORDS
-    }
+    wordy = {heading: words(body) for heading, body in of_week.items() if words(body) > MOST_WORDS}
     assert not wordy
+
+
+SHOWS = re.compile(r"```\{code-cell\}|!\[|^\| ?|\$\$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("week", WEEKS)
+def test_every_slide_shows_something_and_has_notes_of_its_own(week):
+    text = (SLIDES / f"{week}.md").read_text(encoding="utf-8").split("---\n", 2)[2]
+    parts = re.split(r"^#{1,2} (.+)$", text, flags=re.MULTILINE)[1:]
+    bodies = dict(zip(parts[::2], parts[1::2]))
+    assert [heading for heading, body in bodies.items() if not SHOWS.search(body)] == []
+    notes = re.findall(r'<aside class="notes">(\d+) min\. (.+?)</aside>', text)
+    assert len(notes) == len(bodies) and len({said for _, said in notes}) == len(notes)
+    assert 20 <= sum(int(minutes) for minutes, _ in notes) <= 40
+
+
+def test_the_teaching_page_links_to_the_slides_that_the_book_publishes():
+    page = (ROOT / "book" / "teaching.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r'href="\.\./slides/(\w+)\.html"', page))
+    assert linked == {"index", *WEEKS}
+    assert 'build_slides(built / "slides")' in inspect.getsource(build_book.main)
 
 
 def test_numbers_of_slides_are_held_to_records_with_those_of_the_book():
@@ -49,29 +72,13 @@ def test_numbers_of_slides_are_held_to_records_with_those_of_the_book():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The slides, built as `make slides` does."""
+    """The slides, built as the book builds them."""
     for module in ("sphinx_revealjs", "myst_nb"):
         if not find_spec(module):
             pytest.skip(f"{module} is not installed (the extras `course` and `book`)")
-    out = tmp_path_factory.mktemp("slides")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-b",
-        "revealjs",
-        "-W",
-        "--keep-going",
-        SLIDES,
-        out / "html",
-    ]
-    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    done = subprocess.run(
-        [*command, "-d", out / "doctrees"], cwd=ROOT, capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return out / "html"
+    out = tmp_path_factory.mktemp("slides") / "slides"
+    assert build_book.build_slides(out)
+    return out
 
 
 @pytest.mark.slow
@@ -108,10 +115,13 @@ def test_nothing_of_a_slide_is_cut_off(built, browser, week):
         """() => Reveal.getSlides().map(slide => {
             const {h, v} = Reveal.getIndices(slide);
             Reveal.slide(h, v);
-            return [slide.querySelector("h1, h2")?.innerText, slide.scrollWidth, slide.scrollHeight];
+            const parts = [...slide.querySelectorAll(":scope > :not(aside)")];
+            const bottom = Math.max(...parts.map(part => part.offsetTop + part.offsetHeight));
+            return [slide.querySelector("h1, h2")?.innerText, slide.scrollWidth, slide.scrollHeight, bottom];
         })"""
     )
     tab.close()
     assert len(sizes) == len(slides(week)) and complaints == []
     assert [size for size in sizes if size[1] > WIDTH or size[2] > HEIGHT] == []
+    assert [size for size in sizes if size[3] < HEIGHT / 2] == [], "half of a slide is empty"
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
