@@ -9,6 +9,7 @@ from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atbook.lab.bits import BITS
 from atbook.lab.scales import AXES, BLANK, GATE, START, WEIGHTS, CifarScale, GlyphScale, Schooling, colour
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
@@ -1234,6 +1235,7 @@ STUDIES = {
         DISTILLED_MAE,
         LAYER_RESERVE,
         PRETRAINING_DATA,
+        BITS,
         *TEACHER_STUDIES,
     )
 }

@@ -91,7 +91,7 @@ class RPReLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) to (..., D)."""
         x = x - self.shift_in
-        return torch.where(x > 0, x, self.slope * x) + self.shift_out
+        return x + (self.slope - 1) * x.clamp(max=0) + self.shift_out  # faster than torch's PReLU
 
 
 class TokenNorm(nn.BatchNorm1d):
@@ -133,7 +133,7 @@ def resized(x: Tensor, width: int) -> Tensor:
     """Tokens (B, N, D) with `width` channels: the D channels one after another again and again, or means of
     neighbouring ones."""
     D = x.shape[-1]
-    return x.repeat(1, 1, width // D) if width >= D else F.avg_pool1d(x, D // width)
+    return x.repeat(1, 1, width // D) if width >= D else x.unflatten(-1, (width, -1)).mean(-1)
 
 
 # --- The gradients ---
@@ -149,7 +149,7 @@ class _Sign(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return grad * (2 - 2 * x.abs()).clamp(min=0)
+        return x.abs().mul_(-2).add_(2).clamp_(min=0).mul_(grad)
 
 
 class _Signed(torch.autograd.Function):
@@ -183,4 +183,4 @@ class _RoundedMap(torch.autograd.Function):
 
 
 def _signs(x: Tensor) -> Tensor:
-    return torch.where(x >= 0, torch.ones_like(x), -torch.ones_like(x))
+    return (x >= 0).to(x.dtype).mul_(2).sub_(1)
