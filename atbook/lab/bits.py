@@ -93,6 +93,6 @@ BITS = Study(
         *_told("copied maps", partial(_with_maps, "copy"), "copy"),
     ),
     seeds=3,
-    minutes=45,
+    minutes=50,
     only=("find", "match"),
 )

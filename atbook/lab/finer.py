@@ -118,6 +118,6 @@ FINER_STUDY = Study(
         _by("Grafit, copy", partial(_grafit, True), "copy", grafit_loss, _BOTH),
     ),
     seeds=3,
-    minutes=25,
+    minutes=30,
     only=("find", "match"),
 )
