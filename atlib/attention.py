@@ -147,6 +147,11 @@ class Layer(ABC):
         `drop_path`: the stochastic-depth masks of both branches in place of the block's own.
         """
 
+    def mix(self, seen: Seen) -> Tensor:
+        """The values, mixed by the map: (B, H, N, d). A layer that rounds its map, say, does it here, whether
+        the map is its own or was put in."""
+        return attend(seen, self.dropout, self.fused)
+
     def bias(self, x: Tensor) -> Tensor | None:
         """What the layer adds to q kᵀ: (N, N) or (H, N, N); None for nothing."""
         return None

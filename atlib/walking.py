@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from atlib.adapters.adapter import Adapter, Unwalkable
 from atlib.adapters.choose import adapter_of
 from atlib.adapters.timm import EvaViT, ViT, is_plain
-from atlib.attention import DropPathMasks, Instead, Layer, Seen, attend, see
+from atlib.attention import DropPathMasks, Instead, Layer, Seen, see
 
 __all__ = [
     "DropPathMasks",
@@ -139,7 +139,7 @@ def _step(
     """One block's forward with the inside visible."""
     x = layer.before(tokens)
     seen = see(layer, x, instead, index)
-    mixed = attend(seen, layer.dropout, layer.fused).transpose(1, 2).flatten(2)  # (B, N, H·d)
+    mixed = layer.mix(seen).transpose(1, 2).flatten(2)  # (B, N, H·d)
     return layer.after(tokens, x, mixed, masks), seen
 
 

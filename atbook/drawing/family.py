@@ -276,6 +276,37 @@ CARDS = {
         handed=(Handed(2, ("last layer,", "1 × N"), class_row),),
         names=("teacher, frozen", "PatchConvNet"),
     ),
+    "binary-vit": Card(
+        "BinaryViT. The student's queries, keys and values are signs, its layers count bits, and its map "
+        "says 0 or one learned share. The frozen teacher's map replaces its own, and is rounded like it; "
+        "the signs of queries and keys are not used.",
+        teacher=("queries q", "keys k", "map p", "values v", "all the rest"),
+        student=(
+            ("signs of q", "dotted"),
+            ("signs of k", "dotted"),
+            ("p, rounded", "solid"),
+            ("signs of v", "dashed"),
+            ("layers of bits", "dashed"),
+        ),
+        handed=(Handed(2, ("H × N × N",), whole_map),),
+        names=("teacher, frozen", "BinaryViT"),
+    ),
+    "grafit": Card(
+        "Grafit, with copied maps. The student learns features whose neighbours have the image's coarse "
+        "label, and that are the same for two views of an image. The frozen teacher sees the student's "
+        "view, and its map replaces the student's own.",
+        teacher=("queries q", "keys k", "map p", "values v", "all the rest"),
+        student=(
+            ("queries q", "dotted"),
+            ("keys k", "dotted"),
+            ("map p", "solid"),
+            ("values v", "dashed"),
+            ("all the rest", "dashed"),
+        ),
+        handed=(Handed(2, ("H × N × N",), whole_map),),
+        sees=("sees the view", "sees a view"),
+        gives="its neighbours",
+    ),
 }
 
 

@@ -9,6 +9,8 @@ from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atbook.lab.bits import BITS
+from atbook.lab.finer import FINER_STUDY
 from atbook.lab.scales import AXES, BLANK, GATE, START, CifarScale, GlyphScale, Schooling, colour
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
@@ -1210,6 +1212,8 @@ STUDIES = {
         DISTILLED_MAE,
         LAYER_RESERVE,
         PRETRAINING_DATA,
+        BITS,
+        FINER_STUDY,
         *TEACHER_STUDIES,
     )
 }

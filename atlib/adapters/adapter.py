@@ -38,6 +38,8 @@ class Adapter(ABC):
     """One model as `walk` sees it. For a class of your own, write a subclass and hand it over in place of the
     model: `walk(MyAdapter(model), images)`, `AttentionTransfer(MyAdapter(teacher), student, plan)`.
 
+    A class that names its adapter, as `walked_by = MyAdapter`, is walked as it is.
+
     `embed`, `head` and `sizes` must be written, with a `Layer` for the blocks; `examples/own_vit.py` does it
     in some 25 lines. An adapter keeps no state but its `model`: it is made anew as often as one likes.
     `atlib.walking.check_exact` compares what it computes with the model's own output.

@@ -21,6 +21,8 @@ def adapter_of(model: nn.Module | Adapter) -> Adapter:
     no adapter knows."""
     if isinstance(model, Adapter):
         return model
+    if (named := getattr(type(model), "walked_by", None)) is not None:
+        return named(model)
     for family, adapter in TIMM:
         if isinstance(model, family):
             return adapter(model)

@@ -18,7 +18,7 @@ from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
 from atlib.adapters.adapter import Adapter, Sizes, Unwalkable
-from atlib.attention import DropPathMasks, Instead, Layer, attend, plus, see
+from atlib.attention import DropPathMasks, Instead, Layer, plus, see
 from atlib.timm_config import Settings, head_width, read_settings
 
 
@@ -39,7 +39,7 @@ class MaskedAttention(Attention, ABC):
         if attn_mask is not None or is_causal:
             raise ValueError(f"a {type(self).__name__} has a mask of its own: call it without another")
         layer = AttentionModule(self)
-        mixed = attend(see(layer, x, Instead(), 0), layer.dropout, layer.fused)
+        mixed = layer.mix(see(layer, x, Instead(), 0))
         return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
 
 

@@ -55,6 +55,11 @@ def test_without_an_adapter_it_is_refused_with_the_way_out(own):
         walk(own.model, IMAGES)
 
 
+def test_a_class_that_names_its_adapter_is_walked_as_it_is(own, monkeypatch):
+    monkeypatch.setattr(type(own.model), "walked_by", OwnAdapter, raising=False)
+    assert torch.equal(walk(own.model, IMAGES).logits, walk(own, IMAGES).logits)
+
+
 def test_components_that_nobody_knows_are_asked_for(own):
     with pytest.raises(ValueError, match="components of a OwnViT are not known"):
         create_student(own, 5)

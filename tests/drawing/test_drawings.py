@@ -113,6 +113,8 @@ def test_lines_say_what_is_given_and_what_is_learned(name, given, learned, unuse
         ("locality", 1, 3, 2, 1),
         ("resmlp", 1, 1, 0, 1),
         ("patch-conv-net", 1, 3, 1, 1),
+        ("binary-vit", 1, 2, 2, 1),
+        ("grafit", 1, 2, 2, 1),
     ],
 )
 def test_so_do_those_of_cards(name, given, learned, unused, crossing):

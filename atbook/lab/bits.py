@@ -1,0 +1,98 @@
+"""The study of binary students: what a teacher's maps are worth where a map can only say yes or no."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from torch import nn
+
+from atbook.lab.scales import AXES, START, WEIGHTS
+from atbook.lab.study import Sources, Study, Variant
+from atbook.lab.tuning import Ladder, Range
+from atlib.methods.binary_vit import BinaryViT, binary_deit
+from atlib.methods.distillation import LogitDistillation
+from atlib.plan import Plan
+from atlib.transfer import AttentionTransfer
+
+# What the maps of a student are: 0 or a share, or a softmax as in any ViT; everything else is bits in both.
+MAPS = {"one-bit": True, "full": False}
+
+
+def _binary(rounded: bool, sources: Sources) -> BinaryViT:
+    """A binary ViT of the students' sizes, which reads from a class token, as the teacher does. Without
+    pooling branches: on a grid of 4 x 4 these would be a second routing."""
+    vit = sources.scale.student.build()
+    sources.seed_student()
+    return binary_deit(
+        vit.patch_embed.img_size[0],
+        vit.patch_embed.patch_size[0],
+        vit.num_classes,
+        vit.embed_dim,
+        len(vit.blocks),
+        vit.blocks[0].attn.num_heads,
+        class_token=True,
+        branches=(),
+        binary_maps=rounded,
+    )
+
+
+def _with_maps(how: str, rounded: bool, sources: Sources) -> nn.Module:
+    return AttentionTransfer(sources.teacher(), _binary(rounded, sources), Plan(how=how, mismatched=True))
+
+
+def _with_predictions(rounded: bool, sources: Sources) -> nn.Module:
+    """As BinaryViT is trained: the teacher's predictions as they are, and no labels."""
+    return LogitDistillation(sources.fine_tuned(), _binary(rounded, sources), temperature=1.0)
+
+
+# Every student has a rate of its own, and with distilled maps a weight too: whether they do harm, as the
+# paper says, must not depend on a weight that was chosen for other students.
+_RATE = Ladder("lr", (2e-3, 4e-3, 8e-3))
+_RATE_AND_WEIGHT = Range({"lr": AXES["lr"], **WEIGHTS}, {"lr": START["lr"], "transfer_weight": 3.0}, {})
+
+
+def _told(
+    what: str,
+    build: Callable[[bool, Sources], nn.Module],
+    like: str,
+    maps: Sequence[str] = tuple(MAPS),
+    changes: Mapping = {},
+    trials: Sequence[Mapping] = _RATE,
+    needs: tuple[str, ...] = (),
+) -> tuple[Variant, ...]:
+    return tuple(
+        Variant(
+            "{told}, {maps} maps",
+            partial(build, MAPS[kind]),
+            like,
+            changes,
+            trials,
+            needs=needs,
+            differs={"told": what, "maps": kind},
+        )
+        for kind in maps
+    )
+
+
+BITS = Study(
+    "bits",
+    "a binary student that is told nothing, predictions, or a teacher's maps, distilled or copied; with maps"
+    " of one bit as BinaryViT has them, and with maps of full precision in an otherwise binary student",
+    "not in the paper; BinaryViT (arXiv 2306.16678): 67.7 with predictions of a full-precision DeiT-S; its"
+    " authors found that distilled attention does harm",
+    (
+        *_told("nothing", _binary, "scratch"),
+        *_told(
+            "predictions",
+            _with_predictions,
+            "scratch",
+            ("one-bit",),
+            {"task_weight": 0.0, "transfer_weight": 1.0},
+            needs=("fine-tuned",),
+        ),
+        *_told("distilled maps", partial(_with_maps, "distill"), "distill", trials=_RATE_AND_WEIGHT),
+        *_told("copied maps", partial(_with_maps, "copy"), "copy"),
+    ),
+    seeds=3,
+    minutes=50,
+    only=("find", "match"),
+)

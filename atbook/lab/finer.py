@@ -1,0 +1,123 @@
+"""The study of finer classes than the labels: trained on four, asked for eight."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from atbook.lab.scales import GlyphScale
+from atbook.lab.study import CENTRAL, Measure, Sources, Study, Variant
+from atbook.lab.tuning import Ladder
+from atbook.worlds.coarse import COARSE, TOGETHER, another_view, coarse
+from atlib.analysis.probes import features
+from atlib.analysis.retrieval import conditional_scores, cosines, mean_average_precision, neighbour_votes
+from atlib.data.images import Images
+from atlib.plan import Plan
+from atlib.train.grafit import Grafit, grafit_loss, numbered, snca_loss
+from atlib.train.objectives import Loss, student_loss
+from atlib.train.recipe import Recipe
+from atlib.transfer import AttentionTransfer
+
+NEIGHBOURS = 10
+
+
+def _coarse(scale: GlyphScale, seed: int, twin: str | None = None) -> Images:
+    return coarse(scale.labelled(seed, twin=twin))
+
+
+def _numbered(scale: GlyphScale, seed: int) -> Images:
+    return numbered(_coarse(scale, seed))
+
+
+def loss_of_views(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    """The loss of students, of other views of the images: a control for what views alone bring Grafit."""
+    return student_loss(model, another_view(images), labels, recipe)
+
+
+def _grafit(copies: bool, sources: Sources) -> Grafit:
+    student = sources.student()
+    trunk = AttentionTransfer(sources.teacher(), student, Plan()) if copies else student
+    return Grafit(trunk, another_view, sources.scale.labels)
+
+
+def finer(model: nn.Module, images: Images) -> dict[str, float]:
+    """How well a model's features tell the shapes apart, of which its labels knew pairs: held-out images with
+    fine labels, the first half of them known, the second half asked for.
+
+    "map": mean average precision among the known. "map_conditional": the same on the condition of the coarse
+    class that neighbours say; "map_oracle": of the true one. "knn" and "coarse_knn": accuracy of the vote of
+    ten neighbours, of shapes and of coarse classes.
+    """
+    x = features(model.trunk if isinstance(model, Grafit) else model, images)
+    half = len(x) // 2
+    (known, asked), labels = (x[:half], x[half:]), images.targets
+    of_known, of_asked = labels[:half], labels[half:]
+    rough_known, rough_asked = of_known // TOGETHER, of_asked // TOGETHER
+    similar, relevant = cosines(asked, known), of_asked[:, None] == of_known
+    among_known = cosines(known, known).fill_diagonal_(-torch.inf)  # no image votes for itself
+    said = [neighbour_votes(table, rough_known, NEIGHBOURS) for table in (similar, among_known)]
+    true = [nn.functional.one_hot(rough, len(COARSE)).float() for rough in (rough_asked, rough_known)]
+    knn = (neighbour_votes(similar, of_known, NEIGHBOURS).argmax(1) == of_asked).float().mean()
+    coarse_knn = (said[0].argmax(1) == rough_asked).float().mean()
+    return {
+        "map": mean_average_precision(similar, relevant),
+        "map_conditional": mean_average_precision(conditional_scores(similar, *said), relevant),
+        "map_oracle": mean_average_precision(conditional_scores(similar, *true), relevant),
+        "knn": knn.item(),
+        "coarse_knn": coarse_knn.item(),
+    }
+
+
+# Rates are chosen by shapes of validation images, for all in the same way: what each can do at its best.
+FINER = Measure("map", finer)
+_RATE = Ladder("lr", (1e-3, 2e-3, 4e-3))
+
+
+def _by(
+    label: str,
+    build: Callable[[Sources], nn.Module],
+    like: str,
+    loss: Loss = student_loss,
+    changes: Mapping = {},
+    twin: str | None = None,
+) -> Variant:
+    by_number = loss in (grafit_loss, snca_loss)
+    return Variant(
+        label,
+        build,
+        like,
+        changes,
+        _RATE,
+        {"num_classes": len(COARSE)},
+        images=_numbered if by_number else partial(_coarse, twin=twin),
+        twin=twin,
+        loss=loss,
+        measure=FINER,
+    )
+
+
+_BOTH = {"transfer_weight": 1.0}  # of the instance loss
+
+FINER_STUDY = Study(
+    "finer",
+    "trained on four classes, asked for eight: from scratch, with a teacher's maps copied, with those of a"
+    " routing twin, fine-tuned; by neighbours of the same label (SNCA+), and by views too (Grafit), with and"
+    " without copied maps",
+    "not in the paper; Grafit (arXiv 2011.12982), mean average precision on ImageNet from 127 classes to"
+    " 1,000: cross-entropy 22.7, SNCA+ 31.8, Grafit 42.9",
+    (
+        _by("scratch", CENTRAL.variant("scratch").build, "scratch"),
+        _by("scratch, views", CENTRAL.variant("scratch").build, "scratch", loss_of_views),
+        _by("copy", CENTRAL.variant("copy").build, "copy"),
+        _by("copy, views", CENTRAL.variant("copy").build, "copy", loss_of_views),
+        _by("copy, routing twin", CENTRAL.variant("copy").build, "copy-routing-twin", twin="routing"),
+        _by("fine-tune", CENTRAL.variant("fine-tune").build, "fine-tune"),
+        _by("SNCA+", partial(_grafit, False), "scratch", snca_loss),
+        _by("Grafit", partial(_grafit, False), "scratch", grafit_loss, _BOTH),
+        _by("Grafit, copy", partial(_grafit, True), "copy", grafit_loss, _BOTH),
+    ),
+    seeds=3,
+    minutes=30,
+    only=("find", "match"),
+)

@@ -1,0 +1,42 @@
+"""Half of what there is to know: the eight shapes of the glyph worlds, two to a class; and views of a scene
+that no label depends on."""
+
+import torch
+from torch import Tensor
+
+from atbook.worlds.glyphs import CELL, GRID, SHAPES
+from atlib.data.images import Images
+
+TOGETHER = 2  # shapes that share a coarse class: the first two, the next two, and so on
+COARSE = tuple(" or ".join(SHAPES[first : first + TOGETHER]) for first in range(0, len(SHAPES), TOGETHER))
+
+
+def coarse(images: Images) -> Images:
+    """The same images of a glyph world with coarse labels, 0 to 3, in place of shapes, 0 to 7. Raises
+    `ValueError` for labels that are no shapes."""
+    shapes = images.targets
+    if shapes.ndim != 1 or not (0 <= shapes.min() and shapes.max() < len(SHAPES)):
+        raise ValueError(
+            f"coarse labels are made of shapes, 0 to {len(SHAPES) - 1}, one an image; got targets"
+            f" {tuple(shapes.shape)} from {shapes.min().item()} to {shapes.max().item()}"
+        )
+    return Images(images.pixels, shapes // TOGETHER, COARSE, images.mean, images.std, images.augment)
+
+
+def another_view(images: Tensor, noise: float = 0.4) -> Tensor:
+    """A view of each scene of a glyph world that has the same label, for images (B, 3, height, width): all
+    cells moved around the grid together, the three colour channels in another order, which turns hues into
+    hues, and new noise on top, of that standard deviation. Draws from torch's global generator.
+
+    Scenes are as likely as their views: places and hues are drawn evenly in these worlds, but for those with
+    `World(pointer=...)`.
+    """
+    B, device = len(images), images.device
+    channels = torch.rand(B, 3, device=device).argsort(1)
+    images = images.gather(1, channels[:, :, None, None].expand_as(images))
+    for axis, side in ((2, images.shape[2]), (3, images.shape[3])):
+        steps = torch.randint(GRID, (B, 1), device=device) * CELL
+        places = (torch.arange(side, device=device) - steps) % side  # (B, side)
+        shape = [B, 1, side, 1] if axis == 2 else [B, 1, 1, side]
+        images = images.gather(axis, places.view(shape).expand_as(images))
+    return images + noise * torch.randn_like(images)

@@ -1,0 +1,74 @@
+"""How well features find images of the same class: mean average precision, plain, and on the condition of
+what is known of coarser classes.
+
+Source of the last: Touvron et al. 2021, "Grafit" (arXiv 2011.12982), chapter 2 of Touvron's thesis (HAL
+tel-03945782).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atlib.analysis.checks import check_features
+
+
+def cosines(x: Tensor, gallery: Tensor) -> Tensor:
+    """Cosine of each query's features (q, D) with each image's of the gallery (n, D): (q, n). Raises
+    `ValueError` for features that are not such tables."""
+    check_features(x, gallery)
+    return F.normalize(x.float(), dim=1) @ F.normalize(gallery.float(), dim=1).mT
+
+
+def mean_average_precision(scores: Tensor, relevant: Tensor) -> float:
+    """Average precision of each query's ranking, the mean over queries: from 0 to 1.
+
+    scores: (q, n), the images of the gallery are ranked by them, the largest first; -inf leaves an image out,
+    such as the query itself. relevant: (q, n) bool, which are to be found. A query's average precision is the
+    mean, over all that it should find, of the share of relevant ones among those ranked no lower; equal
+    scores are ranked as they come. Queries with nothing to find are left out. Raises `ValueError` for tables
+    of two sizes, and where there is nothing to find at all.
+    """
+    if scores.shape != relevant.shape or relevant.dtype != torch.bool:
+        raise ValueError(
+            f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} of {relevant.dtype}: both are"
+            " (queries, gallery), relevant of bool"
+        )
+    shown = scores != -torch.inf
+    found = (relevant & shown).gather(1, scores.argsort(dim=1, descending=True, stable=True))
+    number = found.sum(1)
+    if not number.any():
+        raise ValueError("no query has anything to find: relevant is False everywhere")
+    ranks = torch.arange(1, found.shape[1] + 1, device=scores.device)
+    precision = found.cumsum(1) / ranks
+    average = (precision * found).sum(1)[number > 0] / number[number > 0]
+    return average.double().mean().item()
+
+
+def neighbour_votes(similarities: Tensor, labels: Tensor, k: int, temperature: float = 0.05) -> Tensor:
+    """Class probabilities (q, classes) by the votes of the k most similar labelled images, each weighed by
+    exp(similarity / temperature).
+
+    similarities: (q, n), of queries with images whose labels are (n,); -inf leaves an image out. Raises
+    `ValueError` for a k that is not from 1 to n.
+    """
+    if not 1 <= k <= similarities.shape[1]:
+        raise ValueError(f"k={k}: from 1 to {similarities.shape[1]}, the labelled images")
+    nearest = similarities.topk(k, dim=1)
+    weights = (nearest.values / temperature).softmax(1)
+    votes = similarities.new_zeros(len(similarities), int(labels.max()) + 1)
+    return votes.scatter_add_(1, labels[nearest.indices], weights)
+
+
+def conditional_scores(
+    similarities: Tensor, of_queries: Tensor, of_gallery: Tensor, temperature: float = 0.05
+) -> Tensor:
+    """Scores (q, n) that rank images by their similarity and by how likely they are of the query's coarse
+    class: similarity / temperature + log Σ_c p(c | query) p(c | image).
+
+    similarities: cosines (q, n). of_queries, of_gallery: probabilities of coarse classes, (q, classes) and
+    (n, classes), such as `neighbour_votes` gives; one-hot for classes that are known, and then all images of
+    other classes come last. How similarity and classes are joined is our reading of what the paper calls
+    coarse conditioning.
+    """
+    alike = (of_queries @ of_gallery.mT).clamp(min=torch.finfo(of_queries.dtype).tiny)
+    return similarities / temperature + alike.log()

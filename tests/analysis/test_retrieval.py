@@ -1,0 +1,104 @@
+"""Average precision against a loop, votes against a count, and rankings on a condition."""
+
+import math
+
+import pytest
+import torch
+
+from atlib.analysis.probes import knn_accuracy
+from atlib.analysis.retrieval import conditional_scores, cosines, mean_average_precision, neighbour_votes
+from tests.helpers import random_images
+
+
+def average_precision(scores, relevant):
+    """One query, the long way: rank, and at every relevant one the share of relevant ones so far."""
+    order = sorted((i for i, score in enumerate(scores) if score != -math.inf), key=lambda i: -scores[i])
+    found, precisions = 0, []
+    for rank, index in enumerate(order, start=1):
+        if relevant[index]:
+            found += 1
+            precisions.append(found / rank)
+    return sum(precisions) / len(precisions)
+
+
+def labelled(n, classes=4, seed=0):
+    return torch.randint(classes, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+def test_mean_average_precision_is_that_of_a_loop():
+    scores, relevant = random_images(7, 30), labelled(7)[:, None] == labelled(30, seed=1)
+    expected = [average_precision(row, hits) for row, hits in zip(scores.tolist(), relevant.tolist())]
+    assert mean_average_precision(scores, relevant) == pytest.approx(sum(expected) / 7, abs=1e-6)
+
+
+def test_perfect_and_worst_rankings():
+    relevant = torch.tensor([[True, False, True, False]])
+    assert mean_average_precision(torch.tensor([[4.0, 2.0, 3.0, 1.0]]), relevant) == 1
+    worst = mean_average_precision(torch.tensor([[1.0, 4.0, 2.0, 3.0]]), relevant)
+    assert worst == pytest.approx((1 / 3 + 2 / 4) / 2)
+
+
+def test_what_is_left_out_counts_neither_as_found_nor_as_passed_over():
+    scores, relevant = random_images(5, 20, seed=3), labelled(5)[:, None] == labelled(20, seed=4)
+    fewer = mean_average_precision(scores[:, :15], relevant[:, :15])
+    scores[:, 15:] = -torch.inf
+    assert mean_average_precision(scores, relevant) == pytest.approx(fewer)
+
+
+def test_queries_with_nothing_to_find_are_left_out():
+    scores, relevant = random_images(2, 6), torch.zeros(2, 6, dtype=torch.bool)
+    relevant[0, 2] = True
+    assert mean_average_precision(scores, relevant) == mean_average_precision(scores[:1], relevant[:1])
+    with pytest.raises(ValueError, match="nothing to find|anything to find"):
+        mean_average_precision(scores[1:], relevant[1:])
+    with pytest.raises(ValueError, match=r"\(2, 6\).*\(1, 6\)"):
+        mean_average_precision(scores, relevant[:1])
+
+
+def test_votes_are_those_of_the_nearest():
+    similar, labels = random_images(6, 25), labelled(25, 3)
+    votes = neighbour_votes(similar, labels, k=4, temperature=0.5)
+    for row, vote in zip(similar.tolist(), votes.tolist()):
+        nearest = sorted(range(25), key=lambda i: -row[i])[:4]
+        weights = [math.exp(row[i] / 0.5) for i in nearest]
+        for label in range(3):
+            mass = sum(w for i, w in zip(nearest, weights) if labels[i] == label)
+            assert vote[label] == pytest.approx(mass / sum(weights), abs=1e-5)
+    with pytest.raises(ValueError, match="26"):
+        neighbour_votes(similar, labels, k=26)
+
+
+def test_the_votes_decide_as_nearest_neighbours_do():
+    x, gallery, labels, own = random_images(40, 8), random_images(60, 8, seed=1), labelled(60), labelled(40)
+    votes = neighbour_votes(cosines(x, gallery), labels, 5, temperature=0.07)
+    assert knn_accuracy(gallery, labels, x, own, ks=[5])[5] == (votes.argmax(1) == own).float().mean()
+
+
+def test_conditional_scores_by_hand():
+    similar = random_images(2, 3)
+    of_queries, of_gallery = torch.rand(2, 4).softmax(1), torch.rand(3, 4).softmax(1)
+    scores = conditional_scores(similar, of_queries, of_gallery, 0.1)
+    for q in range(2):
+        for n in range(3):
+            alike = sum(of_queries[q, c].item() * of_gallery[n, c].item() for c in range(4))
+            expected = similar[q, n].item() / 0.1 + math.log(alike)
+            assert scores[q, n].item() == pytest.approx(expected, abs=1e-4)
+
+
+def test_known_coarse_classes_never_do_harm():
+    """Images of other coarse classes are all wrong: to rank them last is an upper bound, query by query."""
+    x, gallery, fine = random_images(30, 6), random_images(80, 6, seed=2), labelled(80, 8)
+    asked = labelled(30, 8, seed=5)
+    similar, relevant = cosines(x, gallery), asked[:, None] == fine
+    one_hot = [torch.nn.functional.one_hot(y // 2, 4).float() for y in (asked, fine)]
+    oracle = conditional_scores(similar, *one_hot)
+    for row in range(30):
+        other = fine // 2 != asked[row] // 2
+        assert oracle[row][other].max() < oracle[row][~other].min()
+        one = slice(row, row + 1)
+        plain, better = (mean_average_precision(table[one], relevant[one]) for table in (similar, oracle))
+        assert better >= plain
+    even = torch.full((30, 4), 0.25), torch.full((80, 4), 0.25)
+    assert mean_average_precision(conditional_scores(similar, *even), relevant) == pytest.approx(
+        mean_average_precision(similar, relevant), abs=1e-6
+    )

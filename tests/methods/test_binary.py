@@ -1,0 +1,157 @@
+"""The layers of one bit against the published code (tests/golden/binary_vit.md), and against what they are
+said to be: two values, whole numbers, a count of bits."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from atlib.methods.binary import (
+    BinaryLinear,
+    BinaryPatchConv,
+    BinaryUnit,
+    RPReLU,
+    TokenNorm,
+    centred_signs,
+    resized,
+    rounded_map,
+    sign,
+    signed_rows,
+)
+from tests.helpers import ROOT, random_images, random_maps, randomise
+
+GOLDEN = load_file(ROOT / "tests" / "golden" / "binary_vit.safetensors")
+
+
+def golden(name):
+    return GOLDEN[name].double()
+
+
+def same(actual, name):
+    torch.testing.assert_close(actual, golden(name), rtol=0, atol=1e-12)
+
+
+def test_sign_and_its_gradient_are_the_published_ones():
+    x = golden("sign.x").requires_grad_()
+    y = sign(x)
+    y.backward(golden("sign.grad_out"))
+    same(y, "sign.y")
+    same(x.grad, "sign.grad")
+
+
+def test_the_sign_of_zero_is_a_bit_and_far_inputs_get_no_gradient():
+    x = torch.tensor([-3.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 3.0], requires_grad=True)
+    y = sign(x)
+    y.sum().backward()
+    assert y.tolist() == [-1, -1, -1, 1, 1, 1, 1, 1]
+    assert x.grad.tolist() == [0, 0, 1, 2, 2, 1, 0, 0]
+
+
+def test_the_gradient_of_sign_is_that_of_its_polynomial():
+    """Bi-Real Net: 2x + x² below 0 and 2x - x² above, between -1 and 1; constant outside."""
+    x = torch.linspace(-2, 2, 41, dtype=torch.float64, requires_grad=True)
+    inside = x.clamp(-1, 1)
+    torch.where(inside < 0, 2 * inside + inside**2, 2 * inside - inside**2).sum().backward()
+    expected = x.grad.clone()
+    x.grad = None
+    sign(x).sum().backward()
+    assert torch.allclose(x.grad, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["linear", "conv"])
+def test_layers_and_their_gradients_are_the_published_ones(name):
+    weight = golden(f"{name}.weight")
+    if name == "linear":
+        layer = BinaryLinear(weight.shape[1], weight.shape[0]).double()
+    else:
+        layer = BinaryPatchConv(weight.shape[1], weight.shape[0], weight.shape[2]).double()
+    layer.weight.data.copy_(weight)
+    x = golden(f"{name}.x").requires_grad_()
+    y = layer(x)
+    y.backward(golden(f"{name}.grad_out"))
+    same(y, f"{name}.y")
+    same(x.grad, f"{name}.grad")
+    same(layer.weight.grad, f"{name}.grad_weight")
+
+
+def test_the_rounded_map_and_both_its_gradients_are_the_published_ones():
+    p, share = golden("map.p").requires_grad_(), golden("map.share").requires_grad_()
+    y = rounded_map(p, share)
+    y.backward(golden("map.grad_out"))
+    same(y, "map.y")
+    same(p.grad, "map.grad")
+    same(share.grad.reshape(()), "map.grad_share")
+    assert share.grad.shape == share.shape and 0 < (y == 0).double().mean() < 1
+
+
+def test_rows_of_a_rounded_map_may_be_all_zero():
+    p = torch.full((1, 1, 2, 5), 0.2)
+    assert (rounded_map(p, torch.tensor(0.5)) == 0).all()
+    assert (rounded_map(p, torch.tensor(0.3)) == 0.3).all()  # and need not sum to 1
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1])
+def test_a_share_that_training_has_driven_to_zero_is_a_map_of_zeros_and_no_nan(value):
+    p, share = random_maps(1, 2, 3, 3).requires_grad_(), torch.tensor(value).double().requires_grad_()
+    y = rounded_map(p, share)
+    y.sum().backward()
+    assert (y == 0).all() and torch.isfinite(p.grad).all() and torch.isfinite(share.grad)
+
+
+@pytest.mark.parametrize("shape", [(5, 12), (3, 4, 2, 2)])
+def test_weights_have_exactly_two_values_a_row(shape):
+    """In the published code they have them up to rounding."""
+    weight = random_images(*shape)
+    made = [signed_rows(weight)] + ([centred_signs(weight)] if len(shape) == 2 else [])
+    for rows in made:
+        for row, own in zip(rows.flatten(1), weight.flatten(1)):
+            assert row.unique().tolist() == pytest.approx([-own.abs().mean().item(), own.abs().mean().item()])
+            assert len(row.unique()) == 2
+
+
+def test_a_linear_layer_is_a_count_of_equal_bits():
+    """XNOR and popcount: of n bits, m equal, the product of the signs is 2 m - n."""
+    layer, x = BinaryLinear(40, 7).double(), random_images(6, 40, dtype=torch.float64)
+    weight = layer.weight.detach()
+    bits, own = (weight - weight.mean(1, keepdim=True)) >= 0, x >= 0
+    equal = [[sum(a == b for a, b in zip(mine, row)) for row in bits.tolist()] for mine in own.tolist()]
+    expected = (2 * torch.tensor(equal) - 40) * weight.abs().mean(1)
+    assert torch.allclose(layer(x), expected, atol=1e-12)
+
+
+def test_far_weights_get_no_gradient_and_the_factor_is_a_constant():
+    weight = torch.tensor([[2.0, 0.5, -0.5, -1.5]], requires_grad=True)
+    signed_rows(weight).backward(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
+    assert weight.grad.tolist() == [[0, 2, 3, 0]]
+
+
+def test_rprelu_is_prelu_between_two_shifts():
+    act, x = randomise(RPReLU(6)), random_images(2, 5, 6)
+    prelu = nn.functional.prelu((x - act.shift_in).mT, act.slope).mT
+    assert torch.allclose(act(x), prelu + act.shift_out, atol=1e-6)
+
+
+def test_token_norm_is_over_images_and_tokens():
+    norm, x = TokenNorm(6), 3 + 2 * random_images(4, 5, 6)
+    y = norm(x)
+    assert y.mean((0, 1)).abs().max() < 1e-6 and (y.var((0, 1), correction=0) - 1).abs().max() < 1e-4
+    assert torch.allclose(norm.running_mean, 0.1 * x.mean((0, 1)))
+
+
+@pytest.mark.parametrize("width, out", [(6, 6), (4, 12), (12, 4)])
+def test_what_a_unit_cannot_say_in_bits_goes_past_them(width, out):
+    """With norms that say nothing and a slope of 1, only the shortcut is left."""
+    unit, x = BinaryUnit(width, out), random_images(2, 3, width)
+    nn.init.zeros_(unit.norm.weight)
+    nn.init.ones_(unit.act.slope)
+    if out >= width:
+        expected = torch.cat([x] * (out // width), -1)
+    else:
+        expected = torch.stack([x[..., i * 3 : i * 3 + 3].mean(-1) for i in range(out)], -1)
+    assert torch.allclose(unit(x), expected, atol=1e-6)
+    assert torch.allclose(resized(x, out), expected, atol=1e-6)
+
+
+def test_a_shortcut_between_widths_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"\b6\b.*\b4\b"):
+        BinaryUnit(6, 4)

@@ -1,0 +1,300 @@
+"""BinaryViT against the published code, layer by layer and whole, in evaluation and in a step of training
+(tests/golden/binary_vit.md says how these numbers were made); and maps copied and distilled into it."""
+
+import json
+import zlib
+from math import prod
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.attention import Instead
+from atlib.data import Images
+from atlib.methods.binary import TokenNorm
+from atlib.methods.binary_vit import BinaryViT, PatchMerging, PoolingBranches, binary_deit, from_published
+from atlib.methods.distillation import LogitDistillation
+from atlib.train.loop import train
+from atlib.train.recipe import Recipe
+from atlib.walking import Unwalkable, check_exact
+from tests.helpers import ROOT, SMALL_VIT, random_images, random_maps, randomise
+
+GOLDEN = load_file(ROOT / "tests" / "golden" / "binary_vit.safetensors")
+PYRAMID = {
+    "depths": (1, 1, 2, 1),
+    "heads": (1, 2, 2, 2),
+    "mlp_ratios": (2, 2, 2, 4),
+    "reductions": (4, 2, 1, 1),
+}
+SHAPES = {"baseline": (4, 3, 32, 32), "pyramid": (3, 3, 64, 64)}
+
+
+def published(name):
+    """A published model's tensors, {its name: tensor}, from the one long vector in which they are kept."""
+    sizes = json.loads(zlib.decompress(bytes(GOLDEN[f"{name}.names"].tolist())))
+    parts = GOLDEN[name].double().split([prod(size) for size in sizes.values()])
+    return {key: part.view(size) for (key, size), part in zip(sizes.items(), parts, strict=True)}
+
+
+def reference(name):
+    """Our model with the published one's weights, and the images."""
+    if name == "baseline":
+        model = binary_deit(32, 8, 5, 16, 2, 2, class_token=True, branches=(), scaled=False)
+    else:
+        model = BinaryViT(64, 4, 5, (8, 8, 16, 16), **PYRAMID)
+    depths = [len(stage) for stage in model.stages]
+    state = from_published(published(f"{name}.weights"), depths)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all(key.endswith("num_batches_tracked") for key in missing)
+    count = torch.arange(prod(SHAPES[name]), dtype=torch.float64)
+    return model.double().eval(), (count.square() / 7).cos().view(SHAPES[name])
+
+
+def small(**options):
+    """On the grid of `SMALL_VIT`, with its class token, depth and heads."""
+    torch.manual_seed(3)
+    sizes = {"img_size": 32, "patch_size": 8, "num_classes": 5, "width": 24, "depth": 3, "heads": 3}
+    model = randomise(binary_deit(**{"class_token": True} | sizes | options), 3)
+    for block in model.stages[0]:
+        if block.attn.share is not None:
+            nn.init.constant_(block.attn.share, 0.1)  # some entries are above half of it, some are not
+    return model
+
+
+def vit(seed=1, **options):
+    return randomise(create_vit(SMALL_VIT | options), seed).eval()
+
+
+@pytest.fixture
+def images():
+    return random_images(3, 3, 32, 32)
+
+
+# --- Against the published code
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@torch.no_grad()
+def test_equals_the_published_network_layer_by_layer(name):
+    model, images = reference(name)
+    tokens, index = model.embed(images), 0
+    for stage, blocks in enumerate(model.stages):
+        tokens = model.merging[stage - 1](tokens) if stage else tokens
+        for block in blocks:
+            torch.testing.assert_close(tokens[:1, ::9], GOLDEN[f"{name}.tokens.{index}"], rtol=0, atol=1e-10)
+            units = block.attn.units(block.norm1(tokens))
+            q, k = (block.attn.bits(part, units[part]) for part in "qk")
+            p = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+            used = block.attn.mix(p, torch.eye(p.shape[-1], dtype=p.dtype))
+            assert torch.equal(used[:1] != 0, GOLDEN[f"{name}.map.{index}"])
+            tokens, index = block(tokens), index + 1
+    torch.testing.assert_close(tokens[:1, ::9], GOLDEN[f"{name}.tokens.{index}"], rtol=0, atol=1e-10)
+    torch.testing.assert_close(model(images), GOLDEN[f"{name}.logits"], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_step_of_training_has_the_published_gradients(name):
+    model, images = reference(name)
+    logits = model.train()(images)
+    torch.testing.assert_close(logits, GOLDEN[f"{name}.train_logits"], rtol=0, atol=1e-10)
+    nn.functional.cross_entropy(logits, torch.arange(len(images))).backward()
+    depths = [len(stage) for stage in model.stages]
+    expected = from_published({key: x.reshape(()) for key, x in published(f"{name}.grad").items()}, depths)
+    own = dict(model.named_parameters())
+    assert own.keys() == expected.keys()
+    for key, parameter in own.items():
+        turned = (parameter.grad.flatten() * torch.arange(parameter.numel(), dtype=torch.float64).cos()).sum()
+        torch.testing.assert_close(turned, expected[key].reshape(()), rtol=1e-9, atol=1e-10, msg=key)
+
+
+def test_merging_of_full_precision_equals_the_published_one():
+
+    layer = PatchMerging(8, 16, (4, 4), binary=False, norm=TokenNorm).double().eval()
+    theirs = published("merging.weights")
+    state = {f"vit.encoder.patch_embed1.{key}": value for key, value in theirs.items()}
+    ours = {key.removeprefix("merging.0."): value for key, value in from_published(state, ()).items()}
+    layer.load_state_dict(ours, strict=False)
+    torch.testing.assert_close(layer(GOLDEN["merging.x"].double()), GOLDEN["merging.y"], rtol=0, atol=1e-10)
+
+
+def test_defaults_are_the_papers_network():
+    with torch.device("meta"):
+        model, deit = BinaryViT(), binary_deit()
+    assert [len(stage) for stage in model.stages] == [3, 4, 8, 4]
+    assert [stage[0].attn.grid for stage in model.stages] == [(56, 56), (28, 28), (14, 14), (7, 7)]
+    assert [stage[0].fc1.linear.out_features for stage in model.stages] == [512, 1024, 1024, 2048]
+    assert len(deit.stages[0]) == 12 and deit.stages[0][0].attn.heads == 6 and deit.pos_embed.shape[1] == 196
+
+
+# --- What is of one bit
+
+
+def test_maps_are_zero_or_one_share_and_scores_count_bits(images):
+    model = small().eval()
+    seen = walk(model, images).layers
+    for block, layer in zip(model.stages[0], seen, strict=True):
+        assert layer.q.abs().unique().tolist() == layer.k.abs().unique().tolist() == [1.0]
+        agreeing = (layer.scores / layer.scale + layer.q.shape[-1]) / 2  # of d bits
+        assert torch.allclose(agreeing, agreeing.round(), atol=1e-5)
+        used = block.attn.mix(layer.map, torch.eye(17).expand(3, 3, 17, 17))
+        assert used.unique().tolist() == [0.0, block.attn.share.item()]
+
+
+def test_every_activation_between_two_linear_layers_is_its_sign(images):
+    """A change that turns no sign changes nothing that a layer of bits says."""
+    layer = small().stages[0][0].fc1.linear
+    x = random_images(2, 3, 24)
+    assert torch.equal(layer(x), layer(3 * x)) and not torch.equal(layer(x), layer(-x))
+
+
+def test_shares_start_at_even_maps():
+    assert binary_deit(32, 8, 5, 24, 1, 3).stages[0][0].attn.share.item() == pytest.approx(1 / 16)
+    pyramid = BinaryViT(64, 4, 5, (8, 8, 16, 16), **PYRAMID)
+    assert [stage[0].attn.share.item() for stage in pyramid.stages] == pytest.approx([1 / 16] * 3 + [1 / 4])
+
+
+# --- Its other parts
+
+
+def test_pooling_branches_are_means_of_neighbours_with_zeros_beyond():
+    branches = randomise(PoolingBranches(4, (3, 5), (3,)), 2)
+    x = random_images(2, 1 + 15, 4)  # a prefix token first
+    grid, expected = x[:, 1:].view(2, 3, 5, 4), torch.zeros(2, 3, 5, 4)
+    for row in range(3):
+        for column in range(5):
+            down = sum(grid[:, r, column] for r in range(row - 1, row + 2) if 0 <= r < 3) / 3
+            across = sum(grid[:, row, c] for c in range(column - 1, column + 2) if 0 <= c < 5) / 3
+            for weigh, mean in zip(branches.weigh, (down, across)):
+                expected[:, row, column] += weigh.alpha[0, 0] * mean + weigh.beta[0, 0]
+    added = branches(x)
+    assert (added[:, 0] == 0).all()
+    assert torch.allclose(added[:, 1:].view(2, 3, 5, 4), expected, atol=1e-6)
+
+
+def test_branches_start_at_nothing(images):
+    torch.manual_seed(5)
+    plain = binary_deit(32, 8, 5, 24, 2, 3, branches=()).eval()
+    torch.manual_seed(5)
+    branched = binary_deit(32, 8, 5, 24, 2, 3).eval()
+    state = branched.state_dict()
+    plain.load_state_dict({key: state[key] for key in plain.state_dict()})
+    assert torch.equal(plain(images), branched(images))
+
+
+def test_layer_norm_in_place_of_batch_norm(images):
+    model = small(norm=nn.LayerNorm).train()
+    together, alone = model(images), model(images[:1])
+    assert torch.allclose(together[:1], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options, named", [({"img_size": 33}, "33"), ({"heads": 5}, r"24.*5"), ({"branches": (3, 4)}, "4")]
+)
+def test_sizes_that_do_not_fit(options, named):
+    with pytest.raises(ValueError, match=named):
+        small(**options)
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"depths": (1, 1)}, "depths"),
+        ({"class_token": True}, "class_token"),
+        ({"reductions": (3, 2, 1, 1)}, "3"),
+        ({"img_size": 40}, r"\(10, 10\)"),
+    ],
+)
+def test_pyramids_that_do_not_fit(options, named):
+    with pytest.raises(ValueError, match=named):
+        BinaryViT(**{"img_size": 64, "num_classes": 5, "widths": (8, 8, 16, 16)} | PYRAMID | options)
+
+
+# --- Its walk, and a teacher's maps
+
+
+@pytest.mark.parametrize("options", [{}, {"binary_maps": False}, {"class_token": False}, {"branches": ()}])
+def test_the_walk_is_exact(images, options):
+    model = small(**options).eval()
+    assert check_exact(model) == 0
+    with torch.no_grad():
+        assert torch.equal(walk(model, images).logits, model(images))
+
+
+def test_the_walk_is_exact_in_training_and_counts_its_norms_once(images):
+    model, again = small().train(), small().train()
+    assert torch.equal(walk(model, images).logits, again(images))
+    for own, other in zip(model.buffers(), again.buffers(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_a_pyramid_is_not_walked(images):
+    pyramid = BinaryViT(64, 4, 5, (8, 8, 16, 16), **PYRAMID)
+    with pytest.raises(Unwalkable, match="pyramid"):
+        walk(pyramid, images)
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_a_copied_map_is_what_the_values_are_mixed_with(images, rounded):
+    """By hand: the block with the teacher's map, rounded as the student rounds."""
+    teacher, student = vit(), small(binary_maps=rounded).eval()
+    pair = AttentionTransfer(teacher, student, Plan(mismatched=True)).eval()
+    with torch.no_grad():
+        copied, maps = pair.walk(images), [seen.map for seen in walk(teacher, images).layers]
+        tokens = student.embed(images)
+        for block, p in zip(student.stages[0], maps, strict=True):
+            units = block.attn.units(block.norm1(tokens))
+            v = (units["v"] + block.attn.v_shift >= 0).float() * 2 - 1
+            if rounded:
+                p = (p > block.attn.share / 2).float() * block.attn.share
+            heads = [p[:, head] @ v[:, :, 8 * head : 8 * head + 8] for head in range(3)]
+            tokens = block.after(tokens, block.attn.after(torch.cat(heads, -1), units))
+    assert torch.allclose(copied.logits, student.forward_head(tokens), atol=1e-4)
+    assert not torch.allclose(copied.logits, student(images), atol=1e-2)
+    assert pair.needs_teacher and torch.equal(pair(images).logits, copied.logits)
+
+
+def test_a_distilled_map_is_the_softmax_before_it_is_rounded(images):
+    teacher, student = vit(), small()
+    pair = AttentionTransfer(teacher, student, Plan(how="distill", mismatched=True))
+    pair.train()
+    loss = pair(images).transfer_loss
+    own, theirs = walk(student, images).layers, walk(teacher, images).layers
+    expected = sum(-(t.map * s.map.log()).sum(-1).mean() for s, t in zip(own, theirs, strict=True))
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    loss.backward()
+    weight = student.stages[0][0].attn.q.linear.weight  # through two signs
+    assert weight.grad.abs().max() > 0
+    assert student.stages[0][-1].attn.share.grad is None
+
+
+def test_maps_reach_a_student_without_a_class_token(images):
+    teacher, student = vit(), small(class_token=False)
+    pair = AttentionTransfer(teacher, student, Plan(mismatched=True, unequal_prefix="drop"))
+    assert pair(images).logits.shape == (3, 5)
+
+
+def test_a_map_that_is_put_in_leaves_the_shortcuts_of_queries_and_keys(images):
+    student = small().eval()
+    p = random_maps(3, 3, 17, 17, dtype=torch.float32)
+    walk(student, images, replace={0: Instead(map=p)}).logits.sum().backward()
+    attn = student.stages[0][0].attn
+    assert attn.q.act.slope.grad.abs().max() > 0 and attn.q_shift.grad is None
+
+
+@pytest.mark.parametrize("kind", ["copy", "distill", "logits"])
+def test_a_binary_student_trains_in_every_way(kind):
+    pixels = (random_images(24, 3, 32, 32) * 40 + 128).clamp(0, 255).to(torch.uint8)
+    images = Images(pixels, torch.arange(24) % 5)
+    teacher, student = vit(), small(depth=3)
+    if kind == "logits":
+        model = LogitDistillation(teacher, student)
+    else:
+        model = AttentionTransfer(teacher, student, Plan(how=kind, mismatched=True))
+    before = {key: value.clone() for key, value in student.state_dict().items()}
+    recipe = Recipe(steps=3, batch_size=8, lr=1e-2, warmup=0.0)
+    history = train(model, images, recipe, progress=None, cpu=True)
+    changed = {key for key, value in student.state_dict().items() if not torch.equal(value, before[key])}
+    assert "stages.0.0.fc1.linear.weight" in changed and history[-1]["step"] == 3
+    assert ("stages.0.0.attn.q_shift" in changed) == (kind != "copy")

@@ -1,0 +1,75 @@
+"""Coarse labels, and views that no label of a glyph world depends on."""
+
+import pytest
+import torch
+
+from atbook.worlds import glyph_images, glyphs
+from atbook.worlds.coarse import COARSE, another_view, coarse
+from atlib.data import Images
+
+
+def drawn(task="find", n=200, **options):
+    return glyphs.generate("test", n, 0, glyphs.World(task=task, **options))
+
+
+def test_two_shapes_share_a_coarse_class():
+    images = glyph_images(drawn())
+    rough = coarse(images)
+    assert torch.equal(rough.pixels, images.pixels) and (rough.mean, rough.std) == (images.mean, images.std)
+    for fine, label in zip(images.targets.tolist(), rough.targets.tolist()):
+        assert glyphs.SHAPES[fine] in COARSE[label].split(" or ")
+    assert len(COARSE) == 4 and sorted(" or ".join(COARSE).split(" or ")) == sorted(glyphs.SHAPES)
+
+
+def test_only_shapes_have_coarse_classes():
+    images = glyph_images(drawn(n=4))
+    regressed = Images(images.pixels, torch.zeros(4, 192))
+    for wrong in (regressed, Images(images.pixels, images.targets + 5)):
+        with pytest.raises(ValueError, match="shapes, 0 to 7"):
+            coarse(wrong)
+
+
+def test_a_view_moves_whole_cells_and_orders_channels():
+    """Without noise: every cell is one of the image's, in one order of channels for all."""
+    torch.manual_seed(0)
+    images = torch.rand(5, 3, 32, 32)
+    views = another_view(images, noise=0.0)
+    assert not torch.equal(views, images)
+    for image, view in zip(images, views):
+        found = [
+            (down, across, order)
+            for down in range(4)
+            for across in range(4)
+            for order in ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+            if torch.equal(image[list(order)].roll((8 * down, 8 * across), (1, 2)), view)
+        ]
+        assert len(found) == 1
+
+
+def test_views_differ_and_come_from_the_global_generator():
+    images = torch.zeros(1000, 3, 32, 32)
+    images[:, 0, :8, :8] = 1
+    torch.manual_seed(1)
+    views = another_view(images)
+    torch.manual_seed(1)
+    assert torch.equal(views, another_view(images)) and not torch.equal(views, another_view(images))
+    assert views.std((2, 3)).min() > 0.35  # the noise
+    clean = another_view(images, noise=0.0)
+    places = clean.flatten(1).argmax(1).unique()
+    assert len(places) == 3 * 16  # all channels and cells
+
+
+def test_the_mark_moves_with_its_glyph():
+    """The cell that is marked in the view has the marked glyph of the image, channels apart."""
+    made = drawn(noise=0.0, n=100)
+    batch, _ = glyph_images(made).take(range(100))
+    torch.manual_seed(2)
+    views = another_view(batch, noise=0.0)
+    at, of_image = glyphs.marked_cell(views), torch.as_tensor(made.cell)
+    assert (at != of_image).float().mean() > 0.8
+
+    def cells(images):
+        return images.mean(1).unflatten(1, (4, 8)).unflatten(3, (4, 8)).movedim(3, 2).flatten(1, 2)
+
+    named = [cells(images)[torch.arange(100), where] for images, where in ((batch, of_image), (views, at))]
+    assert torch.allclose(*named, atol=1e-5)
