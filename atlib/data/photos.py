@@ -48,9 +48,10 @@ class Photos(Dataset):
     rows: a `datasets.Dataset` whose column `image_column` is undecoded. targets: labels (n,). classes: their
     names. augmentation: what images go through, in `epoch` as it says for training if `train` (else, and
     everywhere else, as for evaluation), or `atlib.data.views.Views`, of each image several; None: they are
-    taken as they are, scaled as `atlib.data.images.Images` scales, and must be of one size. on_corrupt: what `epoch` does with an image
-    that cannot be decoded, "raise" or "skip"; `corrupt` collects those seen, {index: why}. workers: processes
-    that `loader` decodes in. `left_out`: how many images `readable` has left out.
+    taken as they are, scaled as `atlib.data.images.Images` scales, and must be of one size. on_corrupt: what
+    `epoch` does with an image that cannot be decoded, "raise" or "skip"; `corrupt` collects those seen,
+    {index: why}. workers: processes that `loader` decodes in. `left_out`: how many images `readable` has left
+    out.
     """
 
     def __init__(

@@ -158,8 +158,8 @@ def summed(value: Tensor) -> Tensor:
 
 
 def gathered(rows: Tensor) -> tuple[Tensor, int]:
-    """The rows (B, ...) of all processes, one process after the other, without gradients, and which of them is
-    this process's first. Processes may have unequal numbers of them; each must call it."""
+    """The rows (B, ...) of all processes, one process after the other, without gradients, and which of them
+    is this process's first. Processes may have unequal numbers of them; each must call it."""
     rows = rows.detach()
     if _alone():
         return rows, 0

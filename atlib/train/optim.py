@@ -27,8 +27,8 @@ def schedule(step: int, recipe: Recipe) -> float:
 
 
 def set_weight_decay(optimizer: torch.optim.Optimizer, step: int, recipe: Recipe) -> None:
-    """Let the groups that are decayed have the decay of `step` (from 0): the recipe's own, or on a half cosine
-    from that to its `weight_decay_end`."""
+    """Let the groups that are decayed have the decay of `step` (from 0): the recipe's own, or on a half
+    cosine from that to its `weight_decay_end`."""
     if recipe.weight_decay_end is None:
         return
     low, high = recipe.weight_decay_end, recipe.weight_decay

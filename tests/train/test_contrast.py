@@ -44,8 +44,8 @@ def moco(small_vit, **options):
     return MoCo(small_vit(num_classes=0), **({"projection": 8, "hidden": 16} | options))
 
 
-def dino(small_vit, vit={}, **options):
-    return Dino(small_vit(num_classes=0, **vit), **SMALL_HEAD | options)
+def dino(small_vit, vit=None, **options):
+    return Dino(small_vit(num_classes=0, **(vit or {})), **SMALL_HEAD | options)
 
 
 # --- The published code
