@@ -172,7 +172,7 @@ def made_up(config: RunConfig, outputs: int, count: int):
     image, as many as COCO has on average."""
     if isinstance(config.task, Detect):
         return _made_up_objects(config, outputs, count)
-    return torch.randint(outputs, (count,))
+    return torch.randint(max(1, outputs), (count,))  # without labels there are no classes
 
 
 def _made_up_objects(config: RunConfig, classes: int, count: int):
