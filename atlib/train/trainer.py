@@ -68,7 +68,7 @@ class Training:
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
         self.given, model = model.train(), to_train(model.train(), self.accelerator)
-        self.student = student_of(model)
+        self.student, self.follows = student_of(model), isinstance(model, MomentumPair)
         if recipe.checkpoint_activations:
             self.student.set_grad_checkpointing(True)
         optimizer = make_optimizer(model, recipe)
@@ -145,7 +145,7 @@ class Training:
             self.average.update(self.model)
         self.position.count(loss, lr)
         set_weight_decay(self.optimizer, self.position.step, self.recipe)
-        if isinstance(self.plain, MomentumPair):
+        if self.follows:
             self.plain.follow(self.position.step, self.recipe.steps)
 
     def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:
