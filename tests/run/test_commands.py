@@ -369,7 +369,8 @@ def test_pretraining_by_contrast_makes_a_teacher(task, changes, tmp_path, capsys
     assert torch.equal(first.model.vit.patch_embed.proj.weight, built) is (task == "moco"), "frozen"
     wrong = ["--outputs", "5"] if task == "moco" else ["--projection_width", "5"]
     capsys.readouterr()
-    assert command.main([*asked_for[:-1], str(tmp_path / "other"), *wrong]) == 2
+    elsewhere = [str(tmp_path / "other") if word == str(out) else word for word in asked_for]
+    assert command.main([*elsewhere, *wrong]) == 2
     assert wrong[0][2:] in capsys.readouterr().err
 
 
