@@ -15,7 +15,7 @@ COMMANDS = {
         "atlib.run.commands",
         "train a student by a recipe, in a folder of its own; also under accelerate launch and torchrun",
     ),
-    "pretrain": ("atlib.run.commands", "make a teacher: masked auto-encoding on any images"),
+    "pretrain": ("atlib.run.commands", "make a teacher of images alone: by masking, or by contrast"),
     "resume": ("atlib.run.commands", "go on with a run that was stopped, from its newest good checkpoint"),
     "evaluate": ("atlib.run.commands", "accuracy of what a run has made, on any data"),
     "predict": ("atlib.run.predict", "classes of image files, with their probabilities, as CSV or JSON"),

@@ -26,8 +26,10 @@ from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
 from atlib import AttentionTransfer, Plan
 from atlib import __main__ as command
+from atlib.data.views import looks, small_views
 from atlib.train import NonFiniteLoss, Preempted, distributed, student_loss, train
 from atlib.train.checkpoint_manager import CheckpointManager
+from atlib.train.contrast import Dino, MoCo, contrast_loss
 from atlib.train.evaluate import evaluate_together
 from atlib.train.recipe import Recipe
 from tests.helpers import tiny
@@ -43,7 +45,26 @@ def images(dtype=torch.float32):
     return found
 
 
+def looked_at(views):
+    """Views of the images, computed in float64."""
+    found = images(torch.float64)
+    scaled, found = found._scaled, found.with_augment(small_views(looks((0.2, 1.0), views - 2)))
+    found._scaled = scaled
+    return found
+
+
+def contrasted(kind, **options):
+    torch.manual_seed(5)
+    return kind(tiny(num_classes=0), hidden=16, **options)
+
+
+# What learns from views: how many, and the module.
+VIEWS = {
+    "moco": (2, lambda: contrasted(MoCo, projection=8)),
+    "dino": (4, lambda: contrasted(Dino, outputs=10, bottleneck=6, frozen=0.0)),
+}
 RUNS = {
+    **{name: (build, RECIPE) for name, (_, build) in VIEWS.items()},
     "plain": (tiny, RECIPE),
     "accumulated": (tiny, replace(RECIPE, accumulate=3)),
     "averaged": (tiny, replace(RECIPE, ema=0.8)),
@@ -59,11 +80,13 @@ def trained(name, **options):
     """The weights, the history and the losses of each step of one of `RUNS`, all computed in float64."""
     build, recipe = RUNS[name]
     model, steps = build().double(), []
+    views = VIEWS[name][0] if name in VIEWS else 0
     average = tiny().double() if recipe.ema else None
     history = train(
         model,
-        images(torch.float64),
+        looked_at(views) if views else images(torch.float64),
         recipe,
+        loss=contrast_loss if views else student_loss,
         progress=None,
         cpu=True,
         average_into=average,

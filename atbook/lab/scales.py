@@ -25,6 +25,7 @@ from atlib.detection.objects import ObjectImages
 from atlib.train import pretrain
 from atlib.train import recipe as recipes
 from atlib.train.checkpoint_manager import CheckpointManager
+from atlib.train.contrast import MomentumPair
 from atlib.train.loop import train
 from atlib.train.objectives import Loss, student_loss
 from atlib.train.recipe import Recipe
@@ -89,8 +90,8 @@ class Schooling:
     unlearned: Callable[[nn.Module, Images], float] = pretext.unlearned
     # Other first weights than the central teacher's, for a model that learns from it.
     again: int = 0
-    # Of unlabelled images that it is made from, the first of the scale's; None for all.
-    number: int | None = None
+    # Whether how even its maps of validation images are (`evenness`) is measured too.
+    measures_maps: bool = False
 
     def within(self, world: glyphs.World | SceneWorld) -> "Schooling":
         """The same in a scale's world, unless it has one of its own."""
@@ -105,9 +106,9 @@ class Schooling:
         central: Callable[[], VisionTransformer] = _no_teacher,
     ) -> Made:
         """Pre-train a teacher on `unlabelled` images. `seed` decides all. What it has left unlearned is in
-        the last entry of its history. central: gives the central teacher of this seed, for a schooling that
-        needs it. Raises `TeacherFailed` when more is unlearned than the gate lets pass, after eight times the
-        steps."""
+        the last entry of its history, beside the evenness of its maps where that is measured. central: gives
+        the central teacher of this seed, for a schooling that needs it. Raises `TeacherFailed` when more is
+        unlearned than the gate lets pass, after eight times the steps."""
         if self.world is None:
             raise ValueError(f"the schooling {self.name!r} has no world: say which with within(world)")
         architecture = Architecture(self.preset, {**self.model, "num_classes": self.outputs})
@@ -117,8 +118,9 @@ class Schooling:
         for longer in (1, 2, 4, 8):
             torch.manual_seed(seed_for(seed, "teacher", self.again))
             model = architecture.build()
+            trained = self.around(model, central)
             history = train(
-                self.around(model, central),
+                trained,
                 images,
                 replace(recipe, steps=longer * recipe.steps),
                 loss=self.loss,
@@ -127,7 +129,10 @@ class Schooling:
                 progress=progress,
             )
             if history[-1]["unlearned"] <= self.gate:
-                return model, architecture, history
+                made = trained.result if isinstance(trained, MomentumPair) else model
+                if self.measures_maps:
+                    history[-1]["evenness"] = evenness(made, held_out)
+                return made, architecture, history
         raise TeacherFailed(
             f"the teacher {self.name} of seed {seed} has left {history[-1]['unlearned']:.2f} of its own task"
             f" unlearned after {history[-1]['step']} steps, the gate is {self.gate}: no student was trained;"

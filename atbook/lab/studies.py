@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from atbook.lab.bits import BITS
 from atbook.lab.finer import FINER_STUDY
+from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
 from atbook.lab.scales import AXES, BLANK, GATE, START, CifarScale, GlyphScale, Schooling, colour
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
@@ -1022,7 +1023,7 @@ DISTILLED_TOO = Study(
 )
 
 
-# --- Before there are labels: auto-encoders with a teacher; which pre-trained layers; how many images ---
+# --- Before there are labels: auto-encoders with a teacher; which pre-trained layers ---
 
 # The factor on the attention's loss is the published one, and the same for all that is compared. As many
 # steps as fine-tuning has, so that both together are those of "distill-long".
@@ -1058,7 +1059,7 @@ MAE = Schooling(
 
 
 def _distilled_mae(
-    name: str, layers: Sequence[int] | None, match: Match, mix_heads: bool = True, number: int | None = None
+    name: str, layers: Sequence[int] | None, match: Match, mix_heads: bool = True
 ) -> Schooling:
     """An auto-encoder that learns from the central teacher of its seed."""
     return Schooling(
@@ -1070,7 +1071,6 @@ def _distilled_mae(
         around=partial(_taught_painter, layers, match, mix_heads),
         unlearned=_unpainted,
         again=1,
-        number=number,
     )
 
 
@@ -1154,40 +1154,6 @@ LAYER_RESERVE = Study(
 )
 
 
-_FEW, _MORE = 400, 4000  # a hundredth and a tenth of the central teacher's images, as in arXiv 2205.14443
-FEWER = {
-    number: (
-        Schooling(f"retrieval-{word}-images", number=number),
-        _distilled_mae(f"dmae-{word}-images", range(4), cross_entropy_of_maps, False, number),
-    )
-    for word, number in (("few", _FEW), ("more", _MORE))
-}
-
-PRETRAINING_DATA = Study(
-    "pretraining-data",
-    "teachers, and auto-encoders with the central teacher's maps, from 400 and 4,000 images; the central"
-    " experiment and distilled-mae have them from 40,000",
-    "not in the paper; arXiv 2205.14443: MAE from 1 % of ImageNet 77.9, from all of it 78.0",
-    tuple(
-        variant
-        for number, (retrieval, dmae) in FEWER.items()
-        for variant in (
-            Variant(
-                "retrieval, {images} images, fine-tune",
-                partial(fine_tune, schooling=retrieval),
-                "fine-tune",
-                differs={"images": number},
-            ),
-            Variant("retrieval, {images} images, copy", by(schooling=retrieval), differs={"images": number}),
-            _tuned_painter(f"{HEAD_BY_HEAD}, {{images}} images", dmae, images=number),
-        )
-    ),
-    seeds=3,
-    minutes=15,
-    only=FIND,
-    teachers=tuple(schooling for both in FEWER.values() for schooling in both),
-)
-
 STUDIES = {
     study.name: study
     for study in (
@@ -1211,9 +1177,10 @@ STUDIES = {
         DISTILLED_TOO,
         DISTILLED_MAE,
         LAYER_RESERVE,
-        PRETRAINING_DATA,
         BITS,
         FINER_STUDY,
+        PRETRAINING_METHODS,
+        PRETRAINING_METHODS_MATCH,
         *TEACHER_STUDIES,
     )
 }

@@ -510,7 +510,6 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
     if schooling is not None:
         recipe = replace(scale.pretraining, **schooling.changes)
         central = partial(load_vit, place.teacher(seed))
-        scale = replace(scale, unlabelled=schooling.number or scale.unlabelled)
         teacher, architecture, history = schooling.within(scale.world).make(
             scale.pretraining, scale.unlabelled, seed, name, central
         )

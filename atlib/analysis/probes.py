@@ -76,15 +76,22 @@ def linear_probe(
     steps: int = 1000,
     batch_size: int = 256,
     seed: int = 0,
+    adaptive: bool = False,
 ) -> ProbeResult:
     """Train a linear classifier on features (n, D) with labels (n,), at the learning rate that validation
     prefers.
 
     Features are standardised by the training set's mean and standard deviation. SGD with momentum 0.9 and a
     cosine schedule, weights from 0, no weight decay; all rates see the same batches, drawn by `seed`. Of
-    equal validation accuracies the smaller rate wins; the test set is looked at for that rate alone. Raises
-    `ValueError` for rates that are not finite and above 0, for `steps` or `batch_size` below 1, for a single
-    training class, and for labels that training never shows.
+    equal validation accuracies the smaller rate wins; the test set is looked at for that rate alone.
+
+    adaptive: by LARS (You, Gitman & Ginsburg 2017, arXiv 1708.03888; timm's), which scales the step of the
+    weights, not of the bias, to their own norm, as the probes of MAE (arXiv 2111.06377, appendix A.1) and
+    AttnDistill (arXiv 2210.00944, table 9) do; rates are then larger, and weights start near 0 (standard
+    deviation 0.01), where they have a norm.
+
+    Raises `ValueError` for rates that are not finite and above 0, for `steps` or `batch_size` below 1, for a
+    single training class, and for labels that training never shows.
     """
     train_y, validation_y, test_y = _check_sets(
         train=(train_x, train_y), validation=(validation_x, validation_y), test=(test_x, test_y)
@@ -98,11 +105,23 @@ def linear_probe(
 
     lrs = sorted(lrs)
     probes = [_zero_linear(train_x, int(train_y.max()) + 1) for _ in lrs]
-    optimizer = torch.optim.SGD(
-        [{"params": probe.parameters(), "lr": lr} for probe, lr in zip(probes, lrs)], momentum=0.9
-    )
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
+    if adaptive:
+        from timm.optim import Lars  # other probes do not need it
+
+        first = 0.01 * torch.randn(probes[0].weight.shape, generator=torch.Generator().manual_seed(seed))
+        for probe in probes:
+            probe.weight.data.copy_(first)
+        groups = [
+            {"params": [part], "lr": lr, "always_adapt": part.ndim > 1}
+            for probe, lr in zip(probes, lrs)
+            for part in (probe.weight, probe.bias)
+        ]
+        optimizer = Lars(groups, momentum=0.9)
+    else:
+        groups = [{"params": probe.parameters(), "lr": lr} for probe, lr in zip(probes, lrs)]
+        optimizer = torch.optim.SGD(groups, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     order = torch.empty(0, dtype=torch.long)
     for _ in range(steps):
         if len(order) == 0:

@@ -21,7 +21,8 @@ HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 UNLABELLED = -100
 
 
-# (uint8 images (B, C, height, width), what is drawn for each: the seeds, int64 (B,)) -> other such images
+# (uint8 images (B, C, height, width), what is drawn for each: the seeds, int64 (B,)) -> other such images, or
+# several views of each, (B, views, C, height, width)
 Augment = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -93,8 +94,9 @@ class Images(Dataset):
             if self.augment is not None:
                 seeds = augmentation_seeds(part, index, torch.as_tensor(repeats, device=device))
                 # a pair as one image of six channels, so that both are cut and turned alike
-                flat = self.augment(pixels.flatten(1, -3), seeds)
-                pixels = flat.reshape(*pixels.shape[:-2], *flat.shape[-2:])
+                made = self.augment(pixels.flatten(1, -3), seeds)
+                views = made.ndim == 5  # of single images, which are not put back into pairs
+                pixels = made if views else made.reshape(*pixels.shape[:-2], *made.shape[-2:])
             yield Batch(self._scaled(pixels), self.targets[index], indices, weight)
 
     @property

@@ -37,6 +37,7 @@ from atlib.data.images import UNLABELLED
 from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.data.transforms import Augmentation
+from atlib.data.views import Views
 from atlib.pair import Normalisation
 
 
@@ -46,10 +47,11 @@ class Photos(Dataset):
 
     rows: a `datasets.Dataset` whose column `image_column` is undecoded. targets: labels (n,). classes: their
     names. augmentation: what images go through, in `epoch` as it says for training if `train` (else, and
-    everywhere else, as for evaluation); None: they are taken as they are, scaled as
-    `atlib.data.images.Images` scales, and must be of one size. on_corrupt: what `epoch` does with an image
-    that cannot be decoded, "raise" or "skip"; `corrupt` collects those seen, {index: why}. workers: processes
-    that `loader` decodes in. `left_out`: how many images `readable` has left out.
+    everywhere else, as for evaluation), or `atlib.data.views.Views`, of each image several; None: they are
+    taken as they are, scaled as `atlib.data.images.Images` scales, and must be of one size. on_corrupt: what
+    `epoch` does with an image that cannot be decoded, "raise" or "skip"; `corrupt` collects those seen,
+    {index: why}. workers: processes that `loader` decodes in. `left_out`: how many images `readable` has left
+    out.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Photos(Dataset):
         targets: Tensor,
         classes: Sequence[str],
         *,
-        augmentation: Augmentation | None = None,
+        augmentation: Augmentation | Views | None = None,
         train: bool = False,
         on_corrupt: str = "raise",
         workers: int = 0,
@@ -176,7 +178,7 @@ class Photos(Dataset):
         raise CorruptImage(f"none of the {len(self)} images can be decoded")
 
 
-def look_of(augmentation: Augmentation | None) -> Transform:
+def look_of(augmentation: Augmentation | Views | None) -> Transform:
     """What an image goes through: (picture, seed) to tensor, as for evaluation where the seed is None."""
     if augmentation is None:
         return as_stored
@@ -190,7 +192,7 @@ def open_photos(
     *,
     path: str | Path | None = None,
     split: str = "train",
-    augmentation: Augmentation | None = None,
+    augmentation: Augmentation | Views | None = None,
     train: bool,
     image_column: str | None = None,
     label_column: str | None = None,

@@ -14,6 +14,7 @@ from atlib.data.photos import checked_label, look_of, names_of, undecoded
 from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
 from atlib.data.transforms import Augmentation
+from atlib.data.views import Views
 from atlib.pair import Normalisation
 
 # of one step, in the rows that a process reads, and the weight of its batch
@@ -44,7 +45,7 @@ class PhotoStream:
         label_column: str | None,
         classes: Sequence[str],
         *,
-        augmentation: Augmentation,
+        augmentation: Augmentation | Views,
         train: bool = True,
         on_corrupt: str = "raise",
         buffer: int = 4096,
@@ -138,7 +139,7 @@ def open_stream(
     *,
     path: str | Path | None = None,
     split: str = "train",
-    augmentation: Augmentation,
+    augmentation: Augmentation | Views,
     train: bool = True,
     image_column: str | None = None,
     label_column: str | None = None,

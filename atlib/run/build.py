@@ -20,16 +20,17 @@ from atlib.data.generated import is_generated, maker
 from atlib.data.images import draw
 from atlib.data.rng import seed_for
 from atlib.data.transforms import Augmentation
+from atlib.data.views import Look, Views, looks, small_views
 from atlib.methods.distillation import FeatureDistillation
 from atlib.methods.mean_maps import MeanMapCopy
 from atlib.pair import IMAGENET, Normalisation, Pair, student_of
 from atlib.plan import Plan
 from atlib.run.config import RunConfig
 from atlib.run.method import Method
-from atlib.run.parts import COCO, Classify, Detect, Labelled, Rows
+from atlib.run.parts import COCO, Classify, Contrast, Detect, Dino, Labelled, Rows
 from atlib.run.untrained import UNTRAINED, untrained_teacher
 from atlib.student import differences
-from atlib.train import pretrain
+from atlib.train import contrast, pretrain
 from atlib.train.objectives import Loss, student_loss
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
@@ -37,6 +38,7 @@ from atlib.vit import Architecture
 if TYPE_CHECKING:
     from atlib.teachers.build import Teacher  # its room is not needed by runs without a teacher
 
+SMALL_SCALE = (0.2, 1.0)  # of the crops of generated images, which have no augmentation to say it
 COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
 # Fields of a run, and arguments of `held_out_images`, that say how data are read.
 READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
@@ -61,6 +63,8 @@ def loss_of(config: RunConfig) -> Loss:
         from atlib.detection.detector import detection_loss  # other runs do not need torchvision's detectors
 
         return detection_loss
+    if isinstance(config.task, Contrast):
+        return contrast.contrast_loss
     return pretrain.mae_loss if config.method is Method.MAE else student_loss
 
 
@@ -74,7 +78,16 @@ def training_images(config: RunConfig):
         return _photographs(config, reading)
     images = maker(config.data)(split=reading.training_split, size=reading.data_size, seed=config.seed)
     require_size(config.skeleton(2), images, f"{config.data} {reading.training_split}")
+    if isinstance(config.task, Contrast):
+        return images.with_augment(small_views(looks_of(config, SMALL_SCALE)))
     return images
+
+
+def looks_of(config: RunConfig, scale: tuple[float, float]) -> tuple[Look, ...]:
+    """The views that a contrast is learned from; scale: of the large crops."""
+    if isinstance(config.task, Dino):
+        return looks(scale, config.task.local_views, config.task.local_scale)
+    return looks(scale)
 
 
 def require_size(model: nn.Module, images, name: str) -> None:
@@ -186,10 +199,17 @@ def known_size(config: RunConfig) -> tuple[int, int] | None:
 def _photographs(config: RunConfig, reading: Rows):
     from atlib.data.photos import open_photos
 
+    augmentation: Augmentation | Views | None = reading.augmentation
+    if isinstance(config.task, Contrast):
+        if reading.augmentation is None:
+            raise ValueError(
+                f"{config.method} compares views of an image, and this run has no augmentation to make them"
+            )
+        augmentation = Views(reading.augmentation, looks_of(config, reading.augmentation.scale))
     chosen = {
         "path": reading.data_path,
         "split": reading.training_split,
-        "augmentation": reading.augmentation,
+        "augmentation": augmentation,
         "train": True,
         "on_corrupt": reading.on_corrupt,
         "image_column": reading.image_column,
@@ -250,13 +270,13 @@ def build(
     view = None
     architecture = config.architecture(outputs)
     # What is pre-trained with a seed and what learns from it are independent.
-    torch.manual_seed(seed_for(config.seed, "teacher" if config.method is Method.MAE else "student"))
+    torch.manual_seed(seed_for(config.seed, "teacher" if config.method.pretrains else "student"))
     model: nn.Module = architecture.build()
     if config.student_weights is not None:
         model = with_weights(config, model)
     match config.method:
-        case Method.MAE:
-            model = config.auto_encoder(model)
+        case Method.MAE | Method.MOCO | Method.DINO:
+            model = config.pretext(model)
         case Method.FINE_TUNE:
             model, view = start_from(model, teacher.vit), view_of_started(teacher, images)
         case Method.COPY | Method.DISTILL:
@@ -438,7 +458,10 @@ def with_student(model: nn.Module, student: nn.Module) -> nn.Module:
 
 def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
     """What is kept of a trained model: after Distill the student, after Copy both, after mean maps these with
-    the student, after MAE the encoder."""
+    the student, after MAE the encoder, after MoCo and DINO
+    their `result`."""
+    if isinstance(model, contrast.MomentumPair):
+        return model.result
     if config.method is Method.MAE:
         return model.vit
     return model if isinstance(model, Pair) and model.needs_teacher else student_of(model)

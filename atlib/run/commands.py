@@ -28,7 +28,15 @@ from atlib.run.build import (
 )
 from atlib.run.classes import classes_of, labels_by_name
 from atlib.run.config import RunConfig, config_path, defaults, read_config, settings
-from atlib.run.configure import config_diff, configure, configure_again, data_name, evaluated_split, oddities
+from atlib.run.configure import (
+    TASKS_OF_OUR_OWN,
+    config_diff,
+    configure,
+    configure_again,
+    data_name,
+    evaluated_split,
+    oddities,
+)
 from atlib.run.log import as_line
 from atlib.run.measure import ModelOnTest, measured_lines, shifted_test
 from atlib.run.method import Method
@@ -214,7 +222,7 @@ def configured(
 
 def _tasks() -> tuple[str, ...]:
     """What `pretrain` runs: this project's tasks, and the papers' recipes for them."""
-    return Method.MAE, *recipes.PRETRAINING
+    return *TASKS_OF_OUR_OWN, *recipes.PRETRAINING
 
 
 def resume_command(arguments: argparse.Namespace) -> int:
@@ -271,7 +279,7 @@ def _candidate(path: Path, arguments: argparse.Namespace) -> Candidate:
         raise ValueError(f"--averaged chooses among a run's weights, {path} is a file: leave one out")
     folder = path if path.is_dir() else path.parent
     config = read_config(folder) if path.is_dir() or config_path(folder).exists() else None
-    if config is not None and config.method is Method.MAE:
+    if config is not None and config.method.pretrains:
         raise ValueError(
             f"{folder} holds a teacher without a class head: `python -m atlib teacher"
             f" {result_path(folder, config.method)}` says what it is"

@@ -21,8 +21,10 @@ from atlib.run.parts import (
     Classify,
     CocoFolder,
     Detect,
+    Dino,
     Generated,
     Mae,
+    Moco,
     Rows,
     kinds_of,
     names_of,
@@ -71,7 +73,7 @@ class RunConfig:
     #: in epochs, until the number of images is known (`on`)
     recipe: Recipe
     #: what is trained
-    task: Classify | Detect | Mae
+    task: Classify | Detect | Mae | Moco | Dino
     #: how its images come
     reading: Generated | Rows | CocoFolder
     #: a timm name or a file
@@ -164,7 +166,7 @@ class RunConfig:
             )
         if self.teacher == UNTRAINED:
             check_untrained(self)
-        if self.method is Method.MAE and (self.recipe.mixup or self.recipe.cutmix):
+        if self.method.pretrains and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         if isinstance(self.task, Detect):
             for name in Classify.of_recipe:
@@ -200,8 +202,8 @@ class RunConfig:
         model = self.skeleton(self.model.overrides.get("num_classes", 2))
         if len(model.blocks) == 0:
             raise ValueError(f"the model {self.model.name!r} has no blocks: set model.depth to at least 1")
-        if self.method is Method.MAE:
-            self._check_auto_encoder(model)
+        if self.method.pretrains:
+            self._check_pretext(model)
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
         if self.feature_layers is not None:
@@ -213,22 +215,48 @@ class RunConfig:
                 f" {self.augmentation.image_size}: change model.img_size or augmentation.image_size"
             )
 
-    def _check_auto_encoder(self, model: torch.nn.Module) -> None:
+    def _check_pretext(self, model: torch.nn.Module) -> None:
         try:
             with torch.device("meta"):
-                self.auto_encoder(model)
+                self.pretext(model)
         except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
             raise ValueError(
                 f"decoder_width={self.task.decoder_width} makes no decoder ({error}): take a multiple of"
                 f" decoder_heads={self.task.decoder_heads}"
             ) from error
 
-    def auto_encoder(self, vit: torch.nn.Module) -> torch.nn.Module:
-        """The masked auto-encoder that trains `vit`."""
-        from atlib.train.pretrain import MaskedAutoencoder  # imported here: other runs do not need it
+    def pretext(self, vit: torch.nn.Module) -> torch.nn.Module:
+        """What trains `vit` on images alone: a masked auto-encoder, or a pair of it and a copy that
+        follows."""
+        from atlib.train import contrast, pretrain  # imported here: other runs do not need them
 
-        decoder = self.task.decoder_width, self.task.decoder_depth, self.task.decoder_heads
-        return MaskedAutoencoder(vit, self.task.mask_ratio, *decoder)
+        match self.task:
+            case Mae() as task:
+                decoder = task.decoder_width, task.decoder_depth, task.decoder_heads
+                return pretrain.MaskedAutoencoder(vit, task.mask_ratio, *decoder)
+            case Moco() as task:
+                return contrast.MoCo(
+                    contrast.draw_patches(vit) if task.freeze_patches else vit,
+                    projection=task.projection_width,
+                    hidden=task.hidden_width,
+                    temperature=task.contrast_temperature,
+                    momentum=task.momentum,
+                    freeze_patches=task.freeze_patches,
+                )
+            case Dino() as task:
+                return contrast.Dino(
+                    vit,
+                    outputs=task.outputs,
+                    hidden=task.hidden_width,
+                    bottleneck=task.bottleneck_width,
+                    teacher_temperature=task.teacher_temperature,
+                    temperature_warmup=task.temperature_warmup,
+                    momentum=task.momentum,
+                    frozen=task.frozen,
+                    lengths=task.lengths,
+                    local_size=task.local_size,
+                )
+        raise ValueError(f"{self.method} learns from labels: no pre-text trains its model")
 
     def on(self, images: int) -> "RunConfig":
         """The run on so many training images: its recipe in steps."""

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -25,6 +27,26 @@ from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weigh
 
 # As the scale "cifar10" pre-trains (`atbook.lab.scales`).
 SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
+_SMALL_VIEWS = replace(SMALL_PHOTOGRAPHS, crop="random-resized", scale=(0.2, 1.0))
+# What `pretrain` runs beside the papers' recipes, on small images: fields of a run.
+TASKS_OF_OUR_OWN: dict[str, dict[str, Any]] = {
+    Method.MAE: {"recipe": recipes.MAE, "augmentation": SMALL_PHOTOGRAPHS},
+    Method.MOCO: {
+        "recipe": recipes.MOCO,
+        "augmentation": _SMALL_VIEWS,
+        "hidden_width": 1024,
+        "projection_width": 128,
+    },
+    Method.DINO: {
+        "recipe": recipes.DINO,
+        "augmentation": _SMALL_VIEWS,
+        "hidden_width": 512,
+        "momentum": 0.996,
+        "outputs": 4096,
+        "bottleneck_width": 128,
+        "local_views": 4,
+    },
+}
 
 
 def configure(
@@ -56,13 +78,8 @@ def configure(
     }
     if tensorboard:
         require_tensorboard()
-    if recipe == Method.MAE:
-        of_recipe = {
-            "method": Method.MAE,
-            "model": Architecture("cifar"),
-            "recipe": recipes.MAE,
-            "augmentation": SMALL_PHOTOGRAPHS,
-        }
+    if recipe in TASKS_OF_OUR_OWN:
+        of_recipe = {"method": Method(recipe), "model": Architecture("cifar"), **TASKS_OF_OUR_OWN[recipe]}
     elif recipe in generic.NAMES:
         teacher = None if teacher is None else _teacher(teacher)
         of_recipe = (derived or generic.derive(recipe, data, teacher, changes, seed)).values
@@ -133,12 +150,12 @@ def configure_again(
 
 def oddities(recipe: str) -> tuple[str, ...]:
     """What is odd about a published recipe; nothing of others."""
-    return () if recipe == Method.MAE or recipe in generic.NAMES else published(recipe).oddities
+    return () if recipe in (*TASKS_OF_OUR_OWN, *generic.NAMES) else published(recipe).oddities
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
     """How the recipe differs on so many images from the published one: "lr 0.001 instead of 0.008"."""
-    if config.recipe_name == Method.MAE or config.recipe_name in generic.NAMES:
+    if config.recipe_name in (*TASKS_OF_OUR_OWN, *generic.NAMES):
         return []
     both = config.recipe, published(config.recipe_name).recipe
     now, then = (one.on(images).describe() for one in both)

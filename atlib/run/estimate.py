@@ -27,10 +27,10 @@ from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
 from atlib.methods.distillation import FeatureDistillation
 from atlib.methods.mean_maps import StoredMaps
 from atlib.pair import IMAGENET
-from atlib.run.build import loss_of, with_detector
+from atlib.run.build import SMALL_SCALE, looks_of, loss_of, with_detector
 from atlib.run.config import RunConfig
 from atlib.run.method import Method
-from atlib.run.parts import Detect
+from atlib.run.parts import Contrast, Detect
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer, schedule
 from atlib.train.recipe import PLAIN, Recipe, try_optimizer
@@ -161,7 +161,8 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
     accumulate = config.recipe.accumulate if batch == config.recipe.batch_size else 1
     recipe = replace(config.recipe, steps=STEPS, batch_size=batch, accumulate=accumulate, repeats=1)
     size = config.skeleton(outputs).patch_embed.img_size
-    images = RandomImages((3, *size), lambda count: made_up(config, outputs, count), batch, STEPS)
+    views = (len(looks_of(config, SMALL_SCALE)),) if isinstance(config.task, Contrast) else ()
+    images = RandomImages((*views, 3, *size), lambda count: made_up(config, outputs, count), batch, STEPS)
     train(model, images, recipe, loss=loss_of(config), progress=None)
     return statistics.median(after - before for before, after in zip(images.times[1:], images.times[2:]))
 
@@ -171,7 +172,7 @@ def made_up(config: RunConfig, outputs: int, count: int):
     image, as many as COCO has on average."""
     if isinstance(config.task, Detect):
         return _made_up_objects(config, outputs, count)
-    return torch.randint(outputs, (count,))
+    return torch.randint(max(1, outputs), (count,))  # without labels there are no classes
 
 
 def _made_up_objects(config: RunConfig, classes: int, count: int):
@@ -264,8 +265,8 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
     """The model to train with first weights throughout, its teacher's too."""
     student = config.architecture(outputs).build()
-    if config.method is Method.MAE:
-        return config.auto_encoder(student)
+    if config.method.pretrains:
+        return config.pretext(student)
     match config.method:
         case Method.COPY | Method.DISTILL:
             twin = config.architecture(outputs).build()
@@ -313,8 +314,9 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
-    counted: other kinds of ViT, masked auto-encoding, mean maps, and transfers of queries, keys or values."""
-    uncounted = config.method in (Method.MAE, Method.MEAN_MAPS)
+    counted: other kinds of ViT, pre-training without labels, mean maps, transfers of queries, keys or
+    values."""
+    uncounted = config.method.pretrains or config.method is Method.MEAN_MAPS
     if uncounted or config.plan is not None and config.plan.what != "map":
         return None
     try:
@@ -350,8 +352,8 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     counted on shapes, nothing is allocated.
 
     What is kept for the backward pass is linear in the batch: counted for one image and for two. It is 0 for
-    masked auto-encoding, where it is not counted. Of a detector, whose shapes hang on what it finds, it is
-    measured on an image with made-up objects.
+    pre-training without labels, where it is not counted. Of a detector, whose shapes hang on what it finds,
+    it is measured on an image with made-up objects.
     """
     size = config.skeleton(outputs).patch_embed.img_size
     if isinstance(config.task, Detect):
@@ -360,7 +362,7 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
         model = assembled(config, outputs)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = model.to_empty(device="cpu").train()  # with its teacher, which moves along
-        if config.method is Method.MAE:
+        if config.method.pretrains:
             weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
             one = two = Memory(weights, weights, 2 * weights, 0, 0)
         else:

@@ -14,13 +14,21 @@ class Method(StrEnum):
     DISTILL = "distill"
     FEATURES = "features"  # distils the residual stream: what attention transfer is compared with
     MEAN_MAPS = "mean-maps"  # copies the teacher's mean map of some training images, the same for all
-    MAE = "mae"  # makes a teacher, without labels
+    # make a teacher, without labels
+    MAE = "mae"
+    MOCO = "moco"
+    DINO = "dino"
     # from Python only
     DMAE = "dmae"
     ATTNDISTILL = "attndistill"
 
     def __repr__(self) -> str:  # in messages, where it is a value among others
         return repr(self.value)
+
+    @property
+    def pretrains(self) -> bool:
+        """Whether it makes a teacher of images alone."""
+        return self in (Method.MAE, Method.MOCO, Method.DINO)
 
     @property
     def transfers(self) -> bool:

@@ -28,6 +28,25 @@ RULES_OF_DETECT = (
 RULES_OF_MAE = (
     (("decoder_width", "decoder_depth", "decoder_heads"), lambda value: value >= 1, "must be at least 1"),
 )
+RULES_OF_CONTRAST = (
+    (("hidden_width",), lambda value: value >= 1, "must be at least 1"),
+    (("momentum",), lambda value: 0 <= value <= 1, "is a share, from 0 to 1"),
+)
+RULES_OF_MOCO = (
+    (("projection_width",), lambda value: value >= 1, "must be at least 1"),
+    (("contrast_temperature",), lambda value: value > 0, "must be above 0"),
+)
+RULES_OF_DINO = (
+    (("outputs", "bottleneck_width"), lambda value: value >= 1, "must be at least 1"),
+    (("local_views",), lambda value: value >= 0, "must be at least 0"),
+    (
+        ("teacher_temperature", "local_scale"),
+        lambda value: len(value) == 2 and min(value) > 0,
+        "has two values, both above 0",
+    ),
+    (("temperature_warmup", "frozen"), lambda value: 0 <= value <= 1, "is a share of the run, from 0 to 1"),
+    (("local_size",), lambda value: value is None or value >= 1, "must be at least 1 pixel, or None"),
+)
 RULES_OF_READING = (
     (("data_size",), lambda value: value is None or value >= 1, "must be at least 1, or None for all"),
 )
@@ -114,6 +133,65 @@ class Mae(Part):
         check_fields(self, RULES_OF_MAE)
 
 
+@dataclass(frozen=True)
+class Contrast(Part):
+    """What two views of an image have in common, which makes a teacher (`atlib.train.contrast`)."""
+
+    says = "learning by contrast"
+
+    #: of the projector's, or the head's, inner layers
+    hidden_width: int = 4096
+    #: of the copy that follows, at the first step; 1 at the last
+    momentum: float = 0.99
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_CONTRAST)
+
+
+@dataclass(frozen=True)
+class Moco(Contrast):
+    """MoCo-v3."""
+
+    says = "MoCo-v3"
+
+    #: numbers by which images are told apart
+    projection_width: int = 256
+    contrast_temperature: float = 0.2
+    #: leave the patch projection as it is drawn
+    freeze_patches: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_fields(self, RULES_OF_MOCO)
+
+
+@dataclass(frozen=True)
+class Dino(Contrast):
+    """DINO."""
+
+    says = "DINO"
+
+    #: of the head
+    outputs: int = 65536
+    bottleneck_width: int = 256
+    #: at the first step, and after the share `temperature_warmup` of the run
+    teacher_temperature: tuple[float, float] = (0.04, 0.04)
+    temperature_warmup: float = 0.0
+    #: the share of the run in which the head's last layer is not trained
+    frozen: float = 0.01
+    #: learn the lengths of the last layer's directions too
+    lengths: bool = False
+    #: small views of an image, beside the two large ones, and the shares of its area that they crop
+    local_views: int = 8
+    local_scale: tuple[float, float] = (0.05, 0.4)
+    #: pixels a side at which they are computed, by a model with dynamic_img_size; None: at full size
+    local_size: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_fields(self, RULES_OF_DINO)
+
+
 # --- How images come ---
 
 
@@ -176,7 +254,9 @@ class CocoFolder(Files):
     says = "data in COCO's form"
 
 
-TASKS: tuple[type, ...] = (Classify, Detect, Mae)
+TASKS: tuple[type, ...] = (Classify, Detect, Mae, Moco, Dino)
+# what a method that makes a teacher trains
+_PRETEXTS: dict[Method, type] = {Method.MAE: Mae, Method.MOCO: Moco, Method.DINO: Dino}
 READINGS: tuple[type, ...] = (Generated, Rows, CocoFolder)
 
 
@@ -184,7 +264,7 @@ def kinds_of(method: Method, data: str) -> tuple[type, type]:
     """The parts of a run by this method on these data: what it trains, and how its images come. Raises
     `ValueError` where there is no such run."""
     if data == COCO:
-        if method is Method.MAE:
+        if method.pretrains:
             raise ValueError(
                 f"{method} learns without objects, and data {COCO!r} are for a detector, which learns with"
                 " them: choose another method, or other data"
@@ -195,7 +275,7 @@ def kinds_of(method: Method, data: str) -> tuple[type, type]:
                 " scratch, fine-tune, copy or distill, or other data"
             )
         return Detect, CocoFolder
-    return (Mae if method is Method.MAE else Classify), (Generated if is_generated(data) else Rows)
+    return _PRETEXTS.get(method, Classify), (Generated if is_generated(data) else Rows)
 
 
 def unfit(data: str, detector: str | None) -> ValueError:

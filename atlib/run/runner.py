@@ -169,7 +169,7 @@ def record_path(folder: Path) -> Path:
 
 def result_path(folder: Path, method: str) -> Path:
     """Where a finished run has its weights."""
-    return Path(folder) / ("teacher.safetensors" if method == Method.MAE else "student.safetensors")
+    return Path(folder) / ("teacher.safetensors" if Method(method).pretrains else "student.safetensors")
 
 
 def averaged_path(folder: Path) -> Path:

@@ -1,4 +1,5 @@
-"""Recipes that begin without labels: MAE's and MAE-Lite's, what is fine-tuned after them, and AttnDistill."""
+"""Recipes that begin without labels: MAE's, MAE-Lite's, MoCo-v3's and DINO's, what is fine-tuned after them,
+and AttnDistill."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -221,6 +222,111 @@ def _lite_cifar100(*, name: str) -> Published:
     )
 
 
+# --- Contrast: MoCo-v3, also as MAE-Lite has it, and DINO ---
+
+_HALF = "The published commands compute in mixed precision, this recipe does not."
+_POSITIONS = "Positions are learned here; the published ViTs have fixed sines."
+_FIRST_STEPS = "The published rate begins at 0 in the first step, here at the first part of the warm-up."
+
+
+def _moco(model: str, options: Mapping, *, name: str) -> Published:
+    return Published(
+        name,
+        "arXiv 2104.02057, section 5; github.com/facebookresearch/moco-v3 at c349e6e, CONFIG.md, main_moco.py"
+        " and moco/builder.py",
+        model=model,
+        options=options,
+        method=Method.MOCO,
+        augmentation=Augmentation(interpolation="bilinear"),
+        recipe=Recipe(
+            epochs=300,
+            warmup_epochs=40,
+            batch_size=4096,
+            base_lr=1.5e-4,
+            weight_decay=0.1,
+            label_smoothing=0.0,
+            clip=None,
+        ),
+        pretext={
+            "hidden_width": 4096,
+            "momentum": 0.99,
+            "projection_width": 256,
+            "contrast_temperature": 0.2,
+        },
+        oddities=(
+            "The commands for ViTs name no least crop, so that it is the code's 8 %; ResNets have a fifth.",
+            "The patch projection is drawn and never trained, which keeps training stable.",
+            _POSITIONS,
+            _FIRST_STEPS,
+            _HALF,
+            LAST_BATCH,
+        ),
+    )
+
+
+def _lite_moco(*, name: str) -> Published:
+    moco = _moco(name=name, **_TINY, options=_TWELVE)
+    return replace(
+        moco,
+        source=f"{_LITE} (here at a5d1a74), section 2, MOCOV3.md, mocov3.py and mocov3_exp.py",
+        recipe=replace(moco.recipe, epochs=400, batch_size=1024),
+        pretext={**moco.pretext, "freeze_patches": False},
+        oddities=("The patch projection is trained, unlike MoCo-v3's own.", *moco.oddities[2:]),
+    )
+
+
+_DINO = (
+    "github.com/facebookresearch/dino at 7c446df, README.md, main_dino.py, utils.py and vision_transformer.py"
+)
+
+
+def _dino(
+    size: str, lengths: bool, batch_size: int, epochs: int, temperature: float, *, name: str
+) -> Published:
+    warmup = 30 / epochs if temperature > 0.04 else 0.0
+    return Published(
+        name,
+        f"arXiv 2104.14294, section 3.2; {_DINO}",
+        model=f"vit_{size}_patch16_224",
+        options={"dynamic_img_size": True},
+        method=Method.DINO,
+        drop_path=0.1,
+        augmentation=Augmentation(scale=(0.4, 1.0)),
+        recipe=Recipe(
+            epochs=epochs,
+            warmup_epochs=10,
+            batch_size=batch_size,
+            base_lr=5e-4,
+            min_lr=1e-6,
+            weight_decay=0.04,
+            weight_decay_end=0.4,
+            label_smoothing=0.0,
+            clip=3.0,
+        ),
+        pretext={
+            "hidden_width": 2048,
+            "momentum": 0.996,
+            "outputs": 65536,
+            "bottleneck_width": 256,
+            "teacher_temperature": (0.04, temperature),
+            "temperature_warmup": warmup,
+            "frozen": 1 / epochs,
+            "lengths": lengths,
+            "local_views": 8,
+            "local_scale": (0.05, 0.4),
+            "local_size": 96,
+        },
+        oddities=(
+            "The published code cuts the gradient of each weight to a norm of 3, here that of all together.",
+            "Its teacher's temperature rises epoch by epoch, here step by step.",
+            "Its small views are cut at 96 pixels, here at 224 and then made small.",
+            _FIRST_STEPS,
+            _HALF,
+            LAST_BATCH,
+        ),
+    )
+
+
 # --- AttnDistill: AdamW as MAE's, no labels ---
 
 
@@ -255,6 +361,12 @@ PRETRAINING: Mapping[str, Callable[..., Published]] = {
     "mae-pretrain-vit-base": partial(_mae_pretrain, "base"),
     "mae-pretrain-vit-large": partial(_mae_pretrain, "large"),
     "mae-lite-pretrain": _lite_pretrain,
+    "mae-lite-moco-v3": _lite_moco,
+    "moco-v3-vit-small": partial(_moco, "vit_small_patch16_224", {"num_heads": 12}),
+    "moco-v3-vit-base": partial(_moco, "vit_base_patch16_224", {}),
+    "dino-vit-small": partial(_dino, "small", False, 512, 100, 0.04),
+    "dino-vit-small-boosted": partial(_dino, "small", True, 1024, 300, 0.07),
+    "dino-vit-base": partial(_dino, "base", False, 1024, 100, 0.04),
 }
 AFTER_PRETRAINING: Mapping[str, Callable[..., Published]] = {
     "mae-lite-fine-tune": _lite_fine_tune,

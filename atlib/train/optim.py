@@ -26,6 +26,18 @@ def schedule(step: int, recipe: Recipe) -> float:
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
+def set_weight_decay(optimizer: torch.optim.Optimizer, step: int, recipe: Recipe) -> None:
+    """Let the groups that are decayed have the decay of `step` (from 0): the recipe's own, or on a half
+    cosine from that to its `weight_decay_end`."""
+    if recipe.weight_decay_end is None:
+        return
+    low, high = recipe.weight_decay_end, recipe.weight_decay
+    decay = low + (high - low) * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
+    for group in optimizer.param_groups:
+        if group["weight_decay"] > 0:
+            group["weight_decay"] = decay
+
+
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimiser over the student's weights, grouped by timm: no decay on biases, norms,
     positions and tokens; lr by layer.

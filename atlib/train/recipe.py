@@ -38,6 +38,11 @@ RULES = (
         lambda value: value is None or len(value) > 0 and all(0 < share < 1 for share in value),
         "must be shares of the run above 0 and below 1, such as (8/9, 26/27), or None for a cosine",
     ),
+    (
+        ("weight_decay_end",),
+        lambda value: value is None or 0 < value < math.inf,
+        "must be a finite number above 0, or None for one decay throughout",
+    ),
     (("ema",), lambda value: value is None or 0 < value < 1, "must be above 0 and below 1, or None for none"),
     (("mixed_precision",), lambda value: value in ("no", "bf16", "fp16"), "must be 'no', 'bf16' or 'fp16'"),
 )
@@ -100,6 +105,8 @@ class Recipe:
     compile: bool = False
     #: shares of the steps at which lr is divided by ten, in place of the half cosine down to min_lr
     milestones: tuple[float, ...] | None = None
+    #: weight decay at the end, above 0, on a half cosine from `weight_decay`; None for one decay throughout
+    weight_decay_end: float | None = None
 
     def __post_init__(self):
         check_fields(self, RULES)
@@ -205,5 +212,9 @@ def try_optimizer(name: str, betas: tuple[float, float], width: int = 8):
 # Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay
 # 0.05.
 MAE = Recipe(steps=2000, lr=1e-3, betas=(0.9, 0.95), label_smoothing=0.0)
+# Of as many steps: MoCo-v3 (arXiv 2104.02057, section 5: weight decay 0.1) and DINO (arXiv 2104.14294,
+# section 3.2: from 0.04 to 0.4).
+MOCO = Recipe(steps=2000, lr=1e-3, weight_decay=0.1, label_smoothing=0.0)
+DINO = Recipe(steps=2000, lr=1e-3, weight_decay=0.04, weight_decay_end=0.4, label_smoothing=0.0)
 # The same budget for every student of the central table; what is tuned is in `experiment`.
 STUDENT = Recipe(steps=1000)

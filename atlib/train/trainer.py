@@ -15,9 +15,10 @@ from atlib.data.sampler import Batch, ShardSpec, TrainingData
 from atlib.losses import noted
 from atlib.pair import student_of
 from atlib.train.checkpoint_manager import CheckpointManager
+from atlib.train.contrast import MomentumPair
 from atlib.train.distributed import start_processes, to_train, whole_weights
 from atlib.train.objectives import Loss, mixed
-from atlib.train.optim import EMA, make_optimizer, schedule
+from atlib.train.optim import EMA, make_optimizer, schedule, set_weight_decay
 from atlib.train.recipe import Recipe
 
 
@@ -67,7 +68,7 @@ class Training:
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
         self.given, model = model.train(), to_train(model.train(), self.accelerator)
-        self.student = student_of(model)
+        self.student, self.follows = student_of(model), isinstance(model, MomentumPair)
         if recipe.checkpoint_activations:
             self.student.set_grad_checkpointing(True)
         optimizer = make_optimizer(model, recipe)
@@ -143,6 +144,9 @@ class Training:
         if self.average is not None:
             self.average.update(self.model)
         self.position.count(loss, lr)
+        set_weight_decay(self.optimizer, self.position.step, self.recipe)
+        if self.follows:
+            self.plain.follow(self.position.step, self.recipe.steps)
 
     def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:
         """The metrics of the weights and, beginning with ``average_``, of the averaged ones; the same on all

@@ -236,3 +236,33 @@ def test_bad_settings_are_refused(small_vit, images):
     for layer in (3, -1):
         with pytest.raises(ValueError, match=f"layer {layer} "):
             features(small_vit(), images, layer=layer)
+
+
+def test_an_adaptive_probe_is_lars_by_hand():
+    """Full batches, so that every step is known: the weights' step has their own norm, the bias' has not."""
+    x, y = clusters(60, 0)
+    sets = (x, y, x, y, x, y)
+    settings = {"lrs": (5.0,), "steps": 30, "batch_size": 60, "adaptive": True}
+    found = linear_probe(*sets, **settings)
+    standardised = (x - x.mean(0)) / x.std(0)
+    classes = int(y.max()) + 1
+    W = 0.01 * torch.randn(classes, x.shape[1], generator=torch.Generator().manual_seed(0))
+    b, momentum = torch.zeros(classes), [torch.zeros_like(W), torch.zeros(classes)]
+    for step in range(30):
+        p = (standardised @ W.T + b).softmax(1) - torch.nn.functional.one_hot(y, classes)
+        steps = [p.T @ standardised / len(x), p.mean(0)]
+        steps[0] = steps[0] * 0.001 * W.norm() / (steps[0].norm() + 1e-8)
+        momentum = [0.9 * old + new for old, new in zip(momentum, steps)]
+        rate = 5.0 * 0.5 * (1 + math.cos(math.pi * step / 30))
+        W, b = W - rate * momentum[0], b - rate * momentum[1]
+    expected = ((standardised @ W.T + b).argmax(1) == y).double().mean().item()
+    assert found.test_accuracy == pytest.approx(expected) and found == linear_probe(*sets, **settings)
+    assert expected > 0.3, "guessing has a quarter"
+
+
+def test_an_adaptive_probe_reads_what_a_plain_one_does():
+    train, validation, test = clusters(400, 0), clusters(200, 1), clusters(400, 2)
+    sets = (*train, *validation, *test)
+    plain = linear_probe(*sets, lrs=(0.1,), steps=300)
+    adaptive = linear_probe(*sets, lrs=(10.0, 100.0), steps=300, adaptive=True)
+    assert adaptive.test_accuracy == pytest.approx(plain.test_accuracy, abs=0.03)

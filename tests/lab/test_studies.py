@@ -14,6 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atbook.lab import study as runner
+from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
 from atbook.lab.scales import RETRIEVAL, Schooling, scales
 from atbook.lab.studies import (
     ABLATIONS,
@@ -26,7 +27,6 @@ from atbook.lab.studies import (
     DISTILLED_MAE,
     DISTILLED_TOO,
     FAMILY,
-    FEWER,
     IMBALANCE,
     LABEL_CURVES,
     LAYER_RESERVE,
@@ -80,7 +80,8 @@ from tests.helpers import randomise, same
 EVERY = [(study, variant) for study in (CENTRAL, *STUDIES.values()) for variant in study.variants]
 TEACHERS = {schooling.name: schooling for study in STUDIES.values() for schooling in study.teachers}
 COLOUR = TEACHERS["colour"]
-PAINTERS = [MAE, *MIXED.values(), UNMIXED, *(dmae for _, dmae in FEWER.values())]
+PAINTERS = [MAE, *MIXED.values(), UNMIXED]
+OF_OTHER_METHODS = [*PRETRAINING_METHODS.teachers, *PRETRAINING_METHODS_MATCH.teachers]
 LOSSES = {
     "logits": squared_error,
     "logits without row means": centred_squared_error,
@@ -432,17 +433,16 @@ def test_teachers_have_names_and_recipes_of_their_own():
             expected = replace(pretext.RETRIEVAL, steps=500, betas=(0.9, 0.95), transfer_weight=1.0)
         else:
             expected = replace(pretext.RETRIEVAL, steps=steps)
-        assert recipe == expected
+        assert recipe == expected or schooling in OF_OTHER_METHODS
 
 
 def test_teachers_differ_in_one_thing():
-    parts = ("outputs", "images", "loss", "world", "model", "around", "again", "number")
+    parts = ("outputs", "images", "loss", "world", "model", "around", "again")
     others = {"colour": {"outputs", "images", "loss"}, "offset": {"world"}}
-    others |= {retrieval.name: {"number"} for retrieval, _ in FEWER.values()}
     others |= {deeper.name: {"model", "world"} for deeper in DEEPER.values()}
     for name, schooling in TEACHERS.items():
         changed = {part for part in parts if getattr(schooling, part) != getattr(RETRIEVAL, part)}
-        if schooling not in PAINTERS:
+        if schooling not in (*PAINTERS, *OF_OTHER_METHODS):
             assert changed == others.get(name, {"model"})
     assert TEACHERS["offset"].world == glyphs.World(offset=4)
     assert (COLOUR.outputs, COLOUR.images) == (6, pretext.colour_images)
@@ -500,19 +500,18 @@ def test_local_students_have_both_remedies_and_standard_ones_neither(build, kept
 
 
 @pytest.mark.parametrize(
-    "schooling, layers, match, mixed, images",
+    "schooling, layers, match, mixed",
     [
         *(
-            (schooling, {"last layer": (3,), "all layers": (0, 1, 2, 3)}[where], LOSSES[target], True, None)
+            (schooling, {"last layer": (3,), "all layers": (0, 1, 2, 3)}[where], LOSSES[target], True)
             for (target, where), schooling in MIXED.items()
         ),
-        (UNMIXED, (0, 1, 2, 3), cross_entropy_of_maps, False, None),
-        *((dmae, (0, 1, 2, 3), cross_entropy_of_maps, False, number) for number, (_, dmae) in FEWER.items()),
+        (UNMIXED, (0, 1, 2, 3), cross_entropy_of_maps, False),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_an_auto_encoder_learns_from_the_central_teacher_what_it_is_to(
-    schooling, layers, match, mixed, images, kept, sources
+    schooling, layers, match, mixed, kept, sources
 ):
     vit = Architecture("glyphs", {"num_classes": schooling.outputs}).build()
     model = schooling.around(vit, sources.teacher)
@@ -520,7 +519,7 @@ def test_an_auto_encoder_learns_from_the_central_teacher_what_it_is_to(
     assert model.student.vit is vit and model.student.visible == 8
     assert model.layers == tuple((layer, layer) for layer in layers) and model.match is match
     assert len([*model.mixing.parameters()]) == (len(layers) if mixed else 0)
-    assert (schooling.number, schooling.loss) == (images, distilled_mae_loss)
+    assert schooling.loss is distilled_mae_loss
 
 
 def test_an_auto_encoder_alone():
@@ -566,11 +565,6 @@ def test_what_is_pretrained_with_a_teacher_is_kept_and_recorded(made, name, monk
     assert student.head.out_features == 8
     toy.forbid_training(monkeypatch)
     runner.make_teacher(place, 0, DISTILLED_MAE, schooling)  # nothing is made twice
-
-
-def test_fewer_images_are_the_first_of_all_and_recorded(made):
-    _, _, record = made(TEACHERS["dmae-few-images"], number=8)
-    assert record.config["unlabelled"] == 8 and record.history[-1]["epoch"] == 2
 
 
 def test_a_student_of_a_teacher_starts_from_other_first_weights(monkeypatch):

@@ -166,7 +166,6 @@ GO_ON = {
     ("distilled-too", "find"): 6,
     ("distilled-mae", "find"): 5,
     ("layer-reserve", "find"): 2,
-    ("pretraining-data", "find"): 1,
     ("pretraining", "find"): 2,
 }
 

@@ -19,6 +19,7 @@ from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data.rng import seed_for
 from atlib.plan import Plan
 from atlib.run import commands, runner
+from atlib.run.build import build
 from atlib.run.config import read_config
 from atlib.run.log import read_log
 from atlib.train import train
@@ -347,6 +348,30 @@ def test_pretraining_makes_a_teacher(tmp_path, capsys):
     assert command.main(["evaluate", str(tmp_path / "mae")]) == 2
     assert "without a class head" in capsys.readouterr().err
     assert command.main(["teacher", teacher]) == 0 and "17" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "task, changes",
+    [
+        ("moco", {"hidden_width": 16, "projection_width": 8}),
+        ("dino", {"hidden_width": 16, "bottleneck_width": 8, "outputs": 12, "local_views": 2}),
+    ],
+)
+def test_pretraining_by_contrast_makes_a_teacher(task, changes, tmp_path, capsys):
+    out, options = tmp_path / task, sets(model="glyphs", training_split="unlabelled", **changes)
+    asked_for = ["pretrain", task, "--data", "atbook.worlds:marked_glyphs", "--out", str(out), *options]
+    assert command.main([*asked_for, "--dry-run"]) == 0 and not out.exists()
+    assert command.main(asked_for) == 0
+    teacher = load_vit(out / "teacher.safetensors")
+    assert teacher.num_classes == 0 and set(read_record(out / "record.json").results) == {"loss"}
+    assert read_config(out).task.momentum == (0.99 if task == "moco" else 0.996)
+    first, built = build(read_config(out), 0), teacher.patch_embed.proj.weight
+    assert torch.equal(first.model.vit.patch_embed.proj.weight, built) is (task == "moco"), "frozen"
+    wrong = ["--outputs", "5"] if task == "moco" else ["--projection_width", "5"]
+    capsys.readouterr()
+    elsewhere = [str(tmp_path / "other") if word == str(out) else word for word in asked_for]
+    assert command.main([*elsewhere, *wrong]) == 2
+    assert wrong[0][2:] in capsys.readouterr().err
 
 
 def test_a_file_away_from_its_run_is_evaluated_on_named_data(tmp_path, capsys):

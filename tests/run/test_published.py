@@ -248,7 +248,7 @@ def test_the_decoder_is_the_published_one(name, parts):
     """Visible patches, width, blocks and heads: models_mae.py of both repositories."""
     config = configure(name, "imagenet-1k", changes={"model.depth": "1"})
     with torch.device("meta"):
-        model = config.auto_encoder(config.skeleton(1000))
+        model = config.pretext(config.skeleton(1000))
     blocks = model.decoder[: parts[2]]
     assert (model.visible, model.mask_token.shape[-1], len(blocks), blocks[0].attn.num_heads) == parts
     assert len(model.decoder) == parts[2] + 2, "blocks, a norm and a layer to pixels"
@@ -285,7 +285,7 @@ def test_every_recipe_names_its_source_model_and_teacher(name):
         "vit_base_patch16_224*" if each.method == "dmae" else each.model + "*"
     )
     assert isinstance(each.method, Method) and (each.method.runs or name in FOR_PYTHON)
-    assert bool(each.pretext) == (each.method in ("mae", "dmae"))
+    assert bool(each.pretext) == (each.method.pretrains or each.method == "dmae")
     assert (None if each.plan is None else each.plan.how) == (
         each.method if each.method in ("copy", "distill") else None
     )
@@ -534,8 +534,42 @@ def test_names_are_those_of_all_recipes():
     assert all(published(name).name == name for name in names()) and set(names()) > set(PAPERS)
 
 
-def test_what_pretrain_runs_are_the_recipes_of_masked_auto_encoding():
-    assert set(PRETRAINING) == {name for name in names() if published(name).method == "mae"}
+def test_what_pretrain_runs_are_the_recipes_without_labels():
+    assert set(PRETRAINING) == {name for name in names() if published(name).method.pretrains}
+
+
+@pytest.mark.parametrize("name", ["moco-v3-vit-small", "moco-v3-vit-base"])
+def test_moco_v3(name):
+    """Its CONFIG.md's commands and main_moco.py's defaults."""
+    each = published(name)
+    recipe, images = each.recipe.on(1_281_167), 1_281_167
+    assert recipe.lr == pytest.approx(1.5e-4 * 4096 / 256) and recipe.weight_decay == 0.1
+    assert recipe.steps == 300 * -(-images // 4096) and recipe.warmup == pytest.approx(40 / 300)
+    config = configure(name, "imagenet-1k")
+    assert vars(config.task) == {
+        "hidden_width": 4096,
+        "momentum": 0.99,
+        "projection_width": 256,
+        "contrast_temperature": 0.2,
+        "freeze_patches": True,
+    }
+    assert each.augmentation.scale == (0.08, 1.0) and config.skeleton(0).blocks[0].attn.num_heads == 12
+    assert configure("mae-lite-moco-v3", "imagenet-1k").task.freeze_patches is False
+
+
+def test_dino():
+    """main_dino.py's defaults with eight GPUs of 64 images, and the README's longer command with sixteen."""
+    recipe = published("dino-vit-small").recipe.on(1_281_167)
+    assert (recipe.lr, recipe.min_lr) == (pytest.approx(5e-4 * 512 / 256), 1e-6)
+    assert (recipe.weight_decay, recipe.weight_decay_end, recipe.warmup) == (0.04, 0.4, 0.1)
+    task = configure("dino-vit-small", "imagenet-1k").task
+    assert (task.outputs, task.hidden_width, task.bottleneck_width) == (65536, 2048, 256)
+    assert (task.momentum, task.frozen, task.lengths) == (0.996, 0.01, False)
+    assert (task.local_views, task.local_size, task.local_scale) == (8, 96, (0.05, 0.4))
+    assert (task.teacher_temperature, task.temperature_warmup) == ((0.04, 0.04), 0.0)
+    longer = configure("dino-vit-small-boosted", "imagenet-1k").task
+    assert (longer.teacher_temperature, longer.temperature_warmup) == ((0.04, 0.07), 0.1)
+    assert longer.lengths and longer.frozen == pytest.approx(1 / 300)
 
 
 def test_recipes_are_built_when_they_are_asked_for():

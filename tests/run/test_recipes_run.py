@@ -44,9 +44,13 @@ def run(photographs):
             vit = VIT | {"img_size": image_size}
             settings = SMALL | {f"model.{key}": value for key, value in vit.items()}
             settings |= {"augmentation.image_size": image_size}
+            if method == "moco":
+                settings |= {"hidden_width": 16, "projection_width": 8}
+            if method == "dino":
+                settings |= {"hidden_width": 16, "bottleneck_width": 8, "outputs": 12, "local_size": 8}
             if method == "mae":
                 settings |= {"decoder_width": 4 * published(name).pretext["decoder_heads"]}
-            asked = ["pretrain", name] if method == "mae" else ["train", "--recipe", name]
+            asked = ["pretrain", name] if method.pretrains else ["train", "--recipe", name]
             if teacher is not None:
                 asked += ["--teacher", str(made[teacher] / result(teacher))]
             out = photographs.parent / f"run-{len(made)}"
@@ -60,13 +64,16 @@ def run(photographs):
 
 
 def result(name):
-    return "teacher.safetensors" if published(name).method == "mae" else "student.safetensors"
+    return "teacher.safetensors" if published(name).method.pretrains else "student.safetensors"
 
 
 CHAINS = [
     ("mae-pretrain-vit-base", None),
     ("mae-lite-pretrain", None),
     ("mae-lite-fine-tune", "mae-lite-pretrain"),
+    ("mae-lite-moco-v3", None),
+    ("moco-v3-vit-small", None),
+    ("dino-vit-small-boosted", None),
     ("mae-lite-cifar100", "mae-lite-pretrain"),
     ("mae-lite-scratch", None),
     ("deit-base-384", "mae-lite-pretrain"),
@@ -84,7 +91,7 @@ def test_each_recipe_runs_and_begins_where_the_one_before_it_ended(run):
         config, vit = read_config(folder), load_vit(folder / result(name))
         assert (config.recipe_name, config.method) == (name, published(name).method)
         assert config.recipe.steps == 2 and vit.patch_embed.img_size == (bigger, bigger)
-        assert vit.num_classes == (0 if config.method == "mae" else 2)
+        assert vit.num_classes == (0 if config.method.pretrains else 2)
         if teacher is not None:  # two steps of such small rates leave the weights where they were
             before = load_vit(run(teacher) / result(teacher))
             pairs = zip(before.blocks.parameters(), vit.blocks.parameters(), strict=True)

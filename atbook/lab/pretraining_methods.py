@@ -1,0 +1,152 @@
+"""The study of pre-training methods: which of them make maps worth copying? The table of the paper (arXiv
+2411.09702, "pre-training methods"), in worlds in which hidden patches can be painted."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from atbook.lab.scales import Schooling
+from atbook.lab.study import Study, Variant, by, fine_tune, scratch, untrained_maps
+from atbook.lab.tuning import Ladder
+from atbook.worlds import glyph_images, glyphs
+from atlib.data.images import Images
+from atlib.data.views import looks, small_views
+from atlib.plan import Plan
+from atlib.train.contrast import Dino, MoCo, contrast_loss, draw_patches, unmatched
+from atlib.train.objectives import student_loss
+from atlib.train.pretrain import MaskedAutoencoder, mae_loss, unpainted
+
+# All cells lie half a patch further, so that each glyph is in four patches and a hidden part of it can be
+# painted from the others; in the worlds themselves cells are drawn independently, patch by patch. Half of the
+# noise, which nobody can paint.
+PAINTABLE = {task: glyphs.World(task=task, offset=glyphs.CELL // 2, noise=0.1) for task in ("find", "match")}
+
+_STEPS = 2000  # as the retrieval teacher of Find has
+# A crop keeps half of the scene or more, that what is asked for is mostly in both; a mirrored glyph is none.
+_SCALE = (0.5, 1.0)
+
+
+def _views(local: int, drawn: glyphs.Glyphs) -> Images:
+    """Views of a scene; the hue, which Match asks for, is left as it is."""
+    views = small_views(looks(_SCALE, local), flip=0.0, jitter=(0.4, 0.4, 0.2, 0.0), grey=0.0)
+    return glyph_images(drawn).with_augment(views)
+
+
+# What makes a ViT a module that is trained without labels.
+_Around = Callable[[VisionTransformer, Callable[[], VisionTransformer]], nn.Module]
+
+
+def _mae(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
+    return MaskedAutoencoder(vit, mask_ratio=0.5)
+
+
+def _moco(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
+    return MoCo(draw_patches(vit), hidden=256, projection=64)
+
+
+def _dino(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
+    return Dino(vit, hidden=256, bottleneck=64, outputs=1024, local_size=16)
+
+
+def _school(name: str, world: glyphs.World, changes: Mapping, **options) -> Schooling:
+    """changes: to the pre-training recipe. Every teacher has other first weights than the central one, and
+    the evenness of its maps is measured."""
+    return Schooling(
+        name,
+        world=world,
+        changes={"steps": _STEPS, "label_smoothing": 0.0, **changes},
+        again=1,
+        measures_maps=True,
+        **options,
+    )
+
+
+def _schoolings(world: glyphs.World) -> tuple[Schooling, ...]:
+    """One for each of `METHODS`."""
+    painted = _school(
+        f"paintable-{world.task}-mae",
+        world,
+        {"lr": 4e-3, "betas": (0.9, 0.95)},
+        outputs=0,
+        images=glyph_images,
+        loss=mae_loss,
+        around=_mae,
+        unlearned=unpainted,
+    )
+    contrasted = _school(
+        f"paintable-{world.task}-moco",
+        world,
+        {"lr": 2e-3, "weight_decay": 0.1},
+        outputs=0,
+        images=partial(_views, 0),
+        loss=contrast_loss,
+        around=_moco,
+        unlearned=unmatched,
+    )
+    answered = _school(
+        f"paintable-{world.task}-dino",
+        world,
+        {"lr": 1e-3, "weight_decay": 0.04, "weight_decay_end": 0.4},
+        outputs=0,
+        images=partial(_views, 2),
+        loss=contrast_loss,
+        around=_dino,
+        unlearned=unmatched,
+        model={"dynamic_img_size": True},  # its small views are a quarter of the size
+    )
+    labelled = _school(
+        f"paintable-{world.task}-supervised",
+        world,
+        {"label_smoothing": 0.1},
+        outputs=len(glyphs.SHAPES),
+        images=glyph_images,
+        loss=student_loss,
+    )
+    return painted, contrasted, answered, labelled
+
+
+METHODS = ("mae", "moco", "dino", "supervised")
+_RATES = Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))
+
+
+def _variant(world: glyphs.World, teacher: str, method: str, build: Callable) -> Variant:
+    label = "{method}" if method == "scratch" else "{teacher}, {method}"
+    differs = {"teacher": teacher, "method": method}
+    return Variant(label, build, method, trials=_RATES, world=world, differs=differs)
+
+
+def _study(task: str) -> Study:
+    world = PAINTABLE[task]
+    schoolings = _schoolings(world)
+    name = "pretraining-methods" + ("" if task == "find" else f"-{task}")
+    return Study(
+        name,
+        "teachers by masked auto-encoding, MoCo-v3, DINO and labels, and an untrained one: fine-tuned, copied"
+        f" and distilled, in {task.capitalize()} with cells that lie across patches",
+        "ViT-L, fine-tuned, copied, distilled: MAE 85.7, 85.1, 85.7; MoCo-v3 84.0, 82.5, 83.3; DINO 83.2,"
+        " 82.3, 82.8; none (scratch) 83.0, 72.7, 76.3",
+        (
+            _variant(world, "none", "scratch", scratch),
+            _variant(world, "untrained", "copy", untrained_maps),
+            _variant(world, "untrained", "distill", partial(untrained_maps, plan=Plan(how="distill"))),
+            *(
+                _variant(world, method, how, build)
+                for method, schooling in zip(METHODS, schoolings, strict=True)
+                for how, build in (
+                    ("fine-tune", partial(fine_tune, schooling=schooling)),
+                    ("copy", by(schooling=schooling)),
+                    ("distill", by(how="distill", schooling=schooling)),
+                )
+            ),
+        ),
+        seeds=3,
+        minutes=65,
+        only=(task,),
+        teachers=schoolings,
+    )
+
+
+PRETRAINING_METHODS = _study("find")
+PRETRAINING_METHODS_MATCH = _study("match")

@@ -1,0 +1,394 @@
+"""Learning by contrast: the published code's losses, gradients and schedules; InfoNCE and DINO's loss pair by
+pair; what follows, and how a run goes on."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from atbook.worlds import glyph_images, glyphs
+from atlib import create_vit
+from atlib.data.views import looks, small_views
+from atlib.train import make_optimizer, train
+from atlib.train.checkpoint_manager import CheckpointManager
+from atlib.train.contrast import (
+    BatchNorm,
+    Dino,
+    MoCo,
+    contrast_loss,
+    dino_cross_entropy,
+    draw_patches,
+    features,
+    info_nce,
+    momentum_at,
+    unmatched,
+)
+from atlib.train.optim import set_weight_decay
+from atlib.train.recipe import Recipe
+from tests.helpers import ROOT, random_images, randomise, same, state_of
+
+SHAPE = {"img_size": 16, "patch_size": 4, "depth": 2, "embed_dim": 12, "num_heads": 3, "num_classes": 0}
+VIEWS = random_images(3, 4, 3, 32, 32, dtype=torch.float64)
+SMALL_HEAD = {"outputs": 10, "hidden": 16, "bottleneck": 6}
+
+
+def images(count=40, local=0):
+    drawn = glyph_images(glyphs.generate("train", count))
+    return drawn.with_augment(small_views(looks((0.2, 1.0), local)))
+
+
+def moco(small_vit, **options):
+    return MoCo(small_vit(num_classes=0), **({"projection": 8, "hidden": 16} | options))
+
+
+def dino(small_vit, vit=None, **options):
+    return Dino(small_vit(num_classes=0, **(vit or {})), **SMALL_HEAD | options)
+
+
+# --- The published code
+
+
+def golden(name):
+    return load_file(ROOT / "tests" / "golden" / f"{name}.safetensors")
+
+
+def part_of(tensors, prefix):
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def step_of(model, views):
+    """One step of SGD on the model's loss: the loss."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in trained:
+        weight.grad = None
+    loss = model(views.double())
+    loss.backward()
+    with torch.no_grad():
+        for weight in trained:
+            weight -= 0.1 * weight.grad
+    return loss.item()
+
+
+def largest_difference(gradient, expected):
+    assert expected.abs().max() > 1e-3
+    return (gradient - expected).abs().max().item()
+
+
+def test_moco_is_the_published_code():
+    published = golden("moco_v3")
+    encoder = part_of(published, "encoder.")
+    # timm's own epsilon, as the published class was built here
+    model = MoCo(create_vit(SHAPE), projection=8, hidden=16, temperature=0.2, momentum=0.9)
+    own = {name: value for name, value in encoder.items() if not name.startswith("head.")}
+    for vit in (model.vit, model.momentum_vit):
+        vit.load_state_dict(own)
+    for projector in (model.projector, model.momentum_projector):
+        projector.load_state_dict(part_of(encoder, "head."))
+    model.predictor.load_state_dict(part_of(published, "predictor."))
+    model.double()
+    for step, views in enumerate(published["views"]):
+        assert momentum_at(step / 10, 0.9) == pytest.approx(published[f"momentum{step}"].item(), abs=1e-12)
+        assert abs(step_of(model, views) - published[f"loss{step}"].item()) <= 1e-10
+        found = {"qkv": model.vit.blocks[1].attn.qkv.weight, "predictor": model.predictor[0].weight}
+        for name, weight in found.items():
+            assert largest_difference(weight.grad, published[f"grad{step}.{name}"]) <= 1e-10, name
+        if step == 1:
+            followed = model.momentum_vit.blocks[1].attn.qkv.weight
+            assert (followed - published["momentum_qkv"]).abs().max() <= 1e-12
+        model.follow(step + 1, 10)
+    assert model.vit.patch_embed.proj.weight.grad is None
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+def test_dino_is_the_published_code(lengths):
+    published, tag = golden("dino"), "lengths." * lengths
+    model = Dino(
+        create_vit(SHAPE),
+        **SMALL_HEAD,
+        teacher_temperature=(0.2, 0.2),
+        momentum=0.9,
+        frozen=0.0,
+        lengths=lengths,
+    )
+    head = part_of(published, "head.")
+    for vit, own in ((model.vit, model.head), (model.momentum_vit, model.momentum_head)):
+        vit.load_state_dict(part_of(published, "backbone."))
+        own.mlp.load_state_dict(part_of(head, "mlp."))
+        with torch.no_grad():
+            own.prototypes.directions.copy_(head["last_layer.weight_v"])
+            own.prototypes.lengths.copy_(head["last_layer.weight_g"])
+    model.double()
+    for step, views in enumerate(published["views"]):
+        assert abs(step_of(model, views) - published[f"{tag}loss{step}"].item()) <= 1e-10
+        prototypes = model.head.prototypes
+        found = {"qkv": model.vit.blocks[1].attn.qkv.weight, "directions": prototypes.directions}
+        found |= {"lengths": prototypes.lengths} if lengths else {}
+        for name, weight in found.items():
+            assert largest_difference(weight.grad, published[f"{tag}grad{step}.{name}"]) <= 1e-9, name
+        model.follow(step + 1, 10)
+    assert (model.centre - published[f"{tag}centre"]).abs().max() <= 1e-10
+    followed = model.momentum_vit.blocks[1].attn.qkv.weight
+    assert (followed - published[f"{tag}teacher_qkv"]).abs().max() <= 1e-10
+
+
+def test_schedules_are_the_published_ones():
+    published = golden("dino")
+    found = [momentum_at(step / 10, 0.9) for step in range(10)]
+    assert found == pytest.approx(published["momenta"].tolist(), abs=1e-12)
+    assert momentum_at(1.0, 0.9) == 1
+    recipe = Recipe(steps=10, weight_decay=0.04, weight_decay_end=0.4)
+    optimizer = make_optimizer(nn.Linear(3, 3), recipe)
+    decays = []
+    for step in range(10):
+        set_weight_decay(optimizer, step, recipe)
+        decays.append(max(group["weight_decay"] for group in optimizer.param_groups))
+        assert min(group["weight_decay"] for group in optimizer.param_groups) == 0, "biases never decay"
+    assert decays == pytest.approx(published["decays"].tolist(), abs=1e-12)
+
+
+# --- By hand
+
+
+def test_info_nce_pair_by_pair():
+    q, k = random_images(5, 7, dtype=torch.float64), random_images(5, 7, seed=1, dtype=torch.float64)
+    total = 0.0
+    for i in range(5):
+        likeness = [
+            math.exp(
+                sum(a * b for a, b in zip(q[i].tolist(), k[j].tolist())) / (q[i].norm() * k[j].norm()) / 0.3
+            )
+            for j in range(5)
+        ]
+        total -= math.log(likeness[i] / sum(likeness))
+    assert info_nce(q, k, 0.3).item() == pytest.approx(2 * 0.3 * total / 5, rel=1e-12)
+
+
+def test_keys_get_no_gradient():
+    q, k = (random_images(5, 7, seed=seed).requires_grad_() for seed in (0, 1))
+    info_nce(q, k, 0.2).backward()
+    assert q.grad.abs().max() > 0 and k.grad is None
+
+
+def test_dino_loss_pair_by_pair():
+    student, teacher = random_images(4, 3, 6, dtype=torch.float64), random_images(2, 3, 6, seed=1).double()
+    centre, losses = random_images(6, seed=2, dtype=torch.float64), []
+    for of_teacher in range(2):
+        for of_student in range(4):
+            if of_teacher != of_student:  # never the same view
+                for image in range(3):
+                    q = ((teacher[of_teacher, image] - centre) / 0.3).exp()
+                    p = (student[of_student, image] / 0.1).exp()
+                    losses.append(-((q / q.sum()) * (p / p.sum()).log()).sum().item())
+    found = dino_cross_entropy(student, teacher, centre, 0.1, torch.tensor(0.3, dtype=torch.float64))
+    assert len(losses) == 18 and found.item() == pytest.approx(sum(losses) / 18, rel=1e-12)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_batch_norm_is_torchs(affine):
+    ours, theirs = BatchNorm(6, affine), nn.BatchNorm1d(6, affine=affine).train()
+    if affine:
+        randomise(ours), theirs.load_state_dict(ours.state_dict(), strict=False)
+    x = random_images(5, 6)
+    assert (ours(x) - theirs(x)).abs().max() <= 1e-6 and (ours.eval()(x) - theirs(x)).abs().max() <= 1e-6
+    assert torch.equal(ours(x[:1]), ours(x[:1]) * 1), "one image is no error"
+
+
+# --- What follows
+
+
+@pytest.mark.parametrize("build", [moco, dino])
+def test_the_copy_follows_and_learns_nothing(small_vit, build):
+    model = randomise(build(small_vit, momentum=0.5)).double()
+    before = [(leader.state_dict(), state_of(follower)) for leader, follower in model.following()]
+    model(VIEWS[:, :2]).backward()
+    for _, follower in model.following():
+        assert all(weight.grad is None and not weight.requires_grad for weight in follower.parameters())
+    model.move(0.75)
+    for (leading, followed), (_, follower) in zip(before, model.following()):
+        for name, value in follower.named_parameters():
+            expected = 0.75 * followed[name] + 0.25 * leading[name]
+            assert (value - expected).abs().max() <= 1e-12, name
+
+
+def test_the_copy_is_never_in_training_mode(small_vit):
+    model = dino(small_vit, {"drop_path_rate": 0.5}).train()
+    assert model.vit.training and not any(part.training for part in model.momentum_vit.modules())
+    assert not any(
+        part.training for part in MoCo(small_vit(num_classes=0), hidden=8).momentum_projector.modules()
+    )
+
+
+def test_results(small_vit):
+    model = moco(small_vit)
+    assert model.result is model.vit
+    model = dino(small_vit)
+    assert model.result is model.momentum_vit
+
+
+def test_patches_stay_as_they_were_drawn(small_vit):
+    vit = draw_patches(small_vit(num_classes=0))
+    bound = math.sqrt(6 / (3 * 64 + 24))
+    weight = vit.patch_embed.proj.weight
+    assert 0.95 * bound < weight.abs().max() <= bound and not vit.patch_embed.proj.bias.any()
+    before, model = weight.clone(), MoCo(vit, projection=8, hidden=16)
+    others = vit.blocks[0].attn.qkv.weight.clone()
+    train(model, images(), Recipe(steps=3, batch_size=16), loss=contrast_loss, progress=None)
+    assert torch.equal(vit.patch_embed.proj.weight, before)
+    assert not torch.equal(vit.blocks[0].attn.qkv.weight, others)
+    moving = MoCo(small_vit(num_classes=0), projection=8, hidden=16, freeze_patches=False)
+    assert moving.vit.patch_embed.proj.weight.requires_grad
+
+
+def test_the_teacher_sees_large_views_alone(small_vit):
+    model = randomise(dino(small_vit)).double().train()
+    seen = []
+    model.momentum_vit.patch_embed.register_forward_hook(lambda part, given, made: seen.append(given[0]))
+    model(VIEWS)
+    assert len(seen) == 1 and torch.equal(seen[0], torch.cat([VIEWS[:, 0], VIEWS[:, 1]]))
+
+
+def test_small_views_at_their_own_size(small_vit):
+    model = dino(small_vit, {"dynamic_img_size": True}, local_size=16)
+    sizes = []
+    model.vit.patch_embed.register_forward_hook(lambda part, given, made: sizes.append(given[0].shape))
+    model(VIEWS.float())
+    assert [tuple(size) for size in sizes] == [(6, 3, 32, 32), (6, 3, 16, 16)]
+    with pytest.raises(ValueError, match="local_size=16.*dynamic_img_size"):
+        dino(small_vit, local_size=16)
+
+
+def test_the_centre_moves_once_a_step(small_vit):
+    """Also where a step is computed in parts."""
+    model = randomise(dino(small_vit, centre_momentum=0.9)).double().train()
+    for part in VIEWS.split(2):
+        model(part)
+        assert not model.centre.any(), "parts of a step have the same centre"
+    with torch.no_grad():
+        large = torch.cat([VIEWS[:, 0], VIEWS[:, 1]])
+        said = model.momentum_head(features(model.momentum_vit, large), torch.tensor(False))
+    model.follow(1, 100)
+    assert (model.centre - 0.1 * said.mean(0)).abs().max() <= 1e-12
+    model.eval()(VIEWS)
+    assert not model.said.any(), "an evaluation says nothing"
+
+
+def test_the_teachers_temperature_rises(small_vit):
+    model = dino(small_vit, teacher_temperature=(0.04, 0.07), temperature_warmup=0.3)
+    for done, expected in ((0, 0.04), (15, 0.055), (30, 0.07), (90, 0.07)):
+        model.done.fill_(done / 100)
+        assert model.temperature_of_teacher().item() == pytest.approx(expected, abs=1e-6)
+    assert dino(small_vit).temperature_of_teacher().item() == pytest.approx(0.04)
+
+
+def test_the_last_layer_is_frozen_at_first(small_vit):
+    model = dino(small_vit, frozen=0.1)
+    for done, moves in ((0.0, False), (0.09, False), (0.11, True)):
+        model.done.fill_(done)
+        model.zero_grad()
+        model(VIEWS.float()).backward()
+        gradient = model.head.prototypes.directions.grad
+        assert bool(gradient.any()) is moves and model.head.mlp[0].weight.grad.any()
+
+
+# --- Runs
+
+
+@pytest.mark.parametrize("build, local", [(moco, 0), (dino, 2)])
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits(small_vit, tmp_path, build, local):
+    recipe = Recipe(steps=7, batch_size=16, weight_decay_end=0.4)
+
+    def run(**options):
+        torch.manual_seed(4)
+        model = build(small_vit)
+        history = train(model, images(local=local), recipe, loss=contrast_loss, progress=None, **options)
+        return state_of(model), history
+
+    whole = run()
+    run(keeper=CheckpointManager(tmp_path, every=2), stop_at=4)
+    pieces = run(keeper=CheckpointManager(tmp_path, every=2))
+    assert same(whole[0], pieces[0]) and whole[1] == pieces[1]
+    assert whole[0]["done"] == 1
+
+
+def test_accumulated_dino_is_dino(small_vit):
+    def run(accumulate):
+        torch.manual_seed(4)
+        model = dino(small_vit).double()
+        data = images()
+        scaled = data._scaled
+        data._scaled = lambda pixels: scaled(pixels).double()
+        recipe = Recipe(steps=4, batch_size=16, accumulate=accumulate)
+        train(model, data, recipe, loss=contrast_loss, progress=None)
+        return state_of(model)
+
+    once, parts = run(1), run(3)
+    assert max((once[name] - parts[name]).abs().max().item() for name in once) <= 1e-9
+
+
+def test_accumulated_moco_is_refused(small_vit):
+    recipe = Recipe(steps=2, batch_size=16, accumulate=2)
+    with pytest.raises(ValueError, match="accumulate=2"):
+        train(moco(small_vit), images(), recipe, loss=contrast_loss, progress=None)
+
+
+@pytest.mark.parametrize("build, options", [(moco, {}), (dino, {"momentum": 1.0, "centre_momentum": 1.0})])
+def test_they_learn(small_vit, build, options):
+    """DINO from a teacher that stays as it is, whose answers can be learned."""
+    torch.manual_seed(0)
+    crops = small_views(looks((0.6, 1.0)), flip=0.0, jitter=(0.0, 0.0, 0.0, 0.0), grey=0.0)
+    data, model = images(64).with_augment(crops), build(small_vit, **options)
+    recipe = Recipe(steps=24, batch_size=32, lr=3e-3, weight_decay=0.01)
+    history = train(model, data, recipe, loss=contrast_loss, progress=None)
+    assert history[-1]["loss"] < 0.9 * history[0]["loss"]
+
+
+def test_unmatched_by_hand(small_vit):
+    """Views that are the same image are nearest to each other; and the model is left as it was."""
+    model = moco(small_vit).train()
+    data = glyph_images(glyphs.generate("train", 20))
+    twice = data.with_augment(lambda pixels, seeds: torch.stack([pixels, pixels], 1))
+    assert unmatched(model, twice) == 0.0 and model.training
+    turned = data.with_augment(lambda pixels, seeds: torch.stack([pixels, pixels.roll(1, 0)], 1))
+    assert unmatched(model, turned) == 1.0
+
+
+# --- What is refused
+
+
+@pytest.mark.parametrize(
+    "build, shape", [(moco, (3, 3, 32, 32)), (moco, (3, 4, 3, 32, 32)), (dino, (3, 1, 3, 32, 32))]
+)
+def test_other_images_than_views(small_vit, build, shape):
+    with pytest.raises(ValueError, match="views.*" + ", ".join(map(str, shape))):
+        build(small_vit)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    "build, options, named",
+    [
+        (moco, {"temperature": 0.0}, "temperature=0.0"),
+        (moco, {"momentum": 1.5}, "momentum=1.5"),
+        (dino, {"student_temperature": 0.0}, "student_temperature=0.0"),
+        (dino, {"teacher_temperature": (0.04, -1.0)}, "-1.0"),
+    ],
+)
+def test_values_that_cannot_be_meant(small_vit, build, options, named):
+    with pytest.raises(ValueError, match=named):
+        build(small_vit, **options)
+
+
+def test_tokens_positions_and_biases_are_not_decayed(small_vit):
+    model = dino(small_vit)
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    groups = make_optimizer(model, replace(Recipe(), weight_decay=0.05)).param_groups
+    decayed = {names[id(weight)] for group in groups if group["weight_decay"] for weight in group["params"]}
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert not any(name.startswith("momentum") for name in names.values() if name in decayed)
+    assert decayed == {
+        name
+        for name in trained
+        if model.get_parameter(name).ndim >= 2 and "pos_embed" not in name and "cls_token" not in name
+    }

@@ -1,0 +1,101 @@
+"""SEED: the loss image by image, the queue, and a run that goes on."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from atlib.pair import student_of
+from atlib.train import train
+from atlib.train.checkpoint_manager import CheckpointManager
+from atlib.train.contrast import features
+from atlib.train.recipe import Recipe
+from atlib.train.similarity import SimilarityDistillation, similarity_cross_entropy
+from tests.helpers import random_images, same, state_of
+
+IMAGES = random_images(3, 3, 32, 32)
+ALONE = {"task_weight": 0.0, "transfer_weight": 1.0, "label_smoothing": 0.0}
+
+
+def pair(small_vit, queue=5, **options):
+    torch.manual_seed(3)
+    teacher = small_vit(1, embed_dim=36, num_classes=0)
+    return SimilarityDistillation(teacher, small_vit(2, num_classes=8), queue=queue, **options)
+
+
+def test_the_loss_image_by_image():
+    own, theirs, queue = (
+        normalize(random_images(n, 6, seed=seed, dtype=torch.float64), dim=1)
+        for seed, n in enumerate((3, 3, 5))
+    )
+    losses = []
+    for x, z in zip(own, theirs):
+        others = [z, *queue]
+        p = [math.exp(float(z @ other) / 0.1) for other in others]
+        q = [math.exp(float(x @ other) / 0.2) for other in others]
+        losses.append(-sum(a / sum(p) * math.log(b / sum(q)) for a, b in zip(p, q)))
+    found = similarity_cross_entropy(own, theirs, queue, 0.2, 0.1)
+    assert found.item() == pytest.approx(sum(losses) / 3, rel=1e-12)
+
+
+def test_features_pass_the_queue_in_order(small_vit):
+    model = pair(small_vit).train()
+    first = model.queue.clone()
+    assert torch.allclose(first.norm(dim=1), torch.ones(5))
+    with torch.no_grad():
+        theirs = normalize(features(model.teacher, IMAGES), dim=1)
+    logits, loss = model(IMAGES)
+    own = normalize(model.projector(features(model.student, IMAGES)), dim=1)
+    expected = similarity_cross_entropy(own, theirs, first, 0.2, 0.01)
+    assert abs(loss - expected) <= 1e-5, "an image is not compared with its own place in the queue"
+    assert torch.allclose(model.queue, torch.cat([theirs, first[3:]]), atol=1e-6)
+    model(IMAGES.flip(0))
+    turned = theirs.flip(0)
+    assert torch.allclose(model.queue, torch.stack([turned[2], *theirs[1:], *turned[:2]]), atol=1e-6)
+    assert (logits - model.student(IMAGES)).abs().max() <= 1e-5
+    kept = model.queue.clone()
+    assert model.eval()(IMAGES).transfer_loss == 0 and torch.equal(model.queue, kept)
+
+
+def test_a_batch_larger_than_the_queue(small_vit):
+    model = pair(small_vit, queue=2).train()
+    model(IMAGES)
+    with torch.no_grad():
+        newest = normalize(features(model.teacher, IMAGES), dim=1)[1:]
+    assert torch.allclose(model.queue, newest, atol=1e-6)
+
+
+def test_gradients_reach_student_and_projector_alone(small_vit):
+    model = pair(small_vit).train()
+    model(IMAGES).transfer_loss.backward()
+    assert all(weight.grad is None for weight in model.teacher.parameters())
+    without = {name for name, weight in model.named_parameters() if weight.grad is None}
+    assert without == {"student.head.weight", "student.head.bias"}
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_same_queue(small_vit, glyphs64, tmp_path):
+    def run(**options):
+        model, recipe = pair(small_vit, queue=40), Recipe(steps=5, batch_size=16, **ALONE)
+        history = train(model, glyphs64, recipe, progress=None, **options)
+        return state_of(model), history
+
+    whole = run()
+    run(keeper=CheckpointManager(tmp_path, every=2), stop_at=3)
+    pieces = run(keeper=CheckpointManager(tmp_path, every=2))
+    assert same(whole[0], pieces[0]) and whole[1] == pieces[1]
+    assert whole[0]["next_place"] == 64 + 16 - 2 * 40
+
+
+def test_the_student_is_the_result(small_vit):
+    model = pair(small_vit)
+    assert student_of(model) is model.student and not model.needs_teacher
+
+
+@pytest.mark.parametrize(
+    "options", [{"queue": 0}, {"teacher_temperature": 0.0}, {"student_temperature": -1.0}]
+)
+def test_values_that_cannot_be_meant(small_vit, options):
+    (name, value) = next(iter(options.items()))
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        pair(small_vit, **options)

@@ -1,0 +1,81 @@
+"""SimMIM: what is hidden, and the loss pixel by pixel."""
+
+import pytest
+import torch
+
+from atlib.train import make_optimizer, train
+from atlib.train.recipe import Recipe
+from atlib.train.simmim import SimMim, simmim_loss
+from tests import longhand
+from tests.helpers import random_images, randomise
+
+IMAGES = random_images(2, 3, 32, 32, dtype=torch.float64)
+
+
+def build(small_vit, **options):
+    return randomise(SimMim(small_vit(num_classes=0), **options), 1).double()
+
+
+@pytest.mark.parametrize("unit, hidden", [(1, 10), (2, 12)])
+def test_squares_are_hidden(small_vit, unit, hidden):
+    model = build(small_vit, unit=unit)  # 60 % of 16 patches, of 4 squares 3
+    mask = model.draw_mask(torch.zeros(200, 3, 32, 32))
+    assert mask.shape == (200, 16) and (mask.sum(1) == hidden).all()
+    assert len(mask.unique(dim=0)) > (3 if unit == 2 else 100)
+    blocks = mask.unflatten(1, (4 // unit, unit, 4 // unit, unit))
+    assert (blocks == blocks[:, :, :1, :, :1]).all()
+    assert 0.4 < mask.double().mean(0).min(), "every place is hidden often"
+
+
+def test_the_loss_pixel_by_pixel(small_vit):
+    model = build(small_vit)
+    w = {name.removeprefix("vit."): value for name, value in model.state_dict().items()}
+    mask = model.draw_mask(IMAGES)
+    errors = []
+    for image, hidden in zip(IMAGES, mask):
+        patches = [
+            image[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8].flatten()
+            for row in range(4)
+            for column in range(4)
+        ]
+        embedded = [
+            w["mask_token"][0, 0]
+            if gone
+            else w["patch_embed.proj.weight"].flatten(1) @ patch + w["patch_embed.proj.bias"]
+            for patch, gone in zip(patches, hidden)
+        ]
+        tokens = torch.stack([w["cls_token"][0, 0], *embedded])[None] + w["pos_embed"]
+        x = longhand.run_blocks(w, tokens, 3)[0]
+        x = longhand.layer_norm(x, w["norm.weight"], w["norm.bias"]) @ w["to_pixels.weight"].T
+        told = (x + w["to_pixels.bias"])[0, 1:]
+        errors += [
+            abs(a - b) for t, patch, gone in zip(told, patches, hidden) if gone for a, b in zip(t, patch)
+        ]
+    found = model(IMAGES, mask)
+    assert len(errors) == 2 * 10 * 192 and abs(found - sum(errors) / len(errors)) <= 1e-10
+    changed = IMAGES.clone()
+    changed[:, :, :8, :8] += 1
+    first = mask[:, 0]
+    assert (model(changed, mask) != found) or not first.any()
+
+
+def test_it_learns_without_decay_of_its_token(small_vit, glyphs64):
+    torch.manual_seed(0)
+    model = SimMim(small_vit(num_classes=0))
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    groups = make_optimizer(model, Recipe(weight_decay=0.05)).param_groups
+    decayed = {names[id(weight)] for group in groups if group["weight_decay"] for weight in group["params"]}
+    assert "to_pixels.weight" in decayed and not decayed & {"mask_token", "vit.pos_embed", "vit.cls_token"}
+    history = train(
+        model, glyphs64, Recipe(steps=30, batch_size=32, lr=3e-3), loss=simmim_loss, progress=None
+    )
+    assert history[-1]["loss"] < 0.9 * history[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [({"mask_ratio": 0.0}, "0 of 16"), ({"mask_ratio": 1.0}, "16 of 16"), ({"unit": 3}, "4 x 4")],
+)
+def test_what_cannot_be_hidden(small_vit, options, named):
+    with pytest.raises(ValueError, match=named):
+        SimMim(small_vit(), **options)
