@@ -13,9 +13,9 @@ from timm.layers import Attention
 
 from atbook.worlds import glyph_images, glyphs
 from atlib import create_vit, walk
+from atlib.attention import Instead, Seen, attend
 from atlib.train import schedule, train
 from atlib.train.recipe import Recipe
-from atlib.walking import Instead, Seen, attend
 from tests.helpers import ROOT, SMALL_VIT
 
 NOTEBOOKS = ROOT / "notebooks"

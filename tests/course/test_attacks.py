@@ -102,8 +102,8 @@ def test_an_attack_gains_nothing_and_is_told_why(edition, cage, attack, name):
     assert result.says and gained(result, file, secrets_of(edition)) == ""
 
 
-# What without namespaces is still possible: to read and write what the answers' user may, and for root, who
-# may everything, to look at other processes.
+# What without namespaces is still possible: to read and write what the answers' user may; as root, to look at
+# other processes, too.
 NEEDS_NAMESPACES = {
     "code in a string for torch's compiler",
     "a number that is taken for an object",
