@@ -171,6 +171,7 @@ WITHOUT_LABELS = starting("mae-pretrain", "attndistill") | {
     "mae-lite-pretrain",
     "mae-lite-distilled-pretrain",
 }
+CONTRASTED = starting("moco-v3", "dino") | {"mae-lite-moco-v3"}
 IMPROVED = {"mae-lite-fine-tune", "mae-lite-scratch"}
 
 
@@ -191,7 +192,8 @@ def test_which_recipes_repeat_augmentation_use_lamb_and_train_classes_one_by_one
 
 
 def test_which_recipes_mix_and_smooth():
-    cut_alone, neither = starting("deit3-21k"), WITHOUT_LABELS | {"mae-lite-cifar100", "augreg-vit-tiny"}
+    cut_alone = starting("deit3-21k")
+    neither = WITHOUT_LABELS | CONTRASTED | {"mae-lite-cifar100", "augreg-vit-tiny"}
     mixed_alone = IMPROVED | {f"augreg-vit-{size}" for size in ("small", "base", "large")}
     assert named(mixup=0.0, cutmix=0.0) == neither and named(mixup=0.0, cutmix=1.0) == cut_alone
     assert named(mixup=0.2, cutmix=0.0) == IMPROVED and named(mixup=0.5, cutmix=0.0) == mixed_alone - IMPROVED
@@ -203,7 +205,10 @@ def test_which_recipes_crop_and_change_images_how():
     assert named(crop="padded", padding=4) == starting("deit3-21k")
     assert named(scale=[0.2, 1.0]) == starting("mae-pretrain", "attndistill")
     assert named(scale=[0.05, 1.0], interpolation="bilinear", std=[0.5] * 3) == starting("augreg")
-    assert named(scale=[0.08, 1.0]) == starting("") - starting("mae-pretrain", "attndistill", "augreg")
+    assert named(scale=[0.08, 1.0]) == starting("") - starting(
+        "mae-pretrain", "attndistill", "augreg", "dino"
+    )
+    assert named(scale=[0.4, 1.0]) == named(weight_decay_end=0.4) == starting("dino")
     assert named(rand_augment="rand-m10-mstd0.5-inc1", random_erasing=0.0) == IMPROVED
     assert named(rand_augment="rand-m15-mmax15-n2-p1") == starting("augreg") - {"augreg-vit-tiny"}
     assert named(rand_augment="rand-m0-n2-p1") == {"augreg-vit-tiny"}
