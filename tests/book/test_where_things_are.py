@@ -142,7 +142,7 @@ def test_noise_alone_leaves_what_the_pages_say():
     left = (noise.square().mean(-1) / noisy.var(-1)).mean().item()
     mean_leaves = (noisy.var(-1, correction=0) / noisy.var(-1)).mean().item()
     page = " ".join((ROOT / "book" / "results.md").read_text(encoding="utf-8").split())
-    said = re.search(r"the mean of each patch leaves (\d+), the noise of the pixels alone (\d+)\.", page)
+    said = re.search(r"with its mean leaves (\d+) %, and no painter could leave less than the (\d+) %", page)
     assert said.groups() == (f"{100 * mean_leaves:.0f}", f"{100 * left:.0f}")
     assert f"Of the hidden pixels' variance {100 * left:.0f} % is noise, which nobody can guess" in text()
 
