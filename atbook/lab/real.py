@@ -315,8 +315,8 @@ REAL = Study(
             )
         ),
         # The ends, and how much of the class a reader finds in the maps alone.
-        _variant("linear reader of maps", partial(_reader, True)),
-        _variant("linear reader of features", partial(_reader, False)),
+        _variant("linear reader of maps", partial(_reader, True), rates=_FINE_RATES, start=1e-3),
+        _variant("linear reader of features", partial(_reader, False), rates=_FINE_RATES, start=1e-3),
         _variant("copy, untrained teacher", _untrained_copy),
         *(
             _student(name, "{method}, twice the steps", changes={"steps": 1900})
