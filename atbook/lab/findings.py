@@ -62,6 +62,7 @@ METRICS: dict[str, Metric] = {
     "CKA with fine-tune": cka_to_fine_tuned,
     "ap": on_test("ap"),
     "mask_ap": on_test("mask_ap"),
+    "map": on_test("map"),  # mean average precision, of shapes that labels did not tell apart
 }
 
 

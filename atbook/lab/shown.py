@@ -7,13 +7,15 @@ import numpy as np
 
 from atbook.lab.findings import CLAIMS, SCALES, SCRATCH, verdicts
 from atbook.lab.studies import STUDIES
-from atbook.lab.study import Place, at_an_end
+from atbook.lab.study import Place, Study, at_an_end
 from atbook.lab.verdicts import NOT_RECORDED, Estimate, Share, Side, accuracies, share_of
-from atbook.records import find_record, markdown_table, read_records, results_folder
+from atbook.records import by_method, find_record, markdown_table, read_records, results_folder, spread
 from atlib._util import require_known
 from atlib.train.recipe import Recipe
 
 WORLDS = {"Find": "find", "Match": "match"}  # name in the text: name of the scale
+# The figures of studies, of test images, as the head of a column says them.
+FIGURES = {"accuracy": "test accuracy", "map": "mean average precision", "ap": "box AP", "iou": "mean IoU"}
 
 
 def recorded_recipe(scale: str, method: str, study: str = "transfer", **changes) -> Recipe:
@@ -56,6 +58,28 @@ def accuracy_table(worlds: Mapping[str, Mapping[str, Estimate]], methods: Mappin
         for method, words in methods.items()
     ]
     return markdown_table(["method", "what the student gets", *worlds], *rows)
+
+
+def study_table(study: Study, scale: str, results: Path | None = None) -> str:
+    """What a study has recorded at a scale, as a Markdown table: variants by their own figure, in per cent,
+    mean ± standard deviation over seeds, with " ‡" as in `with_daggers`; and the number of seeds. A study of
+    several figures has a column for each.
+
+    results: the folder of the records, by default the book's.
+    """
+    results = results_folder() if results is None else results
+    of_variant = {variant.name: variant.measure.figure for variant in study.variants}
+    records = read_records(study.name, scale, results=results)
+    figures = list(dict.fromkeys(of_variant[record.method] for record in records))
+    waiting = at_an_end(study, Place(scale, None, results, Path()))
+    rows = []
+    for method in dict.fromkeys(record.method for record in records):
+        own = of_variant[method]
+        (values,) = by_method([r for r in records if r.method == method], f"test_{own}").values()
+        cell = spread([100 * value for value in values])
+        cells = [cell if figure == own else "" for figure in figures]
+        rows.append([method + " ‡" * (method in waiting), *cells, len(values)])
+    return markdown_table(["variant", *(FIGURES[figure] for figure in figures), "seeds"], *rows)
 
 
 def verdict_line(claim: str, *scales: str, results: Path | None = None) -> str:

@@ -21,7 +21,7 @@ from atbook.lab.findings import (
 from atbook.lab.real import REAL
 from atbook.lab.scales import scales
 from atbook.lab.studies import CENTRAL, STUDIES
-from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, TOO_SMALL, Claim, Side
+from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, NOT_RECORDED, TOO_SMALL, Claim, Side
 from atbook.records import add_record, pack_bits, records_file
 from atlib.train.record import Record
 
@@ -190,6 +190,11 @@ OF_CARDS = {
     ("mean-map-beats-even-map", "find"): TOO_SMALL,
     ("copied-row-beats-own", "match"): TOO_SMALL,
     ("row-can-be-taught", "match"): TOO_SMALL,
+    # added, with two cards, before their records
+    ("copied-maps-help-bits", "find"): NOT_RECORDED,
+    ("distilled-maps-harm-bits", "find"): NOT_RECORDED,
+    ("maps-tell-finer-classes", "find"): NOT_RECORDED,
+    ("own-maps-tell-finer-classes", "find"): NOT_RECORDED,
 }
 
 

@@ -1,17 +1,27 @@
 """What pages show of records: recipes as they were run, accuracies of both worlds, tables."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from atbook.lab.detection import DETECTION
+from atbook.lab.finer import FINER
+from atbook.lab.real import REAL
 from atbook.lab.shown import (
+    FIGURES,
     accuracy_table,
     both_worlds,
     kept_share,
     percent,
     recorded_recipe,
+    study_table,
     verdict_line,
     with_daggers,
 )
+from atbook.lab.studies import STUDIES
+from atbook.lab.study import Study, Variant
+from atbook.lab.study import scratch as from_scratch
 from atbook.lab.verdicts import Estimate, Side
 from atbook.records import add_record, pack_bits, read_records, records_file
 from atlib.train.recipe import STUDENT, Recipe
@@ -121,3 +131,29 @@ def test_names_get_a_dagger_where_the_best_trial_lies_at_an_end():
         assert words == names[method] + " ‡" * at_an_end
     with pytest.raises(ValueError, match="clas-attention"):
         with_daggers(names, "clas-attention", "find")
+
+
+def test_a_study_shows_its_own_figure_and_one_of_two_figures_both(tmp_path):
+    ranked = Variant("ranked", from_scratch, None, trials=({},), measure=FINER)
+    named = Variant("named", from_scratch, None, trials=({}, {"lr": 1e-3}))
+    study = Study("both", "", "", (ranked, named))
+    for seed, value in enumerate((0.25, 0.35)):
+        for method, results in (
+            ("ranked", {"test_map": value, "test_knn": 0.9}),
+            ("named", {"test_accuracy": 0.8}),
+        ):
+            record = Record("both", method, seed, {}, results, [], 1.0, 1.0, ABOUT)
+            add_record(records_file("both", "find", tmp_path), record)
+    assert study_table(study, "find", tmp_path).splitlines() == [
+        "| variant | test accuracy | mean average precision | seeds |",
+        "| --- | --- | --- | --- |",
+        "| named ‡ | 80.0 ± 0.0 |  | 2 |",
+        "| ranked |  | 30.0 ± 7.1 | 2 |",
+    ]
+    alone = study_table(replace(study, variants=(ranked,), name="alone"), "find", tmp_path)
+    assert alone.splitlines()[0] == "| variant | seeds |", "nothing is recorded"
+
+
+def test_every_figure_that_a_study_is_shown_by_has_a_name():
+    studies = (*STUDIES.values(), DETECTION, REAL)
+    assert {variant.measure.figure for study in studies for variant in study.variants} <= FIGURES.keys()
