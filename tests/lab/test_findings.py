@@ -21,7 +21,8 @@ from atbook.lab.findings import (
 from atbook.lab.real import REAL
 from atbook.lab.scales import scales
 from atbook.lab.studies import CENTRAL, STUDIES
-from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, TOO_SMALL, Claim, Side
+from atbook.lab.translation import TRANSLATION
+from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, NOT_RECORDED, TOO_SMALL, Claim, Side
 from atbook.records import add_record, pack_bits, records_file
 from atlib.train.record import Record
 
@@ -34,7 +35,7 @@ def known(study, scale):
         return scales()[scale].methods
     if study in EXAMINATIONS:
         return EXAMINATIONS[study].methods
-    studies = STUDIES | {DETECTION.name: DETECTION, REAL.name: REAL}
+    studies = STUDIES | {DETECTION.name: DETECTION, REAL.name: REAL, TRANSLATION.name: TRANSLATION}
     return tuple(variant.name for variant in studies[study].variants)
 
 
@@ -190,6 +191,8 @@ OF_CARDS = {
     ("mean-map-beats-even-map", "find"): TOO_SMALL,
     ("copied-row-beats-own", "match"): TOO_SMALL,
     ("row-can-be-taught", "match"): TOO_SMALL,
+    ("oracle-cross-map-beats-scratch", "phrases"): NOT_RECORDED,
+    ("cross-maps-beat-self-maps", "phrases"): NOT_RECORDED,
 }
 
 
