@@ -247,8 +247,8 @@ def test_a_copied_map_cannot_show_what_is_forbidden():
     model = small()
     even = torch.full((3, 1, 5, 5), 0.2).double()
     seen = walk_sequences(model, SOURCE, TARGET, replace=Maps(decoder={0: even}))
-    expected = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
-    torch.testing.assert_close(seen.decoder[0].map[0, 0], expected.double(), **TOLERANCE)
+    expected = torch.ones(5, 5).double().tril() / torch.arange(1, 6)[:, None]
+    torch.testing.assert_close(seen.decoder[0].map[0, 0], expected, **TOLERANCE)
 
 
 def test_a_static_decoder_is_triangular_and_learns_that_alone():
