@@ -193,8 +193,8 @@ OF_CARDS = {
     # added, with two cards, before their records
     ("copied-maps-help-bits", "find"): NOT_RECORDED,
     ("distilled-maps-harm-bits", "find"): NOT_RECORDED,
-    ("maps-tell-finer-classes", "find"): NOT_RECORDED,
-    ("own-maps-tell-finer-classes", "find"): NOT_RECORDED,
+    ("maps-tell-finer-classes", "find"): HOLDS,
+    ("own-maps-tell-finer-classes", "find"): HOLDS,
 }
 
 
