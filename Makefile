@@ -72,10 +72,11 @@ results: set-up  ## repeat the experiments where records are missing (about 10 h
 measure: set-up  ## measure seconds and memory of every notebook into results/notebooks.jsonl; needs an idle machine
 	@$(RUN) tools/measure_notebooks.py
 
-benchmarks: set-up  ## time a walk, the transfer steps and the import, as ratios within one run
+benchmarks: set-up  ## time a walk, transfer steps, classification and the import, as ratios within one run
 	@$(RUN) benchmarks/steps.py
 	@$(RUN) benchmarks/import_time.py
 	@$(RUN) benchmarks/transfer_step.py
+	@$(RUN) benchmarks/throughput.py
 	@$(RUN) benchmarks/processes.py
 	@$(RUN) benchmarks/dry_run.py
 

@@ -58,18 +58,21 @@ def class_token_attention(
     image: Tensor, map: Tensor, grid: tuple[int, int], prefix_tokens: int = 1, title: str = ""
 ) -> Figure:
     """Where the class token looks: an image (3, height, width) beside its row of each head's map (H, N, N),
-    laid out on the patch grid. The share that goes to prefix tokens (the class token itself) is written above
-    each panel."""
+    laid out on the patch grid, in colours from 0 to 1 in every figure. The share that goes to prefix tokens
+    (the class token itself) is written above each panel."""
     rows = map.detach().float().cpu()[:, 0]  # (H, N): the class token is query 0
     shares = rows[:, prefix_tokens:].reshape(len(rows), *grid).numpy()
-    figure, axes = plt.subplots(1, 1 + len(rows), figsize=(1.9 * (1 + len(rows)), 2.3), layout="constrained")
+    figure, axes = plt.subplots(
+        1, 1 + len(rows), figsize=(1.9 * (1 + len(rows)) + 0.5, 2.3), layout="constrained"
+    )
     axes[0].imshow(np.asarray(image).transpose(1, 2, 0))
     axes[0].set_title("image", fontsize=9)
     for head, (axis, share) in enumerate(zip(axes[1:], shares)):
-        axis.imshow(share, vmin=0, vmax=max(shares.max(), 1e-6), cmap="magma")
+        picture = axis.imshow(share, vmin=0, vmax=1, cmap="magma")
         axis.set_title(f"head {head}\nclass token {rows[head, :prefix_tokens].sum():.2f}", fontsize=9)
     for axis in axes:
         axis.set(xticks=[], yticks=[])
+    figure.colorbar(picture, ax=axes, shrink=0.8, pad=0.01, label="share", ticks=(0, 0.5, 1))
     figure.suptitle(title)
     return _done(figure)
 

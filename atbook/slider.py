@@ -21,13 +21,13 @@ from matplotlib.figure import Figure
 # runs from a file and without a network; it finds its block by the hash of its pictures, so that many sliders
 # share a page.
 PAGE = """
-<figure class="frames-slider" data-frames="__HASH__" style="margin: 1em 0">
+<div class="frames-slider" data-frames="__HASH__" style="margin: 1em 0">
   <img src="__FIRST__" alt="__ALT__" style="max-width: 100%; height: auto; display: block">
-  <figcaption style="display: flex; flex-wrap: wrap; gap: 0.6em; align-items: center">
+  <div style="display: flex; flex-wrap: wrap; gap: 0.6em; align-items: center">
     <span>__LABEL__ <output style="font-weight: bold">__VALUE__</output></span>
     <input type="range" min="0" max="__LAST__" value="0" step="1" autocomplete="off"
            aria-label="__LABEL__" aria-valuetext="__VALUE__" style="flex: 1 1 12em">
-  </figcaption>
+  </div>
   <script type="application/json">__FRAMES__</script>
   <script>
     for (const block of document.querySelectorAll("[data-frames='__HASH__']")) {
@@ -43,7 +43,7 @@ PAGE = """
       });
     }
   </script>
-</figure>
+</div>
 """
 
 

@@ -6,6 +6,7 @@ from atbook.drawing.attention import attention
 from atbook.drawing.family import CARDS, card
 from atbook.drawing.guide import guide
 from atbook.drawing.method import VARIANTS, method
+from atbook.drawing.translation import translation
 from atbook.drawing.twin import CONTROLS, front, twin
 
 
@@ -16,6 +17,7 @@ def drawings() -> Iterator[tuple[str, str]]:
         yield f"method-{name}.svg", method(variant)
     for name, of in CARDS.items():
         yield f"card-{name}.svg", card(of)
+    yield "card-encoder-and-decoder.svg", translation()
     for name, control in CONTROLS.items():
         yield f"{name}.svg", twin(control)
     yield "front.svg", front()

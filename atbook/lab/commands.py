@@ -26,6 +26,7 @@ from atbook.lab.scales import (
 )
 from atbook.lab.studies import CENTRAL, STUDIES
 from atbook.lab.study import ACCURACY, Place, Study, run_study
+from atbook.lab.translation import TRANSLATION
 from atbook.records import read_records
 from atlib._util import STOPPED, require_known
 from atlib.checkpoint import save_vit
@@ -37,6 +38,7 @@ EXPERIMENTS: dict[str, Study | Examination] = {
     **STUDIES,
     DETECTION.name: DETECTION,
     REAL.name: REAL,
+    TRANSLATION.name: TRANSLATION,
     **EXAMINATIONS,
 }
 

@@ -20,6 +20,7 @@ SCALES = {
     "cifar10-cpu": "CIFAR-10",
     "pacs": "PACS",
     "scenes": "Scenes",
+    "phrases": "Phrases",
     "real-cifar10": "CIFAR-10, published teacher",
     "real-pacs": "PACS, published teacher",
 }

@@ -15,13 +15,16 @@ from torch import nn
 
 from atbook.lab.tuning import Ladder, Range
 from atbook.worlds import glyph_images, glyphs, pretext
+from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images, scene_objects
 from atlib._util import require_known
 from atlib.analysis.attention_maps import describe_layers
 from atlib.data.catalogue import DOMAINS, load_pacs
 from atlib.data.images import Images, crop_and_flip, draw, load, other_of_class, pair
 from atlib.data.rng import seed_for
+from atlib.data.sentences import Sentences
 from atlib.detection.objects import ObjectImages
+from atlib.methods.seq2seq import EncoderDecoder
 from atlib.train import pretrain
 from atlib.train import recipe as recipes
 from atlib.train.checkpoint_manager import CheckpointManager
@@ -489,6 +492,61 @@ class SceneScale(Scale):
         return scene_objects(generate_scenes(split, size, seed, self.world))
 
 
+class Translator(NamedTuple):
+    """What builds a translator, as an `Architecture` builds a ViT: by the name of a preset."""
+
+    name: str
+    overrides: Mapping = {}
+
+    def build(self) -> EncoderDecoder:
+        return EncoderDecoder(**TRANSLATORS[self.name] | self.overrides)
+
+
+# For the generated language on a laptop; 0.3 M parameters.
+TRANSLATORS = {
+    "phrases": dict(
+        words_in=Language().source_words,
+        words_out=Language().target_words,
+        width=64,
+        depth=2,
+        heads=4,
+        hidden=256,
+        longest=Language().most_source,
+    )
+}
+
+
+@dataclass(frozen=True)
+class SentenceScale(Scale):
+    """Sentences of a generated language: students learn to translate from few, the study's own teacher from
+    many. No student classifies images, so `methods` are none. The twin is "order": what tells a student where
+    to look reads the sentence with other markers, whose words are translated in another order."""
+
+    unlabelled: int = 20_000  # that a teacher learns from
+    world: Language = Language()
+    held_out_sizes: Mapping[str, int] = field(default_factory=lambda: {"validation": 500, "test": 1000})
+
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Sentences:
+        """The students' training sentences, or another number of them."""
+        return self._draw("train", number or self.labels, seed, twin)
+
+    def plenty(self, seed: int) -> Sentences:
+        """A teacher's training sentences, which are translated too."""
+        return self._draw("unlabelled", self.unlabelled, seed)
+
+    def held_out(self, split: str, twin: str | None = None) -> Sentences:
+        """ "validation" (500 sentences) or "test" (1,000)."""
+        require_known("split", split, self.held_out_sizes)
+        return self._draw(split, self.held_out_sizes[split], 0, twin)
+
+    def _draw(self, split: str, size: int, seed: int, twin: str | None = None) -> Sentences:
+        drawn = generate_phrases(split, size, seed, self.world)
+        if twin is None:
+            return phrase_sentences(drawn)
+        require_known("twin", twin, ("order",))
+        return phrase_sentences(drawn, generate_phrases(split, size, seed, self.world, other_order=True))
+
+
 def place_of_training() -> str:
     """Where everything is trained, and images should be by then: the GPU, if there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -523,7 +581,7 @@ def with_blanks(images: Images) -> Images:
 CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
 # with a teacher that others have trained
 PUBLISHED = ("real-cifar10", "real-pacs")
-SCALES = (*CLASSIFYING, *PUBLISHED, "scenes")
+SCALES = (*CLASSIFYING, *PUBLISHED, "scenes", "phrases")
 CIFAR_IMAGES = 45_000  # to train on: CIFAR-10's training split without the tenth that is for validation
 # One range for all methods. It is wide: the search tries a dozen recipes of it, and no choice lies at an end.
 AXES = {
@@ -569,7 +627,9 @@ def _published_student(classes: int) -> Architecture:
 
 
 @lru_cache
-def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | PacsScale | SceneScale]:
+def scales(
+    data: Path | None = None,
+) -> dict[str, GlyphScale | CifarScale | PacsScale | SceneScale | SentenceScale]:
     """All scales by name; `data` is a folder with CIFAR-10's parquet files, for "pacs" one that holds
     `cifar10` and `pacs` (None: from the hub)."""
     # 16 patches + class token, at the resolution of CIFAR-10: what a CPU can train.
@@ -679,5 +739,16 @@ def scales(data: Path | None = None) -> dict[str, GlyphScale | CifarScale | Pacs
             replace(recipes.STUDENT, steps=1500, batch_size=16, label_smoothing=0.0),
             {},
             labels=2000,
+        ),
+        # For a CPU core: about 20 passes of a translator over 1,000 sentences.
+        "phrases": SentenceScale(
+            "phrases",
+            Translator("phrases"),
+            (),
+            None,
+            replace(recipes.STUDENT, steps=300, batch_size=64),
+            {},
+            labels=1000,
+            makes_teachers=False,
         ),
     }

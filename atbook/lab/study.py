@@ -49,7 +49,6 @@ from atlib.train.recipe import Recipe
 from atlib.train.record import Record, about, peak_memory_mb
 from atlib.train.trainer import Preempted
 from atlib.transfer import AttentionTransfer
-from atlib.vit import Architecture
 
 
 class Place(NamedTuple):
@@ -422,7 +421,7 @@ def trained(run: Run) -> nn.Module:
     scale = replace(
         central,
         labels=variant.labels or central.labels,
-        student=Architecture(central.student.name, {**central.student.overrides, **variant.student}),
+        student=central.student._replace(overrides={**central.student.overrides, **variant.student}),
         **({"world": variant.world} if variant.world else {}),
     )
     model = variant.build(Sources(run.place, scale, run.seed))
@@ -454,7 +453,8 @@ def trained(run: Run) -> nn.Module:
         described = recipe.describe() | ({"stop_at": variant.stop_at} if variant.stop_at else {})
         if variant.like is not None and hasattr(model, "plan"):  # a central method says it by its name
             described["plan"] = model.plan.describe()
-        if not scale.makes_teachers and isinstance(model, Pair):  # whose teacher it is, is not said elsewhere
+        # whose teacher it is, is not said elsewhere
+        if not scale.makes_teachers and not variant.needs and isinstance(model, Pair) and model.teachers:
             described["teacher"] = fingerprint(model.teacher)
         if not isinstance(student, VisionTransformer):  # a network in the place of the scale's student
             described["student"] = type(student).__name__

@@ -100,6 +100,13 @@ def test_it_asks_first_and_answers_at_the_end_in_five_findings(chapter):
     assert not POINTING.search(learned), "a bullet makes sense without the table above it"
 
 
+@pytest.mark.parametrize("chapter", NOTEBOOKS, ids=lambda chapter: chapter.stem)
+def test_every_slider_has_a_caption(chapter):
+    for cell in jupytext.read(chapter, fmt="md:myst").cells:
+        if cell.cell_type == "code" and "\nSlider(" in cell.source:
+            assert cell.metadata.get("mystnb", {}).get("figure", {}).get("caption"), cell.source
+
+
 def test_no_two_figures_of_the_book_have_one_name():
     """Sphinx finds it too, after all notebooks have run."""
     pages = [*(ROOT / "notebooks").glob("*.md"), *(ROOT / "book").glob("*.md")]

@@ -64,7 +64,7 @@ def test_maps_share_one_colour_scale():
 
 def test_class_attention_lays_the_class_tokens_row_on_the_grid():
     image = torch.rand(3, 32, 32)
-    picture, *panels = drawn(plot.class_token_attention(image, MAP, grid=(4, 4), title="where")).axes
+    picture, *panels, scale = drawn(plot.class_token_attention(image, MAP, grid=(4, 4), title="where")).axes
     assert abs(picture.images[0].get_array() - image.permute(1, 2, 0).numpy()).max() < 1e-6
     for head, panel in enumerate(panels):
         shown = panel.images[0].get_array()
@@ -72,7 +72,8 @@ def test_class_attention_lays_the_class_tokens_row_on_the_grid():
             for column in range(4):
                 assert shown[row, column] == pytest.approx(MAP[head, 0, 1 + 4 * row + column].item())
         assert panel.get_title() == f"head {head}\nclass token {MAP[head, 0, 0].item():.2f}"
-    assert len({panel.images[0].get_clim() for panel in panels}) == 1
+    assert len(panels) == 3 and {panel.images[0].get_clim() for panel in panels} == {(0, 1)}
+    assert scale.get_ylim() == (0, 1) and scale.get_ylabel() == "share"
     wide = drawn(plot.class_token_attention(image, MAP, grid=(5, 3), prefix_tokens=2)).axes[1]
     assert (
         wide.images[0].get_array().shape == (5, 3) and f"{MAP[0, 0, :2].sum().item():.2f}" in wide.get_title()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from atbook.drawing import drawings, family, seen
+from atbook.drawing import translation as sentence
 from atbook.drawing.attention import KEYS, QUERIES, VALUES
 from atbook.drawing.family import CARDS, card
 from atbook.drawing.guide import QUESTIONS
@@ -138,3 +139,9 @@ def test_what_is_copied_without_a_diagonal_or_on_visible_patches_is_a_map():
     for shows in (family.without_diagonal, family.visible_map, family.patch_map, family.mean_map):
         assert shows().sum(-1) == pytest.approx(1, abs=1e-5)
     assert (family.without_diagonal().diagonal() == 0).all() and len(family.visible_map()) == 9
+
+
+def test_the_translation_reads_the_phrases_as_the_language_does():
+    words = re.findall(r">([^<>]+)</text>", DRAWN["card-encoder-and-decoder.svg"])
+    assert "".join(word for word in words if word in "ABCDEF") == "CBAFDE" * 2
+    assert sentence.reads().argmax(-1).tolist() == [3, 2, 1, 7, 5, 6, 8]

@@ -21,6 +21,7 @@ from atbook.lab.findings import (
 from atbook.lab.real import REAL
 from atbook.lab.scales import scales
 from atbook.lab.studies import CENTRAL, STUDIES
+from atbook.lab.translation import TRANSLATION
 from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, NOT_RECORDED, TOO_SMALL, Claim, Side
 from atbook.records import add_record, pack_bits, records_file
 from atlib.train.record import Record
@@ -34,7 +35,7 @@ def known(study, scale):
         return scales()[scale].methods
     if study in EXAMINATIONS:
         return EXAMINATIONS[study].methods
-    studies = STUDIES | {DETECTION.name: DETECTION, REAL.name: REAL}
+    studies = STUDIES | {DETECTION.name: DETECTION, REAL.name: REAL, TRANSLATION.name: TRANSLATION}
     return tuple(variant.name for variant in studies[study].variants)
 
 
@@ -195,6 +196,8 @@ OF_CARDS = {
     ("distilled-maps-harm-bits", "find"): NOT_RECORDED,
     ("maps-tell-finer-classes", "find"): HOLDS,
     ("own-maps-tell-finer-classes", "find"): HOLDS,
+    ("oracle-cross-map-beats-scratch", "phrases"): NOT_RECORDED,
+    ("cross-maps-beat-self-maps", "phrases"): NOT_RECORDED,
 }
 
 

@@ -14,6 +14,7 @@ from atlib.checkpoint import load_vit
 from atlib.train.grafit import Grafit, grafit_loss, snca_loss
 from atlib.train.objectives import student_loss
 from atlib.train.recipe import Recipe
+from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import randomise
 
@@ -23,7 +24,7 @@ def sources(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "scales", toy.known)
     place = toy.place(tmp_path)
     toy.untrained_models(place)
-    scale = runner.replace(toy.TOY, student=runner.Architecture("glyphs", {"num_classes": 4}))
+    scale = runner.replace(toy.TOY, student=Architecture("glyphs", {"num_classes": 4}))
     return Sources(place, scale, 0)
 
 

@@ -1,0 +1,36 @@
+"""Sentences in memory are trained on in the order of all data of this project."""
+
+import pytest
+import torch
+
+from atlib.data.sampler import ShardSpec, my_batches
+from atlib.data.sentences import Sentences
+
+SOURCES = torch.arange(28).view(7, 4)
+TARGETS = torch.arange(35).view(7, 5)
+
+
+def test_batches_are_those_of_the_order():
+    part = ShardSpec(seed=3, epoch=1, batch_size=3)
+    data = Sentences(SOURCES, TARGETS)
+    batches = list(data.epoch(part))
+    assert [(batch.indices, batch.weight) for batch in batches] == my_batches(7, part)
+    for batch in batches:
+        assert torch.equal(batch.images, SOURCES[batch.indices])
+        assert torch.equal(batch.targets, TARGETS[batch.indices])
+    assert torch.equal(torch.cat([source for source, _ in data.loader(3)]), SOURCES) and len(data) == 7
+
+
+@pytest.mark.parametrize(
+    "sources, targets, named",
+    [
+        (SOURCES[:3], TARGETS, "3 sources, but 7 targets"),
+        (SOURCES.float(), TARGETS, "sources must be int64.*float32"),
+        (SOURCES, TARGETS[:, 0], r"targets must be int64.*\(7,\)"),
+        (SOURCES, TARGETS[:, None], r"targets must be int64.*\(7, 1, 5\)"),
+    ],
+)
+def test_other_data_are_refused(sources, targets, named):
+    with pytest.raises(ValueError, match=named):
+        Sentences(sources, targets)
+    assert Sentences(SOURCES[:, None].expand(-1, 2, -1), TARGETS).take([1])[0].shape == (1, 2, 4)

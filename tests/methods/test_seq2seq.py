@@ -1,0 +1,294 @@
+"""The Transformer against torch's own, layer by layer and whole, outputs and gradients; what it must not see;
+and maps that are put back."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from atlib.attention import FORBIDDEN
+from atlib.methods.seq2seq import (
+    BEGIN,
+    PAD,
+    Attention,
+    DecoderLayer,
+    EncoderDecoder,
+    EncoderLayer,
+    Maps,
+    StaticMixing,
+    sine_positions,
+    walk_sequences,
+)
+from tests.helpers import random_images, random_maps, randomise
+
+WIDTH, HEADS, HIDDEN = 24, 3, 40
+SOURCE = torch.tensor([[5, 3, 7, 2, 0, 0], [4, 4, 6, 8, 3, 2], [8, 2, 0, 0, 0, 0]])
+TARGET = torch.tensor([[1, 5, 6, 4, 3], [1, 3, 0, 0, 0], [1, 9, 9, 4, 0]])
+TOLERANCE = dict(rtol=0, atol=1e-12)
+
+
+def small(seed=0, **options):
+    sizes = dict(width=WIDTH, depth=2, heads=HEADS, hidden=HIDDEN, longest=8, dropout=0.0)
+    return randomise(EncoderDecoder(9, 10, **sizes | options), seed).double()
+
+
+def masks(source=SOURCE, target=TARGET):
+    """Of both as the walk has them."""
+    no_padding = torch.where(source == PAD, FORBIDDEN, 0.0)[:, None, None].double()
+    ahead = torch.ones(target.shape[1], target.shape[1]).triu(1).bool()
+    not_ahead = torch.where(ahead | (target == PAD)[:, None], FORBIDDEN, 0.0)[:, None].double()
+    return no_padding, not_ahead
+
+
+# torch's names of the parts of layers: ours
+OF_LAYERS = {
+    "self_attn": "attention",
+    "multihead_attn": "cross",
+    "linear1": "mlp.0",
+    "linear2": "mlp.2",
+    "norm1": "norm1",
+    "norm2": "norm2",
+    "norm3": "norm3",
+}
+
+
+def load(ours, theirs):
+    """Give torch's layers our weights, or (`grads`) compare."""
+    for name, part in theirs.named_children():
+        if not isinstance(part, nn.Dropout):
+            mine = ours.get_submodule(OF_LAYERS[name])
+            for theirs_, mine_ in pairs(part, mine):
+                with torch.no_grad():
+                    theirs_.copy_(mine_)
+
+
+def pairs(part, mine, of=lambda p: p):
+    """Parameters, or their gradients, of a part of torch's and of ours."""
+    if isinstance(mine, Attention):
+        projections = (mine.q, mine.k, mine.v)
+        yield of(part.in_proj_weight), torch.cat([of(linear.weight) for linear in projections])
+        yield of(part.in_proj_bias), torch.cat([of(linear.bias) for linear in projections])
+        part, mine = part.out_proj, mine.proj
+    yield of(part.weight), of(mine.weight)
+    yield of(part.bias), of(mine.bias)
+
+
+def same_gradients(ours, theirs):
+    for name, part in theirs.named_children():
+        if not isinstance(part, nn.Dropout):
+            for expected, found in pairs(part, ours.get_submodule(OF_LAYERS[name]), lambda p: p.grad):
+                torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+# --- Against torch's own
+
+
+def test_encoder_layer_is_torchs():
+    ours = randomise(EncoderLayer(Attention(WIDTH, HEADS), WIDTH, HIDDEN)).double()
+    theirs = nn.TransformerEncoderLayer(
+        WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=False
+    ).double()
+    load(ours, theirs)
+    x = random_images(3, 6, WIDTH, dtype=torch.float64)
+    found, seen = ours(x, masks()[0])
+    expected = theirs(x, src_key_padding_mask=SOURCE == PAD)
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    assert (seen.map.transpose(1, 3)[SOURCE == PAD] == 0).all(), "exactly nothing goes to padding"
+    weights = random_images(3, 6, WIDTH, seed=1, dtype=torch.float64)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    same_gradients(ours, theirs)
+
+
+def test_decoder_layer_is_torchs():
+    ours = DecoderLayer(Attention(WIDTH, HEADS), Attention(WIDTH, HEADS), WIDTH, HIDDEN)
+    ours = randomise(ours).double()
+    theirs = nn.TransformerDecoderLayer(
+        WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=False
+    ).double()
+    load(ours, theirs)
+    x, memory = (random_images(3, n, WIDTH, seed=n, dtype=torch.float64) for n in (5, 6))
+    no_padding, not_ahead = masks()
+    found, _, cross = ours(x, memory, not_ahead, no_padding)
+    expected = theirs(
+        x,
+        memory,
+        tgt_mask=torch.ones(5, 5).triu(1).bool(),
+        tgt_key_padding_mask=TARGET == PAD,
+        memory_key_padding_mask=SOURCE == PAD,
+    )
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    assert cross.map.shape == (3, HEADS, 5, 6)
+    weights = random_images(3, 5, WIDTH, seed=1, dtype=torch.float64)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    same_gradients(ours, theirs)
+
+
+def test_the_whole_is_torchs():
+    """`nn.Transformer` between our embeddings and head, without its norms after either stack, which the paper
+    does not have."""
+    ours = small()
+    layers = [
+        kind(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=False)
+        for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    ]
+    stacks = (
+        nn.TransformerEncoder(layers[0], 2, enable_nested_tensor=False),
+        nn.TransformerDecoder(layers[1], 2),
+    )
+    theirs = nn.Transformer(
+        WIDTH, HEADS, batch_first=True, custom_encoder=stacks[0], custom_decoder=stacks[1]
+    ).double()
+    for mine, layers in ((ours.encoder, theirs.encoder.layers), (ours.decoder, theirs.decoder.layers)):
+        for one, other in zip(mine, layers, strict=True):
+            load(one, other)
+    found = ours(SOURCE, TARGET)
+    x, y = ours.embed(SOURCE, ours.embed_in), ours.embed(TARGET, ours.embed_out)
+    ahead = torch.ones(5, 5).triu(1).bool()
+    padding = dict(zip(("src_key_padding_mask", "tgt_key_padding_mask"), (SOURCE == PAD, TARGET == PAD)))
+    out = theirs(x, y, tgt_mask=ahead, memory_key_padding_mask=SOURCE == PAD, **padding)
+    expected = nn.functional.linear(out, ours.head.weight, ours.head.bias)
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    shared = [ours.embed_in.weight, ours.embed_out.weight, ours.head.weight]
+    weights = random_images(*found.shape, seed=1, dtype=torch.float64)
+    of_theirs = torch.autograd.grad((expected * weights).sum(), [*shared, *theirs.parameters()])
+    for parameter, gradient in zip(theirs.parameters(), of_theirs[3:], strict=True):
+        parameter.grad = gradient
+    (found * weights).sum().backward()
+    for parameter, gradient in zip(shared, of_theirs):
+        torch.testing.assert_close(parameter.grad, gradient, **TOLERANCE)
+    for mine, layers in ((ours.encoder, theirs.encoder.layers), (ours.decoder, theirs.decoder.layers)):
+        for one, other in zip(mine, layers, strict=True):
+            same_gradients(one, other)
+
+
+def test_sine_positions_by_the_formula():
+    found = sine_positions(7, 6)
+    for place in range(7):
+        for i in range(3):
+            angle = place / 10_000 ** (2 * i / 6)
+            assert found[place, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-7)
+            assert found[place, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-7)
+
+
+@pytest.mark.parametrize("positions, learned", [("sine", 0), ("learned", 1)])
+def test_positions_are_fixed_or_learned(positions, learned):
+    model = small(positions=positions)
+    assert ("positions" in model.state_dict()) == bool(learned)
+    flipped = SOURCE[1:2].flip(1)
+    assert not torch.allclose(model(SOURCE[1:2], TARGET[:1]), model(flipped, TARGET[:1]))
+
+
+# --- What must not be seen
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_later_word_changes_nothing_before_it(static):
+    model = small(static=static)
+    before = model(SOURCE, TARGET)
+    for place in range(1, 5):
+        changed = TARGET.clone()
+        changed[:, place] = 8
+        after = model(SOURCE, changed)
+        torch.testing.assert_close(after[:, :place], before[:, :place], **TOLERANCE)
+        assert not torch.allclose(after[:, place], before[:, place])
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_padding_changes_nothing(static):
+    """Nor does how much of it there is; and rows that are words have no weight on it."""
+    model = small(static=static)
+    together = walk_sequences(model, SOURCE, TARGET)
+    for row in range(3):
+        source, target = (words[row][words[row] != PAD][None] for words in (SOURCE, TARGET))
+        alone = model(source, target)[0]
+        torch.testing.assert_close(together.logits[row, : alone.shape[0]], alone, **TOLERANCE)
+        assert (together.cross[1].map[row, :, :, source.shape[1] :] == 0).all()
+    more = nn.functional.pad(SOURCE, (0, 2))
+    torch.testing.assert_close(model(more, TARGET), together.logits, **TOLERANCE)
+
+
+# --- Maps: seen, put back, put in
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_own_maps_put_back_change_nothing(static):
+    model = small(static=static)
+    own = walk_sequences(model, SOURCE, TARGET)
+    maps = Maps(
+        *(dict(enumerate(layer.map for layer in layers)) for layers in (own.encoder, own.decoder, own.cross))
+    )
+    again = walk_sequences(model, SOURCE, TARGET, replace=maps)
+    torch.testing.assert_close(again.logits, own.logits, **TOLERANCE)
+    assert own.encoder[0].map.shape == (3, 1 if static else HEADS, 6, 6)
+    if not static:
+        for layers in (own.encoder, own.decoder, own.cross):
+            for layer in layers:
+                torch.testing.assert_close(layer.map.sum(-1), torch.ones(layer.map.shape[:3]).double())
+
+
+def test_a_map_stands_in_place_of_q_and_k():
+    model = small()
+    p = random_maps(3, 1, 5, 6)
+    seen = walk_sequences(model, SOURCE, TARGET, replace=Maps(cross={0: p, 1: p.expand(-1, HEADS, -1, -1)}))
+    no_padding = p * (SOURCE != PAD)[:, None, None]
+    no_padding = no_padding / no_padding.sum(-1, keepdim=True)
+    for layer in seen.cross:
+        torch.testing.assert_close(layer.map, no_padding.expand_as(layer.map), **TOLERANCE)
+    seen.logits.sum().backward()
+    for layer in model.decoder:
+        assert layer.cross.q.weight.grad is None and layer.cross.k.weight.grad is None
+        assert layer.cross.v.weight.grad.abs().max() > 0 and layer.attention.q.weight.grad.abs().max() > 0
+
+
+def test_a_copied_map_cannot_show_what_is_forbidden():
+    model = small()
+    even = torch.full((3, 1, 5, 5), 0.2).double()
+    seen = walk_sequences(model, SOURCE, TARGET, replace=Maps(decoder={0: even}))
+    expected = torch.ones(5, 5).double().tril() / torch.arange(1, 6)[:, None]
+    torch.testing.assert_close(seen.decoder[0].map[0, 0], expected, **TOLERANCE)
+
+
+def test_a_static_decoder_is_triangular_and_learns_that_alone():
+    mixing = StaticMixing(8).double()
+    x = random_images(3, 5, WIDTH, dtype=torch.float64)
+    mixed, seen = mixing(x, x, masks()[1])
+    for row in range(3):
+        for i in range(5):
+            words = [j for j in range(i + 1) if TARGET[row, j] != PAD]
+            expected = sum(mixing.shares[i, j] * x[row, j] for j in words)
+            torch.testing.assert_close(mixed[row, i], expected, **TOLERANCE)
+    mixed.sum().backward()
+    assert (mixing.shares.grad.triu(1) == 0).all() and (mixing.shares.grad[5:] == 0).all()
+    assert mixing.shares.grad.tril().abs().sum() > 0 and seen.map.shape == (3, 1, 5, 5)
+
+
+# --- What cannot be meant
+
+
+@pytest.mark.parametrize(
+    "source, target, replace, named",
+    [
+        (SOURCE.float(), TARGET, Maps(), "source: .*float32"),
+        (SOURCE[0], TARGET, Maps(), r"source: .*\(6,\)"),
+        (SOURCE, TARGET[:2], Maps(), "3 sources, but 2 targets"),
+        (SOURCE, torch.ones(3, 9).long(), Maps(), "target: 9 words.*longest=9"),
+        (SOURCE.flip(1), TARGET, Maps(), "source: .*begins with padding"),
+        (SOURCE, TARGET, Maps(cross={2: random_maps(3, 1, 5, 6)}), "cross layer 2 does not exist.*0 to 1"),
+        (SOURCE, TARGET, Maps(encoder={0: random_maps(3, 2, 6, 6)}), r"encoder layer 0.*\(3, 2, 6, 6\)"),
+        (SOURCE, TARGET, Maps(decoder={1: random_maps(3, 1, 6, 6)}), r"decoder layer 1.*\(3, 3, 5, 5\)"),
+    ],
+)
+def test_bad_input_is_named(source, target, replace, named):
+    with pytest.raises(ValueError, match=named):
+        walk_sequences(small(), source, target, replace=replace)
+
+
+def test_bad_sizes_are_named():
+    with pytest.raises(ValueError, match="width=24.*heads=5"):
+        EncoderDecoder(9, 10, width=24, heads=5)
+    with pytest.raises(ValueError, match="'sines'.*'sine'"):
+        EncoderDecoder(9, 10, positions="sines")
+    assert BEGIN == TARGET[0, 0]

@@ -1,0 +1,106 @@
+"""Which maps a student of sequences is told, by whom, and what is made small."""
+
+import pytest
+import torch
+
+from atlib.methods.seq2seq import PAD, Maps, walk_sequences
+from atlib.methods.sequence_transfer import How, OracleTransfer, SequenceTransfer
+from atlib.pair import student_of
+from tests.helpers import random_maps
+from tests.methods.test_seq2seq import HEADS, SOURCE, TARGET, TOLERANCE, small
+
+KINDS = ("encoder", "decoder", "cross")
+RIGHT = random_maps(3, 5, 6)
+
+
+def right(source, rows):
+    return RIGHT[:, :rows]
+
+
+def pair(**how):
+    return SequenceTransfer(small(1), small(2), **how).train()
+
+
+def maps_of(model, name):
+    layers = getattr(walk_sequences(model, SOURCE, TARGET), name)
+    return {index: layer.map for index, layer in enumerate(layers)}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_copied_maps_are_the_teachers_and_no_others(name):
+    transfer = pair(**{name: "copy"})
+    expected = walk_sequences(
+        transfer.student, SOURCE, TARGET, replace=Maps(**{name: maps_of(transfer.teacher, name)})
+    )
+    found = transfer(SOURCE, TARGET)
+    torch.testing.assert_close(found.logits, expected.logits, **TOLERANCE)
+    assert found.transfer_loss == 0 and transfer.needs_teacher and student_of(transfer) is transfer.student
+    found.logits.sum().backward()
+    for kind, layers, part in zip(
+        KINDS,
+        (transfer.student.encoder, transfer.student.decoder, transfer.student.decoder),
+        ("attention", "attention", "cross"),
+    ):
+        for layer in layers:
+            attention = getattr(layer, part)
+            assert (attention.q.weight.grad is None) == (attention.k.weight.grad is None) == (kind == name)
+            assert attention.v.weight.grad is not None
+    assert all(parameter.grad is None for parameter in transfer.teacher.parameters())
+    assert torch.equal(transfer.eval()(SOURCE, TARGET).logits, found.logits), "at inference too"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_distilled_maps_by_hand(name):
+    transfer = pair(**{name: "distill"})
+    loss = transfer(SOURCE, TARGET).transfer_loss
+    theirs, own = maps_of(transfer.teacher, name), maps_of(transfer.student, name)
+    expected = 0.0
+    for layer in (0, 1):
+        rows = [
+            -sum(p * q.log() for p, q in zip(theirs[layer][b, h, i], own[layer][b, h, i]) if p > 0)
+            for b in range(3)
+            for h in range(HEADS)
+            for i, word in enumerate((SOURCE if name == "encoder" else TARGET)[b])
+            if word != PAD
+        ]
+        expected += sum(rows) / len(rows)
+    torch.testing.assert_close(loss, expected, **TOLERANCE)
+    loss.backward()
+    assert transfer.student.encoder[0].attention.q.weight.grad.abs().max() > 0
+    alone = transfer.eval()(SOURCE, TARGET)
+    assert alone.transfer_loss == 0 and not transfer.needs_teacher
+    assert torch.equal(alone.logits, transfer.student(SOURCE, TARGET))
+
+
+def test_the_oracle_is_told_to_all_heads_and_layers():
+    student = small(2)
+    transfer = OracleTransfer(right, student)
+    p = dict.fromkeys((0, 1), RIGHT[:, None])
+    expected = walk_sequences(student, SOURCE, TARGET, replace=Maps(cross=p)).logits
+    assert torch.equal(transfer(SOURCE, TARGET).logits, expected)
+    assert transfer.teachers == () and transfer.needs_teacher
+    distilled = OracleTransfer(right, student, "distill")
+    assert not distilled.needs_teacher and distilled(SOURCE, TARGET).transfer_loss > 0
+
+
+def test_of_two_sources_the_second_is_shown_to_the_teacher():
+    transfer, other = pair(cross="copy"), SOURCE[[1, 1, 1]]
+    maps = walk_sequences(transfer.teacher, other, TARGET).cross
+    replace = Maps(cross={index: layer.map for index, layer in enumerate(maps)})
+    expected = walk_sequences(transfer.student, SOURCE, TARGET, replace=replace).logits
+    found = transfer(torch.stack([SOURCE, other], 1), TARGET).logits
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def test_what_cannot_be_told_is_named():
+    with pytest.raises(ValueError, match="nothing is told"):
+        pair()
+    with pytest.raises(ValueError, match="'copied'.*'copy'"):
+        pair(cross="copied")
+    with pytest.raises(ValueError, match="teacher .2, 2, 3, False., student .2, 2, 2, False."):
+        SequenceTransfer(small(), small(heads=2), cross="copy")
+    with pytest.raises(ValueError, match="static"):
+        SequenceTransfer(small(1, static=True), small(static=True), decoder="distill")
+    assert SequenceTransfer(small(1, static=True), small(static=True), decoder="copy").how == How(
+        decoder="copy"
+    )

@@ -1,0 +1,100 @@
+"""The benchmark of throughput: its networks are those of the studies, its counts, and one small run."""
+
+from pathlib import Path
+
+import pytest
+import throughput
+import torch
+from throughput import NETWORKS, Sizes, flops_of, weights_of
+
+from atbook.lab.scales import scales
+from atbook.lab.studies import CENTRAL, STUDIES
+from atbook.lab.study import Place, Sources
+from atbook.records import read_file
+from atlib import create_vit
+from atlib.pair import Pair, student_of
+
+SIZES = Sizes.of(create_vit("glyphs"))
+# What the page of costs puts on one point with a network.
+RECORDED = {
+    "vit": (CENTRAL, "scratch"),
+    "cait": (STUDIES["class-attention"], "cait, scratch"),
+    "resmlp": (STUDIES["static-routing"], "resmlp"),
+    "patch-conv": (STUDIES["one-softmax"], "attention"),
+    "local": (STUDIES["locality"], "local, scratch, 1000 labels"),
+    "binary": (STUDIES["bits"], "nothing, one-bit maps"),
+}
+
+
+def shapes(model):
+    return {name: tuple(weight.shape) for name, weight in student_of(model).state_dict().items()}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_network_is_the_one_whose_accuracy_is_recorded(name):
+    study, method = RECORDED[name]
+    place = Place("find", None, Path("results"), Path("work"))
+    trained = study.variant(method).build(Sources(place, scales()["find"], 0))
+    measured = NETWORKS[name].build(SIZES)
+    assert type(measured) is type(trained) and shapes(measured) == shapes(trained)
+
+
+def test_every_network_takes_the_sizes_and_gives_the_classes():
+    sizes = Sizes(img_size=48, patch_size=16, embed_dim=24, depth=2, num_heads=3, num_classes=5)
+    assert Sizes.of(sizes.vit()) == sizes
+    for name, network in NETWORKS.items():
+        model = network.build(sizes).eval()
+        found = model(torch.randn(2, 3, 48, 48))
+        logits = found.logits if isinstance(model, Pair) else found
+        assert logits.shape == (2, 5), name
+
+
+def test_what_a_pair_holds_and_computes():
+    """Copy: two ViTs. Its teacher stops at its last map, so without what follows: that layer's values, output
+    and MLP, and the head; its student makes no scores, q and k of its own."""
+    images = torch.randn(2, 3, 32, 32)
+    built = {name: NETWORKS[name].build(SIZES).eval().requires_grad_(False) for name in ("vit", "copy")}
+    with torch.no_grad():
+        vit, copy = (flops_of(model, images) // 2 for model in built.values())
+    assert weights_of(built["copy"]) == 2 * weights_of(built["vit"])
+    tokens, patches, width, depth = 17, 16, 64, 4
+    scores, linear = 2 * tokens * tokens * width, 2 * tokens * width * width
+    embed, head = 2 * patches * 3 * 8 * 8 * width, 2 * width * 8
+    assert vit == embed + depth * (12 * linear + 2 * scores) + head
+    teacher = embed + (depth - 1) * (12 * linear + 2 * scores) + 2 * linear
+    student = embed + depth * (10 * linear + scores) + head
+    assert 0 <= copy - teacher - student <= linear + depth * scores, "scores, made by whom they may be"
+
+
+def test_a_second_is_the_processors_own(monkeypatch):
+    from timing import interleave
+
+    ticks = iter(range(100))
+    (round_,) = interleave({"a": lambda: None, "b": lambda: next(ticks)}, 1, lambda: float(next(ticks)))
+    assert round_ == {"a": 1.0, "b": 2.0}
+
+
+@pytest.mark.slow
+def test_a_small_run_writes_its_record(tmp_path, capsys):
+    out, threads = tmp_path / "records.jsonl", torch.get_num_threads()
+    try:
+        throughput.main(f"--batch 2 --passes 1 --repetitions 2 --out {out}".split())
+    finally:
+        torch.set_num_threads(threads)
+    (record,), printed = read_file(out), capsys.readouterr().out
+    assert (record.experiment, record.method) == ("benchmarks", "throughput-glyphs-cpu")
+    assert record.config["threads"] == 1 and "out" not in record.config
+    assert list(record.results["networks"]) == list(NETWORKS)
+    for name, one in record.results["networks"].items():
+        assert one["title"] in printed
+        assert one["images_per_second"] == pytest.approx(2 / one["seconds"])
+        ratios = [timed["vit"] / timed[name] for timed in record.history]
+        assert one["ratio"] == pytest.approx(sum(ratios) / 2), "the median of two is their mean"
+    assert record.results["networks"]["vit"]["ratio"] == 1
+
+
+@pytest.mark.parametrize("arguments", ["--model huge", "--batch 0", "--passes 0", "--repetitions 0"])
+def test_bad_arguments_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        throughput.parse(arguments.split())
+    assert arguments.split()[0] in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,94 @@
+"""The generated language: sentences are translated by its rule, and the oracle says where words are from."""
+
+import numpy as np
+import pytest
+import torch
+
+from atbook.worlds.phrases import (
+    FIRST_MARKER,
+    FIRST_WORD,
+    MARKERS,
+    Language,
+    generate_phrases,
+    oracle,
+    phrase_sentences,
+)
+from atlib.methods.seq2seq import BEGIN, END, PAD
+
+
+def read(source, translation):
+    """A sentence's translation and the place of each of its words, by the rule as it is told."""
+    said, places, at = [], [], 0
+    while source[at] != END:
+        marker, at = source[at] - FIRST_MARKER, at + 1
+        phrase = []
+        while source[at] >= FIRST_WORD["source"]:
+            phrase.append(at)
+            at += 1
+        order = {
+            "keep": phrase,
+            "reverse": phrase[::-1],
+            "last first": phrase[-1:] + phrase[:-1],
+            "first last": phrase[1:] + phrase[:1],
+        }[MARKERS[marker]]
+        places += order
+        said += [FIRST_WORD["target"] + translation[source[place] - FIRST_WORD["source"]] for place in order]
+    return said, [*places, at]
+
+
+@pytest.mark.parametrize("language", [Language(), Language(7, 4, 1, 6), Language(5, 1, 3, 3)], ids=str)
+def test_sentences_are_translated_by_the_rule(language):
+    drawn, translation = generate_phrases("test", 200, 1, language), language.translation()
+    assert sorted(translation) == list(range(language.words))
+    told = oracle(torch.from_numpy(drawn.source), language.most_target)
+    assert torch.equal(told.sum(-1), torch.ones(200, language.most_target))
+    for source, target, about, map in zip(drawn.source.tolist(), drawn.target.tolist(), drawn.about, told):
+        said, places = read(source, translation)
+        assert target == [BEGIN, *said, END] + [PAD] * (language.most_target - len(said) - 1)
+        assert about.tolist() == places + [-1] * (language.most_target - len(places))
+        assert map.argmax(-1).tolist() == places + places[-1:] * (language.most_target - len(places))
+    assert drawn.source.max() < language.source_words and drawn.target.max() < language.target_words
+    lengths = (drawn.source >= FIRST_WORD["source"]).sum(1)
+    assert language.phrases * language.shortest <= lengths.min()
+    assert lengths.max() <= language.phrases * language.longest
+    assert drawn.source.shape[1] == language.most_source
+
+
+def test_the_oracle_knows_nothing_of_words():
+    drawn = generate_phrases("test", 50)
+    source, other = torch.from_numpy(drawn.source), torch.from_numpy(drawn.source)
+    words = other >= FIRST_WORD["source"]
+    others = torch.where(words, FIRST_WORD["source"] + (other + 5) % 32, other)
+    assert not torch.equal(source, others) and torch.equal(oracle(source, 9), oracle(others, 9))
+    assert torch.equal(oracle(source, 4), oracle(source, 9)[:, :4]), "nor of how much is translated already"
+
+
+def test_another_order_keeps_words_and_lengths():
+    drawn = generate_phrases("train", 60, 2)
+    other = generate_phrases("train", 60, 2, other_order=True)
+    markers = (drawn.source >= FIRST_MARKER) & (drawn.source < FIRST_WORD["source"])
+    assert np.array_equal(drawn.source[~markers], other.source[~markers])
+    assert 0.1 < (drawn.source[markers] == other.source[markers]).mean() < 0.4
+    both = phrase_sentences(drawn, other)
+    assert both.sources.shape == (60, 2, Language().most_source)
+    assert torch.equal(both.sources[:, 0], phrase_sentences(drawn).sources)
+    assert np.array_equal(both.targets, drawn.target)
+
+
+def test_splits_and_seeds_have_streams_of_their_own():
+    first = generate_phrases("test", 40).source
+    assert np.array_equal(first[:10], generate_phrases("test", 10).source)
+    assert np.array_equal(generate_phrases("test", 1001).source[:40], first)
+    for other in (generate_phrases("validation", 40), generate_phrases("test", 40, 1)):
+        assert not np.array_equal(other.source, first)
+
+
+def test_what_cannot_be_meant_is_named():
+    with pytest.raises(ValueError, match="words=0"):
+        Language(words=0)
+    with pytest.raises(ValueError, match="shortest=4, longest=3"):
+        Language(shortest=4, longest=3)
+    with pytest.raises(ValueError, match="'tests'.*'test'"):
+        generate_phrases("tests", 5)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        generate_phrases("test", 0)
