@@ -27,10 +27,10 @@ from atlib.pair import IMAGENET, Normalisation, Pair, student_of
 from atlib.plan import Plan
 from atlib.run.config import RunConfig
 from atlib.run.method import Method
-from atlib.run.parts import COCO, Classify, Contrast, Detect, Dino, Labelled, Rows
+from atlib.run.parts import COCO, Classify, Contrast, Detect, Dino, Labelled, Rows, Simmim
 from atlib.run.untrained import UNTRAINED, untrained_teacher
 from atlib.student import differences
-from atlib.train import contrast, pretrain
+from atlib.train import contrast, pretrain, simmim
 from atlib.train.objectives import Loss, student_loss
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
@@ -65,6 +65,8 @@ def loss_of(config: RunConfig) -> Loss:
         return detection_loss
     if isinstance(config.task, Contrast):
         return contrast.contrast_loss
+    if isinstance(config.task, Simmim):
+        return simmim.simmim_loss
     return pretrain.mae_loss if config.method is Method.MAE else student_loss
 
 
@@ -275,7 +277,7 @@ def build(
     if config.student_weights is not None:
         model = with_weights(config, model)
     match config.method:
-        case Method.MAE | Method.MOCO | Method.DINO:
+        case Method.MAE | Method.MOCO | Method.DINO | Method.SIMMIM:
             model = config.pretext(model)
         case Method.FINE_TUNE:
             model, view = start_from(model, teacher.vit), view_of_started(teacher, images)
@@ -458,10 +460,10 @@ def with_student(model: nn.Module, student: nn.Module) -> nn.Module:
 
 def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
     """What is kept of a trained model: after Distill the student, after Copy both, after mean maps these with
-    the student, after MAE the encoder, after MoCo and DINO
+    the student, after MAE and SimMIM the ViT, after MoCo and DINO
     their `result`."""
     if isinstance(model, contrast.MomentumPair):
         return model.result
-    if config.method is Method.MAE:
+    if config.method in (Method.MAE, Method.SIMMIM):
         return model.vit
     return model if isinstance(model, Pair) and model.needs_teacher else student_of(model)

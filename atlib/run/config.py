@@ -26,6 +26,7 @@ from atlib.run.parts import (
     Mae,
     Moco,
     Rows,
+    Simmim,
     kinds_of,
     names_of,
     require_use,
@@ -73,7 +74,7 @@ class RunConfig:
     #: in epochs, until the number of images is known (`on`)
     recipe: Recipe
     #: what is trained
-    task: Classify | Detect | Mae | Moco | Dino
+    task: Classify | Detect | Mae | Moco | Dino | Simmim
     #: how its images come
     reading: Generated | Rows | CocoFolder
     #: a timm name or a file
@@ -226,14 +227,16 @@ class RunConfig:
             ) from error
 
     def pretext(self, vit: torch.nn.Module) -> torch.nn.Module:
-        """What trains `vit` on images alone: a masked auto-encoder, or a pair of it and a copy that
+        """What trains `vit` on images alone: what hides patches of them, or a pair of it and a copy that
         follows."""
-        from atlib.train import contrast, pretrain  # imported here: other runs do not need them
+        from atlib.train import contrast, pretrain, simmim  # imported here: other runs do not need them
 
         match self.task:
             case Mae() as task:
                 decoder = task.decoder_width, task.decoder_depth, task.decoder_heads
                 return pretrain.MaskedAutoencoder(vit, task.mask_ratio, *decoder)
+            case Simmim() as task:
+                return simmim.SimMim(vit, task.mask_ratio, task.mask_unit)
             case Moco() as task:
                 return contrast.MoCo(
                     contrast.draw_patches(vit) if task.freeze_patches else vit,

@@ -31,6 +31,7 @@ _SMALL_VIEWS = replace(SMALL_PHOTOGRAPHS, crop="random-resized", scale=(0.2, 1.0
 # What `pretrain` runs beside the papers' recipes, on small images: fields of a run.
 TASKS_OF_OUR_OWN: dict[str, dict[str, Any]] = {
     Method.MAE: {"recipe": recipes.MAE, "augmentation": SMALL_PHOTOGRAPHS},
+    Method.SIMMIM: {"recipe": recipes.SIMMIM, "augmentation": SMALL_PHOTOGRAPHS},
     Method.MOCO: {
         "recipe": recipes.MOCO,
         "augmentation": _SMALL_VIEWS,

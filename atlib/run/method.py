@@ -18,6 +18,7 @@ class Method(StrEnum):
     MAE = "mae"
     MOCO = "moco"
     DINO = "dino"
+    SIMMIM = "simmim"
     # from Python only
     DMAE = "dmae"
     ATTNDISTILL = "attndistill"
@@ -28,7 +29,7 @@ class Method(StrEnum):
     @property
     def pretrains(self) -> bool:
         """Whether it makes a teacher of images alone."""
-        return self in (Method.MAE, Method.MOCO, Method.DINO)
+        return self in (Method.MAE, Method.MOCO, Method.DINO, Method.SIMMIM)
 
     @property
     def transfers(self) -> bool:

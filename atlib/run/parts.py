@@ -28,6 +28,7 @@ RULES_OF_DETECT = (
 RULES_OF_MAE = (
     (("decoder_width", "decoder_depth", "decoder_heads"), lambda value: value >= 1, "must be at least 1"),
 )
+RULES_OF_SIMMIM = ((("mask_unit",), lambda value: value >= 1, "must be at least 1"),)
 RULES_OF_CONTRAST = (
     (("hidden_width",), lambda value: value >= 1, "must be at least 1"),
     (("momentum",), lambda value: 0 <= value <= 1, "is a share, from 0 to 1"),
@@ -117,13 +118,21 @@ class Detect(Labelled):
 
 
 @dataclass(frozen=True)
-class Mae(Part):
+class Masked(Part):
     """The pixels of hidden patches, which makes a teacher."""
 
-    says = "masked auto-encoding"
+    says = "the methods that hide patches"
 
     #: the share of the patches that are hidden
     mask_ratio: float = 0.75
+
+
+@dataclass(frozen=True)
+class Mae(Masked):
+    """A masked auto-encoder."""
+
+    says = "masked auto-encoding"
+
     #: of the decoder's blocks
     decoder_width: int = 64
     decoder_depth: int = 2
@@ -131,6 +140,20 @@ class Mae(Part):
 
     def __post_init__(self):
         check_fields(self, RULES_OF_MAE)
+
+
+@dataclass(frozen=True)
+class Simmim(Masked):
+    """SimMIM."""
+
+    says = "SimMIM"
+
+    mask_ratio: float = 0.6
+    #: the side, in patches, of the squares that are hidden
+    mask_unit: int = 1
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_SIMMIM)
 
 
 @dataclass(frozen=True)
@@ -254,9 +277,9 @@ class CocoFolder(Files):
     says = "data in COCO's form"
 
 
-TASKS: tuple[type, ...] = (Classify, Detect, Mae, Moco, Dino)
+TASKS: tuple[type, ...] = (Classify, Detect, Mae, Moco, Dino, Simmim)
 # what a method that makes a teacher trains
-_PRETEXTS: dict[Method, type] = {Method.MAE: Mae, Method.MOCO: Moco, Method.DINO: Dino}
+_PRETEXTS: dict[Method, type] = {Method.MAE: Mae, Method.MOCO: Moco, Method.DINO: Dino, Method.SIMMIM: Simmim}
 READINGS: tuple[type, ...] = (Generated, Rows, CocoFolder)
 
 

@@ -30,7 +30,7 @@ class Published:
     plan: Plan | None = None
     #: rate of stochastic depth in the last block
     drop_path: float = 0.0
-    #: of pre-training without labels: fields of `atlib.run.parts.Mae`, `Moco` or `Dino`
+    #: of pre-training without labels: fields of `atlib.run.parts.Mae`, `Moco`, `Dino` or `Simmim`
     pretext: Mapping = field(default_factory=dict)
     #: of a detector: the run's `detector`, `detector_sizes` and `jitter`
     detection: Mapping = field(default_factory=dict)

@@ -11,6 +11,7 @@ from atbook.lab.papers import quoted
 from atbook.lab.scales import scales
 from atbook.records import results_folder
 from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.analysis.retrieval import mean_average_precision
 from atlib.checkpoint import load_vit
 from atlib.maps import aggregate_heads, keep_own, place_tokens
 from atlib.methods.cait import walk_cait
@@ -18,12 +19,13 @@ from atlib.methods.depth import branch_ratios, layer_scale, one_scalar
 from atlib.methods.locality import LocalityAttention
 from atlib.methods.patch_conv import AttentionPool
 from atlib.methods.resmlp import resmlp
+from atlib.train.grafit import knn_loss
 from tests.book.test_taught import NOTEBOOKS, small_vit, taught
 from tests.helpers import SMALL_VIT, random_maps, randomise
 
 MAE, DEIT, CAIT = "card-distilled-mae", "card-distillation-token", "card-class-attention"
 DEPTH, LOCALITY, RESMLP = "card-layerscale-and-depth", "card-shifted-patches-and-locality", "card-resmlp"
-POOL, ATTNDISTILL = "card-patch-conv-net", "card-attndistill"
+POOL, ATTNDISTILL, GRAFIT = "card-patch-conv-net", "card-attndistill", "card-grafit"
 
 # --- F1 Distilled MAE and row means ---
 
@@ -256,3 +258,24 @@ def test_attention_pool_is_the_pool():
     assert torch.allclose(row, map[:, 0], atol=1e-10) and row.shape == (3, 1, 10)
     gathered = pool.queries + pool.scale1(pool.proj(gathered))
     assert torch.allclose(gathered + pool.scale2(pool.mlp(pool.norm2(gathered))), pooled, atol=1e-10)
+
+
+# --- F11 Grafit ---
+
+
+def test_neighbour_loss_is_grafits_where_all_images_were_seen():
+    x, memory = (F.normalize(torch.randn(n, 6, dtype=torch.float64), dim=1) for n in (4, 9))
+    labels, of_memory = torch.tensor([0, 1, 2, 0]), torch.arange(9) % 3
+    numbers = torch.tensor([3, 1, 8, 0])
+    expected = knn_loss(x, labels, numbers, memory, of_memory)
+    assert taught(GRAFIT).neighbour_loss(x, labels, numbers, memory, of_memory).item() == pytest.approx(
+        expected.item(), abs=1e-12
+    )
+
+
+def test_a_ranking_by_the_coarse_class_alone_scores_about_half():
+    """As many images as the card's ranking has, of which no fine class is known."""
+    generator = torch.Generator().manual_seed(0)
+    asked, known = (torch.randint(8, (2000,), generator=generator) for _ in range(2))
+    scores = torch.rand(2000, 2000, generator=generator) + 2 * (asked[:, None] // 2 == known // 2)
+    assert mean_average_precision(scores, asked[:, None] == known) == pytest.approx(0.5, abs=0.02)

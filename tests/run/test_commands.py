@@ -25,6 +25,7 @@ from atlib.run.log import read_log
 from atlib.train import train
 from atlib.train.evaluate import evaluate
 from atlib.train.record import read_record
+from atlib.train.simmim import SimMim
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 from tests import stopped_runs
@@ -348,6 +349,20 @@ def test_pretraining_makes_a_teacher(tmp_path, capsys):
     assert command.main(["evaluate", str(tmp_path / "mae")]) == 2
     assert "without a class head" in capsys.readouterr().err
     assert command.main(["teacher", teacher]) == 0 and "17" in capsys.readouterr().out
+
+
+def test_simmim_makes_a_teacher(tmp_path, capsys):
+    out, asked_for = tmp_path / "simmim", ["pretrain", "simmim", "--data", "atbook.worlds:marked_glyphs"]
+    options = sets(model="glyphs", training_split="unlabelled", mask_unit=2)
+    assert command.main([*asked_for, "--out", str(out), *options, "--dry-run"]) == 0 and not out.exists()
+    assert command.main([*asked_for, "--out", str(out), *options]) == 0
+    assert load_vit(out / "teacher.safetensors").num_classes == 0
+    built = build(read_config(out), 0).model
+    assert isinstance(built, SimMim) and (built.unit, built.hidden) == (2, 3), "0.6 of 2 x 2 squares"
+    for wrong, named in (("decoder_width", "decoder_width"), ("mask_unit", "unit=3")):
+        capsys.readouterr()
+        refused = [*asked_for, "--out", str(tmp_path / "no"), *sets(model="glyphs", **{wrong: 3})]
+        assert command.main(refused) == 2 and named in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
