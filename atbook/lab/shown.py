@@ -8,6 +8,7 @@ import numpy as np
 from atbook.lab.findings import CLAIMS, SCALES, SCRATCH, verdicts
 from atbook.lab.studies import STUDIES
 from atbook.lab.study import Place, Study, at_an_end
+from atbook.lab.translation import TRANSLATION
 from atbook.lab.verdicts import NOT_RECORDED, Estimate, Share, Side, accuracies, share_of
 from atbook.records import by_method, find_record, markdown_table, read_records, results_folder, spread
 from atlib._util import require_known
@@ -46,8 +47,9 @@ def with_daggers(names: Mapping[str, str], study: str, scale: str) -> dict[str, 
     """`names`, {method: in words}, with " ‡" behind those whose recipe in the study lies at an end of what
     was tried (`atbook.lab.study.at_an_end`): a better one may lie beyond. Raises `ValueError` for a study
     that does not exist."""
-    require_known("study", study, STUDIES)
-    waiting = at_an_end(STUDIES[study], Place(scale, None, results_folder(), Path()))
+    studies = STUDIES | {TRANSLATION.name: TRANSLATION}
+    require_known("study", study, studies)
+    waiting = at_an_end(studies[study], Place(scale, None, results_folder(), Path()))
     return {method: words + " ‡" * (method in waiting) for method, words in names.items()}
 
 

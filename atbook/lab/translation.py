@@ -13,6 +13,7 @@ from atbook.lab.tuning import Ladder, Range
 from atbook.records import pack_bits
 from atbook.worlds.phrases import oracle
 from atlib.analysis.bleu import bleu
+from atlib.data.rng import seed_for
 from atlib.data.sentences import Sentences
 from atlib.methods.seq2seq import END, EncoderDecoder
 from atlib.methods.sequence_transfer import OracleTransfer, SequenceTransfer
@@ -48,6 +49,11 @@ TRANSLATED = Measure("accuracy", translated)
 def _many(scale: SentenceScale, seed: int) -> Sentences:
     """What the teacher learns from: sentences of another split than the students'."""
     return scale.plenty(seed)
+
+
+def _teacher(sources: Sources) -> EncoderDecoder:
+    torch.manual_seed(seed_for(sources.seed, "teacher"))
+    return sources.scale.student.build()
 
 
 def _scratch(sources: Sources) -> EncoderDecoder:
@@ -106,7 +112,7 @@ TRANSLATION = Study(
     (
         Variant(
             TEACHER,
-            _scratch,
+            _teacher,
             like=None,
             changes={"steps": 2000},
             trials=({"lr": 2e-3},),
@@ -125,6 +131,6 @@ TRANSLATION = Study(
         _told("oracle of another order copied", partial(_from_oracle, "copy"), twin="order"),
     ),
     seeds=5,
-    minutes=40,
+    minutes=20,
     only=("phrases",),
 )

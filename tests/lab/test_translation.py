@@ -73,7 +73,7 @@ def test_what_each_is_told(place):
             assert type(model) is EncoderDecoder
         is_static = isinstance(student_of(model).encoder[0].attention, StaticMixing)
         assert is_static == (variant.name == "scratch, static")
-        assert is_static or same(student_of(model).state_dict(), fresh)
+        assert is_static or same(student_of(model).state_dict(), fresh) == (variant.name != "teacher")
         assert variant.twin == ("order" if "another" in variant.name else None)
 
 

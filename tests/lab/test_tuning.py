@@ -12,6 +12,7 @@ from atbook.lab.real import REAL
 from atbook.lab.scales import scales
 from atbook.lab.studies import BLANK_STUDY, NATIVE_STUDY, PARTLY_TUNED, STUDIES
 from atbook.lab.study import CENTRAL, Place, at_an_end, chosen
+from atbook.lab.translation import TRANSLATION
 from atbook.lab.tuning import STEP, Ladder, Range, grid, to_try
 from atbook.records import add_record, read_file, read_records, results_folder
 
@@ -172,7 +173,7 @@ GO_ON = {
 
 def test_every_other_search_has_ended():
     waiting = {}
-    for study in (CENTRAL, REAL, DETECTION, *STUDIES.values()):
+    for study in (CENTRAL, REAL, DETECTION, TRANSLATION, *STUDIES.values()):
         for path in sorted((results_folder() / study.name).glob("*.jsonl")):
             if names := at_an_end(study, Place(path.stem, None, results_folder(), Path())):
                 waiting[study.name, path.stem] = len(names)
