@@ -52,12 +52,7 @@ def stories(differences: np.ndarray, few: int = 3) -> Stories:
 
 
 def stories_of(
-    scale: str,
-    higher: str,
-    lower: str,
-    few: int = 3,
-    study: str = "transfer",
-    results: Path | None = None,
+    scale: str, higher: str, lower: str, few: int = 3, study: str = "transfer", results: Path | None = None
 ) -> Stories:
     """The same of two methods of a study, from the seeds that both have. results: the folder of the records,
     by default the book's. Raises as `stories` does."""
