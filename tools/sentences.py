@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from atbook.lab.few_seeds import gaps, stories_of
 from atbook.lab.findings import SCRATCH
 from atbook.lab.papers import quoted
 from atbook.lab.shown import kept_share
@@ -119,6 +120,17 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         sides = Side(study, (part,)), Side(other or study, (whole,)), Side(other or study, base)
         return 100 * getattr(kept_share(scale, *sides, results=results), end)
 
+    def three(scale: str, higher: str, lower: str, figure: str) -> float:
+        """Of the choices of three seeds, the per cent that say something else than all do: `figure` is one of
+        "other_sign", "missed" and "invented"."""
+        return 100 * getattr(stories_of(scale, higher, lower, results=results), figure)
+
+    def gap(scale: str, share: float) -> float:
+        """What so large a share of the distances between two groups of three scratch runs is below, in
+        points."""
+        runs = [r for r in read_records("transfer", scale, results=results) if r.method in SCRATCH]
+        return 100 * float(np.quantile(gaps([run.results["test_accuracy"] for run in runs]), share))
+
     def position(a: str, b: str, classes: int = 8) -> float:
         """The place of the disagreement of two methods of Find between nested (0) and independent (1)
         mistakes, by the formula of notebook 10 from the means over seeds."""
@@ -146,7 +158,7 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         "position": position,
         "paper": paper,
     }
-    return known | {"share": share, "min": min, "max": max}
+    return known | {"share": share, "three": three, "gap": gap, "min": min, "max": max}
 
 
 def evaluated(expression: str, known: dict[str, Callable[..., float]]) -> float:

@@ -9,6 +9,7 @@ from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atbook.lab.augmented import AUGMENTATION
 from atbook.lab.bits import BITS
 from atbook.lab.finer import FINER_STUDY
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
@@ -1177,6 +1178,7 @@ STUDIES = {
         DISTILLED_TOO,
         DISTILLED_MAE,
         LAYER_RESERVE,
+        AUGMENTATION,
         BITS,
         FINER_STUDY,
         PRETRAINING_METHODS,
