@@ -221,7 +221,7 @@ class RunConfig:
         if self.method is not Method.SCRATCH or not isinstance(self.task, Classify):
             raise ValueError(
                 f"the model {self.model.name!r} is a {kind}, no ViT of the known classes: its attention"
-                f" cannot be walked. It can learn from scratch to classify images, and this run is"
+                " cannot be walked. It can learn from scratch to classify images, and this run is"
                 f" {self.method} ({self.task.says}): take a recipe of scratch, or one of"
                 " timm.list_models('vit_*')"
             )

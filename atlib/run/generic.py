@@ -113,7 +113,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         rules["maps_every"] = rules["evaluate_every"]
         depth, width = len(model.vit.blocks), model.vit.embed_dim
     else:  # the rules are ViTs': no branches are dropped, and the rate is DeiT-B's
-        depth, width = 0, WIDTH
+        depth, width = 0, None
     tuned = method in (Method.COPY, Method.FINE_TUNE)
     recipe = Recipe(
         **_without((TUNED if tuned else SCRATCH), "warmup_epochs", "base_lr", "clip"),
@@ -250,12 +250,14 @@ def _warmup(method: Method, rules: dict[str, str]) -> float:
     return share
 
 
-def _rate(width: int, batch: int, rules: dict[str, str]) -> float:
-    rate = RATE * math.sqrt(batch / BATCH) * WIDTH / width
+def _rate(width: int | None, batch: int, rules: dict[str, str]) -> float:
+    rate = RATE * math.sqrt(batch / BATCH) * WIDTH / (width or WIDTH)
+    for_width = "with no rule for a network that is no ViT"
+    if width is not None:
+        for_width = f"and to 1 / width, here {width} (2203.03466)"
     rules["lr"] = (
         f"{rate:.3g}: {RATE} at width {WIDTH} and {BATCH:,} images a step (DeiT, 2012.12877), in proportion"
-        " to the square root of the batch, as is right for Adam (2205.10287), and to 1 / width, here"
-        f" {width} (2203.03466)"
+        f" to the square root of the batch, as is right for Adam (2205.10287), {for_width}"
     )
     return rate
 

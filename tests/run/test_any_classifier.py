@@ -34,12 +34,18 @@ def test_a_resnet_is_timms_own_model():
         Architecture("resnet18").build()
 
 
-@pytest.mark.parametrize("recipe", ["scratch", "find-scratch"])
-@pytest.mark.parametrize("name", ["resnet18", "mixer_s16_224"])
-def test_it_is_trained_and_kept(recipe, name, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "recipe, name, options",
+    [
+        ("scratch", "resnet18", ""),
+        ("find-scratch", "resnet18", ""),
+        ("find-scratch", "mixer_s16_224", "--model.img_size 32 --model.num_blocks 1"),
+    ],
+)
+def test_it_is_trained_and_kept(recipe, name, options, tmp_path, capsys):
     out = tmp_path / "run"
     asked = ["train", "--recipe", recipe, "--model", name, "--data", WORLD, "--out", str(out), *SHORT]
-    assert command.main(asked) == 0
+    assert command.main([*asked, *options.split()]) == 0
     kept = load_vit(out / "student.safetensors")
     assert type(kept) is type(timm.create_model(name)) and kept.num_classes == 8
     capsys.readouterr()
