@@ -108,6 +108,7 @@ def time_steps(
     tried first). at_rest, per_image: bytes that the model takes between steps, and in a step for each image.
     """
     room, whole = SAFE_SHARE * free_memory() - at_rest, config.recipe.batch_size
+    few = fewest(config, outputs)
     if room < 0:
         return None
     model = None
@@ -121,7 +122,7 @@ def time_steps(
     if batch >= 1 and model is None:
         model = make()
     while batch >= 1:
-        batches = (whole, whole) if batch == whole else (max(1, batch // 2), max(2, batch))
+        batches = (whole, whole) if batch == whole else (max(few, batch // 2), max(few + 1, batch))
         try:
             measured = [_step(config, model, outputs, size) for size in dict.fromkeys(batches)]
         except torch.OutOfMemoryError:
@@ -144,6 +145,12 @@ def speed() -> float:
         float((left @ right)[0, 0])  # reading a number waits for a GPU
         seconds.append(time.perf_counter() - start)
     return 2 * size**3 / min(seconds)
+
+
+def fewest(config: RunConfig, outputs: int) -> int:
+    """The fewest images of a step: two for other networks than ViTs, whose batch norm wants them where one
+    pixel a channel is left."""
+    return 1 if isinstance(config.skeleton(outputs), VITS) else 2
 
 
 def free_memory() -> float:
@@ -366,8 +373,7 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
         return _with_average(config, _memory_of_detector(config, outputs, size))
     with torch.device("meta"):
         model = assembled(config, outputs)
-    # batch norm, which other networks than ViTs have, wants two images where one pixel a channel is left
-    few = 1 if isinstance(config.skeleton(outputs), VITS) else 2
+    few = fewest(config, outputs)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = model.to_empty(device="cpu").train()  # with its teacher, which moves along
         if config.method.pretrains:
