@@ -15,7 +15,7 @@ from atlib.pair import Normalisation, attach
 from atlib.plan import Plan
 from atlib.student import differences
 from atlib.transfer import AttentionTransfer
-from atlib.vit import Architecture
+from atlib.vit import VITS, Architecture
 
 
 def save_weights(path: str | Path, model: nn.Module) -> Path:
@@ -182,7 +182,7 @@ def _field(header: dict, name: str, path: str | Path):
 
 def _build(header: dict, name: str, path: str | Path) -> VisionTransformer:
     try:
-        return Architecture(**_field(header, name, path)).build()
+        return Architecture(**_field(header, name, path)).build_classifier()
     except (TypeError, ValueError) as error:
         raise OSError(
             f"{path} names an architecture that cannot be built ({error}); it was left as it is"
@@ -197,7 +197,7 @@ def _load_state(vit: nn.Module, tensors: dict[str, Tensor], path: str | Path) ->
 
 
 def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:
-    built = architecture.build()
+    built = architecture.build_classifier()
     twin, mine = built.state_dict(), vit.state_dict()
     differ = sorted(
         name
@@ -208,6 +208,8 @@ def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> N
         more = f" and {len(differ) - 5} more" if len(differ) > 5 else ""
         wrong = f"they differ in {', '.join(differ[:5])}{more}"
         raise ValueError(f"{architecture} does not build this ViT: {wrong}")
+    if not isinstance(built, VITS):
+        return
     # What weights do not show: the same shapes with other heads or another activation are another function.
     heads = [[block.attn.num_heads for block in one.blocks] for one in (built, vit)]
     components = differences(built, vit)

@@ -29,6 +29,10 @@ PRESETS: dict[str, dict] = {
 }
 
 
+# The classes whose attention can be walked.
+VITS = (VisionTransformer, Eva, Beit, VisionTransformerRelPos, NaFlexVit)
+
+
 class WeightsUnavailable(RuntimeError):
     """Pre-trained weights were asked for and could not be obtained; the message says where to place them."""
 
@@ -54,7 +58,36 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     if isinstance(name_or_config, Mapping):
         return _build(name_or_config, overrides, "this configuration")
 
-    name = name_or_config
+    vit = _of_name(name_or_config, overrides)
+    if not isinstance(vit, VITS):
+        raise ValueError(
+            f"{name_or_config!r} is a {type(vit).__name__}, no ViT of the known classes: its attention cannot"
+            f" be walked. timm.create_model({name_or_config!r}) builds it; timm.list_models('vit_*') lists"
+            " ViTs."
+        )
+    return vit
+
+
+def create_classifier(name_or_config: str | Mapping, **overrides) -> torch.nn.Module:
+    """What `create_vit` builds, or any other classifier of timm's by name, such as a ResNet: to be trained as
+    it is, since attention cannot be handed over to it.
+
+    `overrides` as there; `img_size` is left out for a network that takes images of any size. Raises as
+    `create_vit` does, but for the class.
+    """
+    if not isinstance(name_or_config, str) or name_or_config in PRESETS:
+        return create_vit(name_or_config, **overrides)
+    try:
+        return _of_name(name_or_config, overrides)
+    except TypeError as error:
+        if "img_size" not in overrides or "img_size" not in str(error):
+            raise
+        return _of_name(name_or_config, {key: overrides[key] for key in overrides if key != "img_size"})
+
+
+def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
+    """A model of timm's; it says how images are normalised for it where weights are read or the name has a
+    tag."""
     if not _is_in_timm(name):
         known = [*PRESETS, *timm.list_models(), *timm.list_pretrained()]
         close = difflib.get_close_matches(name, known, n=5) or sorted(PRESETS)
@@ -64,16 +97,11 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
         )
     if overrides.get("pretrained"):
         check_activation(name, overrides)
-    vit = _from_timm(name, overrides)
-    if not isinstance(vit, (VisionTransformer, Eva, Beit, VisionTransformerRelPos, NaFlexVit)):
-        raise ValueError(
-            f"{name!r} is a {type(vit).__name__}, no ViT of the known classes: its attention cannot be"
-            f" walked. timm.create_model({name!r}) builds it; timm.list_models('vit_*') lists ViTs."
-        )
+    model = _from_timm(name, overrides)
     # timm gives a name without a tag the facts of its usual weights, which these are not
     if not overrides.get("pretrained") and "." not in name:
-        attach(vit, None)
-    return vit
+        attach(model, None)
+    return model
 
 
 def check_activation(name: str, overrides: Mapping = {}) -> None:
@@ -193,3 +221,7 @@ class Architecture(NamedTuple):
 
     def build(self) -> VisionTransformer:
         return create_vit(self.name, **self.overrides)
+
+    def build_classifier(self) -> torch.nn.Module:
+        """The same where no attention is handed over, so that it need not be a ViT."""
+        return create_classifier(self.name, **self.overrides)

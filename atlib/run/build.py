@@ -25,7 +25,7 @@ from atlib.methods.distillation import FeatureDistillation
 from atlib.methods.mean_maps import MeanMapCopy
 from atlib.pair import IMAGENET, Normalisation, Pair, student_of
 from atlib.plan import Plan
-from atlib.run.config import RunConfig
+from atlib.run.config import RunConfig, built_for
 from atlib.run.method import Method
 from atlib.run.parts import COCO, Classify, Contrast, Detect, Dino, Labelled, Rows, Simmim
 from atlib.run.untrained import UNTRAINED, untrained_teacher
@@ -94,8 +94,8 @@ def looks_of(config: RunConfig, scale: tuple[float, float]) -> tuple[Look, ...]:
 
 def require_size(model: nn.Module, images, name: str) -> None:
     """Raise `ValueError` for images of another size than the model takes: some are taken as they are."""
-    taken, offered = tuple(student_of(model).patch_embed.img_size), tuple(images.take([0])[0].shape[-2:])
-    if taken != offered:
+    taken = built_for(student_of(model))
+    if taken is not None and taken != (offered := tuple(images.take([0])[0].shape[-2:])):
         raise ValueError(
             f"the images of {name} come as {offered[0]} x {offered[1]} pixels, and the model takes {taken[0]}"
             f" x {taken[1]}: take a model for their size (model.img_size={offered[0]}), or other data"
@@ -162,7 +162,10 @@ def image_size(config: RunConfig) -> int:
     """Pixels a side of the images that a run's model takes."""
     if config.augmentation is not None:
         return config.augmentation.image_size
-    return config.skeleton(2).patch_embed.img_size[0]
+    taken = built_for(config.skeleton(2))
+    if taken is None:  # any size: as they come
+        return maker(config.data)(split=config.reading.training_split, size=1, seed=0).pixels.shape[-1]
+    return taken[0]
 
 
 def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
@@ -273,7 +276,7 @@ def build(
     architecture = config.architecture(outputs)
     # What is pre-trained with a seed and what learns from it are independent.
     torch.manual_seed(seed_for(config.seed, "teacher" if config.method.pretrains else "student"))
-    model: nn.Module = architecture.build()
+    model: nn.Module = architecture.build_classifier()
     if config.student_weights is not None:
         model = with_weights(config, model)
     match config.method:

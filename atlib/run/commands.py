@@ -27,7 +27,7 @@ from atlib.run.build import (
     training_images,
 )
 from atlib.run.classes import classes_of, labels_by_name
-from atlib.run.config import RunConfig, config_path, defaults, read_config, settings
+from atlib.run.config import RunConfig, built_for, config_path, defaults, read_config, settings
 from atlib.run.configure import (
     TASKS_OF_OUR_OWN,
     config_diff,
@@ -382,7 +382,8 @@ def _preparation(
         return augmentation, ""
     if config is not None:
         return config.augmentation, ""
-    guess = Augmentation(student_of(model).patch_embed.img_size[0])
+    size = built_for(student_of(model))
+    guess = Augmentation() if size is None else Augmentation(size[0])
     known = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
     if known is not None:
         guess = replace(guess, mean=known.mean, std=known.std)

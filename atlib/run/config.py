@@ -34,7 +34,7 @@ from atlib.run.parts import (
 )
 from atlib.run.untrained import UNTRAINED, check_untrained
 from atlib.train.recipe import Recipe
-from atlib.vit import Architecture
+from atlib.vit import VITS, Architecture
 
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
 FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt", "maps_every")
@@ -201,7 +201,9 @@ class RunConfig:
 
     def _check_model(self) -> None:
         model = self.skeleton(self.model.overrides.get("num_classes", 2))
-        if len(model.blocks) == 0:
+        if not isinstance(model, VITS):
+            self._check_no_vit(type(model).__name__)
+        elif len(model.blocks) == 0:
             raise ValueError(f"the model {self.model.name!r} has no blocks: set model.depth to at least 1")
         if self.method.pretrains:
             self._check_pretext(model)
@@ -209,11 +211,25 @@ class RunConfig:
             self.plan.layers_of(len(model.blocks))
         if self.feature_layers is not None:
             Plan(layers=self.feature_layers).layers_of(len(model.blocks))
-        size = tuple(model.patch_embed.img_size)
-        if self.augmentation is not None and size != (self.augmentation.image_size,) * 2:
+        size = built_for(model)
+        if None not in (size, self.augmentation) and size != (self.augmentation.image_size,) * 2:
             raise ValueError(
                 f"the model {self.model.name!r} takes images of {size} pixels, the augmentation makes them of"
                 f" {self.augmentation.image_size}: change model.img_size or augmentation.image_size"
+            )
+
+    def _check_no_vit(self, kind: str) -> None:
+        if self.method is not Method.SCRATCH or not isinstance(self.task, Classify):
+            raise ValueError(
+                f"the model {self.model.name!r} is a {kind}, no ViT of the known classes: its attention"
+                " cannot be walked. It can learn from scratch to classify images, and this run is"
+                f" {self.method} ({self.task.says}): take a recipe of scratch, or one of"
+                " timm.list_models('vit_*')"
+            )
+        if self.task.maps_every:
+            raise ValueError(
+                f"maps_every={self.task.maps_every} draws where a ViT looks, and {self.model.name!r} is a"
+                f" {kind}: set it to 0"
             )
 
     def _check_pretext(self, model: torch.nn.Module) -> None:
@@ -280,7 +296,7 @@ class RunConfig:
         """The model without weights, on the meta device. Raises `ValueError` where it cannot be built."""
         try:
             with torch.device("meta"):
-                return self.architecture(num_classes).build()
+                return self.architecture(num_classes).build_classifier()
         except Exception as error:  # whatever timm meets first
             raise ValueError(
                 f"the model {self.model.name!r} cannot be built with {dict(self.model.overrides)}: {error}"
@@ -300,6 +316,13 @@ class RunConfig:
     def require_use(self, names: Iterable[str]) -> None:
         """Raise `ValueError` for a setting that this run has no use for: it was meant for something."""
         require_use(names, self.method, self.data)
+
+
+def built_for(model: torch.nn.Module) -> tuple[int, int] | None:
+    """Height and width of the images that a model was built for; None for a network that takes any."""
+    embed = getattr(model, "patch_embed", getattr(model, "stem", None))  # ResMLPs and Mixers have a stem
+    size = getattr(embed, "img_size", None)
+    return None if size is None else tuple(size)
 
 
 def settings(model: Iterable[str] = ()) -> dict[str, Any]:

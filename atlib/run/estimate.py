@@ -27,14 +27,15 @@ from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
 from atlib.methods.distillation import FeatureDistillation
 from atlib.methods.mean_maps import StoredMaps
 from atlib.pair import IMAGENET
-from atlib.run.build import SMALL_SCALE, looks_of, loss_of, with_detector
-from atlib.run.config import RunConfig
+from atlib.run.build import SMALL_SCALE, image_size, looks_of, loss_of, with_detector
+from atlib.run.config import RunConfig, built_for
 from atlib.run.method import Method
 from atlib.run.parts import Contrast, Detect
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer, schedule
 from atlib.train.recipe import PLAIN, Recipe, try_optimizer
 from atlib.transfer import AttentionTransfer
+from atlib.vit import VITS
 
 # --- Time a few training steps on random numbers, and say from them how long a step of any size takes ---
 
@@ -160,7 +161,7 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
     """Seconds of one step of `batch` images: the median of a few, the first left out."""
     accumulate = config.recipe.accumulate if batch == config.recipe.batch_size else 1
     recipe = replace(config.recipe, steps=STEPS, batch_size=batch, accumulate=accumulate, repeats=1)
-    size = config.skeleton(outputs).patch_embed.img_size
+    size = _size(config, outputs)
     views = (len(looks_of(config, SMALL_SCALE)),) if isinstance(config.task, Contrast) else ()
     images = RandomImages((*views, 3, *size), lambda count: made_up(config, outputs, count), batch, STEPS)
     train(model, images, recipe, loss=loss_of(config), progress=None)
@@ -264,7 +265,7 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
 
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
     """The model to train with first weights throughout, its teacher's too."""
-    student = config.architecture(outputs).build()
+    student = config.architecture(outputs).build_classifier()
     if config.method.pretrains:
         return config.pretext(student)
     match config.method:
@@ -316,7 +317,7 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
     counted: other kinds of ViT, pre-training without labels, mean maps, transfers of queries, keys or
     values."""
-    uncounted = config.method.pretrains or config.method is Method.MEAN_MAPS
+    uncounted = config.method.pretrains or config.method is Method.MEAN_MAPS or not isinstance(skeleton, VITS)
     if uncounted or config.plan is not None and config.plan.what != "map":
         return None
     try:
@@ -329,6 +330,11 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
         return fine_tuning(shape)
     flops_of_transfer = copy if config.method is Method.COPY else distill
     return flops_of_transfer(shape, len(config.plan.layers_of(shape.depth)))
+
+
+def _size(config: RunConfig, outputs: int) -> tuple[int, int]:
+    """Height and width of a run's images."""
+    return built_for(config.skeleton(outputs)) or (image_size(config),) * 2
 
 
 def flops_of_detector(config: RunConfig, outputs: int) -> int:
@@ -355,19 +361,21 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     pre-training without labels, where it is not counted. Of a detector, whose shapes hang on what it finds,
     it is measured on an image with made-up objects.
     """
-    size = config.skeleton(outputs).patch_embed.img_size
+    size = _size(config, outputs)
     if isinstance(config.task, Detect):
         return _with_average(config, _memory_of_detector(config, outputs, size))
     with torch.device("meta"):
         model = assembled(config, outputs)
+    # batch norm, which other networks than ViTs have, wants two images where one pixel a channel is left
+    few = 1 if isinstance(config.skeleton(outputs), VITS) else 2
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = model.to_empty(device="cpu").train()  # with its teacher, which moves along
         if config.method.pretrains:
             weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
             one = two = Memory(weights, weights, 2 * weights, 0, 0)
         else:
-            one, two = (step_memory(model, torch.empty(images, 3, *size)) for images in (1, 2))
-    saved = one.saved + (part_of(config) - 1) * (two.saved - one.saved)
+            one, two = (step_memory(model, torch.empty(images, 3, *size)) for images in (few, few + 1))
+    saved = one.saved + (part_of(config) - few) * (two.saved - one.saved)
     return _with_average(config, one._replace(saved=saved))
 
 

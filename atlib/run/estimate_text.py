@@ -6,6 +6,7 @@ from atlib.analysis.accounting import transferred_numbers
 from atlib.run.estimate import Estimate, part_of
 from atlib.run.parts import Detect
 from atlib.run.untrained import UNTRAINED
+from atlib.vit import VITS
 
 PAPER_GPU_HOURS, PAPER_EPOCHS = 2735, 100  # of ViT-L on ImageNet-1k: quoted from arXiv 2411.09702
 GIB = 2**30
@@ -45,6 +46,9 @@ def _run(estimate: Estimate) -> list[str]:
 
 def _model(estimate: Estimate) -> list[str]:
     vit, config = estimate.skeleton, estimate.config
+    if not isinstance(vit, VITS):
+        weights = sum(weight.numel() for weight in vit.parameters())
+        return [f"{config.model.name}: {weights:,} parameters, a {type(vit).__name__}, which has no maps"]
     attention, patches, prefix = vit.blocks[0].attn, vit.patch_embed.num_patches, vit.num_prefix_tokens
     weights, grid = sum(weight.numel() for weight in vit.parameters()), vit.patch_embed.grid_size
     tokens = f"{patches + prefix} tokens ({grid[0]} x {grid[1]} patches and {prefix} more)"

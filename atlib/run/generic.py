@@ -18,7 +18,7 @@ from atlib.data.sampler import steps_per_epoch
 from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation
 from atlib.plan import Plan
-from atlib.run.config import settings
+from atlib.run.config import built_for, settings
 from atlib.run.method import Method
 from atlib.run.overrides import read
 from atlib.run.parts import COCO
@@ -26,7 +26,7 @@ from atlib.run.published import ERASED, SCRATCH, TUNED
 from atlib.run.untrained import NOTHING_TO_TUNE, UNTRAINED
 from atlib.teachers.load import is_file, load_teacher
 from atlib.train.recipe import Recipe
-from atlib.vit import Architecture, create_vit
+from atlib.vit import VITS, Architecture, create_classifier, create_vit
 
 NAMES = (Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL)
 # What the rules start from, and their sources.
@@ -34,6 +34,7 @@ WIDTH, BATCH, RATE = 768, 1024, 1e-3  # DeiT's ViT-B (arXiv 2012.12877, table 9)
 PASSES = {Method.SCRATCH: 200, Method.DISTILL: 200, Method.COPY: 100, Method.FINE_TUNE: 50}
 SEEN = 500 * 512  # images, at least: the shortest schedule of the BiT-HyperRule (arXiv 1912.11370)
 SMALL = 64  # pixels a side, up to which images are treated as CIFAR's
+ANY, PATCH = (224, 224), 16  # of other networks: the size where they take any, and the steps of smaller ones
 GRID = 14  # patches a side of a ViT with patches of 16 pixels at 224
 LOOKED_AT = 20  # images whose size is looked at
 
@@ -71,8 +72,8 @@ class Model(NamedTuple):
     """What a student is built like."""
 
     architecture: Architecture
-    #: on the meta device, or with weights that are not looked at
-    vit: VisionTransformer | Eva
+    #: on the meta device, or with weights that are not looked at; to be trained from scratch, any classifier
+    vit: VisionTransformer | Eva | torch.nn.Module
     #: how its images, or its teacher's, are normalised, where that is known
     normalisation: Normalisation | None
     #: in a rule: "the teacher's", or "the model's" where --model names it
@@ -106,8 +107,13 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         epochs = told["steps"] / steps_per_epoch(material.images, batch)
     epochs = told.get("epochs", epochs)
     every = max(1, round(epochs / 10))
-    rules["evaluate_every"] = rules["maps_every"] = f"{every} passes: some ten times in a run"
-    depth, width = len(model.vit.blocks), model.vit.embed_dim
+    rules["evaluate_every"] = f"{every} passes: some ten times in a run"
+    is_vit = isinstance(model.vit, VITS)
+    if is_vit:
+        rules["maps_every"] = rules["evaluate_every"]
+        depth, width = len(model.vit.blocks), model.vit.embed_dim
+    else:  # the rules are ViTs': no branches are dropped, and the rate is DeiT-B's
+        depth, width = 0, None
     tuned = method in (Method.COPY, Method.FINE_TUNE)
     recipe = Recipe(
         **_without((TUNED if tuned else SCRATCH), "warmup_epochs", "base_lr", "clip"),
@@ -137,7 +143,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         "drop_path": 0.0 if method is Method.COPY else _drop_path(depth, rules),
         "augmentation": augmentation,
         "evaluate_every": every,
-        "maps_every": every,
+        "maps_every": every if is_vit else 0,
     }
     return Derived(values, rules)
 
@@ -196,7 +202,8 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
     whose = "the model's" if "model" in told else "the teacher's"
     plain = _without(built.overrides, "num_classes", "img_size")
     with torch.device("meta"):
-        vit = create_vit(built.name, **{**built.overrides, "num_classes": 0, **own})
+        create = create_classifier if name == Method.SCRATCH else create_vit
+        vit = create(built.name, **{**built.overrides, "num_classes": 0, **own})
     return Model(Architecture(built.name, plain), vit, normalisation, whose)
 
 
@@ -204,9 +211,11 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
 
 
 def _image_size(model: Model, material: Material, rules: dict[str, str]) -> int:
-    own, patch = model.vit.patch_embed.img_size[0], model.vit.patch_embed.patch_size[0]
     if material.fixed:
         return material.side
+    own, patch = (built_for(model.vit) or ANY)[0], PATCH
+    if isinstance(model.vit, VITS):
+        own, patch = model.vit.patch_embed.img_size[0], model.vit.patch_embed.patch_size[0]
     if material.side is None:
         size, why = own, model.whose
     else:
@@ -241,12 +250,14 @@ def _warmup(method: Method, rules: dict[str, str]) -> float:
     return share
 
 
-def _rate(width: int, batch: int, rules: dict[str, str]) -> float:
-    rate = RATE * math.sqrt(batch / BATCH) * WIDTH / width
+def _rate(width: int | None, batch: int, rules: dict[str, str]) -> float:
+    rate = RATE * math.sqrt(batch / BATCH) * WIDTH / (width or WIDTH)
+    for_width = "with no rule for a network that is no ViT"
+    if width is not None:
+        for_width = f"and to 1 / width, here {width} (2203.03466)"
     rules["lr"] = (
         f"{rate:.3g}: {RATE} at width {WIDTH} and {BATCH:,} images a step (DeiT, 2012.12877), in proportion"
-        " to the square root of the batch, as is right for Adam (2205.10287), and to 1 / width, here"
-        f" {width} (2203.03466)"
+        f" to the square root of the batch, as is right for Adam (2205.10287), {for_width}"
     )
     return rate
 

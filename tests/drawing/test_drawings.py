@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from atbook.drawing import drawings, family, seen
-from atbook.drawing import translation as sentence
 from atbook.drawing.attention import KEYS, QUERIES, VALUES
 from atbook.drawing.family import CARDS, card
 from atbook.drawing.guide import QUESTIONS
 from atbook.drawing.method import VARIANTS, method
+from atbook.drawing.translation import reads
 from atbook.drawing.twin import CONTROLS
 from tools.drawings import FOLDER
 
@@ -144,4 +144,4 @@ def test_what_is_copied_without_a_diagonal_or_on_visible_patches_is_a_map():
 def test_the_translation_reads_the_phrases_as_the_language_does():
     words = re.findall(r">([^<>]+)</text>", DRAWN["card-encoder-and-decoder.svg"])
     assert "".join(word for word in words if word in "ABCDEF") == "CBAFDE" * 2
-    assert sentence.reads().argmax(-1).tolist() == [3, 2, 1, 7, 5, 6, 8]
+    assert reads().argmax(-1).tolist() == [3, 2, 1, 7, 5, 6, 8]

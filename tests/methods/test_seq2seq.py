@@ -54,7 +54,7 @@ OF_LAYERS = {
 
 
 def load(ours, theirs):
-    """Give torch's layers our weights, or (`grads`) compare."""
+    """Give a layer of torch's the weights of ours."""
     for name, part in theirs.named_children():
         if not isinstance(part, nn.Dropout):
             mine = ours.get_submodule(OF_LAYERS[name])

@@ -1,0 +1,87 @@
+"""A classifier that is no ViT: trained from scratch, kept and evaluated by the command line; refused by what
+hands attention over."""
+
+import pytest
+import timm
+import torch
+
+from atlib import __main__ as command
+from atlib.checkpoint import load_vit
+from atlib.run.configure import configure
+from atlib.run.estimate import estimate
+from atlib.run.estimate_text import _model
+from atlib.vit import Architecture, create_classifier, create_vit
+from tests.helpers import ROOT, same
+
+WORLD = "atbook.worlds:marked_glyphs"
+TEACHER = str(ROOT / "results" / "transfer" / "find" / "teacher-seed0.safetensors")
+SHORT = "--steps 2 --batch_size 8 --data_size 32".split()
+
+
+def test_a_resnet_is_timms_own_model():
+    torch.manual_seed(3)
+    expected = timm.create_model("resnet18", num_classes=5)
+    torch.manual_seed(3)
+    found = create_classifier("resnet18", num_classes=5, img_size=32)
+    assert same(found.state_dict(), expected.state_dict())
+    fixed = create_classifier("swin_tiny_patch4_window7_224", img_size=64, window_size=2, depths=(1, 1, 1, 1))
+    assert fixed.patch_embed.img_size == (64, 64), "what has a size gets it"
+    with pytest.raises(TypeError, match="'dept'"):
+        create_classifier("resnet18", dept=3)
+    with pytest.raises(ValueError, match="'resnet18' .*ResNet"):
+        create_vit("resnet18")
+    with pytest.raises(ValueError, match="'resnet18' .*ResNet"):
+        Architecture("resnet18").build()
+
+
+@pytest.mark.parametrize(
+    "recipe, name, options",
+    [
+        ("scratch", "resnet18", ""),
+        ("find-scratch", "resnet18", ""),
+        ("find-scratch", "mixer_s16_224", "--model.img_size 32 --model.num_blocks 1"),
+    ],
+)
+def test_it_is_trained_and_kept(recipe, name, options, tmp_path, capsys):
+    out = tmp_path / "run"
+    asked = ["train", "--recipe", recipe, "--model", name, "--data", WORLD, "--out", str(out), *SHORT]
+    assert command.main([*asked, *options.split()]) == 0
+    kept = load_vit(out / "student.safetensors")
+    assert type(kept) is type(timm.create_model(name)) and kept.num_classes == 8
+    capsys.readouterr()
+    assert command.main(["evaluate", str(out)]) == 0
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_a_dry_run_counts_what_it_can():
+    config = configure("find-scratch", WORLD, changes={"model": "resnet18", "batch_size": "8", "steps": "2"})
+    expected = estimate(config, 32, 8, limit=1.0)
+    assert expected.flops is None and expected.seconds > 0
+    (line,) = _model(expected)
+    weights = sum(weight.numel() for weight in timm.create_model("resnet18", num_classes=8).parameters())
+    assert line == f"resnet18: {weights:,} parameters, a ResNet, which has no maps"
+
+
+@pytest.mark.parametrize("recipe", ["find-copy", "find-distill", "copy", "distill"])
+def test_it_learns_no_maps(recipe, tmp_path, capsys):
+    asked = [
+        "train",
+        "--recipe",
+        recipe,
+        "--model",
+        "resnet18",
+        "--data",
+        WORLD,
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    asked += ["--teacher", "vit_tiny_patch16_224.augreg_in21k", *SHORT]
+    assert command.main(asked) != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "'resnet18' is a ResNet, no ViT of the known classes" in said and "Traceback" not in said
+    assert "vit_*" in said, "the way out"
+
+
+def test_it_has_no_maps_to_draw():
+    with pytest.raises(ValueError, match="maps_every=1 draws where a ViT looks, and 'resnet18' is a ResNet"):
+        configure("find-scratch", WORLD, changes={"model": "resnet18", "maps_every": "1"})
