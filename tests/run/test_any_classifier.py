@@ -39,7 +39,7 @@ def test_a_resnet_is_timms_own_model():
     [
         ("scratch", "resnet18", ""),
         ("find-scratch", "resnet18", ""),
-        ("find-scratch", "mixer_s16_224", "--model.img_size 32 --model.num_blocks 1"),
+        ("find-scratch", "mixer_s16_224", "--model.img_size 32"),
     ],
 )
 def test_it_is_trained_and_kept(recipe, name, options, tmp_path, capsys):
