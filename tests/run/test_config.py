@@ -213,7 +213,7 @@ def test_what_is_wrong_is_named_before_data_or_weights_are_touched(given, named,
 @pytest.mark.parametrize(
     "given, belongs_to",
     [
-        (asked("find-distill", "mask_ratio=0.5", teacher=__file__), "masked auto-encoding"),
+        (asked("find-distill", "mask_ratio=0.5", teacher=__file__), "hide patches"),
         (asked("find-scratch", "decoder_heads=2"), "masked auto-encoding"),
         (asked("find-scratch", "streaming=true"), "data that are read"),
         (asked("find-scratch", "data_path=/somewhere"), "data that are read"),
