@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from recording import leave
+from recording import leave, require_positive
 from timing import interleave
 
 from atbook.worlds import marked_glyphs
@@ -52,9 +52,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
     options = parser.parse_args(arguments)
-    for name in ("count", "batch", "step_batch", "repetitions", "threads"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
+    require_positive(parser, options, "count", "batch", "step_batch", "repetitions", "threads")
     return options
 
 

@@ -1,5 +1,6 @@
-"""Leave the record of a benchmark."""
+"""What all benchmarks with a record do: check their options, leave the record."""
 
+import argparse
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,3 +28,10 @@ def leave(
     record = Record("benchmarks", name, 0, config, results, rounds, seconds, memory, about(device))
     out = out or records_file("benchmarks", None, results_folder(Path(__file__).parent))
     print(f"\nwrote {add_record(out, record)}")
+
+
+def require_positive(parser: argparse.ArgumentParser, options: argparse.Namespace, *names: str) -> None:
+    """End with a message if an option of these names is below 1."""
+    for name in names:
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 from flops import counter
-from recording import leave
+from recording import leave, require_positive
 from timing import interleave, ratio, spread
 from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
@@ -167,9 +167,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
     options = parser.parse_args(arguments)
-    for name in ("batch", "passes", "repetitions"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
+    require_positive(parser, options, "batch", "passes", "repetitions")
     return options
 
 

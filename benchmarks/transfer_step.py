@@ -23,7 +23,7 @@ import torch
 from flops import counter, shape_of
 from memory import peak_allocated
 from methods import Step, known_methods, loss_of, make_step, optimise
-from recording import leave
+from recording import leave, require_positive
 from timing import interleave, ratio, spread
 
 IMAGE_SIZE = {197: 224, 785: 448}  # 14 x 14 or 28 x 28 patches, and the class token
@@ -95,9 +95,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="file that the record is added to (default: results/benchmarks.jsonl)"
     )
     options = parser.parse_args(arguments)
-    for name in ("batch", "repetitions", "threads"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
+    require_positive(parser, options, "batch", "repetitions", "threads")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error(
             "--device cuda: torch sees no CUDA device here; leave --device out to measure on the CPU"
