@@ -9,7 +9,9 @@ from timm.models.cait import Cait
 
 from atbook.lab.papers import quoted
 from atbook.lab.scales import scales
+from atbook.lab.verdicts import accuracies
 from atbook.records import results_folder
+from atbook.worlds.phrases import generate_phrases
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.analysis.retrieval import mean_average_precision
 from atlib.checkpoint import load_vit
@@ -19,6 +21,7 @@ from atlib.methods.depth import branch_ratios, layer_scale, one_scalar
 from atlib.methods.locality import LocalityAttention
 from atlib.methods.patch_conv import AttentionPool
 from atlib.methods.resmlp import resmlp
+from atlib.methods.seq2seq import Attention as SequenceAttention
 from atlib.train.grafit import knn_loss
 from tests.book.test_taught import NOTEBOOKS, small_vit, taught
 from tests.helpers import SMALL_VIT, random_maps, randomise
@@ -26,6 +29,7 @@ from tests.helpers import SMALL_VIT, random_maps, randomise
 MAE, DEIT, CAIT = "card-distilled-mae", "card-distillation-token", "card-class-attention"
 DEPTH, LOCALITY, RESMLP = "card-layerscale-and-depth", "card-shifted-patches-and-locality", "card-resmlp"
 POOL, ATTNDISTILL, GRAFIT = "card-patch-conv-net", "card-attndistill", "card-grafit"
+TRANSLATION = "card-encoder-and-decoder"
 
 # --- F1 Distilled MAE and row means ---
 
@@ -279,3 +283,23 @@ def test_a_ranking_by_the_coarse_class_alone_scores_about_half():
     asked, known = (torch.randint(8, (2000,), generator=generator) for _ in range(2))
     scores = torch.rand(2000, 2000, generator=generator) + 2 * (asked[:, None] // 2 == known // 2)
     assert mean_average_precision(scores, asked[:, None] == known) == pytest.approx(0.5, abs=0.02)
+
+
+# --- F12 Encoder and decoder ---
+
+
+def test_cross_attention_is_the_decoders():
+    torch.manual_seed(5)
+    attn = SequenceAttention(12, heads=3).double()
+    x, memory = torch.randn(2, 4, 12).double(), torch.randn(2, 7, 12).double()
+    gathered, p = taught(TRANSLATION).cross_attention(attn, x, memory)
+    expected, seen = attn(x, memory, torch.zeros(2, 1, 4, 7).double())
+    assert torch.allclose(gathered, expected, atol=1e-10) and p.shape == (2, 3, 4, 7)
+    assert torch.allclose(p, seen.map, atol=1e-10)
+
+
+def test_another_order_is_right_about_as_often_as_it_is_the_same():
+    one, other = (generate_phrases("test", 1000, other_order=other) for other in (False, True))
+    same = (one.about == other.about).all(1).mean()
+    right = accuracies("translation", "phrases")["oracle of another order copied"].mean
+    assert same == pytest.approx(right, abs=0.005)

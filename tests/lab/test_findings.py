@@ -196,8 +196,8 @@ OF_CARDS = {
     ("distilled-maps-harm-bits", "find"): NOT_RECORDED,
     ("maps-tell-finer-classes", "find"): HOLDS,
     ("own-maps-tell-finer-classes", "find"): HOLDS,
-    ("oracle-cross-map-beats-scratch", "phrases"): NOT_RECORDED,
-    ("cross-maps-beat-self-maps", "phrases"): NOT_RECORDED,
+    ("oracle-cross-map-beats-scratch", "phrases"): HOLDS,
+    ("cross-maps-beat-self-maps", "phrases"): HOLDS,
 }
 
 
