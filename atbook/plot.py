@@ -9,6 +9,7 @@ from typing import Protocol
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -42,13 +43,11 @@ COLOURS = {
 def maps(map: Tensor, title: str = "", names: Sequence[str] = ()) -> Figure:
     """Attention maps (H, N, N), one panel per head: queries down, keys across, one colour scale for all."""
     shown = map.detach().float().cpu().numpy()
-    figure, axes = plt.subplots(
-        1, len(shown), figsize=(2.3 * len(shown), 2.6), squeeze=False, layout="constrained"
-    )
-    for index, (axis, p) in enumerate(zip(axes.flat, shown)):
+    figure, axes = _panels(len(shown), side=2.3)
+    for index, (axis, p) in enumerate(zip(axes, shown)):
         picture = axis.imshow(p, vmin=0, vmax=shown.max(), cmap="viridis")
         axis.set(title=names[index] if index < len(names) else f"head {index}", xlabel="key")
-    axes[0, 0].set_ylabel("query")
+    axes[0].set_ylabel("query")
     figure.colorbar(picture, ax=axes, shrink=0.8)
     figure.suptitle(title)
     return _done(figure)
@@ -62,9 +61,7 @@ def class_token_attention(
     (the class token itself) is written above each panel."""
     rows = map.detach().float().cpu()[:, 0]  # (H, N): the class token is query 0
     shares = rows[:, prefix_tokens:].reshape(len(rows), *grid).numpy()
-    figure, axes = plt.subplots(
-        1, 1 + len(rows), figsize=(1.9 * (1 + len(rows)) + 0.5, 2.3), layout="constrained"
-    )
+    figure, axes = _panels(1 + len(rows), side=1.9)
     axes[0].imshow(np.asarray(image).transpose(1, 2, 0))
     axes[0].set_title("image", fontsize=9)
     for head, (axis, share) in enumerate(zip(axes[1:], shares)):
@@ -118,22 +115,38 @@ class Estimated(Protocol):
     def of_seeds(self) -> tuple[float, ...]: ...
 
 
+class ShareOf(Protocol):
+    """A share with its interval, whose ends may be infinite."""
+
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+
 def estimates(
-    worlds: Mapping[str, Mapping[str, Estimated]], methods: Mapping[str, str], chance: float
+    worlds: Mapping[str, Mapping[str, Estimated]],
+    methods: Mapping[str, str],
+    chance: float | Mapping[str, float],
 ) -> Figure:
     """Accuracies with their intervals and, as small dots, those of the single seeds: a row for each method, a
     panel for each world.
 
     worlds: {title of a panel: {method: what `atbook.lab.verdicts.accuracies` says of it}}, as shares; a
     method that a world does not have gets an empty row. methods: {method: its name in the figure}. chance:
-    the accuracy of guessing, a dotted line.
+    the accuracy of guessing, a dotted line; {title: chance} where worlds differ in it.
     """
     size = (4.6 + 2.4 * len(worlds), 0.42 * len(methods) + 1.1)
     figure, axes = plt.subplots(
         1, len(worlds), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
     for axis, (title, by_method) in zip(axes[0], worlds.items()):
-        axis.axvline(100 * chance, linestyle=":", color="#888888")
+        guessing = chance[title] if isinstance(chance, Mapping) else chance
+        axis.axvline(100 * guessing, linestyle=":", color="#888888")
         for row, method in enumerate(methods):
             if method in by_method:
                 accuracy = by_method[method]
@@ -154,6 +167,39 @@ def estimates(
     axes[0, 0].set(yticks=range(len(methods)), yticklabels=list(methods.values()))
     axes[0, 0].set_ylim(len(methods) - 0.5, -0.7)
     return _done(figure)
+
+
+def kept_shares(shares: Mapping[str, ShareOf]) -> Figure:
+    """What share of Copy's gain students keep, with its interval: a row for each place, in per cent; 0 is
+    scratch, 100 is Copy, and intervals are cut where the figure ends, at -30 and 130.
+
+    shares: {name of the place: what `atbook.lab.shown.kept_share` says of it}.
+    """
+    figure, axis = plt.subplots(figsize=(7, 0.36 * len(shares) + 1.1), layout="constrained")
+    for row, share in enumerate(shares.values()):
+        ends = [100 * share.low, 100 * share.high]
+        axis.plot(ends, [row, row], color=COLOURS["copy"], linewidth=5, alpha=0.35, solid_capstyle="butt")
+        axis.plot(100 * share.value, row, "o", color=COLOURS["copy"])
+    for end, name in ((0, "scratch"), (50, "half"), (100, "Copy")):
+        axis.axvline(end, linestyle=":", color="#888888")
+        axis.annotate(
+            name, (end, 1.02), xycoords=("data", "axes fraction"), ha="center", fontsize=9, color="#888888"
+        )
+    axis.set(yticks=range(len(shares)), yticklabels=shares, ylim=(len(shares) - 0.5, -0.5))
+    axis.set(xlabel="share of Copy's gain (%)", xlim=(-30, 130))
+    return _done(figure)
+
+
+def _panels(number: int, side: float) -> tuple[Figure, list[Axes]]:
+    """A figure with a number of square panels, whose side is in inches: three in a row, which a phone can
+    still show, and of four two."""
+    columns = 2 if number == 4 else min(number, 3)
+    rows = -(-number // columns)
+    size = (side * columns + 0.7, (side + 0.3) * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[number:]:
+        axis.remove()
+    return figure, list(axes.flat[:number])
 
 
 def _done(figure: Figure) -> Figure:

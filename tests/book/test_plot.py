@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from atbook import plot
-from atbook.lab.verdicts import Estimate
+from atbook.lab.verdicts import Estimate, Share
 
 MAP = torch.rand(3, 17, 17, generator=torch.Generator().manual_seed(0)).softmax(-1)
 
@@ -132,4 +132,17 @@ def test_estimates_are_drawn_where_they_are():
     assert np.allclose(bar.get_xdata(), [85, 95]) and np.allclose(bar.get_ydata(), [1, 1])
     assert np.allclose(dot.get_xdata(), [90]) and np.allclose(dot.get_ydata(), [1])
     assert np.allclose(seeds.get_xdata(), [88, 92]) and 1 < seeds.get_ydata()[0] < 1.5
+    apart = plot.estimates(worlds, {"copy": "the maps"}, chance={"Find": 0.1, "Match": 0.5})
+    assert [axis.lines[0].get_xdata()[0] for axis in apart.axes] == [10, 50]
     assert len(match.lines) == 7 and {text.get_text() for text in match.texts} == {"10.0", "80.0"}
+
+
+def test_shares_are_drawn_in_per_cent_where_they_are():
+    shares = {"here": Share(0.8, 0.6, 1.1), "there": Share(0.1, float("-inf"), float("inf"))}
+    (axis,) = plot.kept_shares(shares).axes
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["here", "there"]
+    bar, dot, *_ = axis.lines
+    assert np.allclose(bar.get_xdata(), [60, 110]) and np.allclose(dot.get_xdata(), [80])
+    assert np.allclose(axis.lines[3].get_xdata(), [10]) and np.allclose(axis.lines[3].get_ydata(), [1])
+    assert [line.get_xdata()[0] for line in axis.lines[4:]] == [0, 50, 100]
+    assert axis.get_xlim() == (-30, 130) and axis.get_ylim() == (1.5, -0.5), "read from above"
