@@ -104,7 +104,7 @@ EXERCISES = (
         right=aligned_map,
         cases={
             "every word once": lambda: ([(0, 1), (1, 2), (2, 0)], 3, 3),
-            "two words of one source word, one pair twice": lambda: (
+            "one pair twice and one word alone": lambda: (
                 [(0, 2), (3, 0), (1, 0), (3, 0), (2, 1), (0, 1)],
                 5,
                 4,
