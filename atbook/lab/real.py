@@ -294,6 +294,8 @@ def _untrained_copy(sources: Sources) -> nn.Module:
 _TAUGHT = tuple(STUDENTS)[1:]
 # Weights that have learned much go on in small steps.
 _FINE_RATES = {"lr": tuple(1e-3 / 2**halvings for halvings in range(7, -3, -1))}
+# With few labels scratch is best at a small rate; all that have as few get the same range.
+_FEW_LABELS = {"lr": (6.25e-5, 1.25e-4, *AXES["lr"])}
 
 REAL = Study(
     "real",
@@ -331,8 +333,15 @@ REAL = Study(
         _variant("fine-tune", _fine_tuned, rates=_FINE_RATES, start=2.5e-4),
         # More and fewer labels: with many as many passes, with few as many steps.
         *(
-            _student(name, "{method}, {labels} labels", {"labels": number}, labels=number, changes=changes)
-            for number, changes in ((500, {}), (8000, {"steps": 3800}))
+            _student(
+                name,
+                "{method}, {labels} labels",
+                {"labels": number},
+                labels=number,
+                changes=changes,
+                rates=rates,
+            )
+            for number, changes, rates in ((500, {}, _FEW_LABELS), (8000, {"steps": 3800}, _RATES))
             for name in STUDENTS
         ),
         # A training set that is shifted too, in the same few ways for all.

@@ -30,7 +30,7 @@ from atbook.lab.scales import (
     scales,
     twin_method,
 )
-from atbook.lab.tuning import to_try
+from atbook.lab.tuning import best_of, to_try
 from atbook.records import add_record, pack_bits, read_file, records_file
 from atbook.worlds.glyphs import TWINS, World
 from atlib._util import require_known, write_atomically
@@ -346,8 +346,8 @@ class Run(NamedTuple):
 
 
 def chosen(place: Place, method: str, study: Study = CENTRAL) -> int:
-    """The index of the recipe with the best validation accuracy among a method's choices; ties go to the
-    first.
+    """The index of the recipe with the best validation accuracy among a method's choices, as
+    `atbook.lab.tuning.best_of` says.
 
     Raises `FileNotFoundError` while one of them has no record.
     """
@@ -361,7 +361,7 @@ def chosen(place: Place, method: str, study: Study = CENTRAL) -> int:
             f"{method} is not tuned yet, {path} has no trial {missing[0]} of it: "
             f"run `python -m atbook experiment {study.name} --scale {place.scale}` first"
         )
-    return max(sorted(scores), key=scores.__getitem__)
+    return best_of(choices, scores)
 
 
 def at_an_end(study: Study, place: Place) -> list[str]:

@@ -39,16 +39,27 @@ class Range(Sequence):
 
     def open(self, scores: Mapping[int, float]) -> list[int]:
         """The recipes that are to be tried next, given the scores of those tried; none when it has ended."""
+        return self._search(scores)[0]
+
+    def best(self, scores: Mapping[int, float]) -> int:
+        """The best of those tried when the search has ended. Ties go to the first; without a step to where
+        the search ended, whose neighbours were all tried."""
+        if self.step == 0:
+            return self._search(scores)[1]
+        return max(sorted(scores), key=scores.__getitem__)
+
+    def _search(self, scores: Mapping[int, float]) -> tuple[list[int], int]:
+        """What is to be tried next, and where the search is."""
         cells = list(product(*(range(len(choices)) for choices in self.axes.values())))
         at = tuple(choices.index(self.start[name]) for name, choices in self.axes.items())
         tried = {cells[index]: score for index, score in scores.items()}
         while True:
             around = sorted(self._neighbours(at))
             if wanted := {at, *around} - tried.keys():
-                return sorted(cells.index(cell) for cell in wanted)
+                return sorted(cells.index(cell) for cell in wanted), cells.index(at)
             best = max(around, key=tried.__getitem__)
             if tried[best] <= tried[at] + self.step:
-                return []
+                return [], cells.index(at)
             at = best
 
     @cached_property
@@ -107,3 +118,11 @@ def to_try(choices: Sequence[Mapping], scores: Mapping[int, float]) -> list[int]
     if isinstance(choices, (Range, Ladder)):
         return choices.open(scores)
     return [index for index in range(len(choices)) if index not in scores]
+
+
+def best_of(choices: Sequence[Mapping], scores: Mapping[int, float]) -> int:
+    """The index of the best of a method's recipes, given the scores of those tried; ties go to the first, or
+    as `Range.best` says."""
+    if isinstance(choices, Range):
+        return choices.best(scores)
+    return max(sorted(scores), key=scores.__getitem__)

@@ -13,7 +13,7 @@ from atbook.lab.scales import scales
 from atbook.lab.studies import BLANK_STUDY, NATIVE_STUDY, PARTLY_TUNED, STUDIES
 from atbook.lab.study import CENTRAL, Place, at_an_end, chosen
 from atbook.lab.translation import TRANSLATION
-from atbook.lab.tuning import STEP, Ladder, Range, grid, to_try
+from atbook.lab.tuning import STEP, Ladder, Range, best_of, grid, to_try
 from atbook.records import add_record, read_file, read_records, results_folder
 
 RANGE = Range({"lr": (1, 2, 4, 8, 16), "weight_decay": (0.1, 0.3, 1.0)}, {"lr": 2, "weight_decay": 0.3}, {})
@@ -198,3 +198,13 @@ def test_a_chosen_end_is_named_until_the_value_beyond_it_is_tried(tmp_path):
     )
     add_record(path, beyond)
     assert "cait, copy both" not in at_an_end(study, place)
+
+
+def test_a_tie_goes_to_where_the_search_ended():
+    """The first of both is at an end of what was tried, and nothing beyond it was."""
+    rates = Range({"lr": (1, 2, 3, 4, 5)}, {"lr": 4}, {}, step=0.0)
+    scores = {2: 0.7, 3: 0.6, 4: 0.5, 1: 0.7}
+    assert to_try(rates, scores) == [] and best_of(rates, scores) == 2
+    assert best_of(grid(lr=(1, 2, 3)), {0: 0.5, 1: 0.7, 2: 0.7}) == 1
+    coarse = Range({"lr": (1, 2, 3)}, {"lr": 2}, {}, step=0.1)
+    assert best_of(coarse, {0: 0.75, 1: 0.7, 2: 0.6}) == 0, "better, if not by a step"
