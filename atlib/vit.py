@@ -49,9 +49,10 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     and loads like any other timm model. It says how images are normalised for it, in its `pretrained_cfg`
     (`atlib.pair.Normalisation.of`), where weights are read or the name has a tag.
 
-    Raises `ValueError` for an unknown name (with the close ones), a name that is not a plain ViT, and weights
-    that were trained with another activation than the model of their name has (`check_activation`), and
-    `WeightsUnavailable` when pre-trained weights cannot be downloaded.
+    Raises `ValueError` for an unknown name (with the close ones), a name that is not a plain ViT, None as an
+    argument beside a timm name (timm would leave it out), and weights that were trained with another
+    activation than the model of their name has (`check_activation`), and `WeightsUnavailable` when
+    pre-trained weights cannot be downloaded.
     """
     if isinstance(name_or_config, str) and name_or_config in PRESETS:
         return _build(PRESETS[name_or_config], overrides, name_or_config)
@@ -94,6 +95,12 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
         raise ValueError(
             f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book:"
             f" {', '.join(PRESETS)}."
+        )
+    if nothing := [key for key, value in overrides.items() if value is None]:
+        raise ValueError(
+            f"{', '.join(f'{key}=None' for key in nothing)}: timm leaves out what is None and builds {name!r}"
+            " with its own value: leave it out too, or give the value that switches it off, such as"
+            " init_values=0"
         )
     if overrides.get("pretrained"):
         check_activation(name, overrides)

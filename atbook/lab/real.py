@@ -352,7 +352,7 @@ REAL = Study(
                 name,
                 "{method}, no LayerScale",
                 options={} if name == "scratch" else {"mismatched": True},
-                student={"init_values": None},
+                student={"init_values": 0},
             )
             for name in STUDENTS
         ),

@@ -104,7 +104,12 @@ def test_students_are_the_teacher_but_narrower():
         block = student.blocks[0]
         assert (student.embed_dim, len(student.blocks), block.attn.num_heads) == (96, 12, 6)
         assert student.patch_embed.num_patches == 16 and block.ls1.gamma[0].item() == pytest.approx(1e-5)
-    assert REAL.variant("copy, no LayerScale").student == {"init_values": None}
+        for method in ("scratch", "copy", "distill"):
+            overrides = REAL.variant(f"{method}, no LayerScale").student
+            bare = Architecture(
+                scales()[name].student.name, {**scales()[name].student.overrides, **overrides}
+            )
+            assert not any("gamma" in key for key in bare.build().state_dict())
     assert [scales()[name].student.build().num_classes for name in PUBLISHED] == [10, 7]
 
 
