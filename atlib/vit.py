@@ -49,10 +49,10 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     and loads like any other timm model. It says how images are normalised for it, in its `pretrained_cfg`
     (`atlib.pair.Normalisation.of`), where weights are read or the name has a tag.
 
-    Raises `ValueError` for an unknown name (with the close ones), a name that is not a plain ViT, None as an
-    argument beside a timm name (timm would leave it out), and weights that were trained with another
-    activation than the model of their name has (`check_activation`), and `WeightsUnavailable` when
-    pre-trained weights cannot be downloaded.
+    Raises `ValueError` for an unknown name (with the close ones), a name that is not a plain ViT,
+    `init_values=None` beside a name that has a LayerScale (timm would leave it out), and weights that were
+    trained with another activation than the model of their name has (`check_activation`), and
+    `WeightsUnavailable` when pre-trained weights cannot be downloaded.
     """
     if isinstance(name_or_config, str) and name_or_config in PRESETS:
         return _build(PRESETS[name_or_config], overrides, name_or_config)
@@ -96,19 +96,22 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
             f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book:"
             f" {', '.join(PRESETS)}."
         )
-    if nothing := [key for key, value in overrides.items() if value is None]:
-        raise ValueError(
-            f"{', '.join(f'{key}=None' for key in nothing)}: timm leaves out what is None and builds {name!r}"
-            " with its own value: leave it out too, or give the value that switches it off, such as"
-            " init_values=0"
-        )
     if overrides.get("pretrained"):
         check_activation(name, overrides)
     model = _from_timm(name, overrides)
+    if "init_values" in overrides and overrides["init_values"] is None and _has_layer_scale(model):
+        raise ValueError(
+            f"init_values=None: timm leaves out what is None, and {name!r} has a LayerScale of its own; a ViT"
+            " without one is built with init_values=0"
+        )
     # timm gives a name without a tag the facts of its usual weights, which these are not
     if not overrides.get("pretrained") and "." not in name:
         attach(model, None)
     return model
+
+
+def _has_layer_scale(model: torch.nn.Module) -> bool:
+    return any(key.rpartition(".")[2].startswith("gamma") for key, _ in model.named_parameters())
 
 
 def check_activation(name: str, overrides: Mapping = {}) -> None:
