@@ -99,33 +99,31 @@ def curves(
     return _done(figure)
 
 
-class Estimated(Protocol):
+class Interval(Protocol):
+    """The ends of an interval, which may be infinite."""
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+
+class Estimated(Interval, Protocol):
     """A mean with its interval, and the values that it is the mean of, as shares."""
 
     @property
     def mean(self) -> float: ...
 
     @property
-    def low(self) -> float: ...
-
-    @property
-    def high(self) -> float: ...
-
-    @property
     def of_seeds(self) -> tuple[float, ...]: ...
 
 
-class ShareOf(Protocol):
-    """A share with its interval, whose ends may be infinite."""
+class ShareOf(Interval, Protocol):
+    """A share with its interval."""
 
     @property
     def value(self) -> float: ...
-
-    @property
-    def low(self) -> float: ...
-
-    @property
-    def high(self) -> float: ...
 
 
 def estimates(
