@@ -26,6 +26,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal
 from nbformat import NotebookNode
 
+from tools import forked
+
 # Variables of the notebooks' environment that would change their output or their speed.
 FIXED = {
     # One thread for each notebook, and threads that sleep while they wait instead of spinning.
@@ -119,7 +121,7 @@ def execute(
     failed = []
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     # Threads, because a thread here only waits for its kernel, which is a process.
-    with ThreadPool(jobs) as pool:
+    with forked.kernels(surroundings()), ThreadPool(jobs) as pool:
         results = pool.imap_unordered(lambda source: run(source, limit), todo)
         for count, (source, notebook, took, error) in enumerate(results, start=1):
             if error is not None:

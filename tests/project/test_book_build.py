@@ -11,7 +11,7 @@ from jupyter_cache import get_cache
 from nbformat.v4 import new_output
 
 from tests.helpers import ROOT
-from tools import build_book, execute
+from tools import build_book, execute, forked
 
 TOP = "---\nfile_format: mystnb\nkernelspec: {name: python3, display_name: Python 3}\n---\n"
 WAIT = "from pathlib import Path\nimport time\nwhile not Path('{}').exists():\n    time.sleep(0.05)\n"
@@ -49,6 +49,40 @@ def test_notebooks_run_side_by_side_and_a_failing_one_is_named(tmp_path, capsys)
     assert outputs(tmp_path, one) == "1\n" and not (tmp_path / "3").exists()
     with pytest.raises(KeyError):
         outputs(tmp_path, two)
+
+
+PROBE = """import os, signal, sys
+print(sys.path, os.getcwd(), signal.getsignal(signal.SIGINT), __name__)
+print(sorted((name, value) for name, value in os.environ.items() if name != "JPY_PARENT_PID"))
+!echo said by a process
+import torch, numpy
+from matplotlib import get_backend, pyplot
+print(get_backend(), torch.get_num_threads(), torch.manual_seed(1).initial_seed(), torch.rand(3))
+pyplot.plot([1, 2])
+from torch.utils.data import DataLoader
+list(DataLoader(range(4), num_workers=2))"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
+def test_a_forked_kernel_is_like_one_of_its_own_process(tmp_path):
+    """Same path, folder, environment, signals, threads, numbers; figures and what processes say arrive."""
+    source = notebook(tmp_path, "probe", PROBE, "import tools")
+    _, alone, _, missing = execute.run(source, 300)
+    with forked.kernels(execute.surroundings()):
+        _, fork, _, missing_too = execute.run(source, 300)
+    assert "No module named 'tools'" in str(missing) and "No module named 'tools'" in str(missing_too)
+    first, second = (nb.cells[0].outputs for nb in (alone, fork))
+    assert [output.output_type for output in second] == [output.output_type for output in first]
+    texts, same = (
+        "".join(output.text for output in cell if output.output_type == "stream") for cell in (first, second)
+    )
+    assert same == texts and "said by a process" in same and "inline" in same
+    pictures, same = (
+        [output.data["image/png"] for output in cell if "image/png" in output.get("data", {})]
+        for cell in (first, second)
+    )
+    assert len(same) == 1 and same == pictures
 
 
 @pytest.mark.slow
