@@ -33,6 +33,7 @@ BUILD = ROOT / "_build"
 OUTPUTS = BUILD / ".jupyter_cache"  # as in _config.yml
 KEY = BUILD / "outputs.key"
 UNFINISHED = BUILD / "unfinished"
+SLIDES = ROOT / "course" / "slides"
 
 
 def outputs_depend_on() -> str:
@@ -69,9 +70,8 @@ def run_notebooks(jobs: int) -> None:
     forget_stale_outputs(key)
     limit = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["execute"]["timeout"]
     measured = {record.method: record.seconds for record in read_records("notebooks", None)}
-    failed = execute.execute(
-        execute.with_code(pages()), OUTPUTS, limit, jobs, measured, lambda: outputs_depend_on() == key
-    )
+    sources = execute.with_code([*pages(), *sorted(SLIDES.glob("*.md"))])
+    failed = execute.execute(sources, OUTPUTS, limit, jobs, measured, lambda: outputs_depend_on() == key)
     if failed:
         names = ", ".join(sorted(source.name for source in failed))
         sys.exit(f"The book did not build: {names} failed, see above. The others need not run again.")
@@ -99,9 +99,10 @@ def build_pages(html: Path, jobs: int) -> bool:
 def build_slides(html: Path) -> bool:
     """Make the course's slides, to which the teaching page links, in a folder; returns whether that
     passed."""
-    source, doctrees = ROOT / "course" / "slides", html.parent / ".slides-doctrees"
-    options = ["-q", "-b", "revealjs", "-W", "--keep-going", "-d", str(doctrees)]
-    command = [sys.executable, "-m", "sphinx", *options, str(source), str(html)]
+    options = ["-q", "-b", "revealjs", "-W", "--keep-going", "-d", str(html.parent / ".slides-doctrees")]
+    # They have run already, with the book's notebooks; `make slides` runs them itself.
+    options += ["-D", "nb_execution_mode=cache", "-D", f"nb_execution_cache_path={OUTPUTS}"]
+    command = [sys.executable, "-m", "sphinx", *options, str(SLIDES), str(html)]
     return subprocess.run(command, cwd=ROOT, env=execute.surroundings()).returncode == 0
 
 

@@ -57,6 +57,7 @@ def kernels(environment: dict[str, str]) -> Iterator[None]:
 
 def _be_a_kernel(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
     """Turn this process into what `python -m ipykernel_launcher ARGUMENTS` would be in that folder."""
+    import matplotlib
     from ipykernel.kernelapp import launch_new_instance
 
     os.setsid()  # what ends the kernel ends what the notebook has started, too
@@ -65,6 +66,7 @@ def _be_a_kernel(arguments: list[str], folder: str, environment: dict[str, str])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.clear()
+    matplotlib.rc_file(matplotlib.matplotlib_fname())  # the folder's, as on import: that of the slides
     os.environ.update(environment | {"JPY_PARENT_PID": str(os.getppid())})
     # Nothing of the build's own, by which a notebook could import what no reader has.
     for name in [name for name in sys.modules if name.split(".")[0] == __name__.split(".")[0]]:

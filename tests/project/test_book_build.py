@@ -58,6 +58,7 @@ print(sorted((name, value) for name, value in os.environ.items() if name != "JPY
 import torch, numpy
 from matplotlib import get_backend, pyplot
 print(get_backend(), torch.get_num_threads(), torch.manual_seed(1).initial_seed(), torch.rand(3))
+print(pyplot.rcParams["font.size"])
 pyplot.plot([1, 2])
 from torch.utils.data import DataLoader
 list(DataLoader(range(4), num_workers=2))"""
@@ -66,7 +67,9 @@ list(DataLoader(range(4), num_workers=2))"""
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
 def test_a_forked_kernel_is_like_one_of_its_own_process(tmp_path):
-    """Same path, folder, environment, signals, threads, numbers; figures and what processes say arrive."""
+    """Same path, folder, environment, signals, threads, numbers, settings of matplotlib; figures and what
+    processes say arrive."""
+    (tmp_path / "matplotlibrc").write_text("font.size: 17\n")
     source = notebook(tmp_path, "probe", PROBE, "import tools")
     _, alone, _, missing = execute.run(source, 300)
     with forked.kernels(execute.surroundings()):
@@ -77,7 +80,7 @@ def test_a_forked_kernel_is_like_one_of_its_own_process(tmp_path):
     texts, same = (
         "".join(output.text for output in cell if output.output_type == "stream") for cell in (first, second)
     )
-    assert same == texts and "said by a process" in same and "inline" in same
+    assert same == texts and "said by a process" in same and "inline" in same and "\n17.0\n" in same
     pictures, same = (
         [output.data["image/png"] for output in cell if "image/png" in output.get("data", {})]
         for cell in (first, second)
