@@ -28,8 +28,7 @@ IMPORTED = [
     "atbook.lab.findings",
     "tools.execute",
 ]
-# ipykernel sets this when it starts, but matplotlib reads it when it is imported, which here is earlier.
-BACK_END = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+BACK_END = "module://matplotlib_inline.backend_inline"
 
 
 @contextmanager
@@ -42,7 +41,7 @@ def kernels(environment: dict[str, str]) -> Iterator[None]:
     factory.provisioners["forked"] = EntryPoint("forked", f"{__name__}:Forked", factory.GROUP_NAME)
     usual, before = factory.default_provisioner_name, dict(os.environ)
     multiprocessing.set_forkserver_preload(IMPORTED)
-    os.environ.update(environment | BACK_END)
+    os.environ.update(environment)
     try:
         forkserver.ensure_running()
     finally:
@@ -66,8 +65,11 @@ def _be_a_kernel(arguments: list[str], folder: str, environment: dict[str, str])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.clear()
-    matplotlib.rc_file(matplotlib.matplotlib_fname())  # the folder's, as on import: that of the slides
     os.environ.update(environment | {"JPY_PARENT_PID": str(os.getppid())})
+    # What matplotlib reads when it is imported, which here was earlier and elsewhere: the settings of this
+    # folder (the slides have some), and ipykernel's choice of where figures go.
+    matplotlib.rc_file(matplotlib.matplotlib_fname())
+    matplotlib.rcParams["backend"] = BACK_END
     # Nothing of the build's own, by which a notebook could import what no reader has.
     for name in [name for name in sys.modules if name.split(".")[0] == __name__.split(".")[0]]:
         del sys.modules[name]
