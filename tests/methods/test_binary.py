@@ -27,7 +27,7 @@ def golden(name):
     return GOLDEN[name].double()
 
 
-def same(actual, name):
+def assert_same(actual, name):
     torch.testing.assert_close(actual, golden(name), rtol=0, atol=1e-12)
 
 
@@ -35,8 +35,8 @@ def test_sign_and_its_gradient_are_the_published_ones():
     x = golden("sign.x").requires_grad_()
     y = sign(x)
     y.backward(golden("sign.grad_out"))
-    same(y, "sign.y")
-    same(x.grad, "sign.grad")
+    assert_same(y, "sign.y")
+    assert_same(x.grad, "sign.grad")
 
 
 def test_the_sign_of_zero_is_a_bit_and_far_inputs_get_no_gradient():
@@ -69,18 +69,18 @@ def test_layers_and_their_gradients_are_the_published_ones(name):
     x = golden(f"{name}.x").requires_grad_()
     y = layer(x)
     y.backward(golden(f"{name}.grad_out"))
-    same(y, f"{name}.y")
-    same(x.grad, f"{name}.grad")
-    same(layer.weight.grad, f"{name}.grad_weight")
+    assert_same(y, f"{name}.y")
+    assert_same(x.grad, f"{name}.grad")
+    assert_same(layer.weight.grad, f"{name}.grad_weight")
 
 
 def test_the_rounded_map_and_both_its_gradients_are_the_published_ones():
     p, share = golden("map.p").requires_grad_(), golden("map.share").requires_grad_()
     y = rounded_map(p, share)
     y.backward(golden("map.grad_out"))
-    same(y, "map.y")
-    same(p.grad, "map.grad")
-    same(share.grad.reshape(()), "map.grad_share")
+    assert_same(y, "map.y")
+    assert_same(p.grad, "map.grad")
+    assert_same(share.grad.reshape(()), "map.grad_share")
     assert share.grad.shape == share.shape and 0 < (y == 0).double().mean() < 1
 
 

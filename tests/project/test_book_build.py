@@ -72,7 +72,8 @@ def test_a_forked_kernel_is_like_one_of_its_own_process(tmp_path):
     (tmp_path / "matplotlibrc").write_text("font.size: 17\n")
     source = notebook(tmp_path, "probe", PROBE, "import tools")
     _, alone, _, missing = execute.run(source, 300)
-    with forked.kernels(execute.surroundings()):
+    # from a server for which figures go elsewhere
+    with forked.kernels(execute.surroundings() | {"MPLBACKEND": "agg"}):
         _, fork, _, missing_too = execute.run(source, 300)
     assert "No module named 'tools'" in str(missing) and "No module named 'tools'" in str(missing_too)
     first, second = (nb.cells[0].outputs for nb in (alone, fork))
