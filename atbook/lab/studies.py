@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import torch
-from timm.models.cait import Cait
+from timm.layers import Attention
+from timm.models.cait import Cait, TalkingHeadAttn
+from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -42,7 +45,7 @@ from atlib.methods.late_class import LateClassViT
 from atlib.methods.layer_reserve import keep_first
 from atlib.methods.locality import localise_attention, shift_patches
 from atlib.methods.mean_maps import MeanMapCopy, StoredMaps, one_group
-from atlib.methods.patch_conv import PatchConvNet, PoolTransfer
+from atlib.methods.patch_conv import PatchConvNet, PoolTransfer, with_attention_pool
 from atlib.methods.resmlp import StaticMapDistill, copy_static_maps, mean_patch_maps, resmlp
 from atlib.plan import ROWS, Plan
 from atlib.train.distilled_mae import (
@@ -64,6 +67,8 @@ FIND, WORLDS = ("find",), ("find", "match")
 # --- Which pre-training, and which half of it: features or routing ---
 
 COLOUR = colour("colour")
+# Taught on other images than the students': dark glyphs in coloured cells.
+INVERTED = Schooling("inverted", world=glyphs.World(rendering="inverted"))
 
 
 def _mix(weights: Schooling | None, routing: bool, sources: Sources) -> nn.Module:
@@ -101,10 +106,12 @@ _OWN_RATE = Ladder("lr", (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
 
 PRETRAINING = Study(
     "pretraining",
-    "a teacher of another pre-text; useful and useless features with useful and useless routing",
-    "not in the paper",
+    "a teacher of another pre-text, or of other images; useful and useless features with useful and useless"
+    " routing",
+    "not in the paper; ViT-L from COCO's images: copy 83.1, from ImageNet's 85.1",
     (
         *_with(COLOUR, rates=_OWN_RATE),
+        *_with(INVERTED, rates=_OWN_RATE),
         *(
             Variant(
                 "{features} features, {routing} routing",
@@ -118,9 +125,9 @@ PRETRAINING = Study(
         ),
     ),
     seeds=3,
-    minutes=25,
+    minutes=45,
     only=FIND,
-    teachers=(COLOUR,),
+    teachers=(COLOUR, INVERTED),
 )
 
 
@@ -241,6 +248,10 @@ def _resmlp(sources: Sources, mixing: str = "linear") -> nn.Module:
     )
 
 
+# What the paper's ablation has in place of one matrix.
+_OTHER_MIXINGS = {"MLP over patches": "mlp", "convolution": "conv", "depthwise convolution": "depthwise"}
+
+
 def _taught_resmlp(put: Callable, sources: Sources) -> nn.Module:
     return put(_resmlp(sources), mean_patch_maps(sources.teacher(), _images(sources)))
 
@@ -254,8 +265,9 @@ def _even_resmlp(sources: Sources) -> nn.Module:
 # control for the teacher's mean: whether it helps because of the teacher, or because nothing is learned.
 STATIC = Study(
     "static-routing",
-    "how far one map for all images goes: a ResMLP from scratch, without mixing, with the teacher's mean map"
-    " copied into it or distilled, or an even one; a ViT with these maps, and a ViT from scratch",
+    "how far one map for all images goes: a ResMLP from scratch, without mixing or with another, with the"
+    " teacher's mean map copied into it or distilled, or an even one; a ViT with these maps, and a ViT from"
+    " scratch",
     "appendix: averaged over examples 79.7; ResMLP (arXiv 2105.03404): S12 76.6, without mixing 56.5",
     tuple(
         Variant(name, build, "scratch", {"transfer_weight": 3.0}, _ANY_RATE)
@@ -265,13 +277,14 @@ STATIC = Study(
             "vit, even map copied": _even_map,
             "resmlp": _resmlp,
             "resmlp, no mixing": partial(_resmlp, mixing="none"),
+            **{f"resmlp, {name}": partial(_resmlp, mixing=mixing) for name, mixing in _OTHER_MIXINGS.items()},
             "resmlp, mean map copied": partial(_taught_resmlp, copy_static_maps),
             "resmlp, even map copied": _even_resmlp,
             "resmlp, mean map distilled": partial(_taught_resmlp, StaticMapDistill),
         }.items()
     ),
     seeds=3,
-    minutes=9,
+    minutes=14,
     only=WORLDS,
 )
 
@@ -288,6 +301,13 @@ def _patch_conv(sources: Sources, pool: str = "attention") -> nn.Module:
     )
 
 
+def _resnet(pool: str, sources: Sources) -> nn.Module:
+    """A narrow ResNet of four blocks with another pool; on the students' images its patch grid is theirs."""
+    sources.seed_student()
+    network = ResNet(BasicBlock, (1, 1, 1, 1), channels=(24, 48, 96, 96), output_stride=8)
+    return with_attention_pool(network, sources.scale.student.build().num_classes, pool, init_values=0.1)
+
+
 def _pooled(copy: bool, pool: str, sources: Sources) -> nn.Module:
     teacher = sources.teacher()
     # As many as heads: the geometric mean of their rows. AttnDistill's 10 would leave these small ViTs' rows
@@ -299,7 +319,8 @@ def _pooled(copy: bool, pool: str, sources: Sources) -> nn.Module:
 ONE_SOFTMAX = Study(
     "one-softmax",
     "a network of convolutions that reads the class through one softmax: from scratch with average or"
-    " attention pooling, and with the row of its ViT teacher's class token copied or distilled",
+    " attention pooling or a query for each class, and with the row of its ViT teacher's class token copied"
+    " or distilled; a ResNet with both pools",
     "PatchConvNet (arXiv 2112.13692): S60 82.1, with average pooling 81.9, with a query for each class 81.1",
     tuple(
         Variant(name, build, "scratch", {"transfer_weight": 3.0}, _ANY_RATE)
@@ -309,10 +330,13 @@ ONE_SOFTMAX = Study(
             "row copied": partial(_pooled, True, "attention"),
             "row distilled": partial(_pooled, False, "attention"),
             "average, row copied": partial(_pooled, True, "average"),
+            "a query for each class": partial(_patch_conv, pool="per class"),
+            "ResNet, average": partial(_resnet, "average"),
+            "ResNet, attention": partial(_resnet, "attention"),
         }.items()
     ),
     seeds=3,
-    minutes=8,
+    minutes=13,
     only=WORLDS,
 )
 
@@ -324,37 +348,49 @@ ACROSS_TEACHER = Schooling("offset", world=ACROSS, changes={"steps": 3000})
 _RATES = Ladder("lr", (1e-3, 4e-3, 1.6e-2))
 
 
-def _in_locality(method: str, local: bool, sources: Sources) -> nn.Module:
-    """A standard or a local student (SPT and LSA) on its own, or beside the teacher of its world."""
+# What is done to a standard student.
+_MADE_LOCAL: dict[str, tuple[Callable[[VisionTransformer], VisionTransformer], ...]] = {
+    "standard": (),
+    "local": (shift_patches, localise_attention),
+    "shifted patches": (shift_patches,),
+    "local attention": (localise_attention,),
+}
+
+
+def _in_locality(method: str, kind: str, sources: Sources) -> nn.Module:
+    """A student with shifted patches (SPT), local attention (LSA), both or neither, on its own, or beside the
+    teacher of its world."""
     student = sources.student()
-    if local:
-        student = localise_attention(shift_patches(student))
+    for change in _MADE_LOCAL[kind]:
+        student = change(student)
     if method == "scratch":
         return student
-    return AttentionTransfer(sources.teacher(ACROSS_TEACHER), student, Plan(how=method, mismatched=local))
+    plan = Plan(how=method, mismatched=kind != "standard")
+    return AttentionTransfer(sources.teacher(ACROSS_TEACHER), student, plan)
 
 
 LOCALITY = Study(
     "locality",
     "Find with all cells moved by half a patch: does a teacher's routing replace a tokeniser and attention"
-    " made for few labels, or add to them?",
+    " made for few labels, or add to them? And each of the two alone",
     "not in the paper; arXiv 2112.13492: SPT and LSA bring a ViT from 57.1 to 61.1 on Tiny-ImageNet",
     tuple(
         Variant(
             "{student}, {method}, {labels} labels",
-            partial(_in_locality, method, student == "local"),
+            partial(_in_locality, method, student),
             method,
             trials=_RATES,
             labels=labels,
             world=ACROSS,
             differs={"student": student, "method": method, "labels": labels},
         )
-        for method, numbers in (("scratch", (250, 1000, 4000)), ("copy", (250, 1000, 4000)))
-        for labels in numbers
-        for student in ("standard", "local")
+        for method, labels, student in (
+            *product(("scratch", "copy"), (250, 1000, 4000), ("standard", "local")),
+            *product(("scratch",), (1000,), ("shifted patches", "local attention")),
+        )
     ),
     seeds=3,
-    minutes=42,
+    minutes=48,
     only=FIND,
     teachers=(ACROSS_TEACHER,),
 )
@@ -597,11 +633,12 @@ def _predicted(form: str, task: float, transfer: float) -> Variant:
 
 FAMILY = Study(
     "family",
-    "what else can be transferred: features, predictions; and three methods once more, with other first"
-    " weights",
-    "features 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7 (ViT-L)",
+    "what else can be transferred: features, queries, predictions; and three methods once more, with other"
+    " first weights",
+    "features 81.3, queries 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7 (ViT-L)",
     (
         Variant("features", _features, "distill", trials=_SEARCHED),
+        Variant("distilled queries", by("q", "distill"), "distill", trials=_SEARCHED),
         _predicted("soft", 0.9, 0.1),
         _predicted("hard", 0.5, 0.5),
         Variant(
@@ -716,10 +753,10 @@ def _brief(label: str, build: Callable[[Sources], nn.Module], like: str, **optio
 def _of_depth(
     depth: int, build: Callable[[Sources], nn.Module], method: str = "scratch", factors: str | None = None
 ) -> Variant:
-    """A student of 4 layers, as the teacher has, or of 24; with factors on its branches, or without."""
+    """A student of 4 layers, as the teacher has, or of more; with factors on its branches, or without."""
     label = "{depth} layers" + ", {factors}" * bool(factors) + ", copy" * (method == "copy")
     differs = {"depth": depth, "factors": factors, "method": method}
-    return _brief(label, build, method, student=_DEEP if depth == _DEEP["depth"] else {}, differs=differs)
+    return _brief(label, build, method, student={} if depth == 4 else {"depth": depth}, differs=differs)
 
 
 def _with_factors(factors: Callable[[VisionTransformer], VisionTransformer], sources: Sources) -> nn.Module:
@@ -748,8 +785,8 @@ RIVALS: dict[str, Callable[[VisionTransformer], VisionTransformer]] = {
 
 DEPTH = Study(
     "depth",
-    "4 and 24 layers, plain and with LayerScale, from scratch and with copied maps; and what else was thought"
-    " of for 24 layers",
+    "4, 12 and 24 layers, plain and with LayerScale, from scratch and with copied maps; and what else was"
+    " thought of for 24 layers",
     "not in the paper; Touvron's thesis, table 3.11, DeiT-S with 24 layers: plain 78.9, ReZero 80.8, Fixup"
     " 82.3, LayerScale 82.4",
     (
@@ -761,9 +798,20 @@ DEPTH = Study(
         *(_of_depth(24, partial(_with_factors, rival), factors=name) for name, rival in RIVALS.items()),
         _of_depth(24, partial(_copy_into_deeper, scratch), "copy"),
         _of_depth(24, partial(_copy_into_deeper, _scaled), "copy", "layer scale"),
+        _of_depth(12, scratch),
+        _of_depth(12, _scaled, factors="layer scale"),
+        _of_depth(12, partial(_copy_into_deeper, scratch), "copy"),
+        _of_depth(24, partial(_with_factors, partial(layer_scale, start=0.0)), factors="layer scale from 0"),
+        _brief(
+            "{depth} layers, drop rate {rate}",
+            scratch,
+            "scratch",
+            student=_DEEP | {"drop_path_rate": 0.1},
+            differs={"depth": 24, "rate": 0.1, "factors": None, "method": "scratch"},
+        ),
     ),
     seeds=3,
-    minutes=62,
+    minutes=90,
     only=FIND,
 )
 
@@ -771,16 +819,17 @@ DEPTH = Study(
 # --- Class attention: the map in two parts ---
 
 
-def _cait(sources: Sources) -> nn.Module:
+def _cait(sources: Sources, attention: type[nn.Module] = TalkingHeadAttn) -> nn.Module:
     """A CaiT of the student's sizes: its layers for the patches, two more for the class token."""
     sources.seed_student()
-    return Cait(**PRESETS["glyphs"], init_values=published_start(PRESETS["glyphs"]["depth"]))
+    start = published_start(PRESETS["glyphs"]["depth"])
+    return Cait(**PRESETS["glyphs"], init_values=start, attn_block=attention)
 
 
-def _late(sources: Sources) -> nn.Module:
-    """A ViT whose class token comes for the second half of its layers."""
+def _late(insert_at: int, sources: Sources) -> nn.Module:
+    """A ViT whose class token joins before layer `insert_at`, counted from 0."""
     sources.seed_student()
-    return LateClassViT(PRESETS["glyphs"]["depth"] // 2, **PRESETS["glyphs"])
+    return LateClassViT(insert_at, **PRESETS["glyphs"])
 
 
 def _teach_cait(patches: str | None, class_rows: str | None, sources: Sources) -> nn.Module:
@@ -789,13 +838,23 @@ def _teach_cait(patches: str | None, class_rows: str | None, sources: Sources) -
 
 CLASS_ATTENTION = Study(
     "class-attention",
-    "a CaiT: where patches look, where the class token looks, or both, copied and distilled from a ViT; and a"
-    " ViT whose class token only comes late",
+    "a CaiT: where patches look, where the class token looks, or both, copied and distilled from a ViT; one"
+    " whose heads do not talk; and ViTs whose class token comes late",
     "not in the paper; class rows are AttnDistill's target (arXiv 2210.00944); Touvron's thesis, table 3.13,"
     " DeiT-S 79.9, class token late 80.5, class attention 80.8",
     (
-        _brief("late class token, scratch", _late, "scratch"),
+        _brief("late class token, scratch", partial(_late, 2), "scratch"),
+        *(
+            _brief(
+                "class token before layer {layer}, scratch",
+                partial(_late, at),
+                "scratch",
+                differs={"layer": at},
+            )
+            for at in (1, 3)
+        ),
         _brief("cait, scratch", _cait, "scratch"),
+        _brief("cait without talking heads, scratch", partial(_cait, attention=Attention), "scratch"),
         *(
             _brief(
                 "cait, {how} {part}",
@@ -812,7 +871,7 @@ CLASS_ATTENTION = Study(
         ),
     ),
     seeds=3,
-    minutes=14,
+    minutes=20,
     only=FIND,
 )
 
@@ -996,7 +1055,12 @@ ABLATIONS = {
     "T = 20": {"temperature": 20.0},
     "max of heads": {"merge": partial(pool_heads, how="max")},
     "min of heads": {"merge": partial(pool_heads, how="min")},
+    "mean of heads": {"merge": partial(pool_heads, how="mean")},
     "projector of 1": {"projector_layers": 1},
+    "projector of 2": {"projector_layers": 2},
+    "projector of 8": {"projector_layers": 8},
+    "attention weight 0.01": {"attention_weight": 0.01},
+    "attention weight 1": {"attention_weight": 1.0},
     "class token alone": {"attention_weight": 0.0},
 }
 
@@ -1019,7 +1083,7 @@ DISTILLED_TOO = Study(
         ),
     ),
     seeds=3,
-    minutes=22,
+    minutes=36,
     only=FIND,
 )
 
@@ -1088,6 +1152,11 @@ MIXED = {
     for target, match in _TARGETS.items()
     for where, layers in _DEPTHS.items()
 }
+# The published loss in one lower layer of both.
+LOWER = {
+    ("logits", f"{word} layer"): _distilled_mae(f"dmae-logits-{word}-layer", (layer,), squared_error)
+    for layer, word in enumerate(("first", "second", "third"))
+}
 # The loss of Distill, at another time.
 UNMIXED = _distilled_mae("dmae-maps-head-by-head", range(4), cross_entropy_of_maps, mix_heads=False)
 HEAD_BY_HEAD = "maps, all layers, head by head"
@@ -1107,14 +1176,14 @@ def _tuned_painter(label: str, schooling: Schooling, **differs) -> Variant:
 DISTILLED_MAE = Study(
     "distilled-mae",
     "attention transfer before there are labels: a masked auto-encoder alone and with the teacher's logits or"
-    " maps, in the last layer or in all, with row means or without, each then fine-tuned",
+    " maps, in the last layer, in a lower one or in all, with row means or without, each then fine-tuned",
     "not in the paper; logits of the last layer are distilled MAE (arXiv 2205.14443), with an MAE ViT-B as"
     " teacher: ImageNet 78.0 to 78.4, Aircraft 64.6 to 79.2",
     (
         _tuned_painter("MAE", MAE),
         *(
             _tuned_painter("{target}, {where}", schooling, target=target, where=where)
-            for (target, where), schooling in MIXED.items()
+            for (target, where), schooling in (MIXED | LOWER).items()
         ),
         _tuned_painter(HEAD_BY_HEAD, UNMIXED),
         Variant(
@@ -1122,9 +1191,9 @@ DISTILLED_MAE = Study(
         ),
     ),
     seeds=3,
-    minutes=30,
+    minutes=42,
     only=FIND,
-    teachers=(MAE, *MIXED.values(), UNMIXED),
+    teachers=(MAE, *(MIXED | LOWER).values(), UNMIXED),
 )
 
 

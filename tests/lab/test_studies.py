@@ -9,6 +9,8 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file
+from timm.layers import Attention, Mlp
+from timm.models.cait import TalkingHeadAttn
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -34,6 +36,7 @@ from atbook.lab.studies import (
     LOCALITY,
     LONG_TAIL,
     LONGER_LABEL_CURVES,
+    LOWER,
     MAE,
     MIXED,
     NATIVE_STUDY,
@@ -80,7 +83,7 @@ from tests.helpers import randomise, same
 EVERY = [(study, variant) for study in (CENTRAL, *STUDIES.values()) for variant in study.variants]
 TEACHERS = {schooling.name: schooling for study in STUDIES.values() for schooling in study.teachers}
 COLOUR = TEACHERS["colour"]
-PAINTERS = [MAE, *MIXED.values(), UNMIXED]
+PAINTERS = [MAE, *MIXED.values(), *LOWER.values(), UNMIXED]
 OF_OTHER_METHODS = [*PRETRAINING_METHODS.teachers, *PRETRAINING_METHODS_MATCH.teachers]
 LOSSES = {
     "logits": squared_error,
@@ -273,6 +276,7 @@ def built_of(student):
         "init_values": None if layer_scale is None else pytest.approx(layer_scale[0].item()),
         "reg_tokens": describe(student)["registers"],
         "pre_norm": describe(student)["pre_norm"],
+        "drop_path_rate": pytest.approx(getattr(student.blocks[-1].drop_path1, "drop_prob", 0.0)),
         "global_pool": student.global_pool,
         "distilled": isinstance(student, VisionTransformerDistilled),
     }
@@ -322,6 +326,7 @@ def test_plans_are_what_their_names_say(build):
         (LAYERS, "distill last 3", {"layers": (1, 2, 3), "how": "distill"}),
         (LAYERS, "copy heads 2", {"heads": (0, 1), "how": "copy"}),
         (AVERAGES, "copy mean of queries", {"average": "queries"}),
+        (FAMILY, "distilled queries", {"what": "q", "how": "distill"}),
         (PAIRS, "two heads, distill learn", {"unequal_heads": "learn"}),
         (PAIRS, "shallow, copy last layers", {"layers": ((0, 2), (1, 3))}),
     ):
@@ -408,7 +413,12 @@ def test_one_thing_of_attndistill_is_different(build):
         "T = 20": (20.0, 0.1, None, 4),
         "max of heads": (10.0, 0.1, {"how": "max"}, 4),
         "min of heads": (10.0, 0.1, {"how": "min"}, 4),
+        "mean of heads": (10.0, 0.1, {"how": "mean"}, 4),
         "projector of 1": (10.0, 0.1, None, 1),
+        "projector of 2": (10.0, 0.1, None, 2),
+        "projector of 8": (10.0, 0.1, None, 8),
+        "attention weight 0.01": (10.0, 0.01, None, 4),
+        "attention weight 1": (10.0, 1.0, None, 4),
         "class token alone": (10.0, 0.0, None, 4),
     }
     assert {name: found(DISTILLED_TOO, f" {name}") for name in ABLATIONS} == expected
@@ -438,13 +448,14 @@ def test_teachers_have_names_and_recipes_of_their_own():
 
 def test_teachers_differ_in_one_thing():
     parts = ("outputs", "images", "loss", "world", "model", "around", "again")
-    others = {"colour": {"outputs", "images", "loss"}, "offset": {"world"}}
+    others = {"colour": {"outputs", "images", "loss"}, "offset": {"world"}, "inverted": {"world"}}
     others |= {deeper.name: {"model", "world"} for deeper in DEEPER.values()}
     for name, schooling in TEACHERS.items():
         changed = {part for part in parts if getattr(schooling, part) != getattr(RETRIEVAL, part)}
         if schooling not in (*PAINTERS, *OF_OTHER_METHODS):
             assert changed == others.get(name, {"model"})
     assert TEACHERS["offset"].world == glyphs.World(offset=4)
+    assert TEACHERS["inverted"].world == glyphs.World(rendering="inverted")
     assert (COLOUR.outputs, COLOUR.images) == (6, pretext.colour_images)
 
 
@@ -482,12 +493,15 @@ def test_methods_take_the_teacher_that_they_name(build, kept):
 
 
 @pytest.mark.parametrize("variant", LOCALITY.variants, ids=lambda variant: variant.name)
-def test_local_students_have_both_remedies_and_standard_ones_neither(build, kept, variant):
+def test_local_students_have_both_remedies_standard_ones_neither_and_others_the_named_one(
+    build, kept, variant
+):
     model, method = build(LOCALITY, variant.name), variant.differs["method"]
     student = getattr(model, "student", model)
-    local = variant.differs["student"] == "local"
-    assert isinstance(student.patch_embed, ShiftedPatches) == local
-    assert {isinstance(block.attn, LocalityAttention) for block in student.blocks} == {local}
+    kind = variant.differs["student"]
+    assert isinstance(student.patch_embed, ShiftedPatches) == (kind in ("local", "shifted patches"))
+    local = {isinstance(block.attn, LocalityAttention) for block in student.blocks}
+    assert local == {kind in ("local", "local attention")}
     assert torch.equal(student.state_dict()[BODY], fresh(0)[BODY]), "the same first weights"
     assert (variant.like, variant.labels) == (method, variant.differs["labels"])
     assert (variant.world, variant.trials) == (glyphs.World(offset=4), LOCALITY.variants[0].trials)
@@ -505,6 +519,10 @@ def test_local_students_have_both_remedies_and_standard_ones_neither(build, kept
         *(
             (schooling, {"last layer": (3,), "all layers": (0, 1, 2, 3)}[where], LOSSES[target], True)
             for (target, where), schooling in MIXED.items()
+        ),
+        *(
+            (LOWER["logits", f"{word} layer"], (layer,), squared_error, True)
+            for layer, word in enumerate(("first", "second", "third"))
         ),
         (UNMIXED, (0, 1, 2, 3), cross_entropy_of_maps, False),
     ],
@@ -707,6 +725,15 @@ def test_static_maps_are_of_the_teacher(sources):
     assert all((layer.map == 1 / 17).all() for layer in even.walk(images[:2]).layers)
     mixing = [block.linear_tokens.weight for block in even_resmlp.blocks]
     assert all((weight == 1 / 16).all() and not weight.requires_grad for weight in mixing)
+    others = {
+        "MLP over patches": (Mlp, None),
+        "convolution": (torch.nn.Conv2d, 1),
+        "depthwise convolution": (torch.nn.Conv2d, 64),
+    }
+    for name, (kind, groups) in others.items():
+        mixer = STATIC.variant(f"resmlp, {name}").build(sources).blocks[0].linear_tokens
+        assert isinstance(getattr(mixer, "convolution", mixer), kind)
+        assert groups is None or mixer.convolution.groups == groups
     for model in (copied, even_resmlp, plain, none):
         assert (model.embed_dim, len(model.blocks), model.stem.num_patches) == (64, 4, 16)
 
@@ -718,6 +745,7 @@ def test_pools_are_what_their_names_say(build, kept):
         ("row copied", AttentionPool, True),
         ("row distilled", AttentionPool, False),
         ("average, row copied", AveragePool, True),
+        ("a query for each class", AttentionPool, None),
     ):
         model = build(ONE_SOFTMAX, name)
         student = getattr(model, "student", model)
@@ -726,6 +754,15 @@ def test_pools_are_what_their_names_say(build, kept):
         assert len(student.trunk) == 1 + 4 and student.trunk[0][-1].out_channels == 64
         if copy is not None:
             assert model.temperature == 4 and model.layer == 3 and same(model.teacher.state_dict(), kept())
+    assert build(ONE_SOFTMAX, "a query for each class").pool.queries.shape == (1, 8, 64)
+    assert build(ONE_SOFTMAX, "attention").pool.queries.shape == (1, 1, 64)
+
+
+def test_a_resnet_gets_either_pool_over_the_students_grid(build):
+    average, attention = (build(ONE_SOFTMAX, f"ResNet, {pool}").eval() for pool in ("average", "attention"))
+    assert isinstance(average.pool, AveragePool) and isinstance(attention.pool, AttentionPool)
+    assert same(average.trunk.state_dict(), attention.trunk.state_dict())
+    assert attention.look(torch.zeros(1, 3, 32, 32)).grid == (4, 4)
 
 
 @pytest.mark.parametrize("study", [STATIC, ONE_SOFTMAX])
@@ -784,7 +821,8 @@ def test_depth_and_factors_are_those_of_the_name(build, variant):
         gamma for block in student.blocks for scale in (block.ls1, block.ls2) for gamma in starts_of(scale)
     }
     expected = {
-        "layer scale": (64, pytest.approx(0.1 if len(student.blocks) == 4 else 1e-5)),
+        "layer scale": (64, pytest.approx(1e-5 if len(student.blocks) == 24 else 0.1)),
+        "layer scale from 0": (64, 0.0),
         "one scalar": (1, pytest.approx(1e-5)),
         "rezero": (1, 0.0),
         "skip init": (1, pytest.approx(48**-0.5)),
@@ -810,7 +848,7 @@ def starts_of(scale):
 def test_scratch_and_taught_caits_begin_alike_and_are_taught_the_part_named(build, kept):
     first = build(CLASS_ATTENTION, "cait, scratch").state_dict()
     for variant in CLASS_ATTENTION.variants:
-        if not variant.differs:  # a scratch one
+        if "part" not in variant.differs:  # a scratch one
             continue
         model = build(CLASS_ATTENTION, variant.name)
         assert same(model.student.state_dict(), first) and same(model.teacher.state_dict(), kept())
@@ -821,6 +859,21 @@ def test_scratch_and_taught_caits_begin_alike_and_are_taught_the_part_named(buil
         assert model.class_layers == ({0: 2, 1: 3} if model.class_rows else {})
 
 
-def test_the_late_class_token_has_two_layers_and_the_students_first_weights(build):
-    model = build(CLASS_ATTENTION, "late class token, scratch")
-    assert (model.insert_at, len(model.blocks)) == (2, 4) and same(model.state_dict(), fresh(0))
+@pytest.mark.parametrize(
+    "name, joins_before",
+    [("late class token", 2), ("class token before layer 1", 1), ("class token before layer 3", 3)],
+)
+def test_a_late_class_token_joins_where_it_is_said_and_has_the_students_first_weights(
+    build, name, joins_before
+):
+    model = build(CLASS_ATTENTION, f"{name}, scratch")
+    assert (model.insert_at, len(model.blocks)) == (joins_before, 4) and same(model.state_dict(), fresh(0))
+
+
+def test_of_a_cait_without_talking_heads_the_attention_alone_is_another(build):
+    plain, talking = (build(CLASS_ATTENTION, f"cait{how}, scratch") for how in (" without talking heads", ""))
+    assert {type(block.attn) for block in talking.blocks} == {TalkingHeadAttn}
+    assert {type(block.attn) for block in plain.blocks} == {Attention}
+    kept, lost = plain.state_dict(), talking.state_dict()
+    assert {name.split(".")[-2] for name in lost.keys() - kept.keys()} == {"proj_l", "proj_w"}
+    assert kept.keys() <= lost.keys() and len(plain.blocks_token_only) == 2
