@@ -205,15 +205,19 @@ def _deit_384(*, name: str) -> Published:
     )
 
 
-# --- Networks that the command line does not build: their recipes are for `atlib.train.train` from Python ---
+# --- Other networks than ViTs; none of them can be a student that is handed maps on the command line ---
 
 
-def _cait(model: str, drop_path: float, scale: float, *of_its_size: str, name: str) -> Published:
+def _cait(
+    model: str, drop_path: float, scale: float, *of_its_size: str, depth: int | None = None, name: str
+) -> Published:
+    """depth: of a size that timm has under no name, whose width the named model has."""
+    size = {"init_values": scale} | ({} if model.endswith("224") else {"img_size": 224})
     return Published(
         name,
         f"arXiv 2103.17239; {_THESIS}, section 3.7 and table 3.16; crop: README_cait.md of deit at 7e160fe",
         model=model,
-        options={"init_values": scale} | ({} if model.endswith("224") else {"img_size": 224}),
+        options=size if depth is None else size | {"depth": depth},
         method=Method.SCRATCH,
         drop_path=drop_path,
         augmentation=replace(ERASED, crop_pct=1.0),
@@ -254,6 +258,33 @@ def _resmlp(model: str, *of_its_size: str, name: str) -> Published:
             *of_its_size,
             _DEIT_SCHEDULE,
             _DEIT_AVERAGE,
+            LAST_BATCH,
+        ),
+    )
+
+
+def _resnet_strikes_back(
+    epochs: int, lr: float, weight_decay: float, mixup: float, *of_its_own: str, name: str, **augmentation
+) -> Published:
+    short = epochs == 100
+    return Published(
+        name,
+        "arXiv 2110.00476, table 2, as open-mmlab/mmpretrain has it in configs/resnet",
+        model="resnet50",
+        method=Method.SCRATCH,
+        drop_path=0.0 if short else 0.05,
+        augmentation=Augmentation(crop_pct=0.95, **augmentation),
+        recipe=Recipe(
+            epochs=epochs,
+            batch_size=2048,
+            base_lr=lr * 256 / 2048,
+            min_lr=1e-6,
+            **(_LAMB | {"weight_decay": weight_decay, "mixup": mixup, "repeats": 1 if short else 3}),
+        ),
+        oddities=(
+            "Its rate is absolute; per 256 images it is an eighth of it.",
+            "Mixed targets are rounded up: in the binary cross-entropy both classes are fully present.",
+            *of_its_own,
             LAST_BATCH,
         ),
     )
@@ -313,18 +344,46 @@ _SCALE_BY_CODE = (
     "Table 3.16 starts LayerScale at 1e-6 here, the authors' model and timm's at 1e-5, as this does."
 )
 _SCALE_BY_TIMM = "The authors' model starts LayerScale at {}, timm's at {}."
+# What timm builds, so that the command line trains it.
 OTHER_NETWORKS: Mapping[str, Callable[..., Published]] = {
     "cait-xxs24": partial(_cait, "cait_xxs24_224", 0.05, 1e-5),
     "cait-xxs36": partial(_cait, "cait_xxs36_224", 0.1, 1e-5, _SCALE_BY_CODE),
     "cait-xs24": partial(_cait, "cait_xs24_384", 0.05, 1e-5),
     "cait-s24": partial(_cait, "cait_s24_224", 0.1, 1e-5),
+    "cait-xs36": partial(_cait, "cait_xs24_384", 0.1, 1e-6, depth=36),
     "cait-s36": partial(_cait, "cait_s36_384", 0.2, 1e-6),
+    "cait-s48": partial(_cait, "cait_s36_384", 0.3, 1e-6, depth=48),
+    "cait-m24": partial(_cait, "cait_m36_384", 0.2, 1e-5, depth=24),
     "cait-m36": partial(_cait, "cait_m36_384", 0.3, 1e-6),
+    "cait-m48": partial(_cait, "cait_m48_448", 0.4, 1e-6),
     "resmlp-s12": partial(_resmlp, "resmlp_12_224", _SCALE_BY_TIMM.format("0.1", "1e-4")),
     "resmlp-s24": partial(_resmlp, "resmlp_24_224"),
     "resmlp-b24": partial(
         _resmlp, "resmlp_big_24_224", "Patches of 8 pixels, as in timm: the paper's B24/8, not its B24 (16)."
     ),
+    "resnet50-a1": partial(
+        _resnet_strikes_back,
+        600,
+        5e-3,
+        0.01,
+        0.2,
+        "Whether it smooths labels was not found in that code; here it does not.",
+        rand_augment="rand-m7-mstd0.5-inc1",
+    ),
+    "resnet50-a2": partial(_resnet_strikes_back, 300, 5e-3, 0.02, 0.1, rand_augment="rand-m7-mstd0.5-inc1"),
+    "resnet50-a3": partial(
+        _resnet_strikes_back,
+        100,
+        8e-3,
+        0.02,
+        0.1,
+        "It trains at 160 pixels and is tested at 224; here a run is tested at the size that it trains at.",
+        image_size=160,
+        rand_augment="rand-m6-mstd0.5-inc1",
+    ),
+}
+# What only `atlib.methods.patch_conv` builds.
+PATCH_CONV: Mapping[str, Callable[..., Published]] = {
     "patch-conv-s60": partial(_patch_conv_net, "S60", 0.15),
     "patch-conv-s120": partial(_patch_conv_net, "S120", 0.2),
     "patch-conv-b60": partial(_patch_conv_net, "B60", 0.3),

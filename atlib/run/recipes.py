@@ -10,7 +10,7 @@ from functools import cache, partial
 from atlib._util import require_known
 from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
-from atlib.run.deit_recipes import DEIT, OTHER_NETWORKS
+from atlib.run.deit_recipes import DEIT, OTHER_NETWORKS, PATCH_CONV
 from atlib.run.detection_recipes import DETECTION
 from atlib.run.method import Method
 from atlib.run.published import ERASED, LAST_BATCH, POOLED, RAND_AUGMENT, SCRATCH, TUNED, Published
@@ -275,6 +275,7 @@ PAPERS: Mapping[str, Callable[..., Published]] = {
     **PRETRAINING,
     **AFTER_PRETRAINING,
     **DEIT,
+    **OTHER_NETWORKS,
     "augreg-vit-tiny": partial(_augreg, "tiny", *_LIGHT_1),
     "augreg-vit-small": partial(_augreg, "small", *_MEDIUM_2),
     "augreg-vit-base": partial(_augreg, "base", *_MEDIUM_2),
@@ -282,7 +283,7 @@ PAPERS: Mapping[str, Callable[..., Published]] = {
     **DETECTION,
 }
 # Those whose method or network the command line does not know: `atlib.train.train` takes their recipe.
-FOR_PYTHON: Mapping[str, Callable[..., Published]] = {**OTHER_METHODS, **OTHER_NETWORKS}
+FOR_PYTHON: Mapping[str, Callable[..., Published]] = {**OTHER_METHODS, **PATCH_CONV}
 
 
 # --- This project's own recipes, and every recipe by its name ---

@@ -129,6 +129,13 @@ def test_the_two_recipes_of_attention_transfer():
         ("cait-s24", 400, 1e-3, 1e-5, 0.05, None, 0.1, 1024),
         ("cait-s36", 400, 1e-3, 1e-5, 0.05, None, 0.2, 1024),
         ("cait-m36", 400, 1e-3, 1e-5, 0.05, None, 0.3, 1024),
+        ("cait-xs36", 400, 1e-3, 1e-5, 0.05, None, 0.1, 1024),
+        ("cait-s48", 400, 1e-3, 1e-5, 0.05, None, 0.3, 1024),
+        ("cait-m24", 400, 1e-3, 1e-5, 0.05, None, 0.2, 1024),
+        ("cait-m48", 400, 1e-3, 1e-5, 0.05, None, 0.4, 1024),
+        ("resnet50-a1", 600, 5e-3, 1e-6, 0.01, None, 0.05, 2048),
+        ("resnet50-a2", 300, 5e-3, 1e-6, 0.02, None, 0.05, 2048),
+        ("resnet50-a3", 100, 8e-3, 1e-6, 0.02, None, 0.0, 2048),
         ("resmlp-s12", 400, 5e-3, 1e-5, 0.2, None, 0.1, 1024),
         ("resmlp-s24", 400, 5e-3, 1e-5, 0.2, None, 0.1, 1024),
         ("resmlp-b24", 400, 5e-3, 1e-5, 0.2, None, 0.1, 1024),
@@ -165,6 +172,7 @@ def starting(*starts):
     return {name for name in every if name.startswith(starts) and not every[name].detection}
 
 
+STRIKE_BACK = {f"resnet50-a{number}" for number in (1, 2, 3)}
 FROM_SCRATCH = {f"deit3-{size}" for size in ("small", "base", "large", "huge")}
 OF_DEIT = {f"deit-{size}" for size in ("tiny", "small", "base", "base-384")} | {"mae-lite-scratch-original"}
 WITHOUT_LABELS = starting("mae-pretrain", "attndistill") | {
@@ -176,11 +184,15 @@ IMPROVED = {"mae-lite-fine-tune", "mae-lite-scratch"}
 
 
 def test_which_recipes_repeat_augmentation_use_lamb_and_train_classes_one_by_one():
-    assert named(repeats=3) == FROM_SCRATCH | OF_DEIT | starting("cait", "resmlp")
+    assert named(repeats=3) == (
+        FROM_SCRATCH | OF_DEIT | starting("cait", "resmlp") | STRIKE_BACK - {"resnet50-a3"}
+    )
     assert named(repeats=1) | named(repeats=3) == starting("")
-    assert named(optimizer="lamb", binary=True, label_smoothing=0.0, clip=1.0) == FROM_SCRATCH
-    assert named(binary=True) == FROM_SCRATCH
-    assert named(optimizer="lamb", clip=1.0) == FROM_SCRATCH | starting("deit3-21k", "resmlp", "patch-conv")
+    assert named(optimizer="lamb", binary=True, label_smoothing=0.0, clip=1.0) == FROM_SCRATCH | STRIKE_BACK
+    assert named(binary=True) == FROM_SCRATCH | STRIKE_BACK
+    assert named(optimizer="lamb", clip=1.0) == FROM_SCRATCH | STRIKE_BACK | starting(
+        "deit3-21k", "resmlp", "patch-conv"
+    )
     assert named(optimizer="sgd", clip=1.0) == {"mae-lite-cifar100"}
     assert named(clip=1.0) == starting("augreg") | {"mae-lite-cifar100"} | named(optimizer="lamb")
     assert named(three_augment=True, color_jitter=0.3) == FROM_SCRATCH | starting("deit3-21k")
@@ -197,8 +209,10 @@ def test_which_recipes_mix_and_smooth():
     mixed_alone = IMPROVED | {f"augreg-vit-{size}" for size in ("small", "base", "large")}
     assert named(mixup=0.0, cutmix=0.0) == neither and named(mixup=0.0, cutmix=1.0) == cut_alone
     assert named(mixup=0.2, cutmix=0.0) == IMPROVED and named(mixup=0.5, cutmix=0.0) == mixed_alone - IMPROVED
-    assert named(mixup=0.8, cutmix=1.0) == starting("") - cut_alone - neither - mixed_alone
-    assert named(label_smoothing=0.0) == neither | mixed_alone | FROM_SCRATCH
+    assert named(mixup=0.2, cutmix=1.0) == {"resnet50-a1"}
+    assert named(mixup=0.1, cutmix=1.0) == STRIKE_BACK - {"resnet50-a1"}
+    assert named(mixup=0.8, cutmix=1.0) == (starting("") - cut_alone - neither - mixed_alone - STRIKE_BACK)
+    assert named(label_smoothing=0.0) == neither | mixed_alone | FROM_SCRATCH | STRIKE_BACK
 
 
 def test_which_recipes_crop_and_change_images_how():
@@ -231,6 +245,7 @@ def test_which_recipes_crop_and_change_images_how():
         ("deit3-21k-huge", 5),
         ("deit3-21k-fine-tune-base", 5),
         ("cait-s24", 5),
+        ("resnet50-a3", 5),
         ("augreg-vit-small", 10_000 / 313),
     ],
 )
@@ -271,6 +286,27 @@ def test_vit_tiny_of_mae_lite_has_twelve_heads(name):
     assert vit.global_pool == ("avg" if pooled else "token")
 
 
+@pytest.mark.parametrize(
+    "size, millions",
+    [
+        ("xxs24", 12.0),
+        ("xxs36", 17.3),
+        ("xs24", 26.6),
+        ("xs36", 38.6),
+        ("s24", 46.9),
+        ("s36", 68.2),
+        ("s48", 89.5),
+        ("m24", 185.9),
+        ("m36", 270.9),
+        ("m48", 356.0),  # arXiv 2103.17239; table 3.15 of the thesis ends with M-36
+    ],
+)
+def test_a_cait_has_as_many_weights_as_its_table_says(size, millions):
+    model = configure(f"cait-{size}", "imagenet-1k").skeleton(1000)
+    weights = sum(weight.numel() for weight in model.parameters())
+    assert weights / 1e6 == pytest.approx(millions, abs=0.06)
+
+
 def test_recipes_for_python_are_refused_by_the_command_line_by_name():
     for name in FOR_PYTHON:
         source = published(name)
@@ -297,7 +333,7 @@ def test_every_recipe_names_its_source_model_and_teacher(name):
     assert each.method != "scratch" or each.teacher is None
     if each.detection:
         assert each.augmentation is None and each.options["img_size"] % 64 == 0
-    else:
+    elif name not in STRIKE_BACK:  # a ResNet takes images of any size
         assert each.augmentation.image_size == each.options.get("img_size", 224)
     assert each.name in names() or each.name in FOR_PYTHON
     with pytest.raises(FrozenInstanceError):

@@ -3,18 +3,18 @@ run them, those for Python through `train`; two steps each."""
 
 import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
-from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
+from safetensors.torch import load_file
 
 from atlib import __main__ as command
 from atlib import create_vit
 from atlib.checkpoint import load_vit
 from atlib.data.images import Images
 from atlib.methods.attndistill import AttnDistill
+from atlib.methods.patch_conv import PatchConvNet
 from atlib.run.config import read_config
-from atlib.run.recipes import FOR_PYTHON, published
+from atlib.run.recipes import published
 from atlib.train import train
 from atlib.train.record import read_record
 
@@ -129,26 +129,35 @@ def two_steps(name, model):
     return history[-1]["loss"]
 
 
+OTHERS = {"cait-m48": VIT | {"num_heads": 2, "depth": 1}, "resmlp-s12": {}, "resnet50-a3": {}}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_recipes_of_other_networks_run_on_the_command_line(name, photographs, tmp_path):
+    """And leave a network of that kind, which classifies."""
+    out = tmp_path / "run"
+    asked = ["train", "--recipe", name, "--data", str(photographs), "--out", str(out)]
+    settings = SMALL | {f"model.{key}": value for key, value in OTHERS[name].items()}
+    settings |= {"augmentation.image_size": 16 if OTHERS[name] else 32}
+    assert command.main([*asked, *(f"--{key}={value}" for key, value in settings.items())]) == 0
+    config = read_config(out)
+    assert (config.recipe_name, config.recipe.steps) == (name, 2)
+    model = config.architecture(2).build_classifier()
+    kind = {"cait-m48": "Cait", "resmlp-s12": "MlpMixer", "resnet50-a3": "ResNet"}[name]
+    assert type(model).__name__ == kind
+    model.load_state_dict(load_file(out / "student.safetensors"))
+    side = config.augmentation.image_size
+    assert model.eval()(torch.zeros(1, 3, side, side)).shape == (1, 2)
+    assert np.isfinite(read_record(out / "record.json").results["loss"])
+
+
 def test_recipes_for_python_go_through_train():
-    drop = {name: published(name).drop_path for name in FOR_PYTHON}
-    own = {"img_size": 16, "patch_size": 8, "num_classes": 2}
-    cait = timm.create_model(
-        published("cait-xxs24").model,
-        **own,
-        **published("cait-xxs24").options,
-        depth=1,
-        embed_dim=16,
-        num_heads=2,
-        drop_path_rate=drop["cait-xxs24"],
-    )
-    layers = {"block_layer": ResBlock, "norm_layer": Affine, "num_blocks": 1, "embed_dim": 16, "mlp_ratio": 4}
-    resmlp = MlpMixer(**own, **layers, drop_path_rate=drop["resmlp-s12"])
+    patch_conv = PatchConvNet(2, 16, 1, 8, drop_path_rate=published("patch-conv-s60").drop_path)
     small = {"patch_size": 8, "img_size": 16, "depth": 1}
     teacher, student = (
         create_vit("glyphs", **small, embed_dim=width, num_heads=2, num_classes=2) for width in (32, 16)
     )
-    attndistill = AttnDistill(teacher, student)
-    models = {"cait-xxs24": cait, "resmlp-s12": resmlp, "attndistill-vit-tiny": attndistill}
+    models = {"patch-conv-s60": patch_conv, "attndistill-vit-tiny": AttnDistill(teacher, student)}
     for name, model in models.items():
         before = [parameter.detach().clone() for parameter in model.parameters()]
         assert np.isfinite(two_steps(name, model)), name
