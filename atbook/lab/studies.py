@@ -36,9 +36,18 @@ from atbook.worlds import glyph_images, glyphs
 from atlib.analysis.subsets import long_tail
 from atlib.data.images import Images, with_unlabelled
 from atlib.maps import pool_heads
-from atlib.methods.attndistill import AttnDistill
+from atlib.methods.attndistill import AttnDistill, row_squared_error
 from atlib.methods.cait import CaitTransfer
-from atlib.methods.depth import fixup, layer_scale, one_scalar, published_start, rezero, skip_init, t_fixup
+from atlib.methods.depth import (
+    fixup,
+    layer_scale,
+    one_scalar,
+    published_start,
+    rezero,
+    skip_init,
+    t_fixup,
+    uniform_layer_scale,
+)
 from atlib.methods.distillation import FeatureDistillation, LogitDistillation
 from atlib.methods.distillation_token import DistillationToken, small_convnet
 from atlib.methods.late_class import LateClassViT
@@ -774,6 +783,7 @@ def _copy_into_deeper(student: Callable[[Sources], nn.Module], sources: Sources)
 
 _scaled = partial(_with_factors, layer_scale)
 _DEEP = {"depth": 24}
+_uniform = partial(uniform_layer_scale, mean=published_start(_DEEP["depth"]))
 # LayerScale's rivals in the thesis: one factor a branch, from elsewhere, or other first weights.
 RIVALS: dict[str, Callable[[VisionTransformer], VisionTransformer]] = {
     "one scalar": partial(one_scalar, start=published_start(_DEEP["depth"])),
@@ -802,6 +812,7 @@ DEPTH = Study(
         _of_depth(12, _scaled, factors="layer scale"),
         _of_depth(12, partial(_copy_into_deeper, scratch), "copy"),
         _of_depth(24, partial(_with_factors, partial(layer_scale, start=0.0)), factors="layer scale from 0"),
+        _of_depth(24, partial(_with_factors, _uniform), factors="layer scale, uniform"),
         _brief(
             "{depth} layers, drop rate {rate}",
             scratch,
@@ -914,6 +925,10 @@ _WITH_TOKEN = {"distilled": True}
 _HARD, _SOFT = ({"task_weight": task, "transfer_weight": 1 - task} for task in (0.5, 0.9))
 
 
+# DeiT's published code divides the soft loss by the number of classes, eight here; its equation does not.
+_BY_THE_CLASS = _SOFT | {"transfer_weight": _SOFT["transfer_weight"] / 8}
+
+
 def _long(label: str, build: Callable[[Sources], nn.Module], changes: Mapping = {}, **options) -> Variant:
     """800 steps: with eight unlabelled images beside each labelled one, nothing has begun after 200."""
     changes = {"steps": 800, **changes}
@@ -946,6 +961,7 @@ TOKEN = Study(
         _long("two class tokens", _two_class_tokens, student=_WITH_TOKEN, loss=two_class_tokens_loss),
         _long("convnet", _convnet),
         _taught_by("ViT", "fine-tuned", "soft", partial(_predictions, False), _SOFT),
+        _taught_by("ViT", "fine-tuned", "soft by the class", partial(_predictions, False), _BY_THE_CLASS),
         _taught_by("ViT", "fine-tuned", "hard", partial(_predictions, True), _HARD),
         _taught_by("ViT", "fine-tuned", "token", partial(_token, "ViT", False), _HARD),
         _taught_by("convnet", "convnet", "token", partial(_token, "convnet", False), _HARD),
@@ -1049,7 +1065,7 @@ PARTLY_TUNED = Study(
 # --- Distill where only Copy was tried ---
 
 
-# What AttnDistill's supplement ablates, table 10 (b), (d), (e).
+# What AttnDistill's supplement ablates, table 10 (b), (d), (e), (f).
 ABLATIONS = {
     "T = 5": {"temperature": 5.0},
     "T = 20": {"temperature": 20.0},
@@ -1062,12 +1078,15 @@ ABLATIONS = {
     "attention weight 0.01": {"attention_weight": 0.01},
     "attention weight 1": {"attention_weight": 1.0},
     "class token alone": {"attention_weight": 0.0},
+    "squared error": {"compare": row_squared_error},
+    "weighted by value": {"by_value": True},
 }
 
 
 DISTILLED_TOO = Study(
     "distilled-too",
-    "Distill from an untrained teacher; AttnDistill with one thing different",
+    "Distill from an untrained teacher; AttnDistill with one thing different, and a student of predictions"
+    " beside it",
     "untrained: copy 72.7, distill 76.3 (ViT-L); AttnDistill (arXiv 2210.00944): T = 5, 10, 20: 77.7, 78.9,"
     " 78.3; without attention 77.8",
     (
@@ -1080,6 +1099,15 @@ DISTILLED_TOO = Study(
         *(
             _attndistill("two heads, attndistill {ablated}", options, ablated=ablated)
             for ablated, options in ABLATIONS.items()
+        ),
+        Variant(
+            "two heads, predictions",
+            partial(_predictions, False),
+            "scratch",
+            {"task_weight": 0.9, "transfer_weight": 0.1},
+            Ladder("lr", (2e-3, 4e-3, 8e-3)),
+            student=_TWO_HEADS,
+            needs=("fine-tuned",),
         ),
     ),
     seeds=3,

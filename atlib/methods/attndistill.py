@@ -28,11 +28,24 @@ FLOOR = 1e-5
 
 class Losses(NamedTuple):
     """What a step computes. `logits`: (B, classes), the student's; `alignment`: scalar, of the class tokens;
-    `divergence`: scalar, of the class token's attention, in nats, unweighted."""
+    `divergence`: scalar, of the class token's attention, unweighted, in nats unless `compare` is another."""
 
     logits: Tensor
     alignment: Tensor
     divergence: Tensor
+
+
+def row_divergence(log_p_s: Tensor, p_t: Tensor) -> Tensor:
+    """KL(p_t ‖ p_s) of rows (B, N), the student's as logarithms: in nats, summed over keys, mean over the
+    batch."""
+    return nn.functional.kl_div(log_p_s, p_t, reduction="batchmean")
+
+
+def row_squared_error(log_p_s: Tensor, p_t: Tensor) -> Tensor:
+    """The squared error between rows (B, N), the student's given as logarithms: summed over keys, mean over
+    the batch. The supplement of arXiv 2210.00944 (table 10, f) tried a squared error and does not say how it
+    was summed; so this is ours."""
+    return (log_p_s.exp() - p_t).square().sum(-1).mean()
 
 
 class AttnDistill(Distillation):
@@ -52,7 +65,10 @@ class AttnDistill(Distillation):
     patches count in both, rows renormalised. `hidden_width`: of the projector's wide layers, None for twice
     the student's; `projector_layers`: how many it has. `merge`: what makes one row of the heads' rows, (B, H,
     1, N) to (B, 1, 1, N), in place of the product and its temperature, such as `atlib.maps.pool_heads` with a
-    `how`. normalisation: of the images that the pair is given (`atlib.pair.Pair`).
+    `how`. `compare`: what measures the divergence, `row_divergence` or `row_squared_error`. `by_value`:
+    before heads are merged, each share is weighted by the length of the value it goes to, p ‖v‖, in both
+    models, and rows are scaled to sum to 1 (the score of Fayyaz et al. 2022, arXiv 2111.15667).
+    normalisation: of the images that the pair is given (`atlib.pair.Pair`).
 
     Only student and `projector` are part of the module. The teacher is frozen in place, moves with
     `.to(...)`, and is run under inference mode, its head never. Raises `ValueError` for a pair that does not
@@ -75,6 +91,8 @@ class AttnDistill(Distillation):
         hidden_width: int | None = None,
         projector_layers: int = 4,
         merge: Callable[[Tensor], Tensor] | None = None,
+        compare: Callable[[Tensor, Tensor], Tensor] = row_divergence,
+        by_value: bool = False,
         resample: bool = False,
         drop_prefix: bool = False,
         normalisation: Normalisation | None = None,
@@ -92,6 +110,7 @@ class AttnDistill(Distillation):
         _check_pair(teacher, student, resample, drop_prefix)
         super().__init__(student, teacher, normalisation=normalisation)
         self.temperature, self.attention_weight, self.merge = temperature, attention_weight, merge
+        self.compare, self.by_value = compare, by_value
         # Registers and distillation tokens are no match for each other: where their number differs, only the
         # class token is common.
         prefix = student.num_prefix_tokens
@@ -121,8 +140,8 @@ class AttnDistill(Distillation):
                 f"the student has {log_p_s.shape[1]} tokens on these images, the teacher's attention goes to"
                 f" {p_t.shape[1]}: give both the image size they were built with"
             )
-        divergence = nn.functional.kl_div(log_p_s, p_t, reduction="batchmean")
-        return Losses(seen.logits, nn.functional.mse_loss(projected, token_t), divergence)
+        alignment = nn.functional.mse_loss(projected, token_t)
+        return Losses(seen.logits, alignment, self.compare(log_p_s, p_t))
 
     def teacher_targets(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The teacher's final class token (B, its width) and its merged class attention (B, the student's
@@ -145,14 +164,23 @@ class AttnDistill(Distillation):
         return (token.to(p.dtype).clone(), p[:, 0, 0].clone())
 
     def _class_scores(self, vit: VisionTransformer | Eva, seen: Seen) -> Tensor:
-        """Attention logits of the class token for the tokens that both models have: (B, H, 1, N)."""
-        k = seen.k
-        if vit.num_prefix_tokens != self.prefix_tokens:
-            k = torch.cat([k[:, :, : self.prefix_tokens], k[:, :, vit.num_prefix_tokens :]], 2)
+        """Attention logits of the class token for the tokens that both models have: (B, H, 1, N); by value
+        with the logarithms of the values' lengths, which are weights after a softmax."""
+
+        def common(x: Tensor) -> Tensor:
+            if vit.num_prefix_tokens == self.prefix_tokens:
+                return x
+            return torch.cat([x[:, :, : self.prefix_tokens], x[:, :, vit.num_prefix_tokens :]], 2)
+
+        k = common(seen.k)
         exact = torch.promote_types(k.dtype, torch.float32)  # bf16 would cost what the sum over heads adds up
         with torch.autocast(k.device.type, enabled=False):
             # token 0 is the class token; no other row is made
-            return seen.scale * seen.q[:, :, :1].to(exact) @ k.to(exact).mT
+            scores = seen.scale * seen.q[:, :, :1].to(exact) @ k.to(exact).mT
+            if self.by_value:
+                lengths = common(seen.v).to(exact).norm(dim=-1)
+                scores = scores + lengths.clamp(min=torch.finfo(exact).tiny).log().unsqueeze(2)
+            return scores
 
 
 def projector(width: int, hidden_width: int, teacher_width: int, layers: int = 4) -> nn.Sequential:

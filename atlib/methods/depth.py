@@ -34,6 +34,19 @@ def layer_scale(vit: VisionTransformer, start: float | None = None) -> VisionTra
     return _with_factors(vit, vit.embed_dim, published_start(len(vit.blocks)) if start is None else start)
 
 
+def uniform_layer_scale(vit: VisionTransformer, mean: float) -> VisionTransformer:
+    """The freshly built `vit` itself, with LayerScale whose factors start anywhere from 0 to twice `mean`,
+    drawn uniformly.
+
+    Raises as `layer_scale` does. Source: Touvron's thesis, table 3.12.
+    """
+    layer_scale(vit, mean)
+    for block in vit.blocks:
+        for scale in (block.ls1, block.ls2):
+            nn.init.uniform_(scale.gamma, 0, 2 * mean)
+    return vit
+
+
 def one_scalar(vit: VisionTransformer, start: float) -> VisionTransformer:
     """The freshly built `vit` itself, with a single factor for each branch, starting at `start`.
 

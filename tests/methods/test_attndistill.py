@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from atlib import create_vit
 from atlib.maps import pool_heads, resample_class_attention
-from atlib.methods.attndistill import AttnDistill, projector
+from atlib.methods.attndistill import AttnDistill, projector, row_squared_error
 from atlib.train import make_optimizer, train
 from atlib.train.recipe import Recipe
-from atlib.walking import Seen, Unwalkable
+from atlib.walking import Seen, Unwalkable, walk
 from tests import longhand
 from tests.helpers import SMALL_VIT, Bomb, Seer, random_images, randomise, same, state_of
 
@@ -132,6 +132,32 @@ def test_other_ways_to_merge_heads(small_vit, how):
     assert (plain.divergence - expected[2]).abs() > 1e-3 and plain.alignment.item() == pytest.approx(
         expected[1].item()
     )
+
+
+def test_a_squared_error_of_rows(small_vit):
+    pair = pair_of(small_vit, compare=row_squared_error)
+    models = (pair.student, pair.teacher)
+    rows = [merged(class_token(vit.state_dict(), vit)[1], pair.temperature) for vit in models]
+    by_loops = sum((own - other) ** 2 for p_s, p_t in zip(*rows) for own, other in zip(p_s, p_t)) / len(
+        IMAGES
+    )
+    assert pair.losses(IMAGES).divergence.item() == pytest.approx(by_loops.item(), rel=1e-10)
+    assert by_loops > 1e-5
+
+
+def test_shares_are_weighted_by_the_lengths_of_values(small_vit):
+    """Head by head, before heads are merged, in both models."""
+    pair = pair_of(small_vit, by_value=True)
+    rows = []
+    for vit in (pair.student, pair.teacher):
+        layer = walk(vit, IMAGES).layers[-1]
+        weighted = layer.map[:, :, 0] * layer.v.square().sum(-1).sqrt()
+        rows.append(merged(weighted / weighted.sum(-1, keepdim=True), pair.temperature))
+    p_s, p_t = rows
+    expected = (p_t * (p_t / p_s).log()).sum(-1).mean()
+    assert pair.losses(IMAGES).divergence.item() == pytest.approx(expected.item(), rel=1e-8)
+    plain = pair_of(small_vit).losses(IMAGES).divergence
+    assert (plain - expected).abs() > 1e-4
 
 
 @pytest.mark.parametrize("layers", [1, 2, 8])

@@ -46,6 +46,18 @@ def test_layer_scale_is_timms(start):
     assert torch.equal(mine(IMAGES), timms(IMAGES))
 
 
+def test_uniform_factors_have_the_mean_and_the_rest_is_layer_scale():
+    torch.manual_seed(0)
+    vit, plain = depth.uniform_layer_scale(fresh(depth=20), 1e-5), depth.layer_scale(fresh(depth=20), 1e-5)
+    drawn = torch.cat([gamma.detach() for gamma in factors(vit)])
+    assert drawn.min() >= 0 and drawn.max() <= 2e-5 and len(drawn.unique()) > 0.9 * len(drawn)
+    assert drawn.mean().item() == pytest.approx(1e-5, rel=0.05)
+    assert drawn.std().item() == pytest.approx(2e-5 / 12**0.5, rel=0.05)
+    rest = {name: value for name, value in vit.state_dict().items() if not name.endswith("gamma")}
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in rest.items())
+    assert vit.state_dict().keys() == plain.state_dict().keys()
+
+
 @pytest.mark.parametrize(
     "name, count, start",
     [
