@@ -133,6 +133,11 @@ def test_the_two_recipes_of_attention_transfer():
         ("cait-s48", 400, 1e-3, 1e-5, 0.05, None, 0.3, 1024),
         ("cait-m24", 400, 1e-3, 1e-5, 0.05, None, 0.2, 1024),
         ("cait-m48", 400, 1e-3, 1e-5, 0.05, None, 0.4, 1024),
+        # tables 6.1, 6.14 and 6.15 of the thesis
+        ("deit3-small-400", 400, 3e-3, 1e-5, 0.02, None, 0.0, 2048),
+        ("deit3-base-400", 400, 3e-3, 1e-5, 0.02, None, 0.1, 2048),
+        ("deit3-large-400", 400, 3e-3, 1e-5, 0.02, None, 0.4, 2048),
+        ("deit3-huge-400", 400, 3e-3, 1e-5, 0.02, None, 0.5, 2048),
         ("resnet50-a1", 600, 5e-3, 1e-6, 0.01, None, 0.05, 2048),
         ("resnet50-a2", 300, 5e-3, 1e-6, 0.02, None, 0.05, 2048),
         ("resnet50-a3", 100, 8e-3, 1e-6, 0.02, None, 0.0, 2048),
@@ -173,7 +178,8 @@ def starting(*starts):
 
 
 STRIKE_BACK = {f"resnet50-a{number}" for number in (1, 2, 3)}
-FROM_SCRATCH = {f"deit3-{size}" for size in ("small", "base", "large", "huge")}
+SIZES = ("small", "base", "large", "huge")
+FROM_SCRATCH = {f"deit3-{size}{epochs}" for size in SIZES for epochs in ("", "-400")}
 OF_DEIT = {f"deit-{size}" for size in ("tiny", "small", "base", "base-384")} | {"mae-lite-scratch-original"}
 WITHOUT_LABELS = starting("mae-pretrain", "attndistill") | {
     "mae-lite-pretrain",
