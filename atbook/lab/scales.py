@@ -580,7 +580,7 @@ def with_blanks(images: Images) -> Images:
 # the names, without what they stand for: those whose students are classifiers, and all
 CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
 # with a teacher that others have trained
-PUBLISHED = ("real-cifar10", "real-pacs")
+PUBLISHED = ("real-cifar10", "real-pacs", "real-cifar10-98px")
 SCALES = (*CLASSIFYING, *PUBLISHED, "scenes", "phrases")
 CIFAR_IMAGES = 45_000  # to train on: CIFAR-10's training split without the tenth that is for validation
 # One range for all methods. It is wide: the search tries a dozen recipes of it, and no choice lies at an end.
@@ -622,8 +622,9 @@ def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
 _PUBLISHED = replace(recipes.STUDENT, steps=950, batch_size=32)
 
 
-def _published_student(classes: int) -> Architecture:
-    return Architecture("vit_small_patch14_dinov2", {"img_size": 56, "embed_dim": 96, "num_classes": classes})
+def _published_student(classes: int, image_size: int = 56) -> Architecture:
+    overrides = {"img_size": image_size, "embed_dim": 96, "num_classes": classes}
+    return Architecture("vit_small_patch14_dinov2", overrides)
 
 
 @lru_cache
@@ -729,6 +730,20 @@ def scales(
             far={"sketch": partial(_pacs, DOMAINS[3:])},
             path=data,
             held_out_sizes={"validation": None, "test": None},
+        ),
+        # CIFAR-10 in a finer grid, 7 x 7 patches in place of 4 x 4: do finer maps say less of the class?
+        "real-cifar10-98px": PublishedScale(
+            "real-cifar10-98px",
+            _published_student(10, image_size=98),
+            (),
+            None,
+            _PUBLISHED,
+            {},
+            labels=2000,
+            makes_teachers=False,
+            draw=_cifar10,
+            path=data,
+            image_size=98,
         ),
         # For 2 CPU cores: 48 passes of masked auto-encoding over 8,000 scenes, 12 of detection over 2,000.
         "scenes": SceneScale(
