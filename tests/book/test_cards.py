@@ -16,6 +16,7 @@ from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.analysis.retrieval import mean_average_precision
 from atlib.checkpoint import load_vit
 from atlib.maps import aggregate_heads, keep_own, place_tokens
+from atlib.methods.binary import rounded_map
 from atlib.methods.cait import walk_cait
 from atlib.methods.depth import branch_ratios, layer_scale, one_scalar
 from atlib.methods.locality import LocalityAttention
@@ -29,7 +30,7 @@ from tests.helpers import SMALL_VIT, random_maps, randomise
 MAE, DEIT, CAIT = "card-distilled-mae", "card-distillation-token", "card-class-attention"
 DEPTH, LOCALITY, RESMLP = "card-layerscale-and-depth", "card-shifted-patches-and-locality", "card-resmlp"
 POOL, ATTNDISTILL, GRAFIT = "card-patch-conv-net", "card-attndistill", "card-grafit"
-TRANSLATION = "card-encoder-and-decoder"
+BINARY, TRANSLATION = "card-binary-vit", "card-encoder-and-decoder"
 
 # --- F1 Distilled MAE and row means ---
 
@@ -262,6 +263,23 @@ def test_attention_pool_is_the_pool():
     assert torch.allclose(row, map[:, 0], atol=1e-10) and row.shape == (3, 1, 10)
     gathered = pool.queries + pool.scale1(pool.proj(gathered))
     assert torch.allclose(gathered + pool.scale2(pool.mlp(pool.norm2(gathered))), pooled, atol=1e-10)
+
+
+# --- F10 BinaryViT ---
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 1.5])
+def test_the_rounding_by_hand_and_its_gradients_are_the_modules(share):
+    p = random_maps(2, 3, 5, 5).double().requires_grad_()
+    gradients = []
+    for how in (taught(BINARY).rounded, rounded_map):
+        learned = torch.tensor(share, dtype=torch.float64, requires_grad=True)
+        bits = how(p, learned)
+        assert set(bits.unique().tolist()) <= {0.0, share}
+        weights = torch.linspace(-1, 1, bits.numel(), dtype=torch.float64).view_as(bits)
+        gradients.append((bits, *torch.autograd.grad((bits * weights).sum(), (p, learned))))
+    for mine, theirs in zip(*gradients):
+        assert torch.allclose(mine, theirs, atol=1e-12)
 
 
 # --- F11 Grafit ---

@@ -192,8 +192,8 @@ OF_CARDS = {
     ("copied-row-beats-own", "match"): TOO_SMALL,
     ("row-can-be-taught", "match"): TOO_SMALL,
     # added, with two cards, before their records
-    ("copied-maps-help-bits", "find"): NOT_RECORDED,
-    ("distilled-maps-harm-bits", "find"): NOT_RECORDED,
+    ("copied-maps-help-bits", "find"): TOO_SMALL,
+    ("distilled-maps-harm-bits", "find"): TOO_SMALL,
     ("maps-tell-finer-classes", "find"): HOLDS,
     ("own-maps-tell-finer-classes", "find"): HOLDS,
     ("oracle-cross-map-beats-scratch", "phrases"): HOLDS,
