@@ -22,7 +22,7 @@ from atbook.lab.real import REAL
 from atbook.lab.scales import scales
 from atbook.lab.studies import CENTRAL, STUDIES
 from atbook.lab.translation import TRANSLATION
-from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, NOT_RECORDED, TOO_SMALL, Claim, Side
+from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, TOO_SMALL, Claim, Side
 from atbook.records import add_record, pack_bits, records_file
 from atlib.train.record import Record
 
