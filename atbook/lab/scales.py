@@ -660,6 +660,18 @@ def scales(
         keep_every=500,
         path=data,
     )
+    published = PublishedScale(
+        "real-cifar10",
+        _published_student(10),
+        (),
+        None,
+        _PUBLISHED,
+        {},
+        labels=2000,
+        makes_teachers=False,
+        draw=_cifar10,
+        path=data,
+    )
     return {
         "find": _world("find", pretext.RETRIEVAL, glyphs.World()),
         "match": _world("match", replace(pretext.RETRIEVAL, steps=3000), glyphs.World(task="match")),
@@ -704,18 +716,7 @@ def scales(
         ),
         # For 2 CPU cores: 15 passes over 2,000 labelled images, by students as deep as the teacher, with its
         # heads and its LayerScale, but 96 wide.
-        "real-cifar10": PublishedScale(
-            "real-cifar10",
-            _published_student(10),
-            (),
-            None,
-            _PUBLISHED,
-            {},
-            labels=2000,
-            makes_teachers=False,
-            draw=_cifar10,
-            path=data,
-        ),
+        "real-cifar10": published,
         # The same on photographs, paintings and cartoons, and tested on sketches too.
         "real-pacs": PublishedScale(
             "real-pacs",
@@ -732,18 +733,8 @@ def scales(
             held_out_sizes={"validation": None, "test": None},
         ),
         # CIFAR-10 in a finer grid, 7 x 7 patches in place of 4 x 4: do finer maps say less of the class?
-        "real-cifar10-98px": PublishedScale(
-            "real-cifar10-98px",
-            _published_student(10, image_size=98),
-            (),
-            None,
-            _PUBLISHED,
-            {},
-            labels=2000,
-            makes_teachers=False,
-            draw=_cifar10,
-            path=data,
-            image_size=98,
+        "real-cifar10-98px": replace(
+            published, name="real-cifar10-98px", student=_published_student(10, image_size=98), image_size=98
         ),
         # For 2 CPU cores: 48 passes of masked auto-encoding over 8,000 scenes, 12 of detection over 2,000.
         "scenes": SceneScale(

@@ -294,24 +294,18 @@ def _resmlp(model: str, *of_its_size: str, name: str) -> Published:
 
 
 def _resnet_strikes_back(
-    epochs: int, lr: float, weight_decay: float, mixup: float, *of_its_own: str, name: str, **augmentation
+    strength: int, drop_path: float, recipe: Mapping, *of_its_own: str, image_size: int = 224, name: str
 ) -> Published:
-    short = epochs == 100
+    """strength: of RandAugment; recipe: fields of `Recipe`."""
     return Published(
         name,
         "arXiv 2110.00476, as github.com/open-mmlab/mmpretrain has it in configs/resnet; compare"
         f" {_THESIS}, table 6.1",
         model="resnet50",
         method=Method.SCRATCH,
-        drop_path=0.0 if short else 0.05,
-        augmentation=Augmentation(crop_pct=0.95, **augmentation),
-        recipe=Recipe(
-            epochs=epochs,
-            batch_size=2048,
-            base_lr=lr * 256 / 2048,
-            min_lr=1e-6,
-            **(_LAMB | {"weight_decay": weight_decay, "mixup": mixup, "repeats": 1 if short else 3}),
-        ),
+        drop_path=drop_path,
+        augmentation=Augmentation(image_size, crop_pct=0.95, rand_augment=f"rand-m{strength}-mstd0.5-inc1"),
+        recipe=Recipe(**recipe),
         oddities=(
             "Its rate is absolute; per 256 images it is an eighth of it.",
             "Mixed targets are rounded up: in the binary cross-entropy both classes are fully present.",
@@ -379,6 +373,14 @@ _SCALE_BY_CODE = (
     "Table 3.16 starts LayerScale at 1e-6 here, the authors' model and timm's at 1e-5, as this does."
 )
 _SCALE_BY_TIMM = "The authors' model starts LayerScale at {}, timm's at {}."
+_A2 = _LAMB | {
+    "weight_decay": 0.02,
+    "mixup": 0.1,
+    "epochs": 300,
+    "batch_size": 2048,
+    "base_lr": 5e-3 * 256 / 2048,
+    "min_lr": 1e-6,
+}
 # What timm builds, so that the command line trains it.
 OTHER_NETWORKS: Mapping[str, Callable[..., Published]] = {
     "cait-xxs24": partial(_cait, "cait_xxs24_224", 0.05, 1e-5),
@@ -398,31 +400,24 @@ OTHER_NETWORKS: Mapping[str, Callable[..., Published]] = {
     ),
     "resnet50-a1": partial(
         _resnet_strikes_back,
-        600,
-        5e-3,
-        0.01,
-        0.2,
+        7,
+        0.05,
+        _A2 | {"epochs": 600, "weight_decay": 0.01, "mixup": 0.2},
         "Whether it smooths labels was not found in that code; here it does not.",
-        rand_augment="rand-m7-mstd0.5-inc1",
     ),
     "resnet50-a2": partial(
-        _resnet_strikes_back,
-        300,
-        5e-3,
-        0.02,
-        0.1,
-        "The thesis (table 6.1) prints a mixup of 0.2.",
-        rand_augment="rand-m7-mstd0.5-inc1",
+        _resnet_strikes_back, 7, 0.05, _A2, "The thesis (table 6.1) prints a mixup of 0.2."
     ),
     "resnet50-a3": partial(
         _resnet_strikes_back,
-        100,
-        8e-3,
-        0.02,
-        0.1,
-        "It trains at 160 pixels and is tested at 224; here a run is tested at the size that it trains at.",
+        6,
+        0.0,
+        _A2 | {"epochs": 100, "base_lr": 8e-3 * 256 / 2048, "repeats": 1},
+        (
+            "In its paper it trains at 160 pixels and is tested at 224 (the files that we read crop to 224)."
+            " Here a run is tested at the size that it trains at."
+        ),
         image_size=160,
-        rand_augment="rand-m6-mstd0.5-inc1",
     ),
 }
 # What only `atlib.methods.patch_conv` builds.
