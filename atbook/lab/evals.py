@@ -9,7 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from atbook.lab.scales import TUNING_SEED
-from atbook.lab.studies import CENTRAL, FAMILY, FIND, LONG_TAIL, POOL, WORLDS
+from atbook.lab.studies import (
+    CENTRAL,
+    DISTILLED_MAE,
+    DISTILLED_TOO,
+    FAMILY,
+    FIND,
+    LONG_TAIL,
+    PAINTERS,
+    PAIRS,
+    POOL,
+    WORLDS,
+)
 from atbook.lab.study import (
     Place,
     Run,
@@ -265,6 +276,32 @@ def _maps_of(vit: nn.Module, images: Images) -> Tensor:
     )
 
 
+def likened_to_the_teacher(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """Of students that painted before there were labels: the CKA of every layer with every layer of the
+    teacher, on test images, before and after they were fine-tuned."""
+    teacher, test = sources.teacher().eval(), sources.scale.held_out("test")
+    images = test.select(range(min(LOOKED_AT, len(test))))
+
+    def cka(model: nn.Module) -> list[list[float]]:
+        return layer_cka(model, teacher, images, class_token).tolist()
+
+    return {
+        name: {
+            "cka before labels": cka(sources.teacher(PAINTERS[name]).eval()),
+            "cka after labels": cka(bare(model)),
+        }
+        for name, model in models.items()
+    }
+
+
+def probed(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """What a vote of nearest neighbours and a linear probe make of the features of every model, and of the
+    teacher."""
+    test = sources.scale.held_out("test")
+    ready = {name: bare(model) for name, model in models.items()} | {"teacher": sources.teacher().eval()}
+    return {name: _probes(model, sources.scale, sources.seed, test) for name, model in ready.items()}
+
+
 def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
     """Accuracy for classes with many, a medium number of and few training images."""
     train = LONG_TAIL.variants[0].images(sources.scale, sources.seed)
@@ -335,7 +372,44 @@ CLASS_GROUPS = Examination(
     alone=True,
 )
 
+PAINTERS_LAYERS = Examination(
+    "painters-layers",
+    "likeness of every layer to the teacher's, before and after there are labels, of students that painted",
+    "arXiv 2205.14443, figure 6",
+    (DISTILLED_MAE,),
+    ("MAE", "logits, last layer", "maps, all layers, head by head", "hidden states, last layer"),
+    likened_to_the_teacher,
+    seeds=3,
+    minutes=4,
+    only=FIND,
+    alone=True,
+)
+PROBED_PAIRS = Examination(
+    "pairs-probed",
+    "how far AttnDistill's students stay behind their teacher by nearest neighbours and by a linear probe",
+    "arXiv 2210.00944, figure 6",
+    (PAIRS, DISTILLED_TOO),
+    (
+        "two heads, scratch",
+        "two heads, attndistill",
+        "two heads, attndistill projector of 1",
+        "two heads, attndistill class token alone",
+    ),
+    probed,
+    seeds=3,
+    minutes=6,
+    only=FIND,
+)
+
 EXAMINATIONS = {
     examination.name: examination
-    for examination in (SHIFTS, SHIFTS_OF_POOL, TWIN_PROBE, COMPARISON, CLASS_GROUPS)
+    for examination in (
+        SHIFTS,
+        SHIFTS_OF_POOL,
+        TWIN_PROBE,
+        COMPARISON,
+        CLASS_GROUPS,
+        PAINTERS_LAYERS,
+        PROBED_PAIRS,
+    )
 }

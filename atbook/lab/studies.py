@@ -58,6 +58,7 @@ from atlib.methods.patch_conv import PatchConvNet, PoolTransfer, with_attention_
 from atlib.methods.resmlp import StaticMapDistill, copy_static_maps, mean_patch_maps, resmlp
 from atlib.plan import ROWS, Plan
 from atlib.train.distilled_mae import (
+    DistilledHiddenMae,
     DistilledMae,
     Match,
     centred_squared_error,
@@ -1142,7 +1143,13 @@ def _taught_painter(
     return DistilledMae(central(), student, layers=layers, match=match, mix_heads=mix_heads)
 
 
-def _unpainted(model: DistilledMae, images: Images) -> float:
+def _with_hidden_states(
+    layers: Sequence[int] | None, vit: VisionTransformer, central: Callable[[], VisionTransformer]
+) -> DistilledHiddenMae:
+    return DistilledHiddenMae(central(), _painter(vit, central), layers=layers)
+
+
+def _unpainted(model: DistilledMae | DistilledHiddenMae, images: Images) -> float:
     return unpainted(model.student, images)
 
 
@@ -1151,8 +1158,8 @@ MAE = Schooling(
 )
 
 
-def _distilled_mae(
-    name: str, layers: Sequence[int] | None, match: Match, mix_heads: bool = True
+def _painted_beside(
+    name: str, around: Callable[[VisionTransformer, Callable[[], VisionTransformer]], nn.Module]
 ) -> Schooling:
     """An auto-encoder that learns from the central teacher of its seed."""
     return Schooling(
@@ -1161,10 +1168,16 @@ def _distilled_mae(
         glyph_images,
         distilled_mae_loss,
         changes=_PAINTING,
-        around=partial(_taught_painter, layers, match, mix_heads),
+        around=around,
         unlearned=_unpainted,
         again=1,
     )
+
+
+def _distilled_mae(
+    name: str, layers: Sequence[int] | None, match: Match, mix_heads: bool = True
+) -> Schooling:
+    return _painted_beside(name, partial(_taught_painter, layers, match, mix_heads))
 
 
 _TARGETS = {
@@ -1185,9 +1198,22 @@ LOWER = {
     ("logits", f"{word} layer"): _distilled_mae(f"dmae-logits-{word}-layer", (layer,), squared_error)
     for layer, word in enumerate(("first", "second", "third"))
 }
+# Features in place of attention.
+HIDDEN = {
+    ("hidden states", where): _painted_beside(
+        f"dmae-hidden-{where}".replace(" ", "-"), partial(_with_hidden_states, layers)
+    )
+    for where, layers in _DEPTHS.items()
+}
 # The loss of Distill, at another time.
 UNMIXED = _distilled_mae("dmae-maps-head-by-head", range(4), cross_entropy_of_maps, mix_heads=False)
 HEAD_BY_HEAD = "maps, all layers, head by head"
+# By the variant that is fine-tuned from it.
+PAINTERS = {
+    "MAE": MAE,
+    **{f"{target}, {where}": school for (target, where), school in (MIXED | LOWER | HIDDEN).items()},
+    HEAD_BY_HEAD: UNMIXED,
+}
 
 
 def _distill_into(schooling: Schooling, sources: Sources) -> nn.Module:
@@ -1204,14 +1230,15 @@ def _tuned_painter(label: str, schooling: Schooling, **differs) -> Variant:
 DISTILLED_MAE = Study(
     "distilled-mae",
     "attention transfer before there are labels: a masked auto-encoder alone and with the teacher's logits or"
-    " maps, in the last layer, in a lower one or in all, with row means or without, each then fine-tuned",
+    " maps, in the last layer, in a lower one or in all, with row means or without, or its hidden states,"
+    " each then fine-tuned",
     "not in the paper; logits of the last layer are distilled MAE (arXiv 2205.14443), with an MAE ViT-B as"
     " teacher: ImageNet 78.0 to 78.4, Aircraft 64.6 to 79.2",
     (
         _tuned_painter("MAE", MAE),
         *(
             _tuned_painter("{target}, {where}", schooling, target=target, where=where)
-            for (target, where), schooling in (MIXED | LOWER).items()
+            for (target, where), schooling in (MIXED | LOWER | HIDDEN).items()
         ),
         _tuned_painter(HEAD_BY_HEAD, UNMIXED),
         Variant(
@@ -1219,9 +1246,9 @@ DISTILLED_MAE = Study(
         ),
     ),
     seeds=3,
-    minutes=42,
+    minutes=48,
     only=FIND,
-    teachers=(MAE, *(MIXED | LOWER).values(), UNMIXED),
+    teachers=tuple(PAINTERS.values()),
 )
 
 

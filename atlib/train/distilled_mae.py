@@ -1,12 +1,13 @@
-"""Distilled MAE: a masked auto-encoder whose attention is pulled to a teacher's, on the patches that both are
-shown.
+"""Distilled MAE: a masked auto-encoder whose attention, or whose hidden states, are pulled to a teacher's, on
+the patches that both are shown.
 
 Source: Wang, Gao, Li, Zhang, Hu 2023, "A Closer Look at Self-Supervised Lightweight Vision Transformers"
 (arXiv 2205.14443), section 5, equation 3. What is said here of "the published code" was read in
 github.com/wangsr126/mae-lite (Apache-2.0).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from timm.models.vision_transformer import VisionTransformer
@@ -18,7 +19,7 @@ from atlib.plan import Plan
 from atlib.train.pretrain import MaskedAutoencoder, walk_visible
 from atlib.train.recipe import Recipe
 from atlib.transfer import without_history
-from atlib.walking import check_timm
+from atlib.walking import Walk, check_timm
 
 # --- How a layer's attention logits are compared ---
 
@@ -71,13 +72,68 @@ def cross_entropy_of_maps(z_s: Tensor, z_t: Tensor) -> Tensor:
 
 class Painted(NamedTuple):
     """What a step computes. `reconstruction`: scalar, the auto-encoder's own loss; `transfer_loss`: scalar,
-    of the attention, unweighted."""
+    of what is compared with the teacher, unweighted."""
 
     reconstruction: Tensor
     transfer_loss: Tensor
 
 
-class DistilledMae(Pair):
+class _TaughtMae(Pair, ABC):
+    """A masked auto-encoder with a frozen teacher that is shown the same visible patches."""
+
+    not_walkable = "it is a teacher and a masked auto-encoder: walk its .student.vit or its .teacher"
+
+    def __init__(
+        self,
+        teacher: VisionTransformer,
+        student: MaskedAutoencoder,
+        layers: Iterable[int] | Mapping[int, int] | None,
+        same: Mapping[str, Callable[[VisionTransformer], object]],
+        normalisation: Normalisation | None,
+    ):
+        """same: what else has to be equal, by name, read from a ViT."""
+        check_timm(teacher)
+        check_timm(student.vit)
+        _check_pair(teacher, student.vit, same)
+        super().__init__(student, teacher, normalisation=normalisation)
+        depths = len(student.vit.blocks), len(teacher.blocks)
+        last = {depths[0] - 1: depths[1] - 1}
+        self.layers = Plan(layers=last if layers is None else layers).pairs_of(*depths)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """False: after pre-training, `.student.vit` alone is the result."""
+        return False
+
+    def forward(self, images: Tensor, order: Tensor | None = None) -> Painted:
+        """Both losses for images (B, 3, height, width). order: (B, P), a permutation of the patches per image
+        for teacher and student; None draws one."""
+        order = self.student.draw_order(images) if order is None else order
+        own = self.student.encode(images, order)
+        transfer_loss = self.transfer_loss(own, self.teacher_targets(images, order))
+        return Painted(self.student.reconstruction(own.tokens, images, order), transfer_loss)
+
+    def teacher_targets(self, images: Tensor, order: Tensor) -> list[Tensor]:
+        """What the student is compared with, for the visible patches alone, as constants: a tensor for each
+        layer that is compared."""
+        self.teacher.eval()  # other code may have called .train() on it since
+        with without_history():
+            places = order[:, : self.student.visible]
+            last = max(of_teacher for _, of_teacher in self.layers)
+            targets = self.targets_of(self.for_teacher(images), places, last)
+        return [target.clone() for target in targets]  # clones outlive inference mode, which autograd needs
+
+    @abstractmethod
+    def targets_of(self, images: Tensor, places: Tensor, last: int) -> list[Tensor]:
+        """The teacher's side, for its own images and their visible patches, (B, visible); `last`: the last
+        layer that is compared."""
+
+    @abstractmethod
+    def transfer_loss(self, own: Walk, targets: Sequence[Tensor]) -> Tensor:
+        """The sum over layers of how far the student's walk is from the targets, a scalar."""
+
+
+class DistilledMae(_TaughtMae):
     """A masked auto-encoder that shall attend to visible patches as its teacher attends to the same ones.
 
     In the last layer of both (`layers`: indices from 0, or a mapping {student's layer: teacher's layer}; None
@@ -98,11 +154,9 @@ class DistilledMae(Pair):
 
     Source: arXiv 2205.14443, equation 3. That it is logits that are compared, the weight 1, layer 12 of 12
     and the mixing were read in the published code. A departure: where depths differ, the code compares layers
-    of one number, this module the last of each. The code's second loss, of hidden states, is off in its own
-    experiment and left out here.
+    of one number, this module the last of each. The code's second loss, which is off in its own experiment,
+    is `DistilledHiddenMae`.
     """
-
-    not_walkable = "it is a teacher and a masked auto-encoder: walk its .student.vit or its .teacher"
 
     def __init__(
         self,
@@ -114,48 +168,78 @@ class DistilledMae(Pair):
         mix_heads: bool = True,
         normalisation: Normalisation | None = None,
     ):
-        check_timm(teacher)
-        check_timm(student.vit)
-        _check_pair(teacher, student.vit, mix_heads)
-        super().__init__(student, teacher, normalisation=normalisation)
-        depths = len(student.vit.blocks), len(teacher.blocks)
-        last = {depths[0] - 1: depths[1] - 1}
-        self.layers = Plan(layers=last if layers is None else layers).pairs_of(*depths)
+        same = {} if mix_heads else {"heads (or mix_heads=True)": _heads}
+        super().__init__(teacher, student, layers, same, normalisation)
         self.match = match
         heads = _heads(student.vit), _heads(teacher)
         self.mixing = nn.ModuleList(
             nn.Conv2d(*heads, 1, bias=False) if mix_heads else nn.Identity() for _ in self.layers
         )
 
-    @property
-    def needs_teacher(self) -> bool:
-        """False: after pre-training, `.student.vit` alone is the result."""
-        return False
+    def targets_of(self, images: Tensor, places: Tensor, last: int) -> list[Tensor]:
+        """The teacher's attention logits among prefix tokens and visible patches, (B, H, N, N) each."""
+        seen = walk_visible(self.teacher, images, places, stop_after=last).layers
+        return [seen[of_teacher].scores for _, of_teacher in self.layers]
 
-    def forward(self, images: Tensor, order: Tensor | None = None) -> Painted:
-        """Both losses for images (B, 3, height, width). order: (B, P), a permutation of the patches per image
-        for teacher and student; None draws one."""
-        order = self.student.draw_order(images) if order is None else order
-        own = self.student.encode(images, order)
+    def transfer_loss(self, own: Walk, targets: Sequence[Tensor]) -> Tensor:
+        """`match` of the mixed heads, summed over layers."""
         mixed = (mix(own.layers[layer].scores) for (layer, _), mix in zip(self.layers, self.mixing))
-        errors = map(self.match, mixed, self.teacher_logits(images, order))
-        return Painted(self.student.reconstruction(own.tokens, images, order), sum(errors))
-
-    def teacher_logits(self, images: Tensor, order: Tensor) -> list[Tensor]:
-        """The teacher's attention logits among prefix tokens and visible patches, as constants: one
-        (B, H, N, N) for each layer that is compared."""
-        self.teacher.eval()  # other code may have called .train() on it since
-        layers = [of_teacher for _, of_teacher in self.layers]
-        with without_history():
-            places = order[:, : self.student.visible]
-            seen = walk_visible(self.teacher, self.for_teacher(images), places, stop_after=max(layers)).layers
-            logits = [seen[layer].scores for layer in layers]
-        return [z.clone() for z in logits]  # clones outlive inference mode, which autograd needs
+        return sum(map(self.match, mixed, targets))
 
 
-def distilled_mae_loss(model: DistilledMae, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
-    """The auto-encoder's loss + transfer_weight · that of the attention, 1 in the paper; labels are not
-    used."""
+class DistilledHiddenMae(_TaughtMae):
+    """A masked auto-encoder whose hidden states shall be its teacher's, of the same visible patches: features
+    in place of attention, before there are labels.
+
+    A layer's hidden state is the residual stream after it, behind the norm that reads it: the first norm of
+    the next block, or the final norm. The student's goes through a linear map without bias to the teacher's
+    width, one for each layer, which is there also where widths are equal, and is compared by a mean squared
+    error over batch, tokens (prefix tokens too) and width; layers are summed. `layers`, `normalisation`, what
+    is part of the module and what is raised are those of `DistilledMae`.
+
+    Source: the second loss of the published code of arXiv 2205.14443, which its experiment leaves off. A
+    departure: where depths differ, the code compares layers of one number, this module the last of each.
+    """
+
+    def __init__(
+        self,
+        teacher: VisionTransformer,
+        student: MaskedAutoencoder,
+        *,
+        layers: Iterable[int] | Mapping[int, int] | None = None,
+        normalisation: Normalisation | None = None,
+    ):
+        super().__init__(teacher, student, layers, {}, normalisation)
+        widths = student.vit.embed_dim, teacher.embed_dim
+        self.widening = nn.ModuleList(nn.Linear(*widths, bias=False) for _ in self.layers)
+
+    def targets_of(self, images: Tensor, places: Tensor, last: int) -> list[Tensor]:
+        """The teacher's hidden states of prefix tokens and visible patches, (B, N, D) each."""
+        beyond = None if last + 1 == len(self.teacher.blocks) else last + 1
+        stream = walk_visible(self.teacher, images, places, stop_after=beyond).stream
+        return [_as_read(self.teacher, stream, of_teacher) for _, of_teacher in self.layers]
+
+    def transfer_loss(self, own: Walk, targets: Sequence[Tensor]) -> Tensor:
+        """The squared error of the widened hidden states, summed over layers."""
+        states = (_as_read(self.student.vit, own.stream, layer) for layer, _ in self.layers)
+        return sum(
+            nn.functional.mse_loss(widen(state), target)
+            for widen, state, target in zip(self.widening, states, targets, strict=True)
+        )
+
+
+def _as_read(vit: VisionTransformer, stream: Sequence[Tensor], layer: int) -> Tensor:
+    """The stream after a layer as what comes next reads it: normalised."""
+    if layer + 1 < len(vit.blocks):
+        return vit.blocks[layer + 1].norm1(stream[layer])
+    return vit.fc_norm(vit.norm(stream[layer]))  # one of the two is the identity, by the ViT's pooling
+
+
+def distilled_mae_loss(
+    model: DistilledMae | DistilledHiddenMae, images: Tensor, targets: Tensor, recipe: Recipe
+) -> Tensor:
+    """The auto-encoder's loss + transfer_weight · that of the attention or of hidden states, 1 in the paper;
+    labels are not used."""
     reconstruction, transfer_loss = model(images)
     return reconstruction + recipe.transfer_weight * transfer_loss
 
@@ -164,7 +248,9 @@ def _heads(vit: VisionTransformer) -> int:
     return vit.blocks[0].attn.num_heads
 
 
-def _check_pair(teacher: nn.Module, student: nn.Module, mix_heads: bool) -> None:
+def _check_pair(
+    teacher: nn.Module, student: nn.Module, same: Mapping[str, Callable[[VisionTransformer], object]]
+) -> None:
     if teacher is student:
         raise ValueError("teacher and student are the same object: build a second ViT")
     if not isinstance(teacher, VisionTransformer):
@@ -173,15 +259,14 @@ def _check_pair(teacher: nn.Module, student: nn.Module, mix_heads: bool) -> None
             " walked without: take a VisionTransformer"
         )
     same = {
-        "patch grid": [tuple(vit.patch_embed.grid_size) for vit in (teacher, student)],
-        "prefix tokens": [vit.num_prefix_tokens for vit in (teacher, student)],
+        "patch grid": lambda vit: tuple(vit.patch_embed.grid_size),
+        "prefix tokens": lambda vit: vit.num_prefix_tokens,
+        **same,
     }
-    if not mix_heads:
-        same["heads (or mix_heads=True)"] = [_heads(vit) for vit in (teacher, student)]
     problems = [
-        f"{name}: teacher {of_teacher}, student {of_student}"
-        for name, (of_teacher, of_student) in same.items()
-        if of_teacher != of_student
+        f"{name}: teacher {read(teacher)}, student {read(student)}"
+        for name, read in same.items()
+        if read(teacher) != read(student)
     ]
     if problems:
         raise ValueError(

@@ -17,17 +17,21 @@ from atbook.lab.evals import (
     bare,
     by_class_groups,
     compared,
+    likened_to_the_teacher,
+    probed,
     under_shifts,
 )
 from atbook.lab.scales import TUNING_SEED
-from atbook.lab.studies import CENTRAL, LONG_TAIL, POOL, STUDIES
+from atbook.lab.studies import CENTRAL, HEAD_BY_HEAD, LONG_TAIL, PAINTERS, POOL, STUDIES
 from atbook.lab.study import Sources
 from atbook.worlds import glyph_images, glyphs
 from atbook.worlds import shifts as ood
 from atbook.worlds.shifts import SHIFTS, all_shifts, shifted
 from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.checkpoint import save_vit
 from atlib.methods.distillation import FeatureDistillation
 from atlib.methods.mean_maps import MeanMapCopy
+from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import random_images, randomise
 
@@ -287,6 +291,33 @@ def test_compared_probes_by_hand(found, models, sources):
         assert (
             set(found[name]["k-nn"]) == {"1", "5", "10", "20", "50"} and 0 <= found[name]["linear probe"] <= 1
         )
+
+
+def test_what_pairs_are_probed_for_is_what_is_compared(found, models, sources):
+    again = probed(models, sources)
+    assert set(again) == {*models, "teacher"}
+    for name, probes in again.items():
+        assert probes == {key: found[name][key] for key in ("k-nn", "linear probe")}
+
+
+def test_painters_are_likened_to_the_teacher_before_and_after_by_hand(models, sources, monkeypatch):
+    """What is fine-tuned from a painter is stood in for by two models: before is the painter's own file."""
+    monkeypatch.setattr(evals, "LOOKED_AT", LOOKED_AT)
+    after = {"MAE": vit(21), HEAD_BY_HEAD: vit(22)}
+    before = {name: vit(seed, outputs=0) for seed, name in enumerate(after, 31)}
+    for name, painter in before.items():
+        save_vit(
+            sources.place.teacher(0, PAINTERS[name]), painter, Architecture("glyphs", {"num_classes": 0})
+        )
+    found = likened_to_the_teacher(after, sources)
+    x = glyph_images(glyphs.generate("test", LOOKED_AT)).take(range(LOOKED_AT))[0]
+    of_teacher = seen_by(sources.teacher().eval(), x).stream
+    for name in after:
+        for when, model in (("before", before[name]), ("after", after[name])):
+            expected = [[cka(a[:, 0], b[:, 0]) for b in of_teacher] for a in seen_by(model, x).stream]
+            torch.testing.assert_close(
+                torch.tensor(found[name][f"cka {when} labels"]), torch.tensor(expected), rtol=1e-4, atol=1e-5
+            )
 
 
 # --- classes with many, some and few images

@@ -29,6 +29,7 @@ from atbook.lab.studies import (
     DISTILLED_MAE,
     DISTILLED_TOO,
     FAMILY,
+    HIDDEN,
     IMBALANCE,
     LABEL_CURVES,
     LAYER_RESERVE,
@@ -37,10 +38,10 @@ from atbook.lab.studies import (
     LONG_TAIL,
     LONGER_LABEL_CURVES,
     LOWER,
-    MAE,
     MIXED,
     NATIVE_STUDY,
     ONE_SOFTMAX,
+    PAINTERS,
     PAIRS,
     PARTLY_TUNED,
     POOL,
@@ -69,6 +70,7 @@ from atlib.methods.resmlp import mean_patch_maps, static_maps
 from atlib.student import describe, differences
 from atlib.train import pretrain
 from atlib.train.distilled_mae import (
+    DistilledHiddenMae,
     DistilledMae,
     centred_squared_error,
     cross_entropy_of_maps,
@@ -84,7 +86,6 @@ from tests.helpers import randomise, same
 EVERY = [(study, variant) for study in (CENTRAL, *STUDIES.values()) for variant in study.variants]
 TEACHERS = {schooling.name: schooling for study in STUDIES.values() for schooling in study.teachers}
 COLOUR = TEACHERS["colour"]
-PAINTERS = [MAE, *MIXED.values(), *LOWER.values(), UNMIXED]
 OF_OTHER_METHODS = [*PRETRAINING_METHODS.teachers, *PRETRAINING_METHODS_MATCH.teachers]
 LOSSES = {
     "logits": squared_error,
@@ -445,7 +446,7 @@ def test_teachers_have_names_and_recipes_of_their_own():
         recipe = replace(pretext.RETRIEVAL, **schooling.changes)
         # the central ones' steps, but where the task is harder
         steps = 3000 if name == "offset" else pretext.RETRIEVAL.steps
-        if schooling in PAINTERS:  # alike, so that they can be compared
+        if schooling in PAINTERS.values():  # alike, so that they can be compared
             expected = replace(pretext.RETRIEVAL, steps=500, betas=(0.9, 0.95), transfer_weight=1.0)
         else:
             expected = replace(pretext.RETRIEVAL, steps=steps)
@@ -458,7 +459,7 @@ def test_teachers_differ_in_one_thing():
     others |= {deeper.name: {"model", "world"} for deeper in DEEPER.values()}
     for name, schooling in TEACHERS.items():
         changed = {part for part in parts if getattr(schooling, part) != getattr(RETRIEVAL, part)}
-        if schooling not in (*PAINTERS, *OF_OTHER_METHODS):
+        if schooling not in (*PAINTERS.values(), *OF_OTHER_METHODS):
             assert changed == others.get(name, {"model"})
     assert TEACHERS["offset"].world == glyphs.World(offset=4)
     assert TEACHERS["inverted"].world == glyphs.World(rendering="inverted")
@@ -543,6 +544,19 @@ def test_an_auto_encoder_learns_from_the_central_teacher_what_it_is_to(
     assert model.student.vit is vit and model.student.visible == 8
     assert model.layers == tuple((layer, layer) for layer in layers) and model.match is match
     assert len([*model.mixing.parameters()]) == (len(layers) if mixed else 0)
+    assert schooling.loss is distilled_mae_loss
+
+
+@pytest.mark.parametrize(
+    "where, layers", [("last layer", (3,)), ("all layers", (0, 1, 2, 3))], ids=lambda value: str(value)
+)
+def test_an_auto_encoder_learns_hidden_states_of_the_central_teacher(where, layers, kept, sources):
+    schooling = HIDDEN["hidden states", where]
+    vit = Architecture("glyphs", {"num_classes": schooling.outputs}).build()
+    model = schooling.around(vit, sources.teacher)
+    assert type(model) is DistilledHiddenMae and same(model.teacher.state_dict(), kept())
+    assert model.student.vit is vit and model.student.visible == 8
+    assert model.layers == tuple((layer, layer) for layer in layers)
     assert schooling.loss is distilled_mae_loss
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from atlib import create_vit, walk
 from atlib.train import make_optimizer, train
 from atlib.train.distilled_mae import (
+    DistilledHiddenMae,
     DistilledMae,
     centred_squared_error,
     cross_entropy_of_maps,
@@ -48,34 +49,62 @@ def golden():
     return load_file(ROOT / "tests" / "golden" / "distilled_mae.safetensors")
 
 
-@pytest.mark.parametrize("name, layers", [("2", None), ("2", [1]), ("12", [0, 1])])
-def test_loss_and_gradients_are_those_of_the_published_code(golden, name, layers):
+@pytest.fixture
+def published(golden):
+    """Student, as an auto-encoder, and teacher of the published code's run."""
     vits = []
     for who, width, heads in (("student", 12, 3), ("teacher", 16, 4)):
         shape = {"img_size": 16, "patch_size": 4, "depth": 2, "num_classes": 0}
         vit = create_vit(shape | {"embed_dim": width, "num_heads": heads})
         part = {n.removeprefix(f"{who}."): w for n, w in golden.items() if n.startswith(who)}
-        missing = vit.load_state_dict(part, strict=False)
-        assert missing.unexpected_keys == [] and {n.split(".")[0] for n in missing.missing_keys} <= {"norm"}
+        assert vit.load_state_dict(part)
         vits.append(vit)
     student, teacher = vits
-    mae = MaskedAutoencoder(student, decoder_width=8, decoder_heads=2, decoder_depth=1)
+    return MaskedAutoencoder(student, decoder_width=8, decoder_heads=2, decoder_depth=1), teacher
+
+
+def check_published(golden, model, prefix, name, gradients):
+    """The loss and the gradients, by what they are of, are those of the published code."""
+    found = model(golden["images"].double(), golden["order"]).transfer_loss
+    found.backward()
+    assert abs(found - golden[f"{prefix}loss{name}"]).item() <= 1e-10
+    for part, weight in gradients.items():
+        expected = golden[f"{prefix}grad{name}.{part}"]
+        assert (weight.grad - expected).abs().max() <= 1e-10 and expected.abs().max() > 1e-3, part
+
+
+LAST_OR_BOTH = pytest.mark.parametrize("name, layers", [("2", None), ("2", [1]), ("12", [0, 1])])
+
+
+@LAST_OR_BOTH
+def test_loss_and_gradients_are_those_of_the_published_code(golden, published, name, layers):
+    mae, teacher = published
     model = DistilledMae(teacher, mae, layers=layers).double()
     assert [type(mix) for mix in model.mixing] == [nn.Conv2d] * len(model.layers)
     with torch.no_grad():
         for (layer, _), mix in zip(model.layers, model.mixing):
             mix.weight.copy_(golden[f"mixing.adapter{layer}.weight"])
-    found = model(golden["images"].double(), golden["order"]).transfer_loss
-    found.backward()
-    assert abs(found - golden[f"loss{name}"]).item() <= 1e-10
     gradients = {
-        "qkv": student.blocks[1].attn.qkv.weight.grad,
-        "cls_token": student.cls_token.grad,
-        "mixing": model.mixing[-1].weight.grad,
+        "qkv": mae.vit.blocks[1].attn.qkv.weight,
+        "cls_token": mae.vit.cls_token,
+        "mixing": model.mixing[-1].weight,
     }
-    for part, gradient in gradients.items():
-        expected = golden[f"grad{name}.{part}"]
-        assert (gradient - expected).abs().max() <= 1e-10 and expected.abs().max() > 1e-3, part
+    check_published(golden, model, "", name, gradients)
+
+
+@LAST_OR_BOTH
+def test_hidden_states_are_compared_as_by_the_published_code(golden, published, name, layers):
+    mae, teacher = published
+    model = DistilledHiddenMae(teacher, mae, layers=layers).double()
+    with torch.no_grad():
+        for (layer, _), widen in zip(model.layers, model.widening, strict=True):
+            widen.weight.copy_(golden[f"widening.adapter{layer + 1}"])
+    gradients = {
+        "qkv": mae.vit.blocks[1].attn.qkv.weight,
+        "cls_token": mae.vit.cls_token,
+        "widening": model.widening[-1].weight,
+    }
+    check_published(golden, model, "hidden_", name, gradients)
 
 
 # --- By hand
@@ -239,6 +268,44 @@ def test_positions_and_tokens_are_not_decayed(build):
     assert "mixing.0.weight" in decayed and sum(len(group["params"]) for group in groups) == len(names)
 
 
+# --- Hidden states
+
+
+@pytest.mark.parametrize("pooled", [{}, NO_TOKEN], ids=["class token", "mean"])
+def test_hidden_states_of_unequal_depths_by_hand(small_vit, pooled):
+    """Layers 0 and 2 of the student with 1 and 0 of a teacher of two layers, whose last is read behind its
+    final norm."""
+    student = randomise(MaskedAutoencoder(small_vit(1, **pooled), 0.75, 16, 1, 2), 3)
+    teacher = randomise(small_vit(2, **pooled, depth=2, embed_dim=36), 5)
+    model = DistilledHiddenMae(teacher, student, layers={0: 1, 2: 0}).double()
+
+    def read(vit, layer):
+        tokens = vit._pos_embed(vit.patch_embed(IMAGES))
+        shown = ORDER[:, :4, None].expand(-1, -1, tokens.shape[-1])
+        prefix = vit.num_prefix_tokens
+        x = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, shown)], 1)
+        for block in vit.blocks[: layer + 1]:
+            x = block(x)
+        final = vit.fc_norm if pooled else vit.norm
+        return (final if layer + 1 == len(vit.blocks) else vit.blocks[layer + 1].norm1)(x)
+
+    expected = 0
+    for (of_student, of_teacher), widen in zip(((0, 1), (2, 0)), model.widening, strict=True):
+        gap = read(student.vit, of_student) @ widen.weight.T - read(teacher, of_teacher)
+        expected = expected + gap.square().sum() / gap.numel()
+    assert abs(model(IMAGES, ORDER).transfer_loss - expected).item() <= 1e-10
+
+
+def test_a_teacher_of_hidden_states_is_run_no_further_than_the_norm_that_reads_them(small_vit):
+    teacher = small_vit(2)
+    model = DistilledHiddenMae(teacher, MaskedAutoencoder(small_vit(1), 0.75, 16, 1, 2), layers=[0]).double()
+    mine(teacher, after=1)
+    assert model(IMAGES, ORDER).transfer_loss.isfinite()
+    assert {name.split(".")[0] for name in model.state_dict()} == {"student", "widening"}
+    with pytest.raises(Unwalkable, match=r"DistilledHiddenMae: .*\.student\.vit"):
+        walk(model, IMAGES)
+
+
 # --- What no map can show
 
 
@@ -316,7 +383,7 @@ def test_attention_is_learned(glyphs64, match):
     @torch.no_grad()
     def excess():
         """Above the least that can be reached: of a cross-entropy, the teacher's entropy."""
-        (z_t,) = model.teacher_logits(images, order)
+        (z_t,) = model.teacher_targets(images, order)
         return model(images, order).transfer_loss.item() - match(z_t, z_t).item()
 
     before = excess()
