@@ -40,6 +40,7 @@ from atlib.methods.attndistill import AttnDistill, row_squared_error
 from atlib.methods.cait import CaitTransfer
 from atlib.methods.depth import (
     fixup,
+    frozen_factors,
     layer_scale,
     one_scalar,
     published_start,
@@ -761,12 +762,17 @@ def _brief(label: str, build: Callable[[Sources], nn.Module], like: str, **optio
 
 
 def _of_depth(
-    depth: int, build: Callable[[Sources], nn.Module], method: str = "scratch", factors: str | None = None
+    depth: int,
+    build: Callable[[Sources], nn.Module],
+    method: str = "scratch",
+    factors: str | None = None,
+    needs: tuple[str, ...] = (),
 ) -> Variant:
     """A student of 4 layers, as the teacher has, or of more; with factors on its branches, or without."""
     label = "{depth} layers" + ", {factors}" * bool(factors) + ", copy" * (method == "copy")
     differs = {"depth": depth, "factors": factors, "method": method}
-    return _brief(label, build, method, student={} if depth == 4 else {"depth": depth}, differs=differs)
+    student = {} if depth == 4 else {"depth": depth}
+    return _brief(label, build, method, student=student, needs=needs, differs=differs)
 
 
 def _with_factors(factors: Callable[[VisionTransformer], VisionTransformer], sources: Sources) -> nn.Module:
@@ -782,7 +788,12 @@ def _copy_into_deeper(student: Callable[[Sources], nn.Module], sources: Sources)
     return AttentionTransfer(teacher, deeper, Plan(layers=layers, mismatched=True))
 
 
+def _retrained(sources: Sources) -> nn.Module:
+    return frozen_factors(sources.student(), sources.model_of(DEPTH, SCALED))
+
+
 _scaled = partial(_with_factors, layer_scale)
+SCALED = "24 layers, layer scale"
 _DEEP = {"depth": 24}
 _uniform = partial(uniform_layer_scale, mean=published_start(_DEEP["depth"]))
 # LayerScale's rivals in the thesis: one factor a branch, from elsewhere, or other first weights.
@@ -814,6 +825,7 @@ DEPTH = Study(
         _of_depth(12, partial(_copy_into_deeper, scratch), "copy"),
         _of_depth(24, partial(_with_factors, partial(layer_scale, start=0.0)), factors="layer scale from 0"),
         _of_depth(24, partial(_with_factors, _uniform), factors="layer scale, uniform"),
+        _of_depth(24, _retrained, factors="learned factors, frozen", needs=(SCALED,)),
         _brief(
             "{depth} layers, drop rate {rate}",
             scratch,
@@ -903,7 +915,12 @@ def _convnet(sources: Sources) -> nn.Module:
 
 
 def _predicting(teacher: str, sources: Sources) -> nn.Module:
-    return sources.fine_tuned() if teacher == "ViT" else sources.model_of(TOKEN, "convnet")
+    """The fine-tuned ViT, or what a variant of this study has trained."""
+    return sources.fine_tuned() if teacher == "ViT" else sources.model_of(TOKEN, teacher)
+
+
+def _of_convnet(hard: bool, sources: Sources) -> nn.Module:
+    return LogitDistillation(sources.model_of(TOKEN, SCHOOLED), sources.student(), hard=hard)
 
 
 def _token(teacher: str, maps: bool, sources: Sources) -> nn.Module:
@@ -923,6 +940,8 @@ def _two_class_tokens(sources: Sources) -> nn.Module:
 
 
 _WITH_TOKEN = {"distilled": True}
+# A convnet that knows its task: labels of nearly as many images as the ViT's pre-training had.
+SCHOOLED = "convnet, 32000 labels"
 _HARD, _SOFT = ({"task_weight": task, "transfer_weight": 1 - task} for task in (0.5, 0.9))
 
 
@@ -966,6 +985,10 @@ TOKEN = Study(
         _taught_by("ViT", "fine-tuned", "hard", partial(_predictions, True), _HARD),
         _taught_by("ViT", "fine-tuned", "token", partial(_token, "ViT", False), _HARD),
         _taught_by("convnet", "convnet", "token", partial(_token, "convnet", False), _HARD),
+        _long(SCHOOLED, _convnet, labels=32000),
+        _taught_by("schooled convnet", SCHOOLED, "soft", partial(_of_convnet, False), _SOFT),
+        _taught_by("schooled convnet", SCHOOLED, "hard", partial(_of_convnet, True), _HARD),
+        _taught_by("schooled convnet", SCHOOLED, "token", partial(_token, SCHOOLED, False), _HARD),
         _long("maps", by(how="distill"), {"transfer_weight": 10.0}, images=_partly_labelled),
         _long(
             "maps and token, ViT",

@@ -47,6 +47,28 @@ def uniform_layer_scale(vit: VisionTransformer, mean: float) -> VisionTransforme
     return vit
 
 
+def frozen_factors(vit: VisionTransformer, trained: VisionTransformer) -> VisionTransformer:
+    """The freshly built `vit` itself, with the factors of a trained ViT of its sizes, which do not move: does
+    LayerScale's gain lie in the factors that it ends with, or in how they come about?
+
+    Raises as `layer_scale` does, and `ValueError` for a `trained` of another depth or without a factor for
+    each of the channels of each branch. Source: Touvron's thesis, section 3.5.3, unnumbered table.
+    """
+    factors = [[getattr(block, name) for name in ("ls1", "ls2")] for block in trained.blocks]
+    shapes = {tuple(getattr(each, "gamma", torch.empty(0)).shape) for pair in factors for each in pair}
+    if len(factors) != len(vit.blocks) or shapes != {(vit.embed_dim,)}:
+        raise ValueError(
+            f"trained: {len(factors)} layers with factors of the shapes {sorted(shapes)}, where"
+            f" {len(vit.blocks)} layers with factors of the shape ({vit.embed_dim},) are asked for"
+        )
+    layer_scale(vit)
+    for block, (attention, mlp) in zip(vit.blocks, factors):
+        for scale, learned in ((block.ls1, attention), (block.ls2, mlp)):
+            scale.gamma.data.copy_(learned.gamma)
+            scale.gamma.requires_grad_(False)
+    return vit
+
+
 def one_scalar(vit: VisionTransformer, start: float) -> VisionTransformer:
     """The freshly built `vit` itself, with a single factor for each branch, starting at `start`.
 

@@ -106,9 +106,10 @@ def place(tmp_path_factory):
     place = toy.place(tmp_path_factory.mktemp("models"))
     toy.untrained_models(place, TEACHERS.values())
     for study in STUDIES.values():
-        for schooling in study.needed_by(study.variants):
-            model = randomise(schooling.build(Sources(place, toy.TOY, 0)), 20)
-            save_weights(built_on(study, place, schooling.name, 0).weights, model)
+        for needed in study.needed_by(study.variants):
+            scale = replace(toy.TOY, student=Architecture("glyphs", dict(needed.student)))
+            model = randomise(needed.build(Sources(place, scale, 0)), 20)
+            save_weights(built_on(study, place, needed.name, 0).weights, model)
     return place
 
 
@@ -354,7 +355,8 @@ def test_the_tokens_variants_are_what_their_names_say(build, sources):
         model = build(TOKEN, f"{name}, ViT")
         assert type(model) is LogitDistillation and model.hard == (name == "hard")
         assert same(model.teacher.state_dict(), sources.fine_tuned().state_dict())
-    for teacher, kind in (("ViT", VisionTransformer), ("convnet", nn.Sequential)):
+    kinds = {"ViT": VisionTransformer, "convnet": nn.Sequential, "schooled convnet": nn.Sequential}
+    for teacher, kind in kinds.items():
         model = build(TOKEN, f"token, {teacher}")
         assert type(model.teacher) is kind and model.hard and model.maps is None
     both = build(TOKEN, "maps and token, ViT")
@@ -369,19 +371,29 @@ def test_the_tokens_variants_are_what_their_names_say(build, sources):
     assert two.distilled_training and TOKEN.variant("two class tokens").loss is two_class_tokens_loss
 
 
-def test_the_convnets_predictions_are_those_of_its_run(build, place):
-    kept = load_file(built_on(TOKEN, place, "convnet", 0).weights)
-    assert same(build(TOKEN, "token, convnet").teacher.state_dict(), kept)
-    fresh = build(TOKEN, "convnet")
-    assert same(fresh.state_dict(), build(TOKEN, "convnet").state_dict())
+@pytest.mark.parametrize(
+    "convnet, forms", [("convnet", {"token"}), ("convnet, 32000 labels", {"soft", "hard", "token"})]
+)
+def test_a_convnets_predictions_are_those_of_its_run(build, place, convnet, forms):
+    kept = load_file(built_on(TOKEN, place, convnet, 0).weights)
+    taught = [variant for variant in TOKEN.variants if variant.needs == (convnet,)]
+    assert {variant.differs["form"] for variant in taught} == forms
+    for variant in taught:
+        model = build(TOKEN, variant.name)
+        assert same(model.teacher.state_dict(), kept)
+        assert (type(model) is LogitDistillation) == (variant.differs["form"] != "token")
+        assert model.hard == (variant.differs["form"] != "soft")
+    fresh = build(TOKEN, convnet)
+    assert same(fresh.state_dict(), build(TOKEN, convnet).state_dict())
     assert not torch.equal(fresh[0].weight, kept["0.weight"])
+    assert TOKEN.variant("convnet, 32000 labels").labels == 32000
 
 
 def test_all_of_the_tokens_study_is_tuned_alike_and_sees_the_same_images():
     assert len({str(variant.trials) for variant in TOKEN.variants}) == 1
     assert {variant.changes["steps"] for variant in TOKEN.variants} == {800}
     labelled_only = {variant.name for variant in TOKEN.variants if variant.images is None}
-    assert labelled_only == {"scratch", "two class tokens", "convnet"}
+    assert labelled_only == {"scratch", "two class tokens", "convnet", "convnet, 32000 labels"}
     scale = replace(toy.TOY, unlabelled=40)
     (images,) = {variant.images for variant in TOKEN.variants if variant.images}
     found, labelled, more = images(scale, 3), scale.labelled(3), scale.unlabelled_images(3)
@@ -833,7 +845,7 @@ def test_all_of_a_comparison_choose_from_the_same_rates_at_the_same_budget():
 
 
 @pytest.mark.parametrize("variant", DEPTH.variants, ids=lambda variant: variant.name)
-def test_depth_and_factors_are_those_of_the_name(build, variant):
+def test_depth_and_factors_are_those_of_the_name(build, place, variant):
     model, of = build(DEPTH, variant.name), variant.differs
     student = getattr(model, "student", model)
     assert len(student.blocks) == of["depth"]
@@ -848,7 +860,15 @@ def test_depth_and_factors_are_those_of_the_name(build, variant):
         "skip init": (1, pytest.approx(48**-0.5)),
         "fixup": (1, 1.0),
     }
-    if of["factors"] == "layer scale, uniform":
+    if of["factors"] == "learned factors, frozen":
+        kept = load_file(built_on(DEPTH, place, "24 layers, layer scale", 0).weights)
+        state = student.state_dict()
+        assert all(torch.equal(value, kept[name]) for name, value in state.items() if "gamma" in name)
+        first = build(DEPTH, "24 layers").state_dict()
+        assert all(torch.equal(value, state[name]) for name, value in first.items())
+        moved = {name for name, weight in student.named_parameters() if weight.requires_grad}
+        assert moved == set(first) and len(set(state) - moved) == 48
+    elif of["factors"] == "layer scale, uniform":
         assert {count for count, _ in found} == {64} and 0 <= min(found)[1] < 1e-6 < max(found)[1] < 2e-5
     else:
         assert [*found] == [value for name, value in expected.items() if name == of["factors"]]

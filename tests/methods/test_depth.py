@@ -58,6 +58,26 @@ def test_uniform_factors_have_the_mean_and_the_rest_is_layer_scale():
     assert vit.state_dict().keys() == plain.state_dict().keys()
 
 
+def test_frozen_factors_are_the_trained_ones_and_the_rest_is_fresh():
+    trained, plain = randomise(depth.layer_scale(fresh(1)), 3), fresh()
+    vit = depth.frozen_factors(fresh(), trained)
+    for ours, learned in zip(factors(vit), factors(trained), strict=True):
+        assert torch.equal(ours, learned) and ours is not learned and not ours.requires_grad
+    rest = {name: value for name, value in vit.state_dict().items() if not name.endswith("gamma")}
+    assert same(rest, plain.state_dict())
+    assert all(w.requires_grad for name, w in vit.named_parameters() if not name.endswith("gamma"))
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [fresh(), depth.layer_scale(fresh(depth=2)), depth.rezero(fresh())],
+    ids=["none", "2", "scalar"],
+)
+def test_factors_of_another_shape_are_refused(trained):
+    with pytest.raises(ValueError, match=r"3 layers with factors of the shape \(24,\)"):
+        depth.frozen_factors(fresh(), trained)
+
+
 @pytest.mark.parametrize(
     "name, count, start",
     [
