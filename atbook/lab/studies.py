@@ -69,6 +69,7 @@ from atlib.train.distilled_mae import (
 )
 from atlib.train.objectives import two_class_tokens_loss
 from atlib.train.pretrain import MaskedAutoencoder, mae_loss, unpainted
+from atlib.train.similarity import CompRess, SimilarityDistillation
 from atlib.transfer import AttentionTransfer
 from atlib.vit import PRESETS
 
@@ -1107,10 +1108,15 @@ ABLATIONS = {
 }
 
 
+def _alike(method: type[SimilarityDistillation] | type[CompRess], sources: Sources) -> nn.Module:
+    """A queue of as many images as have labels."""
+    return method(sources.teacher(), sources.student(), queue=1000)
+
+
 DISTILLED_TOO = Study(
     "distilled-too",
-    "Distill from an untrained teacher; AttnDistill with one thing different, and a student of predictions"
-    " beside it",
+    "Distill from an untrained teacher; AttnDistill with one thing different, and students of predictions and"
+    " of likeness beside it",
     "untrained: copy 72.7, distill 76.3 (ViT-L); AttnDistill (arXiv 2210.00944): T = 5, 10, 20: 77.7, 78.9,"
     " 78.3; without attention 77.8",
     (
@@ -1123,6 +1129,16 @@ DISTILLED_TOO = Study(
         *(
             _attndistill("two heads, attndistill {ablated}", options, ablated=ablated)
             for ablated, options in ABLATIONS.items()
+        ),
+        *(
+            Variant(
+                f"two heads, {name}",
+                partial(_alike, method),
+                "distill",
+                student=_TWO_HEADS,
+                trials=_weights(0.1, 1.0, 10.0),
+            )
+            for name, method in (("seed", SimilarityDistillation), ("compress", CompRess))
         ),
         Variant(
             "two heads, predictions",

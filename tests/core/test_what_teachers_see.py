@@ -3,6 +3,7 @@ differs."""
 
 import json
 import warnings
+from functools import partial
 
 import pytest
 import timm
@@ -16,11 +17,12 @@ from atlib.methods.distillation import FeatureDistillation, LogitDistillation
 from atlib.methods.distillation_token import DistillationToken
 from atlib.methods.mean_maps import MeanMapCopy
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, check_images
-from atlib.train.distilled_mae import DistilledMae
+from atlib.train.distilled_mae import DistilledHiddenMae, DistilledMae
 from atlib.train.evaluate import evaluate
 from atlib.train.loop import train
 from atlib.train.pretrain import MaskedAutoencoder
 from atlib.train.recipe import Recipe
+from atlib.train.similarity import CompRess, SimilarityDistillation
 from atlib.vit import Architecture
 
 HALF = Normalisation(0.5, 0.5)
@@ -57,6 +59,10 @@ def distilled_mae(teacher, student, **options):
     return DistilledMae(teacher, MaskedAutoencoder(student, 0.5, 16, 1, 2), **options)
 
 
+def hidden_states(teacher, student, **options):
+    return DistilledHiddenMae(teacher, MaskedAutoencoder(student, 0.5, 16, 1, 2), **options)
+
+
 def with_token(teacher, student, **options):
     return DistillationToken(teacher, create_vit(TINY, distilled=True), **options)
 
@@ -69,6 +75,9 @@ PAIRS = {
     "token": with_token,
     "attndistill": AttnDistill,
     "dmae": distilled_mae,
+    "hidden states": hidden_states,
+    "seed": partial(SimilarityDistillation, queue=4),
+    "compress": partial(CompRess, queue=4),
 }
 
 

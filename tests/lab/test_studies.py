@@ -79,6 +79,7 @@ from atlib.train.distilled_mae import (
 )
 from atlib.train.grafit import Grafit
 from atlib.train.objectives import two_class_tokens_loss
+from atlib.train.similarity import CompRess, SimilarityDistillation
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import randomise, same
@@ -412,6 +413,13 @@ def test_what_is_distilled_too(build, sources):
     model = build(DISTILLED_TOO, "distill untrained")
     assert model.plan == Plan(how="distill") and same(model.student.state_dict(), fresh(0))
     assert same(model.teacher.state_dict(), untrained_maps(sources).teacher.state_dict())
+
+
+def test_likeness_is_distilled_into_two_heads_from_the_central_teacher(build, kept):
+    for name, method in (("seed", SimilarityDistillation), ("compress", CompRess)):
+        model = build(DISTILLED_TOO, f"two heads, {name}")
+        assert type(model) is method and same(model.teacher.state_dict(), kept())
+        assert model.student.blocks[0].attn.num_heads == 2
 
 
 def test_one_thing_of_attndistill_is_different(build):

@@ -1,4 +1,4 @@
-"""SEED: the loss image by image, the queue, and a run that goes on."""
+"""SEED and CompRess: the loss image by image, the queues, and a run that goes on."""
 
 import math
 
@@ -11,7 +11,7 @@ from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.contrast import features
 from atlib.train.recipe import Recipe
-from atlib.train.similarity import SimilarityDistillation, similarity_cross_entropy
+from atlib.train.similarity import CompRess, SimilarityDistillation, similarity_cross_entropy
 from tests.helpers import random_images, same, state_of
 
 IMAGES = random_images(3, 3, 32, 32)
@@ -99,3 +99,58 @@ def test_values_that_cannot_be_meant(small_vit, options):
     (name, value) = next(iter(options.items()))
     with pytest.raises(ValueError, match=f"{name}={value}"):
         pair(small_vit, **options)
+
+
+# --- CompRess
+
+
+def compressed(small_vit, queue=5, **options):
+    torch.manual_seed(3)
+    teacher = small_vit(1, embed_dim=36, num_classes=0)
+    return CompRess(teacher, small_vit(2, num_classes=8), queue=queue, **options)
+
+
+def shares(x, queue, temperature):
+    weights = [math.exp(float(x @ other) / temperature) for other in queue]
+    return [weight / sum(weights) for weight in weights]
+
+
+def test_each_of_both_is_compared_with_its_own_queue_image_by_image(small_vit):
+    model = compressed(small_vit, temperature=0.3).double().train()
+    images = IMAGES.double()
+    queues = model.own_queue.clone(), model.teacher_queue.clone()
+    assert [tuple(queue.shape) for queue in queues] == [(5, 24), (5, 36)]
+    with torch.no_grad():
+        own, theirs = (normalize(features(vit, images), dim=1) for vit in (model.student, model.teacher))
+    expected = 0.0
+    for x, z in zip(own, theirs):
+        p, q = shares(z, queues[1], 0.3), shares(x, queues[0], 0.3)
+        expected += sum(a * math.log(a / b) for a, b in zip(p, q)) / 3
+    logits, loss = model(images)
+    assert loss.item() == pytest.approx(expected, rel=1e-9)
+    assert torch.allclose(logits, model.student(images))
+    for queue, first, newest in zip((model.own_queue, model.teacher_queue), queues, (own, theirs)):
+        assert torch.allclose(queue, torch.cat([newest, first[3:]])) and not queue.requires_grad
+    assert model.next_place == 3 and model.eval()(images).transfer_loss == 0
+
+
+def test_a_student_that_is_its_teacher_and_has_its_queue_loses_nothing(small_vit):
+    model = CompRess(small_vit(1, num_classes=8), small_vit(1, num_classes=8), queue=5).train()
+    model.own_queue = model.teacher_queue
+    for _ in range(3):
+        assert abs(model(IMAGES).transfer_loss) <= 1e-6
+        assert torch.allclose(model.own_queue, model.teacher_queue, atol=1e-6)
+
+
+def test_gradients_of_compress_reach_the_student_alone(small_vit):
+    model = compressed(small_vit).train()
+    model(IMAGES).transfer_loss.backward()
+    assert all(weight.grad is None for weight in model.teacher.parameters())
+    without = {name for name, weight in model.named_parameters() if weight.grad is None}
+    assert without == {"student.head.weight", "student.head.bias"}
+
+
+@pytest.mark.parametrize("options, words", [({"queue": 0}, "queue=0"), ({"temperature": 0.0}, "ture=0.0")])
+def test_values_of_compress_that_cannot_be_meant(small_vit, options, words):
+    with pytest.raises(ValueError, match=words):
+        compressed(small_vit, **options)
