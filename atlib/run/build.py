@@ -27,11 +27,23 @@ from atlib.pair import IMAGENET, Normalisation, Pair, student_of
 from atlib.plan import Plan
 from atlib.run.config import RunConfig, built_for
 from atlib.run.method import Method
-from atlib.run.parts import COCO, Classify, Contrast, Detect, Dino, Labelled, Rows, Simmim
+from atlib.run.parts import (
+    COCO,
+    AttnDistilled,
+    Classify,
+    Contrast,
+    Detect,
+    Dino,
+    Dmae,
+    Labelled,
+    Masked,
+    Rows,
+    Simmim,
+)
 from atlib.run.untrained import UNTRAINED, untrained_teacher
 from atlib.student import differences
-from atlib.train import contrast, pretrain, simmim
-from atlib.train.objectives import Loss, student_loss
+from atlib.train import contrast, distilled_mae, pretrain, simmim
+from atlib.train.objectives import Loss, student_loss, unlabelled_loss
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 
@@ -67,6 +79,10 @@ def loss_of(config: RunConfig) -> Loss:
         return contrast.contrast_loss
     if isinstance(config.task, Simmim):
         return simmim.simmim_loss
+    if isinstance(config.task, Dmae):
+        return distilled_mae.distilled_mae_loss
+    if isinstance(config.task, AttnDistilled):
+        return unlabelled_loss
     return pretrain.mae_loss if config.method is Method.MAE else student_loss
 
 
@@ -282,6 +298,8 @@ def build(
     match config.method:
         case Method.MAE | Method.MOCO | Method.DINO | Method.SIMMIM:
             model = config.pretext(model)
+        case Method.DMAE | Method.ATTNDISTILL:
+            model = config.pretext(model, teacher.vit, images)
         case Method.FINE_TUNE:
             model, view = start_from(model, teacher.vit), view_of_started(teacher, images)
         case Method.COPY | Method.DISTILL:
@@ -413,6 +431,9 @@ def check_fits(config: RunConfig) -> None:
     match config.method:
         case Method.FINE_TUNE:
             start_from(student, teacher)
+        case Method.DMAE | Method.ATTNDISTILL:
+            with torch.device("meta"):
+                config.pretext(student, teacher, IMAGENET)
         case Method.FEATURES:
             FeatureDistillation(teacher, student, config.feature_layers, normalisation=IMAGENET)
         case Method.MEAN_MAPS:  # stored maps stand in place of the student's own, whatever else it is made of
@@ -462,11 +483,11 @@ def with_student(model: nn.Module, student: nn.Module) -> nn.Module:
 
 
 def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
-    """What is kept of a trained model: after Distill the student, after Copy both, after mean maps these with
-    the student, after MAE and SimMIM the ViT, after MoCo and DINO
-    their `result`."""
+    """What is kept of a trained model: after Distill and AttnDistill the student, after Copy both, after mean
+    maps these with the student, after MAE, distilled or not, and SimMIM the ViT, after MoCo and DINO their
+    `result`."""
     if isinstance(model, contrast.MomentumPair):
         return model.result
-    if config.method in (Method.MAE, Method.SIMMIM):
-        return model.vit
+    if isinstance(config.task, Masked):
+        return student_of(model).vit
     return model if isinstance(model, Pair) and model.needs_teacher else student_of(model)

@@ -91,7 +91,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     pretraining = parser.prog.endswith(" pretrain")
     if pretraining:
         parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(_tasks())}")
-        parser.set_defaults(teacher=None)
+        teacher = "of the tasks that have one, a timm name or a file of weights (default: the recipe's)"
     else:
         names = (
             "scratch, fine-tune, copy or distill, derived from teacher and data, or a name of the page of"
@@ -102,7 +102,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         again = "a run's config.json, or its folder: the same run again, but for what else is said here"
         which.add_argument("--config", type=Path, metavar="FILE", help=again)
         teacher = "a timm name, a file of weights, or untrained (default: the recipe's)"
-        parser.add_argument("--teacher", help=teacher)
+    parser.add_argument("--teacher", help=teacher)
     data = (
         "a name of the catalogue (cifar10 ...), a hub id, parquet files or image folders, or a function that"
         f" makes them, as PACKAGE.MODULE:FUNCTION; {COCO} for a detector, with --data_path FOLDER"

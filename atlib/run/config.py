@@ -18,10 +18,12 @@ from atlib.run.overrides import read
 from atlib.run.parts import (
     READINGS,
     TASKS,
+    AttnDistilled,
     Classify,
     CocoFolder,
     Detect,
     Dino,
+    Dmae,
     Generated,
     Mae,
     Moco,
@@ -65,16 +67,15 @@ class RunConfig:
 
     #: the published recipe it started from, for the record
     recipe_name: str
-    #: one that `runs`
     method: Method
-    #: the student (of masked auto-encoding the teacher to be); without num_classes it gets the data's
+    #: the student (of pre-training the teacher to be); without num_classes it gets the data's
     model: Architecture
     #: a name of the catalogue, a path, "coco", or a function (`atlib.data.generated`)
     data: str
     #: in epochs, until the number of images is known (`on`)
     recipe: Recipe
     #: what is trained
-    task: Classify | Detect | Mae | Moco | Dino | Simmim
+    task: Classify | Detect | Mae | Dmae | AttnDistilled | Moco | Dino | Simmim
     #: how its images come
     reading: Generated | Rows | CocoFolder
     #: a timm name or a file
@@ -235,22 +236,41 @@ class RunConfig:
     def _check_pretext(self, model: torch.nn.Module) -> None:
         try:
             with torch.device("meta"):
-                self.pretext(model)
+                self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
         except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
             raise ValueError(
                 f"decoder_width={self.task.decoder_width} makes no decoder ({error}): take a multiple of"
                 f" decoder_heads={self.task.decoder_heads}"
             ) from error
 
-    def pretext(self, vit: torch.nn.Module) -> torch.nn.Module:
-        """What trains `vit` on images alone: what hides patches of them, or a pair of it and a copy that
-        follows."""
-        from atlib.train import contrast, pretrain, simmim  # imported here: other runs do not need them
+    def pretext(
+        self,
+        vit: torch.nn.Module,
+        teacher: torch.nn.Module | None = None,
+        images: Normalisation | None = None,
+    ) -> torch.nn.Module:
+        """What trains `vit` on images alone: what hides patches of them, a pair of it and a copy that
+        follows, or one of it and its teacher. images: how they are normalised, where there is a teacher."""
+        # imported here: other runs do not need them
+        from atlib.methods.attndistill import AttnDistill
+        from atlib.train import contrast, distilled_mae, pretrain, simmim
 
         match self.task:
             case Mae() as task:
                 decoder = task.decoder_width, task.decoder_depth, task.decoder_heads
-                return pretrain.MaskedAutoencoder(vit, task.mask_ratio, *decoder)
+                painter = pretrain.MaskedAutoencoder(vit, task.mask_ratio, *decoder)
+                if not isinstance(task, Dmae):
+                    return painter
+                return distilled_mae.DistilledMae(teacher, painter, normalisation=images)
+            case AttnDistilled() as task:
+                return AttnDistill(
+                    teacher,
+                    vit,
+                    temperature=task.attention_temperature,
+                    attention_weight=task.attention_weight,
+                    projector_layers=task.projector_layers,
+                    normalisation=images,
+                )
             case Simmim() as task:
                 return simmim.SimMim(vit, task.mask_ratio, task.mask_unit)
             case Moco() as task:

@@ -274,7 +274,8 @@ def assembled(config: RunConfig, outputs: int) -> nn.Module:
     """The model to train with first weights throughout, its teacher's too."""
     student = config.architecture(outputs).build_classifier()
     if config.method.pretrains:
-        return config.pretext(student)
+        twin = config.architecture(outputs).build() if config.method.needs_teacher else None
+        return config.pretext(student, twin, IMAGENET)
     match config.method:
         case Method.COPY | Method.DISTILL:
             twin = config.architecture(outputs).build()

@@ -122,7 +122,7 @@ def _memory(estimate: Estimate) -> list[str]:
             f"{_counted(estimate)}; what comes and goes within an operation is extra",
         ]
     else:
-        lines.append("what masked auto-encoding keeps for the backward pass is not counted")
+        lines.append("what pre-training keeps for the backward pass is not counted")
     if estimate.config.recipe.checkpoint_activations:
         lines.append("without activation checkpointing, which this run has: it keeps less")
     if estimate.config.recipe.mixed_precision != "no":

@@ -19,7 +19,7 @@ class Method(StrEnum):
     MOCO = "moco"
     DINO = "dino"
     SIMMIM = "simmim"
-    # from Python only
+    # likewise, with a teacher of their own
     DMAE = "dmae"
     ATTNDISTILL = "attndistill"
 
@@ -28,8 +28,13 @@ class Method(StrEnum):
 
     @property
     def pretrains(self) -> bool:
-        """Whether it makes a teacher of images alone."""
-        return self in (Method.MAE, Method.MOCO, Method.DINO, Method.SIMMIM)
+        """Whether it makes a teacher, without labels."""
+        return self in (Method.MAE, Method.MOCO, Method.DINO, Method.SIMMIM) or self.is_taught_unlabelled
+
+    @property
+    def is_taught_unlabelled(self) -> bool:
+        """Whether it makes a teacher with the help of another one."""
+        return self in (Method.DMAE, Method.ATTNDISTILL)
 
     @property
     def transfers(self) -> bool:
@@ -45,20 +50,15 @@ class Method(StrEnum):
     @property
     def has_transfer_loss(self) -> bool:
         """Whether the teacher speaks through a loss, with the recipe's `transfer_weight`."""
-        return self in (Method.DISTILL, Method.FEATURES)
+        return self in (Method.DISTILL, Method.FEATURES) or self.is_taught_unlabelled
 
     @property
     def needs_teacher(self) -> bool:
         """Whether a run must have a teacher; no other run has one."""
-        return self.keeps_weights_apart or self is Method.FINE_TUNE
-
-    @property
-    def runs(self) -> bool:
-        """Whether the command line trains by it."""
-        return self not in (Method.DMAE, Method.ATTNDISTILL)
+        return self.keeps_weights_apart or self is Method.FINE_TUNE or self.is_taught_unlabelled
 
 
 def method_of_run(name: str) -> Method:
-    """The method of that name, by which the command line trains. Raises `ValueError` where there is none."""
-    require_known("method", name, [method for method in Method if method.runs])
+    """The method of that name. Raises `ValueError` where there is none."""
+    require_known("method", name, list(Method))
     return Method(name)

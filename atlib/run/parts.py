@@ -28,6 +28,11 @@ RULES_OF_DETECT = (
 RULES_OF_MAE = (
     (("decoder_width", "decoder_depth", "decoder_heads"), lambda value: value >= 1, "must be at least 1"),
 )
+RULES_OF_ATTNDISTILLED = (
+    (("attention_weight",), lambda value: 0 <= value < math.inf, "must be a finite number from 0 on"),
+    (("attention_temperature",), lambda value: value > 0, "must be above 0"),
+    (("projector_layers",), lambda value: value >= 1, "must be at least 1"),
+)
 RULES_OF_SIMMIM = ((("mask_unit",), lambda value: value >= 1, "must be at least 1"),)
 RULES_OF_CONTRAST = (
     (("hidden_width",), lambda value: value >= 1, "must be at least 1"),
@@ -140,6 +145,29 @@ class Mae(Masked):
 
     def __post_init__(self):
         check_fields(self, RULES_OF_MAE)
+
+
+@dataclass(frozen=True)
+class Dmae(Mae):
+    """A masked auto-encoder beside a teacher (`atlib.train.distilled_mae`)."""
+
+    says = "distilled MAE"
+
+
+@dataclass(frozen=True)
+class AttnDistilled(Part):
+    """A teacher's class token, and where it looks (`atlib.methods.attndistill`)."""
+
+    says = "AttnDistill"
+
+    #: of the loss of where it looks, beside that of the class token
+    attention_weight: float = 0.1
+    #: softens the product that merges heads
+    attention_temperature: float = 10.0
+    projector_layers: int = 4
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_ATTNDISTILLED)
 
 
 @dataclass(frozen=True)
@@ -277,9 +305,16 @@ class CocoFolder(Files):
     says = "data in COCO's form"
 
 
-TASKS: tuple[type, ...] = (Classify, Detect, Mae, Moco, Dino, Simmim)
+TASKS: tuple[type, ...] = (Classify, Detect, Mae, Dmae, AttnDistilled, Moco, Dino, Simmim)
 # what a method that makes a teacher trains
-_PRETEXTS: dict[Method, type] = {Method.MAE: Mae, Method.MOCO: Moco, Method.DINO: Dino, Method.SIMMIM: Simmim}
+_PRETEXTS: dict[Method, type] = {
+    Method.MAE: Mae,
+    Method.DMAE: Dmae,
+    Method.ATTNDISTILL: AttnDistilled,
+    Method.MOCO: Moco,
+    Method.DINO: Dino,
+    Method.SIMMIM: Simmim,
+}
 READINGS: tuple[type, ...] = (Generated, Rows, CocoFolder)
 
 

@@ -14,7 +14,7 @@ from atlib.run.deit_recipes import DEIT, OTHER_NETWORKS, PATCH_CONV
 from atlib.run.detection_recipes import DETECTION
 from atlib.run.method import Method
 from atlib.run.published import ERASED, LAST_BATCH, POOLED, RAND_AUGMENT, SCRATCH, TUNED, Published
-from atlib.run.unlabelled_recipes import AFTER_PRETRAINING, OTHER_METHODS, PRETRAINING
+from atlib.run.unlabelled_recipes import AFTER_PRETRAINING, PRETRAINING
 from atlib.train.recipe import Recipe
 
 _PAPER = "arXiv 2411.09702, table of recipes"
@@ -282,8 +282,8 @@ PAPERS: Mapping[str, Callable[..., Published]] = {
     "augreg-vit-large": partial(_augreg, "large", *_MEDIUM_2),
     **DETECTION,
 }
-# Those whose method or network the command line does not know: `atlib.train.train` takes their recipe.
-FOR_PYTHON: Mapping[str, Callable[..., Published]] = {**OTHER_METHODS, **PATCH_CONV}
+# Those whose network the command line does not know: `atlib.train.train` takes their recipe.
+FOR_PYTHON: Mapping[str, Callable[..., Published]] = PATCH_CONV
 
 
 # --- This project's own recipes, and every recipe by its name ---

@@ -339,8 +339,8 @@ def _attndistill(model: str, epochs: int, row: str, *of_its_size: str, name: str
         method=Method.ATTNDISTILL,
         augmentation=_CROPPED,
         recipe=Recipe(**_PRETRAINED, epochs=epochs, task_weight=0.0, transfer_weight=1.0),
+        pretext={"attention_weight": 0.1, "attention_temperature": 10.0, "projector_layers": 4},
         oddities=(
-            "The attention's divergence has weight 0.1 and temperature 10 (`AttnDistill`).",
             (
                 "Table 8 names a random resized crop alone; the code's is MAE's: at least a fifth of the"
                 " area, mirrored half of the time."
@@ -351,7 +351,10 @@ def _attndistill(model: str, epochs: int, row: str, *of_its_size: str, name: str
     )
 
 
-_MUGS = "Its teachers are Mugs or DINO models, which timm does not have: load their files."
+_MUGS = (
+    "It names no teacher, the run must: the paper's are Mugs and DINO models. timm has DINO's, such as"
+    " `vit_small_patch16_224.dino`, but not Mugs': name their file."
+)
 _SUBSET = (
     "Trained on an ImageNet-Subset of the authors' choice, with an MAE ViT-S/16 of their own as teacher; both"
     " have fixed sines as positions, here they are learned."
@@ -367,15 +370,6 @@ PRETRAINING: Mapping[str, Callable[..., Published]] = {
     "dino-vit-small": partial(_dino, "small", False, 512, 100, 0.04),
     "dino-vit-small-boosted": partial(_dino, "small", True, 1024, 300, 0.07),
     "dino-vit-base": partial(_dino, "base", False, 1024, 100, 0.04),
-}
-AFTER_PRETRAINING: Mapping[str, Callable[..., Published]] = {
-    "mae-lite-fine-tune": _lite_fine_tune,
-    "mae-lite-fine-tune-original": _lite_fine_tune_original,
-    "mae-lite-scratch": _lite_scratch,
-    "mae-lite-scratch-original": _lite_scratch_original,
-    "mae-lite-cifar100": _lite_cifar100,
-}
-OTHER_METHODS: Mapping[str, Callable[..., Published]] = {
     "mae-lite-distilled-pretrain": _lite_distilled,
     "attndistill-vit-tiny": partial(
         _attndistill, "vit_tiny_patch16_224", 500, "ViT-T/16, ImageNet-1K", _MUGS
@@ -386,4 +380,11 @@ OTHER_METHODS: Mapping[str, Callable[..., Published]] = {
     "attndistill-vit-tiny-subset": partial(
         _attndistill, "vit_tiny_patch16_224", 3200, "ViT-T/16, ImageNet-Subset", _SUBSET
     ),
+}
+AFTER_PRETRAINING: Mapping[str, Callable[..., Published]] = {
+    "mae-lite-fine-tune": _lite_fine_tune,
+    "mae-lite-fine-tune-original": _lite_fine_tune_original,
+    "mae-lite-scratch": _lite_scratch,
+    "mae-lite-scratch-original": _lite_scratch_original,
+    "mae-lite-cifar100": _lite_cifar100,
 }

@@ -41,6 +41,11 @@ def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recip
     return recipe.task_weight * of_task + recipe.transfer_weight * transfer_loss
 
 
+def unlabelled_loss(model: nn.Module, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
+    """λ · the transfer loss of a pair that learns from its teacher alone; labels are not used."""
+    return recipe.transfer_weight * note("transfer_loss", model(images).transfer_loss)
+
+
 def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """Cross-entropy of logits (B, classes) with labels, class indices (B,) or shares (B, classes), smoothed:
     the mean over the batch, of which images without a label (`atlib.data.UNLABELLED`) are left out; 0 where

@@ -1,6 +1,8 @@
 """Recipes on a few small photographs: those of the command line through it, in the order that their papers
 run them, those for Python through `train`; two steps each."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -48,7 +50,7 @@ def run(photographs):
                 settings |= {"hidden_width": 16, "projection_width": 8}
             if method == "dino":
                 settings |= {"hidden_width": 16, "bottleneck_width": 8, "outputs": 12, "local_size": 8}
-            if method == "mae":
+            if method in ("mae", "dmae"):
                 settings |= {"decoder_width": 4 * published(name).pretext["decoder_heads"]}
             asked = ["pretrain", name] if method.pretrains else ["train", "--recipe", name]
             if teacher is not None:
@@ -97,6 +99,50 @@ def test_each_recipe_runs_and_begins_where_the_one_before_it_ended(run):
             pairs = zip(before.blocks.parameters(), vit.blocks.parameters(), strict=True)
             assert max((old - new).abs().max().item() for old, new in pairs) < 0.02, name
         assert np.isfinite(read_record(folder / "record.json").results["loss"])
+
+
+@pytest.mark.parametrize("name", ["mae-lite-distilled-pretrain", "attndistill-vit-tiny"])
+def test_what_pretrains_beside_a_teacher_leaves_a_student_that_has_learned_from_it(run, name, photographs):
+    """From other first weights than the teacher's, whose file stays as it is; the next recipe starts from the
+    result."""
+    teacher = run("mae-lite-pretrain") / "teacher.safetensors"
+    before = teacher.read_bytes()
+    folder = run(name, "mae-lite-pretrain")
+    config, vit = read_config(folder), load_vit(folder / "teacher.safetensors")
+    assert (config.recipe_name, config.method) == (name, published(name).method)
+    assert config.teacher == str(teacher.resolve()) and teacher.read_bytes() == before
+    assert vit.num_classes == 0 and vit.blocks[0].attn.num_heads == 12
+    assert not torch.equal(vit.blocks[0].attn.qkv.weight, load_vit(teacher).blocks[0].attn.qkv.weight)
+    logged = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert all(np.isfinite(entry["loss"]) for entry in logged if "loss" in entry)
+    assert np.isfinite(read_record(folder / "record.json").results["loss"])
+    assert command.main(["resume", str(folder)]) == 0, "it is finished"
+
+
+@pytest.mark.parametrize(
+    "name, settings, words",
+    [
+        ("attndistill-vit-tiny", (), "attndistill needs a teacher"),
+        ("mae-lite-pretrain", ("--teacher", "vit_base_patch16_224.mae"), "mae has no teacher"),
+        ("mae-lite-pretrain", ("--transfer_weight", "2"), "transfer_weight would change nothing"),
+        ("mae-lite-pretrain", ("--attention_weight", "2"), "it belongs to AttnDistill"),
+        (
+            "mae-lite-distilled-pretrain",
+            ("--model.patch_size", "32"),
+            "patch grid: teacher (14, 14), student (7, 7)",
+        ),
+        (
+            "attndistill-vit-tiny",
+            ("--teacher", "vit_base_patch32_224.augreg_in1k"),
+            "patch grid: teacher (7, 7), student (14, 14)",
+        ),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_said_before_anything_is_read(name, settings, words, tmp_path, capsys):
+    asked = ["pretrain", name, "--data", "imagenet-1k", "--out", str(tmp_path / "run"), *settings]
+    assert command.main(asked) == 2 and words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_task_of_pretraining_is_not_trained_with_labels_nor_the_other_way_round(
