@@ -38,7 +38,7 @@ class MomentumPair(nn.Module, ABC):
     (FSDP) are refused.
     """
 
-    def __init__(self, vit: VisionTransformer, momentum: float):
+    def __init__(self, vit: nn.Module, momentum: float):
         super().__init__()
         if not 0 <= momentum <= 1:
             raise ValueError(f"momentum={momentum}: it is a share, from 0 to 1, such as 0.99")
@@ -88,8 +88,10 @@ class MomentumPair(nn.Module, ABC):
         self.vit.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """The ViT's positions and tokens; timm asks a model for them by this name."""
-        return {f"vit.{name}" for name in self.vit.no_weight_decay()}
+        """The ViT's positions and tokens; timm asks a model for them by this name. Other networks need not
+        have any."""
+        own = getattr(self.vit, "no_weight_decay", set)()
+        return {f"vit.{name}" for name in own}
 
 
 def momentum_at(done: float, start: float) -> float:
@@ -98,8 +100,9 @@ def momentum_at(done: float, start: float) -> float:
     return 1 - (1 - start) * (1 + math.cos(math.pi * done)) / 2
 
 
-def features(vit: VisionTransformer, images: Tensor) -> Tensor:
-    """What a ViT's head would read, (B, D): the class token, or the mean, after the final norm."""
+def features(vit: nn.Module, images: Tensor) -> Tensor:
+    """What a ViT's head would read, (B, D): the class token, or the mean, after the final norm; of another of
+    timm's networks likewise."""
     return vit.forward_head(vit.forward_features(images), pre_logits=True)
 
 
@@ -328,7 +331,8 @@ class Dino(MomentumPair):
     which takes a ViT with dynamic_img_size=True; None: at full size. teacher_temperature: at the first step
     and from the share `temperature_warmup` of the run on, linear between. frozen: the share of the run in
     which the head's last layer is not trained. lengths: learn the lengths of its directions too.
-    `result`: the teacher's ViT.
+    `result`: the teacher's ViT. In place of a ViT, any of timm's networks with `num_features` will do, such
+    as a ResMLP, which Touvron's thesis pre-trains so (table 4.2).
 
     Source: arXiv 2104.14294, section 3 and appendix D; numbers are those of the published code's defaults.
     Departures: the teacher's temperature rises step by step, not epoch by epoch; small views are made small
@@ -338,7 +342,7 @@ class Dino(MomentumPair):
 
     def __init__(
         self,
-        vit: VisionTransformer,
+        vit: nn.Module,
         *,
         outputs: int = 65536,
         hidden: int = 2048,

@@ -1,6 +1,7 @@
 """Learning by contrast: the published code's losses, gradients and schedules; InfoNCE and DINO's loss pair by
 pair; what follows, and how a run goes on."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from torch import nn
 from atbook.worlds import glyph_images, glyphs
 from atlib import create_vit
 from atlib.data.views import looks, small_views
+from atlib.methods.resmlp import resmlp
 from atlib.train import make_optimizer, train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.contrast import (
@@ -311,6 +313,29 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(small_vit, tmp_path, 
     pieces = run(keeper=CheckpointManager(tmp_path, every=2))
     assert same(whole[0], pieces[0]) and whole[1] == pieces[1]
     assert whole[0]["done"] == 1
+
+
+def test_a_resmlp_learns_by_dino():
+    """The copy that is kept is a ResMLP with other weights than at first, and has moved less than what it
+    follows; the loss is that of its features."""
+    torch.manual_seed(0)
+    first = resmlp(32, 8, embed_dim=24, depth=2, num_classes=0)
+    model = Dino(copy.deepcopy(first), **SMALL_HEAD, momentum=0.9)
+    recipe = Recipe(steps=40, batch_size=20, lr=3e-3, weight_decay=0.04, label_smoothing=0.0)
+    history = train(model, images(), recipe, loss=contrast_loss, progress=None)
+    assert type(model.result) is type(first) and features(model.result, VIEWS[:, 0].float()).shape == (3, 24)
+    weights = [
+        torch.cat([w.detach().flatten() for w in m.parameters()]) for m in (first, model.result, model.vit)
+    ]
+    kept, led = ((weight - weights[0]).norm() for weight in weights[1:])
+    assert 0 < kept < led and math.isfinite(history[-1]["loss"])
+    views = VIEWS[:, :2].float()
+    with torch.no_grad():
+        read = [features(net, views.transpose(0, 1).flatten(0, 1)) for net in (model.vit, model.result)]
+        heads, never = (model.head, model.momentum_head), torch.tensor(False)
+        logits = [head(x, never).unflatten(0, (2, 3)) for head, x in zip(heads, read)]
+        expected = dino_cross_entropy(*logits, model.centre, 0.1, model.temperature_of_teacher())
+        assert abs(model.eval()(views) - expected).item() <= 1e-5
 
 
 def test_accumulated_dino_is_dino(small_vit):
