@@ -170,7 +170,7 @@ def test_the_teachers_patches_look_where_the_sentence_says():
     own, of_mean = 100 * np.mean(own, axis=0), 100 * np.mean(of_mean, axis=0)
     said = re.search(
         r"In the last layer the teacher's patches give (\S+) % of their attention to other patches of their"
-        r" object\. Its mean map would give (\S+) %, and an even map (\S+) %\. ",
+        r" object\. Its mean map would give (\S+) %, and equal shares for all tokens (\S+) %\. ",
         text(),
     )
     assert said.groups() == (f"{own[3]:.1f}", f"{of_mean[3]:.1f}", f"{100 * np.mean(evenly):.1f}")
