@@ -183,7 +183,7 @@ OF_CARDS = {
     ("layer-scale-helps", "find"): TOO_SMALL,
     ("copy-beats-layer-scale", "find"): HOLDS,
     ("class-rows-beat-patches", "find"): HOLDS,
-    ("distilled-patches-beat-class-rows", "find"): HOLDS,
+    ("distilled-patches-beat-class-rows", "find"): TOO_SMALL,
     ("maps-beat-local-tokens", "find"): HOLDS,
     ("local-tokens-help-copy", "find"): TOO_SMALL,
     ("mixing-beats-none", "find"): DOES_NOT_HOLD,

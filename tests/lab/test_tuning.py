@@ -159,7 +159,6 @@ GO_ON = {
     ("locality", "find"): 10,
     ("pairs", "find"): 2,
     ("depth", "find"): 4,
-    ("class-attention", "find"): 5,
     ("static-routing", "find"): 1,
     ("static-routing", "match"): 3,
     ("one-softmax", "match"): 5,
@@ -181,12 +180,13 @@ def test_every_other_search_has_ended():
 
 
 def test_a_chosen_end_is_named_until_the_value_beyond_it_is_tried(tmp_path):
-    """Both ends of `class-attention`'s three rates are tried: of its records, 0.008 was best and the last."""
+    """Of the first three rates of `class-attention`'s records, 0.008 was best and the last."""
     place = Place("find", None, tmp_path, Path())
     path = place.records("class-attention")
     source = results_folder() / "class-attention" / "find.jsonl"
-    path.parent.mkdir()
-    path.write_bytes(source.read_bytes())
+    for record in read_file(source):
+        if record.trial is None or record.trial < 3:
+            add_record(path, record)
     study = STUDIES["class-attention"]
     assert "cait, copy both" in at_an_end(study, place) and "cait, scratch" not in at_an_end(study, place)
     (best,) = (r for r in read_file(path) if (r.kind, r.method, r.trial) == ("trial", "cait, copy both", 2))
