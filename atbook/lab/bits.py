@@ -92,7 +92,7 @@ BITS = Study(
         *_told("distilled maps", partial(_with_maps, "distill"), "distill", trials=_RATE_AND_WEIGHT),
         *_told("copied maps", partial(_with_maps, "copy"), "copy"),
     ),
-    seeds=3,
+    seeds=5,
     minutes=50,
     only=("find", "match"),
 )
