@@ -159,13 +159,11 @@ GO_ON = {
     ("locality", "find"): 10,
     ("pairs", "find"): 2,
     ("depth", "find"): 4,
-    ("static-routing", "find"): 1,
     ("static-routing", "match"): 3,
     ("one-softmax", "match"): 5,
     ("token", "find"): 9,
     ("distilled-too", "find"): 6,
     ("distilled-mae", "find"): 5,
-    ("layer-reserve", "find"): 2,
     ("pretraining", "find"): 2,
 }
 
