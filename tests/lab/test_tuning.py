@@ -157,7 +157,6 @@ GO_ON = {
     ("transfer", "pacs"): 2,
     ("detection", "scenes"): 7,
     ("locality", "find"): 10,
-    ("pairs", "find"): 2,
     ("depth", "find"): 4,
     ("static-routing", "match"): 3,
     ("one-softmax", "match"): 5,
