@@ -91,7 +91,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     pretraining = parser.prog.endswith(" pretrain")
     if pretraining:
         parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(_tasks())}")
-        teacher = "of the tasks that have one, a timm name or a file of weights (default: the recipe's)"
+        teacher = "of the tasks that have one: a timm name or a file of weights (default: the recipe's)"
     else:
         names = (
             "scratch, fine-tune, copy or distill, derived from teacher and data, or a name of the page of"

@@ -164,6 +164,7 @@ class AttnDistilled(Part):
     attention_weight: float = 0.1
     #: softens the product that merges heads
     attention_temperature: float = 10.0
+    #: of the projector, which is dropped later
     projector_layers: int = 4
 
     def __post_init__(self):

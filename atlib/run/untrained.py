@@ -31,6 +31,11 @@ def check_untrained(config: "RunConfig") -> None:
     """Raise `ValueError` for a run that cannot have an untrained teacher."""
     if config.method is Method.FINE_TUNE:
         raise ValueError(NOTHING_TO_TUNE)
+    if config.method.pretrains:  # both files would be the folder's teacher.safetensors
+        raise ValueError(
+            f"{config.method} with --teacher {UNTRAINED}: the run's folder keeps what it makes where it would"
+            " keep an untrained teacher; write one with `atlib.checkpoint.save_vit`, and name that file"
+        )
     for name in ("teacher_heads", "teacher_architecture"):
         if getattr(config, name) is not None:
             raise ValueError(

@@ -124,6 +124,8 @@ def test_what_pretrains_beside_a_teacher_leaves_a_student_that_has_learned_from_
     [
         ("attndistill-vit-tiny", (), "attndistill needs a teacher"),
         ("mae-lite-pretrain", ("--teacher", "vit_base_patch16_224.mae"), "mae has no teacher"),
+        ("attndistill-vit-tiny", ("--teacher", "untrained"), "attndistill with --teacher untrained"),
+        ("mae-lite-distilled-pretrain", ("--teacher", "untrained"), "dmae with --teacher untrained"),
         ("mae-lite-pretrain", ("--transfer_weight", "2"), "transfer_weight would change nothing"),
         ("mae-lite-pretrain", ("--attention_weight", "2"), "it belongs to AttnDistill"),
         (
