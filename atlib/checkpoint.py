@@ -105,11 +105,12 @@ def save_bundle(
 ) -> Path:
     """Write what inference needs. After Copy that is student *and* teacher, and the header says
     `needs_teacher: true`, and how the images of both are normalised; after Distill it is the student alone.
-    more: as in `save_vit`."""
+    The student says what it says of its own images. more: as in `save_vit`."""
     _check_architecture(transfer.student, student)
     header = {
         **more,
         "needs_teacher": transfer.needs_teacher,
+        "normalisation": _described(Normalisation.of(transfer.student)),
         "student": student._asdict(),
         "plan": transfer.plan.describe(),
     }

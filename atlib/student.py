@@ -186,7 +186,17 @@ def create_student(
             )
 
     adapter = adapter_of(teacher)
+    if layer_scale_init is not None and not layer_scale_init > 0:
+        raise ValueError(
+            f"layer_scale_init={layer_scale_init}: timm builds no layer scale that starts there; give a"
+            " number above 0, or drop=['layer_scale']"
+        )
     if isinstance(adapter, TimmAdapter) and not can_be_read(adapter.model) and native and not drop:
+        if layer_scale_init is not None:
+            raise ValueError(
+                f"layer_scale_init={layer_scale_init}: this {type(adapter.model).__name__} is built by its"
+                " name in timm, which has its own start, or none: leave it out"
+            )
         student = build_by_name(adapter.model, num_classes, drop_path_rate)
         _check_twin(adapter.model, student)
         return student

@@ -6,7 +6,7 @@ forward unchanged.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,12 @@ class MaskedAttention(Attention, ABC):
         layer = AttentionModule(self)
         mixed = layer.mix(see(layer, x, Instead(), 0))
         return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
+
+
+def masked_attention(blocks: Iterable[nn.Module]) -> type[MaskedAttention] | None:
+    """The kind of masked attention that one of the blocks has; None where none has any."""
+    kinds = (type(getattr(block, "attn", None)) for block in blocks)
+    return next((kind for kind in kinds if issubclass(kind, MaskedAttention)), None)
 
 
 # --- The layers ---
@@ -252,7 +258,7 @@ class TimmAdapter(Adapter):
     @property
     def masked(self) -> bool:
         """Whether a layer forbids pairs of tokens."""
-        return any(isinstance(getattr(block, "attn", None), MaskedAttention) for block in self.model.blocks)
+        return masked_attention(self.model.blocks) is not None
 
     @property
     def checkpointing(self) -> bool:

@@ -138,7 +138,7 @@ def _from_files(name: str, path: Path) -> datasets.DatasetDict:
     if annotated := _annotated(path):
         return datasets.DatasetDict((split, _read_annotated(file)) for split, file in annotated.items())
     raise FileNotFoundError(
-        f"no train*.parquet, validation*.parquet or test*.parquet in {path}, no .arrow files either, no data"
+        f"no train*.parquet, val*.parquet or test*.parquet in {path}, no .arrow files either, no data"
         " set that `datasets` saved, and no annotations such as train2018.json"
     )
 
@@ -148,11 +148,14 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
     if path.is_file():
         # Whatever one file is called it is read as parquet, unless it says that it is arrow.
         return {"train": [str(path)]} if (path.suffix == ".arrow") == (suffix == "arrow") else {}
-    found = {
-        split: sorted(path.glob(f"{split}*.{suffix}")) + sorted(path.glob(f"data/{split}-*.{suffix}"))
-        for split in SPLITS
-    }
-    return {split: [str(file) for file in several] for split, several in found.items() if several}
+    found = {}
+    for split in SPLITS:
+        short = "val" if split == "validation" else split  # val.parquet is validation, too
+        patterns = [f"{short}*", *(f"data/{name}-*" for name in sorted({short, split}))]
+        files = [file for pattern in patterns for file in sorted(path.glob(f"{pattern}.{suffix}"))]
+        if files:
+            found[split] = [str(file) for file in files]
+    return found
 
 
 def _saved(path: Path) -> bool:

@@ -12,6 +12,7 @@ from torchvision.transforms.functional import to_pil_image
 
 from atlib._util import check_fields
 from atlib.data.decoding import in_eight_bits
+from atlib.pair import Normalisation
 
 SHOWN = 672  # pixels that the picture's longer side has on the page at most, where the original has so many
 
@@ -74,13 +75,12 @@ def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:
     mean and standard deviation, is taken, and `source` says so. The size is the model's own. Raises
     `TypeError` for an unknown field.
     """
-    embed, published = vit.patch_embed, getattr(vit, "pretrained_cfg", None)
-    size = changes.pop("size", None) or embed.img_size
+    size = changes.pop("size", None) or vit.patch_embed.img_size
     settings = resolve_model_data_config(vit, args={"input_size": (3, *size)})
     names = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
     source = (
         "its own configuration in timm"
-        if published
+        if Normalisation.of(vit) is not None
         else "it does not say how, so this is timm's default, with ImageNet's mean and deviation"
     )
     own = Preparation(tuple(size), **{name: settings[name] for name in names}, source=source)

@@ -15,7 +15,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.adapters.timm import MaskedAttention
+from atlib.adapters.timm import masked_attention
 from atlib.maps import aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
 from atlib.pair import Normalisation
@@ -206,10 +206,10 @@ def _check_pair(teacher: nn.Module, student: nn.Module, resample: bool, drop_pre
         if vit.cls_token is None
     ]
     problems += [
-        f"the {role} has {type(vit.blocks[-1].attn).__name__}, in which the class token must not look at all"
+        f"the {role} has {kind.__name__}, in which the class token must not look at all"
         " tokens (build it with timm's own attention, or transfer whole maps with AttentionTransfer)"
         for role, vit in (("teacher", teacher), ("student", student))
-        if isinstance(vit.blocks[-1].attn, MaskedAttention)
+        if (kind := masked_attention(vit.blocks[-1:])) is not None
     ]
     grids = [tuple(vit.patch_embed.grid_size) for vit in (teacher, student)]
     if grids[0] != grids[1] and not resample:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from atlib._util import require_known
+from atlib.adapters.timm import masked_attention
 from atlib.attention import Seen, attend
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.maps import join_heads
@@ -302,6 +303,11 @@ class CaitTransfer(Distillation):
 def _differences(teacher: nn.Module, student: Cait, needs_class_token: bool) -> list[str]:
     """What keeps these two from being paired, each with a way out."""
     problems = []
+    if (kind := masked_attention(teacher.blocks)) is not None:
+        problems.append(
+            f"attention: the teacher has {kind.__name__}, which forbids pairs of tokens, and CaiT's forbids"
+            " none (take a teacher with timm's own attention)"
+        )
     if needs_class_token and teacher.cls_token is None:
         problems.append("class token: the teacher has none, so no class row (build it with class_token=True)")
     of_both = [

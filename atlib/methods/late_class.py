@@ -1,8 +1,9 @@
 """A ViT whose class token comes late: the first layers are for patches alone, the others as ever."""
 
 import torch
+from timm.models import checkpoint_seq
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class LateClassViT(VisionTransformer):
@@ -33,11 +34,15 @@ class LateClassViT(VisionTransformer):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes) for images (B, 3, height, width)."""
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """All tokens after the final norm, (B, N, D), for images (B, 3, height, width)."""
         tokens = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(images))))
         class_token, patches = tokens[:, :1], tokens[:, 1:]
-        for block in self.blocks[: self.insert_at]:
-            patches = block(patches)
-        tokens = torch.cat([class_token, patches], 1)
-        for block in self.blocks[self.insert_at :]:
-            tokens = block(tokens)
-        return self.forward_head(self.norm(tokens))
+        patches = self._through(self.blocks[: self.insert_at], patches)
+        tokens = self._through(self.blocks[self.insert_at :], torch.cat([class_token, patches], 1))
+        return self.norm(tokens)
+
+    def _through(self, blocks: nn.Sequential, tokens: Tensor) -> Tensor:
+        return checkpoint_seq(blocks, tokens) if self.grad_checkpointing and blocks else blocks(tokens)

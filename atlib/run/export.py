@@ -23,8 +23,7 @@ from atlib.pair import Normalisation, Pair, attach, student_of
 from atlib.run.build import preparation_of
 from atlib.run.classes import class_names
 from atlib.run.config import config_path, read_config
-from atlib.run.parts import Detect
-from atlib.run.runner import averaged_path, load_result, result_path
+from atlib.run.runner import load_result, weights_of
 from atlib.train.objectives import outputs
 from atlib.vit import PRESETS, Architecture
 
@@ -44,27 +43,6 @@ class Exportable(NamedTuple):
     #: how an image is prepared for it, by the names of timm's data config: input_size, mean, std,
     #: interpolation, crop_pct, crop_mode
     preparation: Mapping[str, Any]
-
-
-def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
-    """The file of weights that is meant by a run's folder or by itself. Raises `ValueError` for averaged
-    weights that are not there, and for a run that detects; `OSError` for a folder without a run."""
-    if not run_or_file.exists():
-        raise FileNotFoundError(f"{run_or_file} does not exist: name a run's folder or a file of weights")
-    if averaged and run_or_file.is_file():
-        raise ValueError(f"--averaged chooses among a run's weights, {run_or_file} is a file: leave one out")
-    if run_or_file.is_file():
-        return run_or_file
-    config = read_config(run_or_file)
-    if averaged and config.recipe.ema is None:
-        raise ValueError(f"the run in {run_or_file} has no averaged weights: its recipe has no ema")
-    path = averaged_path(run_or_file) if averaged else result_path(run_or_file, config.method)
-    if isinstance(config.task, Detect):
-        raise ValueError(
-            f"{run_or_file} holds a detector, which neither form is for; the ViT in it can be exported by its"
-            f" own file: {result_path(run_or_file, config.method)}"
-        )
-    return path
 
 
 def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Exportable:

@@ -17,7 +17,8 @@ from atlib.pair import student_of
 from atlib.run.build import preparation_of
 from atlib.run.classes import class_names
 from atlib.run.config import config_path, read_config
-from atlib.run.runner import averaged_path, load_result, result_path
+from atlib.run.runner import load_result, weights_of
+from atlib.train.evaluate import NOT_FINITE
 from atlib.train.objectives import outputs
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -54,8 +55,8 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 
 def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
     """What the model in a file of weights says of image files, prepared as the file says. Raises `ValueError`
-    for a file that does not say it, or has other classes than outputs, and for an image that cannot be
-    decoded, and `OSError` for a file that cannot be read."""
+    for a file that does not say it, or has other classes than outputs, for an image that cannot be decoded,
+    and for a model that says NaN, and `OSError` for a file that cannot be read."""
     said, augmentation = preparation_of(path)
     if not said and config_path(path.parent).exists():
         augmentation = read_config(path.parent).augmentation
@@ -72,8 +73,10 @@ def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
         some = files[first : first + BATCH]
         batch = torch.stack([augmentation.evaluate(_decoded(file)) for file in some]).to(device)
         with torch.no_grad():
-            shares = outputs(model, batch).logits.float().softmax(-1).cpu()
-        for file, row in zip(some, shares):
+            logits = outputs(model, batch).logits.float().cpu()
+        for file, row in zip(some, logits.softmax(-1)):
+            if not row.isfinite().all():
+                raise ValueError(f"of {file} the model says NaN or infinity: {NOT_FINITE}")
             found.append(Prediction(str(file), names[int(row.argmax())], row.tolist()))
     return found
 
@@ -122,10 +125,7 @@ def predict_command(arguments: argparse.Namespace) -> int:
     kinds = {".csv": as_csv, ".json": as_json}
     if arguments.out is not None and arguments.out.suffix.lower() not in kinds:
         raise ValueError(f"--out {arguments.out}: name a file that ends in .csv or .json")
-    path = arguments.path
-    if path.is_dir():
-        config = read_config(path)
-        path = averaged_path(path) if arguments.averaged else result_path(path, config.method)
+    path = weights_of(arguments.path, arguments.averaged)
     found = predictions(path, image_files(arguments.images))
     if arguments.out is None:
         print(as_csv(found, class_names(path)), end="")

@@ -183,6 +183,28 @@ def detector_path(folder: Path) -> Path:
     return Path(folder) / "detector.safetensors"
 
 
+def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
+    """The file of weights that is meant by a run's folder or by itself: of a run what it was for, a ViT or a
+    detector. Raises `ValueError` for averaged weights of a file or of a run without them; `OSError` for what
+    is not there, and for a folder without a run."""
+    if not run_or_file.exists():
+        raise FileNotFoundError(f"{run_or_file} does not exist: name a run's folder or a file of weights")
+    if run_or_file.is_file():
+        if averaged:
+            raise ValueError(
+                f"--averaged chooses among a run's weights, {run_or_file} is a file: leave one out"
+            )
+        return run_or_file
+    config = read_config(run_or_file)
+    if averaged and config.recipe.ema is None:
+        raise ValueError(f"the run in {run_or_file} has no averaged weights: its recipe has no ema")
+    if averaged:
+        return averaged_path(run_or_file)
+    if isinstance(config.task, Detect):
+        return detector_path(run_or_file)
+    return result_path(run_or_file, config.method)
+
+
 def is_main_process() -> bool:
     """Whether this process writes; not asked of Accelerate, which would open the process group for it."""
     return int(os.environ.get("RANK", 0)) == 0

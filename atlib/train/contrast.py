@@ -66,7 +66,8 @@ class MomentumPair(nn.Module, ABC):
 
     @torch.no_grad()
     def move(self, momentum: float) -> None:
-        """copy ← momentum · copy + (1 - momentum) · what it follows."""
+        """copy ← momentum · copy + (1 - momentum) · what it follows; buffers, such as a batch norm's running
+        mean, which is a mean over steps already, are taken over as they are."""
         for leader, follower in self.following():
             weights = list(leader.parameters())
             if any(hasattr(weight, "full_tensor") for weight in weights):
@@ -75,6 +76,8 @@ class MomentumPair(nn.Module, ABC):
                     " that: launch it with DDP (configs/accelerate)"
                 )
             torch._foreach_lerp_(list(follower.parameters()), weights, 1 - momentum)
+            for own, followed in zip(follower.buffers(), leader.buffers(), strict=True):
+                own.copy_(followed)
 
     def train(self, mode: bool = True) -> "MomentumPair":
         """As of any module, but what follows stays in eval mode."""

@@ -12,6 +12,8 @@ from atlib.data.torch_data import as_data
 from atlib.pair import check_normalisation, student_of
 from atlib.train.objectives import outputs
 
+# What to do about logits that say nothing.
+NOT_FINITE = "look for NaN in its weights, and in its teacher's where it needs one"
 # What to do about a model with fewer outputs than the data have classes.
 FEWER = "pass num_classes= when it is built, or evaluate on data with the classes that it was trained for"
 
@@ -40,7 +42,7 @@ def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evalu
     label), or its `DataLoader`, whose batch size gives way to `batch_size`.
 
     Raises `ValueError` for a model without a class head, with fewer outputs than there are classes, or with
-    logits that are NaN.
+    logits that are NaN or infinite, and for images without a label.
     """
     _check_head(model)
     return score(*_predicted(model, as_data(images), batch_size))
@@ -69,12 +71,11 @@ def score(logits: Tensor, labels: Tensor) -> Evaluation:
     """Accuracy and loss of logits (n, classes), as `predict` gives them, against labels (n,). Raises as
     `evaluate` does."""
     _check_labels(labels, logits)
-    nan = logits.isnan().any(1)
-    if nan.any():  # their argmax would count as a prediction
+    wrong = ~logits.isfinite().all(1)
+    if wrong.any():  # their argmax would count as a prediction
         raise ValueError(
-            f"the model's logits are NaN for {nan.sum().item()} of {len(nan)} images, the first of them image"
-            f" {nan.int().argmax().item()}: look for NaN in its weights, and in its teacher's where it"
-            " needs one"
+            f"the model's logits are NaN or infinite for {wrong.sum().item()} of {len(wrong)} images, the"
+            f" first of them image {wrong.int().argmax().item()}: {NOT_FINITE}"
         )
     return Evaluation(
         (logits.argmax(1) == labels).double().mean().item(),
@@ -97,7 +98,7 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
     _check_head(model)
     device, training = next(model.parameters()).device, model.training
     starts, world = range(0, len(images), batch_size), dist.get_world_size()
-    # right, nats, images, images with NaN, images with a label that the model does not have
+    # right, nats, images, images with logits that are not finite, images with a label that the model lacks
     sums = torch.zeros(5, dtype=torch.float64)
     model.eval()
     try:
@@ -110,13 +111,13 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
                 batch, of_batch = images.take(mine)
                 logits = outputs(model, batch.to(device)).logits.double().cpu()
                 _check_indices(of_batch)
-                known = of_batch.clamp(max=logits.shape[1] - 1)  # the others make all processes raise below
+                known = of_batch.clamp(0, logits.shape[1] - 1)  # the others make all processes raise below
                 found = torch.stack(
                     [
                         (logits.argmax(1) == of_batch).sum(),
                         nn.functional.cross_entropy(logits, known, reduction="sum"),
                         torch.tensor(len(mine)),
-                        logits.isnan().any(1).sum(),
+                        (~logits.isfinite().all(1)).sum(),
                         (of_batch != known).sum(),
                     ]
                 )
@@ -125,13 +126,14 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
         model.train(training)
     sums = sums.to(device)
     dist.all_reduce(sums)
-    right, nats, count, nan, unknown = sums.tolist()
+    right, nats, count, wrong, unknown = sums.tolist()
     if unknown:
-        raise ValueError(f"{int(unknown)} of {int(count)} images have a label that the model lacks: {FEWER}")
-    if nan:
         raise ValueError(
-            f"the model's logits are NaN for {int(nan)} of {int(count)} images: look for NaN in its weights,"
-            " and in its teacher's where it needs one"
+            f"{int(unknown)} of {int(count)} images have no label, or one that the model lacks: {FEWER}"
+        )
+    if wrong:
+        raise ValueError(
+            f"the model's logits are NaN or infinite for {int(wrong)} of {int(count)} images: {NOT_FINITE}"
         )
     return Evaluation(right / count, nats / count, int(count))
 
@@ -146,6 +148,11 @@ def _check_head(model: nn.Module) -> None:
 
 def _check_labels(labels: Tensor, logits: Tensor) -> None:
     _check_indices(labels)
+    if labels.min() < 0:
+        raise ValueError(
+            f"{(labels < 0).sum().item()} of {len(labels)} images have the label {labels.min().item()}, which"
+            " is no class: evaluate on images with labels"
+        )
     if labels.max() >= logits.shape[1]:
         raise ValueError(
             f"the data have label {labels.max().item()}, the model has only {logits.shape[1]} outputs:"

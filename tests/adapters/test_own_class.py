@@ -6,7 +6,7 @@ import torch
 from atlib import AttentionTransfer, Plan, create_student, create_vit, walk
 from atlib.walking import Unwalkable, check_exact
 from examples.own_vit import OwnAdapter, OwnViT, main
-from tests.helpers import random_images, randomise
+from tests.helpers import random_images, randomise, same, state_of
 
 IMAGES = random_images(2, 3, 32, 32)
 STUDENT = dict(embed_dim=24, num_heads=3, depth=3, class_token=False, global_pool="avg")
@@ -84,8 +84,38 @@ def test_a_wrong_adapter_is_found(own):
         AttentionTransfer(Wrong(own.model), create_vit("glyphs", **STUDENT), Plan(mismatched=True))
 
 
-def test_the_check_leaves_the_mode_and_the_generator(own):
+def test_a_wrong_adapter_is_found_behind_a_head_that_starts_at_zero(own):
+    class Wrong(OwnAdapter):
+        def embed(self, images):
+            tokens, layers = super().embed(images)
+            return 3 * tokens + 1, layers
+
+    torch.nn.init.zeros_(own.model.classify.weight)
+    before = state_of(own.model)
+    with pytest.raises(Unwalkable, match="Wrong the walk differs"):
+        check_exact(Wrong(own.model))
+    assert same(own.model.state_dict(), before)
+    assert check_exact(own) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_may_round(own, dtype):
+    own.model.to(dtype)
+    assert check_exact(own) <= 8 * torch.finfo(dtype).eps
+
+    class Wrong(OwnAdapter):
+        def head(self, tokens):
+            return self.model.classify(tokens.mean(1))
+
+    with pytest.raises(Unwalkable, match=str(dtype).removeprefix("torch.")):
+        check_exact(Wrong(own.model))
+
+
+def test_the_check_leaves_the_mode_of_every_part_and_the_generator(own):
     own.model.train()
+    own.model.layers[0].eval()
+    modes = [part.training for part in own.model.modules()]
     state = torch.get_rng_state()
     check_exact(own)
-    assert own.model.training and torch.equal(torch.get_rng_state(), state)
+    assert [part.training for part in own.model.modules()] == modes and set(modes) == {True, False}
+    assert torch.equal(torch.get_rng_state(), state)

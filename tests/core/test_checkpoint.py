@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from atlib import AttentionTransfer, Plan, _util, create_vit
 from atlib._util import write_atomically
 from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit, save_weights
+from atlib.pair import Normalisation, attach, student_of
 from atlib.vit import Architecture
 from tests.helpers import random_images, randomise, same
 
@@ -86,6 +87,14 @@ def test_after_distill_a_bundle_is_the_student_alone(tmp_path):
     found = load_bundle(path)
     assert type(found) is timm.models.VisionTransformer and not found.training
     torch.testing.assert_close(found(images), pair(images).logits)
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_a_bundles_student_says_how_its_images_are_normalised(tmp_path, how):
+    pair, said = pair_of(how), Normalisation((0.3,) * 3, (0.2,) * 3)
+    attach(pair.student, said)
+    found = load_bundle(save_bundle(tmp_path / "bundle.safetensors", pair, GLYPHS, OTHER))
+    assert Normalisation.of(student_of(found)) == said
 
 
 @pytest.mark.parametrize(

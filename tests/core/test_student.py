@@ -246,6 +246,11 @@ def test_layer_scale_starts_where_it_is_told():
     assert create_student(teacher, 7).blocks[0].ls1.gamma.unique().tolist() == [pytest.approx(1e-5)]
     with pytest.raises(ValueError, match="layer_scale_init=0.1"):
         create_student(teacher, 7, drop=("layer_scale",), layer_scale_init=0.1)
+    with pytest.raises(ValueError, match="layer_scale_init=0.0"):  # timm would build none
+        create_student(teacher, 7, layer_scale_init=0.0)
+    by_name = timm.create_model("vit_base_patch16_rpn_224", img_size=32, depth=1)
+    with pytest.raises(ValueError, match="layer_scale_init=0.5"):
+        create_student(by_name, 7, layer_scale_init=0.5)
 
 
 def test_drop_path_is_the_students_own_matter():

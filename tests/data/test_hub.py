@@ -80,6 +80,15 @@ def test_a_published_validation_split_is_used_as_it_is(folder):
     assert len(load("parquet", folder, split="train")) == 100
 
 
+@pytest.mark.parametrize("name", ["val.parquet", "data/val-00000-of-00001.parquet"])
+def test_validation_by_its_short_name(folder, name):
+    """Unread, its place was taken by a tenth of the training images, without a word."""
+    (folder / "data").mkdir(exist_ok=True)
+    write(folder, "val", range(200, 205), name)
+    assert indices_in(load("parquet", folder, split="validation")) == list(range(200, 205))
+    assert len(load("parquet", folder, split="train")) == 100
+
+
 def test_one_file_is_a_training_split(tmp_path):
     path = write(tmp_path, "train", range(30), "some.parquet", label_column="labels")
     assert len(load("parquet", path)) == 27

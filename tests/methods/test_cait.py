@@ -14,6 +14,7 @@ from atlib.analysis import walks
 from atlib.attention import Seen
 from atlib.data import Images
 from atlib.methods.cait import CaitTransfer, check_cait, talking_heads, walk_cait
+from atlib.methods.locality import localise_attention
 from atlib.pair import Pair, student_of
 from atlib.train import train
 from atlib.train.recipe import Recipe
@@ -369,6 +370,12 @@ def test_a_wider_teacher_with_registers(pair_of):
     block = p[:, :, 3:, 3:] / p[:, :, 3:, 3:].sum(-1, keepdim=True)
     assert (class_target[1].map - row).abs().max() <= 1e-12 and (target[2].map - block).abs().max() <= 1e-12
     pair(IMAGES).transfer_loss.backward()
+
+
+def test_a_teacher_that_forbids_pairs_of_tokens(small_vit):
+    """Its maps were copied without what they forbid."""
+    with pytest.raises(ValueError, match="the teacher has LocalityAttention"):
+        CaitTransfer(localise_attention(small_vit()), small_cait(), patches="copy")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,22 @@ def test_before_it_joins_the_patches_are_alone(insert_at):
     assert all((parameter.grad != 0).any() for parameter in vit.parameters())
 
 
+@pytest.mark.parametrize("insert_at", [0, 2])
+def test_its_features_are_those_that_its_head_reads(insert_at):
+    vit = late(insert_at)
+    assert torch.equal(vit.forward_head(vit.forward_features(IMAGES)), vit(IMAGES))
+
+
+def test_checkpointing_changes_no_gradient():
+    gradients = []
+    for checkpointing in (False, True):
+        vit = late(1)
+        vit.set_grad_checkpointing(checkpointing)
+        vit(IMAGES).square().sum().backward()
+        gradients.append([parameter.grad for parameter in vit.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
 def test_walk_refuses_it_by_name():
     with pytest.raises(Unwalkable, match="LateClassViT: .*forward"):
         walk(late(1), IMAGES)

@@ -6,7 +6,8 @@ import torch
 from atlib import walk
 from atlib.analysis import walks
 from atlib.data import Images
-from atlib.methods.mean_maps import MeanMapCopy, mean_maps, one_group
+from atlib.methods.mean_maps import MeanMapCopy, mean_maps, one_group, save_stored_maps
+from atlib.vit import Architecture
 from atlib.walking import Instead
 from tests.helpers import random_images
 
@@ -83,3 +84,13 @@ def test_a_group_without_images_is_refused(small_vit, images):
         MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images, parity, 4)
     with pytest.raises(ValueError, match="0 to 1 "):
         MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images, parity, 2)
+
+
+def test_maps_of_two_groups_are_not_saved(small_vit, tmp_path):
+    """A file has no function that says to which group an image belongs: all would be the first's."""
+    images = random_images(6, 3, 32, 32)
+    halves = lambda batch: torch.arange(len(batch)) % 2  # noqa: E731
+    model = MeanMapCopy(small_vit(), small_vit(), images, halves, 2)
+    with pytest.raises(ValueError, match="maps of 2 groups"):
+        save_stored_maps(tmp_path / "maps.safetensors", model, Architecture("glyphs", {}))
+    assert not list(tmp_path.iterdir())

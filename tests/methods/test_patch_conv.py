@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from atlib import create_vit, walk
 from atlib.data import Images
 from atlib.maps import aggregate_heads
+from atlib.methods.locality import localise_attention
 from atlib.methods.patch_conv import (
     AttentionPool,
     AveragePool,
@@ -279,6 +280,13 @@ def test_another_grid_is_resampled_only_when_asked_for(images):
 def test_pairs_that_cannot_be(teacher, student, options, named):
     with pytest.raises(ValueError, match=named):
         PoolTransfer(vit(**teacher), small(**student), **options)
+
+
+def test_a_teacher_whose_class_token_must_not_look_at_itself():
+    teacher = vit()
+    localise_attention(teacher)
+    with pytest.raises(ValueError, match="the teacher has LocalityAttention, .*layer="):
+        PoolTransfer(teacher, small())
 
 
 def test_only_a_vit_has_a_class_row():

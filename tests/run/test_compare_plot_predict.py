@@ -16,7 +16,7 @@ from torchvision.transforms import functional as F
 
 from atbook.worlds import glyphs
 from atlib import __main__ as command
-from atlib.checkpoint import load_vit, read_header
+from atlib.checkpoint import load_vit, read_header, read_tensors, write_tensors
 from atlib.run import plot, predict
 from atlib.run.compare import compare_runs, compared
 from atlib.run.config import read_config
@@ -231,6 +231,21 @@ def test_classes_of_pictures_as_csv_and_json(runs, tmp_path, capsys):
     expected = by_hand(runs / "read" / "averaged.safetensors", folder / "b.png")
     shares = [float(share) for share in averaged.splitlines()[1].split(",")[3:]]
     assert shares == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_file_has_no_averaged_weights(runs, capsys):
+    weights = runs / "read" / "student.safetensors"
+    code, _, wrong = said(capsys, "predict", weights, "a.png", "--averaged")
+    assert code == 2 and "--averaged" in wrong and str(weights) in wrong
+
+
+def test_a_model_that_says_nan_says_no_class(runs, tmp_path, capsys):
+    tensors, header = read_tensors(runs / "read" / "student.safetensors")
+    tensors["head.bias"][0] = np.nan
+    broken = write_tensors(tmp_path / "broken.safetensors", tensors, header)
+    picture(0, (20, 16)).save(file := tmp_path / "a.png")
+    code, printed, wrong = said(capsys, "predict", broken, file)
+    assert code == 2 and str(file) in wrong and not printed
 
 
 def test_a_picture_is_turned_as_the_camera_says(runs, tmp_path):

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -213,6 +214,16 @@ def test_the_copy_follows_and_learns_nothing(small_vit, build):
         for name, value in follower.named_parameters():
             expected = 0.75 * followed[name] + 0.25 * leading[name]
             assert (value - expected).abs().max() <= 1e-12, name
+
+
+def test_running_means_are_taken_over():
+    """A copy in eval mode that kept those of its first day would normalise by 0 and 1."""
+    model = Dino(timm.create_model("resnet10t", num_classes=0), **SMALL_HEAD).train()
+    model(VIEWS.float()).backward()
+    model.follow(1, 10)
+    for name, buffer in model.vit.named_buffers():
+        assert torch.equal(model.momentum_vit.get_buffer(name), buffer)
+    assert model.momentum_vit.bn1.running_mean.abs().max() > 0
 
 
 def test_the_copy_is_never_in_training_mode(small_vit):

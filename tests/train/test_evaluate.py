@@ -8,7 +8,7 @@ from torch import nn
 
 from atlib import AttentionTransfer, Plan
 from atlib.data import Images
-from atlib.train.evaluate import evaluate, predict
+from atlib.train.evaluate import evaluate, predict, score
 from tests.helpers import random_images
 
 
@@ -96,3 +96,15 @@ def test_the_image_with_nan_logits_is_named(data):
 
     with pytest.raises(ValueError, match="1 of 23 .* image 5"):
         evaluate(Once(), data, 7)
+
+
+def test_images_without_a_label_are_refused():
+    """As wrong answers they would lower the accuracy, and the loss would not see them."""
+    data = Images(torch.zeros(4, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, -100, 1, -100]))
+    with pytest.raises(ValueError, match="2 of 4 .* label -100"):
+        evaluate(Scores(), data)
+
+
+def test_infinite_logits_are_no_prediction():
+    with pytest.raises(ValueError, match="1 of 2 .* image 0"):
+        score(torch.tensor([[math.inf, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
