@@ -72,8 +72,11 @@ class AttentionTransfer(Pair):
             if not adapter.exact_by_class:
                 check_exact(adapter)
         if maps is not None:
-            _check_served_by_maps(plan, pairing, of_student.model)
+            _check_served_by_maps(plan, pairing, of_student)
         super().__init__(of_student.model, of_teacher.model, normalisation=normalisation)
+        size, of_images = of_teacher.sizes().image, of_student.sizes().image
+        if size != of_images:  # also for models that do not say which images alone they take
+            self._views = (self._views[0]._replace(size=size),)
         self.plan = plan
         self.pairing = pairing
         self._maps = maps
@@ -361,7 +364,7 @@ class _LearnedHeads(_WrittenOut):
         return (nn.functional.mse_loss(guess, p) for guess, p in zip(mixed, maps))
 
 
-def _check_served_by_maps(plan: Plan, pairing: Pairing, student: nn.Module) -> None:
+def _check_served_by_maps(plan: Plan, pairing: Pairing, student: Adapter) -> None:
     """Raise `ValueError` for what a plan asks of a teacher that its maps alone do not say."""
     if plan.what != "map":
         raise ValueError(f"maps= holds maps, and the plan transfers {plan.what!r}: run the teacher for that")
@@ -370,7 +373,7 @@ def _check_served_by_maps(plan: Plan, pairing: Pairing, student: nn.Module) -> N
             "unequal_heads='aggregate' sums the teacher's logits, and maps= holds maps: take 'average', or"
             " run the teacher"
         )
-    drops = any(getattr(block.drop_path1, "drop_prob", 0.0) > 0 for block in student.blocks)
+    drops = any(getattr(of_attention, "drop_prob", 0.0) > 0 for of_attention, _ in student.drop_paths())
     if drops and plan.share_drop_path:
         raise ValueError(
             "the student has stochastic depth, which the plan shares with the teacher, and maps= holds those"

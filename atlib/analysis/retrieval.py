@@ -15,7 +15,8 @@ from atlib.analysis.checks import check_features
 def cosines(x: Tensor, gallery: Tensor) -> Tensor:
     """Cosine of each query's features (q, D) with each image's of the gallery (n, D): (q, n). Raises
     `ValueError` for features that are not such tables."""
-    check_features(x, gallery)
+    check_features(x, "x", rows=1)
+    check_features(gallery, "gallery", rows=1)
     return F.normalize(x.float(), dim=1) @ F.normalize(gallery.float(), dim=1).mT
 
 
@@ -28,6 +29,8 @@ def mean_average_precision(scores: Tensor, relevant: Tensor) -> float:
     scores are ranked as they come. Queries with nothing to find are left out. Raises `ValueError` for tables
     of two sizes, and where there is nothing to find at all.
     """
+    if scores.isnan().any():
+        raise ValueError(f"scores are NaN for query {scores.isnan().any(1).nonzero()[0].item()}: no ranking")
     if scores.shape != relevant.shape or relevant.dtype != torch.bool:
         raise ValueError(
             f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} of {relevant.dtype}: both are"

@@ -1,5 +1,6 @@
 """From image files to batches of tensors. What cannot be decoded is named, left out, and not replaced."""
 
+import errno
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -20,6 +21,8 @@ Transform = Callable[[Image.Image, int | None], Tensor]
 # {"bytes": of the file, or None, "path": its name, or None}, as `datasets` stores an image
 File = Mapping[str, object]
 ON_CORRUPT = ("raise", "skip")
+# What the system lacks or a disk does: nothing that is wrong with an image.
+NOT_THE_IMAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 NAMED = 20  # corrupt images that are warned about one by one
 
 
@@ -78,13 +81,25 @@ def decode(file: File) -> Image.Image:
     import datasets  # takes seconds, and is there already where rows are
 
     try:
-        image = datasets.Image().decode_example(file)
-        return in_eight_bits(image).convert("RGB")
-    except (ConnectionError, TimeoutError):
+        return as_rgb(datasets.Image().decode_example(file))
+    except (ConnectionError, TimeoutError, MemoryError):
         raise  # the image was not seen, so nothing is known about it
+    except OSError as error:
+        if error.errno in NOT_THE_IMAGES:
+            raise
+        raise _corrupt(file, error) from error
     except Exception as error:  # PIL raises half a dozen kinds for a damaged file
-        where = f", file {file['path']}" if file is not None and file.get("path") else ""
-        raise CorruptImage(f"{type(error).__name__}: {error}{where}") from error
+        raise _corrupt(file, error) from error
+
+
+def _corrupt(file: File, error: Exception) -> CorruptImage:
+    where = f", file {file['path']}" if file is not None and file.get("path") else ""
+    return CorruptImage(f"{type(error).__name__}: {error}{where}")
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """A picture in RGB of 8 bits, turned as the camera says. Raises `ValueError` as `in_eight_bits` does."""
+    return in_eight_bits(ImageOps.exif_transpose(image)).convert("RGB")
 
 
 def in_eight_bits(image: Image.Image) -> Image.Image:

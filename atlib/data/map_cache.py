@@ -130,7 +130,8 @@ class MapCache:
             maps = torch.stack([seen[layer].map for layer in self.layers], 1).cpu()
         if not maps.isfinite().all():
             raise ValueError("the teacher's maps of these images are not finite: look for NaN in its weights")
-        return maps.numpy().astype(self.dtype)
+        exact = torch.promote_types(maps.dtype, torch.float32)  # NumPy has no bf16
+        return maps.to(exact).numpy().astype(self.dtype)
 
     def _size_of_one(self) -> int:
         return int(np.prod(self.shape)) * self.dtype.itemsize

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from atlib._util import write_atomically
-from atlib.data.decoding import CorruptImage, DataError, MissingData, as_is
+from atlib.data.decoding import CorruptImage, DataError, MissingData, in_eight_bits, loader_of
 from atlib.data.rng import augmentation_seeds, draw_below
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.detection.objects import Found, ObjectBatch, ObjectImages, Objects, check_objects
@@ -152,7 +151,7 @@ class CocoObjects:
 
     def batches(self, parts: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, ObjectBatch]]:
         """`take` of each part, read by the workers ahead of time."""
-        return iter(_loader(self.take, parts, self.workers))
+        return iter(loader_of(self.take, parts, self.workers))
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, ObjectBatch]]:
         """All images in order, as evaluation sees them."""
@@ -167,7 +166,7 @@ class CocoObjects:
         for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part)):
             seeds = augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats)).tolist()
             shares.append((indices, seeds, weight))
-        return iter(_loader(self._share, shares, workers))
+        return iter(loader_of(self._share, shares, workers))
 
     def back(self, number: int, found: Found) -> Found:
         """What `detect` found in an image as evaluation sees it, in the image's own pixels."""
@@ -215,7 +214,7 @@ class CocoObjects:
         path = self.folder / entry["file_name"]
         try:
             with Image.open(path) as file:
-                picture = file.convert("RGB")
+                picture = in_eight_bits(file).convert("RGB")  # not turned: boxes are said of what is stored
         except Exception as error:  # PIL raises half a dozen kinds for a damaged file
             raise CorruptImage(f"{path} cannot be decoded ({error})") from error
         if picture.size != (entry["width"], entry["height"]):
@@ -431,27 +430,3 @@ def _listed(ids: Sequence) -> str:
 def _together(each: Sequence[tuple[Tensor, Objects]]) -> tuple[Tensor, ObjectBatch]:
     images, objects = zip(*each)
     return torch.stack(images), ObjectBatch(objects)
-
-
-def _loader(make, parts: Sequence, workers: int) -> DataLoader:
-    """`make` of each part, by workers ahead of time."""
-    return DataLoader(
-        _Made(make, parts),
-        batch_size=None,
-        num_workers=workers,
-        collate_fn=as_is,
-        generator=torch.Generator(),
-    )
-
-
-class _Made:
-    def __init__(self, make, parts: Sequence):
-        self.make, self.parts = make, parts
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __getitem__(self, index: int):
-        if index >= len(self.parts):
-            raise IndexError(index)
-        return self.make(self.parts[index])

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 from atlib._util import check_fields
-from atlib.data.decoding import in_eight_bits
+from atlib.data.decoding import as_rgb
 from atlib.pair import Normalisation
 
 SHOWN = 672  # pixels that the picture's longer side has on the page at most, where the original has so many
@@ -112,7 +112,7 @@ def prepare(image: str | Path | Image.Image | Tensor, preparation: Preparation) 
 
 
 def open_picture(image: str | Path | Image.Image | Tensor) -> Image.Image:
-    """A picture in RGB of 8 bits, a file's turned as the camera says. Raises as `prepare` does."""
+    """A picture in RGB of 8 bits, turned as the camera says. Raises as `prepare` does."""
     if isinstance(image, Tensor):
         if image.ndim != 3 or image.shape[0] != 3 or image.dtype != torch.uint8:
             raise ValueError(
@@ -121,9 +121,9 @@ def open_picture(image: str | Path | Image.Image | Tensor) -> Image.Image:
             )
         return to_pil_image(image)
     if isinstance(image, Image.Image):
-        return in_eight_bits(image).convert("RGB")
+        return as_rgb(image)
     try:
         with Image.open(image) as opened:
-            return in_eight_bits(ImageOps.exif_transpose(opened)).convert("RGB")
+            return as_rgb(opened)
     except OSError as error:  # Pillow's own message names the file only where it is missing
         raise OSError(f"{image} cannot be read as an image ({error})") from error

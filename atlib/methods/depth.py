@@ -155,7 +155,7 @@ def fold_scales(vit: VisionTransformer) -> VisionTransformer:
     What a trained LayerScale says can be said without it; only training differs. Source: the remark
     on equation 3.7 of Touvron's thesis (arXiv 2103.17239, section 2).
     """
-    check_timm(vit)
+    _require_blocks(vit)
     folded = copy.deepcopy(vit)
     with torch.no_grad():
         for block in folded.blocks:
@@ -185,7 +185,8 @@ def branch_ratios(model: nn.Module, images: Tensor) -> BranchRatios:
     """The ratios of a ViT in eval mode, or of the student of a pair such as `AttentionTransfer` with the maps
     that it is given, on images (B, 3, height, width).
 
-    Raises `ValueError` for a model in training mode and `Unwalkable` for one that `walk` refuses. Source:
+    Raises `ValueError` for a model in training mode or of another class than timm's `VisionTransformer`, and
+    `Unwalkable` for one that `walk` refuses. Source:
     figure 3.6 of Touvron's thesis; over what to average is our choice.
     """
     if model.training:
@@ -193,6 +194,7 @@ def branch_ratios(model: nn.Module, images: Tensor) -> BranchRatios:
             "in training mode branches are dropped at random, training=True: call .eval() on the model"
         )
     vit = student_of(model)
+    _require_blocks(vit)
     start = walk(vit, images, stop_after=0).tokens
     walked = model.walk(images) if hasattr(model, "walk") else walk(vit, images, head=False)
     ratios = []
@@ -216,10 +218,14 @@ def _with_factors(vit: VisionTransformer, number: int, start: float) -> VisionTr
     return vit
 
 
-def _require_plain(vit: VisionTransformer) -> None:
+def _require_blocks(vit: nn.Module) -> None:
     check_timm(vit)
     if not isinstance(vit, VisionTransformer):
-        raise ValueError(f"the factors stand in timm's VisionTransformer, got {type(vit).__name__}")
+        raise ValueError(f"factors stand in the blocks of timm's VisionTransformer, got {type(vit).__name__}")
+
+
+def _require_plain(vit: VisionTransformer) -> None:
+    _require_blocks(vit)
     named = [f"layer {i}" for i, block in enumerate(vit.blocks) if not isinstance(block.ls1, nn.Identity)]
     if named:
         raise ValueError(

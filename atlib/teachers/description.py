@@ -20,7 +20,7 @@ from atlib.adapters.choose import adapter_of
 from atlib.analysis.accounting import transferred_numbers
 from atlib.analysis.attention_maps import class_attention
 from atlib.analysis.pictures import image_grid
-from atlib.data.decoding import in_eight_bits
+from atlib.data.decoding import as_rgb
 from atlib.student import STANDARD, describe
 from atlib.teachers.build import Teacher, not_finite
 from atlib.walking import Unwalkable, check_walkable, walk
@@ -177,7 +177,7 @@ def _opened(images: Sequence[str | Path] | Tensor) -> list[Image.Image]:
     opened = []
     for path in images:
         try:
-            opened.append(in_eight_bits(Image.open(path)).convert("RGB"))
+            opened.append(as_rgb(Image.open(path)))
         except OSError as error:
             raise OSError(f"{path} cannot be read as an image ({error})") from error
     return opened

@@ -112,10 +112,9 @@ def features(vit: nn.Module, images: Tensor) -> Tensor:
 def contrast_loss(model: MomentumPair, views: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
     """The model's own loss; labels are not used. Raises `ValueError` for MoCo with a recipe that accumulates:
     its images are told apart from those of the same step, and a part has fewer."""
-    if recipe.accumulate > 1 and isinstance(model, MoCo):
-        raise ValueError(
-            f"accumulate={recipe.accumulate}: MoCo tells an image apart from the others of its step, of which"
-            " each part has fewer; set accumulate to 1 and batch_size to what fits"
+    if isinstance(model, MoCo):
+        recipe.require_whole_steps(
+            "MoCo tells an image apart from the others of its step, of which each part has fewer"
         )
     return model(views)
 

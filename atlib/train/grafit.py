@@ -52,6 +52,9 @@ def instance_loss(predicted: Tensor, target: Tensor) -> Tensor:
     return 1 - F.cosine_similarity(predicted, target.detach(), dim=1).mean()
 
 
+ONE_CALL = "Grafit writes its memory, and its slow copy follows, at each call"
+
+
 class Grafit(nn.Module):
     """A ViT, alone or in a pair that copies, that learns from labels which may be coarser than what it is to
     tell apart. `.trunk` is the result.
@@ -156,7 +159,8 @@ def numbered(images: Images) -> Images:
 
 def grafit_loss(model: Grafit, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
     """task_weight · `knn_loss` + transfer_weight · `instance_loss`, of `numbered` images; the paper's weights
-    are 1 and 1. Both are noted without their weights."""
+    are 1 and 1. Both are noted without their weights. Raises `ValueError` for a recipe that accumulates."""
+    recipe.require_whole_steps(ONE_CALL)
     of_neighbours, of_views = model(images, *targets.unbind(1))
     note("knn_loss", of_neighbours)
     note("instance_loss", of_views)
@@ -164,7 +168,8 @@ def grafit_loss(model: Grafit, images: Tensor, targets: Tensor, recipe: Recipe) 
 
 
 def snca_loss(model: Grafit, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
-    """The paper's baseline SNCA+: task_weight · `knn_loss` alone."""
+    """The paper's baseline SNCA+: task_weight · `knn_loss` alone. Raises as `grafit_loss` does."""
+    recipe.require_whole_steps(ONE_CALL)
     return recipe.task_weight * note("knn_loss", model(images, *targets.unbind(1))[0])
 
 

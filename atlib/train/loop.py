@@ -103,7 +103,7 @@ def train(
         ncols=80,
     )
     began = time.perf_counter()  # of the step: it includes waiting for images
-    with sigterm_noticed(keeper is not None) as noticed, bar:
+    with run.put_back_on_error(), sigterm_noticed(keeper is not None) as noticed, bar:
         while position.step < end:
             part = run.part()
             for batch in data.epoch(part, workers):

@@ -32,7 +32,11 @@ def as_transferred(output: Tensor | Transferred) -> Transferred:
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """task_weight · task loss + λ · transfer loss: cross-entropy with label smoothing, plus what is
     distilled. Both are noted (`atlib.losses.noted`), without their weights, as "task_loss" and, of a pair,
-    "transfer_loss"."""
+    "transfer_loss". Raises `ValueError` for a recipe that accumulates where some images have no label."""
+    if labels.ndim == 1 and (labels == UNLABELLED).any():
+        recipe.require_whole_steps(
+            "the loss is a mean over the images with a label, and parts of a step have unequally many"
+        )
     output = model(images)
     logits, transfer_loss = as_transferred(output)
     of_task = note("task_loss", task_loss(logits, labels, recipe))

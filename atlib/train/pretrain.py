@@ -3,6 +3,7 @@
 from functools import partial
 
 import torch
+from timm.models import checkpoint_seq
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
@@ -65,8 +66,12 @@ class MaskedAutoencoder(nn.Module):
         of the patches per image, of which the first `visible` are shown; None draws one."""
         tokens = _with_positions(self.vit, images)
         order = self.draw_order(images) if order is None else order
-        x = self.vit.blocks(_shown(self.vit, tokens, order[:, : self.visible]))
+        x = through_blocks(self.vit, _shown(self.vit, tokens, order[:, : self.visible]))
         return self.reconstruction(x, images, order)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute the ViT's activations a second time instead of keeping them."""
+        self.vit.set_grad_checkpointing(enable)
 
     def draw_order(self, images: Tensor) -> Tensor:
         """A random permutation of the patches per image: (B, P)."""
@@ -122,6 +127,12 @@ def unpainted(model: MaskedAutoencoder, images: EvaluationData) -> float:
             total += len(batch) * model(batch.to(device), order.to(device)).item()
     model.train(training)
     return total / len(images)
+
+
+def through_blocks(vit: VisionTransformer, tokens: Tensor) -> Tensor:
+    """What a ViT's blocks make of tokens (B, N, D); computed again in the backward pass where that was
+    asked."""
+    return checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
 
 
 def _with_positions(vit: VisionTransformer, images: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ _NOT_NEGATIVE = ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mi
 # The values that can be meant; NaN fails every comparison.
 RULES = (
     (("lr", "clip", *_NOT_NEGATIVE), lambda value: value != math.inf, "must be a finite number"),
-    (("steps", "batch_size", "lr"), lambda value: value > 0, "must be above 0"),
+    (("lr",), lambda value: value > 0, "must be above 0"),
     (("epochs", "base_lr"), lambda value: value is None or 0 < value < math.inf, "must be finite, above 0"),
     (("clip",), lambda value: value is None or value > 0, "must be above 0, or None for no clipping"),
     (
-        ("accumulate", "repeats"),
+        ("steps", "batch_size", "accumulate", "repeats"),
         lambda value: isinstance(value, int) and value >= 1,
         "must be a whole number above 0",
     ),
@@ -88,7 +88,8 @@ class Recipe:
     mixed_precision: str = "no"
     #: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out)
     optimizer: str = "adamw"
-    #: parts in which a step's images are computed one after the other, for less memory; the step is the same
+    #: parts in which a step's images are computed one after the other, for less memory; the step is the same,
+    #: and a loss that is no mean over images refuses it (`require_whole_steps`)
     accumulate: int = 1
     #: decay of the running average of the weights, None for none
     ema: float | None = None
@@ -154,6 +155,13 @@ class Recipe:
         """Raise `ValueError` where the optimizer needs CUDA, or a package, that is not here."""
         if self.optimizer.startswith(NEED_CUDA):
             try_optimizer(self.optimizer, self.betas)
+
+    def require_whole_steps(self, why: str) -> None:
+        """Raise `ValueError` where a step is computed in parts: for losses that are no sum of their parts."""
+        if self.accumulate > 1:
+            raise ValueError(
+                f"accumulate={self.accumulate}: {why}; set accumulate to 1 and batch_size to what fits"
+            )
 
     def describe(self) -> dict:
         """The recipe as plain JSON values, for a record."""

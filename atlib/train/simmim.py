@@ -10,7 +10,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.train.pretrain import patchify
+from atlib.train.pretrain import patchify, through_blocks
 from atlib.train.recipe import Recipe
 
 
@@ -52,6 +52,10 @@ class SimMim(nn.Module):
         """Positions and tokens; timm asks a model for them by this name."""
         return {"mask_token"} | {f"vit.{name}" for name in self.vit.no_weight_decay()}
 
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute the ViT's activations a second time instead of keeping them."""
+        self.vit.set_grad_checkpointing(enable)
+
     def draw_mask(self, images: Tensor) -> Tensor:
         """Which patches of each image are hidden, bool (B, P), in reading order."""
         B, (rows, columns) = len(images), self.squares
@@ -64,8 +68,9 @@ class SimMim(nn.Module):
         None draws it."""
         mask = self.draw_mask(images) if mask is None else mask
         tokens = self.vit.patch_embed(images)  # (B, P, D)
-        tokens = torch.where(mask[:, :, None], self.mask_token.to(tokens.dtype), tokens)
-        x = self.vit.blocks(self.vit.norm_pre(self.vit._pos_embed(tokens)))
+        hidden = mask.reshape(*tokens.shape[:-1], 1)  # of any image size: (B, rows, columns, D)
+        tokens = torch.where(hidden, self.mask_token.to(tokens.dtype), tokens)
+        x = through_blocks(self.vit, self.vit.norm_pre(self.vit._pos_embed(tokens)))
         told = self.to_pixels(self.vit.norm(x)[:, self.vit.num_prefix_tokens :])  # (B, P, pixels)
         error = (told - patchify(images, self.vit.patch_embed.patch_size)).abs().mean(-1)
         return (error * mask).sum() / mask.sum()

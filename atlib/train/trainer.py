@@ -2,7 +2,8 @@
 gone on with."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -70,6 +71,11 @@ class Training:
         self.given, model = model.train(), to_train(model.train(), self.accelerator)
         self.student, self.follows = student_of(model), isinstance(model, MomentumPair)
         if recipe.checkpoint_activations:
+            if not hasattr(self.student, "set_grad_checkpointing"):
+                raise ValueError(
+                    f"checkpoint_activations=True: a {type(self.student).__name__} has no"
+                    " set_grad_checkpointing, which timm's ViTs have; accumulate= saves memory too"
+                )
             self.student.set_grad_checkpointing(True)
         optimizer = make_optimizer(model, recipe)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, recipe))
@@ -235,14 +241,26 @@ class Training:
                 weights = whole_weights(self.plain)
                 own = {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)}
                 average_into.load_state_dict(own)
-        trained = self.whole()
-        if trained is self.plain:
-            trained = self.accelerator.unwrap_model(
-                self.model, keep_fp32_wrapper=False, keep_torch_compile=False
-            )
+        self.whole()
+        self.put_back()
+
+    @contextmanager
+    def put_back_on_error(self) -> Iterator[None]:
+        """Within it, an error leaves the caller's model as a plain one where it came from, too."""
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):  # a device that failed gives nothing back; the first error counts
+                self.put_back()
+            raise
+
+    def put_back(self) -> None:
+        """Take what this run put around and into the caller's model off again."""
+        if self.given is self.plain:
+            self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False, keep_torch_compile=False)
             # Accelerate's autocast around the class's own forward, of no use after training
-            vars(trained).pop("forward", None)
-        trained.to(self.home)
+            vars(self.given).pop("forward", None)
+        self.given.to(self.home)
         if self.recipe.checkpoint_activations:
             self.student.set_grad_checkpointing(False)
 

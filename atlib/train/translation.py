@@ -15,8 +15,10 @@ def translation_loss(model: nn.Module, sources: Tensor, targets: Tensor, recipe:
 
     sources: (B, N), targets: (B, M + 1) from `BEGIN` to `END`, as `atlib.data.sentences` has them. The mean
     is over the words of the batch, padding left out, with the recipe's label smoothing (arXiv 1706.03762,
-    section 5.4). Both parts are noted as in `student_loss`.
+    section 5.4). Both parts are noted as in `student_loss`. Raises `ValueError` for a recipe that
+    accumulates.
     """
+    recipe.require_whole_steps("the loss is a mean over words, and parts of a step have unequally many")
     output = model(sources, targets[:, :-1])
     logits, transfer_loss = as_transferred(output)
     of_task = nn.functional.cross_entropy(

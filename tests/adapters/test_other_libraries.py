@@ -167,6 +167,29 @@ def test_a_walk_that_is_not_exact_is_refused_when_a_pair_is_built():
     assert check_exact(model) <= 1e-5
 
 
+def test_images_are_resized_for_a_teacher_that_says_its_size_elsewhere():
+    """torchvision's has no `patch_embed`; it once got the student's images, and failed inside."""
+    from torchvision.models import VisionTransformer
+
+    teacher = VisionTransformer(
+        image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=3
+    )
+    student = create_vit("glyphs", img_size=64, patch_size=16, depth=2, num_heads=2, embed_dim=16)
+    pair = AttentionTransfer(teacher, student, Plan(mismatched=True))
+    images = random_images(2, 3, 64, 64)
+    assert pair.for_teacher(images).shape == (2, 3, 32, 32)
+    assert pair(images).logits.shape == (2, 8)
+
+
+def test_maps_may_be_served_to_a_student_of_another_library():
+    teacher, student = (built("torchvision VisionTransformer") for _ in range(2))
+    with torch.no_grad():
+        maps = {layer: seen.map for layer, seen in enumerate(walk(teacher, IMAGES).layers)}
+    served = AttentionTransfer(teacher, student, Plan(), maps=lambda images: maps)
+    difference = served(IMAGES).logits - AttentionTransfer(teacher, student, Plan())(IMAGES).logits
+    assert difference.abs().max() <= 1e-5
+
+
 def test_libraries_are_not_imported_for_models_of_timm(tmp_path):
     import subprocess
     import sys

@@ -102,3 +102,14 @@ def test_known_coarse_classes_never_do_harm():
     assert mean_average_precision(conditional_scores(similar, *even), relevant) == pytest.approx(
         mean_average_precision(similar, relevant), abs=1e-6
     )
+
+
+def test_features_that_are_no_features_are_named():
+    gallery = random_images(6, 4)
+    assert cosines(gallery[:1], gallery).shape == (1, 6), "one query is enough"
+    gallery[2, 1] = math.nan
+    with pytest.raises(ValueError, match="^gallery is nan in row 2"):
+        cosines(gallery[:1], gallery)
+    with pytest.raises(ValueError, match="query 1"):
+        scores = torch.tensor([[0.1, 0.2], [0.3, math.nan]])
+        mean_average_precision(scores, torch.tensor([[True, False], [False, True]]))

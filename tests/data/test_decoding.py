@@ -1,5 +1,8 @@
 """Single image files: more than eight bits a channel, and what is said of those that are left out."""
 
+import errno
+
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -68,3 +71,16 @@ def test_many_images_that_are_left_out_are_counted_and_not_all_named():
         and f"more than {NAMED} images" in str(warned[-1].message)
         and len(corrupt) == 2 * NAMED
     )
+
+
+@pytest.mark.parametrize("lacks", [MemoryError(), OSError(errno.EMFILE, "Too many open files")])
+def test_what_the_system_lacks_is_no_damaged_image(monkeypatch, lacks):
+    """Left out as corrupt, sound images would be missing from the epoch."""
+
+    def fail(self, file):
+        raise lacks
+
+    monkeypatch.setattr(datasets.Image, "decode_example", fail)
+    with pytest.raises(type(lacks)) as caught:
+        decode({"bytes": b"", "path": None})
+    assert caught.value is lacks

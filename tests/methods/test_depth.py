@@ -176,6 +176,12 @@ def test_other_models_are_refused(name):
         SCALED[name](torch.nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("of", [fold_scales, lambda vit: branch_ratios(vit, random_images(1, 3, 32, 32))])
+def test_where_there_are_no_such_branches(of):
+    with pytest.raises(ValueError, match="Eva"):
+        of(create_vit("vit_small_patch16_dinov3", **SMALL_VIT).eval())
+
+
 # --- Folded in
 
 

@@ -160,6 +160,14 @@ def test_the_losses_are_weighed_and_noted():
     assert snca_loss(model, batch, targets, recipe).item() == pytest.approx(2 * parts["knn_loss"].item())
 
 
+@pytest.mark.parametrize("loss", [grafit_loss, snca_loss])
+def test_a_step_is_one_call(loss):
+    """In parts, what a part has written into the memory would be the next one's neighbours."""
+    recipe = Recipe(steps=2, batch_size=8, accumulate=2)
+    with pytest.raises(ValueError, match="accumulate=2: Grafit"):
+        train(grafit(), numbered(some_images()), recipe, loss=loss, progress=None, cpu=True)
+
+
 # --- The whole
 
 

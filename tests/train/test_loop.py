@@ -16,6 +16,7 @@ from torch import nn
 from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data import Images
+from atlib.data.images import UNLABELLED
 from atlib.train import NonFiniteLoss, make_optimizer, outputs, schedule, student_loss, task_loss, train
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
@@ -302,6 +303,42 @@ def test_a_loss_that_is_not_finite_names_step_and_last_good_checkpoint(glyphs64,
     assert same(state_of(model), loss.before), "the model holds the last finite step's weights"
     tiny().load_state_dict(load_file(kept), strict=True)
     assert all(value.isfinite().all() for value in load_file(kept).values())
+
+
+def test_after_an_error_the_model_is_a_plain_one(glyphs64):
+    model = tiny()
+    recipe = replace(SHORT, mixed_precision="bf16", checkpoint_activations=True)
+
+    def stop(entry):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(model, glyphs64, recipe, log=stop, progress=None)
+    assert "forward" not in vars(model) and not model.grad_checkpointing
+    assert model(random_images(1, 3, 32, 32)).dtype == torch.float32
+
+
+def test_parts_of_a_step_have_unequally_many_labels(glyphs64):
+    """The mean over labelled images is no mean over the parts' means."""
+    pixels, targets = glyphs64.pixels, glyphs64.targets.clone()
+    targets[:30] = UNLABELLED
+    images = Images(pixels, targets, glyphs64.classes)
+    train(tiny(), images, replace(SHORT, steps=2), progress=None)
+    with pytest.raises(ValueError, match="accumulate=2: .* label"):
+        train(tiny(), images, replace(SHORT, steps=2, accumulate=2), progress=None)
+
+
+def test_activations_of_a_module_that_cannot_be_asked(glyphs64):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 8)
+
+        def forward(self, images):
+            return self.linear(images.mean((2, 3)))
+
+    with pytest.raises(ValueError, match="checkpoint_activations=True: a Own "):
+        train(Own(), glyphs64, replace(SHORT, checkpoint_activations=True), progress=None)
 
 
 def test_without_a_folder_it_says_how_to_keep_one(glyphs64):

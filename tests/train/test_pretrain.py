@@ -251,3 +251,14 @@ def test_an_autoencoder_learns():
     )
     history = train(model, images, Recipe(steps=60, batch_size=32, lr=3e-3), loss=mae_loss, progress=None)
     assert history[-1]["loss"] < 0.9 * history[0]["loss"]
+
+
+def test_checkpointing_changes_no_gradient(small_vit):
+    gradients, order = [], None
+    for checkpointing in (False, True):
+        model = randomise(MaskedAutoencoder(small_vit(num_classes=0)), 1).double()
+        model.set_grad_checkpointing(checkpointing)
+        order = model.draw_order(IMAGES) if order is None else order
+        model(IMAGES, order).backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert model.vit.grad_checkpointing and all(map(torch.equal, *gradients))

@@ -31,6 +31,8 @@ from atlib.train.recipe import Recipe
         {"mixed_precision": "fp8"},
         {"accumulate": 0},
         {"accumulate": 2.0},
+        {"steps": 2.5},
+        {"batch_size": 8.0},
         {"accumulate": 129},
         {"repeats": 0},
         {"ema": 1.0},
