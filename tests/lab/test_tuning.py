@@ -162,7 +162,6 @@ GO_ON = {
     ("one-softmax", "match"): 5,
     ("token", "find"): 9,
     ("distilled-too", "find"): 6,
-    ("distilled-mae", "find"): 5,
     ("pretraining", "find"): 2,
 }
 
