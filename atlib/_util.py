@@ -1,11 +1,16 @@
-"""What several rooms need: errors that name a value, files written whole, memory that ran out."""
+"""What several rooms need: errors that name a value, files written whole, memory that ran out, models that
+are only looked at."""
 
 import difflib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # seconds of torch, which not every command needs
+    from torch import nn
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a command was stopped, and goes on when it is called again
 
@@ -70,3 +75,16 @@ def memory_message(error: Exception) -> str:
     """That memory has run out, with the first sentence of what was said about it."""
     said = str(error).strip().splitlines()
     return "out of memory" + (f" ({said[0].rstrip('.')[:200]})" if said else "")
+
+
+@contextmanager
+def in_eval_mode(*models: "nn.Module") -> Iterator[None]:
+    """Within it models are in eval mode; after it, every part of them is in the mode that it was in."""
+    modes = {part: part.training for model in models for part in model.modules()}
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from atlib._util import in_eval_mode
 from atlib.adapters.adapter import Adapter, Unwalkable
 from atlib.adapters.choose import adapter_of
 from atlib.adapters.timm import EvaViT, ViT, is_plain
@@ -242,18 +243,15 @@ def check_exact(
         images = noise.to(weight.device, weight.dtype)
     if tolerance is None:
         tolerance = max(1e-5, 8 * torch.finfo(images.dtype).eps)
-    modes = {part: part.training for part in model.modules()}
     silent = [weight for weight in model.parameters() if weight.ndim > 1 and not weight.any()]
     try:
-        model.eval()
         for weight in silent:
             weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
-        own, walked = adapter.output(images), walk(adapter, images).logits
+        with in_eval_mode(model):
+            own, walked = adapter.output(images), walk(adapter, images).logits
     finally:
         for weight in silent:
             weight.zero_()
-        for part, training in modes.items():
-            part.training = training
     name = type(adapter).__name__
     if own.shape != walked.shape:
         shapes = f"{tuple(walked.shape)} where the model returns {tuple(own.shape)}"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from atlib._util import in_eval_mode
 from atlib.adapters.choose import adapter_of
 from atlib.data.images import Images
 from atlib.pair import student_of
@@ -29,11 +30,8 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
         raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
     vits = [vit_of(model) for model in models]
     at_once = min(batch_size, max(1, AT_ONCE // sum(map(_bytes_of_a_walk, vits))))
-    training = [model.training for model in models]
     kinds = [next(model.parameters()) for model in models]
-    try:
-        for model in models:
-            model.eval()
+    with in_eval_mode(*models):
         for batch, _ in images.loader(at_once):
             for vit in vits:
                 check_size(vit, batch)
@@ -42,9 +40,6 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
                 model.walk(images) if hasattr(model, "walk") else walk(model, images, head=False)
                 for model, images in placed
             )
-    finally:
-        for model, mode in zip(models, training):
-            model.train(mode)
 
 
 def vit_of(model: nn.Module) -> nn.Module:

@@ -20,6 +20,7 @@ from torchvision.models.detection.roi_heads import RoIHeads, paste_masks_in_imag
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 
+from atlib._util import in_eval_mode
 from atlib.detection.objects import Found, ObjectBatch, ObjectImages, Objects
 from atlib.detection.pyramid import SCALES, GridOfTokens, SimplePyramid
 from atlib.losses import note
@@ -295,13 +296,9 @@ def detection_loss(model: nn.Module, images: Tensor, objects: ObjectBatch, recip
 
 def detect(model: nn.Module, images: ObjectImages, batch_size: int = 50) -> list[Found]:
     """What a detector says of all images in order, on the CPU. The model is left in the mode it was in."""
-    device, training = next(model.parameters()).device, model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            said = [each for batch, _ in images.loader(batch_size) for each in model(batch.to(device)).found]
-    finally:
-        model.train(training)
+    device = next(model.parameters()).device
+    with torch.no_grad(), in_eval_mode(model):
+        said = [each for batch, _ in images.loader(batch_size) for each in model(batch.to(device)).found]
     return [Found(*(x if x is None else x.cpu() for x in each)) for each in said]
 
 

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import gather_object
 
+from atlib._util import in_eval_mode
 from atlib.detection.coco import CocoObjects
 from atlib.detection.detector import Detector
 from atlib.detection.objects import Found
@@ -32,20 +33,16 @@ def evaluate_detector(model: Detector, images: CocoObjects, batch_size: int = 16
         range(start, min(start + batch_size, len(images)))
         for start in (starts[place % len(starts)] for place in places)
     ]
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     seen: list[tuple[int, list[dict], list[dict], list[dict], list[dict]]] = []
-    model.eval()
-    try:
-        with torch.no_grad():
-            for place, part, (batch, _) in zip(places, parts, images.batches(parts)):
-                said = model(batch.to(device)).found
-                for number, found in zip(part, said if place < len(starts) else []):
-                    whole = images.back(number, Found(*(x if x is None else x.cpu() for x in found)))
-                    true = images.original(number)
-                    outlined = (annotations(each, True) if masks else [] for each in (whole, true))
-                    seen.append((number, annotations(whole, False), annotations(true, False), *outlined))
-    finally:
-        model.train(training)
+    with torch.no_grad(), in_eval_mode(model):
+        for place, part, (batch, _) in zip(places, parts, images.batches(parts)):
+            said = model(batch.to(device)).found
+            for number, found in zip(part, said if place < len(starts) else []):
+                whole = images.back(number, Found(*(x if x is None else x.cpu() for x in found)))
+                true = images.original(number)
+                outlined = (annotations(each, True) if masks else [] for each in (whole, true))
+                seen.append((number, annotations(whole, False), annotations(true, False), *outlined))
     if processes > 1:
         seen = gather_object(seen)
     if rank != 0:

@@ -5,6 +5,7 @@ from timm.layers import LayerNorm2d
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 
+from atlib._util import in_eval_mode
 from atlib.data.images import Images
 from atlib.detection.objects import ObjectImages
 from atlib.detection.pyramid import GridOfTokens
@@ -65,18 +66,14 @@ def segmentation_loss(model: nn.Module, images: Tensor, classes: Tensor, recipe:
 def mean_iou(model: nn.Module, images: Images, classes: int, batch_size: int = 100) -> float:
     """The mean over classes of intersection over union, counted over the pixels of all images; classes that
     neither occur nor are named are left out. The model is left in the mode it was in."""
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     confusion = torch.zeros(classes, classes, dtype=torch.long)
-    model.eval()
-    try:
-        with torch.no_grad():
-            for batch, true in images.loader(batch_size):
-                said = model(batch.to(device)).logits.argmax(1).cpu()
-                confusion += torch.bincount((true * classes + said).flatten(), minlength=classes**2).view(
-                    classes, classes
-                )
-    finally:
-        model.train(training)
+    with torch.no_grad(), in_eval_mode(model):
+        for batch, true in images.loader(batch_size):
+            said = model(batch.to(device)).logits.argmax(1).cpu()
+            confusion += torch.bincount((true * classes + said).flatten(), minlength=classes**2).view(
+                classes, classes
+            )
     both = confusion.diagonal()
     either = confusion.sum(0) + confusion.sum(1) - both
     return (both[either > 0] / either[either > 0]).mean().item()

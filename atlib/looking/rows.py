@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from atlib._util import in_eval_mode
 from atlib.analysis.attention_maps import rollouts
 from atlib.analysis.checks import check_maps
 from atlib.attention import Seen
@@ -144,13 +145,10 @@ def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
 
 
 def _walk(model: nn.Module, pixels: Tensor) -> Walk:
-    like, training = next(model.parameters()), model.training
+    like = next(model.parameters())
     images = pixels.to(like.device, like.dtype)
-    try:
-        model.eval()
+    with in_eval_mode(model):
         return model.walk(images) if hasattr(model, "walk") else walk(model, images, head=False)
-    finally:
-        model.train(training)
 
 
 def _head_count(seen: Seen) -> int:

@@ -9,6 +9,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from atlib._util import in_eval_mode
 from atlib.checkpoint import read_tensors, write_tensors
 from atlib.pair import Normalisation, Pair, View, stated
 from atlib.transfer import Transferred
@@ -153,16 +154,17 @@ def mean_maps(
 
     `images`: (n, 3, height, width), of which `batch` are walked at a time, or batches of them, where there
     are more than memory holds. normalisation: of these images; None: they are as the ViT shall see them.
-    Raises `ValueError` for a group without an image or beyond `number`.
+    The ViT runs in eval mode and is left in the mode it was in. Raises `ValueError` for a group without an
+    image or beyond `number`.
     """
-    vit.eval()
     view = View.of(vit)
     counts = torch.zeros(number, dtype=torch.long)
     sums: list[Tensor] = []
     for some in images.split(batch) if isinstance(images, Tensor) else images:
         groups = group_of(some)
         counts = counts + _counted(groups, number)
-        maps = [seen.map for seen in walk(vit, view.show(some, normalisation), head=False).layers]
+        with in_eval_mode(vit):
+            maps = [seen.map for seen in walk(vit, view.show(some, normalisation), head=False).layers]
         sums = sums or [p.new_zeros(number, *p.shape[1:]) for p in maps]
         for total, p in zip(sums, maps):
             total.index_add_(0, groups.to(p.device), p)

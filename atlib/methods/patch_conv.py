@@ -16,7 +16,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib._util import require_known
+from atlib._util import in_eval_mode, require_known
 from atlib.adapters.timm import masked_attention
 from atlib.maps import Grid, aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
@@ -240,9 +240,8 @@ def with_attention_pool(
     """
     trunk = copy.deepcopy(network)
     trunk.reset_classifier(0, "")
-    with torch.no_grad():
-        found = trunk.eval()(next(trunk.parameters()).new_zeros(1, 3, 64, 64))
-    trunk.train(network.training)
+    with torch.no_grad(), in_eval_mode(trunk):
+        found = trunk(next(trunk.parameters()).new_zeros(1, 3, 64, 64))
     if found.ndim != 4 or found.shape[1] not in (network.num_features, network.head_hidden_size):
         raise ValueError(
             f"a {type(network).__name__} of width {network.num_features} ends with {tuple(found.shape)} for"
@@ -414,8 +413,5 @@ class PoolTransfer(Distillation):
 def _grid(student: Pooled, teacher: VisionTransformer | Eva) -> Grid:
     """The student's patch grid on the teacher's images."""
     example = next(student.parameters())
-    training = student.training
-    with torch.no_grad():
-        look = student.eval().look(example.new_zeros(1, 3, *teacher.patch_embed.img_size))
-    student.train(training)
-    return look.grid
+    with torch.no_grad(), in_eval_mode(student):
+        return student.look(example.new_zeros(1, 3, *teacher.patch_embed.img_size)).grid

@@ -7,6 +7,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from atlib._util import in_eval_mode
 from atlib.analysis.attention_maps import class_attention
 from atlib.analysis.pictures import image_grid
 from atlib.data.sampler import EvaluationData
@@ -33,13 +34,8 @@ def maps_picture(model: nn.Module, images: Tensor) -> Figure:
     its largest share. A model without a teacher, and one that is not taught maps, has the student's columns
     alone, of all its layers. The model runs in eval mode and is left in the mode it was in.
     """
-    training, device = model.training, next(model.parameters()).device
-    model.eval()
-    try:
-        with torch.no_grad():
-            columns = _columns(model, images.to(device))
-    finally:
-        model.train(training)
+    with torch.no_grad(), in_eval_mode(model):
+        columns = _columns(model, images.to(next(model.parameters()).device))
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     shown = (images - low) / (high - low).clamp(min=1e-6)  # whatever it was normalised by
     panels = [shown, *(_coloured(seen.cpu(), images.shape[2:]) for seen in columns.values())]

@@ -16,6 +16,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atlib._util import in_eval_mode
 from atlib.data.images import Images
 from atlib.data.sampler import ShardSpec
 from atlib.train.distributed import gathered, summed
@@ -123,17 +124,14 @@ def unmatched(model: MomentumPair, images: Images, batch_size: int = 250) -> flo
     """The share of images whose first view is not nearest to their own second view, by the cosine of the
     result's features, among `batch_size` others: what a contrast has left unlearned. images: with views, of
     which the same are drawn at every call. The model is left in the mode it was in."""
-    training, wrong = model.training, 0
-    model.eval()
-    device = model.done.device
-    with torch.no_grad():
+    device, wrong = model.done.device, 0
+    with torch.no_grad(), in_eval_mode(model):
         for batch in images.epoch(ShardSpec(0, 0, batch_size)):
             x, y = (
                 nn.functional.normalize(features(model.result, view), dim=1)
                 for view in batch.images[:, :2].to(device).unbind(1)
             )
             wrong += ((x @ y.T).argmax(1) != torch.arange(len(x), device=device)).sum().item()
-    model.train(training)
     return wrong / len(images)
 
 

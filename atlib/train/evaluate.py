@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from atlib._util import in_eval_mode
 from atlib.data.sampler import EvaluationData
 from atlib.data.torch_data import as_data
 from atlib.pair import check_normalisation, student_of
@@ -54,16 +55,11 @@ def _predicted(model: nn.Module, images: EvaluationData, batch_size: int) -> tup
     if len(images) == 0:
         raise ValueError(f"there are no images to evaluate in this {type(images).__name__}")
     device = next(model.parameters()).device
-    training = model.training
-    model.eval()
     logits, labels = [], []
-    try:
-        with torch.no_grad():
-            for batch, of_batch in images.loader(batch_size):
-                logits.append(outputs(model, batch.to(device)).logits.float().cpu())
-                labels.append(of_batch.cpu())
-    finally:
-        model.train(training)
+    with torch.no_grad(), in_eval_mode(model):
+        for batch, of_batch in images.loader(batch_size):
+            logits.append(outputs(model, batch.to(device)).logits.float().cpu())
+            labels.append(of_batch.cpu())
     return torch.cat(logits), torch.cat(labels)
 
 
@@ -96,34 +92,30 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
     images = as_data(images)
     check_normalisation(model, images)
     _check_head(model)
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     starts, world = range(0, len(images), batch_size), dist.get_world_size()
     # right, nats, images, images with logits that are not finite, images with a label that the model lacks
     sums = torch.zeros(5, dtype=torch.float64)
-    model.eval()
-    try:
-        with torch.no_grad():
-            for place in range(dist.get_rank(), -(-len(starts) // world) * world, world):
-                # One that is left without images runs some that it does not count: where weights are divided,
-                # all processes are needed.
-                start = starts[place % len(starts)]
-                mine = range(start, min(start + batch_size, len(images)))
-                batch, of_batch = images.take(mine)
-                logits = outputs(model, batch.to(device)).logits.double().cpu()
-                _check_indices(of_batch)
-                known = of_batch.clamp(0, logits.shape[1] - 1)  # the others make all processes raise below
-                found = torch.stack(
-                    [
-                        (logits.argmax(1) == of_batch).sum(),
-                        nn.functional.cross_entropy(logits, known, reduction="sum"),
-                        torch.tensor(len(mine)),
-                        (~logits.isfinite().all(1)).sum(),
-                        (of_batch != known).sum(),
-                    ]
-                )
-                sums += found if place < len(starts) else 0
-    finally:
-        model.train(training)
+    with torch.no_grad(), in_eval_mode(model):
+        for place in range(dist.get_rank(), -(-len(starts) // world) * world, world):
+            # One that is left without images runs some that it does not count: where weights are divided,
+            # all processes are needed.
+            start = starts[place % len(starts)]
+            mine = range(start, min(start + batch_size, len(images)))
+            batch, of_batch = images.take(mine)
+            logits = outputs(model, batch.to(device)).logits.double().cpu()
+            _check_indices(of_batch)
+            known = of_batch.clamp(0, logits.shape[1] - 1)  # the others make all processes raise below
+            found = torch.stack(
+                [
+                    (logits.argmax(1) == of_batch).sum(),
+                    nn.functional.cross_entropy(logits, known, reduction="sum"),
+                    torch.tensor(len(mine)),
+                    (~logits.isfinite().all(1)).sum(),
+                    (of_batch != known).sum(),
+                ]
+            )
+            sums += found if place < len(starts) else 0
     sums = sums.to(device)
     dist.all_reduce(sums)
     right, nats, count, wrong, unknown = sums.tolist()

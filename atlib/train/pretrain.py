@@ -7,6 +7,7 @@ from timm.models import checkpoint_seq
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from atlib._util import in_eval_mode
 from atlib.data.sampler import EvaluationData
 from atlib.train.recipe import Recipe
 from atlib.walking import Walk, walk_tokens
@@ -117,15 +118,12 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
 def unpainted(model: MaskedAutoencoder, images: EvaluationData) -> float:
     """The share of the hidden pixels' variance that an auto-encoder has not learned to paint, on patches that
     are hidden at random, the same ones at every call. The model is left in the mode it was in."""
-    device, training = model.mask_token.device, model.training
+    device, total = model.mask_token.device, 0.0
     draws, P = torch.Generator().manual_seed(0), model.decoder_positions.shape[1]
-    total = 0.0
-    model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), in_eval_mode(model):
         for batch, _ in images.loader(500):
             order = torch.rand(len(batch), P, generator=draws).argsort(1)
             total += len(batch) * model(batch.to(device), order.to(device)).item()
-    model.train(training)
     return total / len(images)
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from atlib._util import in_eval_mode
 from atlib.losses import note
 from atlib.methods.seq2seq import BEGIN, END, PAD
 from atlib.train.objectives import as_transferred
@@ -41,17 +42,15 @@ def translate(model: nn.Module, sources: Tensor, longest: int) -> Tensor:
     model: an `EncoderDecoder` or a pair, which runs in eval mode and is left in the mode it was in. Every
     step computes all words anew, which is simple and, with sentences of a few words, quick.
     """
-    training = model.training
-    model.eval()
     target = sources.new_full((len(sources), 1), BEGIN)
     ended = torch.zeros(len(sources), dtype=torch.bool, device=sources.device)
-    for _ in range(longest):
-        logits = as_transferred(model(sources, target)).logits[:, -1].clone()
-        logits[:, [PAD, BEGIN]] = -torch.inf  # neither is a word of a translation
-        word = logits.argmax(-1).masked_fill(ended, PAD)
-        target = torch.cat([target, word[:, None]], 1)
-        ended |= word == END
-        if ended.all():
-            break
-    model.train(training)
+    with in_eval_mode(model):
+        for _ in range(longest):
+            logits = as_transferred(model(sources, target)).logits[:, -1].clone()
+            logits[:, [PAD, BEGIN]] = -torch.inf  # neither is a word of a translation
+            word = logits.argmax(-1).masked_fill(ended, PAD)
+            target = torch.cat([target, word[:, None]], 1)
+            ended |= word == END
+            if ended.all():
+                break
     return target[:, 1:]

@@ -261,3 +261,10 @@ def test_an_architecture_that_only_fits_the_weights_is_refused(tmp_path, other, 
     with pytest.raises(ValueError, match=named):
         save_vit(tmp_path / "vit.safetensors", vit, Architecture("glyphs"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_draws_nothing(tmp_path):
+    vit = GLYPHS.build()
+    state = torch.get_rng_state()
+    save_vit(tmp_path / "vit.safetensors", vit, GLYPHS)
+    assert torch.equal(torch.get_rng_state(), state)

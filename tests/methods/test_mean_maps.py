@@ -86,6 +86,13 @@ def test_a_group_without_images_is_refused(small_vit, images):
         MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images, parity, 2)
 
 
+def test_the_vit_is_left_in_its_mode(small_vit):
+    vit = small_vit(drop_path_rate=0.5).train()
+    images = random_images(6, 3, 32, 32)
+    assert all(map(torch.equal, mean_maps(vit, images), mean_maps(vit, images))), "it runs in eval mode"
+    assert all(part.training for part in vit.modules())
+
+
 def test_maps_of_two_groups_are_not_saved(small_vit, tmp_path):
     """A file has no function that says to which group an image belongs: all would be the first's."""
     images = random_images(6, 3, 32, 32)

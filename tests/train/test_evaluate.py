@@ -61,6 +61,17 @@ def test_the_model_is_left_in_its_mode(data, training):
     assert model.training is training
 
 
+def test_every_part_is_left_in_its_mode(small_vit):
+    vit, images = (
+        small_vit().train(),
+        Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([0, 1])),
+    )
+    vit.blocks[1].eval()
+    modes = [part.training for part in vit.modules()]
+    evaluate(vit, images)
+    assert [part.training for part in vit.modules()] == modes and set(modes) == {True, False}
+
+
 def test_augmentation_free_evaluation_repeats_itself(data):
     assert evaluate(Scores(), data) == evaluate(Scores(), data)
 
