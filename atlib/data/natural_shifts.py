@@ -20,7 +20,6 @@ from torch import Tensor
 
 from atlib._util import require_known
 from atlib.data.catalogue import CATALOGUE
-from atlib.data.images import Images, decode_rows, draw
 from atlib.data.transforms import Augmentation
 
 # --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or
@@ -132,41 +131,6 @@ class ShiftedSet(NamedTuple):
         return self.space.classes
 
 
-def load_shifted(
-    name: str,
-    path: str | Path | None = None,
-    *,
-    size: int | None = None,
-    seed: int = 0,
-    image_size: int | None = None,
-) -> Images:
-    """Load one of `SHIFTED`; targets are class indices of CIFAR-10 or ImageNet-1k, for ReaL the set of right
-    ones, bool (n, 1000).
-
-    path: a parquet file, a folder of them, or a folder with one folder per class, as the authors' archives
-    unpack (None: from the hub). ReaL needs ImageNet's validation images under their own file names, which the
-    hub gives after a login, and leaves out those without a label. size: a random choice by `seed`; pixels are
-    held in memory, 150 KB an image at 224 pixels. image_size: as in `atlib.data.images.load`. Evaluate with
-    `accuracy_on(logits, images.targets, SHIFTED[name].classes)`.
-
-    Raises `ValueError` for an unknown name or size and for labels that are not, or not clearly, among the
-    set's classes; for files and the network what `load` raises.
-    """
-    require_known("shifted set", name, SHIFTED)
-    shifted = SHIFTED[name]
-    from atlib.data.hub import find_column, open_rows  # imported here: `datasets` takes seconds
-
-    rows = open_rows(shifted.hub, path, shifted.split, shifted.files)
-    image_column = find_column(rows, IMAGE_COLUMNS, "image")
-    positions, targets = shifted.read(rows, image_column, shifted.space)
-    chosen = torch.as_tensor(draw(len(positions), size, seed, name))
-    return Images(
-        decode_rows(rows.select(positions[chosen].tolist()), image_column, image_size),
-        targets[chosen],
-        shifted.space.names,
-    )
-
-
 class OpenedShift(NamedTuple):
     """A set under a shift, read by index. images: `Photos`, whose own targets only number the rows; targets:
     class indices (n,), or for ReaL the sets of right ones, bool (n, 1000); classes: those that the set has
@@ -188,8 +152,14 @@ def open_shifted(
     """Open one of `SHIFTED` for reading by index, prepared as a model wants its images: the way to evaluate
     on all of a large set, `accuracy_on(predict(model, opened.images), opened.targets, opened.classes)`.
 
-    path: as in `load_shifted`. augmentation, workers: as in `atlib.data.photos.Photos`. on_corrupt: "skip"
-    leaves out what cannot be decoded, and decodes everything once to know. Raises what `load_shifted` raises.
+    path: a parquet file, a folder of them, or a folder with one folder per class, as the authors' archives
+    unpack (None: from the hub). ReaL needs ImageNet's validation images under their own file names, which the
+    hub gives after a login, and leaves out those without a label. augmentation, workers: as in
+    `atlib.data.photos.Photos`. on_corrupt: "skip" leaves out what cannot be decoded, and decodes everything
+    once to know.
+
+    Raises `ValueError` for an unknown name and for labels that are not, or not clearly, among the set's
+    classes; for files and the network what `atlib.data.images.load` raises.
     """
     require_known("shifted set", name, SHIFTED)
     require_known("on_corrupt", on_corrupt, ("raise", "skip"))

@@ -9,6 +9,7 @@ from atlib._util import in_eval_mode
 from atlib.data.images import Images
 from atlib.detection.objects import ObjectImages
 from atlib.detection.pyramid import GridOfTokens
+from atlib.losses import note
 from atlib.pair import student_of
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer, Transferred
@@ -57,10 +58,12 @@ def pixel_images(images: ObjectImages) -> Images:
 
 
 def segmentation_loss(model: nn.Module, images: Tensor, classes: Tensor, recipe: Recipe) -> Tensor:
-    """Cross-entropy of all pixels' classes (B, height, width), and λ · transfer loss."""
+    """Cross-entropy of all pixels' classes (B, height, width), and λ · transfer loss; both are noted as in
+    `atlib.train.objectives.student_loss`."""
     logits, transfer_loss = model(images)
     loss = nn.functional.cross_entropy(logits, classes, label_smoothing=recipe.label_smoothing)
-    return recipe.task_weight * loss + recipe.transfer_weight * transfer_loss
+    of_task, transfer_loss = note("task_loss", loss), note("transfer_loss", transfer_loss)
+    return recipe.task_weight * of_task + recipe.transfer_weight * transfer_loss
 
 
 def mean_iou(model: nn.Module, images: Images, classes: int, batch_size: int = 100) -> float:

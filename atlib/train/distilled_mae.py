@@ -13,7 +13,7 @@ from typing import NamedTuple
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.losses import map_cross_entropy
+from atlib.losses import map_cross_entropy, note
 from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
 from atlib.train.pretrain import MaskedAutoencoder, walk_visible
@@ -239,9 +239,10 @@ def distilled_mae_loss(
     model: DistilledMae | DistilledHiddenMae, images: Tensor, targets: Tensor, recipe: Recipe
 ) -> Tensor:
     """The auto-encoder's loss + transfer_weight · that of the attention or of hidden states, 1 in the paper;
-    labels are not used."""
+    labels are not used. Both are noted, without the weight, as "reconstruction" and "transfer_loss"."""
     reconstruction, transfer_loss = model(images)
-    return reconstruction + recipe.transfer_weight * transfer_loss
+    reconstruction = note("reconstruction", reconstruction)
+    return reconstruction + recipe.transfer_weight * note("transfer_loss", transfer_loss)
 
 
 def _heads(vit: VisionTransformer) -> int:

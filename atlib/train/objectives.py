@@ -76,10 +76,8 @@ def two_class_tokens_loss(model: nn.Module, images: Tensor, labels: Tensor, reci
     """The mean of the task losses of both heads of a ViT with a distillation token and no teacher: a control,
     whose second token is a second class token (arXiv 2012.12877, section 4). timm's ViT must be in its
     `distilled_training` mode, in which it returns both predictions."""
-    of_class, of_token = model(images)
-    return (
-        recipe.task_weight * (task_loss(of_class, labels, recipe) + task_loss(of_token, labels, recipe)) / 2
-    )
+    of_class, of_token = (task_loss(logits, labels, recipe) for logits in model(images))
+    return recipe.task_weight * note("task_loss", (of_class + of_token) / 2)
 
 
 # --- Mixup and CutMix of a step's images, by timm; which images and how much is decided by seed and step, so

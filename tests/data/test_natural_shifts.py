@@ -19,7 +19,7 @@ from atlib.data.natural_shifts import (
     IMAGENET_R,
     SHIFTED,
     LabelSpace,
-    load_shifted,
+    open_shifted,
 )
 from tests.helpers import shared
 
@@ -51,8 +51,11 @@ def write(path, image_column="image", **columns):
 TEXT, NUMBER = datasets.Value("string"), datasets.Value("int64")
 
 
-def rows_in(images):
-    return images.pixels[:, 0, 0, 0].tolist()
+def rows_in(opened):
+    """Which rows the pictures say that they are."""
+    normalised = opened.images.take(range(len(opened.images)))[0][:, 0, 0, 0]
+    said = opened.images.normalisation
+    return (255 * (normalised * said.std[0] + said.mean[0])).round().int().tolist()
 
 
 # Which classes
@@ -157,9 +160,10 @@ def test_imagenet_a_with_ids_as_class_names(tmp_path):
         label=([199, 0, 5], datasets.ClassLabel(names=ids)),
     )
     for where in (tmp_path, path):
-        images = load_shifted("imagenet-a", where)
-        assert images.targets.tolist() == [988, 6, 22] and rows_in(images) == [0, 1, 2]
-        assert images.classes == IMAGENET.names and images.targets.dtype == torch.int64
+        opened = open_shifted("imagenet-a", where)
+        assert opened.targets.tolist() == [988, 6, 22] and rows_in(opened) == [0, 1, 2]
+        assert opened.images.classes == IMAGENET.names and opened.targets.dtype == torch.int64
+        assert opened.classes == IMAGENET_A.classes
 
 
 def test_all_of_a_test_set_called_train_is_used(tmp_path):
@@ -167,7 +171,7 @@ def test_all_of_a_test_set_called_train_is_used(tmp_path):
     path = write(
         tmp_path / "train.parquet", wnid=([IMAGENET.ids[index] for index in IMAGENET_A.classes[:40]], TEXT)
     )
-    assert load_shifted("imagenet-a", path).targets.tolist() == list(IMAGENET_A.classes[:40])
+    assert open_shifted("imagenet-a", path).targets.tolist() == list(IMAGENET_A.classes[:40])
 
 
 def test_imagenet_r_by_id_whatever_its_names_say(tmp_path):
@@ -176,15 +180,15 @@ def test_imagenet_r_by_id_whatever_its_names_say(tmp_path):
         wnid=(["n01484850", "n01443537"], TEXT),
         class_name=(["goldfish", "goldfish"], TEXT),
     )
-    assert load_shifted("imagenet-r", path).targets.tolist() == [2, 1]
+    assert open_shifted("imagenet-r", path).targets.tolist() == [2, 1]
     path = write(tmp_path / "names" / "test.parquet", class_name=(["great_white_shark", "goldfish"], TEXT))
-    assert load_shifted("imagenet-r", path).targets.tolist() == [2, 1]
+    assert open_shifted("imagenet-r", path).targets.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("name", ["imagenetv2", "imagenet-sketch"])
 def test_columns_as_webdataset_names_them(tmp_path, name):
     path = write(tmp_path / "test.parquet", image_column="webp", cls=([907, 3], NUMBER))
-    assert load_shifted(name, path).targets.tolist() == [907, 3]
+    assert open_shifted(name, path).targets.tolist() == [907, 3]
 
 
 @pytest.mark.parametrize(
@@ -199,40 +203,28 @@ def test_the_authors_folders(tmp_path, name, folders, wanted):
     for value, folder in enumerate(folders):
         (tmp_path / folder).mkdir()
         picture(value).save(tmp_path / folder / "one.png")
-    images = load_shifted(name, tmp_path)
-    assert {row: target for row, target in zip(rows_in(images), images.targets.tolist())} == dict(
+    opened = open_shifted(name, tmp_path)
+    assert {row: target for row, target in zip(rows_in(opened), opened.targets.tolist())} == dict(
         enumerate(wanted)
     )
 
 
 def test_cifar10_1_by_number_and_by_name(tmp_path):
     path = write(tmp_path / "test.parquet", label=([3, 9, 0], NUMBER))
-    images = load_shifted("cifar10.1", path)
-    assert images.targets.tolist() == [3, 9, 0] and images.classes == CIFAR10.names
+    opened = open_shifted("cifar10.1", path)
+    assert opened.targets.tolist() == [3, 9, 0] and opened.images.classes == CIFAR10.names
     path = write(
         tmp_path / "other" / "test.parquet", label=([1, 0], datasets.ClassLabel(names=["truck", "cat"]))
     )
-    assert load_shifted("cifar10.1", path).targets.tolist() == [3, 9]
-
-
-def test_a_size_chooses_by_seed_and_an_image_size_resizes(tmp_path):
-    path = write(tmp_path / "test.parquet", label=([row % 10 for row in range(30)], NUMBER))
-    chosen = [load_shifted("cifar10.1", path, size=8, seed=seed, image_size=4) for seed in (0, 0, 1)]
-    assert rows_in(chosen[0]) == rows_in(chosen[1]) and set(rows_in(chosen[0])) != set(rows_in(chosen[2]))
-    for images in chosen:
-        assert images.pixels.shape == (8, 3, 4, 4) and images.targets.tolist() == [
-            row % 10 for row in rows_in(images)
-        ]
-    with pytest.raises(ValueError, match="cifar10.1 .*30 .*31 "):
-        load_shifted("cifar10.1", path, size=31)
+    assert open_shifted("cifar10.1", path).targets.tolist() == [3, 9]
 
 
 def test_of_several_splits_the_right_one_is_taken(tmp_path):
     write(tmp_path / "train.parquet", label=([1], NUMBER))
     write(tmp_path / "test.parquet", label=([2], NUMBER))
-    assert load_shifted("cifar10.1", tmp_path).targets.tolist() == [2]
+    assert open_shifted("cifar10.1", tmp_path).targets.tolist() == [2]
     with pytest.raises(ValueError, match="'validation'.*'train', 'test'"):
-        load_shifted("imagenet-real", tmp_path)
+        open_shifted("imagenet-real", tmp_path)
 
 
 def validation_file(path, numbers, names="ILSVRC2012_val_{:08d}.JPEG"):
@@ -250,13 +242,13 @@ def validation_file(path, numbers, names="ILSVRC2012_val_{:08d}.JPEG"):
 def test_reassessed_labels_go_by_file_name_and_leave_out_the_unlabelled(tmp_path):
     """Against timm's own evaluator."""
     numbers = [3, 50000, 1, 2, 16, 22, 5]  # not in order; the published list has no label for images 1 and 22
-    images = load_shifted("imagenet-real", validation_file(tmp_path / "validation.parquet", numbers))
+    opened = open_shifted("imagenet-real", validation_file(tmp_path / "validation.parquet", numbers))
     published = RealLabelsImagenet([""] * 50_000).real_labels
     wanted = [published[f"ILSVRC2012_val_{number:08d}.JPEG"] for number in numbers]
     assert [number for number, labels in zip(numbers, wanted) if not labels] == [1, 22]
-    assert rows_in(images) == [0, 1, 3, 4, 6]
-    assert images.targets.dtype == torch.bool and images.targets.shape == (5, 1000)
-    for target, labels in zip(images.targets, [labels for labels in wanted if labels]):
+    assert rows_in(opened) == [0, 1, 3, 4, 6]
+    assert opened.targets.dtype == torch.bool and opened.targets.shape == (5, 1000)
+    for target, labels in zip(opened.targets, [labels for labels in wanted if labels]):
         assert set(target.nonzero()[:, 0].tolist()) == set(labels)
 
 
@@ -290,12 +282,12 @@ def test_accuracy_on_reassessed_labels_is_timms():
 )
 def test_reassessed_labels_need_the_file_names(tmp_path, names, number, named):
     with pytest.raises(ValueError, match=f"image 0 .*{named}"):
-        load_shifted("imagenet-real", validation_file(tmp_path / "validation.parquet", [number], names))
+        open_shifted("imagenet-real", validation_file(tmp_path / "validation.parquet", [number], names))
 
 
 def test_wrong_requests_and_files(tmp_path):
     with pytest.raises(ValueError, match="'imagenet-b'.*'imagenet-"):
-        load_shifted("imagenet-b")
+        open_shifted("imagenet-b")
     for number, (columns, named) in enumerate(
         (
             ({"kind": (["x"], TEXT)}, "wnid, .* image, kind"),
@@ -304,9 +296,9 @@ def test_wrong_requests_and_files(tmp_path):
         )
     ):
         with pytest.raises(ValueError, match=named):
-            load_shifted("imagenet-a", write(tmp_path / f"{number}.parquet", **columns))
+            open_shifted("imagenet-a", write(tmp_path / f"{number}.parquet", **columns))
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        load_shifted("imagenet-a", tmp_path / "nowhere")
+        open_shifted("imagenet-a", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -335,14 +327,14 @@ def test_the_hub_is_asked_for_no_more_than_is_needed(tmp_path, monkeypatch, name
         return datasets.DatasetDict({SHIFTED[name].split: local})
 
     monkeypatch.setattr(datasets, "load_dataset", stand_in)
-    assert len(load_shifted(name)) == 1 and asked == [(SHIFTED[name].hub, options)]
+    assert len(open_shifted(name).images) == 1 and asked == [(SHIFTED[name].hub, options)]
 
 
 def test_no_network_says_what_would_have_been_downloaded(monkeypatch, no_network):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConnectionError, match="datasets/axiong/imagenet-r"):
-        load_shifted("imagenet-r")
+        open_shifted("imagenet-r")
 
 
 # Accuracy

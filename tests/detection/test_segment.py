@@ -9,6 +9,7 @@ from atbook.worlds.scenes import SceneWorld, class_of_pixels, generate_scenes
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data.images import Images
 from atlib.detection.segment import Segmenter, mean_iou, segmentation_loss
+from atlib.losses import noted
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
 from tests.helpers import random_images, randomise
@@ -110,7 +111,10 @@ def test_a_segmenter_says_a_class_of_every_pixel(kind):
     logits, transfer_loss = segmenter(images)
     assert logits.shape == (2, 9, 64, 64)
     assert (transfer_loss.item() > 0) == (kind == "distill")
-    segmentation_loss(segmenter, images, classes, Recipe(transfer_weight=0.0)).backward()
+    with noted() as parts:
+        loss = segmentation_loss(segmenter, images, classes, Recipe(transfer_weight=0.0))
+    assert loss == parts["task_loss"] and parts["transfer_loss"] == transfer_loss
+    loss.backward()
     assert segmenter.head.weight.grad.abs().max() > 0
     for block in student.blocks:
         q, k, v = block.attn.qkv.weight.grad.chunk(3)

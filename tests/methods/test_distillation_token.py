@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.data import UNLABELLED, Images, with_unlabelled
-from atlib.losses import hard_distillation, soft_distillation
+from atlib.losses import hard_distillation, noted, soft_distillation
 from atlib.methods.distillation_token import (
     DistillationToken,
     Heads,
@@ -312,7 +312,9 @@ def test_two_class_tokens_learn_the_same():
     student, images = distilled().double().train(), images_of()
     student.set_distilled_training(True)
     recipe = Recipe(task_weight=0.7)
-    found = two_class_tokens_loss(student, images, LABELS, recipe)
+    with noted() as parts:
+        found = two_class_tokens_loss(student, images, LABELS, recipe)
+    assert found == 0.7 * parts["task_loss"]
     both = [cross_entropy(logits, LABELS, label_smoothing=0.1).item() for logits in student(images)]
     assert found.item() == pytest.approx(0.7 * sum(both) / 2, abs=1e-12)
     assert student.eval()(images).shape == (3, 5), "evaluated, it averages as always"

@@ -8,6 +8,7 @@ from timm.models.eva import Eva
 from torch import nn
 
 from atlib import create_vit, walk
+from atlib.losses import noted
 from atlib.train import make_optimizer, train
 from atlib.train.distilled_mae import (
     DistilledHiddenMae,
@@ -201,8 +202,10 @@ def test_the_weight_is_the_recipes(build, weight):
     torch.manual_seed(3)
     reconstruction, transfer_loss = model(IMAGES)
     torch.manual_seed(3)
-    found = distilled_mae_loss(model, IMAGES, torch.zeros(3), Recipe(transfer_weight=weight))
+    with noted() as parts:
+        found = distilled_mae_loss(model, IMAGES, torch.zeros(3), Recipe(transfer_weight=weight))
     assert abs(found - reconstruction - weight * transfer_loss).item() <= 1e-12
+    assert parts == {"reconstruction": reconstruction, "transfer_loss": transfer_loss}
 
 
 # --- The same patches, and no others
