@@ -9,6 +9,15 @@ from atlib.adapters.choose import adapter_of
 from atlib.plan import Plan
 from atlib.student import differences
 
+# Activations of MLPs, as `atlib.student.describe` names them, in the names of timm's act_layer=.
+TIMM_ACTIVATIONS = {
+    "GELU": "gelu",
+    "GELU tanh": "gelu_tanh",
+    "GELUTanh": "gelu_tanh",
+    "QuickGELU": "quick_gelu",
+    "SiLU": "silu",
+}
+
 
 class Pairing(NamedTuple):
     """How a teacher's attention fits a student's."""
@@ -149,18 +158,8 @@ def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
         f"{name}: teacher {of_teacher}, student {of_student}"
         for name, (of_teacher, of_student) in components.items()
     )
-    # as timm's constructors take it
-    acts = {
-        "GELU": "gelu",
-        "GELU tanh": "gelu_tanh",
-        "GELUTanh": "gelu_tanh",
-        "QuickGELU": "quick_gelu",
-        "SiLU": "silu",
-    }
-    act = acts.get(components["activation"][0]) if "activation" in components else None
-    remedy = (
-        "" if act is None else f"; with the teacher's activation: act_layer={act!r}, --model.act_layer {act}"
-    )
+    act = TIMM_ACTIVATIONS.get(components["activation"][0]) if "activation" in components else None
+    remedy = "" if act is None else f"; with the teacher's activation: act_layer={act!r}"
     return [
         f"native components ({named}{remedy}; a student without its teacher's components can fall below"
         " training from scratch, arXiv 2605.07191: build it with atlib.create_student(teacher, num_classes),"

@@ -14,7 +14,7 @@ from torch import nn
 
 from atlib._util import require_known
 from atlib.checkpoint import read_header
-from atlib.compatibility import pair_up
+from atlib.compatibility import TIMM_ACTIVATIONS, pair_up
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.generated import is_generated, maker
 from atlib.data.images import draw
@@ -335,16 +335,12 @@ def view_of_started(teacher: "Teacher", images: Normalisation | None) -> str:
     )
 
 
-# timm's names of the activations in a ViT's MLP, as the setting model.act_layer takes them.
-_ACTIVATIONS = {"GELU": "gelu", "GELU tanh": "gelu_tanh", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
-
-
 def _settings_for(teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> str:
     """What a refused pair that differs in components is told on the command line."""
     different = differences(teacher, student)
     if not set(different) - {"pooling"}:
         return ""
-    name = _ACTIVATIONS.get(different["activation"][0]) if "activation" in different else None
+    name = TIMM_ACTIVATIONS.get(different["activation"][0]) if "activation" in different else None
     own = "" if name is None else f"--model.act_layer {name} gives the student its teacher's activation; "
     return f" On the command line: {own}--plan.mismatched true accepts what differs"
 

@@ -99,7 +99,7 @@ def test_flip_teaches_a_student_with_its_activation_which_the_message_names(tmp_
     pooled = {"global_pool": "avg", "fc_norm": False, "pool_include_prefix": True, "num_classes": 0}
     teacher = create_vit({**size, **pooled, "act_layer": "gelu_tanh"})
     plain = create_vit({**size, **pooled, "num_classes": 4})
-    with pytest.raises(ValueError, match="act_layer='gelu_tanh'.*--model.act_layer gelu_tanh"):
+    with pytest.raises(ValueError, match="act_layer='gelu_tanh'"):
         AttentionTransfer(teacher, plain, Plan())
     right = create_vit({**size, **pooled, "num_classes": 4, "act_layer": "gelu_tanh"})
     assert AttentionTransfer(teacher, right, Plan()).mismatched == {}
