@@ -146,7 +146,7 @@ PRETRAINING = Study(
 # --- How many labels ---
 
 
-def _label_curve(steps: int, *numbers: int) -> tuple[Variant, ...]:
+def _with_labels(steps: int, numbers: Sequence[int], *methods: str) -> tuple[Variant, ...]:
     return tuple(
         Variant(
             "{method}, {labels} labels",
@@ -157,7 +157,7 @@ def _label_curve(steps: int, *numbers: int) -> tuple[Variant, ...]:
             twin=CENTRAL.variant(method).twin,
             differs={"method": method, "labels": number},
         )
-        for method in ("scratch", "copy-routing-twin", "copy", "fine-tune")
+        for method in methods
         for number in numbers
     )
 
@@ -167,24 +167,29 @@ LABEL_CURVES = Study(
     "scratch, copy from the image and from a routing twin, fine-tuning, with 250, 4,000 and 32,000 labels at"
     " the central experiment's steps; its own 1,000 are the fourth point",
     "not in the paper",
-    _label_curve(500, 250, 4000, 32_000),
+    _with_labels(500, (250, 4000, 32_000), "scratch", "copy-routing-twin", "copy", "fine-tune"),
     seeds=3,
     minutes=11,
     only=WORLDS,
 )
 
 # In Match a student from scratch does not learn in 500 steps, from any number of labels, at the rate that
-# 1,000 labels choose. With more steps each number of labels has a search of its own, as wide for all methods.
+# 1,000 labels choose. With more steps each variant has a search of its own, as wide for all methods. Maps get
+# 1,000 labels alone: the question is how many labels scratch needs to reach what they reach.
 LONGER_LABEL_CURVES = Study(
     "labels-longer",
-    "the same for four times as many steps, every method tuned anew for each number of labels: how many"
-    " labels is a map worth?",
+    "four times as many steps, every method tuned anew: scratch with 1,000, 4,000 and 32,000 labels, and maps"
+    " and weights with 1,000: how many labels is a map worth?",
     "not in the paper",
     tuple(
         replace(variant, like=None, trials=Range(AXES, {"lr": 1e-3, "weight_decay": 0.1}, {}))
-        for variant in _label_curve(2000, 1000, 4000, 32_000)
+        for variant in (
+            *_with_labels(2000, (1000, 4000, 32_000), "scratch"),
+            *_with_labels(2000, (1000,), "copy-routing-twin", "copy", "fine-tune"),
+        )
     ),
-    minutes=400,
+    seeds=3,
+    minutes=120,
     only=("match",),
 )
 
@@ -980,12 +985,10 @@ TOKEN = Study(
     (
         _long("scratch", scratch),
         _long("two class tokens", _two_class_tokens, student=_WITH_TOKEN, loss=two_class_tokens_loss),
-        _long("convnet", _convnet),
         _taught_by("ViT", "fine-tuned", "soft", partial(_predictions, False), _SOFT),
         _taught_by("ViT", "fine-tuned", "soft by the class", partial(_predictions, False), _BY_THE_CLASS),
         _taught_by("ViT", "fine-tuned", "hard", partial(_predictions, True), _HARD),
         _taught_by("ViT", "fine-tuned", "token", partial(_token, "ViT", False), _HARD),
-        _taught_by("convnet", "convnet", "token", partial(_token, "convnet", False), _HARD),
         _long(SCHOOLED, _convnet, labels=32000),
         _taught_by("schooled convnet", SCHOOLED, "soft", partial(_of_convnet, False), _SOFT),
         _taught_by("schooled convnet", SCHOOLED, "hard", partial(_of_convnet, True), _HARD),

@@ -160,7 +160,6 @@ GO_ON = {
     ("depth", "find"): 4,
     ("static-routing", "match"): 3,
     ("one-softmax", "match"): 5,
-    ("token", "find"): 9,
     ("distilled-too", "find"): 6,
     ("pretraining", "find"): 2,
 }
