@@ -199,6 +199,12 @@ def _load_state(vit: nn.Module, tensors: dict[str, Tensor], path: str | Path) ->
 
 
 def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:
+    if not isinstance(architecture, Architecture):
+        raise ValueError(
+            f"architecture={architecture!r}: an Architecture says how timm builds the {type(vit).__name__}. A"
+            " class of your own has none: save its state dict beside the student's, or distill, after which"
+            " the student needs no teacher"
+        )
     with torch.random.fork_rng(devices=[]):  # its weights are drawn for nothing
         built = architecture.build_classifier()
     twin, mine = built.state_dict(), vit.state_dict()

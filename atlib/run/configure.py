@@ -20,7 +20,7 @@ from atlib.run.config import RunConfig, config_path, read_config_file, with_sett
 from atlib.run.log import require_tensorboard
 from atlib.run.method import Method
 from atlib.run.parts import COCO
-from atlib.run.recipes import FOR_PYTHON, published
+from atlib.run.recipes import FOR_PYTHON, names, published
 from atlib.run.untrained import UNTRAINED
 from atlib.train import recipe as recipes
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
@@ -85,6 +85,8 @@ def configure(
         teacher = None if teacher is None else _teacher(teacher)
         of_recipe = (derived or generic.derive(recipe, data, teacher, changes, seed)).values
     else:
+        if recipe not in FOR_PYTHON:
+            require_known("recipe", recipe, (*generic.NAMES, *TASKS_OF_OUR_OWN, *names()))
         source = published(recipe)
         if recipe in FOR_PYTHON:
             raise ValueError(
@@ -175,7 +177,7 @@ def data_name(name_or_path: str, path: str | None = None) -> str:
     if name_or_path == COCO or is_generated(name_or_path):
         return name_or_path
     if "/" not in name_or_path and not Path(name_or_path).exists():  # neither a hub id nor a path
-        require_known("data set", name_or_path, [COCO, *CATALOGUE])
+        require_known("data set (there is no folder of that name)", name_or_path, [COCO, *CATALOGUE])
     place = find(name_or_path, path)
     return str(place.path.resolve()) if path is None and place.path is not None else name_or_path
 

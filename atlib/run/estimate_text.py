@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from atlib.analysis.accounting import transferred_numbers
+from atlib.run.config import RunConfig
 from atlib.run.estimate import Estimate, part_of
 from atlib.run.parts import Detect
 from atlib.run.untrained import UNTRAINED
@@ -44,16 +45,21 @@ def _run(estimate: Estimate) -> list[str]:
     ]
 
 
+def _named(config: RunConfig) -> str:
+    """The model's name in timm; of one that was read off a file of weights, that it is one."""
+    return config.model.name if isinstance(config.model.name, str) else "a ViT as the weights have it"
+
+
 def _model(estimate: Estimate) -> list[str]:
     vit, config = estimate.skeleton, estimate.config
     if not isinstance(vit, VITS):
         weights = sum(weight.numel() for weight in vit.parameters())
-        return [f"{config.model.name}: {weights:,} parameters, a {type(vit).__name__}, which has no maps"]
+        return [f"{_named(config)}: {weights:,} parameters, a {type(vit).__name__}, which has no maps"]
     attention, patches, prefix = vit.blocks[0].attn, vit.patch_embed.num_patches, vit.num_prefix_tokens
     weights, grid = sum(weight.numel() for weight in vit.parameters()), vit.patch_embed.grid_size
     tokens = f"{patches + prefix} tokens ({grid[0]} x {grid[1]} patches and {prefix} more)"
     lines = [
-        f"{config.model.name}: {weights:,} parameters, {len(vit.blocks)} layers of width {vit.embed_dim}",
+        f"{_named(config)}: {weights:,} parameters, {len(vit.blocks)} layers of width {vit.embed_dim}",
         f"{tokens}, {attention.num_heads} heads of width {attention.head_dim}",
     ]
     if isinstance(task := config.task, Detect):
@@ -173,7 +179,7 @@ def _cost(estimate: Estimate) -> list[str]:
     if isinstance(estimate.config.task, Detect):
         return lines  # the paper's hours are of classification
     paper = f"{PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of ViT-L on ImageNet-1k"
-    if estimate.config.model.name.startswith("vit_large") and "imagenet" in estimate.config.data:
+    if _named(estimate.config).startswith("vit_large") and "imagenet" in estimate.config.data:
         hours = PAPER_GPU_HOURS * estimate.epochs / PAPER_EPOCHS
         paper += f", so {hours:,.0f} for the {estimate.epochs:.4g} epochs of this run"
     return [*lines, f"the paper (arXiv 2411.09702): {paper}"]

@@ -96,6 +96,9 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         raise ValueError(f"the recipe {name!r} classifies images; take a recipe of detection for {data!r}")
     kinds = settings(setting for setting in changes if setting.startswith("model."))
     told = read({setting: text for setting, text in changes.items() if setting in kinds}, kinds)
+    for setting in ("batch_size", "steps"):
+        if told.get(setting, 1) < 1:
+            raise ValueError(f"--{setting} {told[setting]}: {setting} must be a whole number above 0")
     material = _material(data, told, seed)
     model = _model(teacher, told, name)
     rules: dict[str, str] = {"model": f"{_named(model)}: {model.whose}, with all its components (2605.07191)"}

@@ -217,7 +217,7 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
         "a norm before the blocks, as in CLIP, of which there are several": "norm_pre.weight" in state,
         "attention pooling, as in SigLIP": "attn_pool.latent" in state,
         "a gated MLP": hidden != _sides(state, "blocks.0.mlp.fc2.weight")[1],
-        "no positional embeddings of its own, as in DINOv3": "pos_embed" not in state,
+        "no positional embeddings, as in DINOv3": "pos_embed" not in state,
     }
     unclear = [what for what, there in signs.items() if there]
     if unclear:

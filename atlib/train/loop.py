@@ -112,14 +112,15 @@ def train(
                 if learns_labels and targets is None:
                     _check_labels(batch.targets, classes)
                 loss_of_step, norm = run.backward(batch), run.clip()
-                values, stop = agree(run.accelerator, loss_of_step.values, bool(noticed))
+                sums, stop = agree(run.accelerator, loss_of_step.values, bool(noticed))
+                loss_of_step = loss_of_step.over_all(sums)
                 # The one time in a step that the device is waited for.
-                value, *parts, norm = torch.cat([values, norm]).tolist()
+                value, *parts, norm = torch.cat([loss_of_step.values, norm]).tolist()
                 # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then
                 # skips the step.
                 if not math.isfinite(value) or not math.isfinite(norm) and recipe.mixed_precision != "fp16":
                     raise run.not_finite(value, norm, batch)
-                run.step(loss_of_step._replace(values=values))
+                run.step(loss_of_step)
                 bar.update()
                 if log is not None and run.main:
                     log(

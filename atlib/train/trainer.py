@@ -48,10 +48,15 @@ class Preempted(RuntimeError):
 class StepLoss(NamedTuple):
     """What a step makes small, and what it is made of."""
 
-    #: (1 + parts,), without a graph: the loss, and its parts without their weights
+    #: (1 + parts + 1,), without a graph: the loss, its parts without their weights, and the share of the
+    #: step's images that they are of, below 1 where some could not be decoded
     values: Tensor
     #: the names of the parts, in that order
     parts: tuple[str, ...]
+
+    def over_all(self, sums: Tensor) -> "StepLoss":
+        """The means over the images that were seen, (1 + parts,), from what all processes agreed on."""
+        return self._replace(values=sums[:-1] / sums[-1] if sums[-1] > 0 else sums[:-1])
 
 
 class Training:
@@ -133,7 +138,8 @@ class Training:
             noted_parts = {name: weight * notes[name] for name in sorted(notes, key=lambda name: "/" in name)}
             for name, part in {"": value.detach(), **noted_parts}.items():
                 total[name] = total.get(name, torch.zeros((), device=device)) + part
-        return StepLoss(torch.stack([*total.values()]), tuple(total)[1:])
+        share = torch.full((), batch.weight, device=device)
+        return StepLoss(torch.stack([*total.values(), share]), tuple(total)[1:])
 
     def clip(self) -> Tensor:
         """Clip the gradient to the recipe's norm, and return the norm that it had, (1,)."""
@@ -218,7 +224,8 @@ class Training:
     def not_finite(self, value: float, norm: float, batch: Batch) -> NonFiniteLoss:
         """The error that says what is not finite, where, and what to do."""
         what, number = ("gradient", norm) if math.isfinite(value) else ("loss", value)
-        step, kept = self.position.step, self.kept or "none was kept: pass out= or keeper="
+        none = "none was kept yet: out= keeps one after each pass, keeper= more often"
+        step, kept = self.position.step, self.kept or none
         return NonFiniteLoss(
             f"the {what} is {number} at step {step} (lr {self.lr:.3g}); last good checkpoint: {kept}. "
             "Lower lr, clip harder, or use mixed_precision='no'. Or one of the step's images is to blame: "

@@ -263,6 +263,12 @@ def test_an_architecture_that_only_fits_the_weights_is_refused(tmp_path, other, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_teacher_without_an_architecture_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(ValueError, match="architecture=None.*distill"):
+        save_bundle(tmp_path / "pair.safetensors", pair_of("copy"), GLYPHS, None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_saving_draws_nothing(tmp_path):
     vit = GLYPHS.build()
     state = torch.get_rng_state()

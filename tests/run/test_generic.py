@@ -6,6 +6,7 @@ these cost nothing.
 
 import datasets
 import pytest
+import torch
 from PIL import Image
 
 from atlib import __main__ as command
@@ -186,6 +187,26 @@ def test_a_run_of_each(tmp_path, photographs, capsys, recipe):
     assert config.recipe_name == config.method == recipe and config.recipe.steps == 4
     assert config.recipe.lr == 1e-4 and config.task.evaluate_every == 1
     assert len([*(out / "maps").iterdir()]) == 2 and (out / "student.safetensors").exists()
+
+
+def test_the_cost_of_a_teacher_whose_weights_say_no_name(tmp_path, photographs, capsys):
+    """Its architecture is read off the weights, and is no name of timm's."""
+    vit = Architecture("glyphs", {**GLYPHS, "num_classes": 5}).build()
+    torch.save(vit.state_dict(), tmp_path / "mine.pth")
+    weights = ["--teacher", str(tmp_path / "mine.pth"), "--teacher_heads", "3"]
+    assert command.main(["train", "--recipe", "distill", "--data", photographs, *weights, "--dry-run"]) == 0
+    assert "4 layers of width 48" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("setting, value", [("batch_size", "0"), ("batch_size", "-3"), ("steps", "0")])
+def test_numbers_that_cannot_be_meant_are_named(photographs, setting, value):
+    with pytest.raises(ValueError, match=f"--{setting} {value}: .* above 0"):
+        generic.derive("scratch", photographs, SMALL, {setting: value})
+
+
+def test_a_slip_in_a_recipes_name(capsys):
+    assert command.main(["train", "--recipe", "distil", "--data", "cifar10"]) == 2
+    assert "Did you mean 'distill'" in capsys.readouterr().err
 
 
 def test_the_sides_of_images_are_looked_at(tmp_path, monkeypatch):

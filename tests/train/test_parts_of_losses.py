@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from atlib import AttentionTransfer, Plan, walk
+from atlib.data.sampler import Batch, ShardSpec
 from atlib.losses import note, noted
 from atlib.train import student_loss, train
 from atlib.train.checkpoint_manager import CheckpointManager
@@ -133,3 +134,26 @@ def test_a_checkpoint_from_before_there_were_parts():
     position.count(StepLoss(torch.tensor([3.0, 1.0]), ("task_loss",)), lr=0.1)
     assert position.entry() == {"epoch": 2, "step": 4, "loss": 3.0, "task_loss": 1.0, "lr": 0.1}
     assert json.loads(json.dumps(position.facts()))["parts"] == ["task_loss"]
+
+
+def test_a_step_without_an_image_that_is_corrupt_reports_the_mean_of_the_others(glyphs64):
+    """Its gradient counts for less; what the log says of the loss is a mean over images all the same."""
+
+    class Gap(type(glyphs64)):
+        def epoch(self, part, workers=0):
+            for batch in super().epoch(part, workers):
+                kept = len(batch.indices) // 2
+                some = batch.images[:kept], batch.targets[:kept], batch.indices[:kept]
+                yield Batch(*some, 0.5 * batch.weight)
+
+    images = Gap(glyphs64.pixels, glyphs64.targets, glyphs64.classes)
+    recipe, entries = Recipe(steps=2, batch_size=32, lr=1e-9, warmup=0), []
+    model = tiny()
+    history = train(model, images, recipe, log=entries.append, progress=None)
+    steps = [entry for entry in entries if entry["event"] == "step"]
+    with torch.no_grad():
+        for entry, batch in zip(steps, images.epoch(ShardSpec(0, 0, 32))):
+            expected = student_loss(model, batch.images, batch.targets, recipe)
+            assert entry["loss"] == pytest.approx(expected.item(), rel=1e-4)
+            assert entry["task_loss"] == pytest.approx(expected.item(), rel=1e-4)
+    assert history[-1]["loss"] == pytest.approx(sum(entry["loss"] for entry in steps) / 2, rel=1e-5)
