@@ -156,7 +156,6 @@ GO_ON = {
     ("transfer", "cifar10-cpu"): 2,
     ("transfer", "pacs"): 2,
     ("detection", "scenes"): 7,
-    ("locality", "find"): 10,
     ("depth", "find"): 4,
     ("static-routing", "match"): 3,
     ("one-softmax", "match"): 5,
