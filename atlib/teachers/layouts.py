@@ -223,7 +223,8 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     if unclear:
         raise ValueError(
             f"these weights have {' and '.join(unclear)}: name the architecture, such as architecture="
-            "'vit_base_patch16_clip_quickgelu_224.openai'; timm.list_models('vit_*') lists names"
+            "'vit_base_patch16_clip_quickgelu_224.openai' or 'eva02_tiny_patch14_224' (timm.list_models()"
+            " lists names; --architecture, or --teacher_architecture in a run)"
         )
     width, channels, *patch = _sides(state, PATCHES, 4)
     prefix, grid = prefix_and_grid(state)
