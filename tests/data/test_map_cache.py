@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from atlib import AttentionTransfer, Plan, create_vit
+from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.data.map_cache import KEY, MapCache, fingerprint
 
 TINY = dict(img_size=16, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=3)
@@ -195,3 +195,14 @@ def test_maps_that_are_not_finite_are_not_kept(tmp_path, teacher, images):
 def test_wrong_requests(tmp_path, teacher, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         MapCache(tmp_path, teacher, **options)
+
+
+def test_maps_of_a_teacher_in_bf16(tmp_path, images):
+    """NumPy has no such numbers."""
+    teacher, images = vit(0).bfloat16(), images.bfloat16()
+    cache = MapCache(tmp_path / "maps", teacher)
+    assert cache.add(images) == 6
+    with torch.no_grad():
+        expected = walk(teacher, images).layers[0].map.float()
+    expected = expected / expected.sum(-1, keepdim=True)  # rounded, rows do not sum to 1; stored ones do
+    assert (cache(images)[0].float() - expected).abs().max() <= 1e-3

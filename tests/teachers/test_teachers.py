@@ -622,3 +622,10 @@ def test_images_that_are_none(tmp_path):
     for arguments in ({"images": ["a.png"]}, {"out": "maps.png"}):
         with pytest.raises(ValueError, match="images=.*out="):
             report(path, **arguments)
+
+
+def test_a_photograph_is_drawn_turned_as_the_camera_says(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (20, 10)).save(tmp_path / "lying.jpg", exif=exif)
+    assert [picture.size for picture in description._opened([tmp_path / "lying.jpg"])] == [(10, 20)]
