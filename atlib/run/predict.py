@@ -18,7 +18,7 @@ from atlib.run.build import preparation_of
 from atlib.run.classes import class_names
 from atlib.run.config import config_path, read_config
 from atlib.run.runner import load_result, weights_of
-from atlib.train.evaluate import NOT_FINITE
+from atlib.train.evaluate import NOT_FINITE, says_nothing
 from atlib.train.objectives import outputs
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -74,8 +74,8 @@ def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
         batch = torch.stack([augmentation.evaluate(_decoded(file)) for file in some]).to(device)
         with torch.no_grad():
             logits = outputs(model, batch).logits.float().cpu()
-        for file, row in zip(some, logits.softmax(-1)):
-            if not row.isfinite().all():
+        for file, row, nothing in zip(some, logits.softmax(-1), says_nothing(logits)):
+            if nothing:
                 raise ValueError(f"of {file} the model says NaN or infinity: {NOT_FINITE}")
             found.append(Prediction(str(file), names[int(row.argmax())], row.tolist()))
     return found

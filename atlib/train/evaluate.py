@@ -67,7 +67,7 @@ def score(logits: Tensor, labels: Tensor) -> Evaluation:
     """Accuracy and loss of logits (n, classes), as `predict` gives them, against labels (n,). Raises as
     `evaluate` does."""
     _check_labels(labels, logits)
-    wrong = ~logits.isfinite().all(1)
+    wrong = says_nothing(logits)
     if wrong.any():  # their argmax would count as a prediction
         raise ValueError(
             f"the model's logits are NaN or infinite for {wrong.sum().item()} of {len(wrong)} images, the"
@@ -78,6 +78,12 @@ def score(logits: Tensor, labels: Tensor) -> Evaluation:
         nn.functional.cross_entropy(logits, labels).item(),
         len(labels),
     )
+
+
+def says_nothing(logits: Tensor) -> Tensor:
+    """Which rows of logits (n, classes) have no probabilities, bool (n,): those with NaN or infinity. Minus
+    infinity rules a class out, and may stand in a row with others."""
+    return ~logits.logsumexp(1).isfinite()
 
 
 def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
@@ -94,7 +100,7 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
     _check_head(model)
     device = next(model.parameters()).device
     starts, world = range(0, len(images), batch_size), dist.get_world_size()
-    # right, nats, images, images with logits that are not finite, images with a label that the model lacks
+    # right, nats, images, images of which it says nothing, images with a label that the model lacks
     sums = torch.zeros(5, dtype=torch.float64)
     with torch.no_grad(), in_eval_mode(model):
         for place in range(dist.get_rank(), -(-len(starts) // world) * world, world):
@@ -111,7 +117,7 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
                     (logits.argmax(1) == of_batch).sum(),
                     nn.functional.cross_entropy(logits, known, reduction="sum"),
                     torch.tensor(len(mine)),
-                    (~logits.isfinite().all(1)).sum(),
+                    says_nothing(logits).sum(),
                     (of_batch != known).sum(),
                 ]
             )

@@ -56,7 +56,8 @@ class StepLoss(NamedTuple):
 
     def over_all(self, sums: Tensor) -> "StepLoss":
         """The means over the images that were seen, (1 + parts,), from what all processes agreed on."""
-        return self._replace(values=sums[:-1] / sums[-1] if sums[-1] > 0 else sums[:-1])
+        # of no image all sums are 0; to ask whether it is so would be to wait for the device
+        return self._replace(values=sums[:-1] / sums[-1].clamp(min=torch.finfo(sums.dtype).tiny))
 
 
 class Training:

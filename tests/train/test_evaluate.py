@@ -119,3 +119,5 @@ def test_images_without_a_label_are_refused():
 def test_infinite_logits_are_no_prediction():
     with pytest.raises(ValueError, match="1 of 2 .* image 0"):
         score(torch.tensor([[math.inf, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
+    found = score(torch.tensor([[-math.inf, 0.0], [0.0, 1.0]]), torch.tensor([1, 1]))
+    assert found.accuracy == 1 and math.isfinite(found.loss), "a class may be ruled out"
