@@ -233,6 +233,7 @@ def _pacs(*domains: str) -> Known:
 SPLIT_FOLDERS = ("train", "validation", "val", "test")
 INATURALIST = "https://github.com/visipedia/inat_comp"
 AIRCRAFT = "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/"
+IMAGENET = "https://www.image-net.org/download.php"
 _UNPACK_INATURALIST = f"fetch the images and the annotations from {INATURALIST}, unpack them into one folder"
 _CIFAR = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
 _CIFAR_IMAGES = _with_held_out(50_000, 10_000)
@@ -248,6 +249,19 @@ CATALOGUE: dict[str, Known] = {
         "Russakovsky et al. 2015, ImageNet Large Scale Visual Recognition Challenge, arXiv 1409.0575,"
         " Table 2",
         files={"train": "data/train-*.parquet", "validation": "data/validation-*.parquet"},
+    ),
+    # The release of fall 2011, which papers mean. It has no splits: a tenth of a folder without them is held
+    # out here, so a paper that trains on all of it trains on "train+validation". The hub's copies are packed
+    # in shards whose columns are called otherwise, or hold some of the classes.
+    "imagenet-21k": Known(
+        None,
+        21_841,
+        {split: count for split, count in _with_held_out(14_197_122, 0).items() if split != "test"},
+        "validation",
+        "Russakovsky et al. 2015, ImageNet Large Scale Visual Recognition Challenge, arXiv 1409.0575, of the"
+        f" state of August 2014; {IMAGENET}",
+        f"fetch the archive from {IMAGENET} (after a login; the release of winter 2021 has 19,167 of the"
+        " classes), unpack it into FOLDER/train/WORDNET_ID",
     ),
     "cifar10": Known(HUB["cifar10"], 10, _CIFAR_IMAGES, "test", _CIFAR, columns=("img", "label")),
     "cifar100": Known(HUB["cifar100"], 100, _CIFAR_IMAGES, "test", _CIFAR, columns=("img", "fine_label")),

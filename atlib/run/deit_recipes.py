@@ -171,8 +171,8 @@ def _deit3_21k(
             "The command's peak is 1e-3 (1.5e-3 for a batch of 4,096, it says); the thesis prints 3e-3.",
             (
                 "The command names 1,000 classes (`--nb-classes 1000`), and `datasets.py` opens no"
-                " ImageNet-21k. Here classes are those of the data that the run names; the catalogue has no"
-                " ImageNet-21k either."
+                " ImageNet-21k. Here classes are those of the data that the run names; all images of"
+                " `imagenet-21k` are its split \"train+validation\"."
             ),
             _SAME_DROP,
             _DEIT_SCHEDULE,

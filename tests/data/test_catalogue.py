@@ -97,6 +97,21 @@ def test_sets_of_transfer_learning_are_as_large_as_papers_print(name, classes, t
     assert known.evaluated == "test"
 
 
+def test_imagenet_21k_is_a_folder_of_yours_with_a_tenth_held_out(tmp_path):
+    known = CATALOGUE["imagenet-21k"]
+    assert known.classes == 21_841 and known.images == {
+        "train": 12_777_410,
+        "validation": 1_419_712,
+        "train+validation": 14_197_122,
+    }
+    with pytest.raises(DataError, match="imagenet-21k .*image-net.org.*FOLDER/train/WORDNET_ID") as caught:
+        find("imagenet-21k")
+    assert caught.value.argument == "path"
+    write_folders(tmp_path, "train", range(20))
+    sizes = {split: len(open_rows_of("imagenet-21k", tmp_path, split).rows) for split in known.images}
+    assert sizes == {"train": 18, "validation": 2, "train+validation": 20}
+
+
 def test_the_hub_calls_the_test_images_of_food101_validation():
     known = CATALOGUE["food101"]
     assert (known.classes, known.images) == (101, {"train": 101 * 750, "validation": 101 * 250})
