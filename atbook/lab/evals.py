@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from atbook.lab.scales import TUNING_SEED
 from atbook.lab.studies import (
     CENTRAL,
+    DEPTH,
     DISTILLED_MAE,
     DISTILLED_TOO,
     FAMILY,
@@ -19,6 +21,7 @@ from atbook.lab.studies import (
     PAINTERS,
     PAIRS,
     POOL,
+    TOKEN,
     WORLDS,
 )
 from atbook.lab.study import (
@@ -63,6 +66,8 @@ from atlib.analysis.subsets import (
     group_accuracy,
 )
 from atlib.data.images import Images
+from atlib.methods.depth import branch_ratios
+from atlib.methods.distillation_token import token_report
 from atlib.pair import Pair
 from atlib.train.evaluate import evaluate, predict, shift_accuracies
 from atlib.train.record import Record
@@ -158,6 +163,7 @@ TWICE = ("scratch-2", "fine-tune again", "copy again", "distill again")
 FILTER = "narrow"
 PROBED = {"train": 8000, "test": 2000}  # images whose maps are read
 LOOKED_AT = 1000  # test images on which models are compared from inside
+BRANCHES_OF = 200  # test images of which every branch of 24 layers is held at once
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -302,6 +308,37 @@ def probed(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]
     return {name: _probes(model, sources.scale, sources.seed, test) for name, model in ready.items()}
 
 
+def compared_with_their_teachers(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """How often the answers of every model, the fine-tuned ViT ("ViT") among them, differ from those of every
+    other; and of students with two tokens, the cosine of these after every layer and the final norm."""
+    test = sources.scale.held_out("test")
+    looked_at, _ = test.take(range(min(LOOKED_AT, len(test))))
+    ready = {name: bare(model) for name, model in models.items()} | {"ViT": sources.fine_tuned().eval()}
+    p = {name: predict(model, test).softmax(-1) for name, model in ready.items()}
+    return {
+        name: (
+            _predictions(name, p, test.targets)
+            | (
+                {"cosine": token_report(model, ready["ViT"], looked_at).cosine.tolist()}
+                if isinstance(model, VisionTransformerDistilled)
+                else {}
+            )
+        )
+        for name, model in ready.items()
+    }
+
+
+def loudness_of_branches(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
+    """How loud the attention branch and the MLP of every layer are beside the residual stream, on test
+    images; of a pair, with the maps that its student is given."""
+    test = sources.scale.held_out("test")
+    images, _ = test.take(range(min(BRANCHES_OF, len(test))))
+    return {
+        name: {branch: of.tolist() for branch, of in branch_ratios(model, images)._asdict().items()}
+        for name, model in models.items()
+    }
+
+
 def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[str, dict]:
     """Accuracy for classes with many, a medium number of and few training images."""
     train = LONG_TAIL.variants[0].images(sources.scale, sources.seed)
@@ -401,6 +438,31 @@ PROBED_PAIRS = Examination(
     only=FIND,
 )
 
+TOKENS_COMPARED = Examination(
+    "token-compared",
+    "whose answers students of a ViT and of a convnet give, through the class token or one of their own; how"
+    " alike their two tokens are",
+    "arXiv 2012.12877, section 5.2 (cosines) and table 4 (disagreement)",
+    (TOKEN,),
+    tuple(variant.name for variant in TOKEN.variants),
+    compared_with_their_teachers,
+    seeds=3,
+    minutes=8,
+    only=FIND,
+)
+BRANCHES = Examination(
+    "depth-branches",
+    "how loud the branches of trained students with 24 layers are: plain, with LayerScale, with copied maps",
+    "Touvron's thesis, figure 3.6",
+    (DEPTH,),
+    ("24 layers", "24 layers, layer scale", "24 layers, copy", "24 layers, layer scale, copy"),
+    loudness_of_branches,
+    seeds=3,
+    minutes=20,
+    only=FIND,
+    alone=True,
+)
+
 EXAMINATIONS = {
     examination.name: examination
     for examination in (
@@ -411,5 +473,7 @@ EXAMINATIONS = {
         CLASS_GROUPS,
         PAINTERS_LAYERS,
         PROBED_PAIRS,
+        TOKENS_COMPARED,
+        BRANCHES,
     )
 }

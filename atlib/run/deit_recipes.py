@@ -172,7 +172,7 @@ def _deit3_21k(
             (
                 "The command names 1,000 classes (`--nb-classes 1000`), and `datasets.py` opens no"
                 " ImageNet-21k. Here classes are those of the data that the run names; all images of"
-                " `imagenet-21k` are its split \"train+validation\"."
+                ' `imagenet-21k` are its split "train+validation".'
             ),
             _SAME_DROP,
             _DEIT_SCHEDULE,

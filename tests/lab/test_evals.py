@@ -17,7 +17,9 @@ from atbook.lab.evals import (
     bare,
     by_class_groups,
     compared,
+    compared_with_their_teachers,
     likened_to_the_teacher,
+    loudness_of_branches,
     probed,
     under_shifts,
 )
@@ -318,6 +320,47 @@ def test_painters_are_likened_to_the_teacher_before_and_after_by_hand(models, so
             torch.testing.assert_close(
                 torch.tensor(found[name][f"cka {when} labels"]), torch.tensor(expected), rtol=1e-4, atol=1e-5
             )
+
+
+def test_answers_are_compared_with_the_fine_tuned_teacher_and_tokens_with_each_other(sources, monkeypatch):
+    monkeypatch.setattr(evals, "LOOKED_AT", LOOKED_AT)
+    monkeypatch.setattr(Sources, "fine_tuned", lambda sources: vit(40))
+    models = {
+        "scratch": vit(41),
+        "token": randomise(create_vit("glyphs", num_classes=8, distilled=True), 42).eval(),
+    }
+    found = compared_with_their_teachers(models, sources)
+    test = SCALE.held_out("test")
+    answers = {name: logits_of(model, test).argmax(1) for name, model in {**models, "ViT": vit(40)}.items()}
+    assert set(found) == set(answers)
+    for name, theirs in answers.items():
+        assert found[name]["disagreement"] == pytest.approx(
+            {
+                other: (theirs != of_other).double().mean().item()
+                for other, of_other in answers.items()
+                if other != name
+            }
+        )
+    x, student = test.take(range(LOOKED_AT))[0], models["token"]
+    streams = [*seen_by(student, x).stream, student.norm(seen_by(student, x).tokens)]
+    expected = [torch.cosine_similarity(s[:, 0], s[:, 1]).mean().item() for s in streams]
+    assert found["token"]["cosine"] == pytest.approx(expected, abs=1e-5)
+    assert not any("cosine" in found[name] for name in ("scratch", "ViT"))
+
+
+def test_branches_are_as_loud_as_blocks_make_them(models, sources, monkeypatch):
+    monkeypatch.setattr(evals, "BRANCHES_OF", 8)
+    x = SCALE.held_out("test").take(range(8))[0]
+    alone = models["fine-tune"]
+    found = loudness_of_branches({"fine-tune": alone, "copy": models["copy"]}, sources)
+    stream, of_attention = alone.norm_pre(alone._pos_embed(alone.patch_embed(x))), []
+    with torch.no_grad():
+        for block in alone.blocks:
+            branch = block.attn(block.norm1(stream))
+            of_attention.append((branch.norm(dim=-1) / stream.norm(dim=-1)).mean().item())
+            stream = block(stream)
+    assert found["fine-tune"]["attention"] == pytest.approx(of_attention, rel=1e-4)
+    assert {len(branch) for branch in found["copy"].values()} == {4}
 
 
 # --- classes with many, some and few images
