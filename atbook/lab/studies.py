@@ -251,7 +251,7 @@ def _even_map(sources: Sources) -> nn.Module:
     return StoredMaps(student, [torch.full((1, heads, tokens, tokens), 1 / tokens)] * len(student.blocks))
 
 
-def _resmlp(sources: Sources, mixing: str = "linear") -> nn.Module:
+def _resmlp(sources: Sources, mixing: str = "linear", pooling: str = "average") -> nn.Module:
     """A ResMLP as deep and wide as the students, and with their patches."""
     vit = sources.scale.student.build()
     sources.seed_student()
@@ -262,11 +262,17 @@ def _resmlp(sources: Sources, mixing: str = "linear") -> nn.Module:
         len(vit.blocks),
         vit.num_classes,
         mixing=mixing,
+        pooling=pooling,
     )
 
 
 # What the paper's ablation has in place of one matrix.
-_OTHER_MIXINGS = {"MLP over patches": "mlp", "convolution": "conv", "depthwise convolution": "depthwise"}
+_OTHER_MIXINGS = {
+    "MLP over patches": "mlp",
+    "convolution": "conv",
+    "depthwise convolution": "depthwise",
+    "separable convolution": "separable",
+}
 
 
 def _taught_resmlp(put: Callable, sources: Sources) -> nn.Module:
@@ -295,6 +301,7 @@ STATIC = Study(
             "resmlp": _resmlp,
             "resmlp, no mixing": partial(_resmlp, mixing="none"),
             **{f"resmlp, {name}": partial(_resmlp, mixing=mixing) for name, mixing in _OTHER_MIXINGS.items()},
+            "resmlp, read by a token": partial(_resmlp, pooling="class"),
             "resmlp, mean map copied": partial(_taught_resmlp, copy_static_maps),
             "resmlp, even map copied": _even_resmlp,
             "resmlp, mean map distilled": partial(_taught_resmlp, StaticMapDistill),
