@@ -159,7 +159,6 @@ GO_ON = {
     ("depth", "find"): 4,
     ("static-routing", "match"): 3,
     ("one-softmax", "match"): 5,
-    ("distilled-too", "find"): 6,
     ("pretraining", "find"): 2,
 }
 
