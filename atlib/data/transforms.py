@@ -36,32 +36,37 @@ class Augmentation:
     """How an image is cropped, changed and normalised, in training and for evaluation; checked when it is
     built.
 
-    image_size: pixels of the square that comes out. crop, in training: "random-resized" (a random share of
-    the area, from the first to the second of `scale`, at an aspect of 3/4 to 4/3, resized; Szegedy et al.
-    2015), "padded" (shorter side to image_size, `padding` reflected pixels around it, a random square: DeiT
-    III's simple random crop, arXiv 2204.07118, and CIFAR's) or "centre" (shorter side to image_size, the
-    middle). flip: probability of a mirror image. rand_augment: timm's string for RandAugment (Cubuk et al.
-    2020), "rand-m9-mstd0.5-inc1" is (9, 0.5); None for none. three_augment: one of grey, solarised, blurred
-    (DeiT III). color_jitter: strength in brightness, contrast and saturation, 0 for none. random_erasing:
-    probability that a rectangle is filled with noise (Zhong et al. 2020), after normalising. interpolation:
-    of every resizing. crop_pct: evaluation resizes the shorter side to image_size / crop_pct and takes the
-    middle. mean, std: per channel, of pixels in 0..1.
-
     Raises `ValueError` for a value that cannot be meant and for two that exclude each other.
     """
 
+    #: pixels a side of the square that comes out
     image_size: int = 224
+    #: in training: "random-resized" (a random share of the area at an aspect of 3/4 to 4/3, resized; Szegedy
+    #: et al. 2015), "padded" (shorter side to image_size, reflected pixels around it, a random square: DeiT
+    #: III's simple random crop, arXiv 2204.07118, and CIFAR's) or "centre" (shorter side to image_size, the
+    #: middle)
     crop: str = "random-resized"
+    #: least and largest share of the area, of "random-resized"
     scale: tuple[float, float] = (0.08, 1.0)
+    #: reflected pixels on each side, of "padded"
     padding: int = 4
+    #: probability of a mirror image
     flip: float = 0.5
+    #: timm's string for RandAugment (Cubuk et al. 2020), "rand-m9-mstd0.5-inc1" is (9, 0.5); None for none
     rand_augment: str | None = None
+    #: one of grey, solarised, blurred (DeiT III)
     three_augment: bool = False
+    #: strength in brightness, contrast and saturation, 0 for none
     color_jitter: float = 0.0
+    #: probability that a rectangle is filled with noise (Zhong et al. 2020), after normalising
     random_erasing: float = 0.0
+    #: of every resizing
     interpolation: str = "bicubic"
+    #: evaluation resizes the shorter side to image_size / crop_pct and takes the middle
     crop_pct: float = 0.875
+    #: per channel, of pixels in 0..1
     mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
+    #: likewise, the standard deviation
     std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
 
     def __post_init__(self):

@@ -4,7 +4,7 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from atlib.run.build import (
     training_images,
 )
 from atlib.run.classes import classes_of, labels_by_name
-from atlib.run.config import RunConfig, built_for, config_path, defaults, read_config, settings
+from atlib.run.config import RunConfig, built_for, config_path, explained, read_config, settings
 from atlib.run.configure import (
     TASKS_OF_OUR_OWN,
     config_diff,
@@ -79,11 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add(parser)
     if command in ("train", "pretrain"):
         parser.set_defaults(takes_settings=True)
-        parser.epilog = f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(settings(), defaults())}"
+        sections = explained(pretraining=command == "pretrain")
+        parser.epilog = f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(sections)}"
     if command == "evaluate":
         parser.set_defaults(takes_settings=True)
-        says = "How the data are read, as further options (default: as the run reads its own):"
-        parser.epilog = f"{says}\n{help_text({name: settings()[name] for name in READING}, {})}"
+        every = {name: one for of in explained(False).values() for name, one in of.items()}
+        unsaid = {name: every[name]._replace(default=MISSING) for name in READING}
+        title = "How the data are read, as further options (default: as the run reads its own)"
+        parser.epilog = help_text({title: unsaid})
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:

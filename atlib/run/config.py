@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,8 +14,9 @@ from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.run.method import Method, method_of_run
-from atlib.run.overrides import read
+from atlib.run.overrides import Setting, read, said_of
 from atlib.run.parts import (
+    PRETEXTS,
     READINGS,
     TASKS,
     AttnDistilled,
@@ -67,6 +68,7 @@ class RunConfig:
 
     #: the published recipe it started from, for the record
     recipe_name: str
+    #: what the student gets: scratch, fine-tune, copy, distill ... (`atlib.run.method.Method`)
     method: Method
     #: the student (of pre-training the teacher to be); without num_classes it gets the data's
     model: Architecture
@@ -80,13 +82,15 @@ class RunConfig:
     reading: Generated | Rows | CocoFolder
     #: a timm name or a file
     teacher: str | None = None
-    #: of a file whose weights do not tell (`atlib.teachers.load.load_teacher`)
+    #: the teacher's heads, where a file's weights do not tell (`atlib.teachers.load.load_teacher`)
     teacher_heads: int | None = None
+    #: the timm name of a model that has such weights, likewise
     teacher_architecture: str | None = None
-    #: pixels a side of its images; None: the student's
+    #: pixels a side of the teacher's images; None: the student's
     teacher_image_size: int | None = None
-    #: mean and standard deviation of its images, per channel; None: as it says itself
+    #: mean of the teacher's images, per channel; None: as it says itself
     teacher_mean: tuple[float, float, float] | None = None
+    #: standard deviation of the teacher's images, likewise
     teacher_std: tuple[float, float, float] | None = None
     #: what is transferred (copy and distill)
     plan: Plan | None = None
@@ -104,7 +108,9 @@ class RunConfig:
     save_every: int = 500
     #: so many checkpoints stay
     keep: int = 2
+    #: also write the log for TensorBoard
     tensorboard: bool = False
+    #: decides first weights, order and augmentation
     seed: int = 0
 
     @classmethod
@@ -361,10 +367,22 @@ def settings(model: Iterable[str] = ()) -> dict[str, Any]:
     return kinds | {"model": str, "method": str} | dict.fromkeys(model, Any)
 
 
-def defaults() -> dict[str, Any]:
-    """The settings that a recipe need not say, with their values."""
-    own = [field for of in (RunConfig, *TASKS, *READINGS, Recipe) for field in fields(of)]
-    return {field.name: field.default for field in own if field.default is not MISSING}
+def explained(pretraining: bool) -> dict[str, dict[str, Setting]]:
+    """What the help of `train`, or of `pretrain`, says of the `settings`, {title: {name: what is said}}: a
+    section for what every run has, and one for each part that only some have."""
+    of_run = said_of(RunConfig)
+    # both are read by their names
+    of_run |= {name: of_run[name]._replace(kind=str) for name in ("method", "model")}
+    apart = ("task", "reading", "recipe", "plan", *NO_SETTINGS)
+    sections = {"Of the run": {name: one for name, one in of_run.items() if name not in apart}}
+    tasks = [task for task in TASKS if pretraining == (task in PRETEXTS)]
+    for part in dict.fromkeys(part for kind in (*tasks, *READINGS) for part in reversed(kind.__mro__)):
+        if is_dataclass(part) and (own := {k: one for k, one in said_of(part).items() if k not in VALUES}):
+            sections[f"Of {part.says}"] = own
+    sections["Of the recipe"] = said_of(Recipe)
+    for part in ("augmentation",) if pretraining else ("plan", "augmentation"):
+        sections[f"Of the {part}"] = {f"{part}.{name}": one for name, one in said_of(VALUES[part]).items()}
+    return sections
 
 
 def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:

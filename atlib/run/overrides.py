@@ -6,9 +6,14 @@ finer errors, and refuses a field that may be either a list or a mapping, as `Pl
 """
 
 import argparse
+import ast
 import difflib
+import inspect
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from dataclasses import MISSING, fields
+from itertools import takewhile
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
 
@@ -58,10 +63,42 @@ def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def help_text(kinds: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """A line for each setting: its name, its type, and its value where it is not given."""
-    parser = _parser(kinds)
-    parser.set_defaults({name: value for name, value in defaults.items() if name in kinds})
+class Setting(NamedTuple):
+    """What a help text says of a setting. default: `MISSING` where there is none."""
+
+    kind: Any  # its type
+    says: str
+    default: Any
+
+
+def said_of(of: type) -> dict[str, Setting]:
+    """The fields of a dataclass that are its own, not inherited, with what the `#:` comment above each says,
+    which the book's page of the library prints as well."""
+    lines = textwrap.dedent(inspect.getsource(of)).splitlines()
+    kinds, defaults = get_type_hints(of), {field.name: field.default for field in fields(of)}
+    (written,) = ast.parse("\n".join(lines)).body
+    assert isinstance(written, ast.ClassDef)
+    said = {}
+    for node in written.body:
+        if isinstance(node, ast.AnnAssign) and node.target.id in defaults:
+            before = reversed(lines[: node.lineno - 1])
+            above = [*takewhile(lambda line: line.startswith("#:"), map(str.strip, before))]
+            words = " ".join(line.removeprefix("#:").strip() for line in reversed(above))
+            said[node.target.id] = Setting(kinds[node.target.id], words, defaults[node.target.id])
+    return said
+
+
+def help_text(sections: Mapping[str, Mapping[str, Setting]]) -> str:
+    """What each setting means, its type, and its value where nothing says it, section by section:
+    {title: {name: what is said of it}}."""
+    return "\n".join(f"{title}:\n{_lines(of)}" for title, of in sections.items())
+
+
+def _lines(of: Mapping[str, Setting]) -> str:
+    parser = ArgumentParser(exit_on_error=False)
+    for name, one in of.items():
+        default = argparse.SUPPRESS if one.default is MISSING else one.default
+        parser.add_argument(f"--{name}", type=one.kind, default=default, help=one.says)
     return parser.format_help().partition("exit.\n")[2]
 
 

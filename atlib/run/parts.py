@@ -76,9 +76,9 @@ class Labelled(Part):
     says = "training with labels"
     of_recipe = ("task_weight",)
 
-    #: evaluated at the end
+    #: the split that is evaluated at the end
     evaluation_split: str = "test"
-    #: and after every so many passes; 0: only at the end
+    #: evaluated after every so many passes too; 0: only at the end
     evaluate_every: int = 0
 
     def __post_init__(self):
@@ -108,7 +108,7 @@ class Detect(Labelled):
 
     #: one of `DETECTORS`
     detector: str | None = None
-    #: of its pyramid and heads, one of `DETECTOR_SIZES`
+    #: the sizes of its pyramid and heads, one of `DETECTOR_SIZES`
     detector_sizes: str = "vitdet"
     #: least and largest scale of large-scale jitter (`atlib.detection.coco.CocoObjects`), None for none
     jitter: tuple[float, float] | None = None
@@ -138,9 +138,11 @@ class Mae(Masked):
 
     says = "masked auto-encoding"
 
-    #: of the decoder's blocks
+    #: width of the decoder's blocks
     decoder_width: int = 64
+    #: their number
     decoder_depth: int = 2
+    #: heads in each of them
     decoder_heads: int = 4
 
     def __post_init__(self):
@@ -160,11 +162,11 @@ class AttnDistilled(Part):
 
     says = "AttnDistill"
 
-    #: of the loss of where it looks, beside that of the class token
+    #: the factor on the loss of where it looks, beside that of the class token
     attention_weight: float = 0.1
     #: softens the product that merges heads
     attention_temperature: float = 10.0
-    #: of the projector, which is dropped later
+    #: layers of the projector, which is dropped later
     projector_layers: int = 4
 
     def __post_init__(self):
@@ -177,6 +179,7 @@ class Simmim(Masked):
 
     says = "SimMIM"
 
+    #: the share of the patches that are hidden
     mask_ratio: float = 0.6
     #: the side, in patches, of the squares that are hidden
     mask_unit: int = 1
@@ -191,9 +194,9 @@ class Contrast(Part):
 
     says = "learning by contrast"
 
-    #: of the projector's, or the head's, inner layers
+    #: width of the projector's, or the head's, inner layers
     hidden_width: int = 4096
-    #: of the copy that follows, at the first step; 1 at the last
+    #: decay of the copy that follows, at the first step; 1 at the last
     momentum: float = 0.99
 
     def __post_init__(self):
@@ -208,6 +211,7 @@ class Moco(Contrast):
 
     #: numbers by which images are told apart
     projection_width: int = 256
+    #: divides the cosines of two images
     contrast_temperature: float = 0.2
     #: leave the patch projection as it is drawn
     freeze_patches: bool = True
@@ -223,18 +227,21 @@ class Dino(Contrast):
 
     says = "DINO"
 
-    #: of the head
+    #: numbers that the head says of an image, which are compared
     outputs: int = 65536
+    #: numbers from which the head's last layer makes them
     bottleneck_width: int = 256
-    #: at the first step, and after the share `temperature_warmup` of the run
+    #: in the teacher's softmax, at the first step, and after the share `temperature_warmup` of the run
     teacher_temperature: tuple[float, float] = (0.04, 0.04)
+    #: the share of the run in which it grows
     temperature_warmup: float = 0.0
     #: the share of the run in which the head's last layer is not trained
     frozen: float = 0.01
     #: learn the lengths of the last layer's directions too
     lengths: bool = False
-    #: small views of an image, beside the two large ones, and the shares of its area that they crop
+    #: small views of an image, beside the two large ones
     local_views: int = 8
+    #: least and largest share of its area that they crop
     local_scale: tuple[float, float] = (0.05, 0.4)
     #: pixels a side at which they are computed, by a model with dynamic_img_size; None: at full size
     local_size: int | None = None
@@ -285,11 +292,13 @@ class Rows(Files):
 
     says = "data that are read in rows"
 
+    #: the column of images; None: one of the usual names
     image_column: str | None = None
+    #: the column of labels, likewise
     label_column: str | None = None
     #: read rows as they come instead of by index
     streaming: bool = False
-    #: of an image that cannot be decoded: "raise", or "skip", which leaves it out of the evaluation too
+    #: what to do about an image that cannot be decoded: "raise", or "skip", also in the evaluation
     on_corrupt: str = "raise"
     #: None: images are taken as they are
     augmentation: Augmentation | None = None
@@ -317,6 +326,9 @@ _PRETEXTS: dict[Method, type] = {
     Method.SIMMIM: Simmim,
 }
 READINGS: tuple[type, ...] = (Generated, Rows, CocoFolder)
+
+
+PRETEXTS: tuple[type, ...] = (*_PRETEXTS.values(),)
 
 
 def kinds_of(method: Method, data: str) -> tuple[type, type]:

@@ -66,13 +66,15 @@ class Recipe:
     min_lr: float = 0.0
     #: share of the steps in which lr rises linearly from 0
     warmup: float = 0.1
-    #: Where these three are given they stand for steps, warmup and lr, which `on` computes from them for data
-    #: of a known size; base_lr is lr per 256 images.
+    #: passes over the images, in place of steps, which `on` computes for data of a known size
     epochs: float | None = None
+    #: in place of warmup, likewise
     warmup_epochs: float | None = None
+    #: lr per 256 images of a step, in place of lr, likewise
     base_lr: float | None = None
     #: AdamW's; biases, norms, positions and tokens are not decayed
     weight_decay: float = 0.05
+    #: decays of the optimizer's running averages
     betas: tuple[float, float] = (0.9, 0.999)
     #: factor on lr per layer below the head, None for one lr everywhere
     layer_decay: float | None = None
@@ -93,8 +95,9 @@ class Recipe:
     accumulate: int = 1
     #: decay of the running average of the weights, None for none
     ema: float | None = None
-    #: alphas of the Beta distributions (arXiv 1710.09412, 1905.04899), 0 for none; with both, a step uses one
+    #: alpha of its Beta distribution (arXiv 1710.09412), 0 for none; with cutmix too, a step uses one of both
     mixup: float = 0.0
+    #: likewise (arXiv 1905.04899)
     cutmix: float = 0.0
     #: binary cross-entropy on each class in place of the softmax's (DeiT III, arXiv 2204.07118)
     binary: bool = False

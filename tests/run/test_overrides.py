@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import MISSING, dataclass
+from typing import Any, ClassVar
 
 import pytest
 
-from atlib.run.config import settings
-from atlib.run.overrides import help_text, pairs, read
+from atlib.run.config import explained, settings
+from atlib.run.overrides import Setting, help_text, pairs, read, said_of
 
 KINDS = {
     "steps": int,
@@ -105,7 +106,37 @@ def test_what_is_no_pair_is_refused(arguments, named):
         pairs(arguments)
 
 
-def test_the_help_lists_every_setting_with_its_type():
-    text = help_text(settings(), {"lr": 0.25})
-    assert all(f"--{name}" in text for name in settings())
-    assert "float, default: 0.25" in " ".join(text.split())
+@dataclass
+class Parent:
+    #: of the parent
+    first: int
+
+
+@dataclass
+class Child(Parent):
+    # no word of help
+    #: steps until
+    #: it ends
+    second: float = 0.25
+    third: str | None = None
+    not_a_field: ClassVar[int] = 3
+
+
+def test_a_field_is_explained_by_the_comment_above_it():
+    assert said_of(Child) == {
+        "second": Setting(float, "steps until it ends", 0.25),
+        "third": Setting(str | None, "", None),
+    }
+    assert said_of(Parent) == {"first": Setting(int, "of the parent", MISSING)}
+
+
+def test_the_help_says_each_setting_in_words_with_its_type_and_default():
+    text = " ".join(help_text({"Of it": {"lr": Setting(float, "100 % of the rate", 0.25)}}).split())
+    assert text.startswith("Of it: --lr") and "100 % of the rate (type: float, default: 0.25)" in text
+    both = [explained(pretraining) for pretraining in (False, True)]
+    said = [(name, one.says) for sections in both for of in sections.values() for name, one in of.items()]
+    assert {name for name, _ in said} == {*settings()} and all(says for _, says in said)
+    for sections in both:
+        text = help_text(sections)
+        assert all(f"--{name}" in text for of in sections.values() for name in of)
+    assert any("plan.what" in of for of in both[0].values()) and "Of DINO" in both[1]
