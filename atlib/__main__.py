@@ -2,12 +2,18 @@
 `teacher` are about what it makes and takes, `look` shows where a model looks."""
 
 import argparse
+import re
 import sys
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
+# What remedies name as Python has it, `num_heads=`, and `train` as an option: parts of a plan, of a model.
+PARTS = {
+    "plan": ("what", "layers", "unequal_heads", "unequal_grid", "unequal_prefix", "mismatched"),
+    "model": ("depth", "num_heads", "img_size", "patch_size", "class_token"),
+}
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 # Where each command is, which is imported only when it is called, and its line of help.
 COMMANDS = {
@@ -62,14 +68,14 @@ def dispatch(
         print(f"{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        code, text = _explained(error)
+        code, text = _explained(error, request.command)
         if text is None:
             raise
         print(f"{program}: {text}", file=sys.stderr)
         return code
 
 
-def _explained(error: Exception) -> tuple[int, str | None]:
+def _explained(error: Exception, command: str) -> tuple[int, str | None]:
     """How a command ends on an error, and what is said of it; None where it is a fault of ours."""
     # imported here: `--help` needs none of it, and torch takes seconds
     from atlib._util import memory_message, out_of_memory
@@ -77,11 +83,11 @@ def _explained(error: Exception) -> tuple[int, str | None]:
     from atlib.walking import Unwalkable
 
     if isinstance(error, (ValueError, OSError, WeightsUnavailable, Unwalkable)):
-        return 2, f"{error}{_hint(error)}"
+        return 2, f"{error}{_hint(error, command)}"
     return 1, memory_message(error) if out_of_memory(error) else None
 
 
-def _hint(error: Exception) -> str:
+def _hint(error: Exception, command: str) -> str:
     """How what an error names is set on the command line; nothing where it names no argument."""
     from atlib.data.decoding import CorruptImage
 
@@ -94,8 +100,13 @@ def _hint(error: Exception) -> str:
         "image_column": "--image_column NAME",
         "label_column": "--label_column NAME",
     }
-    option = options.get(getattr(error, "argument", ""))
-    return f" ({option})" if option else ""
+    if option := options.get(getattr(error, "argument", "")):
+        return f" ({option})"
+    if command != "train":
+        return ""
+    named = dict.fromkeys(re.findall(r"\b(\w+)=", str(error)))
+    settings = [f"--{part}.{name}" for name in named for part in PARTS if name in PARTS[part]]
+    return f" (here: {', '.join(settings)})" if settings else ""
 
 
 def _as_sentence(program: str, plain):

@@ -450,6 +450,18 @@ def test_weights_that_cannot_be_downloaded_are_a_message(tmp_path, capsys, monke
     assert "could not be downloaded" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
+def test_what_would_mend_a_pair_is_said_as_options(tmp_path, capsys):
+    architecture = Architecture("glyphs", {"num_classes": 0, "num_heads": 2})
+    teacher = save_vit(tmp_path / "two-heads.safetensors", architecture.build(), architecture)
+    assert command.main(asked("find-copy", tmp_path / "run", "--teacher", str(teacher))) == 2
+    said = capsys.readouterr().err
+    assert "teacher 2, student 4" in said and said.rstrip().endswith(
+        "--model.num_heads, --plan.unequal_heads)"
+    )
+    unequal = ("--teacher", str(teacher), "--plan.unequal_heads", "average", "--dry-run")
+    assert command.main(asked("find-copy", tmp_path / "run", *unequal)) == 0
+
+
 def test_a_loss_that_is_not_finite_names_step_and_checkpoint(tmp_path, capsys):
     wild = {"lr": 1e30, "warmup": 0, "clip": "none", "save_every": 1}
     assert command.main(asked("find-scratch", tmp_path / "run", **wild)) == 1
