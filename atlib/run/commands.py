@@ -104,7 +104,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         which.add_argument("--recipe", help=names)
         again = "a run's config.json, or its folder: the same run again, but for what else is said here"
         which.add_argument("--config", type=Path, metavar="FILE", help=again)
-        teacher = "a timm name, a file of weights, or untrained (default: the recipe's)"
+        teacher = "a timm name, a file of weights, a run's folder, or untrained (default: the recipe's)"
     parser.add_argument("--teacher", help=teacher)
     data = (
         "a name of the catalogue (cifar10 ...), a hub id, parquet files or image folders, or a function that"

@@ -469,6 +469,14 @@ def config_path(folder: Path) -> Path:
     return Path(folder) / "config.json"
 
 
+def is_run(path: Path) -> bool:
+    """Whether a path is a run's folder, by its config: other folders have a config.json of another kind."""
+    try:
+        return "recipe_name" in json.loads(config_path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def _plain(value: object) -> object:
     """A value as JSON has it."""
     if isinstance(value, Method):

@@ -16,11 +16,12 @@ from atlib.data.generated import is_generated, maker
 from atlib.data.transforms import Augmentation
 from atlib.run import generic
 from atlib.run.build import check_fits
-from atlib.run.config import RunConfig, config_path, read_config_file, with_settings
+from atlib.run.config import RunConfig, config_path, is_run, read_config, read_config_file, with_settings
 from atlib.run.log import require_tensorboard
 from atlib.run.method import Method
 from atlib.run.parts import COCO
 from atlib.run.recipes import FOR_PYTHON, names, published
+from atlib.run.runner import result_path
 from atlib.run.untrained import UNTRAINED
 from atlib.train import recipe as recipes
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
@@ -197,14 +198,22 @@ def _teacher(name: str) -> str:
 
 
 def _weights(name_or_path: str, what: str) -> str:
-    """A timm name as it is, a file's path in full. Raises where there is neither, and for a name without
-    weights or with weights that its model does not fit. what: they are for, in a message."""
+    """A timm name as it is, a file's path in full, and for a run's folder that of the ViT that it has made.
+    Raises where there is neither, and for a name without weights or with weights that its model does not fit.
+    what: they are for, in a message."""
     from atlib.teachers.load import is_file  # its room draws pictures, which needs seconds to import
 
     if is_file(name_or_path):
-        if not Path(name_or_path).exists():
+        path = Path(name_or_path)
+        if not path.exists():
             raise FileNotFoundError(_no_weights(name_or_path, what))
-        return str(Path(name_or_path).resolve())
+        if is_run(path):
+            run, path = path, result_path(path, read_config(path).method)
+            if not path.exists():
+                raise FileNotFoundError(
+                    f"the run in {run} has left no {path.name}: `python -m atlib resume {run}` goes on"
+                )
+        return str(path.resolve())
     _require_vit(name_or_path)
     check_activation(name_or_path)
     published = None if name_or_path in PRESETS else timm.get_pretrained_cfg(name_or_path)

@@ -345,6 +345,12 @@ def test_pretraining_makes_a_teacher(tmp_path, capsys):
     assert load_vit(teacher).num_classes == 0
     assert set(read_record(tmp_path / "mae" / "record.json").results) == {"loss"}
     assert command.main(asked("find-copy", tmp_path / "after", "--teacher", teacher)) == 0
+    again = asked("find-copy", tmp_path / "again", "--teacher", str(tmp_path / "mae"), "--dry-run")
+    assert command.main(again) == 0 and f"{tmp_path}/mae/teacher.safetensors" in capsys.readouterr().out
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "config.json").write_bytes((tmp_path / "mae" / "config.json").read_bytes())
+    assert command.main(asked("find-copy", tmp_path / "no", "--teacher", str(tmp_path / "unfinished"))) == 2
+    assert f"atlib resume {tmp_path}/unfinished`" in capsys.readouterr().err
     capsys.readouterr()
     assert command.main(["evaluate", str(tmp_path / "mae")]) == 2
     assert "without a class head" in capsys.readouterr().err
