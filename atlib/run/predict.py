@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from atlib._util import write_atomically
+from atlib._util import require_known, write_atomically
 from atlib.data.decoding import CorruptImage, decode
 from atlib.pair import student_of
 from atlib.run.build import preparation_of
@@ -53,10 +54,14 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
-    """What the model in a file of weights says of image files, prepared as the file says. Raises `ValueError`
-    for a file that does not say it, or has other classes than outputs, for an image that cannot be decoded,
-    and for a model that says NaN, and `OSError` for a file that cannot be read."""
+def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") -> list[Prediction]:
+    """What the model in a file of weights says of image files, prepared as the file says.
+
+    on_corrupt: what to do about an image that cannot be decoded, "raise", or "skip", which warns and leaves
+    it out. Raises `ValueError` for a file that does not say how images are prepared, or has other classes
+    than outputs, for such an image, for images of which none can be decoded, and for a model that says NaN,
+    and `OSError` for a file that cannot be read."""
+    require_known("on_corrupt", on_corrupt, ("raise", "skip"))
     said, augmentation = preparation_of(path)
     if not said and config_path(path.parent).exists():
         augmentation = read_config(path.parent).augmentation
@@ -70,14 +75,19 @@ def predictions(path: Path, files: Sequence[Path]) -> list[Prediction]:
         )
     found = []
     for first in range(0, len(files), BATCH):
-        some = files[first : first + BATCH]
-        batch = torch.stack([augmentation.evaluate(_decoded(file)) for file in some]).to(device)
+        pictures = [(file, _decoded(file, on_corrupt)) for file in files[first : first + BATCH]]
+        some = [(file, augmentation.evaluate(picture)) for file, picture in pictures if picture is not None]
+        if not some:
+            continue
+        batch = torch.stack([image for _, image in some]).to(device)
         with torch.no_grad():
             logits = outputs(model, batch).logits.float().cpu()
-        for file, row, nothing in zip(some, logits.softmax(-1), says_nothing(logits)):
+        for (file, _), row, nothing in zip(some, logits.softmax(-1), says_nothing(logits)):
             if nothing:
                 raise ValueError(f"of {file} the model says NaN or infinity: {NOT_FINITE}")
             found.append(Prediction(str(file), names[int(row.argmax())], row.tolist()))
+    if not found:
+        raise ValueError(f"none of {len(files)} files can be read as an image")
     return found
 
 
@@ -101,13 +111,16 @@ def as_json(found: Sequence[Prediction], names: Sequence[str]) -> str:
     return json.dumps(entries, indent=1, allow_nan=False) + "\n"
 
 
-def _decoded(file: Path) -> Image.Image:
-    """The picture in a file, as training reads it."""
+def _decoded(file: Path, on_corrupt: str) -> Image.Image | None:
+    """The picture in a file, as training reads it; None for one that is left out."""
     try:
         return decode({"bytes": file.read_bytes(), "path": None})
     except CorruptImage as error:
         says = f"{file} cannot be read as an image ({error})"
-        raise ValueError(f"{says}: repair it, or leave it out") from error
+        if on_corrupt == "raise":
+            raise ValueError(f"{says}: repair it, or leave such out by --on-corrupt skip") from error
+        warnings.warn(f"{says}: it is left out", stacklevel=2)
+        return None
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -117,6 +130,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     out = "a .csv or a .json (default: the CSV is printed)"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.add_argument("--averaged", action="store_true", help="the run's averaged weights")
+    on_corrupt = "stop at an image that cannot be decoded (the default), or leave it out and say so"
+    parser.add_argument("--on-corrupt", choices=("raise", "skip"), default="raise", help=on_corrupt)
     parser.set_defaults(run=predict_command)
 
 
@@ -126,7 +141,7 @@ def predict_command(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and arguments.out.suffix.lower() not in kinds:
         raise ValueError(f"--out {arguments.out}: name a file that ends in .csv or .json")
     path = weights_of(arguments.path, arguments.averaged)
-    found = predictions(path, image_files(arguments.images))
+    found = predictions(path, image_files(arguments.images), arguments.on_corrupt)
     if arguments.out is None:
         print(as_csv(found, class_names(path)), end="")
     else:

@@ -267,6 +267,11 @@ def test_pictures_that_cannot_be_read(runs, tmp_path, capsys):
         bad.write_bytes(content)
         code, _, wrong = said(capsys, "predict", runs / "read", good, bad, "--out", out)
         assert code == 2 and str(bad) in wrong and not out.exists()
+    alone = said(capsys, "predict", runs / "read", good)[1]
+    code, printed, warned = said(capsys, "predict", runs / "read", bad, good, "--on-corrupt", "skip")
+    assert code == 0 and printed == alone and f"{bad} cannot be read" in warned and "left out" in warned
+    code, _, wrong = said(capsys, "predict", runs / "read", bad, "--on-corrupt", "skip")
+    assert code == 2 and "none of 1 files" in wrong
     for paths, named in (([tmp_path / "nothing.png"], "nothing.png"), ([runs / "scratch"], "no image")):
         code, _, wrong = said(capsys, "predict", runs / "read", *paths)
         assert code == 2 and named in wrong
