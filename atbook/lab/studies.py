@@ -266,6 +266,16 @@ def _resmlp(sources: Sources, mixing: str = "linear", pooling: str = "average") 
     )
 
 
+def _token_with_even_shares(sources: Sources) -> nn.Module:
+    """A ResMLP whose class token starts to gather all patches alike, where torch would draw its shares with
+    random signs."""
+    model = _resmlp(sources, pooling="class")
+    for block in model.norm[0].blocks:
+        nn.init.constant_(block.shares.weight, 1 / block.shares.in_features)
+        nn.init.zeros_(block.shares.bias)
+    return model
+
+
 # What the paper's ablation has in place of one matrix.
 _OTHER_MIXINGS = {
     "MLP over patches": "mlp",
@@ -302,6 +312,7 @@ STATIC = Study(
             "resmlp, no mixing": partial(_resmlp, mixing="none"),
             **{f"resmlp, {name}": partial(_resmlp, mixing=mixing) for name, mixing in _OTHER_MIXINGS.items()},
             "resmlp, read by a token": partial(_resmlp, pooling="class"),
+            "resmlp, read by a token that starts even": _token_with_even_shares,
             "resmlp, mean map copied": partial(_taught_resmlp, copy_static_maps),
             "resmlp, even map copied": _even_resmlp,
             "resmlp, mean map distilled": partial(_taught_resmlp, StaticMapDistill),
