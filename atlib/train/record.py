@@ -78,7 +78,7 @@ def read_record(path: str | Path) -> Record:
 
 
 def about(device: torch.device | str = "cpu") -> dict:
-    """Versions, device, threads, commit and date of this run."""
+    """Versions, device, threads of a process, number of processes, commit and date of this run."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -86,6 +86,7 @@ def about(device: torch.device | str = "cpu") -> dict:
         "atlib": version("attention-transfer"),
         "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
+        "processes": int(os.environ.get("WORLD_SIZE", 1)),  # as accelerate launch and torchrun say it
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d"),
     }

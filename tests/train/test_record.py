@@ -184,8 +184,11 @@ def test_a_metric_by_method_in_the_order_of_seeds(good):
     assert by_method([], "test_accuracy") == {}
 
 
-def test_about_says_what_it_ran_on():
+def test_about_says_what_it_ran_on(monkeypatch):
+    assert about()["processes"] == 1
+    monkeypatch.setenv("WORLD_SIZE", "4")
     found = about()
+    assert found["processes"] == 4
     assert set(ABOUT) <= set(found)
     assert found["python"] == platform.python_version() and found["torch"] == torch.__version__
     assert found["threads"] == torch.get_num_threads() and "CPUs" in found["device"]
