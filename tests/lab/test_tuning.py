@@ -157,9 +157,6 @@ GO_ON = {
     ("transfer", "pacs"): 2,
     ("detection", "scenes"): 7,
     ("depth", "find"): 4,
-    ("static-routing", "match"): 3,
-    ("one-softmax", "match"): 5,
-    ("pretraining", "find"): 2,
 }
 
 
