@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # seconds of torch, which not every command needs
     from torch import nn
 
-MANY = 40  # names that a message lists, where it has a better guess
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a command was stopped, and goes on when it is called again
 
 
 def require_known(kind: str, name: object, known: Iterable[str]) -> None:
     """Raise `ValueError` unless `name` is one of `known`: it names `name`, the close ones, and all that there
-    are, or of many how many."""
+    are."""
     known = list(known)
     if name in known:
         return
     close = difflib.get_close_matches(str(name), known)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    every = (
-        f"{len(known)} are known" if close and len(known) > MANY else f"Known: {', '.join(map(repr, known))}"
-    )
-    raise ValueError(f"unknown {kind} {name!r}.{hint} {every}.")
+    raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(map(repr, known))}.")
 
 
 def require_ranges(of: object, ranges: dict[str, tuple], whole: dict[str, tuple]) -> None:
