@@ -74,18 +74,26 @@ class Setting(NamedTuple):
 def said_of(of: type) -> dict[str, Setting]:
     """The fields of a dataclass that are its own, not inherited, with what the `#:` comment above each says,
     which the book's page of the library prints as well."""
-    lines = textwrap.dedent(inspect.getsource(of)).splitlines()
-    kinds, defaults = get_type_hints(of), {field.name: field.default for field in fields(of)}
+    kinds, words = get_type_hints(of), _comments(of)
+    own = [field for field in fields(of) if field.name in inspect.get_annotations(of)]
+    return {field.name: Setting(kinds[field.name], words.get(field.name, ""), field.default) for field in own}
+
+
+def _comments(of: type) -> dict[str, str]:
+    """The comments above what a class declares; none where its source was not installed with it."""
+    try:
+        lines = textwrap.dedent(inspect.getsource(of)).splitlines()
+    except OSError:
+        return {}
     (written,) = ast.parse("\n".join(lines)).body
     assert isinstance(written, ast.ClassDef)
-    said = {}
+    found = {}
     for node in written.body:
-        if isinstance(node, ast.AnnAssign) and node.target.id in defaults:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             before = reversed(lines[: node.lineno - 1])
             above = [*takewhile(lambda line: line.startswith("#:"), map(str.strip, before))]
-            words = " ".join(line.removeprefix("#:").strip() for line in reversed(above))
-            said[node.target.id] = Setting(kinds[node.target.id], words, defaults[node.target.id])
-    return said
+            found[node.target.id] = " ".join(line.removeprefix("#:").strip() for line in reversed(above))
+    return found
 
 
 def help_text(sections: Mapping[str, Mapping[str, Setting]]) -> str:

@@ -1,5 +1,6 @@
 """Settings on the command line: what is read from the text, what is refused, and what the refusal names."""
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
@@ -122,12 +123,15 @@ class Child(Parent):
     not_a_field: ClassVar[int] = 3
 
 
-def test_a_field_is_explained_by_the_comment_above_it():
+def test_a_field_is_explained_by_the_comment_above_it(monkeypatch):
     assert said_of(Child) == {
         "second": Setting(float, "steps until it ends", 0.25),
         "third": Setting(str | None, "", None),
     }
     assert said_of(Parent) == {"first": Setting(int, "of the parent", MISSING)}
+    # compiled files alone: without words, and not without a command
+    monkeypatch.setattr(inspect, "getsource", lambda of: (_ for _ in ()).throw(OSError("no source")))
+    assert said_of(Parent) == {"first": Setting(int, "", MISSING)}
 
 
 def test_the_help_says_each_setting_in_words_with_its_type_and_default():
