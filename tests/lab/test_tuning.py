@@ -154,7 +154,6 @@ def test_studies_that_search_without_a_step_chose_nothing_at_an_end():
 # results marks them, and `python -m atbook experiment STUDY` goes on with their searches.
 GO_ON = {
     ("transfer", "cifar10-cpu"): 2,
-    ("transfer", "pacs"): 2,
     ("detection", "scenes"): 7,
     ("depth", "find"): 4,
 }
