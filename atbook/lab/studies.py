@@ -899,7 +899,7 @@ CLASS_ATTENTION = Study(
                 "scratch",
                 differs={"layer": at},
             )
-            for at in (1, 3)
+            for at in (0, 1, 3)
         ),
         _brief("cait, scratch", _cait, "scratch"),
         _brief("cait without talking heads, scratch", partial(_cait, attention=Attention), "scratch"),

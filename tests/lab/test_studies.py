@@ -914,7 +914,7 @@ def test_scratch_and_taught_caits_begin_alike_and_are_taught_the_part_named(buil
 
 @pytest.mark.parametrize(
     "name, joins_before",
-    [("late class token", 2), ("class token before layer 1", 1), ("class token before layer 3", 3)],
+    [("late class token", 2), *((f"class token before layer {layer}", layer) for layer in (0, 1, 3))],
 )
 def test_a_late_class_token_joins_where_it_is_said_and_has_the_students_first_weights(
     build, name, joins_before
