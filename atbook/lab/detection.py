@@ -69,6 +69,8 @@ HEADS = {
     "segment": _PIXELS(Segmenter),
     # Do detectors need a teacher's maps less because they have convolutions? These are all that differs.
     "segment with convolutions": _PIXELS(partial(Segmenter, convolutions=2)),
+    # As deep, and no place hears of another.
+    "segment with 1 x 1 convolutions": _PIXELS(partial(Segmenter, convolutions=2, size=1)),
 }
 
 
@@ -138,6 +140,10 @@ DETECTION = Study(
         ),
         *_variants("segment"),
         *_variants("segment with convolutions"),
+        *_variants(
+            "segment with 1 x 1 convolutions",
+            {key: BACKBONES[key] for key in (("scratch", None), ("distill", None), ("copy", None))},
+        ),
     ),
     seeds=3,
     minutes=110,

@@ -19,17 +19,21 @@ class Segmenter(nn.Module):
     """A ViT, or an `AttentionTransfer` pair, with a linear head on its last tokens, drawn up to the image.
 
     `forward(images)` gives the logits of all pixels, (B, classes, height, width), and the pair's transfer
-    loss. convolutions: of 3 x 3 places, with norm and GELU, before the linear head: with them places hear of
-    their neighbours without attention, as they do in a detector. Source: the linear protocol of Strudel et
-    al. 2021, "Segmenter" (arXiv 2105.05633), section 3.2; it has none.
+    loss. convolutions: of `size` x `size` places, with norm and GELU, before the linear head: with 3 x 3,
+    places hear of their neighbours without attention, as they do in a detector; with 1 x 1 the head is as
+    deep, and every place stays alone. Source: the linear protocol of Strudel et al. 2021, "Segmenter" (arXiv
+    2105.05633), section 3.2; it has none.
     """
 
-    def __init__(self, vit: VisionTransformer | AttentionTransfer, classes: int, convolutions: int = 0):
+    def __init__(
+        self, vit: VisionTransformer | AttentionTransfer, classes: int, convolutions: int = 0, size: int = 3
+    ):
         super().__init__()
         self.backbone, D = GridOfTokens(vit), student_of(vit).embed_dim
         self.neighbours = nn.Sequential()
         for _ in range(convolutions):
-            self.neighbours.extend([nn.Conv2d(D, D, 3, padding=1, bias=False), LayerNorm2d(D), nn.GELU()])
+            place = nn.Conv2d(D, D, size, padding=size // 2, bias=False)
+            self.neighbours.extend([place, LayerNorm2d(D), nn.GELU()])
         self.head = nn.Conv2d(D, classes, 1)
 
     def no_weight_decay(self) -> set[str]:

@@ -139,16 +139,17 @@ def test_the_head_is_linear_on_tokens_and_drawn_up():
 
 
 def test_with_convolutions_places_hear_of_their_neighbours_and_no_others():
-    """Two of 3 x 3 reach two places in every direction; without any, a place hears only of itself."""
-    for convolutions in (0, 2):
-        segmenter = randomise(Segmenter(vit(2), 5, convolutions), 3)
+    """Two of 3 x 3 reach two places in every direction; without any, or of 1 x 1, a place hears only of
+    itself."""
+    for convolutions, size, reach in ((0, 3, 0), (2, 3, 2), (2, 1, 0)):
+        segmenter = randomise(Segmenter(vit(2), 5, convolutions, size), 3)
         grid = torch.randn(1, 16, 8, 8)
         other = grid.clone()
         other[:, :, 3, 4] += 1
         with torch.no_grad():
             heard = [segmenter.head(segmenter.neighbours(patches)) for patches in (grid, other)]
         expected = torch.zeros(8, 8, dtype=torch.bool)
-        expected[3 - convolutions : 4 + convolutions, 4 - convolutions : 5 + convolutions] = True
+        expected[3 - reach : 4 + reach, 4 - reach : 5 + reach] = True
         assert torch.equal((heard[0] != heard[1]).any(1)[0], expected)
 
 
