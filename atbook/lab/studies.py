@@ -135,9 +135,21 @@ PRETRAINING = Study(
             for features, weights in (("useful", None), ("useless", COLOUR))
             for routing, useful in (("useful", True), ("useless", False))
         ),
+        # The central teacher's routing, without its message.
+        *(
+            Variant(
+                "{features} features, a twin's routing",
+                partial(_mix, weights, True),
+                "fine-tune",
+                trials=_OWN_RATE,
+                twin=CENTRAL.variant("copy-routing-twin").twin,
+                differs={"features": features, "routing": "a twin's"},
+            )
+            for features, weights in (("useful", None), ("useless", COLOUR))
+        ),
     ),
     seeds=3,
-    minutes=45,
+    minutes=50,
     only=FIND,
     teachers=(COLOUR, INVERTED),
 )

@@ -492,16 +492,18 @@ def test_teachers_differ_in_one_thing():
 
 
 @pytest.mark.parametrize("weights", ["useful", "useless"])
-@pytest.mark.parametrize("routing", ["useful", "useless"])
+@pytest.mark.parametrize("routing", ["useful", "useless", "a twin's"])
 def test_mix_and_match(build, kept, weights, routing):
     """Features are the weights a student starts from, routing the maps it is given: of the central, the
-    colour or an untrained teacher."""
+    colour or an untrained teacher. What a twin's routing differs in is the image that the teacher sees."""
+    seen = PRETRAINING.variant(f"{weights} features, {routing} routing").twin
+    assert seen == ("routing" if routing == "a twin's" else None)
     model = build(PRETRAINING, f"{weights} features, {routing} routing")
     student = model.student.state_dict()
     assert same(without_head(student), without_head(kept({"useful": None, "useless": "colour"}[weights])))
     assert model.student.head.out_features == 8 and all(p.requires_grad for p in model.student.parameters())
     assert model.plan == Plan()
-    if routing == "useful":
+    if routing != "useless":
         assert same(model.teacher.state_dict(), kept(None))
     else:
         for other in (kept(None), kept("colour"), student):
