@@ -28,7 +28,7 @@ QUESTIONS = (
     Question("Is it a model that you want,", "not an explanation?", "no", "copy", "with controls", "copy"),
     Question("Is there a ViT pre-trained on", "such images?", "no", "scratch", "more labels", "scratch"),
     Question("May you ship its weights, and", "pay for it?", "yes", "probe", "then fine-tune", "fine-tune"),
-    Question("Can it run while you train", "a student?", "yes", "distill", "and test a blank", "distill"),
+    Question("Can it run while you train", "a student?", "yes", "distill", "beside scratch", "distill"),
 )
 
 
