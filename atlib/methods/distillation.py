@@ -2,7 +2,7 @@
 harness."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
@@ -87,6 +87,44 @@ class FeatureDistillation(Distillation):
         own = walk(self.student, images, checked=True)
         both = [own.stream[i] for i in self.layers], [theirs[i].clone() for i in self.layers]
         return Transferred(own.logits, feature_mse(*both))
+
+
+class TokenDistillation(Distillation):
+    """The student's tokens after its last norm, through a linear layer of their own, are pulled to those of a
+    teacher of any width and depth, scaled to mean 0 and variance 1 each: squared error.
+
+    The linear layer is trained beside the student and is no part of `.student`. The two need equally many
+    tokens. tokens: gives the teacher's tokens (B, N, D) of images as the student is given them, for instance
+    stored ones; None: the teacher makes them in every step. normalisation: of the images that the pair is
+    given (`atlib.pair.Pair`). Source: Wei et al. 2022 (arXiv 2205.14141), section 3, whose loss is smooth L1
+    and whose students see no labels meanwhile; ours has the book's squared error, beside labels. Raises
+    `ValueError` where the numbers of tokens differ.
+    """
+
+    def __init__(
+        self,
+        teacher: VisionTransformer,
+        student: VisionTransformer,
+        tokens: Callable[[Tensor], Tensor] | None = None,
+        *,
+        normalisation: Normalisation | None = None,
+    ):
+        super().__init__(student, teacher, normalisation=normalisation)
+        self.projector = nn.Linear(student.embed_dim, teacher.embed_dim)
+        self._tokens = tokens or (lambda images: teacher.forward_features(self.for_teacher(images)))
+
+    def transferred(self, images: Tensor) -> Transferred:
+        """Student logits and the squared error of its projected tokens."""
+        with without_history():
+            theirs = self._tokens(images)
+        own = self.student.forward_features(images)
+        if own.shape[1] != theirs.shape[1]:
+            raise ValueError(
+                f"{own.shape[1]} tokens of the student and {theirs.shape[1]} of the teacher: they correspond"
+                " only one to one; give both the same patch grid and prefix tokens"
+            )
+        target = nn.functional.layer_norm(theirs, theirs.shape[-1:]).clone()
+        return Transferred(self.student.forward_head(own), feature_mse([self.projector(own)], [target]))
 
 
 class LogitDistillation(Distillation):

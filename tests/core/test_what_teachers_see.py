@@ -13,7 +13,7 @@ from atlib import AttentionTransfer, Plan, create_student, create_vit
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit, write_tensors
 from atlib.data.images import Images
 from atlib.methods.attndistill import AttnDistill
-from atlib.methods.distillation import FeatureDistillation, LogitDistillation
+from atlib.methods.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
 from atlib.methods.distillation_token import DistillationToken
 from atlib.methods.mean_maps import MeanMapCopy
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, check_images
@@ -71,6 +71,7 @@ PAIRS = {
     "copy": lambda *vits, **options: AttentionTransfer(*vits, Plan(), **options),
     "distill": lambda *vits, **options: AttentionTransfer(*vits, Plan(how="distill"), **options),
     "features": FeatureDistillation,
+    "tokens": TokenDistillation,
     "logits": LogitDistillation,
     "token": with_token,
     "attndistill": AttnDistill,

@@ -14,6 +14,7 @@ from atbook.records import read_file, unpack_bits
 from atlib.data.images import Images
 from atlib.data.map_cache import MapCache, fingerprint
 from atlib.data.rng import seed_for
+from atlib.pair import Pair
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
@@ -81,14 +82,16 @@ def run(place, method, seed=0):
     which = Run(replace(REAL, variants=(fixed,)), place, method, seed)
     model, record = trained(which), which.record()
     said = record.config["recipe"].get("teacher")
-    assert said == (fingerprint(model.teacher) if isinstance(model, AttentionTransfer) else None)
+    assert said == (fingerprint(model.teacher) if isinstance(model, Pair) else None)
     return model, record.results
 
 
 def test_every_variant_searches_its_own_rate_until_the_best_has_neighbours():
     assert REAL.only == PUBLISHED and REAL.seeds == 5
     for variant in REAL.variants:
-        assert variant.like is None and isinstance(variant.trials, Range) and [*variant.trials.axes] == ["lr"]
+        assert variant.like is None and isinstance(variant.trials, Range)
+        of_weight = ["transfer_weight"] if variant.name == "distill, tokens" else []
+        assert [*variant.trials.axes] == ["lr", *of_weight]
         assert variant.twin in (None, BLANK, *PHOTO_TWINS)
     rates = REAL.variant("copy").trials
     best = 1  # of the whole axis: the search walks there, and one beyond
@@ -242,6 +245,22 @@ def test_a_reader_reads_what_it_is_said_to(place, small_teacher, of):
         reader.linear.weight.copy_(nn_weight)
         torch.testing.assert_close(reader(images), standardised @ nn_weight.T, rtol=1e-2, atol=0.5)
     _, results = run(place, f"linear reader of {of}")
+    assert results.keys() >= {"test_accuracy", "test_sketch_accuracy"}
+
+
+def test_a_student_is_pulled_to_the_tokens_of_its_training_images(place, small_teacher):
+    pair = REAL.variant("distill, tokens").build(Sources(place, TOY, 0)).train()
+    images, _ = TOY.labelled(0).take(range(8))
+    with torch.no_grad():
+        theirs = small_teacher.forward_features(images)
+        own = pair.projector(pair.student.forward_features(images))
+        for mirrored in (images, images.flip(-1)):
+            assert pair(mirrored).transfer_loss.isfinite()
+        expected = (own - torch.nn.functional.layer_norm(theirs, theirs.shape[-1:])).square().mean()
+        torch.testing.assert_close(pair(images).transfer_loss, expected)
+    trials = REAL.variant("distill, tokens").trials
+    assert set(trials.axes) == {"lr", "transfer_weight"} and trials.step == 0
+    _, results = run(place, "distill, tokens")
     assert results.keys() >= {"test_accuracy", "test_sketch_accuracy"}
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from atlib import create_vit
 from atlib.methods.attndistill import AttnDistill
-from atlib.methods.distillation import Distillation, FeatureDistillation, LogitDistillation
+from atlib.methods.distillation import Distillation, FeatureDistillation, LogitDistillation, TokenDistillation
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
@@ -24,7 +24,7 @@ KINDS = {
     "hard": lambda teacher, student: LogitDistillation(teacher, student, hard=True),
 }
 all_kinds = pytest.mark.parametrize("kind", KINDS)
-EVERY_KIND = KINDS | {"class token": AttnDistill}
+EVERY_KIND = KINDS | {"class token": AttnDistill, "tokens": TokenDistillation}
 every_kind = pytest.mark.parametrize("kind", EVERY_KIND)
 
 
@@ -87,6 +87,37 @@ def test_features_by_hand(small_vit, layers):
     (nn.functional.cross_entropy(found.logits, LABELS) + 3 * found.transfer_loss).backward()
     for name, p in pair.student.named_parameters():
         assert (p.grad - weights[name].grad).abs().max() <= 1e-10, name
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_tokens_by_hand(small_vit, stored):
+    """Each token of a wider and shallower teacher, less its mean and over its deviation, against the linear
+    map of the student's; and what gets a gradient."""
+    teacher, student = models(small_vit, embed_dim=36, depth=2)
+    images = images_of()
+    with torch.no_grad():
+        theirs, own = (vit.forward_features(images) for vit in (teacher, student))
+    given = {"tokens": lambda asked: theirs + 0.0 * asked.sum()} if stored else {}
+    pair = TokenDistillation(teacher, student, **given).double().train()
+    weight, bias = (part.detach() for part in (pair.projector.weight, pair.projector.bias))
+    scaled = (theirs - theirs.mean(-1, keepdim=True)) / (
+        theirs.var(-1, correction=0, keepdim=True) + 1e-5
+    ) ** 0.5
+    expected = ((own @ weight.T + bias - scaled) ** 2).mean()
+    found = pair(images)
+    torch.testing.assert_close(found.transfer_loss.detach(), expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(found.logits, student(images))
+    found.transfer_loss.backward()
+    learns = {name for name, p in pair.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    assert {"projector.weight", "projector.bias", "student.norm.weight", "student.cls_token"} <= learns
+    assert not any(p.grad is not None for p in teacher.parameters()) and not pair.needs_teacher
+    assert pair.eval()(images).transfer_loss == 0
+
+
+def test_tokens_correspond_one_to_one(small_vit):
+    pair = TokenDistillation(*models(small_vit, reg_tokens=2)).double().train()
+    with pytest.raises(ValueError, match="17 tokens of the student and 19 of the teacher"):
+        pair(images_of())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0, 0.5])

@@ -9,7 +9,7 @@ from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data import Images
 from atlib.methods.attndistill import AttnDistill
 from atlib.methods.cait import CaitTransfer
-from atlib.methods.distillation import FeatureDistillation, LogitDistillation
+from atlib.methods.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
 from atlib.methods.distillation_token import DistillationToken
 from atlib.methods.mean_maps import MeanMapCopy
 from atlib.methods.patch_conv import PatchConvNet, PoolTransfer
@@ -49,6 +49,7 @@ KINDS = {
         vit(1, num_heads=6), vit(2), Plan(how="distill", unequal_heads="learn")
     ),
     "features": lambda: FeatureDistillation(vit(1), vit(2)),
+    "tokens": lambda: TokenDistillation(vit(1), vit(2)),
     "predictions": lambda: LogitDistillation(vit(1), vit(2)),
     "token": beside_a_token,
     "attndistill": lambda: AttnDistill(vit(1), vit(2)),
