@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from atbook.lab.findings import CLAIMS, SCALES, SCRATCH, verdicts
-from atbook.lab.studies import STUDIES
 from atbook.lab.study import Place, Study, at_an_end
-from atbook.lab.translation import TRANSLATION
 from atbook.lab.verdicts import NOT_RECORDED, Estimate, Share, Side, accuracies, share_of
 from atbook.records import by_method, find_record, markdown_table, read_records, results_folder, spread
 from atlib._util import require_known
@@ -43,16 +41,6 @@ def percent(accuracy: Estimate | None) -> str:
     )
 
 
-def with_daggers(names: Mapping[str, str], study: str, scale: str) -> dict[str, str]:
-    """`names`, {method: in words}, with " ‡" behind those whose recipe in the study lies at an end of what
-    was tried (`atbook.lab.study.at_an_end`): a better one may lie beyond. Raises `ValueError` for a study
-    that does not exist."""
-    studies = STUDIES | {TRANSLATION.name: TRANSLATION}
-    require_known("study", study, studies)
-    waiting = at_an_end(studies[study], Place(scale, None, results_folder(), Path()))
-    return {method: words + " ‡" * (method in waiting) for method, words in names.items()}
-
-
 def accuracy_table(worlds: Mapping[str, Mapping[str, Estimate]], methods: Mapping[str, str]) -> str:
     """Methods by worlds, as a Markdown table. methods: {method: what the student gets, in words}."""
     rows = [
@@ -64,8 +52,8 @@ def accuracy_table(worlds: Mapping[str, Mapping[str, Estimate]], methods: Mappin
 
 def study_table(study: Study, scale: str, results: Path | None = None) -> str:
     """What a study has recorded at a scale, as a Markdown table: variants by their own figure, in per cent,
-    mean ± standard deviation over seeds, with " ‡" as in `with_daggers`; and the number of seeds. A study of
-    several figures has a column for each.
+    mean ± standard deviation over seeds, with " ‡" where the recipe lies at an end of what was tried
+    (`atbook.lab.study.at_an_end`); and the number of seeds. A study of several figures has a column for each.
 
     results: the folder of the records, by default the book's.
     """

@@ -70,12 +70,6 @@ def test_a_card_has_the_five_parts_of_all_and_is_short(card):
         assert any(f'verdicts_table("{number}")' in cell for cell in measured)
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.stem)
-def test_a_card_marks_what_lies_at_an_end_of_its_search(card):
-    text = card.read_text(encoding="utf-8")
-    assert ("‡" in text) == ("results.md" in text)
-
-
 def test_the_family_page_lists_all_cards_and_says_no_more_than_their_verdicts():
     page = ROOT / "book" / "family.md"
     rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| [")]

@@ -17,13 +17,12 @@ from atbook.lab.shown import (
     recorded_recipe,
     study_table,
     verdict_line,
-    with_daggers,
 )
 from atbook.lab.studies import STUDIES
 from atbook.lab.study import Study, Variant
 from atbook.lab.study import scratch as from_scratch
 from atbook.lab.verdicts import Estimate, Side
-from atbook.records import add_record, pack_bits, read_records, records_file
+from atbook.records import add_record, pack_bits, records_file
 from atlib.train.recipe import STUDENT, Recipe
 from atlib.train.record import Record
 from tools.sentences import functions
@@ -116,21 +115,6 @@ def test_a_verdict_in_a_line(tmp_path):
         verdict_line("published-copi")
     with pytest.raises(ValueError, match="'find'.*'real-pacs'"):
         verdict_line(claim, "find")
-
-
-def test_names_get_a_dagger_where_the_best_trial_lies_at_an_end():
-    """By the trials themselves: the rates that were tried, in order, and the best of them."""
-    names = {"cait, scratch": "CaiT", "cait, copy both": "both", "cait, distill patches": "patches"}
-    rates = {}
-    for trial in read_records("class-attention", "find", "trial"):
-        tried = rates.setdefault(trial.method, {})
-        tried[trial.config["recipe"]["lr"]] = trial.results["validation_accuracy"]
-    for method, words in with_daggers(names, "class-attention", "find").items():
-        best = max(rates[method], key=rates[method].get)
-        at_an_end = best in (min(rates[method]), max(rates[method]))
-        assert words == names[method] + " ‡" * at_an_end
-    with pytest.raises(ValueError, match="clas-attention"):
-        with_daggers(names, "clas-attention", "find")
 
 
 def test_a_study_shows_its_own_figure_and_one_of_two_figures_both(tmp_path):
