@@ -22,13 +22,15 @@ class Segmenter(nn.Module):
     loss. convolutions: of `size` x `size` places, with norm and GELU, before the linear head: with 3 x 3,
     places hear of their neighbours without attention, as they do in a detector; with 1 x 1 the head is as
     deep, and every place stays alone. Source: the linear protocol of Strudel et al. 2021, "Segmenter" (arXiv
-    2105.05633), section 3.2; it has none.
+    2105.05633), section 3.2; it has none. Raises `ValueError` for a size that has no middle.
     """
 
     def __init__(
         self, vit: VisionTransformer | AttentionTransfer, classes: int, convolutions: int = 0, size: int = 3
     ):
         super().__init__()
+        if size < 1 or size % 2 == 0:
+            raise ValueError(f"size={size}: a convolution that stays in its place is 1, 3, 5, ... wide")
         self.backbone, D = GridOfTokens(vit), student_of(vit).embed_dim
         self.neighbours = nn.Sequential()
         for _ in range(convolutions):

@@ -153,6 +153,12 @@ def test_with_convolutions_places_hear_of_their_neighbours_and_no_others():
         assert torch.equal((heard[0] != heard[1]).any(1)[0], expected)
 
 
+@pytest.mark.parametrize("size", [0, 2, -1])
+def test_a_convolution_without_a_middle_is_refused(size):
+    with pytest.raises(ValueError, match=f"size={size}:"):
+        Segmenter(vit(2), 5, 2, size)
+
+
 def test_the_loss_is_that_of_all_pixels_and_the_transfer_loss():
     segmenter = Segmenter(AttentionTransfer(vit(1), vit(2), Plan(how="distill")), 5)
     images, classes = random_images(2, 3, 64, 64), torch.randint(5, (2, 64, 64))
