@@ -81,14 +81,14 @@ def teacher_of(place: Place, image_size: int) -> VisionTransformer:
     return load_teacher(path, image_size=image_size).vit
 
 
-def _untrained(sources: Sources) -> VisionTransformer:
+def untrained(sources: Sources) -> VisionTransformer:
     """The teacher's architecture with the first weights of a seed."""
     torch.manual_seed(seed_for(sources.seed, "untrained"))
     arguments = {**ARCHITECTURE.overrides, "img_size": sources.scale.image_size}
     return ARCHITECTURE._replace(overrides=arguments).build()
 
 
-def _published(sources: Sources) -> VisionTransformer:
+def published(sources: Sources) -> VisionTransformer:
     return teacher_of(sources.place, sources.scale.image_size)
 
 
@@ -182,7 +182,7 @@ def _taught(
     sources: Sources,
     maps: Callable[[MapCache, Sources], TeacherMaps] = _own,
     shifts: bool = False,
-    teaches: Callable[[Sources], VisionTransformer] = _published,
+    teaches: Callable[[Sources], VisionTransformer] = published,
     folder: str = "maps",
 ) -> nn.Module:
     """A student with the teacher's maps, which are stored in a folder, or with what is made of them, copied
@@ -199,7 +199,7 @@ def _by(
 
 
 def _fine_tuned(sources: Sources) -> nn.Module:
-    return with_new_head(_published(sources), sources)
+    return with_new_head(published(sources), sources)
 
 
 def _said_once(model: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -213,7 +213,7 @@ def _said_once(model: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> 
 
 def _pulled_to_tokens(sources: Sources) -> nn.Module:
     """A student whose tokens are pulled to the teacher's, which are wider."""
-    teacher, images = _published(sources), sources.scale.labelled(sources.seed)
+    teacher, images = published(sources), sources.scale.labelled(sources.seed)
     tokens = _said_once(teacher.forward_features, _views(images, shifts=False))
     return TokenDistillation(teacher, sources.student(), tokens, normalisation=images.normalisation)
 
@@ -238,7 +238,7 @@ class Reader(nn.Module):
 
 def _reader(of_maps: bool, sources: Sources) -> nn.Module:
     """A reader of labels from all maps of the teacher, or from its class token behind the last layer."""
-    teacher, images = _published(sources), sources.scale.labelled(sources.seed)
+    teacher, images = published(sources), sources.scale.labelled(sources.seed)
     if of_maps:
         cache = _stored_maps(sources, teacher)
 
@@ -266,21 +266,21 @@ def _accuracies(model: nn.Module, images: Images) -> dict:
     return figures | {f"{other}_accuracy": ACCURACY.of(model, others)["accuracy"]}
 
 
-_MEASURE = Measure(ACCURACY.figure, _accuracies)
+MEASURE = Measure(ACCURACY.figure, _accuracies)
 # One range for all that is trained from first weights.
-_RATES = {"lr": AXES["lr"]}
+RATES = {"lr": AXES["lr"]}
 
 
-def _variant(
+def searched(
     label: str,
     build: Callable[[Sources], nn.Module],
-    rates: Mapping[str, tuple] = _RATES,
+    rates: Mapping[str, tuple] = RATES,
     start: float = 2e-3,
     **options,
 ) -> Variant:
     """With a search of its own for the rate, which ends where both neighbours of the best are no better."""
     trials = Range(rates, {"lr": start}, {}, step=0.0)
-    return Variant(label, build, like=None, trials=trials, measure=_MEASURE, **options)
+    return Variant(label, build, like=None, trials=trials, measure=MEASURE, **options)
 
 
 # The students that are compared everywhere, by what they are taught and what they see.
@@ -296,7 +296,7 @@ def _student(name: str, label: str, differs: Mapping = {}, options: Mapping = {}
     """One of them with something else about it. options: of its plan, or what `_by` takes."""
     how, twin = STUDENTS[name]
     build = scratch if how is None else _by(how, **options)
-    return _variant(label, build, twin=twin, differs={"method": name, **differs}, **of_variant)
+    return searched(label, build, twin=twin, differs={"method": name, **differs}, **of_variant)
 
 
 def _with_shifts(name: str) -> Variant:
@@ -307,14 +307,14 @@ def _with_shifts(name: str) -> Variant:
 
 def _untrained_copy(sources: Sources) -> nn.Module:
     folder = f"maps-untrained-seed{sources.seed}"
-    return _taught(Plan(), sources, teaches=_untrained, folder=folder)
+    return _taught(Plan(), sources, teaches=untrained, folder=folder)
 
 
 _TAUGHT = tuple(STUDENTS)[1:]
 # Weights that have learned much go on in small steps.
-_FINE_RATES = {"lr": tuple(1e-3 / 2**halvings for halvings in range(7, -3, -1))}
+FINE_RATES = {"lr": tuple(1e-3 / 2**halvings for halvings in range(7, -3, -1))}
 # How much another loss than the maps' should count is not known, so it is searched as well.
-_WEIGHED = _RATES | {"transfer_weight": (0.1, *WEIGHTS["transfer_weight"])}
+_WEIGHED = RATES | {"transfer_weight": (0.1, *WEIGHTS["transfer_weight"])}
 # With few labels scratch is best at a small rate; all that have as few get the same range.
 _FEW_LABELS = {"lr": (6.25e-5, 1.25e-4, *AXES["lr"])}
 
@@ -331,24 +331,24 @@ REAL = Study(
             variant
             for how in ("copy", "distill")
             for variant in (
-                _variant(f"{how}, mean map", _by(how, _mean_map)),
-                _variant(f"{how}, mean map of the class", _by(how, _class_mean)),
-                _variant(f"{how}, maps in other places", _by(how, _elsewhere)),
-                *(_variant(f"{how}, {twin}", _by(how), twin=twin) for twin in PHOTO_TWINS),
+                searched(f"{how}, mean map", _by(how, _mean_map)),
+                searched(f"{how}, mean map of the class", _by(how, _class_mean)),
+                searched(f"{how}, maps in other places", _by(how, _elsewhere)),
+                *(searched(f"{how}, {twin}", _by(how), twin=twin) for twin in PHOTO_TWINS),
             )
         ),
         # The ends, and how much of the class a reader finds in the maps alone.
-        _variant("linear reader of maps", partial(_reader, True), rates=_FINE_RATES, start=1e-3),
-        _variant("linear reader of features", partial(_reader, False), rates=_FINE_RATES, start=1e-3),
+        searched("linear reader of maps", partial(_reader, True), rates=FINE_RATES, start=1e-3),
+        searched("linear reader of features", partial(_reader, False), rates=FINE_RATES, start=1e-3),
         # What else a small student can get from a wide teacher: what its tokens hold.
         Variant(
             "distill, tokens",
             _pulled_to_tokens,
             like=None,
             trials=Range(_WEIGHED, {"lr": 2e-3, "transfer_weight": 3.0}, {}, step=0.0),
-            measure=_MEASURE,
+            measure=MEASURE,
         ),
-        _variant("copy, untrained teacher", _untrained_copy),
+        searched("copy, untrained teacher", _untrained_copy),
         *(
             _student(name, "{method}, twice the steps", changes={"steps": 1900})
             for name in ("scratch", "distill")
@@ -360,7 +360,7 @@ REAL = Study(
             for weight in (1.0, 10.0)
         ),
         # 22 million weights: a step takes ten times as long as a student's, and far fewer are enough.
-        _variant("fine-tune", _fine_tuned, rates=_FINE_RATES, start=2.5e-4, changes={"steps": 150}),
+        searched("fine-tune", _fine_tuned, rates=FINE_RATES, start=2.5e-4, changes={"steps": 150}),
         # More labels, with twice the steps; fewer, with as many.
         *(
             _student(
@@ -371,7 +371,7 @@ REAL = Study(
                 changes=changes,
                 rates=rates,
             )
-            for number, changes, rates in ((500, {}, _FEW_LABELS), (8000, {"steps": 1900}, _RATES))
+            for number, changes, rates in ((500, {}, _FEW_LABELS), (8000, {"steps": 1900}, RATES))
             for name in STUDENTS
         ),
         # A training set that is shifted too, in the same few ways for all.

@@ -403,9 +403,8 @@ class PacsScale(Scale):
 @dataclass(frozen=True)
 class PublishedScale(Scale):
     """Photographs for students of a teacher that others have trained (`atbook.lab.real`): students learn
-    from some labels, drawn by the seed, and are mirrored at random. Nothing else is changed at random:
-    stored maps (`atlib.data.MapCache`) are of an image and of its mirror. `path` is a folder that holds
-    `cifar10` and `pacs` (None: both from the hub). Twins are `PHOTO_TWINS` and `BLANK`."""
+    from some labels, drawn by the seed, and are mirrored at random. `path` is a folder that holds `cifar10`
+    and `pacs` (None: both from the hub). Twins are `PHOTO_TWINS` and `BLANK`."""
 
     # (folder, split, number of images, seed, pixels a side) -> images.
     draw: Callable[[Path | None, str, int | None, int, int], Images] = None
@@ -416,6 +415,9 @@ class PublishedScale(Scale):
     path: Path | None = None
     unlabelled: int | None = None  # that the teacher has learned from: not known
     image_size: int = 56
+    # Pixels by which training images are shifted at random, too, at most; 0 for students with stored maps
+    # (`atlib.data.MapCache`), which are of an image and of its mirror.
+    padding: int = 0
     held_out_sizes: Mapping[str, int | None] = field(
         default_factory=lambda: {"validation": 2000, "test": 5000}
     )
@@ -423,7 +425,7 @@ class PublishedScale(Scale):
     def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
         """The students' training images, or another number of them."""
         images = self._drawn(self.draw, "train", number or self.labels, seed_for(seed, "labels"))
-        return with_twins(images, twin, seed).with_augment(crop_and_flip(padding=0))
+        return with_twins(images, twin, seed).with_augment(crop_and_flip(self.padding))
 
     def held_out(self, split: str, twin: str | None = None) -> Images:
         """ "validation" or "test": the same for all seeds."""
@@ -581,7 +583,9 @@ def with_blanks(images: Images) -> Images:
 CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
 # with a teacher that others have trained
 PUBLISHED = ("real-cifar10", "real-pacs", "real-cifar10-98px")
-SCALES = (*CLASSIFYING, *PUBLISHED, "scenes", "phrases")
+# the same with all labels and students as large as their teacher
+FULL = ("real-cifar10-full",)
+SCALES = (*CLASSIFYING, *PUBLISHED, *FULL, "scenes", "phrases")
 CIFAR_IMAGES = 45_000  # to train on: CIFAR-10's training split without the tenth that is for validation
 # One range for all methods. It is wide: the search tries a dozen recipes of it, and no choice lies at an end.
 AXES = {
@@ -735,6 +739,22 @@ def scales(
         # CIFAR-10 in a finer grid, 7 x 7 patches in place of 4 x 4: do finer maps say less of the class?
         "real-cifar10-98px": replace(
             published, name="real-cifar10-98px", student=_published_student(10, image_size=98), image_size=98
+        ),
+        # For one GPU: 12 passes over all labelled images, by students as large as the teacher, which runs
+        # beside them: an image is shifted and mirrored anew each time. They have no LayerScale, with which all
+        # of "real-cifar10" are worse.
+        "real-cifar10-full": replace(
+            published,
+            name="real-cifar10-full",
+            student=Architecture(
+                "vit_small_patch14_dinov2", {"img_size": 56, "num_classes": 10, "init_values": 0}
+            ),
+            training=replace(recipes.STUDENT, epochs=12, batch_size=500, mixed_precision="bf16").on(
+                CIFAR_IMAGES
+            ),
+            labels=None,
+            padding=7,
+            held_out_sizes={"validation": None, "test": None},
         ),
         # For 2 CPU cores: 48 passes of masked auto-encoding over 8,000 scenes, 12 of detection over 2,000.
         "scenes": SceneScale(

@@ -1,0 +1,59 @@
+"""The study of a published teacher on one GPU: all labels of CIFAR-10, and students as large as the teacher,
+as in the paper. What is left of Copy's and Distill's gain when labels are plenty, and what of it can a student
+have that sees nothing?"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from atbook.lab.real import FINE_RATES, MEASURE, STUDENTS, Reader, published, searched, untrained
+from atbook.lab.scales import FULL, place_of_training
+from atbook.lab.study import Sources, Study, Variant, scratch, with_new_head
+from atlib.plan import Plan
+from atlib.transfer import AttentionTransfer
+
+
+def _beside(plan: Plan, sources: Sources, teaches=published) -> nn.Module:
+    """A student without LayerScale and its teacher, which looks at each image anew."""
+    return AttentionTransfer(teaches(sources), sources.student(), plan)
+
+
+def _fine_tuned(sources: Sources) -> nn.Module:
+    return with_new_head(published(sources), sources)
+
+
+def _reader(sources: Sources) -> nn.Module:
+    """A linear reader of labels from the teacher's class token behind its last layer."""
+    teacher = published(sources).to(place_of_training())
+    images = sources.scale.labelled(sources.seed).to(place_of_training())
+
+    @torch.no_grad()
+    def read(some: Tensor) -> Tensor:
+        return teacher(some)
+
+    return Reader(read, images, sources.scale.student.build().num_classes)
+
+
+def _student(name: str) -> Variant:
+    """One of those that are compared at the smaller scale, too."""
+    how, twin = STUDENTS[name]
+    build = scratch if how is None else partial(_beside, Plan(how=how, mismatched=True))
+    return searched(name, build, start=1e-3, twin=twin)
+
+
+REAL_FULL = Study(
+    "real-full",
+    "the published teacher and students as large as itself, on all labels of CIFAR-10: for one GPU",
+    "ImageNet, MAE's ViT-L: scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7",
+    (
+        *map(_student, STUDENTS),
+        searched(
+            "copy, untrained teacher", partial(_beside, Plan(mismatched=True), teaches=untrained), start=1e-3
+        ),
+        searched("fine-tune", _fine_tuned, rates=FINE_RATES, start=2.5e-4),
+        searched("linear reader of features", _reader, rates=FINE_RATES, start=1e-3),
+    ),
+    minutes=15,
+    only=FULL,
+)

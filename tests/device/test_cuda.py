@@ -1,0 +1,161 @@
+"""On a CUDA device: what the CPU computes, in float32 the same numbers; half precision trains; nothing is left
+on the device. Skipped where there is none: no gate of this project has one."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from atbook.lab import scales
+from atbook.worlds import glyph_images, glyphs
+from atlib import AttentionTransfer, MapCache, Plan, walk
+from atlib.data import crop_and_flip
+from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
+from atlib.methods.distillation import FeatureDistillation, TokenDistillation
+from atlib.train import train
+from atlib.train.evaluate import predict
+from atlib.train.recipe import Recipe
+from atlib.train.record import about, peak_memory_mb
+from atlib.vit import create_vit
+from tests.helpers import randomise, tiny
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+RECIPE = Recipe(steps=4, batch_size=16, lr=1e-3, warmup=0.0)
+
+
+def images(number=64):
+    return glyph_images(glyphs.generate("train", number)).with_augment(crop_and_flip(2))
+
+
+def vit(seed=0, **options):
+    return randomise(tiny(seed, **options), seed)
+
+
+def weights(model):
+    return nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
+
+
+def apart(left, right):
+    return ((left - right).norm() / right.norm()).item()
+
+
+def test_a_walk_sees_what_it_sees_on_the_cpu():
+    model, (batch, _) = vit(), images().take(range(16))
+    with torch.no_grad():
+        expected, seen = walk(model, batch), walk(copy.deepcopy(model).cuda(), batch.cuda())
+    assert seen.logits.is_cuda
+    torch.testing.assert_close(seen.logits.cpu(), expected.logits, rtol=1e-3, atol=1e-4)
+    for here, there in zip(seen.layers, expected.layers):
+        torch.testing.assert_close(here.map.cpu(), there.map, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype, within", [(torch.float64, 1e-9), (torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_the_loss_without_maps_and_its_gradients(dtype, within):
+    """Against the loss written out with maps, in float64 on the CPU."""
+    student, teacher, (batch, _) = vit(0), vit(1), images().take(range(8))
+    of = {
+        name: walk(model.double(), batch.double(), head=False).layers[1]
+        for name, model in (("student", student), ("teacher", teacher))
+    }
+    q, k = (of["student"].q.detach().requires_grad_(), of["student"].k.detach().requires_grad_())
+    logs = (of["student"].scale * q @ k.transpose(-2, -1)).log_softmax(-1)
+    expected = -(of["teacher"].map.detach() * logs).sum(-1).mean()
+    expected.backward()
+    for compute in (map_free_cross_entropy, by_blocks, by_fused_attention):
+        if compute is by_fused_attention and dtype == torch.float64:
+            continue  # no fused kernel knows it
+        own = [part.detach().to("cuda", dtype).requires_grad_() for part in (q, k)]
+        theirs = of["teacher"]._replace(
+            q=of["teacher"].q.detach().to("cuda", dtype), k=of["teacher"].k.detach().to("cuda", dtype)
+        )
+        loss = compute(of["student"]._replace(q=own[0], k=own[1]), theirs)
+        loss.backward()
+        assert math.isclose(loss.item(), expected.item(), rel_tol=within)
+        for part, wanted in zip(own, (q.grad, k.grad)):
+            assert apart(part.grad.cpu().double(), wanted) < 3 * within
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_a_run_ends_where_it_ends_on_the_cpu(how):
+    ends = {}
+    for cpu in (True, False):
+        pair = AttentionTransfer(vit(1), tiny(), Plan(how=how))
+        history = train(pair, images(), RECIPE, progress=None, cpu=cpu)
+        assert {parameter.device.type for parameter in pair.student.parameters()} == {"cpu"}
+        ends[cpu] = weights(pair.student), history[-1]["loss"]
+    assert apart(ends[False][0], ends[True][0]) < 1e-2
+    assert math.isclose(ends[False][1], ends[True][1], rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_half_precision_learns(how, precision):
+    pair, data = AttentionTransfer(vit(1), tiny(), Plan(how=how)), images(16)
+    recipe = Recipe(steps=40, batch_size=16, lr=3e-3, warmup=0.0, mixed_precision=precision)
+    losses = []
+    train(pair, data, recipe, progress=None, log=lambda e: e["event"] == "step" and losses.append(e["loss"]))
+    assert all(map(math.isfinite, losses)) and losses[-1] < losses[0] - 0.05
+
+
+def test_a_compiled_model_trains():
+    pair = AttentionTransfer(vit(1), tiny(), Plan(how="distill"))
+    (entry,) = train(pair, images(), RECIPE, progress=None)[:1]
+    compiled = AttentionTransfer(vit(1), tiny(), Plan(how="distill"))
+    (same,) = train(compiled, images(), Recipe(**{**RECIPE.describe(), "compile": True}), progress=None)[:1]
+    assert math.isclose(same["loss"], entry["loss"], rel_tol=1e-2)
+
+
+@pytest.mark.parametrize("method", [FeatureDistillation, TokenDistillation])
+def test_what_else_is_distilled(method):
+    pair = method(vit(1), tiny())
+    history = train(pair, images(), RECIPE, progress=None)
+    assert math.isfinite(history[-1]["loss"])
+
+
+def test_stored_maps_are_where_the_images_are(tmp_path):
+    teacher, (batch, _) = vit(1), images().take(range(8))
+    cache = MapCache(tmp_path, teacher.cuda())
+    assert cache.add(batch.cuda()) == 8 and cache.add(batch) == 0
+    given = cache(batch.cuda())
+    with torch.no_grad():
+        seen = walk(teacher, batch.cuda(), head=False).layers
+    for layer, maps in given.items():
+        assert maps.is_cuda
+        torch.testing.assert_close(maps, seen[layer].map, rtol=2e-3, atol=1e-4)
+
+
+def test_predictions_are_those_of_the_cpu():
+    model, data = vit(), images()
+    expected = predict(model, data)
+    on_device = predict(copy.deepcopy(model).cuda(), data)
+    torch.testing.assert_close(on_device.cpu(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_record_names_the_device_and_counts_its_memory():
+    assert about("cuda")["device"] == torch.cuda.get_device_name()
+    held = torch.zeros(50_000_000, device="cuda")  # 200 MB
+    assert 200 <= peak_memory_mb() < 80_000
+    del held
+
+
+def test_experiments_train_on_it():
+    assert scales.place_of_training() == "cuda"
+
+
+def test_a_large_vit_teaches_in_half_precision():
+    """ViT-B with 197 tokens: the loss stays as near to float32's as bf16 lets it, and no map is written out:
+    12 of them, of 16 images, would be 270 MB a piece in float32."""
+    with torch.device("cuda"):
+        teacher, student = (create_vit("vit_base_patch16_224", num_classes=10) for _ in range(2))
+    batch = torch.randn(16, 3, 224, 224, device="cuda")
+    pair = AttentionTransfer(teacher, student, Plan(how="distill")).train()
+    with torch.no_grad():
+        exact = pair(batch).transfer_loss.item()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = pair(batch).transfer_loss
+    loss.backward()
+    assert math.isclose(loss.item(), exact, rel_tol=1e-2)
+    assert all(p.grad is None or p.grad.isfinite().all() for p in student.parameters())
