@@ -108,7 +108,10 @@ class Images(Dataset):
         mean, std = (
             torch.as_tensor(value, device=pixels.device).reshape(-1, 1, 1) for value in (self.mean, self.std)
         )
-        return (pixels.float() / 255 - mean) / std
+        # A tensor: by a number a GPU multiplies with its inverse, which rounds otherwise, and then an image is
+        # not the one whose maps are stored (`MapCache`).
+        highest = torch.tensor(255.0, device=pixels.device)
+        return (pixels.float() / highest - mean) / std
 
     def to(self, device: torch.device | str) -> "Images":
         """The same images on a device, where training then takes and augments them. Those to be evaluated

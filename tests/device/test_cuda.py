@@ -12,6 +12,7 @@ from atbook.lab import scales
 from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, MapCache, Plan, walk
 from atlib.data import crop_and_flip
+from atlib.data.images import Images
 from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
 from atlib.methods.distillation import FeatureDistillation, TokenDistillation
 from atlib.train import train
@@ -52,7 +53,9 @@ def test_a_walk_sees_what_it_sees_on_the_cpu():
         torch.testing.assert_close(here.map.cpu(), there.map, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype, within", [(torch.float64, 1e-9), (torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize(
+    "dtype, within", [(torch.float64, 1e-9), (torch.float32, 1e-4), (torch.bfloat16, 3e-2)]
+)
 def test_the_loss_without_maps_and_its_gradients(dtype, within):
     """Against the loss written out with maps, in float64 on the CPU."""
     student, teacher, (batch, _) = vit(0), vit(1), images().take(range(8))
@@ -113,6 +116,13 @@ def test_what_else_is_distilled(method):
     pair = method(vit(1), tiny())
     history = train(pair, images(), RECIPE, progress=None)
     assert math.isfinite(history[-1]["loss"])
+
+
+def test_images_have_the_bits_that_they_have_on_the_cpu():
+    """Stored maps are found by them: a GPU divides by a number otherwise than a CPU."""
+    pixels = torch.arange(256, dtype=torch.uint8).expand(2, 3, 4, 256).contiguous()
+    data = Images(pixels, torch.zeros(2), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    assert torch.equal(data.to("cuda").take([0, 1])[0].cpu(), data.take([0, 1])[0])
 
 
 def test_stored_maps_are_where_the_images_are(tmp_path):
