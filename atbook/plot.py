@@ -37,6 +37,7 @@ COLOURS = {
     "copy-fine-tuned": "#1B4F72",
     "distill": "#CC79A7",
     "distill-long": "#AA3377",
+    "distill, tokens": "#5E3C99",
 }
 
 

@@ -106,6 +106,11 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
                 figures.append(value)
         return mean(figures)
 
+    def searched(scale: str, method: str, study: str) -> float:
+        """The best accuracy of a method's search, on validation images and with one seed."""
+        trials = [r for r in read_records(study, scale, "trial", results) if r.method == method]
+        return 100 * max(trial.results["validation_accuracy"] for trial in trials)
+
     def share(
         scale: str,
         part: str,
@@ -155,6 +160,7 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         "one": one,
         "diff": diff,
         "field": field,
+        "searched": searched,
         "position": position,
         "paper": paper,
     }

@@ -1,13 +1,13 @@
 """The study of a published teacher on one GPU: all labels of CIFAR-10, and students as large as the teacher,
-as in the paper. What is left of Copy's and Distill's gain when labels are plenty, and what of it can a student
-have that sees nothing?"""
+as in the paper. What is left of Copy's and Distill's gain when labels are plenty, and what of it does a
+student have that sees nothing?"""
 
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from atbook.lab.real import FINE_RATES, MEASURE, STUDENTS, Reader, published, searched, untrained
+from atbook.lab.real import FINE_RATES, STUDENTS, Reader, published, searched, untrained
 from atbook.lab.scales import FULL, place_of_training
 from atbook.lab.study import Sources, Study, Variant, scratch, with_new_head
 from atlib.plan import Plan

@@ -741,8 +741,8 @@ def scales(
             published, name="real-cifar10-98px", student=_published_student(10, image_size=98), image_size=98
         ),
         # For one GPU: 6 passes over all labelled images, by students as large as the teacher, which runs
-        # beside them: an image is shifted and mirrored anew each time. They have no LayerScale, with which all
-        # of "real-cifar10" are worse.
+        # beside them: an image is shifted and mirrored anew each time. They have no LayerScale, with which
+        # those of "real-cifar10" are worse.
         "real-cifar10-full": replace(
             published,
             name="real-cifar10-full",

@@ -31,6 +31,10 @@ def known(tmp_path):
             results = {"test_ap": share + seed / 10, "test_ap50": 0.5}
             record = Record("detection", method, seed, {}, results, [], 1.0, 1.0, ABOUT)
             add_record(records_file("detection", "scenes", tmp_path), record)
+    for trial, accuracy in enumerate((0.5, 0.7, 0.6)):
+        results = {"validation_accuracy": accuracy}
+        record = Record("transfer", "copy", 100, {}, results, [], 1.0, 1.0, ABOUT, "trial", trial)
+        add_record(records_file("transfer", "toy", tmp_path), record)
     return functions(tmp_path)
 
 
@@ -48,6 +52,8 @@ def known(tmp_path):
         ('85.2<!-- = paper("main_result", "attn. copy") -->', False),
         ('85.8<!-- = paper("transfer", "Flowers", "mae", of="lightweight-vits") -->', True),
         ('85.8<!-- = paper("transfer", "Flowers", "mae") -->', False),
+        ('70.0<!-- = searched("toy", "copy", "transfer") -->', True),
+        ('60.0<!-- = searched("toy", "copy", "transfer") -->', False),
         ('45.0<!-- = acc("scenes", "fcos, copy", "detection", figure="ap") -->', True),
         ('45.0<!-- = acc("scenes", "fcos, copy", "detection") -->', False),
         ('45.0<!-- = acc("scenes", "fcos, copy", "detection", figure="iou") -->', False),

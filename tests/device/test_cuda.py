@@ -1,5 +1,5 @@
-"""On a CUDA device: what the CPU computes, in float32 the same numbers; half precision trains; nothing is left
-on the device. Skipped where there is none: no gate of this project has one."""
+"""On a CUDA device: what the CPU computes, in float32 the same numbers; half precision trains; students come
+back. Skipped where there is none: no gate of this project has one."""
 
 import copy
 import math

@@ -8,6 +8,7 @@ import pytest
 from atbook.lab.detection import DETECTION
 from atbook.lab.finer import FINER
 from atbook.lab.real import REAL
+from atbook.lab.real_full import REAL_FULL
 from atbook.lab.shown import (
     FIGURES,
     accuracy_table,
@@ -139,5 +140,5 @@ def test_a_study_shows_its_own_figure_and_one_of_two_figures_both(tmp_path):
 
 
 def test_every_figure_that_a_study_is_shown_by_has_a_name():
-    studies = (*STUDIES.values(), DETECTION, REAL)
+    studies = (*STUDIES.values(), DETECTION, REAL, REAL_FULL)
     assert {variant.measure.figure for study in studies for variant in study.variants} <= FIGURES.keys()

@@ -9,6 +9,7 @@ import pytest
 
 from atbook.lab.detection import DETECTION
 from atbook.lab.real import REAL
+from atbook.lab.real_full import REAL_FULL
 from atbook.lab.scales import scales
 from atbook.lab.studies import BLANK_STUDY, NATIVE_STUDY, PARTLY_TUNED, STUDIES
 from atbook.lab.study import CENTRAL, Place, at_an_end, chosen
@@ -153,7 +154,7 @@ def test_studies_that_search_without_a_step_chose_nothing_at_an_end():
 def test_every_search_has_ended():
     """No number of the book has a recipe from an end of what was tried."""
     waiting = {}
-    for study in (CENTRAL, REAL, DETECTION, TRANSLATION, *STUDIES.values()):
+    for study in (CENTRAL, REAL, REAL_FULL, DETECTION, TRANSLATION, *STUDIES.values()):
         for path in sorted((results_folder() / study.name).glob("*.jsonl")):
             if names := at_an_end(study, Place(path.stem, None, results_folder(), Path())):
                 waiting[study.name, path.stem] = names
