@@ -108,8 +108,8 @@ class Images(Dataset):
         mean, std = (
             torch.as_tensor(value, device=pixels.device).reshape(-1, 1, 1) for value in (self.mean, self.std)
         )
-        # A tensor: a GPU divides by a number through its inverse, which rounds otherwise, and then an image is
-        # not the one whose maps are stored (`MapCache`).
+        # A tensor: a GPU divides by a number through its inverse, which rounds otherwise, and then an image
+        # is not the one whose maps are stored (`MapCache`).
         highest = torch.tensor(255.0, device=pixels.device)
         return (pixels.float() / highest - mean) / std
 
