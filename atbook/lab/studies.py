@@ -522,6 +522,8 @@ NATIVE = {
     "layer scale": {"init_values": published_start(PRESETS["glyphs"]["depth"])},
     "norm before the blocks": {"pre_norm": True},
 }
+# For one of them the least of the common range was the best.
+_LITTLE_DECAY = {"weight_decay": (0.0, 0.003, *AXES["weight_decay"])}
 WITH_NATIVE = {name: Schooling(name.replace(" ", "-"), model=model) for name, model in NATIVE.items()}
 
 NATIVE_STUDY = Study(
@@ -532,7 +534,7 @@ NATIVE_STUDY = Study(
         variant
         for name, component in NATIVE.items()
         for variant in _matched_or_not(
-            name, component, {}, WITH_NATIVE[name], Range(AXES, START, {}, step=0.0)
+            name, component, {}, WITH_NATIVE[name], Range(AXES | _LITTLE_DECAY, START, {}, step=0.0)
         )
     ),
     minutes=60,
