@@ -108,7 +108,7 @@ def test_every_method_has_its_own_colour():
     from atbook.lab.studies import PARTLY_TUNED
 
     methods = {*WORLD_METHODS, *PHOTO_METHODS} - {"scratch-2", "scratch-3"}
-    methods |= {variant.name for variant in PARTLY_TUNED.variants}
+    methods |= {variant.name for variant in PARTLY_TUNED.variants} | {"distill, tokens"}  # of chapter 16
     assert set(plot.COLOURS) == methods and len(set(plot.COLOURS.values())) == len(methods)
 
 
