@@ -198,7 +198,7 @@ def _by(
     return partial(_taught, Plan(how=how, **options), maps=maps, shifts=shifts)
 
 
-def _fine_tuned(sources: Sources) -> nn.Module:
+def fine_tuned(sources: Sources) -> nn.Module:
     return with_new_head(published(sources), sources)
 
 
@@ -266,21 +266,21 @@ def _accuracies(model: nn.Module, images: Images) -> dict:
     return figures | {f"{other}_accuracy": ACCURACY.of(model, others)["accuracy"]}
 
 
-MEASURE = Measure(ACCURACY.figure, _accuracies)
+_MEASURE = Measure(ACCURACY.figure, _accuracies)
 # One range for all that is trained from first weights.
-RATES = {"lr": AXES["lr"]}
+_RATES = {"lr": AXES["lr"]}
 
 
 def searched(
     label: str,
     build: Callable[[Sources], nn.Module],
-    rates: Mapping[str, tuple] = RATES,
+    rates: Mapping[str, tuple] = _RATES,
     start: float = 2e-3,
     **options,
 ) -> Variant:
     """With a search of its own for the rate, which ends where both neighbours of the best are no better."""
     trials = Range(rates, {"lr": start}, {}, step=0.0)
-    return Variant(label, build, like=None, trials=trials, measure=MEASURE, **options)
+    return Variant(label, build, like=None, trials=trials, measure=_MEASURE, **options)
 
 
 # The students that are compared everywhere, by what they are taught and what they see.
@@ -314,7 +314,7 @@ _TAUGHT = tuple(STUDENTS)[1:]
 # Weights that have learned much go on in small steps.
 FINE_RATES = {"lr": tuple(1e-3 / 2**halvings for halvings in range(7, -3, -1))}
 # How much another loss than the maps' should count is not known, so it is searched as well.
-_WEIGHED = RATES | {"transfer_weight": (0.1, *WEIGHTS["transfer_weight"])}
+_WEIGHED = _RATES | {"transfer_weight": (0.1, *WEIGHTS["transfer_weight"])}
 # With few labels scratch is best at a small rate; all that have as few get the same range.
 _FEW_LABELS = {"lr": (6.25e-5, 1.25e-4, *AXES["lr"])}
 
@@ -346,7 +346,7 @@ REAL = Study(
             _pulled_to_tokens,
             like=None,
             trials=Range(_WEIGHED, {"lr": 2e-3, "transfer_weight": 3.0}, {}, step=0.0),
-            measure=MEASURE,
+            measure=_MEASURE,
         ),
         searched("copy, untrained teacher", _untrained_copy),
         *(
@@ -360,7 +360,7 @@ REAL = Study(
             for weight in (1.0, 10.0)
         ),
         # 22 million weights: a step takes ten times as long as a student's, and far fewer are enough.
-        searched("fine-tune", _fine_tuned, rates=FINE_RATES, start=2.5e-4, changes={"steps": 150}),
+        searched("fine-tune", fine_tuned, rates=FINE_RATES, start=2.5e-4, changes={"steps": 150}),
         # More labels, with twice the steps; fewer, with as many.
         *(
             _student(
@@ -371,7 +371,7 @@ REAL = Study(
                 changes=changes,
                 rates=rates,
             )
-            for number, changes, rates in ((500, {}, _FEW_LABELS), (8000, {"steps": 1900}, RATES))
+            for number, changes, rates in ((500, {}, _FEW_LABELS), (8000, {"steps": 1900}, _RATES))
             for name in STUDENTS
         ),
         # A training set that is shifted too, in the same few ways for all.

@@ -2,25 +2,25 @@
 as in the paper. What is left of Copy's and Distill's gain when labels are plenty, and what of it does a
 student have that sees nothing?"""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atbook.lab.real import FINE_RATES, STUDENTS, Reader, published, searched, untrained
+from atbook.lab.real import FINE_RATES, STUDENTS, Reader, fine_tuned, published, searched, untrained
 from atbook.lab.scales import FULL, place_of_training
-from atbook.lab.study import Sources, Study, Variant, scratch, with_new_head
+from atbook.lab.study import Sources, Study, Variant, scratch
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
 
 
-def _beside(plan: Plan, sources: Sources, teaches=published) -> nn.Module:
+def _beside(
+    plan: Plan, sources: Sources, teaches: Callable[[Sources], VisionTransformer] = published
+) -> nn.Module:
     """A student without LayerScale and its teacher, which looks at each image anew."""
     return AttentionTransfer(teaches(sources), sources.student(), plan)
-
-
-def _fine_tuned(sources: Sources) -> nn.Module:
-    return with_new_head(published(sources), sources)
 
 
 def _reader(sources: Sources) -> nn.Module:
@@ -55,7 +55,7 @@ REAL_FULL = Study(
         searched(
             "copy, untrained teacher", partial(_beside, Plan(mismatched=True), teaches=untrained), start=1e-3
         ),
-        searched("fine-tune", _fine_tuned, rates=FINE_RATES, start=1.25e-4),
+        searched("fine-tune", fine_tuned, rates=FINE_RATES, start=1.25e-4),
         searched("linear reader of features", _reader, rates=FINE_RATES, start=1e-3),
     ),
     minutes=15,
