@@ -225,8 +225,10 @@ class Reader(nn.Module):
     def __init__(self, read: Callable[[Tensor], Tensor], reference: Images, classes: int):
         super().__init__()
         said = torch.cat([read(some) for some, _ in reference.loader(250)])
-        std, self.mean = torch.std_mean(said, 0)
-        self.std = std.where(std > 0, 1)  # what never changes says nothing, and stays 0
+        std, mean = torch.std_mean(said, 0)
+        self.register_buffer("mean", mean, persistent=False)
+        # what never changes says nothing, and stays 0
+        self.register_buffer("std", std.where(std > 0, 1), persistent=False)
         self.linear, self._read = nn.Linear(said.shape[1], classes), read
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)

@@ -10,7 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atbook.lab.real import FINE_RATES, STUDENTS, Reader, fine_tuned, published, searched, untrained
-from atbook.lab.scales import FULL, place_of_training
+from atbook.lab.scales import AXES, FULL, place_of_training
 from atbook.lab.study import Sources, Study, Variant, scratch
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
@@ -35,6 +35,9 @@ def _reader(sources: Sources) -> nn.Module:
     return Reader(read, images, sources.scale.student.build().num_classes)
 
 
+# Wider models are best at smaller rates, and a reader of features of a few passes at larger ones.
+_RATES = {"lr": (6.25e-5, 1.25e-4, *AXES["lr"])}
+_READING_RATES = {"lr": (*FINE_RATES["lr"], 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)}
 # Near what is best for narrower ones with less to learn from, "no LayerScale" at "real-cifar10".
 _STARTS = {"scratch": 1e-3, "copy": 2e-3, "copy, blank image": 2e-3, "distill": 4e-3}
 
@@ -43,7 +46,7 @@ def _student(name: str) -> Variant:
     """One of those that are compared at the smaller scale, too."""
     how, twin = STUDENTS[name]
     build = scratch if how is None else partial(_beside, Plan(how=how, mismatched=True))
-    return searched(name, build, start=_STARTS[name], twin=twin)
+    return searched(name, build, rates=_RATES, start=_STARTS[name], twin=twin)
 
 
 REAL_FULL = Study(
@@ -53,10 +56,13 @@ REAL_FULL = Study(
     (
         *map(_student, STUDENTS),
         searched(
-            "copy, untrained teacher", partial(_beside, Plan(mismatched=True), teaches=untrained), start=1e-3
+            "copy, untrained teacher",
+            partial(_beside, Plan(mismatched=True), teaches=untrained),
+            rates=_RATES,
+            start=1e-3,
         ),
         searched("fine-tune", fine_tuned, rates=FINE_RATES, start=1.25e-4),
-        searched("linear reader of features", _reader, rates=FINE_RATES, start=1e-3),
+        searched("linear reader of features", _reader, rates=_READING_RATES, start=1e-3),
     ),
     minutes=15,
     only=FULL,
