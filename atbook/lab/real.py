@@ -315,6 +315,8 @@ def _untrained_copy(sources: Sources) -> nn.Module:
 _TAUGHT = tuple(STUDENTS)[1:]
 # Weights that have learned much go on in small steps.
 FINE_RATES = {"lr": tuple(1e-3 / 2**halvings for halvings in range(7, -3, -1))}
+# A linear reader of maps, of which there are many, learns in smaller steps still.
+_READING_RATES = {"lr": (1.953125e-6, 3.90625e-6, *FINE_RATES["lr"])}
 # How much another loss than the maps' should count is not known, so it is searched as well.
 _WEIGHED = _RATES | {"transfer_weight": (0.1, *WEIGHTS["transfer_weight"])}
 # With few labels scratch is best at a small rate; all that have as few get the same range.
@@ -340,7 +342,7 @@ REAL = Study(
             )
         ),
         # The ends, and how much of the class a reader finds in the maps alone.
-        searched("linear reader of maps", partial(_reader, True), rates=FINE_RATES, start=1e-3),
+        searched("linear reader of maps", partial(_reader, True), rates=_READING_RATES, start=6.25e-5),
         searched("linear reader of features", partial(_reader, False), rates=FINE_RATES, start=1e-3),
         # What else a small student can get from a wide teacher: what its tokens hold.
         Variant(
