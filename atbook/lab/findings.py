@@ -23,6 +23,8 @@ SCALES = {
     "phrases": "Phrases",
     "real-cifar10": "CIFAR-10, published teacher",
     "real-pacs": "PACS, published teacher",
+    "real-cifar10-98px": "CIFAR-10 at 98 pixels, published teacher",
+    "real-cifar10-full": "CIFAR-10 with all labels, published teacher",
 }
 SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that a seed has three
 # How a card of another system is numbered ("F1"). Claims of cards are judged as a family of their own, all
