@@ -19,6 +19,7 @@ from atbook.lab.findings import (
     verdicts_table,
 )
 from atbook.lab.real import REAL
+from atbook.lab.real_full import REAL_FULL
 from atbook.lab.scales import scales
 from atbook.lab.studies import CENTRAL, STUDIES
 from atbook.lab.translation import TRANSLATION
@@ -35,7 +36,7 @@ def known(study, scale):
         return scales()[scale].methods
     if study in EXAMINATIONS:
         return EXAMINATIONS[study].methods
-    studies = STUDIES | {DETECTION.name: DETECTION, REAL.name: REAL, TRANSLATION.name: TRANSLATION}
+    studies = STUDIES | {one.name: one for one in (DETECTION, REAL, REAL_FULL, TRANSLATION)}
     return tuple(variant.name for variant in studies[study].variants)
 
 
