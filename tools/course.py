@@ -109,10 +109,8 @@ def tasks_of(cells: list) -> dict[str, dict]:
     is graded by hand."""
     tasks, title, current = {}, "", None
     for cell in cells:
-        if cell.cell_type == "markdown" and (
-            heading := re.match(r"## (?:\d+\. )?(.+?)(?: \(.*\).*)?$", cell.source, re.M)
-        ):
-            title = heading[1]
+        if cell.cell_type == "markdown":
+            title = gradebook.title_in(cell.source) or title
         if cell.source.startswith("# BEGIN QUESTION"):
             says = yaml.safe_load(cell.source)
             current = says | {"title": title, "tests": says.get("tests", {}), "rubric": []}
@@ -202,7 +200,9 @@ def make_edition(name: str, secret: bytes, out: Path, drawn: dict[str, str] | No
     for file, content in handed_out.items():
         (folder / "files" / file).write_bytes(content)
     of_students = _notebook(released(cells), book.metadata, label)
-    write_zip(folder / f"{name}-student.zip", {f"{name}.ipynb": of_students, **handed_out})
+    # a folder in it: the assignments' checks have the same names, and stand side by side when unpacked
+    in_zip = {f"{name}/{file}": content for file, content in handed_out.items()}
+    write_zip(folder / f"{name}-student.zip", {f"{name}/{name}.ipynb": of_students, **in_zip})
     make_typed = getattr(module_of(name, "cases"), "solution", lambda *_: {})
     typed = make_typed("model solution", label, drawn, folder / "files")
     solution = _notebook(solved(cells, typed), book.metadata, label)

@@ -13,11 +13,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from html import escape
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from atbook.cage.outside import cleaned
@@ -26,7 +27,7 @@ from atlib._util import write_atomically
 from tools.grades import Edition, Marked, Result, grade
 from tools.handed import Handed, handed_in
 
-DAY = 24 * 60 * 60
+HOUR, DAY = 60 * 60, 24 * 60 * 60
 
 
 class Student(NamedTuple):
@@ -108,11 +109,12 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping]) -> 
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV; none where there is no file."""
+    """The rows of a CSV, however a spreadsheet has separated its columns; none where there is no file."""
     if not path.is_file():
         return []
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        return list(csv.DictReader(file))
+    text = path.read_text(encoding="utf-8-sig")
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    return list(csv.DictReader(io.StringIO(text), delimiter=separator))
 
 
 def read_roster(path: Path) -> list[Student]:
@@ -139,12 +141,14 @@ def lines_of(
     roster: Sequence[Student] | None,
     deadline: datetime | None,
     received: Mapping[str, datetime],
+    whose: Mapping[str, Sequence[Student]] = MappingProxyType({}),
 ) -> list[Line]:
     """The lines of all submissions, with what the platforms and the roster know of them.
 
-    received: {file: when it was handed in}, in place of the files' own times.
+    received: {file: when it was handed in}, in place of the files' own times. whose: {file: the students whose
+    work it is}, in place of what is recognised; all but the first get lines of their own, at the end.
     """
-    lines = []
+    lines, of_partners = [], []
     for handed, result in zip(everybody, results):
         line = Line(result, name=result.student or handed.owner.name)
         when = received.get(handed.file, handed.time)
@@ -153,9 +157,16 @@ def lines_of(
             line.late_days = max(0, math.ceil((when - aware(deadline)).total_seconds() / DAY))
         if handed.owner.late and not line.late_days:
             line.notes.append("the platform calls it late")
-        if roster is not None:
+        if handed.file in whose:
+            partners = [replace(line, notes=[*line.notes]) for _ in whose[handed.file][1:]]
+            for each, student in zip([line, *partners], whose[handed.file]):
+                each.id, each.name, each.email = student.id, student.name, student.email
+                each.canvas, each.moodle = student.canvas, student.moodle
+            of_partners += partners
+        elif roster is not None:
             _find(line, handed, roster)
         lines.append(line)
+    lines += of_partners
     for line in lines:
         same = [other for other in lines if other.key == line.key and other.result.status == "graded"]
         newest = max(same, key=lambda other: other.time, default=line)
@@ -177,7 +188,8 @@ def _find(line: Line, handed: Handed, roster: Sequence[Student]) -> None:
     by_typed = [s for s in roster if s.answers_to(line.result.student)]
     found = by_platform or by_typed
     if len(found) != 1:
-        line.notes.append("not in the roster" if not found else "more than one student of the roster")
+        what = "not in the roster" if not found else "more than one student of the roster"
+        line.notes.append(f"{what}: say in whose.csv whose work it is")
         return
     student = found[0]
     line.id, line.name, line.email = student.id, student.name, student.email
@@ -198,7 +210,7 @@ def remark_what_is_shared(lines: Sequence[Line], everybody: Sequence[Handed], ed
                 _both(line, other, "the same STUDENT as")
             continue
         for name in (name for name in names if alike(own[name], others[name])):
-            _both(line, other, f"the same {name}, whose own are others, as")
+            _both(line, other, f"{name} is the same, although the images are others, as in")
 
 
 def _both(line: Line, other: Line, says: str) -> None:
@@ -265,6 +277,28 @@ def _pairs(everybody: Sequence[Handed], pieces: Sequence[set], what: str, least:
 def own_texts(handed: Handed, edition: Edition) -> list[str]:
     """The texts that a student wrote: those that are not in the notebook as it was handed out."""
     return [text for text in handed.texts if text.strip() and text.strip() not in edition.texts]
+
+
+def title_in(markdown: str) -> str:
+    """The title of the question that begins in a cell: "## 3. Where heads look (4 points)" is "Where heads
+    look"; "" where none begins."""
+    heading = re.search(r"^## (?:\d+\. )?(.+?)(?: \(.*\).*)?$", markdown, re.M)
+    return heading[1] if heading else ""
+
+
+def texts_by_question(handed: Handed, edition: Edition) -> list[str]:
+    """The same below the headings that they stand under, and of a question that is graded by hand and has no
+    text, that it has none."""
+    title, of_title = "", {task["title"]: [] for task in edition.by_hand.values()}
+    for text in map(str.strip, handed.texts):
+        if text in edition.texts:
+            title = title_in(text) or title
+        elif text:
+            of_title.setdefault(title, []).append(text)
+    return [
+        f"## {title or 'Before the first question'}\n\n" + ("\n\n".join(texts) or "*no text*")
+        for title, texts in of_title.items()
+    ]
 
 
 # --- Points by hand ---
@@ -378,7 +412,7 @@ def page_name(line: Line) -> str:
 
 def feedback(line: Line, edition: Edition, hand: Sequence[Mapping]) -> str:
     """A student's page: tasks with their points, what was said of each test, rubric and remarks."""
-    parts = []
+    parts, in_all, still = [], 0.0, False
     for name, task in edition.tasks.items():
         if not task["points"]:
             continue
@@ -394,21 +428,29 @@ def feedback(line: Line, edition: Edition, hand: Sequence[Mapping]) -> str:
             reached += float(points.replace(",", ".")) if points else 0
             remark = f"<br><em>{escape(row.get('remark') or '')}</em>" if row.get("remark") else ""
             rows.append((f"{points or 'open'} of {row['of']}", escape(row["for"].lstrip("'")) + remark))
-        total = f"{_short(reached)} of {_short(task['points'])}" + (
-            ", not all of it graded yet" if waits else ""
-        )
+        in_all, still = in_all + reached, still or waits
+        total = _reached(reached, task["points"], waits)
         table = "".join(f"<tr><td>{points}</td><td>{text}</td></tr>" for points, text in rows)
         parts.append(f"<h2>{escape(name[1:])}. {escape(task['title'])}: {total}</h2><table>{table}</table>")
     remarks = "".join(f"<li>{escape(remark)}</li>" for remark in line.result.remarks)
+    most = sum(task["points"] for task in edition.tasks.values())
     late = f"<p>Handed in {line.late_days} days late.</p>" if line.late_days else ""
     title = f"{_title(edition)}: {line.name or line.result.file}"
     return PAGE.format(
         title=escape(title),
-        status=escape("" if line.result.status == "graded" else "This submission was not graded."),
+        status=escape(
+            f"In all: {_reached(in_all, most, still)}, without a deduction for late days."
+            if line.result.status == "graded"
+            else "This submission was not graded."
+        ),
         late=late,
         remarks=f"<ul>{remarks}</ul>" if remarks else "",
         tasks="".join(parts) if line.result.status == "graded" else "",
     )
+
+
+def _reached(points: float, of: float, waits: bool) -> str:
+    return f"{_short(points)} of {_short(of)}" + (", not all of it graded yet" if waits else "")
 
 
 PAGE = """<!doctype html>
@@ -434,7 +476,7 @@ def write_report(path: Path, edition: Edition, lines: Sequence[Line], everybody:
         if notes_of and line.result.student:
             says.append(notes_of(line.result.student, edition.label, edition.files))
         remarks = "\n".join(f"- {remark}" for remark in says)
-        texts = "\n\n".join(own_texts(handed, edition))
+        texts = "\n\n".join(texts_by_question(handed, edition))
         head = f"# {line.result.file}: {line.name or 'nameless'}, {line.result.status}"
         parts.append(f"{head}\n\n{remarks}\n\n{texts}\n")
     write_atomically(path, "\n".join(parts).encode(errors="replace"))
@@ -453,9 +495,10 @@ def grade_folder(
     use_namespaces: bool = True,
 ) -> str:
     """Grade a folder of submissions into a folder of grades; returns what was done. Raises `ValueError` for a
-    folder without submissions.
+    folder without submissions, and for a student of `whose.csv` who is not in the roster.
 
-    `received.csv` among the submissions, with the columns file and time, says when each was handed in.
+    `received.csv` among the submissions, with the columns file and time, says when each was handed in, and
+    `whose.csv`, with the columns file and id, whose work it is: a line for each student of a pair.
     """
     everybody = handed_in(submissions, edition.label, edition.uploads)
     if not everybody:
@@ -464,21 +507,42 @@ def grade_folder(
         row["file"]: aware(datetime.fromisoformat(row["time"]))
         for row in read_table(submissions / "received.csv")
     }
+    known, whose = {student.id: student for student in roster or ()}, {}
+    for row in read_table(submissions / "whose.csv"):
+        if row["id"] not in known:
+            raise ValueError(
+                f"whose.csv: {row['file']} is of {row['id']!r}, an id that the roster does not have"
+            )
+        whose.setdefault(row["file"], []).append(known[row["id"]])
+    if absent := sorted(whose.keys() - {handed.file for handed in everybody}):
+        raise ValueError(f"whose.csv: there is no submission {absent[0]!r}")
     out.mkdir(parents=True, exist_ok=True)
 
     def say(result: Result) -> None:
         print(f"{result.file}: {result.status}, {_short(result.total)} ({result.seconds} s)", flush=True)
 
     results = grade(edition, everybody, jobs, use_namespaces, say)
-    lines = lines_of(everybody, results, roster, deadline, received)
+    lines = lines_of(everybody, results, roster, deadline, received, whose)
     remark_what_is_shared(lines, everybody, edition)
     content = {"edition": str(edition.folder.resolve()), "lines": [asdict(line) for line in lines]}
     write_atomically(out / "results.json", json.dumps(content, indent=1).encode())
     write_grades(out, edition, lines)
     write_report(out / "report.md", edition, lines, everybody)
     write_table(out / "similar.csv", ["first", "second", "task", "per cent"], similar(everybody, edition))
-    left = sum(line.result.status != "graded" for line in lines)
-    return f"{out}: {len(lines)} submissions, {left} of them not graded"
+    left = sum(result.status != "graded" for result in results)
+    done = f"{out}: {len(everybody)} submissions, {left} of them not graded"
+    times = [handed.time for handed in everybody if handed.time and handed.file not in received]
+    if (
+        deadline
+        and len(times) > 1
+        and (max(times) - min(times)).total_seconds() < HOUR
+        and max(times) > aware(deadline)
+    ):
+        done += (
+            f"\nnote: the times of {len(times)} files lie after the deadline and within an hour of each other. If"
+            f" you copied them then, say in {submissions / 'received.csv'} when they were handed in, and grade again"
+        )
+    return done
 
 
 def read_grades(folder: Path) -> tuple[Edition, list[Line]]:
@@ -514,7 +578,7 @@ def totals(
         write_grades(folder, edition, lines)
         hand = read_table(folder / "hand.csv")
         name, of = edition.name.upper(), sum(task["points"] for task in edition.tasks.values())
-        columns, most = [*columns, name, f"{name} late"], most + of
+        columns, most = [*columns, name, f"{name} late", f"{name} off"], most + of
         for line in lines:
             if line.result.status != "graded" or line.superseded_by:
                 continue
@@ -522,8 +586,13 @@ def totals(
             by_hand, still = hand_points(hand, line.key)
             before, used[line.key] = used.get(line.key, 0), used.get(line.key, 0) + line.late_days
             paid = max(0, used[line.key] - late.free_days) - max(0, before - late.free_days)
-            points = max(0.0, line.result.total + by_hand - paid * late.penalty * of)
-            row |= {name: _short(points), f"{name} late": line.late_days}
+            whole = line.result.total + by_hand
+            points = max(0.0, whole - paid * late.penalty * of)
+            row |= {
+                name: _short(points),
+                f"{name} late": line.late_days,
+                f"{name} off": _short(whole - points),
+            }
             row["open"] = row.get("open", 0) + still
             row["total"] = _short(row.get("total", 0) + points)
     out.mkdir(parents=True, exist_ok=True)

@@ -35,8 +35,9 @@ class Examined:
     student: str = ""
     # {what is asked for: what is said of it}, of answers, numbers and files.
     said: dict[str, str] = field(default_factory=dict)
-    # What is right, of these.
+    # What is right, of these, and what is there and is not judged before it is graded.
     right: set[str] = field(default_factory=set)
+    there: set[str] = field(default_factory=set)
     # Why the whole notebook would be refused; "" where it would not.
     refused: str = ""
 
@@ -71,13 +72,13 @@ def examine(path: Path) -> tuple[Examined, dict]:
             if "typed" in task:
                 typed = answers.typed(task["typed"], code)
                 examined.said[task["typed"]] = (
-                    typed.problem or "typed in; whether it is right, hidden tests say"
+                    typed.problem or "typed in; hidden tests say whether it is right"
                 )
-                examined.right |= set() if typed.problem else {task["typed"]}
+                examined.there |= set() if typed.problem else {task["typed"]}
     for upload in handout["uploads"]:
         there = (path.parent / upload).is_file()
-        examined.said[upload] = "there" if there else "not there: it belongs beside the notebook"
-        examined.right |= {upload} if there else set()
+        examined.said[upload] = "it is graded" if there else "not there: it belongs beside the notebook"
+        examined.there |= {upload} if there else set()
     return examined, handout
 
 
@@ -127,8 +128,9 @@ def hand_in_command(arguments: argparse.Namespace) -> int:
         print(f"not ready: {examined.refused}. No file was made.")
         return 1
     for name, says in examined.said.items():
-        print(f"{'right  ' if name in examined.right else 'not yet'}  {name}: {says}")
+        word = "right" if name in examined.right else "there" if name in examined.there else "not yet"
+        print(f"{word:7}  {name}: {says}")
     if lacks := missing():
         print(f"(Tried here with fewer limits than the grader has. {lacks})")
     print(f"Hand in {write_file(arguments.notebook, examined, handout)}")
-    return 0 if examined.right >= examined.said.keys() - {"STUDENT"} else 1
+    return 0 if examined.right | examined.there >= examined.said.keys() - {"STUDENT"} else 1

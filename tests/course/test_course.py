@@ -84,7 +84,8 @@ def test_a_secret_stays_out_of_what_students_get_and_draws_the_variants(tmp_path
         )
         assert one == two, "the same secret makes the same edition"
         with zipfile.ZipFile(tmp_path / "one" / name / f"{name}-student.zip") as archive:
-            files = {member: archive.read(member) for member in archive.namelist()}
+            assert all(member.startswith(f"{name}/") for member in archive.namelist())
+            files = {member.removeprefix(f"{name}/"): archive.read(member) for member in archive.namelist()}
         handed_out = course.settings_of(course.read_master(name).cells).get("files", {})
         assert set(files) == {f"{name}.ipynb", "checks.py", "handout.json", *handed_out}
         for file in (f"{name}.ipynb", "handout.json"):

@@ -2,6 +2,7 @@
 
 import csv
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,7 +115,64 @@ def test_points_by_hand_survive_grading_again_and_count_in_the_totals(
     gradebook.totals([tmp_path / "a1"], tmp_path, roster, gradebook.Late(1, 0.1))
     totals = {row["id"]: row for row in rows_of(tmp_path / "totals.csv")}
     assert totals["al1"]["total"] == "12", "one of two late days is free, the other costs 2 of 20 points"
+    assert (totals["al1"]["A1 off"], totals["bb2"]["A1 off"]) == ("2", "0")
+    assert "In all: 14 of 20, without" in (tmp_path / "a1" / "feedback" / "al1.html").read_text()
     assert totals["bb2"]["open"] == "5" and totals["bb2"]["total"] == "9"
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_points_typed_in_are_read_as_a_spreadsheet_saves_them(
+    separator, edition, folder, tmp_path, graded_by_points
+):
+    grade(edition, folder, tmp_path)
+    path = tmp_path / "a1" / "hand.csv"
+    hand = rows_of(path)
+    hand[0]["points"] = "0,5"
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, gradebook.HAND, delimiter=separator)
+        writer.writeheader()
+        writer.writerows(hand)
+    gradebook.totals([tmp_path / "a1"], tmp_path, gradebook.read_roster(tmp_path / "roster.csv"))
+    totals = {row["id"]: row for row in rows_of(tmp_path / "totals.csv")}
+    assert totals[hand[0]["key"]]["total"] == "9.5"
+
+
+def test_the_teacher_says_whose_a_work_is_and_a_pair_has_both_its_points(
+    edition, folder, tmp_path, graded_by_points
+):
+    (folder / "whose.csv").write_text("file,id\nstranger.ipynb,al1\nstranger.ipynb,bb2\n")
+    grade(edition, folder, tmp_path)
+    rows = [row for row in rows_of(tmp_path / "a1" / "grades.csv") if row["file"] == "stranger.ipynb"]
+    assert [(row["id"], row["name"]) for row in rows] == [("al1", "Ada Lovelace"), ("bb2", "Bob Bob")]
+    assert all("roster" not in row["remarks"] for row in rows)
+    assert (tmp_path / "a1" / "feedback" / "bb2.html").is_file()
+    for line, says in (
+        ("stranger.ipynb,zz9", "'zz9'"),
+        ("nobody.ipynb,al1", r"no submission 'nobody\.ipynb'"),
+    ):
+        (folder / "whose.csv").write_text(f"file,id\n{line}\n")
+        with pytest.raises(ValueError, match=says):
+            grade(edition, folder, tmp_path)
+
+
+def test_files_that_were_all_copied_after_the_deadline_are_pointed_out(
+    edition, folder, tmp_path, graded_by_points
+):
+    roster = gradebook.read_roster(tmp_path / "roster.csv")
+    long_ago = datetime.now(UTC) - timedelta(days=6)
+    said = gradebook.grade_folder(edition, folder, tmp_path / "a1", roster, long_ago)
+    assert "3 files lie after the deadline" in said and "received.csv" in said
+    assert "note" not in gradebook.grade_folder(edition, folder, tmp_path / "a1", roster, DEADLINE)
+
+
+def test_texts_stand_below_the_titles_of_their_questions(edition):
+    handed = solution(edition, "Ada")
+    handed.texts = ["## 4. Sinks (5 points)", "I think so.", "## 5. Other"]
+    some = SimpleNamespace(
+        texts={"## 4. Sinks (5 points)", "## 5. Other"},
+        by_hand={"q4": {"title": "Sinks"}, "q5": {"title": "Other"}},
+    )
+    assert gradebook.texts_by_question(handed, some) == ["## Sinks\n\nI think so.", "## Other\n\n*no text*"]
 
 
 def test_points_that_cannot_be_are_named(edition, folder, tmp_path, graded_by_points):
@@ -138,8 +196,8 @@ def test_what_two_students_share_is_noted_for_the_teacher(edition):
     everybody = [handed([[0.1, 0.2]]), handed([[0.1005, 0.2]]), handed([[0.5, 0.6]]), handed("{[]}")]
     gradebook.remark_what_is_shared(lines, everybody, edition)
     assert [line.notes for line in lines] == [
-        ["the same SHARES, whose own are others, as 2"],
-        ["the same SHARES, whose own are others, as 1", "the same STUDENT as 3"],
+        ["SHARES is the same, although the images are others, as in 2"],
+        ["SHARES is the same, although the images are others, as in 1", "the same STUDENT as 3"],
         ["the same STUDENT as 2"],
         [],
     ]

@@ -20,7 +20,7 @@ def work(edition, tmp_path):
     """A student's folder, as the zip for students makes it."""
     with zipfile.ZipFile(edition.folder / "a1-student.zip") as archive:
         archive.extractall(tmp_path)
-    return tmp_path / "a1.ipynb"
+    return tmp_path / "a1" / "a1.ipynb"
 
 
 def test_a_green_check_is_what_the_grader_says_and_one_file_is_made(edition, work, capsys, tmp_path):
@@ -31,7 +31,7 @@ def test_a_green_check_is_what_the_grader_says_and_one_file_is_made(edition, wor
     assert main(["hand-in", str(work)]) == 1
     said = capsys.readouterr().out
     assert "right    talking: right, in" in said
-    assert "not yet  gradient: backward is not for this task" in said and "right    SHARES" in said
+    assert "not yet  gradient: backward is not for this task" in said and "there    SHARES" in said
     (tmp_path / "class").mkdir()
     (work.parent / "a1-model-solution.zip").rename(tmp_path / "class" / "a1.zip")
     (back,) = handed_in(tmp_path / "class", edition.label, [])
