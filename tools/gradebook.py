@@ -145,8 +145,8 @@ def lines_of(
 ) -> list[Line]:
     """The lines of all submissions, with what the platforms and the roster know of them.
 
-    received: {file: when it was handed in}, in place of the files' own times. whose: {file: the students whose
-    work it is}, in place of what is recognised; all but the first get lines of their own, at the end.
+    received: {file: when it was handed in}, in place of the files' own times. whose: {file: the students
+    whose work it is}, in place of what is recognised; all but the first get lines of their own, at the end.
     """
     lines, of_partners = [], []
     for handed, result in zip(everybody, results):
@@ -539,8 +539,9 @@ def grade_folder(
         and max(times) > aware(deadline)
     ):
         done += (
-            f"\nnote: the times of {len(times)} files lie after the deadline and within an hour of each other. If"
-            f" you copied them then, say in {submissions / 'received.csv'} when they were handed in, and grade again"
+            f"\nnote: the times of {len(times)} files lie after the deadline, within an hour of each other."
+            f" If you copied them then, say in {submissions / 'received.csv'} when they were handed in, and"
+            " grade again"
         )
     return done
 

@@ -684,7 +684,8 @@ FAMILY = Study(
     "family",
     "what else can be transferred: features, queries, predictions; and three methods once more, with other"
     " first weights",
-    "distilled features 81.3, distilled queries 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7 (ViT-L)",
+    "distilled features 81.3, distilled queries 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7"
+    " (ViT-L)",
     (
         Variant("features", _features, "distill", trials=_SEARCHED),
         Variant("distilled queries", by("q", "distill"), "distill", trials=_SEARCHED),

@@ -161,7 +161,7 @@ def test_files_that_were_all_copied_after_the_deadline_are_pointed_out(
     roster = gradebook.read_roster(tmp_path / "roster.csv")
     long_ago = datetime.now(UTC) - timedelta(days=6)
     said = gradebook.grade_folder(edition, folder, tmp_path / "a1", roster, long_ago)
-    assert "3 files lie after the deadline" in said and "received.csv" in said
+    assert "3 files lie after the deadline, within an hour" in said and "received.csv" in said
     assert "note" not in gradebook.grade_folder(edition, folder, tmp_path / "a1", roster, DEADLINE)
 
 
