@@ -15,6 +15,9 @@ from torch import Tensor, nn
 # --- What a model was trained to see ---
 
 
+LARGEST = 10.0  # of a mean or a deviation of pixels in 0..1: larger ones are of pixels in 0..255
+
+
 @dataclass(frozen=True)
 class Normalisation:
     """How images are centred and scaled: (pixel - mean) / std in each channel, for pixels in 0..1. A single
@@ -37,6 +40,12 @@ class Normalisation:
             if not values or not all(map(math.isfinite, values)) or name == "std" and min(values) <= 0:
                 says = "finite numbers, one a channel" + (", above 0" if name == "std" else "")
                 raise ValueError(f"Normalisation({name}={value!r}): {name} is {says}, or one for all three")
+            if max(map(abs, values)) > LARGEST:
+                in_0_to_1 = ", ".join(f"{each / 255:.3f}" for each in values)
+                raise ValueError(
+                    f"Normalisation({name}={value!r}): pixels are numbers from 0 to 1 here, so these must be"
+                    f" divided by 255: {in_0_to_1}"
+                )
             object.__setattr__(self, name, values)
         if len(self.mean) != len(self.std):
             raise ValueError(f"mean={self.mean} and std={self.std}: both have one number a channel")

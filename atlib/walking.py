@@ -248,7 +248,8 @@ def check_exact(
         for weight in silent:
             weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
         with in_eval_mode(model):
-            own, walked = adapter.output(images), walk(adapter, images).logits
+            own, seen = adapter.output(images), walk(adapter, images)
+            walked = seen.logits
     finally:
         for weight in silent:
             weight.zero_()
@@ -264,4 +265,27 @@ def check_exact(
             f" {str(images.dtype).removeprefix('torch.')}). Compare its embed, its"
             " layers and its head with the model's forward, one after another"
         )
+    _require_sizes(adapter, seen.layers, images)
     return difference
+
+
+def _require_sizes(adapter: Adapter, layers: Sequence[Seen], images: Tensor) -> None:
+    """That what an adapter says of its model's sizes is what a walk sees. Raises `Unwalkable` naming the
+    field of `Sizes`."""
+    sizes, (_, heads, tokens, width) = adapter.sizes(), layers[0].q.shape
+    said_and_seen = {
+        "depth": (sizes.depth, len(layers)),
+        "heads": (sizes.heads, heads),
+        "head_width": (sizes.head_width, width),
+    }
+    if tuple(images.shape[-2:]) == tuple(sizes.image):
+        said_and_seen["prefix_kinds, with a grid of " + " x ".join(map(str, sizes.grid))] = (
+            sizes.prefix + sizes.grid[0] * sizes.grid[1],
+            tokens,
+        )
+    for name, (said, seen) in said_and_seen.items():
+        if said != seen:
+            raise Unwalkable(
+                f"cannot walk a {type(adapter.model).__name__}: {type(adapter).__name__}.sizes() says {name}:"
+                f" {said}, and the walk sees {seen}"
+            )

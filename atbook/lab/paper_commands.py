@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 WEIGHT_1 = " --transfer_weight 1"  # "all other results in this paper use lambda = 1": all but the main one
-_LAYERS = {count: f" --plan.layers [{','.join(map(str, range(count)))}]" for count in (18, 21)}
+_LAYERS = {count: f" --plan.layers '[{','.join(map(str, range(count)))}]'" for count in (18, 21)}
 
 
 class Repeat(NamedTuple):
@@ -314,10 +314,10 @@ def repeats() -> list[Repeat]:
 # The figures whose points are runs of their own, with an example of a point.
 FIGURES = {
     "the number of heads copied in each layer": train(
-        COPY, "copy-12-heads", f" --plan.heads [{','.join(map(str, range(12)))}]"
+        COPY, "copy-12-heads", f" --plan.heads '[{','.join(map(str, range(12)))}]'"
     ),
     "copying only the last layers": train(
-        "partial-copy-vit-large", "copy-last-15", f" --plan.layers [{','.join(map(str, range(9, 24)))}]"
+        "partial-copy-vit-large", "copy-last-15", f" --plan.layers '[{','.join(map(str, range(9, 24)))}]'"
     ),
     "copying only the first layers": train("partial-copy-vit-large", "copy-first-18", _LAYERS[18]),
     "ensembles": "evaluate runs/copy/averaged.safetensors runs/fine-tune",

@@ -1,5 +1,7 @@
 """Which adapter a model has, by the library that its class comes from."""
 
+from pathlib import Path
+
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.naflexvit import NaFlexVit
@@ -41,6 +43,10 @@ def adapter_of(model: nn.Module | Adapter) -> Adapter:
 
         return adapter_for(model)
     name = type(model).__name__
+    if isinstance(model, (str, Path)):
+        raise Unwalkable(f"cannot walk {str(model)!r}, a name: read the model first, load_teacher(...).vit")
+    if isinstance(getattr(model, "vit", None), nn.Module):
+        raise Unwalkable(f"cannot walk a {name}, which has a ViT: pass its .vit")
     reason = timm.why_not(model, f"no adapter knows this class of {type(model).__module__}. {HOW_TO_ADD_ONE}")
     raise Unwalkable(f"cannot walk a {name}: {reason}")
 

@@ -317,6 +317,9 @@ def build(
         view = model.teacher_view()
     elif paired:
         view = f"its stored maps are of {teacher.name}, which saw {teacher.view()}"
+    if teacher is not None and teacher.guessed:
+        taken = f"{teacher.guessed}: weights do not show it, --teacher_heads says another"
+        view = taken if view is None else f"{view}; {taken}"
     untrained = teacher.vit if config.teacher == UNTRAINED else None
     model = with_detector(config, model, outputs)
     return Built(model, architecture, teacher.architecture if paired else None, view, untrained)

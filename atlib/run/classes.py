@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from atlib.checkpoint import read_header
 from atlib.pair import student_of
 from atlib.run.build import training_images
-from atlib.run.config import config_path, read_config
+from atlib.run.config import is_run, read_config
 
 SHOWN = 5  # names in a message
 
@@ -27,7 +27,7 @@ def class_names(path: Path) -> tuple[str, ...]:
     said = classes_of(path)
     if said is not None:
         return said
-    if not config_path(path.parent).exists():
+    if not is_run(path.parent):
         raise ValueError(f"{path} does not say its classes' names, and lies in no run's folder, which would")
     return tuple(training_images(read_config(path.parent)).classes)
 

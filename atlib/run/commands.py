@@ -27,7 +27,7 @@ from atlib.run.build import (
     training_images,
 )
 from atlib.run.classes import classes_of, labels_by_name
-from atlib.run.config import RunConfig, built_for, config_path, explained, read_config, settings
+from atlib.run.config import RunConfig, built_for, config_path, explained, is_run, read_config, settings
 from atlib.run.configure import (
     TASKS_OF_OUR_OWN,
     config_diff,
@@ -36,6 +36,7 @@ from atlib.run.configure import (
     data_name,
     evaluated_split,
     oddities,
+    teacher_name,
 )
 from atlib.run.log import as_line
 from atlib.run.measure import ModelOnTest, measured_lines, shifted_test
@@ -218,6 +219,7 @@ def configured(
     derived = None
     if recipe in generic.NAMES:
         where = data_name(data, changes.get("data_path"))
+        teacher = None if teacher is None else teacher_name(teacher)
         derived = generic.derive(recipe, where, teacher, changes, seed)
         _note(f"{recipe}: {derived.text(changes)}")
     return configure(recipe, data, teacher, changes, seed, tensorboard, derived)
@@ -277,7 +279,7 @@ def _candidate(path: Path, arguments: argparse.Namespace) -> Candidate:
     """The weights of a run's folder or a file. Raises `ValueError` or `OSError` where there are none that can
     be evaluated as asked."""
     weights, folder = weights_of(path, arguments.averaged), path if path.is_dir() else path.parent
-    config = read_config(folder) if path.is_dir() or config_path(folder).exists() else None
+    config = read_config(folder) if path.is_dir() or is_run(folder) else None
     if config is not None and config.method.pretrains:
         raise ValueError(
             f"{folder} holds a teacher without a class head: `python -m atlib teacher"

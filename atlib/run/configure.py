@@ -83,7 +83,7 @@ def configure(
     if recipe in TASKS_OF_OUR_OWN:
         of_recipe = {"method": Method(recipe), "model": Architecture("cifar"), **TASKS_OF_OUR_OWN[recipe]}
     elif recipe in generic.NAMES:
-        teacher = None if teacher is None else _teacher(teacher)
+        teacher = None if teacher is None else teacher_name(teacher)
         of_recipe = (derived or generic.derive(recipe, data, teacher, changes, seed)).values
     else:
         if recipe not in FOR_PYTHON:
@@ -100,7 +100,7 @@ def configure(
             "method": source.method,
             "model": Architecture(source.model, dict(source.options)),
             "recipe": source.recipe,
-            "teacher": None if teacher is None else _teacher(teacher),
+            "teacher": None if teacher is None else teacher_name(teacher),
             "plan": source.plan,
             "drop_path": source.drop_path,
             "augmentation": source.augmentation,
@@ -144,7 +144,7 @@ def configure_again(
             "evaluation_split": evaluated_split(data),
         }
     if teacher is not None:
-        values["teacher"] = _teacher(teacher)
+        values["teacher"] = teacher_name(teacher)
     values |= {"tensorboard": tensorboard} | ({} if seed is None else {"seed": seed})
     config = with_settings(values, changes)
     config.recipe.require_optimizer()
@@ -192,8 +192,9 @@ def evaluated_split(data: str) -> str:
     return CATALOGUE[data].evaluated if data in CATALOGUE else "validation"
 
 
-def _teacher(name: str) -> str:
-    """A teacher's name as it is, a file's path in full. Raises where there is neither."""
+def teacher_name(name: str) -> str:
+    """A teacher's name as it is, a file's path in full, and for a run's folder that of its ViT. Raises where
+    there is none of them."""
     return name if name == UNTRAINED else _weights(name, "teacher")
 
 

@@ -9,6 +9,7 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import timm
@@ -22,7 +23,7 @@ from atlib.methods.mean_maps import StoredMaps
 from atlib.pair import Normalisation, Pair, attach, student_of
 from atlib.run.build import preparation_of
 from atlib.run.classes import class_names
-from atlib.run.config import config_path, read_config
+from atlib.run.config import is_run, read_config
 from atlib.run.runner import load_result, weights_of
 from atlib.train.objectives import outputs
 from atlib.vit import PRESETS, Architecture
@@ -43,6 +44,8 @@ class Exportable(NamedTuple):
     #: how an image is prepared for it, by the names of timm's data config: input_size, mean, std,
     #: interpolation, crop_pct, crop_mode
     preparation: Mapping[str, Any]
+    #: the same as a run's file says it, by this project's names; empty where it is not known
+    prepared: Mapping[str, Any] = MappingProxyType({})
 
 
 def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Exportable:
@@ -66,11 +69,12 @@ def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Ex
         )
     model, architecture = load_result(path), Architecture(**said)
     classes, count = None, student_of(model).num_classes
-    if count and (header.get("classes") or config_path(path.parent).exists()):
+    if count and (header.get("classes") or is_run(path.parent)):
         classes = class_names(path) or None
     if classes is not None and len(classes) != count:
         raise ValueError(f"{path} has {count} outputs and {len(classes)} names of classes")
-    return Exportable(model, architecture, classes, _preparation(path, model, normalisation))
+    prepared = {name: header[name] for name in ("augmentation", "normalisation") if name in header}
+    return Exportable(model, architecture, classes, _preparation(path, model, normalisation), prepared)
 
 
 def write_timm_folder(model: Exportable, folder: Path) -> Path:
@@ -107,7 +111,7 @@ def write_timm_folder(model: Exportable, folder: Path) -> Path:
             "classifier": ["head", "head_dist"] if _is_distilled(model.model) else "head",
         },
     }
-    said = {"classes": list(model.classes)} if model.classes else {}
+    said = dict(model.prepared) | ({"classes": list(model.classes)} if model.classes else {})
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
@@ -189,7 +193,7 @@ class _Outputs(nn.Module):
 def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | None) -> dict[str, Any]:
     """How images are prepared for a file's model, as it says, or as its run's folder does."""
     said, augmentation = preparation_of(path)
-    if not said and config_path(path.parent).exists():
+    if not said and is_run(path.parent):
         augmentation = read_config(path.parent).augmentation
     known = normalisation_said(read_header(path))
     if known is None:

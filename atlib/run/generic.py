@@ -206,7 +206,16 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
     plain = _without(built.overrides, "num_classes", "img_size")
     with torch.device("meta"):
         create = create_classifier if name == Method.SCRATCH else create_vit
-        vit = create(built.name, **{**built.overrides, "num_classes": 0, **own})
+        try:
+            vit = create(built.name, **{**built.overrides, "num_classes": 0, **own})
+        except (TypeError, AssertionError, ZeroDivisionError) as error:
+            if not own:
+                raise
+            asked = " ".join(f"--model.{setting} {value}" for setting, value in own.items())
+            raise ValueError(
+                f"{asked}: {built.name} cannot be built so ({type(error).__name__}: {error}); the options are"
+                " the constructor's of timm's model, such as depth, num_heads, embed_dim"
+            ) from error
     return Model(Architecture(built.name, plain), vit, normalisation, whose)
 
 

@@ -17,7 +17,7 @@ from atlib.data.decoding import CorruptImage, decode
 from atlib.pair import student_of
 from atlib.run.build import preparation_of
 from atlib.run.classes import class_names
-from atlib.run.config import config_path, read_config
+from atlib.run.config import is_run, read_config
 from atlib.run.runner import load_result, weights_of
 from atlib.train.evaluate import NOT_FINITE, says_nothing
 from atlib.train.objectives import outputs
@@ -63,10 +63,13 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     and `OSError` for a file that cannot be read."""
     require_known("on_corrupt", on_corrupt, ("raise", "skip"))
     said, augmentation = preparation_of(path)
-    if not said and config_path(path.parent).exists():
+    if not said and is_run(path.parent):
         augmentation = read_config(path.parent).augmentation
     if augmentation is None:
-        raise ValueError(f"{path} does not say how image files are prepared for it")
+        raise ValueError(
+            f"{path} does not say how image files are prepared for it: name a run's folder, a file that a run"
+            " has left, or what `python -m atlib export` has made of one"
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, names = load_result(path).to(device), class_names(path)
     if student_of(model).num_classes != len(names):

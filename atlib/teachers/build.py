@@ -45,6 +45,12 @@ class Teacher(NamedTuple):
         """How images are normalised for it; None where that is not known."""
         return Normalisation.of(self.vit)
 
+    @property
+    def guessed(self) -> str:
+        """What decides maps and was guessed from its weights' sizes: "3 heads, usual at width 192"; "" where
+        nothing was."""
+        return next((taken for taken in self.assumed if "usual at width" in taken), "")
+
     def view(self) -> str:
         """What it sees, in a few words: size, mean and standard deviation of its images."""
         size = image_size_of(self.vit)

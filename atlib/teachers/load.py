@@ -70,7 +70,8 @@ def load_teacher(
         raise ValueError(f"{teacher.name}: {count}, first {bad[0]}. Take another checkpoint")
     check_walkable(teacher.vit)
     if not quiet and int(os.environ.get("RANK", 0)) == 0:
-        print(f"teacher {teacher.name}: {teacher.view()}")
+        guessed = f"; {teacher.guessed}: weights do not show it, heads= says another"
+        print(f"teacher {teacher.name}: {teacher.view()}{guessed if teacher.guessed else ''}")
     return teacher
 
 

@@ -18,6 +18,7 @@ from atlib.data.transforms import Augmentation
 from atlib.methods.mean_maps import MeanMapCopy, save_stored_maps
 from atlib.pair import Normalisation, attach
 from atlib.run import export
+from atlib.run.predict import predictions
 from atlib.run.runner import load_result
 from atlib.vit import Architecture
 from tests.helpers import ROOT, randomise
@@ -79,6 +80,9 @@ def test_timm_reads_a_file_with_its_labels_and_prepares_images_as_it_was_trained
     again = tmp_path / "folder" / "model.safetensors"
     assert read_header(again)["classes"] == SAID["classes"]
     assert torch.equal(logits(load_vit(again), images()), logits(found, images()))
+    picture.save(tmp_path / "photograph.png")
+    said = [predictions(weights, [tmp_path / "photograph.png"]) for weights in (source, again)]
+    assert [one.probabilities for one in said[0]] == [one.probabilities for one in said[1]]
 
 
 @pytest.mark.parametrize(

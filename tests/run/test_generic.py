@@ -4,6 +4,8 @@ Data of the catalogue are counted without being opened, and a timm name needs no
 these cost nothing.
 """
 
+import json
+
 import datasets
 import pytest
 import torch
@@ -14,6 +16,7 @@ from atlib.checkpoint import save_vit
 from atlib.pair import IMAGENET, Normalisation
 from atlib.plan import Plan
 from atlib.run import generic
+from atlib.run.commands import configured
 from atlib.run.config import read_config
 from atlib.run.configure import configure
 from atlib.vit import Architecture, WeightsUnavailable
@@ -123,6 +126,22 @@ def test_a_folder_and_a_file(tmp_path, photographs):
     text = derived.text({"epochs": "3"})
     assert "--model glyphs: the teacher's" in text and "shorter side is 12" in text
     assert "--epochs" not in text and "--lr 0.002: " in text
+
+
+@pytest.mark.parametrize("setting, value", [("num_head", "3"), ("num_heads", "5"), ("num_heads", "0")])
+def test_a_model_that_cannot_be_built_is_told_by_its_options(setting, value, tmp_path, photographs):
+    teacher = teacher_file(tmp_path / "teacher.safetensors")
+    with pytest.raises(ValueError, match=f"--model.{setting} {value}: glyphs cannot be built so"):
+        generic.derive("distill", photographs, teacher, {f"model.{setting}": value})
+
+
+def test_a_runs_folder_is_its_vit(tmp_path, photographs):
+    run = tmp_path / "run"
+    teacher_file(run / "teacher.safetensors", Normalisation(0.5, 0.25))
+    (run / "config.json").write_text(json.dumps(configure("mae", "atbook.worlds:marked_glyphs").describe()))
+    config = configured("distill", photographs, str(run), {})
+    assert config.teacher == str(run / "teacher.safetensors")
+    assert config.augmentation.normalisation == Normalisation(0.5, 0.25)
 
 
 def test_data_that_come_as_they_are(tmp_path):
