@@ -3,7 +3,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -128,21 +128,25 @@ CLAIMS = read_claims(Path(__file__).with_name("claims.toml"))
 # --- The claims with their verdicts, as a table ---
 
 
-def findings_table(*chapters: str, results: Path | None = None) -> str:
+def findings_table(
+    *chapters: str, scales: Collection[str] = tuple(SCALES), results: Path | None = None
+) -> str:
     """The claims of some chapters ("05"), of all when none is named, as a Markdown table with a column for
     each place where they are asked: verdict, difference, interval.
 
-    results: the folder of the records, by default the book's. Raises `ValueError` for a chapter without
-    claims.
+    scales: of these places alone. results: the folder of the records, by default the book's. Raises
+    `ValueError` for a chapter without claims.
     """
-    judged = verdicts(*chapters, results=results)
+    judged = [answer for answer in verdicts(*chapters, results=results) if answer.scale in scales]
     return _table(judged, {answer.scale for answer in judged}, _cell)
 
 
-def verdicts_table(*chapters: str, results: Path | None = None) -> str:
+def verdicts_table(
+    *chapters: str, scales: Collection[str] = tuple(SCALES), results: Path | None = None
+) -> str:
     """The same with the verdicts alone, one line a claim, a column for each place where any is recorded; a
     dash where fewer than three seeds are."""
-    judged = verdicts(*chapters, results=results)
+    judged = [answer for answer in verdicts(*chapters, results=results) if answer.scale in scales]
     recorded = {answer.scale for answer in judged if answer.verdict != NOT_RECORDED}
     return _table(judged, recorded, _verdict)
 
