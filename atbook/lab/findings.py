@@ -23,8 +23,8 @@ SCALES = {
     "phrases": "Phrases",
     "real-cifar10": "CIFAR-10, published teacher",
     "real-pacs": "PACS, published teacher",
-    "real-cifar10-98px": "CIFAR-10 at 98 pixels, published teacher",
-    "real-cifar10-full": "CIFAR-10 with all labels, published teacher",
+    "real-cifar10-98px": "CIFAR-10, 98 pixels",
+    "real-cifar10-full": "CIFAR-10, all labels",
 }
 SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that a seed has three
 # How a card of another system is numbered ("F1"). Claims of cards are judged as a family of their own, all
@@ -171,11 +171,18 @@ def verdicts(*chapters: str, results: Path | None = None) -> list[Judged]:
 def _table(judged: Sequence[Judged], shown: set[str], cell: Callable[[Judged], str]) -> str:
     scales = [scale for scale in SCALES if scale in shown]
     cells = {(answer.claim, answer.scale): cell(answer) for answer in judged}
+    claims = dict.fromkeys(answer.claim for answer in judged)
+    quoted = any(claim.paper for claim in claims)  # a column of dashes would only make the others narrow
     rows = [
-        [claim.sentence, claim.paper or "–", *(cells.get((claim, scale), "") for scale in scales)]
-        for claim in dict.fromkeys(answer.claim for answer in judged)
+        [
+            claim.sentence,
+            *([claim.paper or "–"] if quoted else ()),
+            *(cells.get((claim, scale), "") for scale in scales),
+        ]
+        for claim in claims
     ]
-    return markdown_table(["claim", "paper", *(SCALES[scale] for scale in scales)], *rows)
+    head = ["claim", *(["paper"] if quoted else ()), *(SCALES[scale] for scale in scales)]
+    return markdown_table(head, *rows)
 
 
 def _verdict(judged: Judged) -> str:
