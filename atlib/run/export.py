@@ -73,7 +73,7 @@ def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Ex
         classes = class_names(path) or None
     if classes is not None and len(classes) != count:
         raise ValueError(f"{path} has {count} outputs and {len(classes)} names of classes")
-    prepared = {name: header[name] for name in ("augmentation", "normalisation") if name in header}
+    prepared = {"augmentation": header["augmentation"]} if "augmentation" in header else {}
     return Exportable(model, architecture, classes, _preparation(path, model, normalisation), prepared)
 
 
