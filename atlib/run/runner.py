@@ -2,6 +2,7 @@
 
 import copy
 import fcntl
+import hashlib
 import os
 import sys
 import warnings
@@ -284,6 +285,7 @@ def _carry_out(
     images, tested_on, built = ready
     averaged = copy.deepcopy(student_of(built.model)) if config.recipe.ema is not None else None
     same, detects = config.fingerprint(), isinstance(config.task, Detect)
+    tested = tested_as(config, tested_on)
     split, evaluate_every = "none", 0
     if isinstance(config.task, Labelled):
         split, evaluate_every = config.task.evaluation_split, config.task.evaluate_every
@@ -332,7 +334,7 @@ def _carry_out(
             return None
         seconds = log.seconds
     averaged = averaged and built._replace(model=with_student(built.model, averaged))
-    prepared = prepared_as(config, images)
+    prepared = prepared_as(config, images) | tested
     if detects:
         _save_detectors(folder, config, built, averaged, images.classes, prepared)
     else:
@@ -440,6 +442,16 @@ def prepared_as(config: RunConfig, images) -> dict[str, Any]:
     if isinstance(config.task, Classify):
         said["classes"] = list(images.classes)
     return said | {"normalisation": None if own is None else own.describe()}
+
+
+def tested_as(config: RunConfig, images) -> dict[str, Any]:
+    """Which images a classifier is tested on, as its file says it: by their split, their number, and a digest
+    of their labels. An evaluation in the run's folder can tell by it whether they are the same; of those that
+    are held out of the training images, others would be images that the model has learned."""
+    if not isinstance(config.task, Classify):
+        return {}
+    labels = hashlib.sha256(images.targets.long().cpu().numpy().tobytes()).hexdigest()
+    return {"tested_on": {"split": config.task.evaluation_split, "images": len(images), "labels": labels}}
 
 
 def _save(path: Path, config: RunConfig, built: Built, prepared: Mapping[str, Any]) -> None:

@@ -82,6 +82,21 @@ def test_moved_weights_see_the_images_as_their_run_did(tmp_path, capsys):
     assert "16 pixels, crop 0.875, mean (0.485, 0.456, 0.406)" in guessed[4]
 
 
+def test_a_folder_that_has_grown_since_holds_other_images_out(tmp_path, capsys):
+    data = write_folders(tmp_path / "images", "train", range(20))
+    run = trained(data, tmp_path / "run")
+    header = read_header(run / "student.safetensors")["tested_on"]
+    assert (header["split"], header["images"]) == ("validation", 2)
+    assert "other images" not in said(capsys, run)[4]
+    write_folders(data, "train", range(20, 36))
+    grown = said(capsys, run)
+    assert grown[:3:2] == (0, "4")
+    assert "other images than when the run ended (2 then, 4 now)" in grown[4]
+    (run / "record.json").unlink()
+    assert command.main(["resume", str(run)]) == 2
+    assert "images was 18 and is 32" in capsys.readouterr().err
+
+
 def test_weights_of_images_that_were_taken_as_they_are(tmp_path, capsys):
     data = write_parquet(tmp_path / "images", "validation", range(8))
     weights = vit_file(tmp_path / "vit.safetensors", {"augmentation": None})
