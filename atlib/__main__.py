@@ -9,10 +9,22 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
-# What remedies name as Python has it, `num_heads=`, and `train` as an option: parts of a plan, of a model.
-PARTS = {
-    "plan": ("what", "layers", "unequal_heads", "unequal_grid", "unequal_prefix", "mismatched"),
-    "model": ("depth", "num_heads", "img_size", "patch_size", "class_token"),
+# What remedies name as Python has it, `num_heads=`, and a command as an option.
+_PLAN = ("what", "layers", "unequal_heads", "unequal_grid", "unequal_prefix", "mismatched")
+_MODEL = ("depth", "num_heads", "img_size", "patch_size", "class_token")
+_OF_RUNS = {
+    **{name: f"--plan.{name}" for name in _PLAN},
+    **{name: f"--model.{name}" for name in _MODEL},
+    "path": "--data_path FOLDER",
+    "architecture": "--teacher_architecture NAME",
+    "normalisation": "--teacher_mean and --teacher_std",
+}
+OPTIONS = {
+    "train": _OF_RUNS,
+    "pretrain": _OF_RUNS,
+    "evaluate": {"path": "--data_path FOLDER"},
+    "teacher": {"architecture": "--architecture NAME", "heads": "--heads NUMBER"},
+    "look": {"heads": "--heads NUMBER", "megabytes": "--megabytes NUMBER"},
 }
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 # Where each command is, which is imported only when it is called, and its line of help.
@@ -102,10 +114,9 @@ def _hint(error: Exception, command: str) -> str:
     }
     if option := options.get(getattr(error, "argument", "")):
         return f" ({option})"
-    if command != "train":
-        return ""
+    known = OPTIONS.get(command, {})
     named = dict.fromkeys(re.findall(r"\b(\w+)=", str(error)))
-    settings = [f"--{part}.{name}" for name in named for part in PARTS if name in PARTS[part]]
+    settings = [known[name] for name in named if name in known]
     return f" (here: {', '.join(settings)})" if settings else ""
 
 

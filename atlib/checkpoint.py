@@ -37,9 +37,10 @@ def save_vit(
     nothing else.
 
     The header also says how images are normalised for it, where the ViT does (`atlib.pair.Normalisation`).
-    more: JSON values that the header shall say besides or instead, such as how images are prepared for it;
-    `read_header` reads them. Raises `ValueError`, before anything is written, when `architecture` does not
-    describe `vit`.
+    more: JSON values that the header shall say besides or instead; `read_header` reads them. `python -m atlib
+    predict` needs two: "augmentation", how images are prepared (`Augmentation.describe`), and "classes",
+    their names in the order of the outputs. Raises `ValueError`, before anything is written, when
+    `architecture` does not describe `vit`.
     """
     _check_architecture(vit, architecture)
     header = {"normalisation": _described(Normalisation.of(vit)), **more}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from atbook.lab.augmented import AUGMENTATION
 from atbook.lab.bits import BITS
 from atbook.lab.finer import FINER_STUDY
+from atbook.lab.pointing import POINTING
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
 from atbook.lab.scales import AXES, BLANK, GATE, START, CifarScale, GlyphScale, Schooling, colour
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
@@ -1380,6 +1381,7 @@ STUDIES = {
         AUGMENTATION,
         BITS,
         FINER_STUDY,
+        POINTING,
         PRETRAINING_METHODS,
         PRETRAINING_METHODS_MATCH,
         *TEACHER_STUDIES,

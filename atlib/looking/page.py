@@ -165,7 +165,7 @@ def _kept(rows: Rows) -> list[str]:
         said.append(
             f"Left out: the rows of {count - kept:,} of {count:,} patches. Those of {len(rows.down)} x"
             f" {len(rows.across)} are here, of a grid of {down} x {across}; a click chooses the nearest of"
-            " them. More come with a larger megabytes=, or with fewer layers= or heads=."
+            " them. More come with more megabytes, or with fewer layers or heads."
         )
     if len(rows.layers) < len(rows.heads):
         layers = ", ".join(str(layer) for layer, _ in rows.layers)

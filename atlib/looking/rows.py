@@ -172,6 +172,6 @@ def _queries(tokens: Tokens, bytes_a_query: int, room: int) -> tuple[tuple[int, 
             return down, across
     needed = ceil((len(tokens.prefix) + 1) * bytes_a_query * 4 / 3 / 1e5) / 10
     raise ValueError(
-        f"one patch and {len(tokens.prefix)} prefix tokens need {needed} MB: allow as much with megabytes="
-        f" for each model, or keep fewer layers= or heads="
+        f"one patch and {len(tokens.prefix)} prefix tokens need {needed} MB: allow as much for each"
+        " model, with megabytes=, or keep fewer layers or heads"
     )

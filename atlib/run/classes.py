@@ -28,7 +28,10 @@ def class_names(path: Path) -> tuple[str, ...]:
     if said is not None:
         return said
     if not is_run(path.parent):
-        raise ValueError(f"{path} does not say its classes' names, and lies in no run's folder, which would")
+        raise ValueError(
+            f"{path} does not say its classes' names, and lies in no run's folder, which would; where you"
+            ' wrote it yourself, let save_vit(..., {"classes": [...]}) say them'
+        )
     return tuple(training_images(read_config(path.parent)).classes)
 
 

@@ -132,7 +132,7 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
         "from now on: stop at an image that cannot be decoded, or leave it out, of training and of evaluation"
         " (default: as the run was started)"
     )
-    parser.add_argument("--on-corrupt", choices=("raise", "skip"), help=on_corrupt)
+    parser.add_argument("--on-corrupt", "--on_corrupt", choices=("raise", "skip"), help=on_corrupt)
     parser.set_defaults(run=resume_command)
 
 

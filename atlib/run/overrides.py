@@ -10,16 +10,18 @@ import ast
 import difflib
 import inspect
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from itertools import takewhile
-from typing import Any, NamedTuple, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser
 
 
 def pairs(arguments: Sequence[str]) -> dict[str, str]:
-    """["--lr", "1e-3", "--plan.what=q"] as {"lr": "1e-3", "plan.what": "q"}.
+    """["--lr", "1e-3", "--plan.what=q"] as {"lr": "1e-3", "plan.what": "q"}. A name may have dashes in place
+    of its underscores, as other commands' options have.
 
     Raises `ValueError` for a name without a value, a value without a name, and a name given twice.
     """
@@ -33,7 +35,7 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
             if not waiting or waiting[0].startswith("--"):
                 raise ValueError(f"{name} has no value: write {name} VALUE")
             value = waiting.pop(0)
-        name = name[2:]
+        name = name[2:].replace("-", "_")
         if name in texts:
             raise ValueError(f"--{name} is given twice, as {texts[name]!r} and as {value!r}")
         texts[name] = value
@@ -59,7 +61,7 @@ def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
         try:
             values[name] = parser.parse_args([f"--{name}={text}"])[name]
         except argparse.ArgumentError as error:
-            raise ValueError(f"--{name} {text}: the value must be {_in_words(kinds[name])}") from error
+            raise ValueError(f"--{name} {text}: give {_in_words(kinds[name])}") from error
     return values
 
 
@@ -117,7 +119,24 @@ def _parser(kinds: Mapping[str, Any]) -> ArgumentParser:
     return parser
 
 
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    NoneType: "null",
+    tuple[float, float]: "two numbers, such as [0.9, 0.95]",
+    tuple[float, float, float]: "three numbers, such as [0.5, 0.5, 0.5]",
+    tuple[float, ...]: "numbers, such as [30, 60]",
+    tuple[int, ...]: "whole numbers, such as [0, 1]",
+    Iterable[int]: "whole numbers, such as [0, 1]",
+    Mapping[int, int]: "pairs of them, such as {0: 1}",
+    Mapping[int, Iterable[int]]: "some for each layer, such as {0: [0, 1]}",
+}
+
+
 def _in_words(kind: Any) -> str:
-    """A type as the help text writes it: float, str | null, tuple[float, float]."""
-    said = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-    return said.replace("collections.abc.", "").replace("None", "null")
+    """What a value of a type looks like, for a message: "two numbers, such as [0.9, 0.95], or null"."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    *first, last = (_WORDS[one] for one in kinds)
+    return f"{', '.join(first)}, or {last}" if first else last

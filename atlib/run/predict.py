@@ -68,7 +68,8 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     if augmentation is None:
         raise ValueError(
             f"{path} does not say how image files are prepared for it: name a run's folder, a file that a run"
-            " has left, or what `python -m atlib export` has made of one"
+            " has left, or what `python -m atlib export` has made of one; where you wrote it yourself, let"
+            ' save_vit(..., {"augmentation": Augmentation(...).describe(), "classes": [...]}) say it'
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, names = load_result(path).to(device), class_names(path)
@@ -134,7 +135,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.add_argument("--averaged", action="store_true", help="the run's averaged weights")
     on_corrupt = "stop at an image that cannot be decoded (the default), or leave it out and say so"
-    parser.add_argument("--on-corrupt", choices=("raise", "skip"), default="raise", help=on_corrupt)
+    names = "--on-corrupt", "--on_corrupt"
+    parser.add_argument(*names, choices=("raise", "skip"), default="raise", help=on_corrupt)
     parser.set_defaults(run=predict_command)
 
 

@@ -225,8 +225,7 @@ class Training:
     def not_finite(self, value: float, norm: float, batch: Batch) -> NonFiniteLoss:
         """The error that says what is not finite, where, and what to do."""
         what, number = ("gradient", norm) if math.isfinite(value) else ("loss", value)
-        none = "none was kept yet: out= keeps one after each pass, keeper= more often"
-        step, kept = self.position.step, self.kept or none
+        step, kept = self.position.step, self.kept or "none was kept yet"
         return NonFiniteLoss(
             f"the {what} is {number} at step {step} (lr {self.lr:.3g}); last good checkpoint: {kept}. "
             "Lower lr, clip harder, or use mixed_precision='no'. Or one of the step's images is to blame: "

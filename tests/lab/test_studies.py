@@ -467,7 +467,7 @@ def test_teachers_have_names_and_recipes_of_their_own():
         assert not name.startswith("seed"), "nor is any taken for the central one, teacher-seed0"
         recipe = replace(pretext.RETRIEVAL, **schooling.changes)
         # the central ones' steps, but where the task is harder
-        steps = 3000 if name == "offset" else pretext.RETRIEVAL.steps
+        steps = {"offset": 3000, "beside": 8000}.get(name, pretext.RETRIEVAL.steps)
         if schooling in PAINTERS.values():  # alike, so that they can be compared
             expected = replace(pretext.RETRIEVAL, steps=500, betas=(0.9, 0.95), transfer_weight=1.0)
         else:
@@ -479,12 +479,14 @@ def test_teachers_differ_in_one_thing():
     parts = ("outputs", "images", "loss", "world", "model", "around", "again")
     others = {"colour": {"outputs", "images", "loss"}, "offset": {"world"}, "inverted": {"world"}}
     others |= {deeper.name: {"model", "world"} for deeper in DEEPER.values()}
+    others |= {"placed": {"outputs", "images", "loss"}, "beside": {"outputs", "images", "loss", "world"}}
     for name, schooling in TEACHERS.items():
         changed = {part for part in parts if getattr(schooling, part) != getattr(RETRIEVAL, part)}
         if schooling not in (*PAINTERS.values(), *OF_OTHER_METHODS):
             assert changed == others.get(name, {"model"})
     assert TEACHERS["offset"].world == glyphs.World(offset=4)
     assert TEACHERS["inverted"].world == glyphs.World(rendering="inverted")
+    assert TEACHERS["beside"].world == glyphs.World(pointer=1)
     assert (COLOUR.outputs, COLOUR.images) == (6, pretext.colour_images)
 
 

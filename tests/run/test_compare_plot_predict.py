@@ -16,13 +16,14 @@ from torchvision.transforms import functional as F
 
 from atbook.worlds import glyphs
 from atlib import __main__ as command
-from atlib.checkpoint import load_vit, read_header, read_tensors, write_tensors
+from atlib.checkpoint import load_vit, read_header, read_tensors, save_vit, write_tensors
 from atlib.run import plot, predict
 from atlib.run.compare import compare_runs, compared
 from atlib.run.config import read_config
 from atlib.run.configure import configure_again
 from atlib.run.log import read_log
 from atlib.train.record import read_record
+from atlib.vit import Architecture
 from tests.helpers import made_once, same, state_of
 from tests.picture_files import CLASSES, cut_jpeg, picture, write_folders
 from tests.run.photographs import asked as asked_for_photographs
@@ -231,6 +232,23 @@ def test_classes_of_pictures_as_csv_and_json(runs, tmp_path, capsys):
     expected = by_hand(runs / "read" / "averaged.safetensors", folder / "b.png")
     shares = [float(share) for share in averaged.splitlines()[1].split(",")[3:]]
     assert shares == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_student_that_python_has_saved(runs, tmp_path, capsys):
+    run, photographs = runs / "read", tmp_path / "b.png"
+    picture(9, (20, 16)).save(photographs)
+    student = load_vit(run / "student.safetensors")
+    architecture = Architecture(**read_header(run / "student.safetensors")["architecture"])
+    silent = save_vit(tmp_path / "silent.safetensors", student, architecture)
+    code, printed, wrong = said(capsys, "predict", silent, photographs)
+    assert code == 2 and "Augmentation(...).describe()" in wrong and not printed
+    says = {"augmentation": read_config(run).augmentation.describe(), "classes": ["x", "y", "z"]}
+    saved = save_vit(tmp_path / "saved.safetensors", student, architecture, says)
+    code, printed, _ = said(capsys, "predict", saved, photographs)
+    header, line = csv.reader(printed.splitlines())
+    assert code == 0 and header[3:] == ["x", "y", "z"]
+    shares = [float(share) for share in line[3:]]
+    assert shares == pytest.approx(by_hand(run / "student.safetensors", photographs), abs=2e-3)
 
 
 def test_a_file_has_no_averaged_weights(runs, capsys):

@@ -4,8 +4,16 @@ import pytest
 import torch
 
 from atbook.worlds import glyphs
-from atbook.worlds.pretext import retrieval_images, retrieval_loss, retrieval_model
+from atbook.worlds.pretext import (
+    placed_images,
+    placed_loss,
+    retrieval_images,
+    retrieval_loss,
+    retrieval_model,
+    unlearned_pixels,
+)
 from atlib.train.recipe import Recipe
+from atlib.vit import create_vit
 
 
 def test_the_retrieval_target_is_the_marked_cell_without_noise():
@@ -22,6 +30,34 @@ def test_the_retrieval_target_is_the_marked_cell_without_noise():
         )
         assert (images.targets[index].reshape(3, 8, 8) * 255 - cell).abs().max() <= 1
     assert torch.equal(images.pixels, torch.from_numpy(drawn.images)), "the input is the noisy image"
+
+
+def test_the_place_is_asked_for_beside_the_pixels():
+    """The named cell lies one to the right of the mark, and both targets are of it."""
+    drawn = glyphs.generate("unlabelled", 6, world=glyphs.World(pointer=1))
+    images, model = placed_images(drawn), create_vit("glyphs", num_classes=208)
+    assert images.targets.shape == (6, 208) and torch.equal(
+        images.targets[:, :192], retrieval_images(drawn).targets
+    )
+    assert images.targets[:, 192:].argmax(1).tolist() == drawn.cell.tolist()
+    assert torch.equal(images.targets[:, 192:].sum(1), torch.ones(6))
+    pixels = images.take(range(6))[0]
+    guess = model(pixels)
+    named = -guess[:, 192:].log_softmax(1)[range(6), drawn.cell.tolist()].mean()
+    squared = (guess[:, :192] - images.targets[:, :192]).square().mean()
+    loss = placed_loss(model, pixels, images.targets, Recipe())
+    assert loss.item() == pytest.approx((squared + 0.02 * named).item(), rel=1e-5)
+
+
+def test_the_place_does_not_count_as_learned_pixels():
+    images = placed_images(glyphs.generate("unlabelled", 50, world=glyphs.World(pointer=1)))
+    mean = images.targets[:, :192].mean(0)
+
+    class KnowsThePlace(torch.nn.Linear):
+        def forward(self, pixels):
+            return torch.cat([mean.expand(len(pixels), -1), images.targets[: len(pixels), 192:]], 1)
+
+    assert unlearned_pixels(KnowsThePlace(1, 1), images) == pytest.approx(1, rel=1e-4)
 
 
 def test_retrieval_loss_is_the_mean_squared_error():
