@@ -172,6 +172,11 @@ def _opened(path: Path) -> Iterator[tuple[safe_open, dict]]:
             header = json.loads((file.metadata() or {}).get("atlib", "{}"))
             yield file, header if isinstance(header, dict) else {}
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        if path.suffix != ".safetensors":
+            raise OSError(
+                f"{path} is no safetensors file, which this needs: atlib.load_teacher({str(path)!r}) reads"
+                " others, and atlib.checkpoint.save_vit writes the ViT that it has found"
+            ) from error
         raise OSError(
             f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is"
         ) from error

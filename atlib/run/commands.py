@@ -222,8 +222,10 @@ def configured(
         where = data_name(data, changes.get("data_path"))
         teacher = None if teacher is None else teacher_name(teacher)
         derived = generic.derive(recipe, where, teacher, changes, seed)
+    config = configure(recipe, data, teacher, changes, seed, tensorboard, derived)
+    if derived is not None:  # after all that can be wrong, which would be hard to see below it
         _note(f"{recipe}: {derived.text(changes)}")
-    return configure(recipe, data, teacher, changes, seed, tensorboard, derived)
+    return config
 
 
 def _tasks() -> tuple[str, ...]:

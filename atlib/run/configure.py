@@ -116,7 +116,7 @@ def configure(
 
 
 def configure_again(
-    path: Path,
+    path: str | Path,
     data: str | None = None,
     teacher: str | None = None,
     changes: Mapping[str, str] = {},
@@ -127,6 +127,7 @@ def configure_again(
     some other settings or another seed where these are given. Its steps and its rate are as they were, not
     derived anew. Raises as `configure` does, `ValueError` for generated data in place of data that are read
     or the other way round, and `OSError` for a file that describes no run."""
+    path = Path(path)
     file = config_path(path) if path.is_dir() else path
     if not file.exists():
         raise FileNotFoundError(f"--config {path}: there is no {file}, such as each run's folder has")

@@ -54,7 +54,7 @@ class Derived(NamedTuple):
             for name, rule in self.rules.items()
             if name not in given and instead.get(name) not in given
         ]
-        return "\n".join(["derived, and changed by the setting that each line begins with:", *lines])
+        return "\n".join(["these settings were derived; give one yourself, and it is taken instead:", *lines])
 
 
 class Material(NamedTuple):
@@ -231,9 +231,14 @@ def _image_size(model: Model, material: Material, rules: dict[str, str]) -> int:
     if material.side is None:
         size, why = own, model.whose
     else:
-        worth = max(-(-material.side // patch) * patch, GRID * patch)
-        size = min(own, worth)
-        why = f"{model.whose} {own}, or less where images are smaller (their shorter side is {material.side})"
+        whole = -(-material.side // patch) * patch
+        size = min(own, max(whole, GRID * patch))
+        if size == own:
+            why = model.whose
+        elif size == whole:
+            why = f"the images' shorter side, {material.side}, in whole patches of {patch} pixels"
+        else:
+            why = f"{GRID} patches of {patch} pixels; the images' shorter side, {material.side}, has fewer"
     rules["augmentation.image_size"] = f"{size}: {why}"
     return size
 

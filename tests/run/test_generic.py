@@ -124,7 +124,8 @@ def test_a_folder_and_a_file(tmp_path, photographs):
     assert (augmentation.image_size, augmentation.crop, augmentation.padding) == (32, "padded", 4)
     assert augmentation.normalisation == Normalisation(0.5, 0.25)
     text = derived.text({"epochs": "3"})
-    assert "--model glyphs: the teacher's" in text and "shorter side is 12" in text
+    assert "--model glyphs: the teacher's" in text
+    assert "--augmentation.image_size 32: the teacher's\n" in text
     assert "--epochs" not in text and "--lr 0.002: " in text
 
 
