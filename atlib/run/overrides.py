@@ -123,7 +123,7 @@ def _parser(kinds: Mapping[str, Any]) -> ArgumentParser:
 
 _WORDS = {
     int: "a whole number",
-    float: "a number",
+    float: "a finite number",
     bool: "true or false",
     str: "a text",
     NoneType: "null",
