@@ -64,7 +64,9 @@ class OwnLayer(Layer):
         own = {"q": self.module.query, "k": self.module.key, "v": self.module.value}
         return {name: own[name](x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for name in needed}
 
-    def after(self, tokens, x, mixed, drop_path):  # mixed: (B, N, D), the heads' outputs side by side
+    # tokens: as they came to the block; x: what `before` made of them; mixed: (B, N, D), the heads' outputs
+    # side by side; drop_path: masks of stochastic depth, which this class does not have
+    def after(self, tokens, x, mixed, drop_path):
         tokens = tokens + self.module.out(mixed)
         return tokens + self.module.mlp(self.module.norm_m(tokens))
 
