@@ -60,8 +60,8 @@ POINTING = Study(
         *(_variant("beside", method) for method in ("scratch", "fine-tune", "copy", "distill", *_TWINS)),
         *(_variant("on", method) for method in ("copy", *_TWINS)),
     ),
-    seeds=3,
-    minutes=60,
+    seeds=5,
+    minutes=90,
     only=("find",),
     teachers=tuple(TEACHERS.values()),
 )
