@@ -18,12 +18,17 @@ _OF_RUNS = {
     "path": "--data_path FOLDER",
     "architecture": "--teacher_architecture NAME",
     "normalisation": "--teacher_mean and --teacher_std",
+    "image_size": "--augmentation.image_size NUMBER, or --teacher_image_size NUMBER for the teacher alone",
 }
 OPTIONS = {
     "train": _OF_RUNS,
     "pretrain": _OF_RUNS,
     "evaluate": {"path": "--data_path FOLDER"},
-    "teacher": {"architecture": "--architecture NAME", "heads": "--heads NUMBER"},
+    "teacher": {
+        "architecture": "--architecture NAME",
+        "heads": "--heads NUMBER",
+        "image_size": "--image-size NUMBER",
+    },
     "look": {"heads": "--heads NUMBER", "megabytes": "--megabytes NUMBER"},
 }
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended

@@ -172,7 +172,7 @@ def check_image_size(architecture: Architecture, image_size: int | None) -> None
     if image_size < 1 or image_size % down or image_size % across:
         raise ValueError(
             f"image_size={image_size}: images of this teacher are whole patches of {down} x {across} pixels,"
-            f" such as {down * max(1, round(224 / down))}"
+            f" such as {down * max(1, round(image_size / down))}"
         )
 
 

@@ -158,7 +158,11 @@ ON_THE_COMMAND_LINE = {
         {"teacher": "t"},
         ["0.0, 1.0, 1.0", "above 0"],
     ),
-    "no whole patches": ((*DISTILL, "--teacher_image_size", "17"), {"teacher": "t"}, ["17", "8 x 8"]),
+    "no whole patches": (
+        (*DISTILL, "--teacher-image-size", "17"),
+        {"teacher": "t"},
+        ["17", "8 x 8", "such as 16", "--teacher_image_size NUMBER"],
+    ),
     "another grid": ((*DISTILL, "--teacher_image_size", "32"), {"teacher": "t"}, ["(4, 4)", "resample"]),
     "another depth": (DISTILL, {"teacher": "deep"}, ["depth: teacher 3, student 2", "depth="]),
     "another depth, by name": (

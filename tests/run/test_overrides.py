@@ -89,8 +89,15 @@ def test_a_model_and_one_of_its_arguments_go_together():
 
 
 def test_options_in_both_spellings():
-    found = pairs(["--lr", "1e-3", "--plan.what=q", "--path", "/a=b", "--shift", "-1"])
-    assert found == {"lr": "1e-3", "plan.what": "q", "path": "/a=b", "shift": "-1"}
+    found = pairs(
+        ["--lr", "1e-3", "--plan.what=q", "--path", "/a=b", "--shift", "-1", "--on-corrupt", "skip"]
+    )
+    assert found == {"lr": "1e-3", "plan.what": "q", "path": "/a=b", "shift": "-1", "on_corrupt": "skip"}
+
+
+def test_a_number_in_place_of_a_text_is_refused():
+    with pytest.raises(ValueError, match="lr=0.1.*'0.1'"):
+        read({"lr": 0.1}, KINDS)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +107,7 @@ def test_options_in_both_spellings():
         (["--lr", "--steps", "3"], "--lr"),
         (["lr=3"], "'lr'"),
         (["--lr", "1", "--lr", "2"], "--lr .*'1'.*'2'"),
+        (["--on-corrupt", "skip", "--on_corrupt", "raise"], "--on_corrupt .*'skip'.*'raise'"),
     ],
 )
 def test_what_is_no_pair_is_refused(arguments, named):
