@@ -110,9 +110,9 @@ def save_bundle(
     The student says what it says of its own images. more: as in `save_vit`."""
     _check_architecture(transfer.student, student)
     header = {
+        "normalisation": _described(Normalisation.of(transfer.student)),
         **more,
         "needs_teacher": transfer.needs_teacher,
-        "normalisation": _described(Normalisation.of(transfer.student)),
         "student": student._asdict(),
         "plan": transfer.plan.describe(),
     }

@@ -152,7 +152,10 @@ class View(NamedTuple):
         """Images (B, 3, height, width), normalised as said, as the teacher was trained to see them:
         normalised anew and resized (bicubically, antialiased) where that differs, else the same tensor."""
         if self.size is not None and tuple(images.shape[-2:]) != self.size:
-            images = nn.functional.interpolate(images, self.size, mode="bicubic", antialias=True)
+            # torch resizes no half precision on a CPU
+            wide = images if images.dtype == torch.float64 else images.float()
+            resized = nn.functional.interpolate(wide, self.size, mode="bicubic", antialias=True)
+            images = resized.to(images.dtype)
         return renormalised(images, normalisation, self.normalisation)
 
 
@@ -190,7 +193,8 @@ class Pair(nn.Module, ABC):
 
     @property
     def teacher(self) -> nn.Module:
-        """The frozen teacher; the first, where there are several."""
+        """The frozen teacher, the first where there are several. A pair that distills the first layers holds
+        no block after them: walk it, and ask the teacher that you passed in for its output."""
         return self._teachers[0]
 
     @property

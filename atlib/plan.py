@@ -169,6 +169,8 @@ def _pairs_as_mapping(choice):
     is_pairs = all(
         isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], Integral) for pair in choice
     )
+    if is_pairs and len({pair[0] for pair in choice}) < len(choice):
+        raise ValueError(f"{choice!r} names a layer twice: a layer has one partner, or one set of heads")
     return dict(choice) if is_pairs else choice
 
 

@@ -40,10 +40,10 @@ class AttentionTransfer(Pair):
 
     Only the student is part of the module (with a learned head mapping, where the plan asks for one):
     `parameters()`, `state_dict()`, `train()` and DDP never see the teacher. The teacher passed in is frozen
-    in place (eval mode, no gradients), moves with `.to(...)`, and is run no further than the last transferred
-    layer's q and k (v, where v is transferred). Copy needs the teacher at inference too; after Distill,
-    `.student` alone is the result, and the pair holds none of the teacher's blocks after the last that is
-    run. The caller still holds the whole teacher, and frees the rest by deleting it.
+    in place (eval mode, no gradients), moves with `.to(...)` as far as it is run, and is run no further than
+    the last transferred layer's q and k (v, where v is transferred). Copy needs the teacher at inference too;
+    after Distill, `.student` alone is the result, and the pair holds none of the teacher's blocks after the
+    last that is run. The caller still holds the whole teacher, and frees the rest by deleting it.
 
     `maps` takes the place of running the teacher, such as maps that were stored (`atlib.data.MapCache`): it
     is given what the teacher would be given. The teacher is still what the student is paired with.
@@ -415,6 +415,11 @@ def without_history():
 def _apart(images: Tensor) -> tuple[Tensor, Tensor]:
     """What the student sees and what the teacher sees, each (B, 3, height, width): the same, where images do
     not come in pairs."""
+    if images.ndim == 5 and images.shape[1] != 2:
+        raise ValueError(
+            f"got images {tuple(images.shape)}: five dimensions are pairs, the student's image and the"
+            " teacher's, (B, 2, channels, height, width); give views one by one"
+        )
     return (images[:, 0], images[:, 1]) if images.ndim == 5 else (images, images)
 
 
@@ -441,6 +446,12 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
     renormalised."""
     if tokens is None:
         return seen
+    count = next(x.shape[2] for name in "qkv" if (x := getattr(seen, name)) is not None)
+    if tokens[-1] + 1 != count:  # the last patch is among them
+        raise ValueError(
+            f"these images make {count} tokens, and the pair was built for {tokens[-1] + 1}: give images of"
+            " the size that both ViTs are built for (img_size=)"
+        )
     return seen._replace(
         **{name: x[:, :, tokens] for name in "qkv" if (x := getattr(seen, name)) is not None},
         bias=None if seen.bias is None else seen.bias[..., tokens, :][..., tokens],

@@ -160,16 +160,18 @@ def deliver(
     workers: int,
     on_corrupt: str,
     corrupt: dict[int, str],
+    warned: set[int] | None = None,
     initialise: Callable[[int], None] | None = None,
 ) -> Iterator[Batch]:
     """One batch per share, in their order, made by `workers` processes ahead of time (0: by this one, when
     asked for). initialise: as in `loader_of`.
 
-    Shares are drawn in this process, so their order does not hang on the number of workers. What cannot be
-    decoded is noted in `corrupt`; with on_corrupt="raise" it is a `CorruptImage`, with "skip" the batch goes
-    without it, and its weight falls to the part of the share that is left, so that over all processes every
-    image counts as much as in a step without a gap.
+    Shares are drawn in this process, so their order does not hang on the number of workers. What cannot
+    be decoded is noted in `corrupt` (warned: of which images it was said before); with on_corrupt="raise"
+    it is a `CorruptImage`, with "skip" the batch goes without it, and its weight falls to the part of the
+    share that is left, so that over all processes every image counts as much as in a step without a gap.
     """
+    warned = set() if warned is None else warned
     planned: list[Share] = []  # handed to workers, not yet delivered
 
     def drawn() -> Iterator[Sequence]:
@@ -183,7 +185,7 @@ def deliver(
         if made.corrupt and on_corrupt == "raise":
             corrupt.update(made.corrupt)
             raise corrupt_image(made.corrupt)
-        note_left_out(made.corrupt, corrupt)
+        note_left_out(made.corrupt, corrupt, warned)
         left = len(made.indices) / len(share.what) if share.what else 0.0
         yield Batch(made.images, made.targets, made.indices, share.weight * left)
 
@@ -194,19 +196,20 @@ def corrupt_image(corrupt: Mapping[int, str]) -> CorruptImage:
     return CorruptImage(f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves such images out")
 
 
-def note_left_out(found: Mapping[int, str], corrupt: dict[int, str]) -> None:
+def note_left_out(found: Mapping[int, str], corrupt: dict[int, str], warned: set[int]) -> None:
     """Add what cannot be decoded to `corrupt`, with a warning for each of the first `NAMED` and one when
-    there are more."""
+    there are more; those in `warned` had theirs."""
     for index, why in found.items():
-        if index not in corrupt and len(corrupt) < NAMED:
+        if index not in warned and len(warned) < NAMED:
             warnings.warn(f"image {index} cannot be decoded and is left out ({why})", stacklevel=3)
-        elif index not in corrupt and len(corrupt) == NAMED:
+        elif index not in warned and len(warned) == NAMED:
             warnings.warn(
                 f"more than {NAMED} images cannot be decoded: the others are left out without a warning, and"
                 " counted",
                 stacklevel=3,
             )
         corrupt[index] = why
+        warned.add(index)
 
 
 AS_STORED = Normalisation(0.5, 0.25)  # as `Images` normalises

@@ -13,7 +13,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from atlib._util import require_known, write_atomically
+from atlib._util import in_eval_mode, require_known, write_atomically
 from atlib.adapters.choose import adapter_of
 from atlib.student import describe
 from atlib.walking import walk
@@ -125,7 +125,7 @@ class MapCache:
 
     def _made(self, images: Tensor) -> np.ndarray:
         """The teacher's maps of images: (B, L, H, N, N)."""
-        with torch.inference_mode():
+        with torch.inference_mode(), in_eval_mode(self.teacher):
             seen = walk(self.teacher, images, stop_after=self.layers[-1]).layers
             maps = torch.stack([seen[layer].map for layer in self.layers], 1).cpu()
         if not maps.isfinite().all():

@@ -49,9 +49,9 @@ class Photos(Dataset):
     names. augmentation: what images go through, in `epoch` as it says for training if `train` (else, and
     everywhere else, as for evaluation), or `atlib.data.views.Views`, of each image several; None: they are
     taken as they are, scaled as `atlib.data.images.Images` scales, and must be of one size. on_corrupt: what
-    `epoch` does with an image that cannot be decoded, "raise" or "skip"; `corrupt` collects those seen,
-    {index: why}. workers: processes that `loader` decodes in. `left_out`: how many images `readable` has left
-    out.
+    `epoch` does with an image that cannot be decoded, "raise" or "skip"; `corrupt` has those of the
+    current epoch, {index: why}. workers: processes that `loader` decodes in. `left_out`: how many images
+    `readable` has left out.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Photos(Dataset):
         self.augmentation, self.train = augmentation, train
         self.on_corrupt, self.workers = on_corrupt, workers
         self.corrupt: dict[int, str] = {}
+        self.warned: set[int] = set()  # once for each image, in however many epochs it is met
         self.left_out = 0
 
     def __len__(self) -> int:
@@ -110,8 +111,9 @@ class Photos(Dataset):
         """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one).
 
         Order and augmentation hang on seed, epoch and index alone: not on the number of workers, nor on where
-        the epoch is taken up again. Raises `CorruptImage` with on_corrupt="raise".
+        the epoch is taken up again. `corrupt` begins anew. Raises `CorruptImage` with on_corrupt="raise".
         """
+        self.corrupt.clear()
 
         def seeds_of(indices: list[int], repeats: list[int]) -> Sequence[int | None]:
             if not self.train or self.augmentation is None:
@@ -122,7 +124,8 @@ class Photos(Dataset):
             Share([*zip(indices, seeds_of(indices, repeats))], weight)
             for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part))
         )
-        return deliver(self._make, shares, workers=workers, on_corrupt=self.on_corrupt, corrupt=self.corrupt)
+        noted = {"corrupt": self.corrupt, "warned": self.warned}
+        return deliver(self._make, shares, workers=workers, on_corrupt=self.on_corrupt, **noted)
 
     def select(self, indices: Sequence[int]) -> "Photos":
         """The images at `indices`, in that order, under the same treatment."""
@@ -150,7 +153,7 @@ class Photos(Dataset):
             return self
         if len(found) == len(self):
             raise CorruptImage(f"none of the {len(self)} images can be decoded (image 0: {found[0]})")
-        note_left_out(found, self.corrupt)
+        note_left_out(found, self.corrupt, self.warned)
         left = self.select([index for index in range(len(self)) if index not in found])
         left.left_out = len(found)
         return left

@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from atlib._util import require_known
 from atlib.data.catalogue import find
@@ -99,7 +100,7 @@ class PhotoStream:
             repeats = [position % part.repeats for position in positions]
             seeds: Sequence[int | None] = [None] * len(indices)
             if self.train:
-                seeds = augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats)).tolist()
+                seeds = augmentation_seeds(part, *map(_whole, (indices, repeats))).tolist()
             wanted = []
             for position, index, seed in zip(positions, indices, seeds):
                 while at < position // part.repeats:
@@ -231,3 +232,8 @@ def _rows_in(file: str) -> int:
     import pyarrow.parquet
 
     return pyarrow.parquet.read_metadata(file).num_rows
+
+
+def _whole(numbers: list[int]) -> Tensor:
+    """Whole numbers as a tensor, also where there are none, of which torch would make floats."""
+    return torch.tensor(numbers, dtype=torch.long)

@@ -43,6 +43,7 @@ class Look:
 
     def __post_init__(self):
         check_fields(self, RULES)
+        object.__setattr__(self, "scale", tuple(self.scale))  # JSON reads a tuple back as a list
 
 
 RULES = (

@@ -119,7 +119,14 @@ def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture,
             f"these are maps of {groups} groups, and a file cannot say to which an image belongs: save"
             " model.state_dict(), and build the model with your group_of= before you load it"
         )
-    header = {**more, "needs_teacher": True, "stored_maps": True, "student": student._asdict()}
+    seen = None if model.normalisation is None else model.normalisation.describe()
+    header = {
+        **more,
+        "needs_teacher": True,
+        "stored_maps": True,
+        "student": student._asdict(),
+        "pair_normalisation": seen,
+    }
     return write_tensors(Path(path), dict(model.state_dict()), header)
 
 
@@ -132,7 +139,8 @@ def load_stored_maps(path: str | Path) -> StoredMaps:
     try:
         student = Architecture(**header["student"]).build()
         names = [f"maps_{layer}" for layer in range(len(student.blocks))]
-        model = StoredMaps(student, [tensors[name] for name in names])
+        told = Normalisation.read(header.get("pair_normalisation"))
+        model = StoredMaps(student, [tensors[name] for name in names], normalisation=told)
         model.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise OSError(

@@ -151,7 +151,8 @@ class CheckpointManager:
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = {**self.config, **config, "processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
-        for name in self.free:
+        # a run of before checkpoints said what is trained goes on
+        for name in (*self.free, *({"model"} - then.keys())):
             then.pop(name, None), now.pop(name, None)
         changed = differences(then, json.loads(json.dumps(now)))
         if changed:

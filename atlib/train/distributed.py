@@ -190,5 +190,12 @@ def gathered(rows: Tensor) -> tuple[Tensor, int]:
     return whole, sum(numbers[: dist.get_rank()])
 
 
+def require_one_process(why: str) -> None:
+    """Raise `ValueError` where a step is divided among processes: for losses that are no mean of their
+    losses."""
+    if not _alone() and torch.distributed.get_world_size() > 1:
+        raise ValueError(f"this loss needs one process: {why}; start it without a launcher")
+
+
 def _alone() -> bool:
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())

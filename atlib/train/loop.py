@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from atlib._util import in_eval_mode
 from atlib.checkpoint import save_weights
 from atlib.data.images import UNLABELLED
 from atlib.data.sampler import TrainingData, steps_per_epoch
@@ -52,20 +53,19 @@ def train(
     It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device
     afterwards. `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a
     run repeats bit for bit; on a GPU the attention and convolution kernels may sum in another order. It seeds
-    torch's global generator. `evaluate(model)`, if given, adds its metrics after the last pass, and after
-    every `evaluate_every`-th where that is above 0; those of the averaged weights, where the recipe has an
-    average, begin with ``average_``. `after_pass(model, entry)` is called after each pass with what the
-    history says of it, to look at the model, not to change it. With `out`, the last good weights are kept in
-    `out/last.safetensors` once per pass.
+    the global generators of torch, NumPy and Python. `evaluate(model)`, if given, adds its metrics after the
+    last pass, and after every `evaluate_every`-th where that is above 0; those of the averaged weights, where
+    the recipe has an average, begin with ``average_``. `after_pass(model, entry)` is called after each pass
+    with what the history says of it, to look at the model, not to change it. For both the model is in eval
+    mode. With `out`, the last good weights are kept in `out/last.safetensors` once per pass.
 
-    With a `keeper` the run is kept
-    along the way and goes on where it was kept last, with the same bits as if it had not been interrupted (on
-    one CPU). `log` gets a dict after each step and each pass, {"event": "step" or "epoch", ...}: the loss and
-    what it is made of (`atlib.losses.noted`: task_loss, transfer_loss), without weights; those of a pass are
-    means over its steps, also of each layer. The device is waited for once a step, for all numbers together.
-    `stop_at` ends after that many steps of the recipe's schedule: the metrics of that moment are returned,
-    but are no part of the run that may go on from there. `average_into`, a model built like the student, gets
-    the averaged weights.
+    With a `keeper` the run is kept along the way and goes on where it was kept last, with the same bits as if
+    it had not been interrupted (on one CPU). `log` gets a dict after each step and each pass,
+    {"event": "step" or "epoch", ...}: the loss and what it is made of (`atlib.losses.noted`: task_loss,
+    transfer_loss), without weights; those of a pass are means over its steps, also of each layer. The
+    device is waited for once a step, for all numbers together. `stop_at` ends after that many steps of
+    the recipe's schedule: the metrics of that moment are returned, but are no part of the run that may go
+    on from there. `average_into`, a model built like the student, gets the averaged weights.
 
     Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` and
     `after_pass` on every process too; `log`, `out` and the progress bar belong to the main process. A step's
@@ -91,7 +91,8 @@ def train(
     check_normalisation(model, data)
     run = Training(model, data, recipe, loss, seed, cpu)
     if keeper is not None:
-        run.resume(keeper)
+        with run.put_back_on_error():
+            run.resume(keeper)
     position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     steps = steps_per_epoch(len(data), recipe.batch_size)
     bar = tqdm(
@@ -147,7 +148,8 @@ def train(
                     if log is not None and run.main:
                         log({"event": "epoch"} | position.history[-1])
                     if after_pass is not None:
-                        after_pass(run.plain, position.history[-1])
+                        with in_eval_mode(run.plain):
+                            after_pass(run.plain, position.history[-1])
                     if out is not None:
                         whole = run.whole()
                         run.kept = save_weights(Path(out) / "last.safetensors", whole) if run.main else None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from atlib.data.images import UNLABELLED
 from atlib.data.rng import rng_put_back
 from atlib.losses import note
+from atlib.train.distributed import require_one_process
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
 
@@ -32,11 +33,12 @@ def as_transferred(output: Tensor | Transferred) -> Transferred:
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """task_weight · task loss + λ · transfer loss: cross-entropy with label smoothing, plus what is
     distilled. Both are noted (`atlib.losses.noted`), without their weights, as "task_loss" and, of a pair,
-    "transfer_loss". Raises `ValueError` for a recipe that accumulates where some images have no label."""
+    "transfer_loss". Raises `ValueError` where some images have no label, for a recipe that accumulates and
+    under several processes."""
     if labels.ndim == 1 and (labels == UNLABELLED).any():
-        recipe.require_whole_steps(
-            "the loss is a mean over the images with a label, and parts of a step have unequally many"
-        )
+        why = "the loss is a mean over the images with a label, and parts of a step have unequally many"
+        recipe.require_whole_steps(why)
+        require_one_process(why)
     output = model(images)
     logits, transfer_loss = as_transferred(output)
     of_task = note("task_loss", task_loss(logits, labels, recipe))

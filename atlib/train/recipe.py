@@ -119,6 +119,11 @@ class Recipe:
                 f"Recipe(warmup_epochs={self.warmup_epochs!r}, epochs={self.epochs!r}): warmup_epochs must be"
                 " at least 0 and below epochs; with steps, give warmup, their share"
             )
+        if self.weight_decay == 0 and self.weight_decay_end is not None:
+            raise ValueError(
+                f"Recipe(weight_decay=0, weight_decay_end={self.weight_decay_end!r}): nothing would be"
+                " decayed; start above 0, such as weight_decay=1e-6, or leave weight_decay_end out"
+            )
         if self.accumulate > self.batch_size:
             raise ValueError(f"Recipe(accumulate={self.accumulate!r}): a step has {self.batch_size} images")
         if self.optimizer != "adamw":

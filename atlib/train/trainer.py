@@ -12,9 +12,11 @@ import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
 from torch import Tensor, nn
 
+from atlib._util import in_eval_mode
 from atlib.data.sampler import Batch, ShardSpec, TrainingData
 from atlib.losses import noted
 from atlib.pair import student_of
+from atlib.plan import Plan
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.contrast import MomentumPair
 from atlib.train.distributed import start_processes, to_train, whole_weights
@@ -70,7 +72,7 @@ class Training:
         set_seed(seed)
         self.data, self.recipe, self.loss, self.seed = data, recipe, loss, seed
         self.home = next(model.parameters()).device
-        self.config = {"recipe": recipe.describe(), "seed": seed, "images": len(data)}
+        self.config = {"recipe": recipe.describe(), "seed": seed, "images": len(data), "model": _said(model)}
         self.accelerator = start_processes(recipe, cpu)
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
@@ -82,6 +84,7 @@ class Training:
                     f"checkpoint_activations=True: a {type(self.student).__name__} has no"
                     " set_grad_checkpointing, which timm's ViTs have; accumulate= saves memory too"
                 )
+            self.checkpointed = getattr(self.student, "grad_checkpointing", False)
             self.student.set_grad_checkpointing(True)
         optimizer = make_optimizer(model, recipe)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, recipe))
@@ -89,6 +92,7 @@ class Training:
         self.average = None if recipe.ema is None else EMA(self.model, recipe.ema)
         self.position = Position(torch.zeros(1, device=self.accelerator.device))
         self.kept: Path | None = None
+        self.has_keeper = False
 
     @property
     def main(self) -> bool:
@@ -166,10 +170,11 @@ class Training:
         processes. None for no evaluation."""
         if evaluate is None:
             return {}
-        metrics = dict(evaluate(self.plain))
-        if self.average is not None:
-            with self.average.in_place_of(self.model):
-                metrics |= {f"average_{name}": value for name, value in evaluate(self.plain).items()}
+        with in_eval_mode(self.plain):  # and back, whatever `evaluate` does
+            metrics = dict(evaluate(self.plain))
+            if self.average is not None:
+                with self.average.in_place_of(self.model):
+                    metrics |= {f"average_{name}": value for name, value in evaluate(self.plain).items()}
         return self._of_main(metrics)
 
     def close(self, metrics: dict) -> None:
@@ -203,6 +208,7 @@ class Training:
 
     def resume(self, keeper: CheckpointManager) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
+        self.has_keeper = True
         found = keeper.restore(self.accelerator, self.config)
         if found is None:
             return
@@ -225,7 +231,8 @@ class Training:
     def not_finite(self, value: float, norm: float, batch: Batch) -> NonFiniteLoss:
         """The error that says what is not finite, where, and what to do."""
         what, number = ("gradient", norm) if math.isfinite(value) else ("loss", value)
-        step, kept = self.position.step, self.kept or "none was kept yet"
+        ways = "" if self.has_keeper else ": out= keeps one after each pass, keeper= more often"
+        step, kept = self.position.step, self.kept or f"none was kept yet{ways}"
         return NonFiniteLoss(
             f"the {what} is {number} at step {step} (lr {self.lr:.3g}); last good checkpoint: {kept}. "
             "Lower lr, clip harder, or use mixed_precision='no'. Or one of the step's images is to blame: "
@@ -269,7 +276,7 @@ class Training:
             vars(self.given).pop("forward", None)
         self.given.to(self.home)
         if self.recipe.checkpoint_activations:
-            self.student.set_grad_checkpointing(False)
+            self.student.set_grad_checkpointing(self.checkpointed)
 
     def whole(self) -> nn.Module:
         """The caller's model with the weights of this moment; where they are divided, every process must call
@@ -277,6 +284,12 @@ class Training:
         if self.given is not self.plain:  # what is trained is a copy
             self.given.load_state_dict(whole_weights(self.plain))
         return self.given
+
+
+def _said(model: nn.Module) -> dict:
+    """What is trained, as a checkpoint says it: a pair with its plan."""
+    plan = getattr(model, "plan", None)
+    return {"kind": type(model).__name__} | ({"plan": plan.describe()} if isinstance(plan, Plan) else {})
 
 
 # --- Where a training run is: its steps and its history ---

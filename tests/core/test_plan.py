@@ -95,6 +95,7 @@ WRONG = [
     ({"layers": {0: None}}, r"layers .* \[None\]"),
     ({"heads": []}, r"heads .* \[\]"),
     ({"heads": [0, 0]}, r"heads .* \[0, 0\]"),
+    ({"layers": [[0, 1], [0, 0]]}, "names a layer twice"),
     ({"heads": 3}, r"heads=3.*\[3\]"),
     ({"heads": [-1]}, r"heads .* \[-1\]"),
     ({"heads": {0: []}}, r"heads of layer 0 .* \[\]"),

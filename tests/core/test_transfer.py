@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from atlib import AttentionTransfer, Plan, create_vit
 from tests import longhand
-from tests.helpers import random_images, same, state_of
+from tests.helpers import random_images, same, state_of, tiny
 
 SUBSETS = [None, (0, 1, 2), (0,), (2,), (0, 2), range(1, 3)]
 CLASS_TOKEN, AVERAGE = {}, {"global_pool": "avg", "class_token": False}
@@ -121,6 +121,29 @@ def test_the_teacher_follows_to_another_dtype(small_vit):
     assert all(p.dtype == torch.float64 for p in pair.double().teacher.parameters())
     assert pair(random_images(2, 3, 32, 32, dtype=torch.float64)).logits.dtype == torch.float64
     assert all(p.dtype == torch.float32 for p in pair.to(torch.float32).teacher.parameters())
+
+
+def test_views_are_no_pairs_of_images(small_vit):
+    pair = pair_of(small_vit, Plan())
+    for views in (1, 3):
+        with pytest.raises(ValueError, match=rf"\(2, {views}, 3, 32, 32\)"):
+            pair(random_images(2, views, 3, 32, 32))
+
+
+def test_common_tokens_are_those_of_the_size_that_both_are_built_for():
+    """Larger images have more tokens: a part of them would be compared, and be taken for all."""
+    sized = {"dynamic_img_size": True, "reg_tokens": 2}
+    pair = AttentionTransfer(tiny(1, **sized), tiny(2, **sized), Plan(how="distill", unequal_prefix="drop"))
+    AttentionTransfer(tiny(1, **sized), tiny(2), Plan(how="distill", unequal_prefix="drop", mismatched=True))
+    other = AttentionTransfer(
+        tiny(1, **sized),
+        tiny(2, dynamic_img_size=True),
+        Plan(how="distill", unequal_prefix="drop", mismatched=True),
+    )
+    assert pair(random_images(2, 3, 64, 64)).transfer_loss > 0, "nothing is left out between equals"
+    assert other(random_images(2, 3, 32, 32)).transfer_loss > 0
+    with pytest.raises(ValueError, match="67 tokens, and the pair was built for 19"):
+        other(random_images(2, 3, 64, 64))
 
 
 def test_a_deep_copy_stands_alone(small_vit):

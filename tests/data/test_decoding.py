@@ -62,10 +62,10 @@ def test_values_that_say_no_brightness_are_refused_by_file(kind, values, named):
 
 
 def test_many_images_that_are_left_out_are_counted_and_not_all_named():
-    corrupt = {}
+    corrupt, named = {}, set()
     with pytest.warns(UserWarning) as warned:
         for index in range(2 * NAMED):
-            note_left_out({index: "torn"}, corrupt)
+            note_left_out({index: "torn"}, corrupt, named)
     assert (
         len(warned) == NAMED + 1
         and f"more than {NAMED} images" in str(warned[-1].message)

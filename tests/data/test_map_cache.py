@@ -197,6 +197,17 @@ def test_wrong_requests(tmp_path, teacher, options):
         MapCache(tmp_path, teacher, **options)
 
 
+def test_a_teacher_that_its_owner_trains_is_asked_in_eval_mode(tmp_path, images):
+    teacher = vit(0, proj_drop_rate=0.5)
+    cache, other = MapCache(tmp_path / "a", teacher), MapCache(tmp_path / "b", teacher)
+    cache.add(images)
+    teacher.train()
+    other.add(images)
+    assert teacher.training
+    one, again = cache(images), other(images)
+    assert all(torch.equal(one[layer], again[layer]) for layer in cache.layers)
+
+
 def test_maps_of_a_teacher_in_bf16(tmp_path, images):
     """NumPy has no such numbers."""
     teacher, images = vit(0).bfloat16(), images.bfloat16()

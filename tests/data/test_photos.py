@@ -12,6 +12,7 @@ from torchvision.transforms import functional as vision
 
 from atlib.data.decoding import CorruptImage, DataError, as_stored
 from atlib.data.photos import Photos, open_photos
+from atlib.data.sampler import ShardSpec
 from atlib.data.transforms import Augmentation
 from atlib.train import train
 from atlib.train.evaluate import evaluate
@@ -218,6 +219,24 @@ def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_v
     ] == [[4, 11], [4, 11]]
     assert not any("corrupt_indices" in passed for passed in trained(photos(), 0)[1])
     assert same(trained(photos(4, 11), 1)[0], weights) and not same(trained(photos(), 0)[0], weights)
+
+
+def test_corrupt_are_those_of_the_pass(pictures):
+    """With repeats a pass has a part of the images, and not always the corrupt one."""
+    photos = pictures(corrupt=(5,), count=8, augmentation=SMALL, train=True, on_corrupt="skip")
+    passes = []
+    for epoch in range(4):
+        wanted = {
+            index
+            for batch in pictures(count=8, augmentation=SMALL, train=True).epoch(
+                ShardSpec(seed=3, epoch=epoch, batch_size=2, repeats=4)
+            )
+            for index in batch.indices
+        }
+        list(photos.epoch(ShardSpec(seed=3, epoch=epoch, batch_size=2, repeats=4)))
+        passes.append((5 in wanted, list(photos.corrupt)))
+    assert {was for was, _ in passes} == {True, False}
+    assert all(found == ([5] if was else []) for was, found in passes)
 
 
 def test_a_share_without_any_readable_image_counts_nothing(pictures):

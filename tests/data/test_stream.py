@@ -93,10 +93,11 @@ def test_uneven_shards_end_together(tmp_path):
     assert [batch.weight for batch in ranks[1]] == pytest.approx([2 * n / (6 + n) for n in (1, 1, 2, 1, 2)])
 
 
-def test_a_process_without_an_image_goes_along_with_weight_0(tmp_path):
+@pytest.mark.parametrize("training", [False, True])
+def test_a_process_without_an_image_goes_along_with_weight_0(tmp_path, training):
     write_arrow(tmp_path, "train1", range(9))
     write_arrow(tmp_path, "train2", [9])
-    photos = open_stream(tmp_path, split="train+validation", augmentation=PLAIN, train=False)
+    photos = open_stream(tmp_path, split="train+validation", augmentation=PLAIN, train=training)
     batches = all_batches(photos, world=2, rank=1)
     assert [batch.weight for batch in batches] == [0, pytest.approx(2 / 6)] and batches[0].indices == []
     assert batches[0].images.shape == (1, 3, 8, 8) and pictures_in(batches) == [9]

@@ -1,5 +1,8 @@
 """Several views of an image: what they hang on, what they show, and how photographs become them."""
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +106,11 @@ def test_the_published_looks():
     first, second, *small = looks((0.4, 1.0), local=8)
     assert (first.blur, first.solarise, second.blur, second.solarise) == (1.0, 0.0, 0.1, 0.2)
     assert len(small) == 8 and {(look.scale, look.blur) for look in small} == {((0.05, 0.4), 0.5)}
+
+
+def test_a_look_that_json_has_read_back_makes_views():
+    look = Look(**json.loads(json.dumps(asdict(Look((0.2, 1.0), 0.5)))))
+    assert look == Look((0.2, 1.0), 0.5) and hash(look)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import torch
 from atlib import walk
 from atlib.analysis import walks
 from atlib.data import Images
-from atlib.methods.mean_maps import MeanMapCopy, mean_maps, one_group, save_stored_maps
+from atlib.methods.mean_maps import MeanMapCopy, load_stored_maps, mean_maps, one_group, save_stored_maps
+from atlib.pair import Normalisation
 from atlib.vit import Architecture
 from atlib.walking import Instead
 from tests.helpers import random_images
@@ -91,6 +92,13 @@ def test_the_vit_is_left_in_its_mode(small_vit):
     images = random_images(6, 3, 32, 32)
     assert all(map(torch.equal, mean_maps(vit, images), mean_maps(vit, images))), "it runs in eval mode"
     assert all(part.training for part in vit.modules())
+
+
+def test_stored_maps_say_what_images_they_are_for(small_vit, tmp_path):
+    told, vit = Normalisation(0.3, 0.2), Architecture("glyphs", {"depth": 2})
+    model = MeanMapCopy(vit.build(), vit.build(), random_images(4, 3, 32, 32), normalisation=told)
+    path = save_stored_maps(tmp_path / "maps.safetensors", model, vit)
+    assert load_stored_maps(path).normalisation == told
 
 
 def test_maps_of_two_groups_are_not_saved(small_vit, tmp_path):

@@ -18,6 +18,7 @@ from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data import Images
 from atlib.data.images import UNLABELLED
 from atlib.train import NonFiniteLoss, make_optimizer, outputs, schedule, student_loss, task_loss, train
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
@@ -257,6 +258,37 @@ def test_history_has_one_entry_per_pass(glyphs64):
 def test_evaluation_after_every_nth_and_the_last_pass(glyphs64, every, passes):
     _, history = trained(glyphs64, evaluate=lambda model: {"score": 1}, evaluate_every=every)
     assert [entry["epoch"] for entry in history if "score" in entry] == passes
+
+
+def test_an_evaluation_that_leaves_the_model_in_eval_mode_changes_no_training(glyphs64):
+    """In eval mode a pair that distills has no transfer loss."""
+    losses = []
+
+    def steps_of(**options):
+        pair, entries = AttentionTransfer(tiny(1), tiny(2), Plan(how="distill")), []
+        train(pair, glyphs64, Recipe(steps=6, batch_size=32), progress=None, log=entries.append, **options)
+        return [entry["transfer_loss"] for entry in entries if entry["event"] == "step"]
+
+    losses = steps_of()
+    careless = steps_of(evaluate=lambda model: dict(mode=model.eval().training), evaluate_every=1)
+    looking = steps_of(after_pass=lambda model, entry: model.eval())
+    assert min(losses) > 0 and careless == looking == losses
+
+
+def test_a_run_that_was_kept_goes_on_with_no_other_plan(glyphs64, tmp_path):
+    keeper, recipe = CheckpointManager(tmp_path, every=2), Recipe(steps=4, batch_size=32)
+
+    def go_on(plan, **options):
+        pair = AttentionTransfer(tiny(1), tiny(2), plan)
+        try:
+            return train(pair, glyphs64, recipe, progress=None, keeper=keeper, **options)
+        finally:
+            assert "forward" not in vars(pair), "what Accelerate puts around it is taken off"
+
+    go_on(Plan(how="distill"), stop_at=2)
+    with pytest.raises(ValueError, match="how was 'distill' and is 'copy'"):
+        go_on(Plan(how="copy"))
+    assert go_on(Plan(how="distill"))[-1]["step"] == 4
 
 
 def test_progress_is_plain_text_or_nothing(glyphs64, capsys):

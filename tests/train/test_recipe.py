@@ -65,6 +65,11 @@ def test_values_that_cannot_be_meant(change):
         replace(recipes.STUDENT, **change)
 
 
+def test_a_decay_that_grows_from_nothing_would_never_begin():
+    with pytest.raises(ValueError, match="weight_decay=0, weight_decay_end=0.4"):
+        Recipe(weight_decay=0.0, weight_decay_end=0.4)
+
+
 def test_values_at_the_edge_are_allowed():
     edge = dict(steps=1, warmup=0, label_smoothing=0, min_lr=0, weight_decay=0, transfer_weight=0, clip=None)
     edge |= dict(layer_decay=1.0, mixed_precision="bf16", accumulate=128, ema=0.9999, repeats=3)
