@@ -190,9 +190,10 @@ def gathered(rows: Tensor) -> tuple[Tensor, int]:
     return whole, sum(numbers[: dist.get_rank()])
 
 
-def require_one_process(why: str) -> None:
-    """Raise `ValueError` where a step is divided among processes: for losses that are no mean of their
-    losses."""
+def require_undivided(recipe: Recipe, why: str) -> None:
+    """Raise `ValueError` where a step is computed in parts, or divided among processes: for losses that are
+    no mean over them."""
+    recipe.require_whole_steps(why)
     if not _alone() and torch.distributed.get_world_size() > 1:
         raise ValueError(f"this loss needs one process: {why}; start it without a launcher")
 

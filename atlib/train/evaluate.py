@@ -54,11 +54,11 @@ def _predicted(model: nn.Module, images: EvaluationData, batch_size: int) -> tup
     check_normalisation(model, images)
     if len(images) == 0:
         raise ValueError(f"there are no images to evaluate in this {type(images).__name__}")
-    like = next(model.parameters())  # its device, and its precision
+    like = next(model.parameters())
     logits, labels = [], []
     with torch.no_grad(), in_eval_mode(model):
         for batch, of_batch in images.loader(batch_size):
-            logits.append(outputs(model, batch.to(like)).logits.float().cpu())
+            logits.append(outputs(model, batch.to(like.device, like.dtype)).logits.float().cpu())
             labels.append(of_batch.cpu())
     return torch.cat(logits), torch.cat(labels)
 
@@ -100,7 +100,7 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
     _check_head(model)
     if len(images) == 0:
         raise ValueError(f"there are no images to evaluate in this {type(images).__name__}")
-    device = next(model.parameters()).device
+    like = next(model.parameters())
     starts, world = range(0, len(images), batch_size), dist.get_world_size()
     # right, nats, images, images of which it says nothing, images with a label that the model lacks
     sums = torch.zeros(5, dtype=torch.float64)
@@ -112,7 +112,7 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
             mine = range(start, min(start + batch_size, len(images)))
             batch, of_batch = images.take(mine)
             of_batch = of_batch.cpu()
-            logits = outputs(model, batch.to(device)).logits.double().cpu()
+            logits = outputs(model, batch.to(like.device, like.dtype)).logits.double().cpu()
             _check_indices(of_batch)
             known = of_batch.clamp(0, logits.shape[1] - 1)  # the others make all processes raise below
             found = torch.stack(
@@ -125,7 +125,7 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
                 ]
             )
             sums += found if place < len(starts) else 0
-    sums = sums.to(device)
+    sums = sums.to(like.device)
     dist.all_reduce(sums)
     right, nats, count, wrong, unknown = sums.tolist()
     if unknown:

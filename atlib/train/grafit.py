@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from atlib.data.images import Images
 from atlib.losses import note
 from atlib.pair import student_of
-from atlib.train.distributed import require_one_process
+from atlib.train.distributed import require_undivided
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer
 from atlib.walking import walk
@@ -162,8 +162,7 @@ def grafit_loss(model: Grafit, images: Tensor, targets: Tensor, recipe: Recipe) 
     """task_weight · `knn_loss` + transfer_weight · `instance_loss`, of `numbered` images; the paper's weights
     are 1 and 1. Both are noted without their weights. Raises `ValueError` for a recipe that accumulates, and
     under several processes."""
-    recipe.require_whole_steps(ONE_CALL)
-    require_one_process(ONE_CALL)
+    require_undivided(recipe, ONE_CALL)
     of_neighbours, of_views = model(images, *targets.unbind(1))
     note("knn_loss", of_neighbours)
     note("instance_loss", of_views)
@@ -172,8 +171,7 @@ def grafit_loss(model: Grafit, images: Tensor, targets: Tensor, recipe: Recipe) 
 
 def snca_loss(model: Grafit, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
     """The paper's baseline SNCA+: task_weight · `knn_loss` alone. Raises as `grafit_loss` does."""
-    recipe.require_whole_steps(ONE_CALL)
-    require_one_process(ONE_CALL)
+    require_undivided(recipe, ONE_CALL)
     return recipe.task_weight * note("knn_loss", model(images, *targets.unbind(1))[0])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from atlib.data.images import UNLABELLED
 from atlib.data.rng import rng_put_back
 from atlib.losses import note
-from atlib.train.distributed import require_one_process
+from atlib.train.distributed import require_undivided
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
 
@@ -36,9 +36,9 @@ def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recip
     "transfer_loss". Raises `ValueError` where some images have no label, for a recipe that accumulates and
     under several processes."""
     if labels.ndim == 1 and (labels == UNLABELLED).any():
-        why = "the loss is a mean over the images with a label, and parts of a step have unequally many"
-        recipe.require_whole_steps(why)
-        require_one_process(why)
+        require_undivided(
+            recipe, "the loss is a mean over the images with a label, and parts of a step have unequally many"
+        )
     output = model(images)
     logits, transfer_loss = as_transferred(output)
     of_task = note("task_loss", task_loss(logits, labels, recipe))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from atlib._util import in_eval_mode
 from atlib.losses import note
 from atlib.methods.seq2seq import BEGIN, END, PAD
-from atlib.train.distributed import require_one_process
+from atlib.train.distributed import require_undivided
 from atlib.train.objectives import as_transferred
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
@@ -20,9 +20,7 @@ def translation_loss(model: nn.Module, sources: Tensor, targets: Tensor, recipe:
     section 5.4). Both parts are noted as in `student_loss`. Raises `ValueError` for a recipe that
     accumulates.
     """
-    why = "the loss is a mean over words, and parts of a step have unequally many"
-    recipe.require_whole_steps(why)
-    require_one_process(why)
+    require_undivided(recipe, "the loss is a mean over words, and parts of a step have unequally many")
     output = model(sources, targets[:, :-1])
     logits, transfer_loss = as_transferred(output)
     of_task = nn.functional.cross_entropy(

@@ -8,6 +8,7 @@ from torch import nn
 
 from atlib import AttentionTransfer, Plan
 from atlib.data import Images
+from atlib.pair import View
 from atlib.train.evaluate import evaluate, predict, score
 from tests.helpers import random_images
 
@@ -121,3 +122,17 @@ def test_infinite_logits_are_no_prediction():
         score(torch.tensor([[math.inf, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
     found = score(torch.tensor([[-math.inf, 0.0], [0.0, 1.0]]), torch.tensor([1, 1]))
     assert found.accuracy == 1 and math.isfinite(found.loss), "a class may be ruled out"
+
+
+def test_a_model_in_half_precision_is_given_such_images(small_vit):
+    """And the images that its pair resizes for a teacher of another size are of that precision, too."""
+    images = Images(torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8), torch.arange(6) % 5, [*"abcde"])
+    student = small_vit()
+    exact = predict(student, images)
+    half = predict(student.bfloat16(), images)
+    assert half.dtype == torch.float32 and (half - exact).abs().max() < 0.05 * exact.abs().max()
+    teacher = small_vit(1, img_size=16, patch_size=4)
+    seen = View(None, (16, 16)).show(torch.ones(1, 3, 32, 32, dtype=torch.bfloat16), None)
+    assert seen.shape == (1, 3, 16, 16) and seen.dtype == torch.bfloat16
+    pair = AttentionTransfer(teacher, small_vit(2), Plan(how="distill")).bfloat16()
+    assert pair.train()(images.take(range(2))[0].bfloat16()).transfer_loss.isfinite()

@@ -360,6 +360,17 @@ def test_parts_of_a_step_have_unequally_many_labels(glyphs64):
         train(tiny(), images, replace(SHORT, steps=2, accumulate=2), progress=None)
 
 
+def test_labels_that_are_missing_need_one_process(glyphs64, monkeypatch):
+    """Each process would take a mean over its own labelled images, of which it has more or fewer."""
+    labels = torch.tensor([0, UNLABELLED, 1, 2])
+    for name, value in (("is_initialized", True), ("get_world_size", 2)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    images = glyphs64.take(range(4))[0]
+    with pytest.raises(ValueError, match="needs one process: .* images with a label"):
+        student_loss(tiny(), images, labels, SHORT)
+    assert student_loss(tiny(), images, labels.clamp(0), SHORT).isfinite()
+
+
 def test_activations_of_a_module_that_cannot_be_asked(glyphs64):
     class Own(nn.Module):
         def __init__(self):
