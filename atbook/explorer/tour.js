@@ -19,7 +19,7 @@ A step is a state of the explorer and a few sentences. What a reader changes in 
     },
     {
       title: "Show the teacher a twin", state: { world: "match", model: "copy", maps: "twin", twin: "routing" },
-      says: "Now the teacher looks at a twin of the scene: the same places and colours, but other shapes. So its map can say where to look, and nothing true about what is there. The student sees its own scene and is still right. Choose the other twin below, and its map leads the student to a wrong cell.",
+      says: "Now the teacher looks at a twin of the scene: the same places and colours, but other shapes. So its map can say where to look, and nothing true about the shape. The student sees its own scene and is still right. Choose the other twin below, and its map leads the student to a wrong cell.",
       twins: true,
     },
     {

@@ -512,7 +512,7 @@ COMPONENT_STUDY = Study(
         for name, (component, needs) in COMPONENTS.items()
         for variant in _matched_or_not(name, component, needs, WITH_COMPONENT[name])
     ),
-    seeds=3,
+    seeds=5,
     minutes=15,
     only=FIND,
     teachers=tuple(WITH_COMPONENT.values()),
