@@ -149,8 +149,8 @@ PRETRAINING = Study(
             for features, weights in (("useful", None), ("useless", COLOUR))
         ),
     ),
-    seeds=3,
-    minutes=50,
+    seeds=5,
+    minutes=80,
     only=FIND,
     teachers=(COLOUR, INVERTED),
 )
