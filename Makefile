@@ -6,6 +6,8 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 # Extra arguments, e.g. make test ARGS="tests/core/test_walk.py -x"
 ARGS ?=
+# What other commands test; ARGS that name files of tests/ may name these, too.
+ELSEWHERE = --ignore tests/explorer --ignore tests/looking/test_looking_page.py --ignore tests/course --ignore tests/colab
 # Processes of `make test` and `make book` that run at a time, each with one thread.
 JOBS ?= 2
 
@@ -33,7 +35,7 @@ book: set-up  ## run every notebook and build the book in _build/html, warnings 
 	@$(RUN) -m tools.build_book --jobs $(JOBS)
 
 test: set-up  ## run the test suite; ARGS="..." goes to pytest, e.g. ARGS="-m 'not slow'"
-	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(if $(ARGS),$(ARGS),--ignore tests/explorer --ignore tests/looking/test_looking_page.py --ignore tests/course --ignore tests/colab)
+	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal $(if $(findstring tests/,$(ARGS)),,$(ELSEWHERE)) $(ARGS)
 
 pages: set-up  ## test the explorer, the page of `look` and those of the built book in a headless Chromium
 	@$(PYTEST) --numprocesses $(JOBS) --dist worksteal tests/explorer tests/looking/test_looking_page.py tests/pages

@@ -80,9 +80,10 @@ def find_record(
             return record
     if runs:
         require_known("method", method, sorted({record.method for record in runs}))
+    where = f" --scale {scale}" if scale else ""
     raise FileNotFoundError(
         f"{records_file(experiment, scale, results)} has no run of {method!r} with seed {seed}:"
-        f" `python -m atbook experiment {experiment}` writes it"
+        f" `python -m atbook experiment {experiment}{where} --seeds {seed + 1}` writes it"
     )
 
 

@@ -38,9 +38,8 @@ SLIDES = ROOT / "course" / "slides"
 
 def outputs_depend_on() -> str:
     """One hash over everything outside a notebook that its outputs depend on."""
-    folders = [ROOT / "atlib", ROOT / "atbook", ROOT / "configs", ROOT / "results"]
-    left_out = {"__pycache__", "explorer"}  # of no notebook: what runs in the page is copied when it is built
-    files = [path for folder in folders for path in folder.rglob("*") if not left_out & {*path.parts}]
+    folders = [ROOT / "atlib", ROOT / "atbook", ROOT / "configs", ROOT / "results", ROOT / "book" / "papers"]
+    files = [path for folder in folders for path in folder.rglob("*") if "__pycache__" not in path.parts]
     total = hashlib.sha256(f"{sys.version} {execute.FIXED}".encode())
     for path in sorted(path for path in [ROOT / "requirements.lock", *files] if path.is_file()):
         total.update(f"{path.relative_to(ROOT).as_posix()} {path.stat().st_size}\n".encode())

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from html import escape
 from itertools import combinations
 from pathlib import Path
@@ -169,10 +169,15 @@ def lines_of(
     lines += of_partners
     for line in lines:
         same = [other for other in lines if other.key == line.key and other.result.status == "graded"]
-        newest = max(same, key=lambda other: other.time, default=line)
+        newest = max(same, key=_when, default=line)
         if newest is not line and (roster is not None and line.id):
             line.superseded_by = newest.result.file
     return lines
+
+
+def _when(line: Line) -> datetime:
+    """When a submission came, in any zone; the earliest of all where it is not known."""
+    return aware(datetime.fromisoformat(line.time)) if line.time else datetime.min.replace(tzinfo=UTC)
 
 
 def aware(time: datetime) -> datetime:

@@ -180,7 +180,7 @@ def wrong(guard: Guarded, known: dict[str, Callable[..., float]]) -> str | None:
         return f"{where}: {guard.expression} cannot be computed: {type(error).__name__}: {error}"
     digits = len(guard.number.partition(".")[2])
     printed = float(guard.number.replace(",", "").replace("−", "-"))
-    if abs(value - printed) > 0.5 * 10**-digits + 1e-9:
+    if not abs(value - printed) <= 0.5 * 10**-digits + 1e-9:  # nan is no number, either
         return f"{where}: {guard.number} is printed, {guard.expression} is {value:.{digits + 1}f}"
     return None
 

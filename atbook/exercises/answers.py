@@ -14,6 +14,8 @@ import symtable
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from atbook.exercises.own import plain_name
+
 BUILTINS = set(dir(builtins)) | {"__name__", "__file__", "get_ipython", "display", "In", "Out"}
 # What only IPython reads: commands, help, and values of commands.
 FOR_IPYTHON = re.compile(r"^\s*[%!?]|\?\s*$|^\s*\w+\s*=\s*[%!]")
@@ -314,8 +316,7 @@ def name_of(cells: Sequence[str]) -> Typed:
         return Typed(None, problem)
     if not isinstance(value, str) or not value.strip() or len(value) > 200:
         return Typed(None, "STUDENT has to be a name or a number, in quotes")
-    plain = " ".join(value.encode(errors="replace").decode().split())
-    return Typed("".join(letter for letter in plain if letter.isprintable()), problem)
+    return Typed(plain_name(value), problem)
 
 
 def numbers(value: Any, shape: Sequence[int]) -> list | None:

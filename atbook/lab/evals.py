@@ -106,10 +106,15 @@ def run_examination(
     """Measure the models of seeds 0 to seeds - 1 (`methods`: only some) and return all of its records.
 
     Models whose weights are not kept are trained first. What has a record is not measured again: a model that
-    is measured alone, else a seed. Raises `ValueError` for a scale that it is not made for and for an unknown
-    method.
+    is measured alone, else a seed. Raises `ValueError` for a scale that it is not made for, for an unknown
+    method, and for some methods of an examination that compares all.
     """
-    methods = tuple(methods or examination.methods)
+    if methods and not examination.alone:
+        raise ValueError(
+            f"{examination.name} compares its models with each other, so it measures all of them: leave"
+            f" --methods out, got {', '.join(methods)}"
+        )
+    methods = tuple(dict.fromkeys(methods or examination.methods))
     require_made_for(examination, place)
     studies = {method: examination.study_of(method) for method in methods}
     known = {(r.method, r.seed) for r in read_file(place.records(examination.name))}

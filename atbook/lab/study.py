@@ -497,7 +497,7 @@ def teach(
 
 def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Schooling | None = None) -> None:
     """Pre-train a seed's teacher, the central one or one of the study's own, keep its weights and write its
-    record, unless both are there. Where the scale keeps it along the way, an interrupted one goes on; raises
+    record, where they are missing. Where the scale keeps it along the way, an interrupted one goes on; raises
     `Preempted` as `train` does."""
     weights = place.teacher(seed, schooling)
     key = "teacher", f"teacher {schooling.name}" if schooling else "teacher", seed, None
@@ -522,7 +522,8 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
     recipe = replace(recipe, steps=history[-1]["step"])  # more of them, where its gate asked for it
     measured = {name: history[-1][name] for name in ("unlearned", "evenness") if name in history[-1]}
     results = {"pretraining_loss": history[-1]["loss"]} | measured
-    write_run(study.name, place, scale, key, recipe.describe(), results, history, seconds)
+    if not known:
+        write_run(study.name, place, scale, key, recipe.describe(), results, history, seconds)
 
 
 def _go_on(scale: Scale, seed: int, name: str, folder: Path) -> tuple[Made, float]:
@@ -595,9 +596,10 @@ def run_study(
             f" {seeds}"
         )
     known = [v.name for v in study.variants if study is not CENTRAL or v.name in scale.methods]
-    for method in methods or ():
-        require_known("method", method, known)
-    variants = [study.variant(name) for name in methods or known]
+    names = tuple(dict.fromkeys(methods or known))
+    for name in names:
+        require_known("method", name, known)
+    variants = [study.variant(name) for name in names]
     first = study.needed_by(variants)
     tuned_here = {variant.name for variant in variants} if study is CENTRAL else set()
     check_tuned([variant for variant in (*first, *variants) if variant.like not in tuned_here], place)

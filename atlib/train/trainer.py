@@ -37,6 +37,9 @@ class NonFiniteLoss(RuntimeError):
         super().__init__(message)
         self.step, self.indices, self.checkpoint = step, indices, checkpoint
 
+    def __reduce__(self):  # a process that runs it for another hands it on
+        return type(self), (str(self), self.step, self.indices, self.checkpoint)
+
 
 class Preempted(RuntimeError):
     """SIGTERM came: the step in progress was finished, and the run kept at `checkpoint`, from which it goes
@@ -45,6 +48,9 @@ class Preempted(RuntimeError):
     def __init__(self, checkpoint: Path):
         super().__init__(f"stopped by SIGTERM; everything up to here is kept in {checkpoint}")
         self.checkpoint = checkpoint
+
+    def __reduce__(self):
+        return type(self), (self.checkpoint,)
 
 
 class StepLoss(NamedTuple):

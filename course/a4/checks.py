@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from atbook.exercises.judging import Exercise, Wrong, checker
-from atbook.exercises.own import own_seed
+from atbook.exercises.own import own_seed, plain_name
 from atbook.records import add_record
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import SHAPES, World, generate
@@ -399,8 +399,8 @@ def parsed(line: bytes) -> Record:
 
 def _require_whole(record: Record, student: str) -> None:
     """Raise `ValueError` where a record is not one of this student's A4, or lacks a number."""
-    author = str(record.config["student"]).strip().lower()
-    if record.experiment != "a4" or author != student.strip().lower():
+    author = plain_name(str(record.config["student"])).lower()
+    if record.experiment != "a4" or author != plain_name(student).lower():
         raise ValueError(f"it is of {record.experiment!r} by {record.config['student']!r}")
     settings = Settings(**record.config["settings"])
     for name in settings.tests:

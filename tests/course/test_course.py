@@ -6,6 +6,7 @@ import zipfile
 import nbformat
 import pytest
 
+from atbook.exercises.answers import name_of
 from atbook.exercises.own import own_seed
 from tests.helpers import ROOT
 from tools import course
@@ -68,6 +69,8 @@ def test_a_secret_is_made_where_there_is_none(tmp_path):
 
 def test_a_student_has_own_numbers_which_do_not_hang_on_how_the_name_is_typed():
     assert own_seed("Ada ", "a1/3") == own_seed("ada", "a1/3") != own_seed("Bob", "a1/3")
+    asked, (graded, _) = "Ada\u00a0 \tLovelace\u200b", name_of(['STUDENT = "Ada\u00a0 \\tLovelace\u200b"'])
+    assert graded == "Ada Lovelace" and own_seed(asked, "a1/3") == own_seed(graded, "a1/3")
     for absent in (..., "", None):
         with pytest.raises(ValueError, match="STUDENT"):
             own_seed(absent, "a1/3")

@@ -25,7 +25,7 @@ from atbook.lab.evals import (
 )
 from atbook.lab.scales import TUNING_SEED
 from atbook.lab.studies import CENTRAL, HEAD_BY_HEAD, LONG_TAIL, PAINTERS, POOL, STUDIES
-from atbook.lab.study import Sources
+from atbook.lab.study import Place, Sources
 from atbook.worlds import glyph_images, glyphs
 from atbook.worlds import shifts as ood
 from atbook.worlds.shifts import SHIFTS, all_shifts, shifted
@@ -36,6 +36,13 @@ from atlib.methods.mean_maps import MeanMapCopy
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import random_images, randomise
+
+
+def test_an_examination_that_compares_all_of_its_models_takes_no_part_of_them(tmp_path):
+    place = Place("find", None, tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="--methods .*fine-tune"):
+        evals.run_examination(evals.COMPARISON, place, 1, ["fine-tune"])
+
 
 SCALE = replace(toy.TOY, labels=80)
 

@@ -192,9 +192,11 @@ def test_what_was_changed_meanwhile_keeps_no_outputs(tmp_path, ran):
 def test_outputs_last_as_long_as_library_and_records(tmp_path, monkeypatch):
     for name, path in {"ROOT": "", "BUILD": "_build", "OUTPUTS": "_build/cache", "KEY": "_build/key"}.items():
         monkeypatch.setattr(build_book, name, tmp_path / path)
-    (tmp_path / "atlib").mkdir()
-    files = [tmp_path / "requirements.lock", tmp_path / "atlib" / "vit.py"]
+    # Also where the checkout lies in a folder of that name, and what the book quotes and shows in the page.
+    names = ("requirements.lock", "atlib/vit.py", "atbook/explorer/widget.py", "book/papers/one.json")
+    files = [tmp_path / name for name in names]
     for path in files:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("one")
 
     def outputs_stay():

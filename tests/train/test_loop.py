@@ -3,8 +3,10 @@ and that it learns."""
 
 import copy
 import math
+import pickle
 from dataclasses import replace
 from itertools import cycle, islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from atlib.train import NonFiniteLoss, make_optimizer, outputs, schedule, studen
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
+from atlib.train.trainer import Preempted
 from atlib.transfer import Transferred
 from tests.helpers import random_images, same, state_of, tiny
 
@@ -639,3 +642,9 @@ def test_data_with_another_number_of_batches_are_an_error_and_no_endless_loop(gl
     wrong.epoch = lambda part, workers: islice(cycle(glyphs64.epoch(part)), given)
     with pytest.raises(ValueError, match=named):
         train(tiny(), wrong, SHORT, progress=None)
+
+
+def test_a_process_hands_on_why_a_run_of_another_stopped():
+    for error in (NonFiniteLoss("step 3", 3, [1, 2], Path("c")), Preempted(Path("kept"))):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)

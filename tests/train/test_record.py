@@ -167,7 +167,7 @@ def test_records_of_one_kind_by_method_seed_and_trial(tmp_path, good):
     assert read_records("transfer", "s", "teacher", tmp_path) == [teacher]
     assert read_records("transfer", "elsewhere", results=tmp_path) == []
     assert find_record("transfer", "b c", 10, "s", tmp_path) == runs[3]
-    with pytest.raises(FileNotFoundError, match="s.jsonl .*'b c' .* 3"):
+    with pytest.raises(FileNotFoundError, match="s.jsonl .*'b c' .* 3: .*--scale s --seeds 4"):
         find_record("transfer", "b c", 3, "s", tmp_path)
     with pytest.raises(ValueError, match="'b-c'.* 'b c'"):
         find_record("transfer", "b-c", 2, "s", tmp_path)
