@@ -95,13 +95,18 @@ def _variants() -> list[Repeat]:
     ]
 
 
+def _all_of(folder: str) -> str:
+    """All images of a folder, of which the training split is nine tenths."""
+    return f" --data data/{folder} --training_split train+validation"
+
+
 def _pretraining_data() -> list[Repeat]:
     found = [
         Repeat("pretraining_data", ("ImageNet",), column, (RUNS[column],)) for column in ("fine_tune", "copy")
     ]
     for row, folder in (("ImageNet-22K", "imagenet-22k"), ("COCO", "coco/train2017")):
         name = folder.partition("/")[0]
-        teacher = f"pretrain mae-pretrain-vit-large --data data/{folder} --out runs/mae-{name}"
+        teacher = f"pretrain mae-pretrain-vit-large{_all_of(folder)} --out runs/mae-{name}"
         by = f" --teacher runs/mae-{name}/teacher.safetensors"
         for column, recipe in (("fine_tune", FINE_TUNE), ("copy", COPY)):
             run = train(recipe, f"{column.replace('_', '-')}-{name}", by)
@@ -190,7 +195,7 @@ def _model_size() -> list[Repeat]:
 
 
 def _detection() -> list[Repeat]:
-    teacher = "pretrain mae-pretrain-vit-base --data data/coco/train2017 --out runs/mae-coco-vit-base"
+    teacher = f"pretrain mae-pretrain-vit-base{_all_of('coco/train2017')} --out runs/mae-coco-vit-base"
     by = " --teacher runs/mae-coco-vit-base/teacher.safetensors"
     coco = " --data coco --data_path data/coco"
     runs = {
