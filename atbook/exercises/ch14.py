@@ -309,6 +309,6 @@ EXERCISES = (
             "ridge by image": Wrong(ridge_by_image),
             "no ridge": Wrong(no_ridge),
         },
-        see="What can be read from one row",
+        see="What a linear classifier reads from maps",
     ),
 )

@@ -107,19 +107,20 @@ def run_examination(
 
     Models whose weights are not kept are trained first. What has a record is not measured again: a model that
     is measured alone, else a seed. Raises `ValueError` for a scale that it is not made for, for an unknown
-    method, and for some methods of an examination that compares all.
+    method, and where records of a comparison with more models would be replaced.
     """
-    if methods and not examination.alone:
-        raise ValueError(
-            f"{examination.name} compares its models with each other, so it measures all of them: leave"
-            f" --methods out, got {', '.join(methods)}"
-        )
     methods = tuple(dict.fromkeys(methods or examination.methods))
     require_made_for(examination, place)
     studies = {method: examination.study_of(method) for method in methods}
     known = {(r.method, r.seed) for r in read_file(place.records(examination.name))}
     missing = {seed: [m for m in methods if (m, seed) not in known] for seed in range(seeds)}
     missing = {seed: some if examination.alone else [*methods] for seed, some in missing.items() if some}
+    lost = sorted({m for seed, some in missing.items() for m in some if (m, seed) in known})
+    if lost and {*methods} != {*examination.methods}:
+        raise ValueError(
+            f"{examination.name} compares its models with each other, so its records of {', '.join(lost)}"
+            f" would be replaced by a comparison with {', '.join(methods)} alone: leave --methods out"
+        )
     for study in examination.studies:
         needed = {m for some in missing.values() for m in some if studies[m] is study}
         variants = [variant for variant in study.variants if variant.name in needed]

@@ -1,6 +1,7 @@
 """What the book measures on trained models: each figure against the same figure made the long way."""
 
 import math
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +27,7 @@ from atbook.lab.evals import (
 from atbook.lab.scales import TUNING_SEED
 from atbook.lab.studies import CENTRAL, HEAD_BY_HEAD, LONG_TAIL, PAINTERS, POOL, STUDIES
 from atbook.lab.study import Place, Sources
+from atbook.records import results_folder
 from atbook.worlds import glyph_images, glyphs
 from atbook.worlds import shifts as ood
 from atbook.worlds.shifts import SHIFTS, all_shifts, shifted
@@ -38,10 +40,14 @@ from tests import toy
 from tests.helpers import random_images, randomise
 
 
-def test_an_examination_that_compares_all_of_its_models_takes_no_part_of_them(tmp_path):
-    place = Place("find", None, tmp_path, tmp_path)
-    with pytest.raises(ValueError, match="--methods .*fine-tune"):
-        evals.run_examination(evals.COMPARISON, place, 1, ["fine-tune"])
+def test_records_of_a_whole_comparison_are_not_replaced_by_those_of_a_part(tmp_path):
+    shutil.copytree(results_folder() / "comparison", tmp_path / "comparison")
+    before = (tmp_path / "comparison" / "find.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="records of fine-tune would be replaced .*--methods"):
+        evals.run_examination(
+            evals.COMPARISON, Place("find", None, tmp_path, tmp_path), 1, ["fine-tune", "copy-message-twin"]
+        )
+    assert (tmp_path / "comparison" / "find.jsonl").read_bytes() == before
 
 
 SCALE = replace(toy.TOY, labels=80)
