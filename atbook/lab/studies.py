@@ -188,7 +188,8 @@ LABEL_CURVES = Study(
 
 # In Match a student from scratch does not learn in 500 steps, from any number of labels, at the rate that
 # 1,000 labels choose. With more steps each variant has a search of its own, as wide for all methods. Maps get
-# 1,000 labels alone: the question is how many labels scratch needs to reach what they reach. So has Find.
+# 1,000 labels alone: the question is how many labels scratch needs to reach what they reach.
+# Find has the same variants.
 LONGER_LABEL_CURVES = Study(
     "labels-longer",
     "four times as many steps, every method tuned anew: scratch with 1,000, 4,000 and 32,000 labels, and maps"
