@@ -124,7 +124,7 @@ class Schooling:
             trained = self.around(model, central)
             history = train(
                 trained,
-                images,
+                images.to(place_of_training()),
                 replace(recipe, steps=longer * recipe.steps),
                 loss=self.loss,
                 seed=seed_for(seed, "teacher order"),
