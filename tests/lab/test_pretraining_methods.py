@@ -32,12 +32,16 @@ def toy_scales(monkeypatch):
 def test_the_tables_rows_and_worlds(task):
     study = STUDIES[task]
     cells = [(variant.differs["teacher"], variant.differs["method"]) for variant in study.variants]
-    every = [(teacher, how) for teacher in METHODS for how in ("fine-tune", "copy", "distill")]
+    teachers = (
+        (*METHODS, "retrieval") if task == "match" else METHODS
+    )  # a world in which no maps help says nothing
+    every = [(teacher, how) for teacher in teachers for how in ("fine-tune", "copy", "distill")]
     assert cells == [("none", "scratch"), ("untrained", "copy"), ("untrained", "distill"), *every]
     assert study.only == (task,) and PAINTABLE[task].offset == 4 and PAINTABLE[task].task == task
     assert {variant.world for variant in study.variants} == {PAINTABLE[task]}
     assert {schooling.world for schooling in study.teachers} == {PAINTABLE[task]}
-    assert {schooling.changes["steps"] for schooling in study.teachers} == {2000}
+    steps = {schooling.name: schooling.changes["steps"] for schooling in study.teachers}
+    assert steps.pop("paintable-match-retrieval", 3000) == 3000 and {*steps.values()} == {2000}
     assert len({str(variant.trials) for variant in study.variants}) == 1
 
 
