@@ -411,8 +411,8 @@ def _short(points: float) -> float | int:
 
 def page_name(line: Line) -> str:
     """The name of a student's page: letters and digits, and one for each submission where no roster is."""
-    parts = (line.id,) if line.id else (line.result.student, Path(line.result.file).stem)
-    return "-".join(re.sub(r"\W+", "-", part).strip("-")[:60] for part in parts if part) or "nameless"
+    parts = (line.id,) if line.id else (line.result.student, str(Path(line.result.file).with_suffix("")))
+    return "-".join(re.sub(r"\W+", "-", part).strip("-")[-60:] for part in parts if part) or "nameless"
 
 
 def feedback(line: Line, edition: Edition, hand: Sequence[Mapping]) -> str:
@@ -572,7 +572,8 @@ def totals(
     the points that were typed in; returns what was done.
 
     Late days are counted in the order of the folders: the free ones first, then each day costs a share of
-    that assignment's points.
+    that assignment's points. Raises `ValueError` where two submissions of an assignment would both count for
+    one student: without an id of the roster, it is not known which replaces which.
     """
     students: dict[str, dict] = {}
     if roster is not None:
@@ -585,9 +586,17 @@ def totals(
         hand = read_table(folder / "hand.csv")
         name, of = edition.name.upper(), sum(task["points"] for task in edition.tasks.values())
         columns, most = [*columns, name, f"{name} late", f"{name} off"], most + of
+        counted: dict[str, str] = {}
         for line in lines:
             if line.result.status != "graded" or line.superseded_by:
                 continue
+            if line.key in counted:
+                raise ValueError(
+                    f"{folder}: {counted[line.key]!r} and {line.result.file!r} would both count for"
+                    f" {line.key!r}: say in whose.csv whose work each is, with --roster, or leave one out,"
+                    " and grade again"
+                )
+            counted[line.key] = line.result.file
             row = students.setdefault(line.key, {"id": line.key, "name": line.name})
             by_hand, still = hand_points(hand, line.key)
             before, used[line.key] = used.get(line.key, 0), used.get(line.key, 0) + line.late_days

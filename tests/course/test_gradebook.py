@@ -227,6 +227,19 @@ def test_a_renamed_copy_is_similar_and_another_answer_is_not(edition):
     assert ("0", "1") in pairs and not any("2" in pair for pair in pairs)
 
 
+def test_two_works_of_one_name_are_not_added_up(edition, folder, tmp_path, graded_by_points):
+    """Without a roster it is not known which of them counts; each has a page of its own."""
+    work = as_notebook(solution(edition, "Eve"))
+    for name in ("one/a1.ipynb", "two/a1.ipynb"):
+        (tmp_path / "two" / name).parent.mkdir(parents=True)
+        (tmp_path / "two" / name).write_bytes(work)
+    gradebook.grade_folder(edition, tmp_path / "two", tmp_path / "a1")
+    pages = {path.name for path in (tmp_path / "a1" / "feedback").iterdir()}
+    assert pages == {"Eve-one-a1.html", "Eve-two-a1.html"}
+    with pytest.raises(ValueError, match=r"'one/a1.ipynb' and 'two/a1.ipynb' would both count for 'eve'"):
+        gradebook.totals([tmp_path / "a1"], tmp_path)
+
+
 def test_a_roster_without_ids_is_refused(tmp_path):
     for text in ("name\nAda\n", "id,name\n,Ada\n", "id,name\n1,Ada\n1,Bob\n"):
         (tmp_path / "roster.csv").write_text(text)
