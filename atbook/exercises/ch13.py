@@ -334,7 +334,7 @@ EXERCISES = (
     ),
     Exercise(
         "13.4",
-        "A third component: norms on q and k",
+        "Another component: norms on q and k",
         stars=2,
         minutes=15,
         subject="attention",
