@@ -1056,7 +1056,6 @@ ROW_STUDY = Study(
         for how in ("copy", "distill")
         for rows in ROWS
     ),
-    seeds=3,
     minutes=6,
     only=FIND,
 )
