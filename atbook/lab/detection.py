@@ -121,6 +121,7 @@ def _variants(
             images=head.images,
             loss=head.loss,
             measure=head.measure,
+            schooling=LABELLED_SCENES if teacher == "supervised" else None,
             differs={"head": name, "method": method, "teacher": teacher},
         )
         for (method, teacher), backbone in backbones.items()
@@ -148,5 +149,4 @@ DETECTION = Study(
     seeds=3,
     minutes=110,
     only=("scenes",),
-    teachers=(LABELLED_SCENES,),
 )

@@ -45,6 +45,7 @@ def _variant(mark: str, method: str) -> Variant:
         builds.get(method, by(schooling=school)),
         method,
         trials=_ALL_RATES if method in _TWINS else _UPHILL,
+        schooling=None if method == "scratch" else school,
         twin=CENTRAL.variant(method).twin,
         world=_WORLDS[mark],
         differs={"mark": mark, "method": method},
@@ -63,5 +64,4 @@ POINTING = Study(
     seeds=5,
     minutes=90,
     only=("find",),
-    teachers=tuple(TEACHERS.values()),
 )

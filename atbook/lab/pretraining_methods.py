@@ -122,10 +122,12 @@ _SAID = {
 _RATES = Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))
 
 
-def _variant(world: glyphs.World, teacher: str, method: str, build: Callable) -> Variant:
+def _variant(
+    world: glyphs.World, teacher: str, method: str, build: Callable, schooling: Schooling | None = None
+) -> Variant:
     label = "{method}" if method == "scratch" else "{teacher}, {method}"
     differs = {"teacher": teacher, "method": method}
-    return Variant(label, build, method, trials=_RATES, world=world, differs=differs)
+    return Variant(label, build, method, trials=_RATES, schooling=schooling, world=world, differs=differs)
 
 
 def _study(task: str) -> Study:
@@ -143,7 +145,7 @@ def _study(task: str) -> Study:
             _variant(world, "untrained", "copy", untrained_maps),
             _variant(world, "untrained", "distill", partial(untrained_maps, plan=Plan(how="distill"))),
             *(
-                _variant(world, method, how, build)
+                _variant(world, method, how, build, schooling)
                 for method, schooling in schoolings.items()
                 for how, build in (
                     ("fine-tune", partial(fine_tune, schooling=schooling)),
@@ -155,7 +157,6 @@ def _study(task: str) -> Study:
         seeds=3 if task == "find" else 5,
         minutes=65,
         only=(task,),
-        teachers=(*schoolings.values(),),
     )
 
 

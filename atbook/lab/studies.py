@@ -106,6 +106,7 @@ def _with(schooling: Schooling, student: Mapping = {}, rates: Sequence[Mapping] 
             build,
             method,
             trials=rates if method == "fine-tune" else (),
+            schooling=schooling,
             student=student,
             differs={"teacher": schooling.name, "method": method},
         )
@@ -131,6 +132,7 @@ PRETRAINING = Study(
                 partial(_mix, weights, useful),
                 "fine-tune",
                 trials=_OWN_RATE,
+                schooling=weights,
                 differs={"features": features, "routing": routing},
             )
             for features, weights in (("useful", None), ("useless", COLOUR))
@@ -143,6 +145,7 @@ PRETRAINING = Study(
                 partial(_mix, weights, True),
                 "fine-tune",
                 trials=_OWN_RATE,
+                schooling=weights,
                 twin=CENTRAL.variant("copy-routing-twin").twin,
                 differs={"features": features, "routing": "a twin's"},
             )
@@ -152,7 +155,6 @@ PRETRAINING = Study(
     seeds=5,
     minutes=80,
     only=FIND,
-    teachers=(COLOUR, INVERTED),
 )
 
 
@@ -226,6 +228,7 @@ TWINS_BY_DEPTH = Study(
             scratch if method == "scratch" else by(schooling=schooling),
             None,
             trials=Range(AXES, START, {}),
+            schooling=None if method == "scratch" else schooling,
             student={"depth": depth},
             twin=CENTRAL.variant(method).twin,
             differs={"depth": depth, "method": method},
@@ -236,7 +239,6 @@ TWINS_BY_DEPTH = Study(
     seeds=3,
     minutes=150,
     only=WORLDS,
-    teachers=tuple(DEEPER.values()),
 )
 
 
@@ -429,6 +431,7 @@ LOCALITY = Study(
             partial(_in_locality, method, student),
             method,
             trials=_RATES,
+            schooling=None if method == "scratch" else ACROSS_TEACHER,
             labels=labels,
             world=ACROSS,
             differs={"student": student, "method": method, "labels": labels},
@@ -441,7 +444,6 @@ LOCALITY = Study(
     seeds=3,
     minutes=48,
     only=FIND,
-    teachers=(ACROSS_TEACHER,),
 )
 
 
@@ -495,11 +497,17 @@ def _matched_or_not(
             matched,
             copied,
             trials=trials,
+            schooling=schooling,
             student=component,
             differs=of | {"to": "matched"},
         ),
         Variant(
-            "{component}, copy to {to}", standard, copied, trials=trials, differs=of | {"to": "standard"}
+            "{component}, copy to {to}",
+            standard,
+            copied,
+            trials=trials,
+            schooling=schooling,
+            differs=of | {"to": "standard"},
         ),
     )
 
@@ -516,7 +524,6 @@ COMPONENT_STUDY = Study(
     seeds=5,
     minutes=15,
     only=FIND,
-    teachers=tuple(WITH_COMPONENT.values()),
 )
 
 # What plain DINOv2 and CLIP differ by, which have neither registers nor another pooling.
@@ -541,7 +548,6 @@ NATIVE_STUDY = Study(
     ),
     minutes=60,
     only=FIND,
-    teachers=tuple(WITH_NATIVE.values()),
 )
 
 
@@ -1301,7 +1307,7 @@ def _distill_into(schooling: Schooling, sources: Sources) -> nn.Module:
 
 def _tuned_painter(label: str, schooling: Schooling, **differs) -> Variant:
     build = partial(fine_tune, schooling=schooling)
-    return Variant(label, build, "fine-tune", trials=_PAINTERS_RATE, differs=differs)
+    return Variant(label, build, "fine-tune", trials=_PAINTERS_RATE, schooling=schooling, differs=differs)
 
 
 DISTILLED_MAE = Study(
@@ -1319,13 +1325,16 @@ DISTILLED_MAE = Study(
         ),
         _tuned_painter(HEAD_BY_HEAD, UNMIXED),
         Variant(
-            f"{HEAD_BY_HEAD}, then distill", partial(_distill_into, UNMIXED), "distill", trials=_PAINTERS_RATE
+            f"{HEAD_BY_HEAD}, then distill",
+            partial(_distill_into, UNMIXED),
+            "distill",
+            trials=_PAINTERS_RATE,
+            schooling=UNMIXED,
         ),
     ),
     seeds=3,
     minutes=48,
     only=FIND,
-    teachers=tuple(PAINTERS.values()),
 )
 
 

@@ -166,6 +166,8 @@ class Variant:
     # Models it is built from beside the teacher of its seed: "fine-tuned", "another teacher", or other
     # variants of its study by their names, which are then run first.
     needs: tuple[str, ...] = ()
+    # How the study's own teacher was made that it is built from; None where it needs the central ones alone.
+    schooling: Schooling | None = None
     # The step of its recipe's schedule at which it ends, as a checkpoint along the run; None for the whole.
     stop_at: int | None = None
     # What the teacher sees in place of the student's image, in training and in evaluation; None: the image.
@@ -215,8 +217,6 @@ class Study:
     minutes: int = 30
     # The scales that it is made for; none: any whose students are classifiers.
     only: tuple[str, ...] = ()
-    # Made for this study, beside the central ones.
-    teachers: tuple[Schooling, ...] = ()
 
     def variant(self, name: str) -> Variant:
         """The variant of that name. Raises `ValueError` for an unknown one."""
@@ -228,6 +228,16 @@ class Study:
         """Variants of this study that these are built from."""
         needs = {need for variant in variants for need in variant.needs}
         return [variant for variant in self.variants if variant.name in needs]
+
+    @property
+    def teachers(self) -> tuple[Schooling, ...]:
+        """Those made for it, beside the central ones."""
+        return schoolings_of(self.variants)
+
+
+def schoolings_of(variants: Sequence[Variant]) -> tuple[Schooling, ...]:
+    """How the teachers were made that variants need beside the central ones, each once."""
+    return tuple({v.schooling.name: v.schooling for v in variants if v.schooling is not None}.values())
 
 
 # --- What the studies are made of: functions from a seed's `Sources` to the model that is trained ---
@@ -721,7 +731,9 @@ def make_models(study: Study, variants: list[Variant], place: Place, seeds: list
     runs += [built_on(study, place, variant.name, seed) for variant in first for seed in seeds]
     missing = [(run,) for run in runs if run.record() is None or not run.weights.exists()]
     run_each(make_run, missing, jobs)
-    schooled = [(place, seed, study, schooling) for schooling in study.teachers for seed in seeds]
+    schooled = [
+        (place, seed, study, schooling) for schooling in schoolings_of([*first, *variants]) for seed in seeds
+    ]
     run_each(make_teacher, schooled, jobs)
 
 

@@ -189,11 +189,15 @@ METHODS = ("fcos, copy from supervised", "mask r-cnn, distill", "segment, frozen
 STUDY = replace(
     DETECTION,
     variants=tuple(
-        replace(variant, changes={}, trials=variant.trials[:2])
+        replace(
+            variant,
+            changes={},
+            trials=variant.trials[:2],
+            schooling=variant.schooling and replace(variant.schooling, validation=4),
+        )
         for variant in DETECTION.variants
         if variant.name in METHODS
     ),
-    teachers=(replace(LABELLED_SCENES, validation=4),),
 )
 
 

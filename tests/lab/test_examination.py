@@ -24,10 +24,9 @@ STUDY = Study(
     "",
     (
         Variant("scratch", scratch, "fine-tune"),
-        Variant("copy other", by(schooling=OTHER), "fine-tune"),
+        Variant("copy other", by(schooling=OTHER), "fine-tune", schooling=OTHER),
         Variant("copy", by(), "fine-tune"),
     ),
-    teachers=(OTHER,),
 )
 MEASURED = []
 

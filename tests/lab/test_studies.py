@@ -267,7 +267,8 @@ def test_deeper_twins_are_as_deep_as_their_teachers_and_see_what_the_central_one
 
 
 def test_the_sweep_over_weights_has_every_weight_that_can_be_chosen():
-    weights = {v.changes["transfer_weight"] for v in DISTILLATION.variants}
+    """Beside the recipe's own, 3, with which the central experiment has its runs."""
+    weights = {v.changes["transfer_weight"] for v in DISTILLATION.variants} | {3.0}
     for name in DISTILLATION.only:
         assert {recipe["transfer_weight"] for recipe in scales()[name].tuning["distill"]} <= weights
 
@@ -315,7 +316,8 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
     watched = replace(variant, build=lambda sources: plain(Watched(*sources)))
     model = build(replace(study, variants=(watched,)), variant.name).train()
     assert needed == set(variant.needs)
-    assert all(each is None or each in study.teachers for each in asked), "it makes those that it needs"
+    own = [each for each in asked if each is not None]
+    assert own == [variant.schooling] * len(own) and bool(own) == (variant.schooling is not None)
     model = model.trunk if isinstance(model, Grafit) else model  # Grafit itself returns losses
     output = model(torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
     logits = output if isinstance(output, torch.Tensor) else output[0]

@@ -76,11 +76,10 @@ TAUGHT = Study(
     "",
     "",
     (
-        Variant("copy", by(schooling=INVERTED), "distill"),
+        Variant("copy", by(schooling=INVERTED), "distill", schooling=INVERTED),
         Variant("two classes", scratch, "distill", images=two_classes),
         Variant("inverted", scratch, "distill", world=INVERTED.world),
     ),
-    teachers=(INVERTED,),
 )
 
 
@@ -430,6 +429,11 @@ def test_records_and_weights_are_made_again_when_either_is_asked_for(place, monk
     toy.forbid_training(monkeypatch)
     assert run_study(STUDY, place, 1, ["weight 7"]) == [again], "a study wants records, and they are there"
     assert not run.weights.exists()
+
+
+def test_a_teacher_is_not_made_for_variants_that_do_not_need_it(place):
+    run_study(TAUGHT, place, 1, ["two classes"])
+    assert not place.teacher(0, INVERTED).exists() and place.teacher(0).exists()
 
 
 def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
