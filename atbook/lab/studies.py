@@ -627,7 +627,6 @@ LAYERS = Study(
         ),
         *(Variant("copy heads {heads}", by(heads=range(n)), differs={"heads": n}) for n in (1, 2, 3)),
     ),
-    seeds=3,
     minutes=13,
     only=WORLDS,
 )
