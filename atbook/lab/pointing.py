@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from atbook.lab.scales import AXES, GATE, START, Schooling, twin_method
+from atbook.lab.scales import ALL_RATES, AXES, GATE, START, Schooling, twin_method
 from atbook.lab.study import CENTRAL, Study, Variant, by, fine_tune, scratch
-from atbook.lab.tuning import Ladder, Range
+from atbook.lab.tuning import Range
 from atbook.worlds import glyphs, pretext
 
 ON, BESIDE = glyphs.World(), glyphs.World(pointer=1)
@@ -28,8 +28,6 @@ def _schooling(name: str, world: glyphs.World, steps: int) -> Schooling:
 TEACHERS = {"beside": _schooling("beside", BESIDE, 8000), "on": _schooling("placed", ON, 2000)}
 _WORLDS = {"beside": BESIDE, "on": ON}
 _TWINS = tuple(map(twin_method, ("routing", "message")))
-# Twins need rates that are far apart, so a search that goes uphill could stay where it starts.
-_ALL_RATES = Ladder("lr", AXES["lr"][2:12])
 _UPHILL = Range({"lr": AXES["lr"]}, {"lr": START["lr"]}, {}, step=0.0)
 
 
@@ -44,7 +42,7 @@ def _variant(mark: str, method: str) -> Variant:
         "mark {mark} its glyph, {method}",
         builds.get(method, by(schooling=school)),
         method,
-        trials=_ALL_RATES if method in _TWINS else _UPHILL,
+        trials=ALL_RATES if method in _TWINS else _UPHILL,
         schooling=None if method == "scratch" else school,
         twin=CENTRAL.variant(method).twin,
         world=_WORLDS[mark],

@@ -593,6 +593,9 @@ AXES = {
     "weight_decay": (0.01, 0.03, 0.1, 0.3, 1.0),
 }
 START = {"lr": 4e-3, "weight_decay": 0.1}
+# Students who may all stay near guessing, such as those of a twin, need rates that are far apart: a search
+# that goes uphill could stay where it starts.
+ALL_RATES = Ladder("lr", AXES["lr"][2:12])
 WEIGHTS = {"transfer_weight": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}
 
 

@@ -17,7 +17,7 @@ from atbook.lab.bits import BITS
 from atbook.lab.finer import FINER_STUDY
 from atbook.lab.pointing import POINTING
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
-from atbook.lab.scales import AXES, BLANK, GATE, START, CifarScale, GlyphScale, Schooling, colour
+from atbook.lab.scales import ALL_RATES, AXES, BLANK, GATE, START, CifarScale, GlyphScale, Schooling, colour
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
@@ -227,7 +227,8 @@ TWINS_BY_DEPTH = Study(
             "{depth} layers, {method}",
             scratch if method == "scratch" else by(schooling=schooling),
             None,
-            trials=Range(AXES, START, {}),
+            {"weight_decay": START["weight_decay"]},
+            trials=Range(AXES, START, {}) if method in ("copy", "copy-routing-twin") else ALL_RATES,
             schooling=None if method == "scratch" else schooling,
             student={"depth": depth},
             twin=CENTRAL.variant(method).twin,
@@ -236,7 +237,6 @@ TWINS_BY_DEPTH = Study(
         for depth, schooling in DEEPER.items()
         for method in ("scratch", "copy", "copy-routing-twin", "copy-message-twin")
     ),
-    seeds=3,
     minutes=150,
     only=WORLDS,
 )
