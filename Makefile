@@ -68,7 +68,7 @@ wasm: set-up  ## compile the explorer's C file, atbook/explorer/vit.c, anew (nee
 notebooks: set-up  ## write notebooks/*.ipynb anew from notebooks/*.md
 	@$(RUN) tools/notebooks.py
 
-results: set-up  ## repeat the experiments where records are missing (about 10 hours for all on 2 cores)
+results: set-up  ## repeat the experiments where records are missing (about 33 hours for all on 2 cores)
 	@$(RUN) -m atbook experiment --all --jobs 2
 
 measure: set-up  ## measure seconds and memory of every notebook into results/notebooks.jsonl; needs an idle machine
