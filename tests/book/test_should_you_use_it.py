@@ -70,12 +70,13 @@ def test_what_it_says_of_costs():
 
 
 def test_what_it_says_of_labels():
-    """In Find, 1,000 labels with maps reach about what 32,000 reach alone, and with 32,000 all lie close."""
+    """In Find with 32,000 labels all lie above 90 %, and maps are worth some seven points."""
     from atbook.lab.verdicts import accuracies
 
-    others, central = accuracies("labels", "find"), accuracies("transfer", "find")
-    assert abs(central["copy"].mean - others["scratch, 32000 labels"].mean) < 0.02
+    others = accuracies("labels", "find")
     many = [value.mean for name, value in others.items() if name.endswith("32000 labels")]
-    assert len(many) == 4 and max(many) - min(many) < 0.06
+    assert len(many) == 4 and min(many) > 0.9
+    worth = others["copy, 32000 labels"].mean - others["scratch, 32000 labels"].mean
+    assert round(100 * worth) == 7
     match = accuracies("labels", "match")
     assert all(match[f"scratch, {n} labels"].mean < 0.16 for n in (250, 4000, 32_000))

@@ -175,7 +175,7 @@ OF_CARDS = {
     ("high-blocks-are-worth-keeping", "find"): TOO_SMALL,
     ("maps-beat-answers", "find"): TOO_SMALL,
     ("maps-beat-answers", "match"): HOLDS,
-    ("answers-help-maps", "find"): TOO_SMALL,
+    ("answers-help-maps", "find"): HOLDS,
     ("answers-help-maps", "match"): HOLDS,
     ("maps-help-answers", "find"): TOO_SMALL,
     ("maps-help-answers", "match"): HOLDS,
