@@ -30,6 +30,7 @@ COLOURS = {
     "copy-unrelated-twin": "#7A4988",
     "copy-same-class-twin": "#6A8FD0",
     "copy-other-class-twin": "#882255",
+    "copy-blank-twin": "#444444",
     "copy-q": "#E69F00",
     "copy-k": "#B8860B",
     "copy-v": "#8B5A00",

@@ -206,7 +206,7 @@ WORLD_METHODS = (
     "distill-long",
 )
 # Of photographs, whose scenes cannot be drawn again.
-PHOTO_METHODS = (*CENTRAL_METHODS, "scratch-2", "scratch-3", *map(twin_method, PHOTO_TWINS))
+PHOTO_METHODS = (*CENTRAL_METHODS, "scratch-2", "scratch-3", *map(twin_method, (*PHOTO_TWINS, BLANK)))
 TUNING_SEED = 100  # its teacher, labels and initialisation appear in no reported figure
 
 

@@ -18,6 +18,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atbook.lab.scales import (
+    BLANK,
     CLASSIFYING,
     PHOTO_TWINS,
     TUNING_SEED,
@@ -301,10 +302,10 @@ _TAUGHT: dict[str, Callable[[Sources], nn.Module]] = {
     "scratch-3": partial(again, scratch, number=2),
     "copy-k": by("k"),
     "copy-v": by("v"),
-    **{twin_method(twin): by() for twin in (*TWINS, *PHOTO_TWINS)},
+    **{twin_method(twin): by() for twin in (*TWINS, *PHOTO_TWINS, BLANK)},
     "distill-long": by(how="distill"),
 }
-_SEES = {twin_method(twin): twin for twin in (*TWINS, *PHOTO_TWINS)}
+_SEES = {twin_method(twin): twin for twin in (*TWINS, *PHOTO_TWINS, BLANK)}
 
 CENTRAL = Study(
     "transfer",
