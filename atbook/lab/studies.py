@@ -1044,7 +1044,6 @@ TOKEN = Study(
             needs=("fine-tuned",),
         ),
     ),
-    seeds=3,
     minutes=42,
     only=FIND,
 )

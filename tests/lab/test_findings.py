@@ -180,7 +180,7 @@ OF_CARDS = {
     ("maps-help-answers", "find"): TOO_SMALL,
     ("maps-help-answers", "match"): HOLDS,
     ("token-helps", "find"): TOO_SMALL,
-    ("token-helps-maps", "find"): TOO_SMALL,
+    ("token-helps-maps", "find"): HOLDS,
     ("layer-scale-helps", "find"): TOO_SMALL,
     ("copy-beats-layer-scale", "find"): HOLDS,
     ("class-rows-beat-patches", "find"): HOLDS,
