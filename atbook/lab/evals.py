@@ -398,7 +398,6 @@ TWIN_PROBE = Examination(
     (CENTRAL,),
     ("copy",),
     named_from_maps,
-    seeds=3,
     minutes=12,
     only=WORLDS,
     alone=True,
@@ -452,7 +451,6 @@ TOKENS_COMPARED = Examination(
     (TOKEN,),
     tuple(variant.name for variant in TOKEN.variants),
     compared_with_their_teachers,
-    seeds=3,
     minutes=8,
     only=FIND,
 )
