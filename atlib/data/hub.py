@@ -1,9 +1,12 @@
 """Open a split through Hugging Face's `datasets`, from the hub or local files, with errors that help."""
 
 import json
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import datasets
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from atlib._util import require_known
 from atlib.data.decoding import CannotStream, DataError
@@ -11,6 +14,12 @@ from atlib.data.held_out import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 SPLITS = ("train", "validation", "test")
+# What a folder of images may be called, in small or capital letters.
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
 
 
 def open_labelled(
@@ -118,7 +127,7 @@ def _from_files(name: str, path: Path) -> datasets.DatasetDict:
         raise FileNotFoundError(f"{path} does not exist")
     if name == "imagefolder":
         try:
-            return _read(path, "imagefolder", data_dir=str(path))
+            return _read(path, "imagefolder", data_dir=str(path), data_files=_image_files(path))
         except OSError as error:
             if isinstance(error.__cause__, datasets.data_files.EmptyDatasetError):
                 raise FileNotFoundError(
@@ -204,6 +213,57 @@ def _read_annotated(file: Path) -> datasets.Dataset:
         raise OSError(f"{file} cannot be read as annotations in COCO's format ({reason})") from error
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
     return datasets.Dataset.from_dict(columns, features)
+
+
+def _image_files(path: Path) -> dict[str, str]:
+    """The files of each split of a folder of images, as patterns: of folders that are called like splits, and
+    hold folders of classes or nothing but such splits lies beside them; without these, all are "train".
+
+    Left alone, `datasets` looks for the names of splits anywhere in a path, also in those of classes: it
+    takes the images of a class "bullet_train" for training images, those of validation too, and twice.
+    """
+    folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    called = {
+        each: split for each in folders for split in SPLIT_NAMES if each.name.lower() in SPLIT_NAMES[split]
+    }
+    if len(called) < len(folders):  # "train" may be a class, beside "bus" and "car"
+        called = {
+            each: split for each, split in called.items() if any(part.is_dir() for part in each.iterdir())
+        }
+    if not called:
+        _warn_of_splits_by_other_names(path, folders)
+        return {"train": "**"}
+    if unused := [each.name for each in folders if each not in called and _holds_images(each)]:
+        warnings.warn(
+            f"{path}: images are read from {', '.join(each.name for each in called)} and not from"
+            f" {', '.join(unused)}: splits are folders called train, validation and test",
+            stacklevel=2,
+        )
+    found: dict[str, str] = {}
+    for each, split in called.items():
+        if split in found:
+            raise ValueError(
+                f"{path} has two folders for {split!r}, {found[split][:-3]} and {each.name}: keep one"
+            )
+        found[split] = f"{each.name}/**"
+    return found
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(file.suffix.lower() in ImageFolder.EXTENSIONS for file in folder.rglob("*"))
+
+
+def _warn_of_splits_by_other_names(path: Path, folders: Sequence[Path]) -> None:
+    parent: dict[str, Path] = {}
+    for folder in folders:
+        for part in folder.iterdir():
+            if part.is_dir() and parent.setdefault(part.name, folder) != folder:
+                warnings.warn(
+                    f"{path}: {part.name!r} is in {parent[part.name].name} and in {folder.name}, and read as"
+                    " one class. If these are splits, call them train, validation and test",
+                    stacklevel=2,
+                )
+                return
 
 
 def _read(source: Path | str, builder: str, **options) -> datasets.DatasetDict:

@@ -9,6 +9,7 @@ from PIL import Image
 
 from atlib.data import load
 from atlib.data.decoding import DataError
+from atlib.data.hub import open_labelled
 from tests.helpers import shared
 from tests.picture_files import CLASSES, encoded, index_of, rows, write_folders
 
@@ -104,6 +105,45 @@ def test_image_folder(tmp_path):
     assert images.targets.tolist() == [index % 3 for index in indices_in(images)]
     found = {split: len(load("imagefolder", tmp_path, split=split)) for split in ("train", "validation")}
     assert found == {"train": 18, "validation": 2}
+
+
+def folders_of(root, *folders):
+    """Three pictures in each folder, each picture different from all others."""
+    for place, folder in enumerate(folders):
+        (root / folder).mkdir(parents=True)
+        for index in range(3):
+            Image.new("RGB", (8, 8), (place, index, 0)).save(root / folder / f"{index}.png")
+
+
+@pytest.mark.parametrize("name", ["bullet_train", "train", "test_tube", "eval-board", "val"])
+@pytest.mark.parametrize("splits", [("train", "validation"), ("Train", "VAL")])
+def test_a_class_may_be_called_like_a_split(tmp_path, name, splits):
+    """`datasets` alone reads such a class's validation images as training images, and twice."""
+    folders_of(tmp_path, *(f"{split}/{each}" for split in splits for each in ("bus", name)))
+    for split, first in (("train", 0), ("validation", 2)):
+        rows, _, label = open_labelled("imagefolder", tmp_path, split)
+        places = [image.getpixel((0, 0))[:2] for image in rows["image"][:]]
+        assert sorted(places) == [(first + place, index) for place in (0, 1) for index in range(3)]
+        assert rows.features[label].names == sorted(("bus", name))
+
+
+@pytest.mark.parametrize("name", ["train", "test_tube"])
+def test_a_class_called_like_a_split_beside_others(tmp_path, name):
+    folders_of(tmp_path, "bus", "car", name)
+    rows, _, label = open_labelled("imagefolder", tmp_path, "train+validation")
+    assert len(rows) == 9 and rows.features[label].names == sorted(("bus", "car", name))
+
+
+def test_folders_that_may_be_meant_as_splits_are_named(tmp_path):
+    folders_of(tmp_path / "one", "train/bus", "train/car", "holdout/bus")
+    with pytest.warns(UserWarning, match="from train and not from holdout"):
+        assert len(open_labelled("imagefolder", tmp_path / "one", "train+validation")[0]) == 6
+    folders_of(tmp_path / "two", "my_train/bus", "my_holdout/bus")
+    with pytest.warns(UserWarning, match="'bus' is in my_holdout and in my_train"):
+        assert len(open_labelled("imagefolder", tmp_path / "two", "train+validation")[0]) == 6
+    folders_of(tmp_path / "three", "val/bus", "valid/bus")
+    with pytest.raises(ValueError, match="two folders for 'validation', val and valid"):
+        open_labelled("imagefolder", tmp_path / "three", "validation")
 
 
 def test_numbers_without_names_name_themselves(tmp_path):
