@@ -12,6 +12,8 @@ import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
+from atlib.adapters.adapter import Adapter
+
 # --- What a model was trained to see ---
 
 
@@ -55,9 +57,10 @@ class Normalisation:
         return f"mean {mean}, std {std}"
 
     @classmethod
-    def of(cls, model: nn.Module) -> "Normalisation | None":
-        """How images are normalised for a model, as its `pretrained_cfg` says; None where it says nothing."""
-        said = getattr(model, "pretrained_cfg", None)
+    def of(cls, model: nn.Module | Adapter) -> "Normalisation | None":
+        """How images are normalised for a model, or an adapter's, as its `pretrained_cfg` says; None where it
+        says nothing."""
+        said = getattr(_itself(model), "pretrained_cfg", None)
         read = said.get if isinstance(said, Mapping) else lambda name: getattr(said, name, None)
         return None if read("mean") is None or read("std") is None else cls(read("mean"), read("std"))
 
@@ -74,8 +77,14 @@ class Normalisation:
 IMAGENET = Normalisation(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 
 
-def attach(model: nn.Module, normalisation: Normalisation | None) -> None:
-    """Let a model say how images are normalised for it, in place of what it says; None: it does not say."""
+def _itself(model: nn.Module | Adapter) -> nn.Module:
+    return model.model if isinstance(model, Adapter) else model
+
+
+def attach(model: nn.Module | Adapter, normalisation: Normalisation | None) -> None:
+    """Let a model, or an adapter's, say how images are normalised for it, in place of what it says; None: it
+    does not say."""
+    model = _itself(model)
     said = getattr(model, "pretrained_cfg", None) or {}
     said = dict(said) if isinstance(said, Mapping) else said.to_dict()
     mean_and_std = {"mean": None, "std": None} if normalisation is None else vars(normalisation)

@@ -167,13 +167,20 @@ def _material(data: str, told: Mapping[str, Any], seed: int) -> Material:
     known = CATALOGUE[data].images if data in CATALOGUE else {}
     if told.get("streaming") or set(parts) <= set(known):
         return Material(told.get("data_size") or sum(known[part] for part in parts), None, fixed=False)
-    from atlib.data.decoding import decode
+    from atlib.data.decoding import CorruptImage, decode
     from atlib.data.photos import open_photos  # imported here: `datasets` takes seconds
 
     columns = {name: told.get(name) for name in ("image_column", "label_column")}
     photos = open_photos(data, path=told.get("data_path"), split=split, train=True, **columns)
     some = range(0, len(photos), max(1, len(photos) // LOOKED_AT))
-    sides = [min(decode(photos.rows[index][photos.image_column]).size) for index in some]
+    sides, why = [], None
+    for index in some:
+        try:
+            sides.append(min(decode(photos.rows[index][photos.image_column]).size))
+        except CorruptImage as error:  # the run comes upon it, too, and stops there or leaves it out as asked
+            why = why or f"image {index}: {error}"
+    if not sides:
+        raise CorruptImage(f"none of the {len(some)} images that were looked at can be decoded ({why})")
     return Material(told.get("data_size") or len(photos), round(median(sides)), fixed=False)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from atlib import AttentionTransfer, Plan, create_student, create_vit, walk
+from atlib.pair import IMAGENET, Normalisation, attach
 from atlib.walking import Unwalkable, check_exact
 from examples.own_vit import OwnAdapter, OwnViT, main
 from tests.helpers import random_images, randomise, same, state_of
@@ -131,3 +132,14 @@ def test_the_check_leaves_the_mode_of_every_part_and_the_generator(own):
     check_exact(own)
     assert [part.training for part in own.model.modules()] == modes and set(modes) == {True, False}
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_adapter_says_how_images_are_normalised_as_its_model_does(own):
+    """Said of the adapter, it was not heard of: the teacher saw images of other values."""
+    mean_and_std = Normalisation((0.3, 0.4, 0.5), (0.2, 0.25, 0.3))
+    attach(own, mean_and_std)
+    assert Normalisation.of(own) == Normalisation.of(own.model) == mean_and_std
+    pair = AttentionTransfer(own, OwnAdapter(OwnViT()), Plan(mismatched=True), normalisation=IMAGENET)
+    assert pair.teacher_normalisation == mean_and_std
+    attach(own, None)
+    assert Normalisation.of(own.model) is None

@@ -13,6 +13,7 @@ from PIL import Image
 
 from atlib import __main__ as command
 from atlib.checkpoint import save_vit
+from atlib.data.decoding import CorruptImage
 from atlib.pair import IMAGENET, Normalisation
 from atlib.plan import Plan
 from atlib.run import generic
@@ -239,3 +240,18 @@ def test_the_sides_of_images_are_looked_at(tmp_path, monkeypatch):
     write_folders(tmp_path / "photographs", "validation", range(2))
     material = generic._material(str(tmp_path / "photographs"), {}, 0)
     assert material == (6, 55, False), "the median of 30, 40, 50, 60, 70, 80"
+
+
+def test_a_broken_image_does_not_stop_the_look_at_sizes(tmp_path, monkeypatch):
+    """It stopped a run that was to leave such images out."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    write_folders(tmp_path / "photographs", "train", range(6))
+    whole = generic._material(str(tmp_path / "photographs"), {}, 0)
+    files = sorted((tmp_path / "photographs" / "train").rglob("*.png"))
+    files[0].write_bytes(files[0].read_bytes()[:40])
+    assert generic._material(str(tmp_path / "photographs"), {}, 0) == whole
+    for file in files:
+        file.write_bytes(b"no picture")
+    with pytest.raises(CorruptImage, match="none of the 5 images.*image 0"):
+        generic._material(str(tmp_path / "photographs"), {}, 0)
