@@ -220,7 +220,7 @@ def four(B: int, H: int, N: int, d: int, d_t: int, seed: int = 0) -> tuple[Tenso
 EXERCISES = (
     Exercise(
         "H2.1",
-        "From which image side on are maps more numbers?",
+        "From which image size on does a map hold more numbers than q and k?",
         stars=1,
         minutes=10,
         subject="counting",

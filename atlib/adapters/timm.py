@@ -252,8 +252,14 @@ def _finish(attn: nn.Module, name: str, projected: Tensor, rope: Tensor | None) 
 class TimmAdapter(Adapter):
     """What timm's ViTs have in common."""
 
-    exact_by_class = True
     family: type[nn.Module]
+
+    @property
+    def exact_by_class(self) -> bool:
+        """See `Adapter`. A walk does not call blocks and their attention, so it does not call their hooks,
+        which may change what the model computes."""
+        parts = (part for block in self.model.blocks for part in (block, getattr(block, "attn", None)))
+        return not any(part._forward_hooks or part._forward_pre_hooks for part in parts if part is not None)
 
     @property
     def masked(self) -> bool:

@@ -59,6 +59,22 @@ def test_a_forward_replaced_on_one_layer(build, part):
 
 @both_families
 @both_parts
+def test_a_hook_that_changes_what_a_model_computes(build, part):
+    """A walk calls neither blocks nor their attention, so their hooks, too, are left out; those that only look
+    change nothing."""
+    vit = build()
+    torch.nn.init.normal_(vit.head.weight)
+    target, looked = vit.blocks[1] if part == "block" else vit.blocks[1].attn, []
+    hook = target.register_forward_hook(lambda module, inputs, output: looked.append(output))
+    AttentionTransfer(vit, build(), Plan())
+    hook.remove()
+    target.register_forward_hook(lambda module, inputs, output: 1.5 * output)
+    with pytest.raises(Unwalkable, match="differs from the model's own output"):
+        AttentionTransfer(vit, build(), Plan())
+
+
+@both_families
+@both_parts
 def test_a_forward_replaced_for_a_class(monkeypatch, build, part):
     vit = build()
     kind = type(vit.blocks[0] if part == "block" else vit.blocks[0].attn)
