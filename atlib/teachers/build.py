@@ -1,9 +1,11 @@
 """From the weights of a teacher's file to the ViT that they are of."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import timm
 import torch
 from timm.layers import resample_abs_pos_embed
 from timm.models.eva import Eva
@@ -90,6 +92,28 @@ def architecture_said(weights: Weights, architecture: str | None, heads: int | N
         on_meta(native)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"its header names an architecture that cannot be built ({error})") from error
+    return native
+
+
+def architecture_beside(path: Path) -> Architecture | None:
+    """The architecture that timm's `save_for_hf` wrote into a `config.json` beside a file of weights: its
+    name and arguments, such as heads and activation, which weights do not show; None without one.
+
+    Raises `ValueError` for one that cannot be built.
+    """
+    file = path.parent / "config.json"
+    try:
+        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError:  # `normalisation_beside` tells of it
+        return None
+    name = said.get("architecture") if isinstance(said, dict) else None
+    if not isinstance(name, str) or not timm.is_model(name):
+        return None
+    try:
+        native = Architecture(name, dict(said.get("model_args") or {}))
+        on_meta(native)
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{file} names an architecture that cannot be built ({error})") from error
     return native
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from atlib.pair import Normalisation, attach
 from atlib.teachers.build import (
     Teacher,
+    architecture_beside,
     architecture_said,
     check_image_size,
     fill,
@@ -49,8 +50,8 @@ def load_teacher(
     with timm's names, a folder of transformers' `save_pretrained` (with the extra `transformers`), or a
     checkpoint of torchvision, DINOv3, MAE (with its decoder or without), MoCo-v3, DINO, DINOv2, DeiT, DeiT
     III, CLIP, or FLIP (its T5X folder, or its parameters in a `.npz`). No code in a file is run. The
-    architecture is read off the weights; `heads` where their number cannot be known, `architecture`, a timm
-    name, where more cannot.
+    architecture is read off the weights, or timm's `config.json` beside them; `heads` where their number
+    cannot be known, `architecture`, a timm name, where more cannot.
 
     The teacher says how images are normalised for it (`atlib.pair.Normalisation.of`): as `normalisation`, a
     file's header, a `preprocessor_config.json` or timm's `config.json` beside it, timm, or the code that
@@ -212,6 +213,8 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         )
     try:
         native, assumed = architecture_said(weights, architecture, heads), []
+        if native is None and heads is None:
+            native = architecture_beside(path)
         if (name := dinov3(weights.tensors)) is not None:
             native = Architecture(name) if native is None else native
             encoder = _of_dinov3(weights.tensors, native)

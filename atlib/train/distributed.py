@@ -4,6 +4,7 @@ import copy
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -43,7 +44,7 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
     # Copied attention leaves some weights without a gradient, a norm of q and k for one.
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor") if recipe.compile else None
-    return Accelerator(
+    accelerator = Accelerator(
         mixed_precision=recipe.mixed_precision,
         cpu=cpu,
         step_scheduler_with_optimizer=False,
@@ -52,6 +53,12 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
         dynamo_backend=backend,
         fsdp_plugin=fsdp_plugin(),
     )
+    if recipe.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        warnings.warn(
+            "mixed_precision='fp16' changes nothing on a CPU: this run computes in float32; try 'bf16'",
+            stacklevel=2,
+        )
+    return accelerator
 
 
 def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor, bool]:

@@ -60,8 +60,8 @@ def test_a_forward_replaced_on_one_layer(build, part):
 @both_families
 @both_parts
 def test_a_hook_that_changes_what_a_model_computes(build, part):
-    """A walk calls neither blocks nor their attention, so their hooks, too, are left out; those that only look
-    change nothing."""
+    """A walk calls neither blocks nor their attention, and so not their hooks; those that only look change
+    nothing."""
     vit = build()
     torch.nn.init.normal_(vit.head.weight)
     target, looked = vit.blocks[1] if part == "block" else vit.blocks[1].attn, []

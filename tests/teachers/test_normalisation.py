@@ -3,14 +3,17 @@
 import json
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from timm.models import save_for_hf
 
 from atlib import AttentionTransfer, Plan, create_vit, load_teacher
 from atlib.checkpoint import save_vit
 from atlib.pair import IMAGENET, Normalisation, attach
 from atlib.vit import Architecture, check_activation, weights_file
+from tests.helpers import random_images, randomise
 from tests.teacher_layouts import decoder
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1, "num_heads": 3, "num_classes": 0}
@@ -110,3 +113,24 @@ def test_flip_teaches_a_student_with_its_activation_which_the_message_names(tmp_
         AttentionTransfer(teacher, plain, Plan())
     right = create_vit({**size, **pooled, "num_classes": 4, "act_layer": "gelu_tanh"})
     assert AttentionTransfer(teacher, right, Plan()).mismatched == {}
+
+
+def test_what_timm_saved_is_built_as_its_config_says(tmp_path):
+    """Heads and activation are not in the weights: without the file, three heads are taken for granted."""
+    options = dict(
+        embed_dim=192, depth=2, num_heads=6, img_size=32, patch_size=8, num_classes=5, act_layer="quick_gelu"
+    )
+    made = randomise(timm.create_model("vit_tiny_patch16_224", **options))
+    save_for_hf(made, tmp_path, model_args=options, safe_serialization=True)
+    images = random_images(2, 3, 32, 32)
+    teacher = load_teacher(tmp_path / "model.safetensors", quiet=True)
+    assert teacher.architecture.overrides["num_heads"] == 6 and not teacher.guessed
+    assert torch.equal(teacher.vit.forward_features(images), made.eval().forward_features(images))
+    assert (
+        load_teacher(tmp_path / "model.safetensors", heads=3, quiet=True).architecture != teacher.architecture
+    )
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_args"]["nose"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="config.json names an architecture that cannot be built.*nose"):
+        load_teacher(tmp_path / "model.safetensors")

@@ -431,6 +431,14 @@ def test_another_precision_in_the_same_process(glyphs64):
     assert same(trained(glyphs64)[0], plain)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU computes fp16")
+def test_half_precision_that_a_cpu_does_not_compute_is_named(glyphs64):
+    whole, _ = trained(glyphs64, Recipe(steps=2, batch_size=16))
+    with pytest.warns(UserWarning, match="'fp16' changes nothing on a CPU"):
+        half, _ = trained(glyphs64, Recipe(steps=2, batch_size=16, mixed_precision="fp16"))
+    assert same(half, whole)
+
+
 def test_a_pair_trains_in_bf16(glyphs64):
     pair = AttentionTransfer(tiny(1), tiny(2), Plan(how="distill"))
     _, history = trained(glyphs64, Recipe(steps=4, batch_size=16, mixed_precision="bf16"), pair)
