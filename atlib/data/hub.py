@@ -128,8 +128,8 @@ def _from_files(name: str, path: Path) -> datasets.DatasetDict:
     if name == "imagefolder":
         try:
             return _read(path, "imagefolder", data_dir=str(path), data_files=_image_files(path))
-        except OSError as error:
-            if isinstance(error.__cause__, datasets.data_files.EmptyDatasetError):
+        except (OSError, ValueError) as error:
+            if not _holds_images(path):
                 raise FileNotFoundError(
                     f"{path} holds no images: a folder per class is looked for, such as"
                     f" {path}/train/cat/1.jpg and {path}/validation/cat/2.jpg (or train*.parquet and"

@@ -138,9 +138,9 @@ def test_folders_that_may_be_meant_as_splits_are_named(tmp_path):
     folders_of(tmp_path / "one", "train/bus", "train/car", "holdout/bus")
     with pytest.warns(UserWarning, match="from train and not from holdout"):
         assert len(open_labelled("imagefolder", tmp_path / "one", "train+validation")[0]) == 6
-    folders_of(tmp_path / "two", "my_train/bus", "my_holdout/bus")
+    folders_of(tmp_path / "two", "my_train/bus", "my_train/car", "my_holdout/bus")
     with pytest.warns(UserWarning, match="'bus' is in my_holdout and in my_train"):
-        assert len(open_labelled("imagefolder", tmp_path / "two", "train+validation")[0]) == 6
+        assert len(open_labelled("imagefolder", tmp_path / "two", "train+validation")[0]) == 9
     folders_of(tmp_path / "three", "val/bus", "valid/bus")
     with pytest.raises(ValueError, match="two folders for 'validation', val and valid"):
         open_labelled("imagefolder", tmp_path / "three", "validation")
