@@ -216,8 +216,8 @@ def _read_annotated(file: Path) -> datasets.Dataset:
 
 
 def _image_files(path: Path) -> dict[str, str]:
-    """The files of each split of a folder of images, as patterns: of folders that are called like splits, and
-    hold folders of classes or nothing but such splits lies beside them; without these, all are "train".
+    """The files of each split of a folder of images, as patterns. A split is a folder in the first level that
+    is called like one; beside others, it must also hold folders. Without such, all images are "train".
 
     Left alone, `datasets` looks for the names of splits anywhere in a path, also in those of classes: it
     takes the images of a class "bullet_train" for training images, those of validation too, and twice.
