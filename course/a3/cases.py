@@ -217,16 +217,16 @@ def corrected(student: str, edition: str, files: Path) -> list[list[float]]:
 
 def points_row(answer, asked: Asked, row: int) -> None:
     wanted = corrected(asked.named(), asked.edition, asked.files)
-    table_row(answer, wanted, row, "POINTS", "2 rows, one a method, of 3 numbers, one a seed", 0.1)
+    table_row(answer, wanted, row, "POINTS", "2 rows, one a method, of 5 numbers, one a seed", 0.1)
 
 
 def points_first(answer, asked: Asked) -> None:
-    """The points of the first method's three runs."""
+    """The points of the first method's five runs."""
     points_row(answer, asked, 0)
 
 
 def points_second(answer, asked: Asked) -> None:
-    """The points of the second method's three runs."""
+    """The points of the second method's five runs."""
     points_row(answer, asked, 1)
 
 

@@ -270,7 +270,8 @@ def report_of(student: str, edition: str, folder: str | Path = ".") -> Report:
     tougher = methods[losses.index(min(losses))]
     points = flattered(shift, methods, folder)
     place = "above" if points > 0 else "below"
-    many = len(read_file(folder / "shifts-pool.jsonl")) + 6
+    compared = [run for run in read_file(folder / "shifts.jsonl") if run.method in methods]
+    many = len(read_file(folder / "shifts-pool.jsonl")) + len(compared)
     text = "\n".join(
         [
             f"We tested {methods[0]} and {methods[1]} under the shift {shift}.",
