@@ -376,7 +376,6 @@ SHIFTS_OF_POOL = Examination(
     (POOL,),
     tuple(variant.name for variant in POOL.variants if variant.name != FILTER),
     under_shifts,
-    seeds=3,
     minutes=8,
     only=FIND,
     alone=True,
@@ -438,7 +437,6 @@ PROBED_PAIRS = Examination(
         "two heads, attndistill class token alone",
     ),
     probed,
-    seeds=3,
     minutes=6,
     only=FIND,
 )

@@ -154,7 +154,6 @@ def _study(task: str) -> Study:
                 )
             ),
         ),
-        seeds=3 if task == "find" else 5,
         minutes=65,
         only=(task,),
     )

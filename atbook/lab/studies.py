@@ -183,7 +183,6 @@ LABEL_CURVES = Study(
     " the central experiment's steps; its own 1,000 are the fourth point",
     "not in the paper",
     _with_labels(500, (250, 4000, 32_000), "scratch", "copy-routing-twin", "copy", "fine-tune"),
-    seeds=3,
     minutes=11,
     only=WORLDS,
 )
@@ -204,7 +203,6 @@ LONGER_LABEL_CURVES = Study(
             *_with_labels(2000, (1000,), "copy-routing-twin", "copy", "fine-tune"),
         )
     ),
-    seeds=3,
     minutes=120,
     only=WORLDS,
 )
@@ -334,7 +332,6 @@ STATIC = Study(
             "resmlp, mean map distilled": partial(_taught_resmlp, StaticMapDistill),
         }.items()
     ),
-    seeds=3,
     minutes=14,
     only=WORLDS,
 )
@@ -386,7 +383,6 @@ ONE_SOFTMAX = Study(
             "ResNet, attention": partial(_resnet, "attention"),
         }.items()
     ),
-    seeds=3,
     minutes=13,
     only=WORLDS,
 )
@@ -441,7 +437,6 @@ LOCALITY = Study(
             *product(("scratch",), (1000,), ("shifted patches", "local attention")),
         )
     ),
-    seeds=3,
     minutes=48,
     only=FIND,
 )
@@ -587,7 +582,6 @@ POOL = Study(
         Variant("narrow", scratch, "scratch", student=_SMALL),
         Variant("wide", scratch, "scratch", student=_LARGE),
     ),
-    seeds=3,
     minutes=10,
     only=FIND,
 )
@@ -792,7 +786,6 @@ PAIRS = Study(
         Variant("wide, scratch", scratch, "scratch", student=_WIDE),
         Variant("wide, copy", by(), student=_WIDE),
     ),
-    seeds=3,
     minutes=20,
     only=FIND,
 )
@@ -881,7 +874,6 @@ DEPTH = Study(
             differs={"depth": 24, "rate": 0.1, "factors": None, "method": "scratch"},
         ),
     ),
-    seeds=3,
     minutes=90,
     only=FIND,
 )
@@ -941,7 +933,6 @@ CLASS_ATTENTION = Study(
             )
         ),
     ),
-    seeds=3,
     minutes=20,
     only=FIND,
 )
@@ -1192,7 +1183,6 @@ DISTILLED_TOO = Study(
             needs=("fine-tuned",),
         ),
     ),
-    seeds=3,
     minutes=36,
     only=FIND,
 )
@@ -1357,7 +1347,6 @@ LAYER_RESERVE = Study(
         for labels in (250, 4000)
         for blocks in range(5)
     ),
-    seeds=3,
     minutes=15,
     only=FIND,
 )

@@ -186,7 +186,7 @@ OF_CARDS = {
     ("class-rows-beat-patches", "find"): HOLDS,
     ("distilled-patches-beat-class-rows", "find"): TOO_SMALL,
     ("maps-beat-local-tokens", "find"): HOLDS,
-    ("local-tokens-help-copy", "find"): TOO_SMALL,
+    ("local-tokens-help-copy", "find"): DOES_NOT_HOLD,
     ("mixing-beats-none", "find"): DOES_NOT_HOLD,
     ("mean-map-helps-resmlp", "find"): TOO_SMALL,
     ("mean-map-beats-even-map", "find"): TOO_SMALL,
