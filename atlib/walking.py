@@ -254,6 +254,12 @@ def check_exact(
         for weight in silent:
             weight.zero_()
     name = type(adapter).__name__
+    for made, by in ((own, "output"), (walked, "head")):
+        if not isinstance(made, Tensor):
+            raise Unwalkable(
+                f"cannot walk a {type(model).__name__}: {name}.{by} returns a {type(made).__name__}, and a"
+                " tensor (B, classes) is asked for: choose it there, such as the logits of a dict"
+            )
     if own.shape != walked.shape:
         shapes = f"{tuple(walked.shape)} where the model returns {tuple(own.shape)}"
         raise Unwalkable(f"cannot walk a {type(model).__name__}: {name}.head makes {shapes}")

@@ -21,7 +21,8 @@ def main(epochs: int = 2) -> nn.Module:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     pair.to(device).train()  # the teacher moves along, and stays frozen and in eval mode
-    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3, weight_decay=0.05)
+    # the student's, and a head mapping's where the plan learns one; the teacher's are not among them
+    optimizer = torch.optim.AdamW(pair.parameters(), lr=1e-3, weight_decay=0.05)
     for epoch in range(epochs):
         for images, labels in DataLoader(data, batch_size=16, shuffle=True):
             logits, transfer_loss = pair(images.to(device))

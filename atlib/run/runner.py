@@ -35,8 +35,8 @@ from atlib.run.config import FREE, RunConfig, config_path, read_config, write_co
 from atlib.run.log import RunLog, require_tensorboard
 from atlib.run.method import Method
 from atlib.run.parts import Classify, Detect, Labelled
-from atlib.run.untrained import UNTRAINED, digest_of, store_untrained
-from atlib.train.checkpoint_manager import CheckpointManager, digest
+from atlib.run.untrained import UNTRAINED, store_untrained
+from atlib.train.checkpoint_manager import CheckpointManager, digest, digest_of_weights
 from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
 from atlib.train.record import Record, about, peak_memory_mb, read_record, write_record
@@ -290,7 +290,7 @@ def _carry_out(
     if isinstance(config.task, Labelled):
         split, evaluate_every = config.task.evaluation_split, config.task.evaluate_every
     if built.untrained is not None:
-        same["teacher's sha256"] = digest_of(built.untrained)
+        same["teacher's sha256"] = digest_of_weights(built.untrained)
         if is_main_process():
             store_untrained(folder, built.untrained, built.teacher)
     for name in ("teacher", "student_weights"):

@@ -4,7 +4,6 @@ What its maps give a student is the control of arXiv 2411.09702 for maps that ar
 pre-training methods, row "none"; mix and match, "Random").
 """
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,12 +80,3 @@ def store_untrained(folder: Path, vit: nn.Module, architecture: Architecture) ->
     seed, and what the student learned from can be looked at."""
     if not stored_path(folder).exists():
         save_vit(stored_path(folder), vit, architecture)
-
-
-def digest_of(vit: nn.Module) -> str:
-    """The SHA-256 of a model's weights by their names: the same on all processes, whatever is on the disk."""
-    content = hashlib.sha256()
-    for name, value in sorted(vit.state_dict().items()):
-        content.update(name.encode())
-        content.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return content.hexdigest()

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from atlib._util import write_atomically
 
@@ -151,8 +152,8 @@ class CheckpointManager:
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = {**self.config, **config, "processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
-        # a run of before checkpoints said what is trained goes on
-        for name in (*self.free, *({"model"} - then.keys())):
+        # a run of before checkpoints said what is trained, and by which teachers, goes on
+        for name in (*self.free, *({"model", "teachers"} - then.keys())):
             then.pop(name, None), now.pop(name, None)
         changed = differences(then, json.loads(json.dumps(now)))
         if changed:
@@ -245,6 +246,16 @@ def digest(path: Path) -> str:
         return hashlib.sha256(listed.encode()).hexdigest()
     with open(path, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def digest_of_weights(model: nn.Module) -> str:
+    """The SHA-256 of a model's weights by their names: the same on all processes, whatever is on the disk."""
+    content = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        content.update(name.encode())
+        # as bytes: NumPy has no bf16
+        content.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return content.hexdigest()
 
 
 def _manifest(path: Path) -> dict | None:

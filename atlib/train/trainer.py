@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from atlib._util import in_eval_mode
 from atlib.data.sampler import Batch, ShardSpec, TrainingData
 from atlib.losses import noted
-from atlib.pair import student_of
+from atlib.pair import Pair, student_of
 from atlib.plan import Plan
-from atlib.train.checkpoint_manager import CheckpointManager
+from atlib.train.checkpoint_manager import CheckpointManager, digest_of_weights
 from atlib.train.contrast import MomentumPair
 from atlib.train.distributed import start_processes, to_train, whole_weights
 from atlib.train.objectives import Loss, mixed
@@ -215,6 +215,10 @@ class Training:
     def resume(self, keeper: CheckpointManager) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         self.has_keeper = True
+        if teachers := [digest_of_weights(teacher) for teacher in _teachers_of(self.given)]:
+            self.config["teachers"] = (
+                teachers  # here, and not for every run: reading a large one takes a second
+            )
         found = keeper.restore(self.accelerator, self.config)
         if found is None:
             return
@@ -290,6 +294,11 @@ class Training:
         if self.given is not self.plain:  # what is trained is a copy
             self.given.load_state_dict(whole_weights(self.plain))
         return self.given
+
+
+def _teachers_of(model: nn.Module) -> list[nn.Module]:
+    """The frozen teachers of all pairs in a model."""
+    return [teacher for part in model.modules() if isinstance(part, Pair) for teacher in part.teachers]
 
 
 def _said(model: nn.Module) -> dict:

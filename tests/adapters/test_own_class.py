@@ -89,8 +89,14 @@ def test_a_wrong_adapter_is_found(own):
         def head(self, tokens):
             return tokens
 
+    class Named(OwnAdapter):
+        def output(self, images):
+            return {"logits": self.model(images)}
+
     with pytest.raises(Unwalkable, match="Wrong the walk differs"):
         check_exact(Wrong(own.model))
+    with pytest.raises(Unwalkable, match=r"Named.output returns a dict, and a tensor \(B, classes\)"):
+        check_exact(Named(own.model))
     with pytest.raises(Unwalkable, match=r"Pools.head makes \(1, 16, 24\)"):
         check_exact(Pools(own.model))
     with pytest.raises(Unwalkable, match="Wrong the walk differs"):

@@ -17,7 +17,16 @@ import torch
 from atlib import AttentionTransfer, Plan
 from atlib.data import crop_and_flip
 from atlib.train import NonFiniteLoss, Preempted, student_loss, train
-from atlib.train.checkpoint_manager import CheckpointError, CheckpointManager, damage_of, differences, digest
+from atlib.train.checkpoint_manager import (
+    FACTS,
+    MANIFEST,
+    CheckpointError,
+    CheckpointManager,
+    damage_of,
+    differences,
+    digest,
+    digest_of_weights,
+)
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
 from tests.helpers import same, state_of, tiny
@@ -131,6 +140,35 @@ def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
         assert name in str(caught.value)
     assert "data was" not in str(caught.value)
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
+def test_another_teacher_is_refused_and_a_run_that_does_not_name_its_own_goes_on(glyphs64, tmp_path):
+    def resumed(teacher, **options):
+        model = AttentionTransfer(teacher, tiny(2), Plan(how="distill"))
+        keeper = CheckpointManager(tmp_path, 100)
+        return train(model, glyphs64, SHORT, progress=None, keeper=keeper, **options)
+
+    resumed(tiny(1), stop_at=2)
+    with pytest.raises(ValueError, match="teachers was"):
+        resumed(tiny(3))
+    checkpoint = CheckpointManager(tmp_path, 100).latest()
+    facts = json.loads((checkpoint / FACTS).read_text())
+    assert len(facts["config"].pop("teachers")) == 1
+    (checkpoint / FACTS).write_text(json.dumps(facts))  # as it was before checkpoints named teachers
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    manifest["files"][FACTS] = {
+        "sha256": digest(checkpoint / FACTS),
+        "bytes": (checkpoint / FACTS).stat().st_size,
+    }
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
+    assert resumed(tiny(3))[-1]["step"] == 10
+
+
+def test_weights_of_half_precision_have_a_digest_of_their_own():
+    model = tiny(1)
+    whole = digest_of_weights(model)
+    assert whole == digest_of_weights(tiny(1)) != digest_of_weights(tiny(2))
+    assert digest_of_weights(model.to(torch.bfloat16)) != whole
 
 
 def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_path):
