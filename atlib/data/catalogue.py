@@ -202,7 +202,8 @@ def open_rows_of(
 
 def _has_class_folders(path: Path) -> bool:
     """Whether a folder holds a folder for each split and, in these, one for each class."""
-    if not any((path / split).is_dir() for split in SPLIT_FOLDERS):
+    names = {name for names in SPLIT_NAMES.values() for name in names}
+    if not path.is_dir() or not any(each.name.lower() in names and each.is_dir() for each in path.iterdir()):
         return False
     from atlib.data.hub import is_image_folder  # imported here: `datasets` takes seconds
 
@@ -230,7 +231,12 @@ def _pacs(*domains: str) -> Known:
     return Known(PACS, 7, images, "test", source, domains=domains)
 
 
-SPLIT_FOLDERS = ("train", "validation", "val", "test")
+# What a split's folder of images may be called, in small or capital letters.
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
 INATURALIST = "https://github.com/visipedia/inat_comp"
 AIRCRAFT = "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/"
 IMAGENET = "https://www.image-net.org/download.php"

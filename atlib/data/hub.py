@@ -9,17 +9,12 @@ import datasets
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from atlib._util import require_known
+from atlib.data.catalogue import SPLIT_NAMES
 from atlib.data.decoding import CannotStream, DataError
 from atlib.data.held_out import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 SPLITS = ("train", "validation", "test")
-# What a folder of images may be called, in small or capital letters.
-SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
 
 
 def open_labelled(

@@ -185,6 +185,10 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
     assert find("owner/set")[1].samefile(folder) and find(folder).path == folder, (
         "what is on this machine comes before the hub"
     )
+    # a known data set as folders of classes, its splits called as some call them
+    for called in ("Training", "valid"):
+        write_folders(tmp_path / called.lower() / "own", called, range(3))
+        assert find("cifar10", tmp_path / called.lower() / "own").name == "imagefolder"
     assert find(classes).name == "imagefolder" and find(folder).name == str(folder)
     missing = tmp_path / "nowhere"
     for wrong in (missing, "./nowhere", "/nowhere/at/all", "~/nowhere", "nowhere/some.parquet"):
