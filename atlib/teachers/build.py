@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -101,12 +101,8 @@ def architecture_beside(path: Path) -> Architecture | None:
 
     Raises `ValueError` for one that cannot be built.
     """
-    file = path.parent / "config.json"
-    try:
-        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError:  # `normalisation_beside` tells of it
-        return None
-    name = said.get("architecture") if isinstance(said, dict) else None
+    file, said = path.parent / "config.json", _config_in(path.parent)
+    name = said.get("architecture")
     if not isinstance(name, str) or not timm.is_model(name):
         return None
     try:
@@ -115,6 +111,28 @@ def architecture_beside(path: Path) -> Architecture | None:
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{file} names an architecture that cannot be built ({error})") from error
     return native
+
+
+def weights_of_timm(folder: Path) -> Path | None:
+    """The file of weights in a folder that timm's `save_for_hf` wrote, safetensors before a pickle, which is
+    read with `weights_only=True`; None for another folder. Raises `OSError` for one without weights."""
+    if not isinstance(_config_in(folder).get("architecture"), str):
+        return None
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return folder / name
+    raise OSError(f"{folder} has timm's config.json and no model.safetensors beside it: put it there")
+
+
+def _config_in(folder: Path) -> dict[str, Any]:
+    """What a `config.json` in a folder says; nothing without one, or where it is no JSON, which
+    `normalisation_beside` tells of."""
+    file = folder / "config.json"
+    try:
+        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def headless(native: Architecture, image_size: int | None) -> Architecture:

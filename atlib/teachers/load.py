@@ -23,6 +23,7 @@ from atlib.teachers.build import (
     not_finite,
     on_meta,
     told,
+    weights_of_timm,
 )
 from atlib.teachers.files import Weights, normalisation_beside, read_weights
 from atlib.teachers.folders import is_pretrained_folder, read_folder
@@ -47,11 +48,11 @@ def load_teacher(
 
     A timm name (MAE, DINO, DINOv2, DINOv3, CLIP, SigLIP, AugReg, DeiT ...) is downloaded, or read from where
     `atlib.vit.weights_file` says. A path is a file of `atlib.checkpoint.save_vit`, safetensors or a `.pth`
-    with timm's names, a folder of transformers' `save_pretrained` (with the extra `transformers`), or a
-    checkpoint of torchvision, DINOv3, MAE (with its decoder or without), MoCo-v3, DINO, DINOv2, DeiT, DeiT
-    III, CLIP, or FLIP (its T5X folder, or its parameters in a `.npz`). No code in a file is run. The
-    architecture is read off the weights, or timm's `config.json` beside them; `heads` where their number
-    cannot be known, `architecture`, a timm name, where more cannot.
+    with timm's names, a folder of timm's `save_for_hf` or of transformers' `save_pretrained` (with the extra
+    `transformers`), or a checkpoint of torchvision, DINOv3, MAE (with its decoder or without), MoCo-v3, DINO,
+    DINOv2, DeiT, DeiT III, CLIP, or FLIP (its T5X folder, or its parameters in a `.npz`). No code in a file
+    is run. The architecture is read off the weights, or timm's `config.json` beside them; `heads` where their
+    number cannot be known, `architecture`, a timm name, where more cannot.
 
     The teacher says how images are normalised for it (`atlib.pair.Normalisation.of`): as `normalisation`, a
     file's header, a `preprocessor_config.json` or timm's `config.json` beside it, timm, or the code that
@@ -132,6 +133,8 @@ def _read(
         )
     if is_pretrained_folder(Path(name_or_path)):
         return _from_folder(Path(name_or_path), image_size)
+    if (of_timm := weights_of_timm(Path(name_or_path))) is not None:
+        return _from_file(of_timm, image_size, heads, architecture)
     if is_file(name_or_path):
         return _from_file(Path(name_or_path), image_size, heads, architecture)
     if heads is not None or architecture is not None:

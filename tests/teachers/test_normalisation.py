@@ -129,6 +129,15 @@ def test_what_timm_saved_is_built_as_its_config_says(tmp_path):
     assert (
         load_teacher(tmp_path / "model.safetensors", heads=3, quiet=True).architecture != teacher.architecture
     )
+    for pickled in (False, True):  # the folder itself, with safetensors and with a pickle of timm's
+        folder = tmp_path / str(pickled)
+        save_for_hf(made, folder, model_args=options, safe_serialization=not pickled)
+        there = load_teacher(folder, quiet=True)
+        assert there.architecture == teacher.architecture
+        assert torch.equal(there.vit.forward_features(images), teacher.vit.forward_features(images))
+    (tmp_path / "True" / "pytorch_model.bin").unlink()
+    with pytest.raises(OSError, match="no model.safetensors beside it"):
+        load_teacher(tmp_path / "True")
     config = json.loads((tmp_path / "config.json").read_text())
     config["model_args"]["nose"] = 1
     (tmp_path / "config.json").write_text(json.dumps(config))
