@@ -111,6 +111,12 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         trials = [r for r in read_records(study, scale, "trial", results) if r.method == method]
         return 100 * max(trial.results["validation_accuracy"] for trial in trials)
 
+    def chosen(scale: str, method: str, study: str, setting: str) -> float:
+        """A setting of the recipe that all runs of a method have."""
+        runs = [r for r in read_records(study, scale, results=results) if r.method == method]
+        (one,) = {run.config["recipe"][setting] for run in runs}
+        return one
+
     def share(
         scale: str,
         part: str,
@@ -161,6 +167,7 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         "diff": diff,
         "field": field,
         "searched": searched,
+        "chosen": chosen,
         "position": position,
         "paper": paper,
     }
