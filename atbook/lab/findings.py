@@ -148,7 +148,7 @@ def verdicts_table(
     dash where fewer than three seeds are."""
     judged = [answer for answer in verdicts(*chapters, results=results) if answer.scale in scales]
     recorded = {answer.scale for answer in judged if answer.verdict != NOT_RECORDED}
-    return _table(judged, recorded, _verdict)
+    return _table(judged, recorded, verdict_with_mark)
 
 
 def verdicts(*chapters: str, results: Path | None = None) -> list[Judged]:
@@ -185,7 +185,7 @@ def _table(judged: Sequence[Judged], shown: set[str], cell: Callable[[Judged], s
     return markdown_table(head, *rows)
 
 
-def _verdict(judged: Judged) -> str:
+def verdict_with_mark(judged: Judged) -> str:
     """ "holds", or "holds †" of an exploratory claim; a dash where it is not recorded."""
     if judged.verdict == NOT_RECORDED:
         return "–"
@@ -199,4 +199,4 @@ def _cell(judged: Judged) -> str:
     factor = judged.claim.factor
     digits = 1 if factor == 100 else 2
     difference, low, high = (f"{factor * value:+.{digits}f}" for value in judged.estimate[:3])
-    return f"**{_verdict(judged)}** {difference} [{low}, {high}]".replace("-", "−")
+    return f"**{verdict_with_mark(judged)}** {difference} [{low}, {high}]".replace("-", "−")
