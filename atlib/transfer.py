@@ -186,6 +186,11 @@ class AttentionTransfer(Pair):
                 f" {sorted(maps)} alone: store those too, or leave them out of the plan's layers="
             )
         tokens = self.pairing.teacher_tokens
+        if tokens is not None and (wrong := [m for m in layers if maps[m].shape[-1] != tokens[-1] + 1]):
+            raise ValueError(
+                f"maps= has {maps[wrong[0]].shape[-1]} tokens in layer {wrong[0]}, and the teacher of this"
+                f" pair has {tokens[-1] + 1}: give maps of images of the size that it is built for"
+            )
         kept = [maps[layer] if tokens is None else keep_tokens(maps[layer], tokens) for layer in layers]
         return [Seen(None, None, None, 1.0, given=p) for p in kept]
 

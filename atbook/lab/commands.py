@@ -89,7 +89,7 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
         "--seeds",
         type=int,
         default=None,
-        help="number of seeds, from 0 on (default: as many as are recorded)",
+        help="number of seeds, from 0 on (default: the number that `experiments` lists)",
     )
     parser.add_argument(
         "--methods",

@@ -35,7 +35,6 @@ def _views(local: int, drawn: glyphs.Glyphs) -> Images:
 
 
 # What makes a ViT a module that is trained without labels.
-_Around = Callable[[VisionTransformer, Callable[[], VisionTransformer]], nn.Module]
 
 
 def _mae(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:

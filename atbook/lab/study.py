@@ -212,7 +212,7 @@ class Study:
     # Where the paper (arXiv 2411.09702) has the like, with its figures.
     paper: str
     variants: tuple[Variant, ...]
-    # How many are recorded.
+    # How many are trained where a command does not say.
     seeds: int = 5
     # Of all runs at one scale on two cores, the central teachers not counted.
     minutes: int = 30

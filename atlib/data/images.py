@@ -101,7 +101,7 @@ class Images(Dataset):
 
     @property
     def normalisation(self) -> Normalisation:
-        """How the images come out: mean and standard deviation, the same in all channels."""
+        """How the images come out: mean and standard deviation of each channel."""
         return Normalisation(self.mean, self.std)
 
     def _scaled(self, pixels: Tensor) -> Tensor:

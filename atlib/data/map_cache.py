@@ -128,6 +128,11 @@ class MapCache:
         with torch.inference_mode(), in_eval_mode(self.teacher):
             seen = walk(self.teacher, images, stop_after=self.layers[-1]).layers
             maps = torch.stack([seen[layer].map for layer in self.layers], 1).cpu()
+        if maps.shape[1:] != self.shape:
+            raise ValueError(
+                f"images {tuple(images.shape)} have maps {tuple(maps.shape[1:])}, and those in {self.folder}"
+                f" are {self.shape} (layers, heads, tokens): give images of the size that the teacher has"
+            )
         if not maps.isfinite().all():
             raise ValueError("the teacher's maps of these images are not finite: look for NaN in its weights")
         exact = torch.promote_types(maps.dtype, torch.float32)  # NumPy has no bf16

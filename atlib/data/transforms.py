@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from numbers import Integral
 
 from PIL import Image, ImageOps
 from timm.data import create_transform
@@ -22,6 +23,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 RULES = (
     (("mean",), lambda value: len(value) == 3, "has three values, one a channel"),
     (("std",), lambda value: len(value) == 3 and min(value) > 0, "has three values, one a channel, above 0"),
+    (("image_size", "padding"), lambda value: isinstance(value, Integral), "is a whole number of pixels"),
     (("image_size",), lambda value: value >= 1, "must be at least 1 pixel"),
     (("scale",), lambda value: len(value) == 2, "has two values, the least and the largest share"),
     (("scale",), lambda value: 0 < value[0] <= value[1] <= 1, "are shares above 0, at most 1, in order"),
@@ -73,6 +75,7 @@ class Augmentation:
         require_known("crop", self.crop, CROPS)
         require_known("interpolation", self.interpolation, INTERPOLATIONS)
         check_fields(self, RULES)
+        Normalisation(self.mean, self.std)  # raises for what cannot be meant, such as numbers of 0..255
         for name in ("scale", "mean", "std"):  # JSON reads tuples back as lists, which cannot be hashed
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
         if self.rand_augment is not None:

@@ -68,6 +68,11 @@ def labels_by_name(
             f"{name} has {len(unknown)} classes of {len(own)} that {path} does not know, {_some(unknown)}; it"
             f" knows {_some(classes)}: evaluate it on data with the classes that it was trained for"
         )
+    if twice := [each for each in own if own.count(each) > 1 or classes.count(each) > 1]:
+        raise ValueError(
+            f"{_some(twice)}: more than one class has this name, in {name} or in {path}, so names do not say"
+            " which is which: give every class a name of its own"
+        )
     place = torch.tensor([classes.index(each) for each in own])
     fewer = f", {len(own)} of the {len(classes)} that it tells apart" if len(own) < len(classes) else ""
     return place[images.targets], f"\nclasses were matched by their names{fewer}"

@@ -72,7 +72,6 @@ class RandomImages:
     def __init__(self, shape: tuple[int, ...], targets: Callable[[int], Tensor], batch: int, steps: int):
         self.shape, self.target_of, self.batch, self.steps = shape, targets, batch, steps
         self.targets = targets(1)
-        self.classes: tuple[str, ...] = ()
         self.corrupt: dict[int, str] = {}
         self.times: list[float] = []
 

@@ -181,7 +181,7 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
     if layout.prefix == "visual.":
         for name in {"cls_token", "pos_embed"} & state.keys():
             state[name] = state[name].reshape(1, -1, state[name].shape[-1])
-    if "register_tokens" in tensors:
+    if f"{layout.prefix}register_tokens" in tensors:
         # DINOv2 gives registers no position; timm then keeps the class token's in the token.
         state["cls_token"] = state["cls_token"] + state["pos_embed"][:, :1]
         state["pos_embed"] = state["pos_embed"][:, 1:]

@@ -152,8 +152,8 @@ class CheckpointManager:
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = {**self.config, **config, "processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
-        # a run of before checkpoints said what is trained, and by which teachers, goes on
-        for name in (*self.free, *({"model", "teachers"} - then.keys())):
+        # a run of before checkpoints said what is trained, by which loss and which teachers, goes on
+        for name in (*self.free, *({"model", "loss", "normalisation", "teachers"} - then.keys())):
             then.pop(name, None), now.pop(name, None)
         changed = differences(then, json.loads(json.dumps(now)))
         if changed:
@@ -256,6 +256,16 @@ def digest_of_weights(model: nn.Module) -> str:
         # as bytes: NumPy has no bf16
         content.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return content.hexdigest()
+
+
+def digest_of_model(model: nn.Module) -> str:
+    """The SHA-256 of a model's weights and of what they do not show: its modules' classes, their heads and
+    their ε."""
+    shown = [
+        (name, type(part).__name__, *(str(getattr(part, key, None)) for key in ("num_heads", "eps")))
+        for name, part in model.named_modules()
+    ]
+    return hashlib.sha256((json.dumps(shown) + digest_of_weights(model)).encode()).hexdigest()
 
 
 def _manifest(path: Path) -> dict | None:

@@ -233,5 +233,5 @@ MAE = Recipe(steps=2000, lr=1e-3, betas=(0.9, 0.95), label_smoothing=0.0)
 SIMMIM = Recipe(steps=2000, lr=1e-3, label_smoothing=0.0)
 MOCO = Recipe(steps=2000, lr=1e-3, weight_decay=0.1, label_smoothing=0.0)
 DINO = Recipe(steps=2000, lr=1e-3, weight_decay=0.04, weight_decay_end=0.4, label_smoothing=0.0)
-# The same budget for every student of the central table; what is tuned is in `experiment`.
+# What the book's students start from; each scale has its own steps, and what is tuned replaces the rest.
 STUDENT = Recipe(steps=1000)

@@ -17,7 +17,7 @@ from atlib.data.sampler import Batch, ShardSpec, TrainingData
 from atlib.losses import noted
 from atlib.pair import Pair, student_of
 from atlib.plan import Plan
-from atlib.train.checkpoint_manager import CheckpointManager, digest_of_weights
+from atlib.train.checkpoint_manager import CheckpointManager, digest_of_model
 from atlib.train.contrast import MomentumPair
 from atlib.train.distributed import start_processes, to_train, whole_weights
 from atlib.train.objectives import Loss, mixed
@@ -79,6 +79,7 @@ class Training:
         self.data, self.recipe, self.loss, self.seed = data, recipe, loss, seed
         self.home = next(model.parameters()).device
         self.config = {"recipe": recipe.describe(), "seed": seed, "images": len(data), "model": _said(model)}
+        self.config["loss"] = getattr(loss, "__qualname__", type(loss).__name__)
         self.accelerator = start_processes(recipe, cpu)
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
@@ -215,10 +216,10 @@ class Training:
     def resume(self, keeper: CheckpointManager) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         self.has_keeper = True
-        if teachers := [digest_of_weights(teacher) for teacher in _teachers_of(self.given)]:
-            self.config["teachers"] = (
-                teachers  # here, and not for every run: reading a large one takes a second
-            )
+        if pairs := [part for part in self.given.modules() if isinstance(part, Pair)]:
+            # here, and not for every run: reading a large teacher takes a second
+            self.config["teachers"] = [digest_of_model(each) for pair in pairs for each in pair.teachers]
+            self.config["normalisation"] = [str(pair.normalisation) for pair in pairs]
         found = keeper.restore(self.accelerator, self.config)
         if found is None:
             return
@@ -294,11 +295,6 @@ class Training:
         if self.given is not self.plain:  # what is trained is a copy
             self.given.load_state_dict(whole_weights(self.plain))
         return self.given
-
-
-def _teachers_of(model: nn.Module) -> list[nn.Module]:
-    """The frozen teachers of all pairs in a model."""
-    return [teacher for part in model.modules() if isinstance(part, Pair) for teacher in part.teachers]
 
 
 def _said(model: nn.Module) -> dict:

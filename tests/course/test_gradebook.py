@@ -142,7 +142,9 @@ def test_the_teacher_says_whose_a_work_is_and_a_pair_has_both_its_points(
 ):
     (folder / "whose.csv").write_text("file,id\nstranger.ipynb,al1\nstranger.ipynb,bb2\n")
     grade(edition, folder, tmp_path)
-    rows = [row for row in rows_of(tmp_path / "a1" / "grades.csv") if row["file"] == "stranger.ipynb"]
+    rows = rows_of(tmp_path / "a1" / "grades.csv")
+    assert "whose.csv" not in {row["file"] for row in rows}  # it is no work
+    rows = [row for row in rows if row["file"] == "stranger.ipynb"]
     assert [(row["id"], row["name"]) for row in rows] == [("al1", "Ada Lovelace"), ("bb2", "Bob Bob")]
     assert all("roster" not in row["remarks"] for row in rows)
     assert (tmp_path / "a1" / "feedback" / "bb2.html").is_file()

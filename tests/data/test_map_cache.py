@@ -191,6 +191,35 @@ def test_maps_that_are_not_finite_are_not_kept(tmp_path, teacher, images):
     assert len(cache) == 0
 
 
+@pytest.mark.parametrize("size", [8, 32])
+def test_images_of_another_size_are_not_kept(tmp_path, images, size):
+    cache = MapCache(tmp_path, create_vit(TINY | {"dynamic_img_size": True}))
+    cache.add(images)
+    with pytest.raises(ValueError, match=f"{size}, {size}.*the size that the teacher has"):
+        cache.add(torch.randn(2, 3, size, size))
+    assert len(cache) == 6 and cache(images)[0].shape[-1] == cache.shape[-1]
+
+
+def test_maps_of_another_number_of_tokens_are_refused(images):
+    """Where only some tokens count, the others' number would go unseen."""
+    teacher, student = vit(0, embed_dim=24, reg_tokens=4), vit(1, embed_dim=24)
+    seen = {}
+
+    def given(images):
+        return {
+            layer: torch.full((len(images), 2, seen["tokens"], seen["tokens"]), 0.01) for layer in range(3)
+        }
+
+    pair = AttentionTransfer(
+        teacher, student, Plan(how="distill", unequal_prefix="drop", mismatched=True), maps=given
+    )
+    seen["tokens"] = teacher.pos_embed.shape[1] + 4 if teacher.no_embed_class else teacher.pos_embed.shape[1]
+    assert pair(images)[1] > 0
+    seen["tokens"] += 3
+    with pytest.raises(ValueError, match="tokens in layer 0"):
+        pair(images)
+
+
 @pytest.mark.parametrize("options", [{"layers": [3]}, {"layers": []}, {"dtype": "float8"}])
 def test_wrong_requests(tmp_path, teacher, options):
     with pytest.raises(ValueError, match=next(iter(options))):

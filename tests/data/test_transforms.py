@@ -102,6 +102,19 @@ def test_of_an_image_of_the_right_size_the_centre_is_all():
     torch.testing.assert_close(mirrored, normalised(np.asarray(image)[:, ::-1]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        ({"mean": (123.7, 116.3, 103.5)}, "divided by 255"),
+        ({"mean": (float("nan"), 0.5, 0.5)}, "finite"),
+        ({"image_size": 224.5}, "whole number"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(wrong, named):
+    with pytest.raises(ValueError, match=named):
+        Augmentation(**wrong)
+
+
 def test_mean_and_std_are_per_channel():
     own = Augmentation(32, crop="centre", flip=0.0, crop_pct=1.0, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     expected = normalised(np.asarray(picture()), own)

@@ -543,9 +543,9 @@ def test_a_fine_tuning_of_deit3_does_not_anneal():
 # --- our own
 
 
-def recorded(method):
-    """What the committed records of Find hold of a method: its trials in order, and a run."""
-    lines = (RECORDS / "find.jsonl").read_text().splitlines()
+def recorded(method, scale="find"):
+    """What the committed records of a scale hold of a method: its trials in order, and a run."""
+    lines = (RECORDS / f"{scale}.jsonl").read_text().splitlines()
     records = [each for each in map(json.loads, lines) if each["method"] == method]
     trials = sorted((each for each in records if each["kind"] == "trial"), key=lambda each: each["trial"])
     return *trials, next(each for each in records if each["kind"] == "run")
@@ -567,9 +567,12 @@ def test_ours_are_what_the_tuning_chose_and_what_was_run(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_ours_that_was_fixed_in_advance(method):
+def test_ours_of_photographs_is_what_was_run(method):
     each, scale = published(f"cifar10-cpu-{method}"), scales()["cifar10-cpu"]
-    assert each.recipe.on(scale.labels) == scale.training
+    assert each.source.endswith("results/transfer/cifar10-cpu.jsonl")
+    run = recorded(method, "cifar10-cpu")[-1]
+    found = json.loads(json.dumps(each.recipe.on(scale.labels).describe()))
+    assert found == json.loads(json.dumps(Recipe().describe())) | run["config"]["recipe"]
     assert Architecture(each.model, each.options) == scale.student
     assert each.augmentation == Augmentation(
         32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)

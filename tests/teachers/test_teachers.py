@@ -208,6 +208,8 @@ def test_dinov2_registers_have_no_position(tmp_path):
     torch.testing.assert_close(found.vit._pos_embed(found.vit.patch_embed(images)), x)
     assert found.vit.num_prefix_tokens == 5
     assert found.unused == ["mask_token"] and found.used == len(state) - 1
+    within = load_teacher(written(tmp_path, {f"backbone.{name}": value for name, value in state.items()}))
+    assert torch.equal(within.vit.forward_features(images), found.vit.forward_features(images))
 
 
 @pytest.mark.parametrize("way", ["npz", "dots", "T5X"])

@@ -144,13 +144,19 @@ def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
 
 def test_another_teacher_is_refused_and_a_run_that_does_not_name_its_own_goes_on(glyphs64, tmp_path):
     def resumed(teacher, **options):
-        model = AttentionTransfer(teacher, tiny(2), Plan(how="distill"))
+        model = AttentionTransfer(teacher, tiny(2), Plan(how="distill", mismatched=True))
         keeper = CheckpointManager(tmp_path, 100)
         return train(model, glyphs64, SHORT, progress=None, keeper=keeper, **options)
 
     resumed(tiny(1), stop_at=2)
     with pytest.raises(ValueError, match="teachers was"):
         resumed(tiny(3))
+    with pytest.raises(ValueError, match="teachers was"):
+        resumed(tiny(1, act_layer="relu"))  # of the same weights
+    with pytest.raises(ValueError, match="loss was"):
+        resumed(
+            tiny(1), loss=lambda model, images, targets, recipe: student_loss(model, images, targets, recipe)
+        )
     checkpoint = CheckpointManager(tmp_path, 100).latest()
     facts = json.loads((checkpoint / FACTS).read_text())
     assert len(facts["config"].pop("teachers")) == 1
@@ -169,6 +175,7 @@ def test_weights_of_half_precision_have_a_digest_of_their_own():
     whole = digest_of_weights(model)
     assert whole == digest_of_weights(tiny(1)) != digest_of_weights(tiny(2))
     assert digest_of_weights(model.to(torch.bfloat16)) != whole
+    assert digest_of_weights(tiny(1, num_heads=1)) == whole, "heads are no weights"
 
 
 def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_path):
