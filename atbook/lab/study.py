@@ -2,6 +2,7 @@
 seeds; every run leaves a record. The central experiment is one of them, the one that the others start
 from."""
 
+import json
 import multiprocessing
 import os
 import threading
@@ -193,6 +194,15 @@ class Variant:
             return replace(scale.training, **self.changes)
         recipe = scale.recipe(scale.tuning[self.like][chosen(place, self.like)])
         return replace(recipe, **self.changes)
+
+    def scale(self, central: Scale) -> Scale:
+        """The central scale with this variant's labels, student and world."""
+        return replace(
+            central,
+            labels=self.labels or central.labels,
+            student=central.student._replace(overrides={**central.student.overrides, **self.student}),
+            **({"world": self.world} if self.world else {}),
+        )
 
     def choices(self, scale: Scale) -> Sequence[Mapping]:
         """Changes to that recipe, of which the best on the validation split is taken. Where the scale has one
@@ -428,13 +438,8 @@ def fine_tuning(place: Place, seed: int) -> Run:
 def trained(run: Run) -> nn.Module:
     """The trained model of a run, on the CPU: from its kept weights, or trained now, which writes its record
     too where it is missing."""
-    variant, central = run.study.variant(run.method), scale_of(run.place)
-    scale = replace(
-        central,
-        labels=variant.labels or central.labels,
-        student=central.student._replace(overrides={**central.student.overrides, **variant.student}),
-        **({"world": variant.world} if variant.world else {}),
-    )
+    variant = run.study.variant(run.method)
+    scale = variant.scale(scale_of(run.place))
     model = variant.build(Sources(run.place, scale, run.seed))
     student = student_of(model)
     known = run.record() is not None
@@ -549,6 +554,16 @@ def _go_on(scale: Scale, seed: int, name: str, folder: Path) -> tuple[Made, floa
         raise
 
 
+def _of_scale(scale: Scale) -> dict:
+    """What a record says of the scale that it was run at."""
+    return {
+        "scale": scale.name,
+        "student": scale.student._asdict(),
+        "labels": scale.labels,
+        "unlabelled": scale.unlabelled,
+    }
+
+
 def write_run(
     experiment: str,
     place: Place,
@@ -562,13 +577,7 @@ def write_run(
     """Write the record of a finished run, with the memory of this process and what it ran on. key: kind,
     method, seed and trial."""
     kind, method, seed, trial = key
-    config = {
-        "scale": scale.name,
-        "student": scale.student._asdict(),
-        "labels": scale.labels,
-        "unlabelled": scale.unlabelled,
-        "recipe": recipe,
-    }
+    config = _of_scale(scale) | {"recipe": recipe}
     record = Record(
         experiment,
         method,
@@ -702,19 +711,25 @@ def _run_variants(study: Study, variants: list[Variant], place: Place, seeds: in
     for variant in variants:
         recorded = [known[run.key] for run in runs if run.method == variant.name and run.key in known]
         if recorded:
-            _require_recipe(recorded, recipe_of(Run(study, place, variant.name, 0)), path)
+            recipe = recipe_of(Run(study, place, variant.name, 0))
+            _require_same(recorded, recipe, variant.scale(scale), path)
     run_each(make_run, [(run,) for run in missing], jobs)
 
 
-def _require_recipe(records: Sequence[Record], recipe: Recipe, path: Path) -> None:
-    """That records of one variant are of the recipe that is chosen now: a run is known by its method and seed
-    alone, so it could be from before its scale was changed. A setting that a recipe did not have yet was at
-    its default. Raises `ValueError` where one is not."""
+def _require_same(records: Sequence[Record], recipe: Recipe, scale: Scale, path: Path) -> None:
+    """That records of one variant are of the recipe that is chosen now, and of the scale as it is now: a run
+    is known by its method and seed alone, so it could be from before its scale was changed. A setting that a
+    recipe did not have yet was at its default. Raises `ValueError` where one is not."""
+    now = json.loads(json.dumps(_of_scale(scale)))
     for record in records:
+        said = record.config
+        changed = [f"{key} {said.get(key)}, not {now[key]}" for key in now if said.get(key) != now[key]]
         if Recipe.described(record.config["recipe"]) != recipe:
+            changed.append("another recipe than is chosen now")
+        if changed:
             raise ValueError(
-                f"{path}: {record.method}, seed {record.seed}, was run with another recipe than is chosen"
-                " now: move this file away, and run it anew"
+                f"{path}: {record.method}, seed {record.seed}, was run with {'; '.join(changed)}: move this"
+                " file away, and run it anew"
             )
 
 

@@ -217,6 +217,18 @@ def test_a_run_of_another_recipe_is_not_taken_for_done(place, monkeypatch, tmp_p
     assert toy.files(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    "changed", [{"labels": 48}, {"unlabelled": 48}], ids=lambda changed: next(iter(changed))
+)
+def test_a_run_of_another_scale_is_not_taken_for_done(place, monkeypatch, tmp_path, changed):
+    """One with the same recipe, from before its scale was changed."""
+    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": replace(toy.TOY, **changed)})
+    before = toy.files(tmp_path)
+    with pytest.raises(ValueError, match=f"copy, seed 0, was run with {next(iter(changed))} "):
+        run_study(CENTRAL, place, 1, ["copy"])
+    assert toy.files(tmp_path) == before
+
+
 def test_a_run_from_before_recipes_had_a_setting_is_taken_for_done(place, tmp_path, monkeypatch):
     path = place.records(CENTRAL.name)
     older = [json.loads(line) for line in path.read_text().splitlines()]
