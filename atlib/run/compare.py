@@ -55,9 +55,14 @@ def compare_runs(first: Path, second: Path, split: str | None = None, averaged: 
         if averaged and config.recipe.ema is None:
             raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
     splits = [split or config.task.evaluation_split for config in configs]
-    tested_on = [(config.data, name) for config, name in zip(configs, splits)]
+    places = [config.flat().get("data_path") for config in configs]
+    data = [
+        config.data if place is None else f"{config.data} in {place}"
+        for config, place in zip(configs, places)
+    ]
+    tested_on = list(zip(data, splits))
     if tested_on[0] != tested_on[1]:
-        said = " and ".join(f"{data}, {name}" for data, name in tested_on)
+        said = " and ".join(f"{images}, {name}" for images, name in tested_on)
         same_data = tested_on[0][0] == tested_on[1][0]
         way_out = "name one --split" if same_data else "compare runs on the same data"
         raise ValueError(f"the runs are evaluated on different images ({said}): {way_out}")

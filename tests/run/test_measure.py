@@ -3,6 +3,7 @@
 import json
 import re
 from importlib import resources
+from pathlib import Path
 
 import datasets
 import pytest
@@ -10,13 +11,15 @@ import torch
 from PIL import Image
 from timm.data import ImageNetInfo
 
+from atbook.worlds import glyph_images, glyphs
 from atlib import __main__ as command
 from atlib.checkpoint import load_vit, save_vit
 from atlib.data.natural_shifts import IMAGENET_A, IMAGENET_R, open_shifted
 from atlib.data.photos import open_photos
 from atlib.data.transforms import Augmentation
+from atlib.run.measure import ModelOnTest, measured_lines
 from atlib.vit import Architecture
-from tests.helpers import randomise
+from tests.helpers import randomise, tiny
 from tests.picture_files import cut_jpeg, encoded, picture, write_folders
 
 LOOK = {"image_size": 16, "crop_pct": 1.0, "mean": [0.4] * 3, "std": [0.3] * 3}
@@ -173,6 +176,14 @@ def test_models_of_other_classes_or_images_make_no_ensemble(tmp_path, capsys):
     assert code == 2 and "has 3 classes" in text and "tells 4 apart" in text
     code, _, text = said(capsys, three, tmp_path / "none.safetensors", "--data", data)
     assert code == 2 and "none.safetensors does not exist" in text
+
+
+def test_folders_of_other_images_with_equal_labels_make_no_ensemble():
+    images = glyph_images(glyphs.generate("test", 8))
+    one = ModelOnTest(Path("one"), tiny(1), images, images.targets, "folder-one, test")
+    assert "ensemble of 2" in measured_lines([one, one._replace(path=Path("two"))])[-1]
+    with pytest.raises(ValueError, match="two is tested on folder-two, test, and one on folder-one"):
+        measured_lines([one, one._replace(path=Path("two"), on="folder-two, test")])
 
 
 def test_an_ensemble_under_a_shift(tmp_path, capsys):
