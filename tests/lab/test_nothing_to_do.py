@@ -34,4 +34,4 @@ def test_each_record_is_read_once_and_no_model_is_built(name, tmp_path, monkeypa
 def test_all_asks_for_no_run_of_the_tuning_seed():
     """The model that filters test images is one, and it is recorded."""
     asked = recorded(results_folder())
-    assert ("pool", "find", 3) in asked and all(1 <= seeds <= TUNING_SEED for *_, seeds in asked)
+    assert ("pool", "find", 5) in asked and all(1 <= seeds <= TUNING_SEED for *_, seeds in asked)
