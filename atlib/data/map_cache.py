@@ -96,7 +96,8 @@ class MapCache:
 
     def add(self, images: Tensor) -> int:
         """Run the teacher on those of the images (B, 3, height, width) that are not there yet and keep their
-        maps; returns how many these were. Raises `ValueError` for maps that are not finite."""
+        maps; returns how many these were. Raises `ValueError` for maps that are not finite, and for images of
+        another size than the teacher's."""
         images = images.to(next(self.teacher.parameters()).device)
         if not self._unknown(keys_of(images)):
             return 0

@@ -109,8 +109,7 @@ class Grafit(nn.Module):
         return {f"{inner}{name}" for name in student_of(self.trunk).no_weight_decay()}
 
     def train(self, mode: bool = True) -> "Grafit":
-        """As of any module, but the slow trunk stays in eval mode; its
-        projector normalises by the batch."""
+        """As of any module, but the slow trunk stays in eval mode; its projector normalises by the batch."""
         super().train(mode)
         self.slow_trunk.eval()
         return self

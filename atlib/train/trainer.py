@@ -219,7 +219,9 @@ class Training:
         if pairs := [part for part in self.given.modules() if isinstance(part, Pair)]:
             # here, and not for every run: reading a large teacher takes a second
             self.config["teachers"] = [digest_of_model(each) for pair in pairs for each in pair.teachers]
-            self.config["normalisation"] = [str(pair.normalisation) for pair in pairs]
+            self.config["normalisation"] = [
+                pair.normalisation and pair.normalisation.describe() for pair in pairs
+            ]
         found = keeper.restore(self.accelerator, self.config)
         if found is None:
             return
