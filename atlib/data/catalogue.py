@@ -14,8 +14,8 @@ import torch
 
 from atlib._util import require_known
 from atlib.data.decoding import DataError, MissingData
-from atlib.data.held_out import VALIDATION_SHARE, fixed_order
 from atlib.data.images import HUB, Images, decode_rows, draw
+from atlib.data.splits import SPLIT_NAMES, VALIDATION_SHARE, fixed_order
 
 # --- PACS: the same seven classes as photographs, art paintings, cartoons and sketches ---
 
@@ -231,12 +231,6 @@ def _pacs(*domains: str) -> Known:
     return Known(PACS, 7, images, "test", source, domains=domains)
 
 
-# What a split's folder of images may be called, in small or capital letters.
-SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
 INATURALIST = "https://github.com/visipedia/inat_comp"
 AIRCRAFT = "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/"
 IMAGENET = "https://www.image-net.org/download.php"

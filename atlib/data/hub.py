@@ -9,9 +9,8 @@ import datasets
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from atlib._util import require_known
-from atlib.data.catalogue import SPLIT_NAMES
 from atlib.data.decoding import CannotStream, DataError
-from atlib.data.held_out import VALIDATION_SHARE, fixed_order
+from atlib.data.splits import SPLIT_NAMES, VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 SPLITS = ("train", "validation", "test")
