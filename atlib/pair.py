@@ -157,6 +157,13 @@ class View(NamedTuple):
         same = student is not None and size == image_size_of(student)
         return cls(Normalisation.of(teacher), None if same else size)
 
+    def describe(self) -> dict[str, Any]:
+        """Its two fields as plain JSON values."""
+        return {
+            "normalisation": self.normalisation and self.normalisation.describe(),
+            "size": self.size and list(self.size),
+        }
+
     def show(self, images: Tensor, normalisation: Normalisation | None) -> Tensor:
         """Images (B, 3, height, width), normalised as said, as the teacher was trained to see them:
         normalised anew and resized (bicubically, antialiased) where that differs, else the same tensor."""
@@ -210,6 +217,11 @@ class Pair(nn.Module, ABC):
     def teachers(self) -> tuple[nn.Module, ...]:
         """All frozen teachers."""
         return self._teachers
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What each teacher sees of the images."""
+        return self._views
 
     def for_teacher(self, images: Tensor, number: int = 0) -> Tensor:
         """Images (B, 3, height, width) as the student is given them, as a teacher was trained to see them:

@@ -330,7 +330,7 @@ class RunConfig:
 
     def describe(self) -> dict:
         """The flat fields as plain JSON values, for a record and for config.json."""
-        return {name: _plain(value) for name, value in self.flat().items()}
+        return {name: as_plain(value) for name, value in self.flat().items()}
 
     def fingerprint(self) -> dict:
         """What must be the same when a run goes on."""
@@ -477,18 +477,18 @@ def is_run(path: Path) -> bool:
         return False
 
 
-def _plain(value: object) -> object:
+def as_plain(value: object) -> object:
     """A value as JSON has it."""
     if isinstance(value, Method):
         return value.value
     if isinstance(value, Architecture):
         return {
             "name": value.name,
-            "overrides": {name: _plain(item) for name, item in value.overrides.items()},
+            "overrides": {name: as_plain(item) for name, item in value.overrides.items()},
         }
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+        return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
+    return [as_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def _not_finite(value: object, name: str = "") -> str | None:

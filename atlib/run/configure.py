@@ -16,10 +16,19 @@ from atlib.data.generated import is_generated, maker
 from atlib.data.transforms import Augmentation
 from atlib.run import generic
 from atlib.run.build import check_fits
-from atlib.run.config import RunConfig, config_path, is_run, read_config, read_config_file, with_settings
+from atlib.run.config import (
+    RunConfig,
+    as_plain,
+    config_path,
+    is_run,
+    read_config,
+    read_config_file,
+    with_settings,
+)
 from atlib.run.log import require_tensorboard
 from atlib.run.method import Method
 from atlib.run.parts import COCO
+from atlib.run.published import Published
 from atlib.run.recipes import FOR_PYTHON, names, published
 from atlib.run.runner import result_path
 from atlib.run.untrained import UNTRAINED
@@ -96,17 +105,7 @@ def configure(
                 f" atlib.run.recipes.published({recipe!r}).recipe.on(IMAGES)"
             )
         teacher = source.teacher if teacher is None else teacher
-        of_recipe = {
-            "method": source.method,
-            "model": Architecture(source.model, dict(source.options)),
-            "recipe": source.recipe,
-            "teacher": None if teacher is None else teacher_name(teacher),
-            "plan": source.plan,
-            "drop_path": source.drop_path,
-            "augmentation": source.augmentation,
-            **source.pretext,
-            **source.detection,
-        }
+        of_recipe = _as_published(source) | {"teacher": None if teacher is None else teacher_name(teacher)}
     if data == COCO:
         common["training_split"] = "train2017"
     config = with_settings({**of_recipe, **common}, changes)
@@ -159,17 +158,50 @@ def oddities(recipe: str) -> tuple[str, ...]:
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
-    """How the recipe differs on so many images from the published one: "lr 0.001 instead of 0.008"."""
+    """How a run differs on so many images from the published one, apart from its teacher: "lr 0.001 instead
+    of 0.008", "drop_path 0.1 instead of 0.2"."""
     if config.recipe_name in (*TASKS_OF_OUR_OWN, *generic.NAMES):
         return []
-    both = config.recipe, published(config.recipe_name).recipe
-    now, then = (one.on(images).describe() for one in both)
-    changed = [name for name in then if now[name] != then[name]]
-    return [f"{name} {_short(now[name])} instead of {_short(then[name])}" for name in changed]
+    then = _as_published(published(config.recipe_name))
+    now = {name: value for name, value in config.flat().items() if name in then}
+    then = {name: then[name] for name in now}  # of generated images, none is augmented
+    now, then = (_parts(both | {"recipe": both["recipe"].on(images)}) for both in (now, then))
+    changed = [name for name in now | then if now.get(name) != then.get(name)]
+    return [f"{name} {_short(now.get(name))} instead of {_short(then.get(name))}" for name in changed]
+
+
+def _as_published(source: Published) -> dict[str, Any]:
+    """The fields of a run that a published recipe says, but for its teacher."""
+    return {
+        "method": source.method,
+        "model": Architecture(source.model, dict(source.options)),
+        "recipe": source.recipe,
+        "plan": source.plan,
+        "drop_path": source.drop_path,
+        "augmentation": source.augmentation,
+        **source.pretext,
+        **source.detection,
+    }
+
+
+def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a run and of what they are made of, by the names that the command line has for them."""
+    found = {}
+    for name, value in values.items():
+        described = as_plain(value)
+        if name == "model":
+            found |= {name: described["name"]}
+            described = described["overrides"]
+        if isinstance(described, dict):
+            before = "" if name == "recipe" else f"{name}."
+            found |= {f"{before}{part}": each for part, each in described.items()}
+        else:
+            found[name] = described
+    return found
 
 
 def _short(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 def data_name(name_or_path: str, path: str | None = None) -> str:

@@ -15,7 +15,7 @@ GIB = 2**30
 
 def as_text(estimate: Estimate, oddities: Sequence[str] = (), config_diff: Sequence[str] = ()) -> str:
     """What `--dry-run` prints. oddities: of the published recipe, which need not hold of this run;
-    config_diff: how this run's recipe differs from it."""
+    config_diff: how this run differs from it."""
     sections = {
         "run": _run(estimate),
         "model": _model(estimate),

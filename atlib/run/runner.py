@@ -300,11 +300,10 @@ def _carry_out(
 
             if is_file(weights):
                 same[f"{name}'s sha256"] = digest(Path(weights))
-    if "normalised anew" in (built.teacher_view or ""):
-        same["what the teacher sees"] = built.teacher_view
     checkpoints = folder / "checkpoints"
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
-    keeper = CheckpointManager(checkpoints, config.save_every, config.keep, same, best, FREE)
+    free = (*FREE, "what the teacher sees")  # a sentence, in checkpoints of before they had its values
+    keeper = CheckpointManager(checkpoints, config.save_every, config.keep, same, best, free)
 
     def metrics(model: nn.Module) -> dict:
         if detects:

@@ -28,7 +28,8 @@ class Teacher(NamedTuple):
     `vit`; unused: the names of the others; resized: how positions were fitted to the image size, None where
     they were not; missing: weights of `vit` that the file lacks and no map needs, left as initialised;
     assumed: what weights do not show and was taken for granted; normalised: what says how its images are
-    normalised, "" where nothing does.
+    normalised, "" where nothing does; guessed: what decides maps and was guessed from its weights' sizes,
+    "3 heads, usual at width 192", "" where nothing was.
     """
 
     vit: VisionTransformer | Eva
@@ -41,17 +42,12 @@ class Teacher(NamedTuple):
     missing: Sequence[str] = ()
     assumed: Sequence[str] = ()
     normalised: str = ""
+    guessed: str = ""
 
     @property
     def normalisation(self) -> Normalisation | None:
         """How images are normalised for it; None where that is not known."""
         return Normalisation.of(self.vit)
-
-    @property
-    def guessed(self) -> str:
-        """What decides maps and was guessed from its weights' sizes: "3 heads, usual at width 192"; "" where
-        nothing was."""
-        return next((taken for taken in self.assumed if "usual at width" in taken), "")
 
     def view(self) -> str:
         """What it sees, in a few words: size, mean and standard deviation of its images."""

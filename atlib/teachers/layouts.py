@@ -206,7 +206,7 @@ def dinov3(tensors: Mapping[str, Tensor]) -> str | None:
 
 def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Architecture, list[str]]:
     """The architecture that an encoder's weights are of, without a class head, and what was taken for granted
-    because weights do not show it.
+    because weights do not show it: first the heads.
 
     `heads`: the number of heads. Raises `ValueError` where something needed is neither in the weights nor
     known of the layout.

@@ -215,7 +215,7 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
             " line: name the teacher's own file, or the student of a run of distill)"
         )
     try:
-        native, assumed = architecture_said(weights, architecture, heads), []
+        native, assumed, guessed = architecture_said(weights, architecture, heads), [], ""
         if native is None and heads is None:
             native = architecture_beside(path)
         if (name := dinov3(weights.tensors)) is not None:
@@ -226,6 +226,7 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
             encoder = find_encoder(weights.tensors, eva=is_eva)
         if native is None:
             native, assumed = infer_architecture(encoder, heads)
+            guessed = assumed[0] if heads is None else ""
         vit, missing, resized = fill(native, encoder, image_size)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -244,6 +245,7 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         missing=missing,
         assumed=assumed,
         normalised=by_whom,
+        guessed=guessed,
     )
 
 

@@ -152,8 +152,9 @@ class CheckpointManager:
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = {**self.config, **config, "processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
-        # a run of before checkpoints said what is trained, by which loss and which teachers, goes on
-        for name in (*self.free, *({"model", "loss", "normalisation", "teachers"} - then.keys())):
+        # a run of before checkpoints said what is trained, on which targets, and what teachers see, goes on
+        since = {"model", "loss", "normalisation", "teachers", "views", "targets"}
+        for name in (*self.free, *(since - then.keys())):
             then.pop(name, None), now.pop(name, None)
         changed = differences(then, json.loads(json.dumps(now)))
         if changed:
@@ -250,8 +251,13 @@ def digest(path: Path) -> str:
 
 def digest_of_weights(model: nn.Module) -> str:
     """The SHA-256 of a model's weights by their names: the same on all processes, whatever is on the disk."""
+    return digest_of_tensors(model.state_dict())
+
+
+def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of tensors by their names, in whatever order they come and on whatever device they are."""
     content = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
+    for name, value in sorted(tensors.items()):
         content.update(name.encode())
         # as bytes: NumPy has no bf16
         content.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

@@ -17,7 +17,7 @@ from atlib.data.sampler import Batch, ShardSpec, TrainingData
 from atlib.losses import noted
 from atlib.pair import Pair, student_of
 from atlib.plan import Plan
-from atlib.train.checkpoint_manager import CheckpointManager, digest_of_model
+from atlib.train.checkpoint_manager import CheckpointManager, digest_of_model, digest_of_tensors
 from atlib.train.contrast import MomentumPair
 from atlib.train.distributed import start_processes, to_train, whole_weights
 from atlib.train.objectives import Loss, mixed
@@ -216,12 +216,15 @@ class Training:
     def resume(self, keeper: CheckpointManager) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         self.has_keeper = True
+        if isinstance(targets := getattr(self.data, "targets", None), Tensor):
+            self.config["targets"] = digest_of_tensors({"targets": targets})
         if pairs := [part for part in self.given.modules() if isinstance(part, Pair)]:
             # here, and not for every run: reading a large teacher takes a second
             self.config["teachers"] = [digest_of_model(each) for pair in pairs for each in pair.teachers]
             self.config["normalisation"] = [
                 pair.normalisation and pair.normalisation.describe() for pair in pairs
             ]
+            self.config["views"] = [view.describe() for pair in pairs for view in pair.views]
         found = keeper.restore(self.accelerator, self.config)
         if found is None:
             return

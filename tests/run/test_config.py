@@ -112,7 +112,7 @@ def test_what_a_run_changed_against_its_published_recipe():
 
     assert (
         changed() == []
-        and changed("workers=3", "drop_path=0.1") == []
+        and changed("workers=3") == []
         and changed("steps=5", recipe="mae", data="atbook.worlds:marked_glyphs") == []
     )
     assert changed("batch_size=256") == [
@@ -122,6 +122,11 @@ def test_what_a_run_changed_against_its_published_recipe():
     ]
     assert changed("batch_size=256", "lr=8e-4", "steps=1000") == ["batch_size 256 instead of 2048"]
     assert changed("steps=2000") == ["steps 2000 instead of 1000"], "the warm-up keeps its share"
+    assert changed("plan.layers=[0, 1]", "augmentation.flip=0", "drop_path=0.1") == [
+        "plan.layers [0, 1] instead of " + str(list(range(18))),
+        "drop_path 0.1 instead of 0.2",
+        "augmentation.flip 0 instead of 0.5",
+    ]
     assert changed("betas=[0.9, 0.999]") == ["betas [0.9, 0.999] instead of [0.9, 0.95]"]
 
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from atlib import AttentionTransfer, Plan
-from atlib.data import crop_and_flip
+from atlib.data import Images, crop_and_flip
+from atlib.pair import Normalisation, attach
 from atlib.train import NonFiniteLoss, Preempted, student_loss, train
 from atlib.train.checkpoint_manager import (
     FACTS,
@@ -32,6 +33,7 @@ from atlib.train.recipe import Recipe
 from tests.helpers import same, state_of, tiny
 
 # 64 images in steps of 20: passes of four steps, the last of four images only.
+HALF = Normalisation((0.5,) * 3, (0.25,) * 3)
 SHORT = Recipe(steps=10, batch_size=20)
 EVERYTHING = replace(SHORT, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0, layer_decay=0.8)
 
@@ -168,6 +170,24 @@ def test_another_teacher_is_refused_and_a_run_that_does_not_name_its_own_goes_on
     }
     (checkpoint / MANIFEST).write_text(json.dumps(manifest))
     assert resumed(tiny(3))[-1]["step"] == 10
+
+
+def test_other_targets_and_another_view_of_the_teacher_are_refused(glyphs64, tmp_path):
+    def resumed(seen, targets=glyphs64.targets, **options):
+        teacher = tiny(1)
+        attach(teacher, seen)
+        model = AttentionTransfer(teacher, tiny(2), Plan(how="distill"), normalisation=HALF)
+        data = Images(glyphs64.pixels, targets, glyphs64.classes, HALF.mean, HALF.std)
+        return train(model, data, SHORT, progress=None, keeper=CheckpointManager(tmp_path, 100), **options)
+
+    resumed(HALF, stop_at=2)
+    with pytest.raises(ValueError, match="views") as caught:
+        resumed(replace(HALF, std=(0.2, 0.2, 0.2000001)))  # as with another preprocessor_config.json
+    assert "targets was" not in str(caught.value) and "teachers was" not in str(caught.value)
+    with pytest.raises(ValueError, match="targets was") as caught:
+        resumed(HALF, glyphs64.targets.roll(1))
+    assert "views" not in str(caught.value)
+    assert resumed(HALF)[-1]["step"] == 10
 
 
 def test_weights_of_half_precision_have_a_digest_of_their_own():
