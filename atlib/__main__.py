@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
+from atlib._util import INTERRUPTED, memory_message, out_of_memory
+
 # What remedies name as Python has it, `num_heads=`, and a command as an option.
 _PLAN = ("what", "layers", "unequal_heads", "unequal_grid", "unequal_prefix", "mismatched")
 _MODEL = ("depth", "num_heads", "img_size", "patch_size", "class_token")
@@ -31,7 +33,6 @@ OPTIONS = {
     },
     "look": {"heads": "--heads NUMBER", "megabytes": "--megabytes NUMBER"},
 }
-INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 # Where each command is, which is imported only when it is called, and its line of help.
 COMMANDS = {
     "train": (
@@ -95,7 +96,6 @@ def dispatch(
 def _explained(error: Exception, command: str) -> tuple[int, str | None]:
     """How a command ends on an error, and what is said of it; None where it is a fault of ours."""
     # imported here: `--help` needs none of it, and torch takes seconds
-    from atlib._util import memory_message, out_of_memory
     from atlib.vit import WeightsUnavailable
     from atlib.walking import Unwalkable
 

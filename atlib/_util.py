@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # seconds of torch, which not every command needs
     from torch import nn
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a command was stopped, and goes on when it is called again
+INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 
 
 def require_known(kind: str, name: object, known: Iterable[str]) -> None:

@@ -223,10 +223,10 @@ class Pair(nn.Module, ABC):
         """What each teacher sees of the images."""
         return self._views
 
-    def for_teacher(self, images: Tensor, number: int = 0) -> Tensor:
-        """Images (B, 3, height, width) as the student is given them, as a teacher was trained to see them:
-        normalised anew and resized where that differs, else the same tensor."""
-        return self._views[number].show(images, self.normalisation)
+    def for_teacher(self, images: Tensor) -> Tensor:
+        """Images (B, 3, height, width) as the student is given them, as the first teacher was trained to see
+        them: normalised anew and resized where that differs, else the same tensor."""
+        return self._views[0].show(images, self.normalisation)
 
     @property
     def teacher_normalisation(self) -> Normalisation | None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from atlib._util import require_known
 from atlib.data.catalogue import CATALOGUE
+from atlib.data.decoding import ON_CORRUPT
 from atlib.data.transforms import Augmentation
 
 # --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or
@@ -162,7 +163,7 @@ def open_shifted(
     classes; for files and the network what `atlib.data.images.load` raises.
     """
     require_known("shifted set", name, SHIFTED)
-    require_known("on_corrupt", on_corrupt, ("raise", "skip"))
+    require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     shifted = SHIFTED[name]
     from atlib.data.hub import find_column, open_rows  # imported here: `datasets` takes seconds
     from atlib.data.photos import Photos, undecoded

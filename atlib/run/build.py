@@ -16,6 +16,7 @@ from atlib._util import require_known
 from atlib.checkpoint import read_header
 from atlib.compatibility import TIMM_ACTIVATIONS, pair_up
 from atlib.data.catalogue import CATALOGUE
+from atlib.data.decoding import ON_CORRUPT
 from atlib.data.generated import is_generated, maker
 from atlib.data.images import draw
 from atlib.data.rng import seed_for
@@ -130,7 +131,7 @@ def held_out_images(
 ):
     """A split of a data set, treated as in evaluation. on_corrupt="skip" leaves out what cannot be decoded,
     and decodes everything once to know. Raises `ValueError` for another word than "raise" or "skip"."""
-    require_known("on_corrupt", on_corrupt, ("raise", "skip"))
+    require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     if is_generated(data):
         return maker(data)(split=split, size=None, seed=0)
     # Imported here: `datasets` takes seconds, and generated data do not need it.

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from atlib._util import STOPPED, memory_message, out_of_memory, require_known
+from atlib._util import INTERRUPTED, STOPPED, memory_message, out_of_memory, require_known
 from atlib.checkpoint import read_header, save_vit
+from atlib.data.decoding import ON_CORRUPT
 from atlib.data.generated import is_generated
 from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation, Pair, student_of
@@ -64,7 +65,6 @@ from atlib.teachers.load import load_teacher
 from atlib.train.record import Record
 from atlib.train.trainer import NonFiniteLoss, Preempted
 
-INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 SETTINGS = (
     "Settings are further options, `--NAME VALUE` after the others: a field of the run or of its recipe as it"
     " stands (--lr 1e-3 --steps 500 --workers 8), of its parts (--plan.what q,"
@@ -132,7 +132,7 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
         "from now on: stop at an image that cannot be decoded, or leave it out, of training and of evaluation"
         " (default: as the run was started)"
     )
-    parser.add_argument("--on-corrupt", "--on_corrupt", choices=("raise", "skip"), help=on_corrupt)
+    parser.add_argument("--on-corrupt", "--on_corrupt", choices=ON_CORRUPT, help=on_corrupt)
     parser.set_defaults(run=resume_command)
 
 

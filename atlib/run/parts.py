@@ -8,6 +8,7 @@ from inspect import get_annotations
 from typing import ClassVar
 
 from atlib._util import check_fields, require_known
+from atlib.data.decoding import ON_CORRUPT
 from atlib.data.generated import is_generated
 from atlib.data.transforms import Augmentation
 from atlib.run.method import Method
@@ -305,7 +306,7 @@ class Rows(Files):
 
     def __post_init__(self):
         super().__post_init__()
-        require_known("on_corrupt", self.on_corrupt, ("raise", "skip"))
+        require_known("on_corrupt", self.on_corrupt, ON_CORRUPT)
 
 
 @dataclass(frozen=True)

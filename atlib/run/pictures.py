@@ -3,13 +3,11 @@
 import io
 
 import torch
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
-from atlib.analysis.attention_maps import class_attention
-from atlib.analysis.pictures import image_grid
+from atlib.analysis.pictures import coloured, first_middle_last, image_grid, looked_at
 from atlib.data.sampler import EvaluationData
 from atlib.pair import student_of
 from atlib.transfer import AttentionTransfer
@@ -38,7 +36,7 @@ def maps_picture(model: nn.Module, images: Tensor) -> Figure:
         columns = _columns(model, images.to(next(model.parameters()).device))
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     shown = (images - low) / (high - low).clamp(min=1e-6)  # whatever it was normalised by
-    panels = [shown, *(_coloured(seen.cpu(), images.shape[2:]) for seen in columns.values())]
+    panels = [shown, *(coloured(seen.cpu(), images.shape[2:]) for seen in columns.values())]
     titles = ["image", *columns]
     return image_grid(torch.stack(panels, 1).flatten(0, 1), titles, columns=len(titles))
 
@@ -55,34 +53,15 @@ def _columns(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     student = student_of(model)
     if not isinstance(model, AttentionTransfer) or model.plan.what != "map":
         own = walk(student, images, head=False).layers
-        return {f"student {layer}": _looked_at(student, own[layer].map) for layer in _three(range(len(own)))}
-    places = _three(range(len(model.layers)))
+        return {
+            f"student {layer}": looked_at(student, own[layer].map) for layer in first_middle_last(len(own))
+        }
+    places = first_middle_last(len(model.layers))
     target = model.teacher_layers(images)
     maps = model.teacher_maps(target)  # of all layers: an average is over all
     taught = [maps[place] for place in places]
     own = model.walk(images).layers
     layers = [model.layers[place] for place in places]
-    return {f"teacher {layer}": _looked_at(student, p) for layer, p in zip(layers, taught)} | {
-        f"student {layer}": _looked_at(student, own[layer].map) for layer in layers
+    return {f"teacher {layer}": looked_at(student, p) for layer, p in zip(layers, taught)} | {
+        f"student {layer}": looked_at(student, own[layer].map) for layer in layers
     }
-
-
-def _three(places: range) -> list[int]:
-    """The first, the middle and the last."""
-    return sorted({places[0], places[(len(places) - 1) // 2], places[-1]})
-
-
-def _looked_at(student: nn.Module, p: Tensor) -> Tensor:
-    """A map (B, H, N, N) as a picture (B, rows, columns): the class token's row, else all rows' mean."""
-    rows, columns = student.patch_embed.grid_size
-    prefix = p.shape[-1] - rows * columns  # of the tokens that are transferred
-    if student.cls_token is not None and prefix > 0:
-        return class_attention(p, (rows, columns), prefix).mean(1)
-    return p.mean((1, 2))[:, prefix:].unflatten(-1, (rows, columns))
-
-
-def _coloured(seen: Tensor, size: torch.Size) -> Tensor:
-    """Pictures (n, rows, columns) in colours, (n, 3, height, width) of `size`."""
-    shares = (seen / seen.amax((1, 2), keepdim=True).clamp(min=1e-12)).float().numpy()
-    coloured = torch.from_numpy(colormaps["magma"](shares)[..., :3]).movedim(-1, 1).float()
-    return nn.functional.interpolate(coloured, tuple(size))

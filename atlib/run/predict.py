@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from atlib._util import require_known, write_atomically
-from atlib.data.decoding import CorruptImage, decode
+from atlib.data.decoding import ON_CORRUPT, CorruptImage, decode
 from atlib.pair import student_of
 from atlib.run.build import preparation_of
 from atlib.run.classes import class_names
@@ -61,7 +61,7 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     it out. Raises `ValueError` for a file that does not say how images are prepared, or has other classes
     than outputs, for such an image, for images of which none can be decoded, and for a model that says NaN,
     and `OSError` for a file that cannot be read."""
-    require_known("on_corrupt", on_corrupt, ("raise", "skip"))
+    require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     said, augmentation = preparation_of(path)
     if not said and is_run(path.parent):
         augmentation = read_config(path.parent).augmentation
@@ -136,7 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--averaged", action="store_true", help="the run's averaged weights")
     on_corrupt = "stop at an image that cannot be decoded (the default), or leave it out and say so"
     names = "--on-corrupt", "--on_corrupt"
-    parser.add_argument(*names, choices=("raise", "skip"), default="raise", help=on_corrupt)
+    parser.add_argument(*names, choices=ON_CORRUPT, default="raise", help=on_corrupt)
     parser.set_defaults(run=predict_command)
 
 

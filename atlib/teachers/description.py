@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from matplotlib import colormaps
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from PIL import Image
@@ -18,8 +17,7 @@ from torchvision.transforms.functional import to_pil_image
 
 from atlib.adapters.choose import adapter_of
 from atlib.analysis.accounting import transferred_numbers
-from atlib.analysis.attention_maps import class_attention
-from atlib.analysis.pictures import image_grid
+from atlib.analysis.pictures import coloured, first_middle_last, image_grid, looked_at
 from atlib.data.decoding import as_rgb
 from atlib.student import STANDARD, describe
 from atlib.teachers.build import Teacher, not_finite
@@ -52,15 +50,11 @@ def picture(vit: VisionTransformer | Eva, images: Sequence[str | Path] | Tensor)
     transform = create_transform(**settings)
     batch = torch.stack([transform(image) for image in _opened(images)])  # (B, 3, height, width), normalised
     mean, std = (torch.tensor(settings[name]).view(3, 1, 1) for name in ("mean", "std"))
-    chosen = sorted({0, (len(vit.blocks) - 1) // 2, len(vit.blocks) - 1})
+    chosen = first_middle_last(len(vit.blocks))
     with torch.no_grad():
         layers = walk(vit, batch, head=False).layers
-    # (B, layers, rows, columns)
-    seen = torch.stack([_looked_at(vit, layers[layer].map) for layer in chosen], 1)
-    coloured = colormaps["magma"]((seen / seen.amax((2, 3), keepdim=True)).numpy())[..., :3]
-    coloured = torch.from_numpy(coloured).movedim(-1, 2).float().flatten(0, 1)
-    panels = torch.nn.functional.interpolate(coloured, batch.shape[2:]).unflatten(0, seen.shape[:2])
-    rows = torch.cat([(batch * std + mean).clamp(0, 1).unsqueeze(1), panels], 1)  # the image, then its layers
+    panels = [coloured(looked_at(vit, layers[layer].map), batch.shape[2:]) for layer in chosen]
+    rows = torch.stack([(batch * std + mean).clamp(0, 1), *panels], 1)  # the image, then its layers
     titles = ["image", *(f"layer {layer}" for layer in chosen)]
     return image_grid(rows.flatten(0, 1), titles, columns=len(titles))
 
@@ -154,14 +148,6 @@ def _count(number: int, name: str, several: str | None = None) -> str:
 def _amount(numbers: int) -> str:
     size = 4 * numbers  # float32
     return f"{numbers:,} numbers, {f'{size / 2**20:.1f} MiB' if size >= 2**20 else f'{size / 2**10:.1f} KiB'}"
-
-
-def _looked_at(vit: VisionTransformer | Eva, map: Tensor) -> Tensor:
-    """A map (B, H, N, N) as a picture (B, rows, columns): the class token's row, else all rows' mean."""
-    grid, prefix = vit.patch_embed.grid_size, vit.num_prefix_tokens
-    if vit.cls_token is not None:
-        return class_attention(map, grid, prefix).mean(1)
-    return map.mean((1, 2))[:, prefix:].unflatten(-1, tuple(grid))
 
 
 def _opened(images: Sequence[str | Path] | Tensor) -> list[Image.Image]:
