@@ -177,7 +177,11 @@ def _pairs_as_mapping(choice):
 
 def _indices(name: str, choice: Iterable[int], more: str) -> tuple[int, ...]:
     if not isinstance(choice, Iterable):
-        raise ValueError(f"{name}={choice!r}: give several, such as range(9), or a list of one, [{choice!r}]")
+        one = isinstance(choice, Integral) and choice >= 0
+        raise ValueError(
+            f"{name}={choice!r}: give several, such as range(9)"
+            + (f", or a list of one, [{choice}]" if one else f"; {more}")
+        )
     # NumPy's integers are welcome
     indices = tuple(int(i) if isinstance(i, Integral) and not isinstance(i, bool) else i for i in choice)
     wrong = [i for i in indices if type(i) is not int or i < 0]

@@ -31,6 +31,7 @@ from atlib.pair import Normalisation
 
 # What a DataLoader is given: a list of items of its data set -> (images, targets)
 Collate = Callable[[list], tuple[Tensor, Tensor]]
+UNSCALED = 25.0  # a pixel that is normalised lies within some 5 of 0
 
 
 class TorchData:
@@ -59,7 +60,14 @@ class TorchData:
         self.dataset, self.collate, self.workers, self.initialise = dataset, collate, workers, initialise
         self.normalisation = normalisation_of(dataset)
         if len(self):
-            self.take([0])  # an item of another form is found out now
+            images, _ = self.take([0])  # an item of another form is found out now
+            if (largest := images.abs().max().item()) > UNSCALED:
+                warnings.warn(
+                    f"an image of this {type(dataset).__name__} has values up to {largest:.0f}: a ViT expects"
+                    " pixels of 0 to 1, normalised. Divide them by 255, as transforms.ToTensor does, then"
+                    " transforms.Normalize(mean, std)",
+                    stacklevel=2,
+                )
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -88,6 +88,7 @@ WRONG = [
     ({"layers": [0.0]}, r"layers .* \[0.0\]"),
     ({"layers": [True]}, r"layers .* \[True\]"),
     ({"layers": "01"}, r"layers .* \['0', '1'\]"),
+    ({"layers": -1}, r"layers=-1.*range\(12 - n, 12\)"),
     ({"layers": 3}, r"layers=3.*\[3\]"),
     ({"layers": {-1: 0}}, r"layers .* \[-1\]"),
     ({"layers": {0: -2}}, r"layers .* \[-2\]"),

@@ -119,6 +119,10 @@ def test_wrappers_say_what_to_pass(name, way_out):
     refused(type(name, (torch.nn.Module,), {})(), name, way_out)
 
 
+def test_a_model_of_data_parallel():
+    refused(torch.nn.DataParallel(create_vit(SMALL)), "DataParallel", ".module", "accelerate launch")
+
+
 def test_a_compiled_model():
     refused(torch.compile(create_vit(SMALL)), "OptimizedModule", "_orig_mod")
 

@@ -223,6 +223,16 @@ def test_it_is_said_where_nobody_says_the_normalisation(tensors):
         trained(tensors, silent)
 
 
+def test_pixels_that_were_not_scaled_are_warned_of():
+    pixels = torch.zeros(3, 8, 8)
+    pixels[0, 0, 0] = 255
+    with pytest.warns(UserWarning, match="Items has values up to 255.*Divide them by 255"):
+        TorchData(Items((pixels, 0), (pixels, 1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TorchData(Items((pixels / 255 * 5, 0), (pixels, 1)))
+
+
 def test_a_collate_fn_makes_batches_of_other_items(images, tensors):
     rows = [{"pixels": image, "class": int(label)} for image, label in tensors]
 
