@@ -248,6 +248,10 @@ def _make_ready(config: RunConfig, images, folder: Path) -> Ready:
             f" model {outputs} classes, those of the training images: choose another evaluation_split, or set"
             " model.num_classes"
         )
+    if tested_on is not None and is_main_process():
+        both = config.reading.training_split, config.task.evaluation_split
+        said = f"{len(images)} images to train on ({both[0]}), {len(tested_on)} to evaluate on ({both[1]})"
+        print(f"python -m atlib: {said}", file=sys.stderr)
     return Ready(images, tested_on, built)
 
 
