@@ -96,7 +96,7 @@ def by_search(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
 
 
 def gain_taken_as_known(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
-    """You divided the interval of the blank student's gain by Copy's mean gain, as if that were known
+    """You divided the interval of the blind student's gain by Copy's mean gain, as if that were known
     exactly. It was measured in the same few seeds: ask for each share s whether part - s · whole could be
     nothing."""
     part, whole = _gains(scratch, blank, copy)
