@@ -177,7 +177,7 @@ def _pairs_as_mapping(choice):
 
 def _indices(name: str, choice: Iterable[int], more: str) -> tuple[int, ...]:
     if not isinstance(choice, Iterable):
-        one = isinstance(choice, Integral) and choice >= 0
+        one = isinstance(choice, Integral) and not isinstance(choice, bool) and choice >= 0
         raise ValueError(
             f"{name}={choice!r}: give several, such as range(9)"
             + (f", or a list of one, [{choice}]" if one else f"; {more}")

@@ -265,11 +265,14 @@ def check_exact(
         raise Unwalkable(f"cannot walk a {type(model).__name__}: {name}.head makes {shapes}")
     difference = ((own - walked).abs().max() / own.abs().max().clamp(min=1e-12)).item()
     if not difference <= tolerance:
+        parts = model.named_modules()
+        hooked = [name or "itself" for name, part in parts if part._forward_hooks or part._forward_pre_hooks]
+        compare = "Compare its embed, its layers and its head with the model's forward, one after another"
+        hooks = f"It has hooks on {', '.join(hooked[:3])}, which a walk may not call: remove them"
         raise Unwalkable(
             f"cannot walk a {type(model).__name__}: with {name} the walk differs from the model's own output"
             f" by {difference:.1e} of its largest number, more than {tolerance:g} (in"
-            f" {str(images.dtype).removeprefix('torch.')}). Compare its embed, its"
-            " layers and its head with the model's forward, one after another"
+            f" {str(images.dtype).removeprefix('torch.')}). {hooks if hooked else compare}"
         )
     _require_sizes(adapter, seen.layers, images)
     return difference

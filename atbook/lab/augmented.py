@@ -90,6 +90,5 @@ AUGMENTATION = Study(
         _variant("scratch", scratch, "mixup", changes={"mixup": MIXUP}),
         _variant("copy", by(), "3-augment", three_augment),
     ),
-    minutes=25,
     only=("find",),
 )

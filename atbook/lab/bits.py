@@ -93,6 +93,5 @@ BITS = Study(
         *_told("copied maps", partial(_with_maps, "copy"), "copy"),
     ),
     seeds=5,
-    minutes=50,
     only=("find", "match"),
 )

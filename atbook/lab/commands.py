@@ -28,7 +28,7 @@ from atbook.lab.scales import (
 from atbook.lab.studies import CENTRAL, STUDIES
 from atbook.lab.study import ACCURACY, Place, Study, run_study
 from atbook.lab.translation import TRANSLATION
-from atbook.records import read_records
+from atbook.records import read_file, read_records, records_file
 from atlib._util import STOPPED, require_known
 from atlib.checkpoint import save_vit
 from atlib.train.record import Record
@@ -210,22 +210,20 @@ def _repeat(asked: argparse.Namespace) -> int:
 
 def overview(results: Path) -> str:
     """What `python -m atbook experiments` prints: every experiment, what it shows, the paper's counterpart,
-    cost, and records in `results`."""
+    scales, and records in `results` with the time that they took, searches included."""
     lines = []
     for name, study in EXPERIMENTS.items():
         where = study.only or CLASSIFYING
-        runs = {scale: len(read_records(name, scale, results=results)) for scale in where}
-        recorded_here = (
-            ", ".join(f"{number} runs at {scale}" for scale, number in runs.items() if number) or "none here"
-        )
+        here = []
+        for scale in where:
+            if number := len(read_records(name, scale, results=results)):
+                seconds = sum(record.seconds for record in read_file(records_file(name, scale, results)))
+                here.append(f"{number} runs at {scale} ({seconds / 120:.0f} minutes of two cores)")
         lines += [
             f"{name}: {study.shows}",
             f"    paper:   {study.paper}",
-            (
-                f"    cost:    about {study.minutes} minutes ({study.seeds} seeds, two"
-                f" cores); scales: {', '.join(where)}"
-            ),
-            f"    records: {recorded_here}",
+            f"    scales:  {', '.join(where)} ({study.seeds} seeds)",
+            f"    records: {', '.join(here) or 'none here'}",
         ]
     return "\n".join(lines)
 

@@ -147,6 +147,5 @@ DETECTION = Study(
         ),
     ),
     seeds=3,
-    minutes=110,
     only=("scenes",),
 )

@@ -88,7 +88,6 @@ class Examination:
     measure: Callable[[Mapping[str, nn.Module], Sources], Mapping[str, Mapping]]
     # As in `Study`.
     seeds: int = 5
-    minutes: int = 10
     only: tuple[str, ...] = ()
     # Every model is measured by itself, so that one can be added later.
     alone: bool = False
@@ -365,7 +364,6 @@ SHIFTS = Examination(
     (CENTRAL, FAMILY),
     (*COMPARED, "distill-long"),
     under_shifts,
-    minutes=20,
     only=FIND,
     alone=True,
 )
@@ -376,7 +374,6 @@ SHIFTS_OF_POOL = Examination(
     (POOL,),
     tuple(variant.name for variant in POOL.variants if variant.name != FILTER),
     under_shifts,
-    minutes=8,
     only=FIND,
     alone=True,
 )
@@ -387,7 +384,6 @@ COMPARISON = Examination(
     (CENTRAL, FAMILY),
     COMPARED + TWICE,
     compared,
-    minutes=15,
     only=WORLDS,
 )
 TWIN_PROBE = Examination(
@@ -397,7 +393,6 @@ TWIN_PROBE = Examination(
     (CENTRAL,),
     ("copy",),
     named_from_maps,
-    minutes=12,
     only=WORLDS,
     alone=True,
 )
@@ -408,7 +403,6 @@ CLASS_GROUPS = Examination(
     (LONG_TAIL,),
     tuple(variant.name for variant in LONG_TAIL.variants),
     by_class_groups,
-    minutes=2,
     only=(),
     alone=True,
 )
@@ -420,8 +414,6 @@ PAINTERS_LAYERS = Examination(
     (DISTILLED_MAE,),
     ("MAE", "logits, last layer", "maps, all layers, head by head", "hidden states, last layer"),
     likened_to_the_teacher,
-    seeds=3,
-    minutes=4,
     only=FIND,
     alone=True,
 )
@@ -437,7 +429,6 @@ PROBED_PAIRS = Examination(
         "two heads, attndistill class token alone",
     ),
     probed,
-    minutes=6,
     only=FIND,
 )
 
@@ -449,7 +440,6 @@ TOKENS_COMPARED = Examination(
     (TOKEN,),
     tuple(variant.name for variant in TOKEN.variants),
     compared_with_their_teachers,
-    minutes=8,
     only=FIND,
 )
 BRANCHES = Examination(
@@ -460,7 +450,6 @@ BRANCHES = Examination(
     ("24 layers", "24 layers, layer scale", "24 layers, copy", "24 layers, layer scale, copy"),
     loudness_of_branches,
     seeds=3,
-    minutes=20,
     only=FIND,
     alone=True,
 )

@@ -117,6 +117,5 @@ FINER_STUDY = Study(
         _by("Grafit", partial(_grafit, False), "scratch", grafit_loss, _BOTH),
         _by("Grafit, copy", partial(_grafit, True), "copy", grafit_loss, _BOTH),
     ),
-    minutes=30,
     only=("find", "match"),
 )

@@ -60,6 +60,5 @@ POINTING = Study(
         *(_variant("on", method) for method in ("copy", *_TWINS)),
     ),
     seeds=5,
-    minutes=90,
     only=("find",),
 )

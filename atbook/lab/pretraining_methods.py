@@ -153,7 +153,6 @@ def _study(task: str) -> Study:
                 )
             ),
         ),
-        minutes=65,
         only=(task,),
     )
 

@@ -402,6 +402,5 @@ REAL = Study(
             for name in _TAUGHT
         ),
     ),
-    minutes=900,
     only=PUBLISHED,
 )

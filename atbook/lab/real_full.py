@@ -64,6 +64,5 @@ REAL_FULL = Study(
         searched("fine-tune", fine_tuned, rates=FINE_RATES, start=1.25e-4),
         searched("linear reader of features", _reader, rates=_READING_RATES, start=1e-3),
     ),
-    minutes=15,
     only=FULL,
 )

@@ -153,7 +153,6 @@ PRETRAINING = Study(
         ),
     ),
     seeds=5,
-    minutes=80,
     only=FIND,
 )
 
@@ -183,7 +182,6 @@ LABEL_CURVES = Study(
     " the central experiment's steps; its own 1,000 are the fourth point",
     "not in the paper",
     _with_labels(500, (250, 4000, 32_000), "scratch", "copy-routing-twin", "copy", "fine-tune"),
-    minutes=11,
     only=WORLDS,
 )
 
@@ -203,7 +201,6 @@ LONGER_LABEL_CURVES = Study(
             *_with_labels(2000, (1000,), "copy-routing-twin", "copy", "fine-tune"),
         )
     ),
-    minutes=120,
     only=WORLDS,
 )
 
@@ -235,7 +232,6 @@ TWINS_BY_DEPTH = Study(
         for depth, schooling in DEEPER.items()
         for method in ("scratch", "copy", "copy-routing-twin", "copy-message-twin")
     ),
-    minutes=150,
     only=WORLDS,
 )
 
@@ -332,7 +328,6 @@ STATIC = Study(
             "resmlp, mean map distilled": partial(_taught_resmlp, StaticMapDistill),
         }.items()
     ),
-    minutes=14,
     only=WORLDS,
 )
 
@@ -383,7 +378,6 @@ ONE_SOFTMAX = Study(
             "ResNet, attention": partial(_resnet, "attention"),
         }.items()
     ),
-    minutes=13,
     only=WORLDS,
 )
 
@@ -437,7 +431,6 @@ LOCALITY = Study(
             *product(("scratch",), (1000,), ("shifted patches", "local attention")),
         )
     ),
-    minutes=48,
     only=FIND,
 )
 
@@ -461,7 +454,6 @@ LONG_TAIL = Study(
         Variant(method, CENTRAL.variant(method).build, method, images=_imbalanced)
         for method in ("scratch", "fine-tune", "copy", "distill")
     ),
-    minutes=5,
 )
 
 
@@ -517,7 +509,6 @@ COMPONENT_STUDY = Study(
         for variant in _matched_or_not(name, component, needs, WITH_COMPONENT[name])
     ),
     seeds=5,
-    minutes=15,
     only=FIND,
 )
 
@@ -541,7 +532,6 @@ NATIVE_STUDY = Study(
             name, component, {}, WITH_NATIVE[name], Range(AXES | _LITTLE_DECAY, START, {}, step=0.0)
         )
     ),
-    minutes=60,
     only=FIND,
 )
 
@@ -582,7 +572,6 @@ POOL = Study(
         Variant("narrow", scratch, "scratch", student=_SMALL),
         Variant("wide", scratch, "scratch", student=_LARGE),
     ),
-    minutes=10,
     only=FIND,
 )
 
@@ -621,7 +610,6 @@ LAYERS = Study(
         ),
         *(Variant("copy heads {heads}", by(heads=range(n)), differs={"heads": n}) for n in (1, 2, 3)),
     ),
-    minutes=13,
     only=WORLDS,
 )
 
@@ -640,7 +628,6 @@ DISTILLATION = Study(
         # λ = 3 is the recipe's own: the central experiment has its runs.
         for weight in (0.3, 1.0, 10.0, 30.0, 100.0)
     ),
-    minutes=9,
     only=WORLDS,
 )
 
@@ -710,7 +697,6 @@ FAMILY = Study(
             )  # of scratch the central experiment has three a seed
         ),
     ),
-    minutes=25,
     only=WORLDS,
 )
 
@@ -730,7 +716,6 @@ AVERAGES = Study(
         ),
         Variant("copy mean of cell", partial(_mean_map, group_of=glyphs.marked_cell, groups=glyphs.GRID**2)),
     ),
-    minutes=8,
     only=FIND,
 )
 
@@ -786,7 +771,6 @@ PAIRS = Study(
         Variant("wide, scratch", scratch, "scratch", student=_WIDE),
         Variant("wide, copy", by(), student=_WIDE),
     ),
-    minutes=20,
     only=FIND,
 )
 
@@ -874,7 +858,6 @@ DEPTH = Study(
             differs={"depth": 24, "rate": 0.1, "factors": None, "method": "scratch"},
         ),
     ),
-    minutes=90,
     only=FIND,
 )
 
@@ -933,7 +916,6 @@ CLASS_ATTENTION = Study(
             )
         ),
     ),
-    minutes=20,
     only=FIND,
 )
 
@@ -1035,7 +1017,6 @@ TOKEN = Study(
             needs=("fine-tuned",),
         ),
     ),
-    minutes=42,
     only=FIND,
 )
 
@@ -1051,7 +1032,6 @@ ROW_STUDY = Study(
         for how in ("copy", "distill")
         for rows in ROWS
     ),
-    minutes=6,
     only=FIND,
 )
 
@@ -1073,7 +1053,6 @@ BLANK_STUDY = Study(
             differs={"method": "copy"},
         ),
     ),
-    minutes=30,
     only=WORLDS,
 )
 
@@ -1115,7 +1094,6 @@ PARTLY_TUNED = Study(
             ("fine-tune attention", partial(_fine_tune_only, "attn"), AXES),
         )
     ),
-    minutes=25,
     only=WORLDS,
 )
 
@@ -1183,7 +1161,6 @@ DISTILLED_TOO = Study(
             needs=("fine-tuned",),
         ),
     ),
-    minutes=36,
     only=FIND,
 )
 
@@ -1321,7 +1298,6 @@ DISTILLED_MAE = Study(
         ),
     ),
     seeds=3,
-    minutes=48,
     only=FIND,
 )
 
@@ -1347,7 +1323,6 @@ LAYER_RESERVE = Study(
         for labels in (250, 4000)
         for blocks in range(5)
     ),
-    minutes=15,
     only=FIND,
 )
 

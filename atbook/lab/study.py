@@ -224,8 +224,6 @@ class Study:
     variants: tuple[Variant, ...]
     # How many are trained where a command does not say.
     seeds: int = 5
-    # Of all runs at one scale on two cores, the central teachers not counted.
-    minutes: int = 30
     # The scales that it is made for; none: any whose students are classifiers.
     only: tuple[str, ...] = ()
 
@@ -332,7 +330,6 @@ CENTRAL = Study(
         )
         for method, build in _TAUGHT.items()
     ),
-    minutes=70,
 )
 
 
@@ -517,10 +514,15 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
     `Preempted` as `train` does."""
     weights = place.teacher(seed, schooling)
     key = "teacher", f"teacher {schooling.name}" if schooling else "teacher", seed, None
-    known = key in _keys(place.records(study.name))
+    path, scale, start = place.records(study.name), scale_of(place), time.perf_counter()
+    known = next((record for record in read_file(path) if record.key == key), None)
+    if known and known.config["unlabelled"] != scale.unlabelled:
+        raise ValueError(
+            f"{path}: {key[1]}, seed {seed}, learned from {known.config['unlabelled']} images, not"
+            f" {scale.unlabelled}: move this file and {weights} away, and run it anew"
+        )
     if known and weights.exists():
         return
-    scale, start = scale_of(place), time.perf_counter()
     name = f"{key[1]}, seed {seed}"
     recipe, before = scale.pretraining, 0.0
     if schooling is not None:

@@ -131,6 +131,5 @@ TRANSLATION = Study(
         _told("oracle of another order copied", partial(_from_oracle, "copy"), twin="order"),
     ),
     seeds=5,
-    minutes=20,
     only=("phrases",),
 )

@@ -256,10 +256,11 @@ class TimmAdapter(Adapter):
 
     @property
     def exact_by_class(self) -> bool:
-        """See `Adapter`. A walk does not call blocks and their attention, so it does not call their hooks,
-        which may change what the model computes."""
-        parts = (part for block in self.model.blocks for part in (block, getattr(block, "attn", None)))
-        return not any(part._forward_hooks or part._forward_pre_hooks for part in parts if part is not None)
+        """See `Adapter`. A walk calls neither the model, nor its blocks and their attention, so it does not
+        call their hooks, which may change what the model computes."""
+        inside = (part for block in self.model.blocks for part in (block, getattr(block, "attn", None)))
+        parts = (part for part in (self.model, self.model.blocks, *inside) if part is not None)
+        return not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
     @property
     def masked(self) -> bool:

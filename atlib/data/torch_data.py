@@ -1,6 +1,7 @@
 """Data of torch's own kind, a map-style `Dataset` or the `DataLoader` of one, as training and evaluation take
 them."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
@@ -61,7 +62,7 @@ class TorchData:
         self.normalisation = normalisation_of(dataset)
         if len(self):
             images, _ = self.take([0])  # an item of another form is found out now
-            if (largest := images.abs().max().item()) > UNSCALED:
+            if UNSCALED < (largest := images.abs().max().item()) < math.inf:
                 warnings.warn(
                     f"an image of this {type(dataset).__name__} has values up to {largest:.0f}: a ViT expects"
                     " pixels of 0 to 1, normalised. Divide them by 255, as transforms.ToTensor does, then"

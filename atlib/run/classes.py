@@ -1,5 +1,6 @@
 """Which class is which output: a model is measured on its own classes alone, matched by their names."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,17 +64,19 @@ def labels_by_name(
             )
         known = "the file does not name its classes" if classes is None else "classes are numbers there"
         return images.targets, f"\nclass k of the data was taken for output k: {known}"
-    if unknown := [each for each in own if each not in classes]:
+    counts = Counter(classes), Counter(own)
+    if unknown := [each for each in own if each not in counts[0]]:
         raise ValueError(
             f"{name} has {len(unknown)} classes of {len(own)} that {path} does not know, {_some(unknown)}; it"
             f" knows {_some(classes)}: evaluate it on data with the classes that it was trained for"
         )
-    if twice := [each for each in own if own.count(each) > 1 or classes.count(each) > 1]:
+    if twice := [each for each in own if any(count[each] > 1 for count in counts)]:
         raise ValueError(
             f"{_some(twice)}: more than one class has this name, in {name} or in {path}, so names do not say"
             " which is which: give every class a name of its own"
         )
-    place = torch.tensor([classes.index(each) for each in own])
+    output = {each: index for index, each in enumerate(classes)}
+    place = torch.tensor([output[each] for each in own])
     fewer = f", {len(own)} of the {len(classes)} that it tells apart" if len(own) < len(classes) else ""
     return place[images.targets], f"\nclasses were matched by their names{fewer}"
 

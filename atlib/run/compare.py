@@ -9,7 +9,8 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from atlib.analysis.predictions import Interval, paired_bootstrap
-from atlib.run.config import read_config
+from atlib.run.config import RunConfig, read_config
+from atlib.run.measure import same_images
 from atlib.run.parts import Classify
 from atlib.run.runner import held_out, load_result, weights_of
 from atlib.train.evaluate import predict, score
@@ -46,8 +47,8 @@ def compared(first: Tensor, second: Tensor, labels: Tensor) -> Comparison:
 
 def compare_runs(first: Path, second: Path, split: str | None = None, averaged: bool = False) -> Comparison:
     """Compare what two finished runs have made, on the images that both are evaluated on (`split`: of another
-    split); each sees them as it was trained. Raises `ValueError` for runs on other data, and for other than
-    classifiers."""
+    split), wherever each reads them; each sees them as it was trained. Raises `ValueError` for runs on other
+    images, and for other than classifiers."""
     configs = [read_config(folder) for folder in (first, second)]
     for folder, config in zip((first, second), configs):
         if not isinstance(config.task, Classify):
@@ -55,21 +56,12 @@ def compare_runs(first: Path, second: Path, split: str | None = None, averaged: 
         if averaged and config.recipe.ema is None:
             raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
     splits = [split or config.task.evaluation_split for config in configs]
-    places = [config.flat().get("data_path") for config in configs]
-    data = [
-        config.data if place is None else f"{config.data} in {place}"
-        for config, place in zip(configs, places)
-    ]
-    tested_on = list(zip(data, splits))
-    if tested_on[0] != tested_on[1]:
-        said = " and ".join(f"{images}, {name}" for images, name in tested_on)
-        same_data = tested_on[0][0] == tested_on[1][0]
-        way_out = "name one --split" if same_data else "compare runs on the same data"
-        raise ValueError(f"the runs are evaluated on different images ({said}): {way_out}")
-    columns = [config.flat().get("image_column") for config in configs]
-    if columns[0] != columns[1]:
-        raise ValueError(f"the runs read different images, of the columns {columns[0]} and {columns[1]}")
     sets = [held_out(config.changed(evaluation_split=name)) for config, name in zip(configs, splits)]
+    if not same_images(*sets):
+        data = [_place(config) for config in configs]
+        said = " and ".join(f"{place}, {name}" for place, name in zip(data, splits))
+        way_out = "name one --split" if data[0] == data[1] else "compare runs on the same data"
+        raise ValueError(f"the runs are evaluated on different images ({said}): {way_out}")
     if tuple(sets[0].classes) != tuple(sets[1].classes) or not torch.equal(sets[0].targets, sets[1].targets):
         raise ValueError(f"the runs read different labels from {configs[0].data}: look at --label_column")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -77,6 +69,13 @@ def compare_runs(first: Path, second: Path, split: str | None = None, averaged: 
     for folder, images in zip((first, second), sets):
         logits.append(predict(load_result(weights_of(folder, averaged)).to(device), images))
     return compared(*logits, sets[0].targets)
+
+
+def _place(config: RunConfig) -> str:
+    """Where a run's images are, in words."""
+    read, of = config.flat(), config.data
+    of += f" in {read['data_path']}" if read.get("data_path") else ""
+    return of + (f", column {read['image_column']}" if read.get("image_column") else "")
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

@@ -9,9 +9,13 @@ from torch import Tensor, nn
 
 from atlib.analysis.predictions import ensemble_logits
 from atlib.analysis.subsets import accuracy_on
+from atlib.data.decoding import decode
+from atlib.data.images import Images
 from atlib.data.transforms import Augmentation
 from atlib.run.build import require_size
 from atlib.train.evaluate import predict, score
+
+LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets apart
 
 
 class ModelOnTest(NamedTuple):
@@ -62,6 +66,27 @@ def shifted_test(
     return ModelOnTest(path, model, opened.images, opened.targets, on, classes, shifted=True, note=note)
 
 
+def same_images(first: Any, second: Any) -> bool:
+    """Whether two sets hold the same images in the same order, wherever they are read and however a model
+    wants them prepared: as many, and the same pixels as they are stored, in `LOOKED_AT` of them.
+
+    Names and labels do not tell: two folders of other images may have equal labels, and a copy of a folder
+    has another path. Raises `CorruptImage`."""
+    if len(first) != len(second):
+        return False
+    places = {index * len(first) // LOOKED_AT for index in range(LOOKED_AT)} if len(first) else ()
+    return all(_stored(first, place) == _stored(second, place) for place in sorted(places))
+
+
+def _stored(images: Any, index: int) -> tuple[Sequence[int], bytes]:
+    """Size and pixels of an image before it is prepared for a model."""
+    if isinstance(images, Images):
+        pixels = images.pixels[index]
+        return tuple(pixels.shape), pixels.cpu().numpy().tobytes()
+    picture = decode(images.rows[index][images.image_column])
+    return picture.size, picture.tobytes()
+
+
 def measured_lines(tests: Sequence[ModelOnTest]) -> list[str]:
     """What `evaluate` prints: a line for each model, and one for the ensemble of several, the mean of their
     class probabilities (arXiv 2411.09702, figure of ensembles).
@@ -69,10 +94,11 @@ def measured_lines(tests: Sequence[ModelOnTest]) -> list[str]:
     Raises `ValueError` where several are not tested on the same images or know other classes."""
     logits, lines = [], []
     for test in tests:
-        # folders of other images may well have equal labels
-        if test.on != tests[0].on or not torch.equal(test.targets, tests[0].targets):
+        first = tests[0]
+        alike = test is first or same_images(test.images, first.images)
+        if not alike or not torch.equal(test.targets, first.targets):
             raise ValueError(
-                f"{test.path} is tested on {test.on}, and {tests[0].path} on {tests[0].on}: an ensemble is of"
+                f"{test.path} is tested on {test.on}, and {first.path} on {first.on}: an ensemble is of"
                 " the same images; name them with --data and --split"
             )
         logits.append(predict(test.model.to("cuda" if torch.cuda.is_available() else "cpu"), test.images))

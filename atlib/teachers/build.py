@@ -1,7 +1,7 @@
 """From the weights of a teacher's file to the ViT that they are of."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,14 +10,16 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
 
 from atlib.checkpoint import normalisation_said
 from atlib.maps import Grid
 from atlib.pair import Normalisation, image_size_of
 from atlib.teachers.files import Weights, normalisation_beside
-from atlib.teachers.layouts import Encoder, prefix_and_grid
-from atlib.vit import Architecture
+from atlib.teachers.layouts import Encoder, Layout, prefix_and_grid
+from atlib.vit import Architecture, check_activation
 
+OF_TIMM = ("model.safetensors", "pytorch_model.bin")  # as timm's `save_for_hf` calls a file of weights
 AFTER_THE_BLOCKS = ("norm.", "fc_norm.", "attn_pool.")  # no attention map depends on these
 
 
@@ -86,27 +88,52 @@ def architecture_said(weights: Weights, architecture: str | None, heads: int | N
     try:
         native = Architecture(**weights.header["architecture"])
         on_meta(native)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, AssertionError) as error:
         raise ValueError(f"its header names an architecture that cannot be built ({error})") from error
     return native
 
 
 def architecture_beside(path: Path) -> Architecture | None:
-    """The architecture that timm's `save_for_hf` wrote into a `config.json` beside a file of weights: its
-    name and arguments, such as heads and activation, which weights do not show; None without one.
+    """The architecture that timm's `save_for_hf` wrote into a `config.json` beside its file of weights: name
+    and arguments, such as heads and activation, which weights do not show; None without one, and for a file
+    of another name.
 
-    Raises `ValueError` for one that cannot be built.
+    Raises `ValueError` for one that cannot be built, and for weights that were trained with QuickGELU where
+    its model has the exact GELU.
     """
     file, said = path.parent / "config.json", _config_in(path.parent)
     name = said.get("architecture")
-    if not isinstance(name, str) or not timm.is_model(name):
+    if path.name not in OF_TIMM or not isinstance(name, str) or not timm.is_model(name):
         return None
+    trained = said.get("pretrained_cfg")
+    trained = trained if isinstance(trained, dict) else {}
     try:
-        native = Architecture(name, dict(said.get("model_args") or {}))
+        arguments = dict(said.get("model_args") or {})
+        if trained.get("fixed_input_size") and "img_size" not in arguments:  # as timm takes it from there
+            arguments["img_size"] = trained["input_size"][1:]
+        native = Architecture(name, arguments)
         on_meta(native)
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, AssertionError) as error:
         raise ValueError(f"{file} names an architecture that cannot be built ({error})") from error
+    try:
+        check_activation(f"{name}.{trained.get('tag')}", arguments)
+    except ValueError as error:
+        raise ValueError(
+            f"{file}: {error}, by its name as architecture=; for weights that were trained further with the"
+            f" exact GELU, architecture={name!r}"
+        ) from error
     return native
+
+
+def by_timms_names(tensors: Mapping[str, Tensor], native: Architecture) -> Encoder | None:
+    """The ViT among a file's tensors where their names are those of timm's model now, as `save_for_hf` writes
+    them; None where the model needs others, such as those that published checkpoints have."""
+    own = on_meta(headless(native, None)).state_dict().keys()
+    if any(name not in tensors for name in own if not name.startswith(AFTER_THE_BLOCKS)):
+        return None
+    state = {name: value for name, value in tensors.items() if name in own}
+    unused = [name for name in tensors if name not in own]
+    return Encoder(Layout("timm's names", ""), state, {name: (name,) for name in state}, unused)
 
 
 def weights_of_timm(folder: Path) -> Path | None:
@@ -114,7 +141,7 @@ def weights_of_timm(folder: Path) -> Path | None:
     read with `weights_only=True`; None for another folder. Raises `OSError` for one without weights."""
     if not isinstance(_config_in(folder).get("architecture"), str):
         return None
-    for name in ("model.safetensors", "pytorch_model.bin"):
+    for name in OF_TIMM:
         if (folder / name).is_file():
             return folder / name
     raise OSError(f"{folder} has timm's config.json and no model.safetensors beside it: put it there")

@@ -15,6 +15,7 @@ from atlib.teachers.build import (
     Teacher,
     architecture_beside,
     architecture_said,
+    by_timms_names,
     check_image_size,
     fill,
     grid_of,
@@ -216,14 +217,15 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         )
     try:
         native, assumed, guessed = architecture_said(weights, architecture, heads), [], ""
-        if native is None and heads is None:
-            native = architecture_beside(path)
+        beside = architecture_beside(path) if native is None and heads is None else None
+        native = native or beside
         if (name := dinov3(weights.tensors)) is not None:
             native = Architecture(name) if native is None else native
             encoder = _of_dinov3(weights.tensors, native)
         else:
+            encoder = None if beside is None else by_timms_names(weights.tensors, beside)
             is_eva = native is not None and isinstance(on_meta(native), Eva)
-            encoder = find_encoder(weights.tensors, eva=is_eva)
+            encoder = encoder or find_encoder(weights.tensors, eva=is_eva)
         if native is None:
             native, assumed = infer_architecture(encoder, heads)
             guessed = assumed[0] if heads is None else ""

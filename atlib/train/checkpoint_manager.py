@@ -265,12 +265,14 @@ def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def digest_of_model(model: nn.Module) -> str:
-    """The SHA-256 of a model's weights and of what they do not show: its modules' classes, their heads and
-    their ε."""
-    shown = [
-        (name, type(part).__name__, *(str(getattr(part, key, None)) for key in ("num_heads", "eps")))
-        for name, part in model.named_modules()
-    ]
+    """The SHA-256 of a model's weights and of what they do not show: its modules' classes, their heads,
+    scales and ε, and which GELU they have."""
+    keys = ("num_heads", "num_attention_heads", "scale", "scaling", "eps", "approximate")
+    shown = []
+    for name, part in model.named_modules():
+        said = [getattr(part, key, None) for key in keys]
+        plain = [str(value) if isinstance(value, (int, float, str)) else None for value in said]  # no tensor
+        shown.append((name, type(part).__name__, *plain))
     return hashlib.sha256((json.dumps(shown) + digest_of_weights(model)).encode()).hexdigest()
 
 

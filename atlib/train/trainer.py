@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,7 +80,7 @@ class Training:
         self.data, self.recipe, self.loss, self.seed = data, recipe, loss, seed
         self.home = next(model.parameters()).device
         self.config = {"recipe": recipe.describe(), "seed": seed, "images": len(data), "model": _said(model)}
-        self.config["loss"] = getattr(loss, "__qualname__", type(loss).__name__)
+        self.config["loss"] = _name_of(loss)
         self.accelerator = start_processes(recipe, cpu)
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
@@ -300,6 +301,18 @@ class Training:
         if self.given is not self.plain:  # what is trained is a copy
             self.given.load_state_dict(whole_weights(self.plain))
         return self.given
+
+
+def _name_of(loss: Callable) -> str:
+    """A loss by its name; a `partial` with the plain values that it was given, since others make another."""
+    if not isinstance(loss, partial):
+        return getattr(loss, "__qualname__", type(loss).__name__)
+
+    def told(value: object) -> str:
+        return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
+
+    given = [*map(told, loss.args), *(f"{name}={told(value)}" for name, value in loss.keywords.items())]
+    return f"{_name_of(loss.func)}({', '.join(given)})"
 
 
 def _said(model: nn.Module) -> dict:

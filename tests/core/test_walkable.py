@@ -58,19 +58,27 @@ def test_a_forward_replaced_on_one_layer(build, part):
 
 
 @both_families
-@both_parts
+@pytest.mark.parametrize("part", ["blocks.1", "blocks.1.attn", ""])
 def test_a_hook_that_changes_what_a_model_computes(build, part):
-    """A walk calls neither blocks nor their attention, and so not their hooks; those that only look change
-    nothing."""
+    """A walk calls neither a model nor its blocks and their attention, and so not their hooks; those that
+    only look change nothing."""
     vit = build()
     torch.nn.init.normal_(vit.head.weight)
-    target, looked = vit.blocks[1] if part == "block" else vit.blocks[1].attn, []
+    target, looked = vit.get_submodule(part), []
     hook = target.register_forward_hook(lambda module, inputs, output: looked.append(output))
     AttentionTransfer(vit, build(), Plan())
     hook.remove()
     target.register_forward_hook(lambda module, inputs, output: 1.5 * output)
-    with pytest.raises(Unwalkable, match="differs from the model's own output"):
+    with pytest.raises(Unwalkable, match=f"differs .* has hooks on {part or 'itself'}, .* remove them"):
         AttentionTransfer(vit, build(), Plan())
+
+
+def test_a_hook_on_all_blocks_together():
+    vit = create_vit(SMALL)
+    torch.nn.init.normal_(vit.head.weight)
+    vit.blocks.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    with pytest.raises(Unwalkable, match="has hooks on blocks"):
+        AttentionTransfer(vit, create_vit(SMALL), Plan())
 
 
 @both_families

@@ -16,7 +16,7 @@ from atbook.lab.evals import COMPARISON, run_examination
 from atbook.lab.scales import LABELLED_SCENES, PAINTED_SCENES, TUNING_SEED, SceneScale, scales
 from atbook.lab.studies import LONG_TAIL, STUDIES
 from atbook.lab.study import CENTRAL, Place, Run, Sources, chosen, make_teacher, run_study, scratch, trained
-from atbook.records import add_record, read_file
+from atbook.records import add_record, read_file, records_file
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit, save_vit
@@ -273,5 +273,13 @@ def test_its_table_shows_average_precision(finished, capsys):
 def test_the_list_of_experiments_has_it_at_scenes_alone(tmp_path):
     lines = commands.overview(tmp_path).splitlines()
     (at,) = [number for number, line in enumerate(lines) if line.startswith("detection: ")]
-    assert lines[at + 2].endswith("scales: scenes")
-    assert sum("scenes" in line.rpartition("scales: ")[2] for line in lines if "scales: " in line) == 1
+    assert lines[at + 2] == f"    scales:  scenes ({DETECTION.seeds} seeds)"
+    assert sum("scenes" in line for line in lines if line.startswith("    scales:  ")) == 1
+
+
+def test_the_list_of_experiments_adds_up_the_minutes_of_two_cores(finished, tmp_path):
+    path = records_file("detection", "scenes", tmp_path)
+    for seed in (0, 1):
+        add_record(path, replace(finished[1][0], seed=seed, seconds=90.0))
+    add_record(path, replace(finished[1][0], kind="trial", seed=100, trial=0, seconds=60.0))
+    assert "    records: 2 runs at scenes (2 minutes of two cores)" in commands.overview(tmp_path)

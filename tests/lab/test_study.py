@@ -229,6 +229,16 @@ def test_a_run_of_another_scale_is_not_taken_for_done(place, monkeypatch, tmp_pa
     assert toy.files(tmp_path) == before
 
 
+def test_a_teacher_of_fewer_images_is_not_taken_for_one_of_more(place, monkeypatch, tmp_path):
+    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": replace(toy.TOY, unlabelled=48)})
+    before = toy.files(tmp_path)
+    with pytest.raises(
+        ValueError, match="teacher, seed 0, learned from 16 images, not 48: move .*teacher-seed0"
+    ):
+        make_teacher(place, 0)
+    assert toy.files(tmp_path) == before
+
+
 def test_a_run_from_before_recipes_had_a_setting_is_taken_for_done(place, tmp_path, monkeypatch):
     path = place.records(CENTRAL.name)
     older = [json.loads(line) for line in path.read_text().splitlines()]

@@ -4,6 +4,7 @@ again by their config."""
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 
 import datasets
@@ -141,11 +142,23 @@ def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
     assert code == 2 and "no averaged weights" in wrong
 
 
-def test_runs_that_read_other_columns_are_refused(runs, tmp_path, capsys):
+def test_runs_on_one_folder_and_its_copy_are_compared_and_on_another_refused(runs, tmp_path, capsys):
     config = json.loads((runs / "read" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"image_column": "image"}))
-    code, _, wrong = said(capsys, "compare", runs / "read", tmp_path)
-    assert code == 2 and "columns None and image" in wrong
+    data = Path(config["data"])
+    shutil.copytree(data, tmp_path / "copy"), shutil.copytree(data, tmp_path / "other")
+    files = sorted((tmp_path / "other").rglob("*.png"))
+    with Image.open(files[-1]) as last:
+        size = last.size
+    for file in files:
+        Image.new("RGB", size, (9, 99, 199)).save(file)
+    for name in ("copy", "other"):
+        run = tmp_path / f"run-{name}"
+        shutil.copytree(runs / "read", run)
+        (run / "config.json").write_text(json.dumps(config | {"data": str(tmp_path / name)}))
+    found = compare_runs(runs / "read", tmp_path / "run-copy")
+    assert found.only_first == found.only_second == 0
+    code, _, wrong = said(capsys, "compare", runs / "read", tmp_path / "run-other")
+    assert code == 2 and "different images" in wrong and str(tmp_path / "other") in wrong
 
 
 # --- plot ---

@@ -17,7 +17,7 @@ from atlib.checkpoint import load_vit, save_vit
 from atlib.data.natural_shifts import IMAGENET_A, IMAGENET_R, open_shifted
 from atlib.data.photos import open_photos
 from atlib.data.transforms import Augmentation
-from atlib.run.measure import ModelOnTest, measured_lines
+from atlib.run.measure import ModelOnTest, measured_lines, same_images
 from atlib.vit import Architecture
 from tests.helpers import randomise, tiny
 from tests.picture_files import cut_jpeg, encoded, picture, write_folders
@@ -178,12 +178,28 @@ def test_models_of_other_classes_or_images_make_no_ensemble(tmp_path, capsys):
     assert code == 2 and "none.safetensors does not exist" in text
 
 
-def test_folders_of_other_images_with_equal_labels_make_no_ensemble():
+def test_folders_of_other_images_with_equal_labels_make_no_ensemble(tmp_path):
     images = glyph_images(glyphs.generate("test", 8))
-    one = ModelOnTest(Path("one"), tiny(1), images, images.targets, "folder-one, test")
-    assert "ensemble of 2" in measured_lines([one, one._replace(path=Path("two"))])[-1]
-    with pytest.raises(ValueError, match="two is tested on folder-two, test, and one on folder-one"):
-        measured_lines([one, one._replace(path=Path("two"), on="folder-two, test")])
+    one = ModelOnTest(Path("one"), tiny(1), images, images.targets, "here, test")
+    copied = one._replace(path=Path("two"), on="there, test")
+    assert "ensemble of 2" in measured_lines([one, copied])[-1], "the same images at another place"
+    other = copied._replace(images=images.with_pixels(images.pixels.flip(0)))
+    with pytest.raises(ValueError, match="two is tested on there, test, and one on here"):
+        measured_lines([one, other])
+
+
+def test_the_same_images_are_known_wherever_they_are_and_however_they_are_prepared(tmp_path):
+    for folder, colours in (("one", range(6)), ("copy", range(6)), ("other", range(6, 12))):
+        write_folders(tmp_path / folder, "validation", colours)
+    opened = {
+        folder: open_photos(
+            str(tmp_path / folder), split="validation", train=False, augmentation=Augmentation(size)
+        )
+        for folder, size in (("one", 32), ("copy", 48), ("other", 32))
+    }
+    assert torch.equal(opened["one"].targets, opened["other"].targets)
+    assert same_images(opened["one"], opened["copy"]) and not same_images(opened["one"], opened["other"])
+    assert not same_images(opened["one"], opened["copy"].select(range(len(opened["copy"]) - 1)))
 
 
 def test_an_ensemble_under_a_shift(tmp_path, capsys):

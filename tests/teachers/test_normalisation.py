@@ -136,10 +136,43 @@ def test_what_timm_saved_is_built_as_its_config_says(tmp_path):
         assert there.architecture == teacher.architecture
         assert torch.equal(there.vit.forward_features(images), teacher.vit.forward_features(images))
     (tmp_path / "True" / "pytorch_model.bin").unlink()
+    plain = randomise(timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=0))
+    save_file(plain.state_dict(), tmp_path / "plain.safetensors")  # another model, which the file is not of
+    assert len(load_teacher(tmp_path / "plain.safetensors", quiet=True).vit.blocks) == 1
     with pytest.raises(OSError, match="no model.safetensors beside it"):
         load_teacher(tmp_path / "True")
     config = json.loads((tmp_path / "config.json").read_text())
-    config["model_args"]["nose"] = 1
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="config.json names an architecture that cannot be built.*nose"):
-        load_teacher(tmp_path / "model.safetensors")
+    for more, named in (({"nose": 1}, "nose"), ({"num_heads": 5}, "divisible")):
+        broken = config | {"model_args": config["model_args"] | more}
+        (tmp_path / "config.json").write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match=f"config.json names an architecture that cannot.*{named}"):
+            load_teacher(tmp_path / "model.safetensors")
+
+
+def test_what_timm_saved_of_another_size_or_with_names_of_its_own(tmp_path):
+    images = random_images(2, 3, 32, 32)
+    made = randomise(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=0))
+    save_for_hf(made, tmp_path / "vit", model_args={"depth": 1}, safe_serialization=True)
+    config = json.loads((tmp_path / "vit" / "config.json").read_text())
+    config["model_args"] = {"depth": 1}  # the size is in the configuration of the weights alone
+    config["pretrained_cfg"] |= {"input_size": [3, 32, 32], "fixed_input_size": True}
+    (tmp_path / "vit" / "config.json").write_text(json.dumps(config))
+    teacher = load_teacher(tmp_path / "vit", quiet=True)
+    assert teacher.vit.patch_embed.img_size == (32, 32) and teacher.resized is None
+    assert torch.equal(teacher.vit.forward_features(images), made.eval().forward_features(images))
+    options = {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 0}
+    beit = randomise(timm.create_model("beit_base_patch16_224", **options))
+    save_for_hf(beit, tmp_path / "beit", model_args=options, safe_serialization=True)
+    read = load_teacher(tmp_path / "beit", quiet=True)
+    assert torch.equal(read.vit.forward_features(images), beit.eval().forward_features(images))
+
+
+def test_weights_of_quick_gelu_that_timm_saved_in_a_model_of_the_exact_one(tmp_path):
+    options = {"embed_dim": 48, "depth": 1, "num_heads": 3, "num_classes": 0}
+    made = timm.create_model("vit_base_patch16_clip_224.openai", **options)
+    save_for_hf(made, tmp_path, model_args=options, safe_serialization=True)
+    with pytest.raises(ValueError, match="QuickGELU.*take 'vit_base_patch16_clip_quickgelu_224.openai'"):
+        load_teacher(tmp_path, quiet=True)
+    options["act_layer"] = "quick_gelu"
+    save_for_hf(made, tmp_path, model_args=options, safe_serialization=True)
+    assert load_teacher(tmp_path, quiet=True).architecture.overrides["act_layer"] == "quick_gelu"

@@ -8,6 +8,7 @@ import random
 import resource
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from atlib.train.checkpoint_manager import (
     damage_of,
     differences,
     digest,
+    digest_of_model,
     digest_of_weights,
 )
 from atlib.train.evaluate import evaluate
@@ -188,6 +190,25 @@ def test_other_targets_and_another_view_of_the_teacher_are_refused(glyphs64, tmp
         resumed(HALF, glyphs64.targets.roll(1))
     assert "views" not in str(caught.value)
     assert resumed(HALF)[-1]["step"] == 10
+
+
+def test_another_partial_of_a_loss_is_refused(glyphs64, tmp_path):
+    def weighted(model, images, targets, recipe, weight, note=None):
+        return weight * student_loss(model, images, targets, recipe)
+
+    kept_run(glyphs64, tmp_path, loss=partial(weighted, weight=1.0), stop_at=2)
+    with pytest.raises(ValueError, match=r"weighted\(weight=1.0\)' and is '.*weighted\(weight=50.0\)"):
+        kept_run(glyphs64, tmp_path, loss=partial(weighted, weight=50.0))
+    history = kept_run(glyphs64, tmp_path, loss=partial(weighted, weight=1.0))
+    assert history[-1]["step"] == 10
+
+
+def test_a_digest_of_a_model_sees_what_its_weights_do_not_show():
+    digest = digest_of_model(tiny(1))
+    assert digest == digest_of_model(tiny(1)) and digest != digest_of_model(tiny(1, num_heads=1))
+    assert digest != digest_of_model(tiny(1, act_layer="gelu_tanh"))
+    exact, rough = (torch.nn.Sequential(torch.nn.GELU(approximate=how)) for how in ("none", "tanh"))
+    assert digest_of_model(exact) != digest_of_model(rough)
 
 
 def test_weights_of_half_precision_have_a_digest_of_their_own():
