@@ -1297,7 +1297,6 @@ DISTILLED_MAE = Study(
             schooling=UNMIXED,
         ),
     ),
-    seeds=3,
     only=FIND,
 )
 
