@@ -18,7 +18,7 @@ from atlib.analysis import walks
 from atlib.checkpoint import load_vit
 from atlib.data.rng import seed_for
 from course import hidden
-from course.a3.checks import ORDINARY, flattered, report_of
+from course.a3.checks import ORDINARY, best_run, flattered, report_of
 from course.hidden import Asked
 
 
@@ -195,14 +195,23 @@ def like_tuned(answer, asked: Asked) -> None:
 # --- Tasks 3 and 4: your report ---
 
 
+def logit(accuracy: np.ndarray) -> np.ndarray:
+    """The logit of accuracies, kept away from 0 and 1 as notebook 12 keeps them."""
+    accuracy = np.clip(accuracy, 0.0005, 1 - 0.0005)
+    return np.log(accuracy / (1 - accuracy))
+
+
+def expit(value: np.ndarray) -> np.ndarray:
+    """The accuracy of a logit."""
+    return 1 / (1 + np.exp(-value))
+
+
 def corrected(student: str, edition: str, files: Path) -> list[list[float]]:
     """Points of effective robustness of both methods' runs, (methods, seeds), as notebook 12 has them."""
     shift, methods, _ = report_of(student, edition, files)
-    clip = 0.0005
 
     def logits(runs: list, key: str) -> np.ndarray:
-        a = np.clip([run.results[key] for run in runs], clip, 1 - clip)
-        return np.log(a / (1 - a))
+        return logit(np.array([run.results[key] for run in runs]))
 
     pool = [run for run in read_file(files / "shifts-pool.jsonl") if run.results[ORDINARY] > 0.2]
     slope, intercept = np.polyfit(logits(pool, ORDINARY), logits(pool, shift), 1)
@@ -210,7 +219,7 @@ def corrected(student: str, edition: str, files: Path) -> list[list[float]]:
     for method in methods:
         runs = [run for run in read_file(files / "shifts.jsonl") if run.method == method]
         runs.sort(key=lambda run: run.seed)
-        expected = 1 / (1 + np.exp(-(intercept + slope * logits(runs, ORDINARY))))
+        expected = expit(intercept + slope * logits(runs, ORDINARY))
         points.append((100 * (np.array([run.results[shift] for run in runs]) - expected)).tolist())
     return points
 
@@ -240,6 +249,29 @@ def solution(student: str, edition: str, variants: dict[str, str], files: Path) 
     }
 
 
+def without_each_fault(shift: str, methods: tuple[str, str], files: Path) -> dict[str, float]:
+    """What the report's number for its first method becomes without one of its faults, in points."""
+
+    def above(runs: list, pool: list, to=lambda a: a, back=lambda a: a) -> np.ndarray:
+        x, y = (to(np.array([run.results[key] for run in pool])) for key in (ORDINARY, shift))
+        slope, intercept = np.polyfit(x, y, 1)
+        before, after = (np.array([run.results[key] for run in runs]) for key in (ORDINARY, shift))
+        return 100 * (after - back(intercept + slope * to(before)))
+
+    first, second = (
+        [run for run in read_file(files / "shifts.jsonl") if run.method == method] for method in methods
+    )
+    own = read_file(files / "shifts-pool.jsonl")
+    pool, best = [*first, *second, *own], [best_run(methods[0], shift, files)]
+    able = [run for run in pool if run.results[ORDINARY] > 0.2]
+    return {
+        "mean of the runs": above(first, pool).mean().item(),
+        "logit axes": above(best, pool, logit, expit).item(),
+        "without the judged runs": above(best, own).item(),
+        "without guessing runs": above(best, able).item(),
+    }
+
+
 def notes(student: str, edition: str, files: Path) -> str:
     """What a teacher has to know of a student's report before grading task 4."""
     shift, methods, _ = report_of(student, edition, files)
@@ -248,4 +280,6 @@ def notes(student: str, edition: str, files: Path) -> str:
         for name, row in zip(methods, corrected(student, edition, files))
     ]
     said = flattered(shift, methods, files)
-    return f"report on {shift}: {said:+.1f} for {methods[0]}; right, seed by seed: {'; '.join(rows)}"
+    alone = [f"{what} {to:+.1f}" for what, to in without_each_fault(shift, methods, files).items()]
+    right = f"right, seed by seed: {'; '.join(rows)}; one fault taken away alone: {', '.join(alone)}"
+    return f"report on {shift}: {said:+.1f} for {methods[0]}; {right}"

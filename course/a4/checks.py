@@ -276,7 +276,7 @@ QUESTIONS = (
         "accuracy with clear eyes less that with the same eyes",
     ),
     Question(
-        "With 1,000 labels and in three seeds, two copied last layers were ahead of two copied first ones by"
+        "With 1,000 labels and in five seeds, two copied last layers were ahead of two copied first ones by"
         " 4 points, which is too small to tell. Are they ahead where labels are few, and reading a glyph is"
         " the harder part?",
         {

@@ -1,0 +1,24 @@
+"""What a teacher is told of a student's report of A3."""
+
+import shutil
+
+import pytest
+
+from atbook.records import records_file
+from course.a3.cases import without_each_fault
+
+
+def test_a_report_without_each_of_its_faults(tmp_path):
+    """The numbers of the model answer, which were computed by hand."""
+    for study in ("shifts", "shifts-pool"):
+        shutil.copy(records_file(study, "find"), tmp_path / f"{study}.jsonl")
+    found = without_each_fault("cue@3", ("copy", "fine-tune"), tmp_path)
+    assert found == pytest.approx(
+        {
+            "mean of the runs": 7.1,
+            "logit axes": 7.1,
+            "without the judged runs": 12.4,
+            "without guessing runs": 10.4,
+        },
+        abs=0.06,
+    )
