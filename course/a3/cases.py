@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.special import expit, logit
 from torch import Tensor
 
 from atbook.exercises.answers import numbers
@@ -195,33 +196,35 @@ def like_tuned(answer, asked: Asked) -> None:
 # --- Tasks 3 and 4: your report ---
 
 
-def logit(accuracy: np.ndarray) -> np.ndarray:
-    """The logit of accuracies, kept away from 0 and 1 as notebook 12 keeps them."""
-    accuracy = np.clip(accuracy, 0.0005, 1 - 0.0005)
-    return np.log(accuracy / (1 - accuracy))
+def points_above(runs: list, pool: list, shift: str, logits: bool) -> np.ndarray:
+    """By how many points each run lies above the line through a pool, on axes of per cent or on logit axes,
+    kept away from 0 and 1 as in notebook 12."""
+
+    def axis(of: list, key: str) -> np.ndarray:
+        accuracy = np.array([run.results[key] for run in of])
+        return logit(np.clip(accuracy, 0.0005, 1 - 0.0005)) if logits else accuracy
+
+    slope, intercept = np.polyfit(axis(pool, ORDINARY), axis(pool, shift), 1)
+    expected = intercept + slope * axis(runs, ORDINARY)
+    return 100 * (np.array([run.results[shift] for run in runs]) - (expit(expected) if logits else expected))
 
 
-def expit(value: np.ndarray) -> np.ndarray:
-    """The accuracy of a logit."""
-    return 1 / (1 + np.exp(-value))
+def able(runs: list) -> list:
+    """Those that do not only guess."""
+    return [run for run in runs if run.results[ORDINARY] > 0.2]
+
+
+def runs_of(method: str, files: Path) -> list:
+    """A method's runs, by their seeds."""
+    runs = [run for run in read_file(files / "shifts.jsonl") if run.method == method]
+    return sorted(runs, key=lambda run: run.seed)
 
 
 def corrected(student: str, edition: str, files: Path) -> list[list[float]]:
     """Points of effective robustness of both methods' runs, (methods, seeds), as notebook 12 has them."""
     shift, methods, _ = report_of(student, edition, files)
-
-    def logits(runs: list, key: str) -> np.ndarray:
-        return logit(np.array([run.results[key] for run in runs]))
-
-    pool = [run for run in read_file(files / "shifts-pool.jsonl") if run.results[ORDINARY] > 0.2]
-    slope, intercept = np.polyfit(logits(pool, ORDINARY), logits(pool, shift), 1)
-    points = []
-    for method in methods:
-        runs = [run for run in read_file(files / "shifts.jsonl") if run.method == method]
-        runs.sort(key=lambda run: run.seed)
-        expected = expit(intercept + slope * logits(runs, ORDINARY))
-        points.append((100 * (np.array([run.results[shift] for run in runs]) - expected)).tolist())
-    return points
+    pool = able(read_file(files / "shifts-pool.jsonl"))
+    return [points_above(runs_of(method, files), pool, shift, logits=True).tolist() for method in methods]
 
 
 def points_row(answer, asked: Asked, row: int) -> None:
@@ -251,24 +254,14 @@ def solution(student: str, edition: str, variants: dict[str, str], files: Path) 
 
 def without_each_fault(shift: str, methods: tuple[str, str], files: Path) -> dict[str, float]:
     """What the report's number for its first method becomes without one of its faults, in points."""
-
-    def above(runs: list, pool: list, to=lambda a: a, back=lambda a: a) -> np.ndarray:
-        x, y = (to(np.array([run.results[key] for run in pool])) for key in (ORDINARY, shift))
-        slope, intercept = np.polyfit(x, y, 1)
-        before, after = (np.array([run.results[key] for run in runs]) for key in (ORDINARY, shift))
-        return 100 * (after - back(intercept + slope * to(before)))
-
-    first, second = (
-        [run for run in read_file(files / "shifts.jsonl") if run.method == method] for method in methods
-    )
-    own = read_file(files / "shifts-pool.jsonl")
-    pool, best = [*first, *second, *own], [best_run(methods[0], shift, files)]
-    able = [run for run in pool if run.results[ORDINARY] > 0.2]
+    first, second = (runs_of(method, files) for method in methods)
+    own, best = read_file(files / "shifts-pool.jsonl"), [best_run(methods[0], shift, files)]
+    pool = [*first, *second, *own]
     return {
-        "mean of the runs": above(first, pool).mean().item(),
-        "logit axes": above(best, pool, logit, expit).item(),
-        "without the judged runs": above(best, own).item(),
-        "without guessing runs": above(best, able).item(),
+        "mean of the runs": points_above(first, pool, shift, logits=False).mean().item(),
+        "logit axes": points_above(best, pool, shift, logits=True).item(),
+        "without the judged runs": points_above(best, own, shift, logits=False).item(),
+        "without guessing runs": points_above(best, able(pool), shift, logits=False).item(),
     }
 
 

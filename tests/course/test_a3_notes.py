@@ -9,7 +9,7 @@ from course.a3.cases import without_each_fault
 
 
 def test_a_report_without_each_of_its_faults(tmp_path):
-    """The numbers of the model answer, which were computed by hand."""
+    """The numbers that the model answer has typed."""
     for study in ("shifts", "shifts-pool"):
         shutil.copy(records_file(study, "find"), tmp_path / f"{study}.jsonl")
     found = without_each_fault("cue@3", ("copy", "fine-tune"), tmp_path)

@@ -227,10 +227,11 @@ def test_pixels_that_were_not_scaled_are_warned_of():
     pixels = torch.zeros(3, 8, 8)
     pixels[0, 0, 0] = 255
     with pytest.warns(UserWarning, match="Items has values up to 255.*Divide them by 255"):
-        TorchData(Items((pixels, 0), (pixels, 1)))
+        data = TorchData(Items((pixels, 0), (pixels, 1)))
+    assert data.take([1])[0].max() == 255, "it is said, and not changed"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        TorchData(Items((pixels / 255 * 5, 0), (pixels, 1)))
+        assert len(TorchData(Items((pixels / 255 * 5, 0), (pixels, 1)))) == 2
 
 
 def test_a_collate_fn_makes_batches_of_other_items(images, tensors):
