@@ -74,7 +74,7 @@ METRICS: dict[str, Metric] = {
 # The types of fields, and of those that may be left out.
 _SIDE, _OF_SIDE = {"study": str, "methods": list}, {"metric": str}
 _CLAIM = {"id": str, "chapter": str, "sentence": str, "higher": dict, "lower": dict, "scales": list}
-_OF_CLAIM = {"paper": str, "margin": float, "factor": int, "exploratory": list}
+_OF_CLAIM = {"paper": str, "margin": float, "factor": int, "exploratory": list, "primary": list}
 
 
 def read_claims(path: Path) -> tuple[Claim, ...]:
@@ -89,13 +89,14 @@ def read_claims(path: Path) -> tuple[Claim, ...]:
             raise ValueError(f"{where}: scales are none")
         for scale in entry["scales"]:
             require_known(f"scale ({where})", scale, SCALES)
-        for scale in entry.get("exploratory", ()):
-            require_known(f"exploratory ({where})", scale, entry["scales"])
+        for name in ("exploratory", "primary"):
+            for scale in entry.get(name, ()):
+                require_known(f"{name} ({where})", scale, entry["scales"])
         for name in ("id", "sentence"):
             if entry[name] in (getattr(claim, name) for claim in claims):
                 raise ValueError(f"{where}: its {name} is also that of another claim")
         sides = {name: _side(f"{where}, {name}", entry[name]) for name in ("higher", "lower")}
-        places = {name: tuple(entry[name]) for name in ("scales", "exploratory") if name in entry}
+        places = {name: tuple(entry[name]) for name in ("scales", "exploratory", "primary") if name in entry}
         claims.append(Claim(**entry | sides | places))
     return tuple(claims)
 

@@ -25,6 +25,7 @@ from atbook.lab.tuning import Range
 from atlib.data.images import Images, crop_and_flip
 from atlib.data.map_cache import MapCache, keys_of
 from atlib.data.rng import draw_below, seed_for
+from atlib.methods.controls import jigsaw, patch_order
 from atlib.methods.distillation import TokenDistillation
 from atlib.plan import ROWS, Plan
 from atlib.teachers.img_focus import ARCHITECTURE, write_teacher
@@ -172,6 +173,12 @@ def _elsewhere(cache: MapCache, sources: Sources) -> TeacherMaps:
         return dict(zip(cache.layers, maps.unbind(1)))
 
     return moved
+
+
+def _jigsaw(cache: MapCache, sources: Sources) -> TeacherMaps:
+    """Its own maps over patches in one shuffled order: what they say stays, and where they point is wrong."""
+    prefix = cache.teacher.num_prefix_tokens
+    return jigsaw(cache, patch_order(cache.shape[-1] - prefix, prefix, seed_for(sources.seed, "twins")))
 
 
 # --- The variants ---
@@ -338,6 +345,7 @@ REAL = Study(
                 searched(f"{how}, mean map", _by(how, _mean_map)),
                 searched(f"{how}, mean map of the class", _by(how, _class_mean)),
                 searched(f"{how}, maps in other places", _by(how, _elsewhere)),
+                searched(f"{how}, jigsaw", _by(how, _jigsaw)),
                 *(searched(f"{how}, {twin}", _by(how), twin=twin) for twin in PHOTO_TWINS),
             )
         ),
@@ -378,6 +386,19 @@ REAL = Study(
             for number, changes, rates in ((500, {}, _FEW_LABELS), (8000, {"steps": 1900}, _RATES))
             for name in STUDENTS
         ),
+        *(
+            searched(
+                f"copy, jigsaw, {number} labels",
+                _by("copy", _jigsaw),
+                rates=rates,
+                labels=number,
+                changes=changes,
+                differs={"method": "copy, jigsaw", "labels": number},
+            )
+            for number, changes, rates in ((500, {}, _FEW_LABELS), (8000, {"steps": 1900}, _RATES))
+        ),
+        searched("copy, jigsaw, class rows", _by("copy", _jigsaw, rows="class")),
+        searched("copy, jigsaw, last six layers", _by("copy", _jigsaw, layers=range(6, 12))),
         # A training set that is shifted too, in the same few ways for all.
         *map(_with_shifts, STUDENTS),
         # A student without its teacher's LayerScale.

@@ -596,6 +596,11 @@ START = {"lr": 4e-3, "weight_decay": 0.1}
 # Students who may all stay near guessing, such as those of a twin, need rates that are far apart: a search
 # that goes uphill could stay where it starts.
 ALL_RATES = Ladder("lr", AXES["lr"][2:12])
+# The same, and on beyond both ends while nothing has left guessing (one of eight classes, and the spread of the
+# best of a dozen trials).
+UNTIL_LEARNED = Ladder("lr", AXES["lr"][2:12], beyond=2, learned=1 / 8 + 0.03)
+# Of Match, the methods whose students may not learn at all.
+_FAR_RATES = ("copy-message-twin", "copy-unrelated-twin", "copy-untrained")
 WEIGHTS = {"transfer_weight": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}
 
 
@@ -613,13 +618,16 @@ def _equal_chances(methods: Sequence[str], steps: int) -> dict[str, Range]:
 def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
     """One of the two worlds."""
     training = replace(recipes.STUDENT, steps=500)
+    tuning = _equal_chances(WORLD_METHODS, training.steps)
+    if world.task == "match":  # near their start nothing learns, and going uphill ends there
+        tuning |= dict.fromkeys(_FAR_RATES, UNTIL_LEARNED)
     return GlyphScale(
         name,
         Architecture("glyphs"),
         WORLD_METHODS,
         pretraining,
         training,
-        _equal_chances(WORLD_METHODS, training.steps),
+        tuning,
         labels=1000,
         world=world,
         gate=GATE,

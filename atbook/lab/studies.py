@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from atbook.lab.augmented import AUGMENTATION
 from atbook.lab.bits import BITS
+from atbook.lab.controls import CONTROLS
 from atbook.lab.finer import FINER_STUDY
 from atbook.lab.pointing import POINTING
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
@@ -1351,6 +1352,7 @@ STUDIES = {
         LAYER_RESERVE,
         AUGMENTATION,
         BITS,
+        CONTROLS,
         FINER_STUDY,
         POINTING,
         PRETRAINING_METHODS,

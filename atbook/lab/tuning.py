@@ -78,6 +78,9 @@ class Ladder(Sequence):
     """Values of one recipe setting, all of which are tried; beyond either end the search goes on by `factor`
     as long as the best lies at an end, so that what it chooses lies between others that were tried.
 
+    Where no score is above `learned`, nothing has learned anything, and a best among such scores means
+    nothing: the search then goes on beyond both ends, until something learns or no rung is left.
+
     As a sequence it is the values, then those beyond the low end, then those beyond the high end.
     """
 
@@ -85,6 +88,7 @@ class Ladder(Sequence):
     values: tuple[float, ...]  # from the smallest to the largest
     factor: float = 2.0
     beyond: int = 8  # rungs on either side
+    learned: float = 0.0  # the score that guessing can reach
 
     def __len__(self) -> int:
         return len(self._rungs)
@@ -100,6 +104,10 @@ class Ladder(Sequence):
             return waiting
         best = max(sorted(scores), key=scores.__getitem__)
         in_order = sorted(range(len(self)), key=self._rungs.__getitem__)
+        if scores[best] <= self.learned:
+            tried = [place for place, index in enumerate(in_order) if index in scores]
+            beyond = (min(tried) - 1, max(tried) + 1)
+            return [in_order[place] for place in beyond if 0 <= place < len(self)]
         at = in_order.index(best)
         return [index for index in in_order[max(0, at - 1) : at + 2] if index not in scores]
 

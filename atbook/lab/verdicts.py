@@ -55,7 +55,7 @@ class Side:
     def values(self, records: Sequence[Record]) -> dict[int, np.ndarray]:
         """{seed: (images,)}, or (1,) of a single number, for the seeds in which all methods are among the
         study's records."""
-        of_seed: dict[int, list[np.ndarray]] = {}
+        of_seed: dict[int, dict[str, np.ndarray]] = {}
         for record in records:
             if record.method not in self.methods:
                 continue
@@ -65,9 +65,12 @@ class Side:
                 value = unpack_bits(record.results["test_right"])
             else:  # recorded before 22 November 2026, under the faults that the results page lists
                 continue
-            of_seed.setdefault(record.seed, []).append(value.astype(float))
-        number = len(self.methods)
-        return {seed: np.mean(values, 0) for seed, values in of_seed.items() if len(values) == number}
+            of_seed.setdefault(record.seed, {})[record.method] = value.astype(float)
+        return {
+            seed: np.mean([values[method] for method in self.methods], 0)
+            for seed, values in of_seed.items()
+            if values.keys() == {*self.methods}
+        }
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Claim:
     margin: float = 0.0
     factor: float = 100
     exploratory: tuple[str, ...] = ()
+    primary: tuple[str, ...] = ()
 
 
 class Estimate(NamedTuple):

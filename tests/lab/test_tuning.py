@@ -81,6 +81,14 @@ def test_of_equals_a_ladder_takes_the_first_and_ends():
     assert sorted(ladder[index]["lr"] for index in scores) == [0.1, 1.0, 2.0]
 
 
+def test_a_ladder_on_which_nothing_learns_goes_on_beyond_both_ends():
+    ladder = Ladder("lr", (1.0, 2.0, 4.0), beyond=2, learned=0.2)
+    assert len(searched(ladder, lambda recipe: 0.1 + 0.01 * recipe["lr"] / 16)) == len(ladder) == 7
+    tried = searched(ladder, lambda recipe: 0.5 if recipe["lr"] >= 8 else 0.1)
+    assert sorted(ladder[index]["lr"] for index in tried) == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+    assert len(searched(ladder, lambda recipe: 0.5 - 0.01 * abs(recipe["lr"] - 2))) == 3, "it has learned"
+
+
 def test_what_all_change_is_in_every_recipe():
     longer = Range({"lr": (1, 2)}, {"lr": 1}, {"steps": 7})
     assert list(longer) == [{"steps": 7, "lr": 1}, {"steps": 7, "lr": 2}]

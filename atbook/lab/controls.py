@@ -1,0 +1,122 @@
+"""The study of controls in the two worlds: perfect routing without a teacher, the teacher's maps over shuffled
+patches, and the teacher's answers in place of its maps."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from atbook.lab.scales import AXES, BLANK, START, TUNING_SEED, UNTIL_LEARNED, GlyphScale
+from atbook.lab.study import Sources, Study, Variant, by
+from atbook.lab.tuning import Range
+from atbook.worlds import glyphs
+from atlib.data.images import Images, with_unlabelled
+from atlib.data.map_cache import keys_of
+from atlib.data.rng import seed_for
+from atlib.methods.controls import jigsaw, maps_of, mean_map, patch_order
+from atlib.methods.distillation import LogitDistillation
+from atlib.plan import Plan
+from atlib.transfer import AttentionTransfer, TeacherMaps
+
+# --- The oracle: the class token reads the named glyph's token, and every patch reads itself ---
+
+
+def oracle_maps(cells: Tensor, heads: int, tokens: int) -> Tensor:
+    """Perfect routing and nothing else: cells (B,), counted row by row, to maps (B, H, N, N)."""
+    p = torch.eye(tokens).repeat(len(cells), 1, 1)
+    p[:, 0, 0] = 0
+    p[torch.arange(len(cells)), 0, cells + 1] = 1
+    return p[:, None].expand(-1, heads, -1, -1)
+
+
+def _oracle(sources: Sources) -> nn.Module:
+    """Copy, with the oracle in the teacher's place: the generator says where the named glyph is, of training
+    images as of those that the student is tested on. The teacher is not asked."""
+    scale, seed = sources.scale, sources.seed
+    split, size = ("validation", 2000) if seed == TUNING_SEED else ("test", 4000)
+    cells: dict[bytes, int] = {}
+    for drawn in (
+        glyphs.generate("train", scale.labels, seed, scale.world),
+        glyphs.generate(split, size, 0, scale.world),
+    ):
+        images = glyphs.glyph_images(drawn)
+        for (some, _), of in zip(images.loader(500), torch.from_numpy(drawn.cell).split(500)):
+            cells |= zip(keys_of(some), of.tolist())
+    student = sources.student()
+    heads, tokens = student.blocks[0].attn.num_heads, student.pos_embed.shape[1]
+
+    def maps(images: Tensor) -> Mapping[int, Tensor]:
+        of = torch.tensor([cells[key] for key in keys_of(images)])
+        return dict.fromkeys(range(len(student.blocks)), oracle_maps(of, heads, tokens))
+
+    return AttentionTransfer(scale.student.build(), student, Plan(), maps=maps)
+
+
+# --- The teacher's maps, changed ---
+
+
+def _jigsaw(maps: TeacherMaps, sources: Sources) -> TeacherMaps:
+    patches = sources.scale.student.build().patch_embed.num_patches
+    return jigsaw(maps, patch_order(patches, 1, seed_for(sources.seed, "twins")))
+
+
+def _mean(maps: TeacherMaps, sources: Sources) -> TeacherMaps:
+    return mean_map(maps, (images for images, _ in sources.unlabelled().loader(500)))
+
+
+def _with(how: str, change: Callable[[TeacherMaps, Sources], TeacherMaps], sources: Sources) -> nn.Module:
+    teacher = sources.teacher()
+    given = change(maps_of(teacher), sources)
+    return AttentionTransfer(teacher, sources.student(), Plan(how=how), maps=given)
+
+
+# --- The plain baseline: the fine-tuned teacher's answers as labels ---
+
+
+def _answers(sources: Sources) -> nn.Module:
+    return LogitDistillation(sources.fine_tuned(), sources.student(), hard=True)
+
+
+def _labelled_and_not(scale: GlyphScale, seed: int) -> Images:
+    """The labelled images, and eight times as many whose labels are not for use."""
+    return with_unlabelled(scale.labelled(seed), scale.unlabelled_images(seed))
+
+
+# As wide for all; it goes uphill until both neighbours of the best are no better.
+_UPHILL = Range({"lr": AXES["lr"]}, {"lr": START["lr"]}, {}, step=0.0)
+
+
+def _answered(steps: int) -> Variant:
+    """All labels are the teacher's answers, also those of labelled images, of which it knows nearly all."""
+    return Variant(
+        "answers, {steps} steps",
+        _answers,
+        None,
+        {"steps": steps, "task_weight": 0.0, "transfer_weight": 1.0},
+        _UPHILL,
+        images=_labelled_and_not,
+        needs=("fine-tuned",),
+        differs={"steps": steps},
+    )
+
+
+CONTROLS = Study(
+    "controls",
+    "maps of an oracle, which are perfect routing and nothing else; the image's maps for a student that sees"
+    " a blank one; the teacher's maps over patches in a"
+    " shuffled order, copied and distilled, beside its mean map distilled; and the fine-tuned teacher's answers"
+    " on unlabelled images, in place of maps",
+    "not in the paper",
+    (
+        Variant("oracle", _oracle, None, trials=_UPHILL),
+        Variant("copy, blank image", by(), None, trials=UNTIL_LEARNED, twin=BLANK),
+        Variant("copy, jigsaw", partial(_with, "copy", _jigsaw), None, trials=UNTIL_LEARNED),
+        Variant("distill, jigsaw", partial(_with, "distill", _jigsaw), "distill", trials=UNTIL_LEARNED),
+        Variant("distill, mean map", partial(_with, "distill", _mean), "distill", trials=UNTIL_LEARNED),
+        _answered(500),
+        _answered(800),
+    ),
+    seeds=10,
+    only=("find", "match"),
+)
