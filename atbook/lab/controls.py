@@ -1,5 +1,5 @@
-"""The study of controls in the two worlds: perfect routing without a teacher, the teacher's maps over shuffled
-patches, and the teacher's answers in place of its maps."""
+"""The study of controls in the two worlds: perfect routing without a teacher, the teacher's maps over
+shuffled patches, and the teacher's answers in place of its maps."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -104,9 +104,8 @@ def _answered(steps: int) -> Variant:
 CONTROLS = Study(
     "controls",
     "maps of an oracle, which are perfect routing and nothing else; the image's maps for a student that sees"
-    " a blank one; the teacher's maps over patches in a"
-    " shuffled order, copied and distilled, beside its mean map distilled; and the fine-tuned teacher's answers"
-    " on unlabelled images, in place of maps",
+    " a blank one; the teacher's maps over patches in a shuffled order, copied and distilled, beside its mean"
+    " map distilled; and the fine-tuned teacher's answers on unlabelled images, in place of maps",
     "not in the paper",
     (
         Variant("oracle", _oracle, None, trials=_UPHILL),

@@ -596,8 +596,8 @@ START = {"lr": 4e-3, "weight_decay": 0.1}
 # Students who may all stay near guessing, such as those of a twin, need rates that are far apart: a search
 # that goes uphill could stay where it starts.
 ALL_RATES = Ladder("lr", AXES["lr"][2:12])
-# The same, and on beyond both ends while nothing has left guessing (one of eight classes, and the spread of the
-# best of a dozen trials).
+# The same, and on beyond both ends while nothing has left guessing (one of eight classes, and the spread of
+# the best of a dozen trials).
 UNTIL_LEARNED = Ladder("lr", AXES["lr"][2:12], beyond=2, learned=1 / 8 + 0.03)
 # Of Match, the methods whose students may not learn at all.
 _FAR_RATES = ("copy-message-twin", "copy-unrelated-twin", "copy-untrained")

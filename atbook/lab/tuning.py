@@ -1,6 +1,7 @@
 """Which recipes are tried before a method is reported: the same range for every method, searched in the same
 way."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,7 +89,7 @@ class Ladder(Sequence):
     values: tuple[float, ...]  # from the smallest to the largest
     factor: float = 2.0
     beyond: int = 8  # rungs on either side
-    learned: float = 0.0  # the score that guessing can reach
+    learned: float = -math.inf  # the score that guessing can reach
 
     def __len__(self) -> int:
         return len(self._rungs)
