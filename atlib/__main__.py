@@ -45,6 +45,10 @@ COMMANDS = {
     "predict": ("atlib.run.predict", "classes of image files, with their probabilities, as CSV or JSON"),
     "export": ("atlib.run.export", "what a run has made, as a folder that timm reads or an ONNX file"),
     "compare": ("atlib.run.compare", "two runs on the same images: difference, interval, McNemar's test"),
+    "controls": (
+        "atlib.run.controls",
+        "does a student follow its teacher's maps, or read them? a table of controls",
+    ),
     "plot": ("atlib.run.plot", "losses and accuracies of runs as curves"),
     "teacher": ("atlib.run.commands", "what a teacher is, and what of it can be transferred"),
     "look": ("atlib.looking.commands", "a page of where every token of a model looks on a picture"),

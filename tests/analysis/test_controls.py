@@ -1,0 +1,191 @@
+"""Controls of attention transfer: what each changes of the maps, and the table that they make."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from atbook.worlds import glyph_images, glyphs
+from atlib import AttentionTransfer, Plan, walk
+from atlib.analysis.controls import (
+    Control,
+    controls,
+    controls_table,
+    jigsaw,
+    maps_of,
+    mean_map,
+    patch_order,
+    switched,
+)
+from atlib.data.images import pair
+from atlib.data.rng import seed_for
+from atlib.methods.mean_maps import mean_maps
+from atlib.train import train
+from atlib.train.recipe import Recipe
+from atlib.walking import Instead
+from tests.helpers import random_images, randomise, tiny
+
+IMAGES = random_images(5, 3, 32, 32)
+
+
+def glyphs_of(split, size, twin=None):
+    return glyph_images(glyphs.generate(split, size, 0, twin=twin))
+
+
+@pytest.fixture(scope="module")
+def taught():
+    """A pair of Copy whose maps matter."""
+    teacher, student = randomise(tiny(1, num_classes=0)), randomise(tiny(2), seed=2)
+    return AttentionTransfer(teacher, student, Plan()).eval()
+
+
+@pytest.mark.parametrize("patches, prefix", [(2, 1), (16, 1), (9, 5), (4, 0)])
+def test_an_order_moves_every_patch_and_no_prefix_token(patches, prefix):
+    order = patch_order(patches, prefix, seed=3).tolist()
+    assert sorted(order) == list(range(prefix + patches)) and order[:prefix] == list(range(prefix))
+    assert all(token != place for place, token in enumerate(order[prefix:], start=prefix))
+    assert order == patch_order(patches, prefix, seed=3).tolist()
+    if patches > 4:
+        assert order != patch_order(patches, prefix, seed=4).tolist()
+
+
+def test_one_patch_cannot_be_shuffled():
+    with pytest.raises(ValueError):
+        patch_order(1, 1, seed=0)
+
+
+def test_a_jigsaw_is_the_map_of_moved_tokens():
+    """As a walk through the blocks with the tokens in that order, since attention knows no places."""
+    vit, order = randomise(tiny()).eval(), patch_order(16, 1, seed=0)
+    given = maps_of(vit)(IMAGES)
+    moved = jigsaw(maps_of(vit), order)(IMAGES)
+    tokens = vit._pos_embed(vit.patch_embed(IMAGES))[:, order]
+    for layer, block in enumerate(vit.blocks):
+        heads, width = block.attn.num_heads, block.attn.head_dim
+        q, k = (
+            part.unflatten(-1, (heads, width)).transpose(1, 2)
+            for part in block.attn.qkv(block.norm1(tokens)).chunk(3, -1)[:2]
+        )
+        expected = (q @ k.mT / math.sqrt(width)).softmax(-1)
+        torch.testing.assert_close(moved[layer], expected, atol=1e-5, rtol=0)
+        assert (moved[layer] - given[layer]).abs().max() > 0.05
+        tokens = block(tokens)
+
+
+def test_the_mean_map_is_that_of_the_images():
+    vit = randomise(tiny())
+    mean = mean_map(maps_of(vit), [IMAGES[:2], IMAGES[2:]])(IMAGES[:3])
+    for layer, expected in enumerate(mean_maps(vit, IMAGES)):
+        assert mean[layer].shape == (3, *expected.shape[1:])
+        torch.testing.assert_close(mean[layer], expected.expand_as(mean[layer]))
+
+
+def test_what_a_trained_student_makes_of_other_maps(taught):
+    held_out, teacher, student = glyphs_of("test", 40), taught.teacher, taught.student
+    rows = {row.name: row for row in switched(taught, held_out, held_out, batch_size=16)}
+    images, labels = held_out.take(range(40))
+    given = maps_of(teacher)(images)
+
+    def answers(images, maps):
+        with torch.no_grad():
+            return walk(student, images, replace={i: Instead(map=p) for i, p in maps.items()}).logits.argmax(
+                1
+            )
+
+    order = patch_order(16, 1, seed_for(0, "twins"))
+    expected = {
+        "own maps": answers(images, given) == labels,
+        "jigsaw": answers(images, {i: p[:, :, order][..., order] for i, p in given.items()}) == labels,
+        "mean map": answers(images, {i: p.mean(0, keepdim=True).expand_as(p) for i, p in given.items()})
+        == labels,
+        "blank": answers(torch.zeros_like(images), given) == labels,
+    }
+    others = [next(j % 40 for j in range(i + 1, i + 41) if labels[j % 40] != labels[i]) for i in range(40)]
+    crossed = answers(images, {i: p[others] for i, p in given.items()})
+    expected["another class"] = crossed == labels
+    expected["another class, says that class"] = crossed == labels[others]
+    assert rows.keys() == expected.keys()
+    for name, right in expected.items():
+        assert torch.equal(rows[name].right[0], right), name
+
+
+def test_only_copied_maps_can_be_switched():
+    held_out = glyphs_of("test", 8)
+    for plan in (Plan(how="distill"), Plan(what="q")):
+        with pytest.raises(ValueError):
+            switched(AttentionTransfer(tiny(1), tiny(2), plan), held_out, held_out)
+
+
+def test_a_student_is_trained_under_each_control(taught):
+    images, held_out = glyphs_of("train", 24), glyphs_of("test", 30)
+    recipe = Recipe(steps=3, batch_size=8)
+
+    def twin(some):
+        return pair(some, some)
+
+    rows = controls(
+        taught.teacher,
+        lambda: tiny(seed=int(torch.initial_seed() % 2**31)),
+        images,
+        held_out,
+        recipe,
+        oracle=lambda seen: dict.fromkeys(range(2), torch.eye(17).expand(len(seen), 2, 17, 17)),
+        twins={"the image itself": twin},
+        seeds=2,
+        progress=False,
+    )
+    names = ["scratch", "own maps", "jigsaw", "mean map", "blank", "oracle", "the image itself"]
+    assert [row.name for row in rows] == names
+    assert {tuple(row.right.shape) for row in rows} == {(2, 30)} and {row.lr for row in rows} == {recipe.lr}
+    of = {row.name: row.right for row in rows}
+    assert torch.equal(of["own maps"], of["the image itself"])
+
+    # the first row is plain training
+
+    torch.manual_seed(seed_for(1, "student"))
+    student = tiny(seed=int(torch.initial_seed() % 2**31))
+    train(student, images, recipe, seed=seed_for(1, "order"), progress=None)
+    inputs, labels = held_out.take(range(30))
+    with torch.no_grad():
+        assert torch.equal(of["scratch"][1], student.eval()(inputs).argmax(1) == labels)
+
+
+def test_each_row_takes_the_rate_that_is_best_on_validation_images(taught):
+    images = glyphs_of("train", 16)
+    rows = controls(
+        taught.teacher,
+        tiny,
+        images,
+        glyphs_of("test", 10),
+        Recipe(steps=1, batch_size=8),
+        rates=(1e-9, 1e-8),
+        validation=glyphs_of("validation", 20),
+        plan=Plan(how="distill"),
+        seeds=1,
+        progress=False,
+    )
+    assert [row.name for row in rows] == ["scratch", "own maps", "jigsaw", "mean map"], "no blank for Distill"
+    assert {row.lr for row in rows} <= {1e-9, 1e-8}
+    with pytest.raises(ValueError):
+        controls(taught.teacher, tiny, images, images, Recipe(steps=1), rates=(1e-3,))
+    with pytest.raises(ValueError):
+        controls(taught.teacher, tiny, images, images, Recipe(steps=1), plan=Plan(what="q"))
+
+
+def test_the_table_has_intervals_over_seeds_and_the_share_of_the_gain():
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        Control(name, torch.rand(3, 200, generator=generator) < share)
+        for name, share in (("scratch", 0.3), ("own maps", 0.8), ("jigsaw", 0.5))
+    ]
+    apart = [100 * (rows[2].right[s].double() - rows[1].right[s].double()).mean().item() for s in range(3)]
+    mean = sum(apart) / 3
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in apart) / 2)
+    reach = stats.t.ppf(0.975, 2) * deviation / math.sqrt(3)
+    last = controls_table(rows).splitlines()[-1].replace("−", "-")
+    assert last.startswith(f"| jigsaw | {100 * rows[2].accuracy:.1f} | {mean:+.1f} [{mean - reach:+.1f}, ")
+    scratch, copied = rows[0].accuracy, rows[1].accuracy
+    assert last.endswith(f" {100 * (rows[2].accuracy - scratch) / (copied - scratch):.0f} % |")
+    assert controls_table(rows).splitlines()[3].count("|") == 5
+    assert "–" in controls_table(rows[1:]), "without scratch no gain is known"
