@@ -20,6 +20,9 @@ DropPathMasks = tuple[Tensor, Tensor]
 FORBIDDEN = -1e9
 
 
+SDPA = F.scaled_dot_product_attention  # torch's own, also while `atlib.watching` stands in its place
+
+
 class Seen(NamedTuple):
     """What one attention layer saw and used.
 
@@ -189,6 +192,23 @@ def see(layer: Layer, x: Tensor, instead: Instead, index: int, *, values: bool =
     return seen if whole else _merge(seen, instead)
 
 
+def merged(seen: Seen, instead: Instead, index: int) -> Seen:
+    """What a layer uses, from what it would use by itself and what replaces it. Raises `ValueError` for a
+    replacement of the wrong shape; `index`, of the layer, is for that message."""
+    B, H, N, d = seen.q.shape
+    _check_instead(instead, B, H, N, d, index)
+    if instead.heads is not None or instead.own is not None:
+        return _merge(seen, instead)
+    mask = plus(seen.mask, instead.mask)
+    v = seen.v if instead.v is None else instead.v
+    if instead.map is not None:
+        return Seen(None, None, v, seen.scale, forbid(instead.map, mask), mask=mask)
+    q, k = (new if new is not None else its for new, its in ((instead.q, seen.q), (instead.k, seen.k)))
+    both = instead.q is not None and instead.k is not None
+    scale = seen.scale if instead.scale is None else instead.scale
+    return Seen(q, k, v, scale, bias=instead.bias if both else seen.bias, mask=mask)
+
+
 def attend(seen: Seen, dropout: float = 0.0, on_fused: bool = True) -> Tensor:
     """Mix the values with the map, softmax(scale · q kᵀ + bias + mask) v: (B, H, N, d), fused or dense."""
     if seen.given is None and on_fused:
@@ -204,7 +224,7 @@ def fused(
     width = max(q.shape[-1], v.shape[-1])
     padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     mask = None if bias is None else bias.to(q.dtype)
-    return F.scaled_dot_product_attention(*padded, mask, dropout, scale=scale)[..., : v.shape[-1]]
+    return SDPA(*padded, mask, dropout, scale=scale)[..., : v.shape[-1]]
 
 
 def plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -15,7 +15,7 @@ from atlib.losses import attention_cross_entropy, map_cross_entropy, note, proje
 from atlib.maps import average_over, join_heads, keep_own, keep_tokens, mean_heads, place_tokens, resample
 from atlib.pair import Normalisation, Pair, check_images
 from atlib.plan import Plan
-from atlib.walking import DropPathMasks, Instead, Seen, Walk, adapter_of, check_exact, sample_drop_path, walk
+from atlib.walking import DropPathMasks, Instead, Seen, Walk, adapter_of, sample_drop_path, sites_of, walk
 
 TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
 # What the teacher would be given, (B, 3, height, width) -> {its layer: its maps, (B, H, N, N)}
@@ -68,9 +68,6 @@ class AttentionTransfer(Pair):
         if not isinstance(plan, Plan):
             raise ValueError(f"plan={plan!r}: give a Plan, such as Plan(how='copy')")
         pairing = pair_up(of_teacher, of_student, plan)
-        for adapter in (of_teacher, of_student):
-            if not adapter.exact_by_class:
-                check_exact(adapter)
         if maps is not None:
             _check_served_by_maps(plan, pairing, of_student)
         super().__init__(of_student.model, of_teacher.model, normalisation=normalisation)
@@ -83,9 +80,7 @@ class AttentionTransfer(Pair):
         self.layers = tuple(layer for layer, _ in pairing.layers)
         one_to_one = all(layer == layer_of_teacher for layer, layer_of_teacher in pairing.layers)
         self._same_masks = one_to_one and len(of_teacher.blocks) == len(of_student.blocks)
-        if not self.needs_teacher:  # a teacher that is needed later is saved too, and must be whole
-            of_teacher = of_teacher.of_first_blocks(1 + max(layer for _, layer in pairing.layers))
-            self._teachers = (of_teacher.model,)
+        self._sites = None  # of teacher and student, found with the first image that comes
         self._of_teacher, self._of_student = of_teacher, of_student  # how the two are walked
         self._form = _form_of(plan, pairing, of_teacher, of_student, given=maps is not None)
         self.head_mapping = self._form.head_mapping  # registered here: the form is no module
@@ -120,6 +115,7 @@ class AttentionTransfer(Pair):
         of the student than its logits. Runs the teacher."""
         images, teacher_images = _apart(images)
         check_images(self.student, images)
+        self._look(images, teacher_images)
         masks = self._masks(images)
         target = _one_by_one(self.teacher_layers(teacher_images, masks))
         seen = self._walked(images, target, masks)
@@ -139,19 +135,32 @@ class AttentionTransfer(Pair):
         """
         images, teacher_images = _apart(images)
         check_images(self.student, images)
+        self._look(images, teacher_images)
         masks = self._masks(images)
         target = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
         return self._walked(images, target, masks)
 
+    def _look(self, images: Tensor, teacher_images: Tensor) -> None:
+        """Find the layers of both, once."""
+        if self._sites is None and not torch.compiler.is_compiling():
+            of_teacher = None
+            if self._maps is None:
+                of_teacher = sites_of(self._of_teacher, self.for_teacher(teacher_images[:1]))
+            self._sites = of_teacher, sites_of(self._of_student, images)
+
     def _masks(self, images: Tensor) -> list[DropPathMasks] | None:
         """The stochastic-depth masks that teacher and student share; None where they do not."""
-        shares = self.training and self.plan.share_drop_path
+        rates = (getattr(one, "drop_prob", 0.0) for both in self._of_student.drop_paths() for one in both)
+        shares = self.training and self.plan.share_drop_path and max(rates, default=0.0) > 0
         return sample_drop_path(self._of_student, images) if shares else None
 
     def _walked(self, images: Tensor, target: Iterable[Seen], masks: list[DropPathMasks] | None) -> Walk:
         """The student's walk, with what the teacher saw in place of its own where the plan copies."""
         replace = dict(zip(self.layers, self._form.instead(target))) if self.needs_teacher else None
-        return walk(self._of_student, images, replace=replace, drop_path=masks, checked=True)
+        sites = None if self._sites is None else self._sites[1]
+        return walk(
+            self._of_student, images, replace=replace, drop_path=masks, sites=sites, checked=True
+        )
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
         """What the teacher's transferred layers saw on these images, on the tokens that both have, as
@@ -172,6 +181,7 @@ class AttentionTransfer(Pair):
                 stop_after=max(layers),
                 values="v" in self._form.parts,
                 drop_path=shared,
+                sites=None if self._sites is None else self._sites[0],
                 checked=True,
             ).layers
         kept = [_constant(seen[layer], self._form.parts) for layer in layers]

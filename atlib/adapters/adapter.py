@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from atlib.attention import Layer
 from atlib.timm_config import Settings
+from atlib.watching import Unwalkable
 
 
-class Unwalkable(TypeError):
+class _OldUnwalkable(TypeError):
     """`walk` would not compute what this model computes; the message names the part and the reason."""
 
 
