@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atlib.attention import Instead, Seen, Unwalkable, Walk, walk
     from atlib.data.map_cache import MapCache
     from atlib.looking.page import look
     from atlib.losses import attention_cross_entropy
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from atlib.train.recipe import Recipe
     from atlib.transfer import AttentionTransfer
     from atlib.vit import create_vit
-    from atlib.walking import Instead, Seen, Unwalkable, Walk, walk
 
 __version__ = "0.1.0"
 # Where each name is. It is imported when it is asked for: `python -m atlib --help` does without torch, and
@@ -26,11 +26,11 @@ _HOME = {
     "Plan": "atlib.plan",
     "create_student": "atlib.student",
     "create_vit": "atlib.vit",
-    "walk": "atlib.walking",
-    "Walk": "atlib.walking",
-    "Seen": "atlib.walking",
-    "Instead": "atlib.walking",
-    "Unwalkable": "atlib.walking",
+    "walk": "atlib.attention",
+    "Walk": "atlib.attention",
+    "Seen": "atlib.attention",
+    "Instead": "atlib.attention",
+    "Unwalkable": "atlib.attention",
     "attention_cross_entropy": "atlib.losses",
     "MapCache": "atlib.data.map_cache",
     "Normalisation": "atlib.pair",

@@ -100,8 +100,8 @@ def dispatch(
 def _explained(error: Exception, command: str) -> tuple[int, str | None]:
     """How a command ends on an error, and what is said of it; None where it is a fault of ours."""
     # imported here: `--help` needs none of it, and torch takes seconds
+    from atlib.attention import Unwalkable
     from atlib.vit import WeightsUnavailable
-    from atlib.walking import Unwalkable
 
     if isinstance(error, (ValueError, OSError, WeightsUnavailable, Unwalkable)):
         return 2, f"{error}{_hint(error, command)}"

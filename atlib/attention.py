@@ -1,15 +1,31 @@
-"""One layer of a ViT as the walk sees it: its q, k and v, what they are replaced by, and what is mixed with
-them."""
+"""See what the attention layers of a model compute, and put something else in its place.
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
+The model runs its own forward. Nearly all libraries make one call for attention,
+`torch.nn.functional.scaled_dot_product_attention`: while a model is walked, a function of this file stands
+in that place. It notes q, k and v of every call, and computes with what it was given instead. Nothing of the
+model is rewritten, so with nothing replaced it computes what it computes alone.
+
+A layer is a call in which there are as many queries as keys: self-attention. Attention pooling and
+cross-attention pass through. The function is swapped for the process, and asks a context variable whose walk
+this is: the calls of other threads pass through. A graph of torch.compile has no exceptions, hooks or
+context variables; there the compiler drops what nobody uses.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from atlib.maps import keep_own
+
+SDPA, LINEAR = F.scaled_dot_product_attention, F.linear  # torch's own
 
 # One layer's stochastic-depth factors for the attention and the MLP branch: (B, 1, 1) each, 0 or 1 / (1 -
 # rate).
@@ -18,35 +34,36 @@ DropPathMasks = tuple[Tensor, Tensor]
 # Added to the score of a token that must not be looked at. Its share is exactly 0, and unlike minus infinity
 # it leaves 0 · log 0 = 0 in a cross-entropy.
 FORBIDDEN = -1e9
+LOW = -1e4  # what models add to such a score is at most this
 
 
-SDPA = F.scaled_dot_product_attention  # torch's own, also while `atlib.watching` stands in its place
+class Unwalkable(TypeError):
+    """A model whose attention cannot be seen; the message says why."""
 
 
 class Seen(NamedTuple):
     """What one attention layer saw and used.
 
     q and k are what the map is really made of: those *after* q-norm and k-norm and *after* rotation by
-    position (RoPE), where a ViT has them, and with shared keys and values (grouped queries) repeated for
+    position (RoPE), where a model has them, and with shared keys and values (grouped queries) repeated for
     every head. A factor of a head's own (a learned temperature) is part of q.
     """
 
-    #: Queries, (B, H, N, d); None where a whole map was put in (`Instead(map=...)`), as they were never
-    #: computed.
+    #: Queries, (B, H, N, d); None where a whole map was put in (`Instead(map=...)`).
     q: Tensor | None
     #: Keys, as q.
     k: Tensor | None
-    #: Values, (B, H, N, d); None at the layer where a walk stops (`stop_after`), as nothing is mixed there.
+    #: Values, (B, H, N, d); None at the layer where a walk stops (`stop_after`).
     v: Tensor | None
     #: The factor on q kᵀ, usually 1/√d.
     scale: float
     #: The whole map that was put in, (B, H, N, N).
     given: Tensor | None = None
-    #: What the layer adds to the scores of every image, such as relative positions (BEiT): (H, N, N), or (N,
-    #: N) for all heads. It belongs to q and k: where both are replaced, so is the bias. None for no bias.
+    #: What is added to the scores, such as relative positions (BEiT): (H, N, N), or (N, N) for all heads. It
+    #: belongs to q and k: where both are replaced, so is the bias.
     bias: Tensor | None = None
-    #: (N, N), constant, added to the scores of every image and head: 0 where a query may look and `FORBIDDEN`
-    #: where it must not; None where it may look anywhere. It belongs to the layer, and stays.
+    #: (N, N), constant, added to the scores of every head: 0 where a query may look and `FORBIDDEN` where it
+    #: must not; (B, 1, N, N) where images differ. It belongs to the layer, and stays.
     mask: Tensor | None = None
 
     @property
@@ -60,7 +77,7 @@ class Seen(NamedTuple):
 
     @property
     def added(self) -> Tensor | None:
-        """All that is added to q kᵀ, bias and mask: (H, N, N) or (N, N); None for nothing."""
+        """All that is added to q kᵀ, bias and mask; None for nothing."""
         return plus(self.bias, self.mask)
 
     @property
@@ -87,9 +104,9 @@ class Instead(NamedTuple):
     """What a layer's attention shall use instead of its own; None: its own.
 
     New q and k are taken as they are: where a layer rotates its own (RoPE), new ones come rotated, as `Seen`
-    has them. With both replaced the layer's own are not computed, and its own `Seen.bias` goes with them.
-    What a layer forbids stays forbidden: its `Seen.mask` is added to the scores of new q and k too, and a new
-    map loses those entries, rows renormalised.
+    has them. With both replaced the layer's own `Seen.bias` goes with them. What a layer forbids stays
+    forbidden: its `Seen.mask` is added to the scores of new q and k too, and a new map loses those entries,
+    rows renormalised.
     """
 
     #: Queries, (B, H, N, d).
@@ -113,107 +130,31 @@ class Instead(NamedTuple):
     mask: Tensor | None = None
 
 
-class Layer(ABC):
-    """One layer of a model while it is walked: one class for each kind of block (`atlib.adapters`).
+class Walk(NamedTuple):
+    """The outcome of a walk."""
 
-    It holds the block and what belongs to this walk, such as rotations by position; nothing is stored on the
-    block. Shapes: tokens and x (B, N, D); q, k, v (B, H, N, d).
-    """
-
-    #: The block: where its weights are divided among processes, they are gathered as for its forward.
-    module: nn.Module
-    #: The number of heads, H.
-    heads: int
-    #: The width of a head, d.
-    width: int
-    #: The factor on q kᵀ, usually 1/√d.
-    scale: float
-    #: The rate at which entries of the map are dropped now: 0 in eval mode.
-    dropout: float = 0.0
-    #: Whether maps stay inside a fused kernel (`scaled_dot_product_attention`), as in the model's forward.
-    fused: bool = True
-
-    @abstractmethod
-    def before(self, tokens: Tensor) -> Tensor:
-        """The input x of attention, from the residual stream: the first norm of a pre-norm block."""
-
-    @abstractmethod
-    def project(self, x: Tensor, needed: str) -> dict[str, Tensor]:
-        """Those of q, k, v that `needed` names by letters of "qkv", as attention uses them: after norms of
-        their own and rotations, and repeated for the heads that share them."""
-
-    @abstractmethod
-    def after(self, tokens: Tensor, x: Tensor, mixed: Tensor, drop_path: DropPathMasks | None) -> Tensor:
-        """The residual stream after the block, from `mixed`, the heads' outputs side by side, (B, N, H·d):
-        the output projection, the residual sums and the MLP.
-
-        `drop_path`: the stochastic-depth masks of both branches in place of the block's own.
-        """
-
-    def mix(self, seen: Seen) -> Tensor:
-        """The values, mixed by the map: (B, H, N, d). A layer that rounds its map, say, does it here, whether
-        the map is its own or was put in."""
-        return attend(seen, self.dropout, self.fused)
-
-    def bias(self, x: Tensor) -> Tensor | None:
-        """What the layer adds to q kᵀ: (N, N) or (H, N, N); None for nothing."""
-        return None
-
-    def mask(self, x: Tensor) -> Tensor | None:
-        """What the layer forbids, 0 or `FORBIDDEN`: (N, N); None for nothing."""
-        return None
+    #: (B, classes), or what a model without classes returns; None after `stop_after` or without `head`.
+    logits: Any
+    #: What each layer that was walked saw.
+    layers: tuple[Seen, ...]
+    #: The residual stream where the walk ended, (B, N, D), before the final norm. None in a compiled graph,
+    #: and where layers stand in no list of blocks.
+    tokens: Tensor | None
+    #: The residual stream after every block that was run, (B, N, D) each; () where `tokens` is None.
+    stream: tuple[Tensor, ...]
+    #: The classes of modules whose attention is no layer and passed through: pooling, cross-attention.
+    passed: tuple[str, ...] = ()
 
 
-def see(layer: Layer, x: Tensor, instead: Instead, index: int, *, values: bool = True) -> Seen:
-    """What a layer's attention makes of its input x (B, N, D), with the replacements applied.
-
-    Only what will be used is computed: replacing the map, or q and k, skips the projections to q and k, and
-    without `values` v is None, whatever would have replaced it. Raises `ValueError` for a replacement of the
-    wrong shape; `index` is for that message.
-    """
-    _check_instead(instead, len(x), layer.heads, x.shape[1], layer.width, index)
-    whole = instead.heads is None and instead.own is None
-    # with some heads, rows or columns replaced the layer's own are needed for the others
-    known = instead if whole else Instead()
-    used = ("" if known.map is not None else "qk") + ("v" if values else "")
-    own = layer.project(x, "".join(name for name in used if getattr(known, name) is None))
-    parts = {name: own[name] if name in own else getattr(known, name) for name in used}
-    replaced = known.map is not None or (known.q is not None and known.k is not None)
-    seen = Seen(
-        parts.get("q"),
-        parts.get("k"),
-        parts.get("v"),
-        layer.scale if known.scale is None else known.scale,
-        bias=known.bias if replaced else layer.bias(x),
-        mask=plus(layer.mask(x), known.mask),
-    )
-    if known.map is not None:
-        seen = seen._replace(given=forbid(known.map, seen.mask))
-    return seen if whole else _merge(seen, instead)
+# --- What a layer uses ---
 
 
-def merged(seen: Seen, instead: Instead, index: int) -> Seen:
-    """What a layer uses, from what it would use by itself and what replaces it. Raises `ValueError` for a
-    replacement of the wrong shape; `index`, of the layer, is for that message."""
-    B, H, N, d = seen.q.shape
-    _check_instead(instead, B, H, N, d, index)
-    if instead.heads is not None or instead.own is not None:
-        return _merge(seen, instead)
-    mask = plus(seen.mask, instead.mask)
-    v = seen.v if instead.v is None else instead.v
-    if instead.map is not None:
-        return Seen(None, None, v, seen.scale, forbid(instead.map, mask), mask=mask)
-    q, k = (new if new is not None else its for new, its in ((instead.q, seen.q), (instead.k, seen.k)))
-    both = instead.q is not None and instead.k is not None
-    scale = seen.scale if instead.scale is None else instead.scale
-    return Seen(q, k, v, scale, bias=instead.bias if both else seen.bias, mask=mask)
-
-
-def attend(seen: Seen, dropout: float = 0.0, on_fused: bool = True) -> Tensor:
-    """Mix the values with the map, softmax(scale · q kᵀ + bias + mask) v: (B, H, N, d), fused or dense."""
-    if seen.given is None and on_fused:
+def attend(seen: Seen, dropout: float = 0.0) -> Tensor:
+    """Mix the values with the map, softmax(scale · q kᵀ + bias + mask) v: (B, H, N, d). The map stays inside
+    a fused kernel unless one was given."""
+    if seen.given is None:
         return fused(seen.q, seen.k, seen.v, seen.scale, dropout, seen.added)
-    return F.dropout(seen.map, dropout, training=dropout > 0).to(seen.v.dtype) @ seen.v
+    return F.dropout(seen.given, dropout, training=dropout > 0).to(seen.v.dtype) @ seen.v
 
 
 def fused(
@@ -243,79 +184,645 @@ def forbid(p: Tensor, mask: Tensor | None) -> Tensor:
     return (p.clamp(min=torch.finfo(p.dtype).tiny).log() + mask).softmax(-1).to(p.dtype)
 
 
-def _merge(own: Seen, instead: Instead) -> Seen:
+def put_in(layer: Seen, instead: Instead, index: int) -> Seen:
+    """What a layer uses where something stands in place of its own. Raises `ValueError` for a replacement of
+    the wrong shape; `index`, of the layer, is for that message."""
+    _check_instead(instead, layer, index)
+    if instead.heads is not None or instead.own is not None:
+        return _put_in_parts(layer, instead)
+    v, mask = layer.v if instead.v is None else instead.v, plus(layer.mask, instead.mask)
+    if instead.map is not None:
+        return Seen(None, None, v, layer.scale, forbid(instead.map, mask), mask=mask)
+    q, k = layer.q if instead.q is None else instead.q, layer.k if instead.k is None else instead.k
+    both = instead.q is not None and instead.k is not None
+    scale = layer.scale if instead.scale is None else instead.scale
+    return Seen(q, k, v, scale, bias=instead.bias if both else layer.bias, mask=mask)
+
+
+def _put_in_parts(layer: Seen, instead: Instead) -> Seen:
     """Replace some heads, rows or columns and keep the others; a map for some needs the dense map of the
     rest."""
-    heads = torch.arange(own.q.shape[1], device=own.q.device)
+    heads = torch.arange(layer.q.shape[1], device=layer.q.device)
     if instead.heads is not None:
-        heads = torch.tensor(list(instead.heads), device=own.q.device)
+        heads = torch.tensor(list(instead.heads), device=layer.q.device)
 
-    def put(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-        return mine if mine is None or theirs is None else mine.index_copy(1, heads, theirs.to(mine.dtype))
+    def put(mine: Tensor, new: Tensor | None) -> Tensor:
+        return mine if new is None else mine.index_copy(1, heads, new.to(mine.dtype))
 
+    v = put(layer.v, instead.v)
     if instead.map is not None:
-        mine, theirs = own.map, forbid(instead.map, own.mask)
+        mine, new = layer.map, forbid(instead.map, layer.mask)
         if instead.own is not None:
-            theirs = keep_own(theirs.to(mine.dtype), mine[:, heads], *instead.own)
-        return Seen(None, None, put(own.v, instead.v), own.scale, put(mine, theirs), mask=own.mask)
-    q, bias = instead.q, own.bias
+            new = keep_own(new.to(mine.dtype), mine[:, heads], *instead.own)
+        return Seen(None, None, v, layer.scale, put(mine, new), mask=layer.mask)
+    q, bias = instead.q, layer.bias
     if q is not None and instead.k is not None:
         if instead.scale is not None:
-            q = q * (instead.scale / own.scale)  # one layer has one scale: the difference goes into the new q
-        if own.bias is not None or instead.bias is not None:
-            bias = _merge_biases(own, instead.bias, heads)
-    return own._replace(q=put(own.q, q), k=put(own.k, instead.k), v=put(own.v, instead.v), bias=bias)
+            q = q * (instead.scale / layer.scale)  # a layer has one scale: the rest goes into the new q
+        if layer.bias is not None or instead.bias is not None:
+            shape = layer.q.shape[1], layer.q.shape[2], layer.k.shape[2]
+            mine = layer.q.new_zeros(shape) if bias is None else bias.expand(shape)
+            new = torch.zeros_like(mine[heads]) if instead.bias is None else instead.bias
+            bias = mine.index_copy(0, heads, new.to(mine.dtype).expand(len(heads), *shape[1:]))
+    return layer._replace(q=put(layer.q, q), k=put(layer.k, instead.k), v=v, bias=bias)
 
 
-def _merge_biases(own: Seen, new: Tensor | None, heads: Tensor) -> Tensor:
-    """The layer's own bias with that of new q and k, or none, for some `heads`: (H, N, N)."""
-    shape = own.q.shape[1], own.q.shape[2], own.k.shape[2]
-    mine = own.q.new_zeros(shape) if own.bias is None else own.bias.expand(shape)
-    theirs = 0.0 * mine[heads] if new is None else new.to(mine.dtype).expand(len(heads), *shape[1:])
-    return mine.index_copy(0, heads, theirs)
+def _check_instead(new: Instead, layer: Seen, index: int) -> None:
+    (B, H, N, d), at = layer.q.shape, f"layer {index}:"
+    both = new.q is not None and new.k is not None
+    heads = H if new.heads is None else len(new.heads)
+    if new.map is not None and (new.q is not None or new.k is not None):
+        raise ValueError(f"{at} a map is made of q and k: replace the map or q and k, not both")
+    if new.own is not None and new.map is None:
+        raise ValueError(f"{at} {new.own} says what of a map stays, and none is put in: give map=")
+    for name in ("scale", "bias", "mask"):
+        if getattr(new, name) is not None and not both:
+            value = new.scale if name == "scale" else tuple(getattr(new, name).shape)
+            raise ValueError(f"{at} {name}={value} belongs to a new q and k: replace both, or the map")
+    if new.mask is not None and new.heads is not None:
+        raise ValueError(
+            f"{at} a mask {tuple(new.mask.shape)} belongs to q and k of all heads: replace the map"
+        )
+    if new.heads is not None and (
+        not heads or len(set(new.heads)) != heads or any(not 0 <= head < H for head in new.heads)
+    ):
+        raise ValueError(
+            f"{at} heads {list(new.heads)} must be distinct, at least one, and from 0 to {H - 1}"
+        )
+    # q and k need a common width, but not the layer's own: a wider teacher can teach a narrow student
+    width = new.q.shape[-1] if both and new.heads is None else d
+    few = (N, N), (heads, N, N), (B, 1, N, N), (B, heads, N, N)
+    fits = {"q": [(B, heads, N, width)], "k": [(B, heads, N, width)], "v": [(B, heads, N, d)]}
+    fits |= {"map": [(B, heads, N, N)], "bias": few, "mask": few}
+    for name, shapes in fits.items():
+        value = getattr(new, name)
+        if value is not None and tuple(value.shape) not in shapes:
+            raise ValueError(f"{at} {name} has shape {tuple(value.shape)}, this layer needs {shapes[0]}")
 
 
-def _check_instead(instead: Instead, B: int, H: int, N: int, d: int, layer: int) -> None:
-    if instead.map is not None and (instead.q is not None or instead.k is not None):
-        raise ValueError(f"layer {layer}: a map is made of q and k, so replace the map or q and k, not both")
-    if instead.own is not None and instead.map is None:
-        raise ValueError(
-            f"layer {layer}: {instead.own} says what of a map stays, and none is put in: give map=, or leave"
-            " own out"
-        )
-    if instead.scale is not None and (instead.q is None or instead.k is None):
-        raise ValueError(
-            f"layer {layer}: scale={instead.scale} belongs to a new q and k: replace both, or leave scale out"
-        )
-    alone = instead.q is None or instead.k is None
-    heads = H if instead.heads is None else len(instead.heads)
-    if instead.bias is not None and (alone or tuple(instead.bias.shape) not in ((N, N), (heads, N, N))):
-        raise ValueError(
-            f"layer {layer}: a bias {tuple(instead.bias.shape)} belongs to new q and k and has shape {(N, N)}"
-            f" or {(heads, N, N)} here; without q and k replace the map"
-        )
-    alone = alone or instead.heads is not None
-    if instead.mask is not None and (alone or tuple(instead.mask.shape) != (N, N)):
-        raise ValueError(
-            f"layer {layer}: a mask {tuple(instead.mask.shape)} belongs to new q and k of all heads and has"
-            f" shape {(N, N)} here; for some heads or without q and k replace the map"
-        )
-    if instead.heads is not None:
-        wrong = [head for head in instead.heads if not 0 <= head < H]
-        if wrong or len(set(instead.heads)) != len(instead.heads) or len(instead.heads) == 0:
-            raise ValueError(
-                f"layer {layer}: heads {list(instead.heads)} must be distinct, at least one, and from 0 to"
-                f" {H - 1}"
+# --- The calls that stand in place of torch's ---
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    mix: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Attention of a module that is to be walked, and has more to say than `scaled_dot_product_attention`
+    takes: (B, H, N, d).
+
+    q, k, v, scale, bias and mask are those of `Seen`. `mix`: how the map (B, H, N, N) and v become the
+    result, for a layer that rounds its map, say; a map that is put in goes through it too.
+    """
+    layer, watch = Seen(q, k, v, scale, bias=bias, mask=mask), _current()
+    if watch is not None and q.shape[2] == k.shape[2]:
+        layer = watch.note(layer)
+    return attend(layer, dropout) if mix is None else mix(layer.map, layer.v)
+
+
+def _attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """`F.scaled_dot_product_attention`, noted, with what replaces its own."""
+    watch = _current()
+    if watch is not None and query.ndim == 4 and query.shape[2] == key.shape[2]:
+        shared = query.shape[1] // key.shape[1]
+        k, v = (x if shared == 1 else x.repeat_interleave(shared, 1) for x in (key, value))
+        bias, mask = _added(attn_mask, is_causal, query)
+        scale_of_call = query.shape[-1] ** -0.5 if scale is None else scale
+        layer = Seen(query, k, v, scale_of_call, bias=bias, mask=mask)
+        used = watch.note(layer)
+        if used is not layer:
+            return attend(used, dropout_p)
+    elif watch is not None:
+        watch.passed.append(watch.caller())
+    return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, without the rows of a projection that nobody reads."""
+    watch = _current()
+    if watch is None:
+        return LINEAR(input, weight, bias)
+    if (unread := watch.unread_rows(weight)) is None:
+        output = LINEAR(input, weight, bias)
+        if watch.products is not None:
+            watch.products.append((weight, output))
+        return output
+    parts, at = [], 0
+    for start, stop in (*unread, (len(weight), len(weight))):
+        if start > at:
+            rows = slice(at, start)
+            parts.append(LINEAR(input, weight[rows], None if bias is None else bias[rows]))
+        parts.append(input.new_zeros(*input.shape[:-1], stop - start))
+        at = stop
+    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+
+def _added(attn_mask: Tensor | None, is_causal: bool, q: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """What a call adds to its scores, as bias and mask: `Seen.bias`, `Seen.mask`."""
+    exact = torch.promote_types(q.dtype, torch.float32)  # fp16 cannot hold FORBIDDEN
+    if is_causal:
+        attn_mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
+    if attn_mask is None:
+        return None, None
+    while attn_mask.ndim > 2 and (
+        attn_mask.shape[0] == 1 or attn_mask.ndim == 4 and attn_mask.stride(0) == 0
+    ):
+        attn_mask = attn_mask[0]  # one for all images, or all heads
+    if attn_mask.dtype == torch.bool:
+        allowed = torch.zeros(attn_mask.shape, dtype=exact, device=q.device)
+        return None, allowed.masked_fill(~attn_mask, FORBIDDEN)
+    if attn_mask.requires_grad or attn_mask.is_meta or torch.compiler.is_compiling():
+        return attn_mask, None
+    low = attn_mask <= LOW
+    if low.any() and (low | (attn_mask == 0)).all():
+        return None, attn_mask.to(exact).clamp(min=FORBIDDEN)
+    return attn_mask, None
+
+
+# --- A walk ---
+
+
+class Rows(NamedTuple):
+    """Where a layer's q, k or v comes from: rows of a projection's weight, found by where the numbers lie in
+    memory."""
+
+    projection: nn.Module
+    spans: tuple[tuple[int, int], ...]  # (first, last + 1)
+
+
+# Of each layer, the rows of "q", "k", "v"; of "qk" together, where norms or rotations made copies of both.
+Projections = Sequence[Mapping[str, Rows]]
+
+
+class _Stop(Exception):
+    """The rest of the model is not needed."""
+
+
+class _Again:
+    """What activation checkpointing needs in the backward pass, to compute again what it computed. It lives
+    as long as an input that was marked with it, and so does the swap."""
+
+    def __init__(self, watch: "_Watch"):
+        self.replace, self.unread = watch.replace, watch.unread
+        self.masks, self.slots = watch.masks, watch.slots
+        _swap()
+        weakref.finalize(self, _swap_back)
+
+
+class _Watch:
+    """What is noted in one forward of a model, and what stands in place of its own."""
+
+    def __init__(
+        self,
+        replace: Mapping[int, Instead],
+        masks: Sequence[DropPathMasks] | None = None,
+        slots: frozenset[nn.Module] = frozenset(),
+        *,
+        at: tuple[int, int] = (0, 0),
+        batch: int | None = None,
+        stop_after: int | None = None,
+        head: bool = True,
+        projections: Projections | None = None,
+        looks: bool = False,
+    ):
+        self.replace, self.masks, self.slots = replace, masks, slots
+        self.first, self.branch = at  # the layer, and how many branches of the one before were dropped
+        self.batch, self.stop_after, self.head, self.stops = batch, stop_after, head, True
+        self.layers: list[Seen] = []
+        self.passed: list[str] = []
+        self.unread = [] if projections is None else _unread(replace, projections)
+        self.products: list[tuple[Tensor, Tensor]] | None = [] if looks else None
+        self.found: list[dict[str, tuple[Tensor, tuple]]] = []
+        # in eager mode: the modules that run with their inputs, and the blocks
+        self.running: list[tuple[nn.Module, tuple]] = []
+        self.elements: dict[nn.Module, nn.Module] = {}  # those of lists of modules, and the list
+        self.blocks: list[nn.Module | None] = []
+        self.open: nn.Module | None = None
+        self.tokens: Tensor | None = None
+        self.stream: list[Tensor] = []
+        self.repeats = False  # whether it matters that a backward pass computes parts again
+        self.again: _Again | None = None
+        self.learns = False  # whether gradients are kept
+        self.leaves: Callable[[], None] | None = None  # what ends a walk that a backward pass has begun
+
+    def note(self, layer: Seen) -> Seen:
+        """Note what a layer computes with; what it shall use."""
+        index = self.first + len(self.layers)
+        if self.batch is not None and len(layer.q) != self.batch:
+            windows = len(layer.q) / self.batch
+            raise Unwalkable(f"{self.caller()} attends in {windows:g} windows an image: no map of all tokens")
+        if self.products is not None:
+            self.found.append(_rows(layer, self.products))
+            self.products.clear()
+        if index in self.replace:
+            layer = put_in(layer, self.replace[index], index)
+        self.layers.append(layer)
+        self.branch = 0
+        if self.running:
+            self._note_place()
+        if index == self.stop_after and self.stops and not torch.compiler.is_compiling():
+            raise _Stop
+        return layer
+
+    def _note_place(self) -> None:
+        place = next(((part, inputs) for part, inputs in self.running[::-1] if part in self.elements), None)
+        block = None if place is None else place[0]
+        if block is not None and block is self.open:
+            raise Unwalkable(f"a {type(block).__name__} attends more than once: its layer has no single map")
+        self.blocks.append(block)
+        self.open = block
+        if place is not None and place[1] and isinstance(place[1][0], Tensor):
+            self.tokens = place[1][0]
+        caller = self.running[-1][0]
+        if self.learns and not torch.is_grad_enabled() and any(p.requires_grad for p in caller.parameters()):
+            raise Unwalkable(
+                "reentrant activation checkpointing hides q and k from gradients: use_reentrant=False"
             )
-    # The map's queries and keys need a common width, but not the layer's own: a wider teacher can teach a
-    # narrow student.
-    both = instead.heads is None and instead.q is not None and instead.k is not None
-    width = instead.q.shape[-1] if both else d
-    expected = dict(q=(B, heads, N, width), k=(B, heads, N, width), v=(B, heads, N, d), map=(B, heads, N, N))
-    for name, shape in expected.items():
-        new = getattr(instead, name)
-        if new is not None and tuple(new.shape) != shape:
-            raise ValueError(
-                f"layer {layer}: {name} has shape {tuple(new.shape)}, this layer needs {shape} "
-                f"(batch, heads, tokens, {'tokens' if name == 'map' else 'head width'})"
+
+    def unread_rows(self, weight: Tensor) -> tuple[tuple[int, int], ...] | None:
+        """The rows of a weight that nobody reads at this place of the forward; None for none."""
+        index = self.first + len(self.layers)
+        for layer, (projection, spans) in self.unread:
+            hooked = projection._forward_hooks or projection._forward_pre_hooks
+            if layer == index and weight is projection.weight and not hooked:
+                return spans
+        return None
+
+    def enter(self, module: nn.Module, inputs: tuple) -> None:
+        """A module begins."""
+        self.running.append((module, inputs))
+        if self.repeats and _in_checkpoint():
+            if self.again is None:
+                self.again = _Again(self)
+            self.mark(inputs)
+
+    def mark(self, tensors: tuple) -> None:
+        """Let a backward pass know, where it computes from these tensors again, where in the walk that is."""
+        for x in tensors:
+            if isinstance(x, Tensor):
+                memory = x.untyped_storage()
+                if getattr(memory, "_atlib", (None,))[0] is not self.again:
+                    memory._atlib = self.again, (self.first + len(self.layers), self.branch)
+
+    def leave(self, module: nn.Module, inputs: tuple, output: Any) -> Any:
+        """A module ends, by an exception too; what it returns, where that is another than its own."""
+        self.running.pop()
+        changed = None
+        index = self.first + len(self.layers) - 1
+        masked = self.masks is not None and module in self.slots and output is not None
+        if masked and index < len(self.masks):
+            mask = self.masks[index][self.branch]
+            changed = mask.to(inputs[0].dtype) * inputs[0]
+            self.branch += 1
+        if module is self.open and output is not None:
+            self.open = None
+            first = output[0] if isinstance(output, (tuple, list)) else output
+            self.tokens = first
+            self.stream.append(first)
+            *_, last = self.elements[module].children()
+            if not self.head and module is last and self.stops:
+                raise _Stop
+        if self.leaves is not None and not self.running:
+            self.mark(output if isinstance(output, tuple) else (output,))
+            self.leaves()
+        return changed
+
+    def caller(self) -> str:
+        """The class of the module that runs."""
+        return type(self.running[-1][0]).__name__ if self.running else "this model"
+
+
+def walk(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    replace: Mapping[int, Instead] | None = None,
+    stop_after: int | None = None,
+    values: bool = False,
+    head: bool = True,
+    drop_path: Sequence[DropPathMasks] | None = None,
+    projections: Projections | None = None,
+) -> Walk:
+    """Run `model(images)`, and return what every attention layer saw on the way.
+
+    `model`: any that calls `F.scaled_dot_product_attention` for its attention. timm's with
+    `fused_attn=False`, and transformers' with another implementation than "sdpa", are switched to it
+    meanwhile. `images`: (B, 3, height, width), or what else the model takes. `replace` maps a layer's index
+    to what its attention uses instead. `stop_after=i` ends the walk as soon as layer i's q and k are known,
+    and with `values` its v is handed out too; `logits` is then None. `head=False` ends it after the last
+    block. `drop_path`: the stochastic-depth masks of every layer (`sample_drop_path`), so that two models
+    can share them. `projections`: what `find_projections` has found; rows of q, k or v that are replaced in
+    whole are then not computed.
+
+    Under activation checkpointing, which must not be reentrant, what stands in place of a layer's own stands
+    there in the backward pass too. Raises `Unwalkable` for a model in which layers do not make the call, or
+    attend in windows, and `ValueError` for a layer out of range or a replacement of the wrong shape.
+    """
+    if (reason := getattr(model, "not_walkable", None)) is not None:
+        raise Unwalkable(f"cannot walk a {type(model).__name__}: {reason}")
+    batch = len(images) if isinstance(images, Tensor) else None
+    watch = _Watch(
+        replace or {}, drop_path, batch=batch, stop_after=stop_after, head=head, projections=projections
+    )
+    return _walk(watch, model, lambda: outputs(model, images), values)
+
+
+@torch.no_grad()
+def find_projections(model: nn.Module, images: Tensor) -> tuple[Walk, Projections]:
+    """A walk in the mode that the model is in, and where each layer's q, k and v come from: rows of a linear
+    projection, found by where their numbers lie in memory, never by name."""
+    watch = _Watch({}, batch=len(images) if isinstance(images, Tensor) else None, looks=True)
+    seen = _walk(watch, model, lambda: outputs(model, images), True)
+    holders = {id(part.weight): part for part in model.modules() if type(part) is nn.Linear}
+    return seen, tuple(
+        {
+            part: Rows(holders[id(weight)], spans)
+            for part, (weight, spans) in rows.items()
+            if id(weight) in holders
+        }
+        for rows in watch.found
+    )
+
+
+def sample_drop_path(model: nn.Module, images: Tensor) -> list[DropPathMasks]:
+    """Draw one set of stochastic-depth masks, at the model's own rates, for a batch of `images` (B, ...): per
+    layer two (B, 1, 1); [] for a model without places for them.
+
+    The same distribution as timm's `DropPath`: a sample's branch is kept with probability 1 - rate and then
+    scaled up by 1 / (1 - rate). Source: Huang et al. 2016, "Deep Networks with Stochastic Depth".
+    """
+
+    def mask(module: nn.Module) -> Tensor:
+        keep = 1 - getattr(module, "drop_prob", 0.0)
+        scale = keep if getattr(module, "scale_by_keep", True) and keep > 0 else 1.0
+        return images.new_empty(len(images), 1, 1).bernoulli_(keep) / scale
+
+    places = ([p for name, p in part.named_children() if _drops(name)] for part in model.modules())
+    return [(mask(of_layer[0]), mask(of_layer[-1])) for of_layer in places if of_layer]
+
+
+def _drops(name: str) -> bool:
+    """Whether a module of this name is a place of stochastic depth, also where it drops nothing."""
+    return name.startswith("drop_path")
+
+
+def outputs(model: nn.Module, images: Tensor) -> Any:
+    """The model's logits, embeddings or last hidden state, by its own forward."""
+    inside = next(
+        (part for part in model.modules() if hasattr(getattr(part, "config", None), "mask_ratio")), None
+    )
+    if inside is None:
+        output = model(images)
+    elif inside.config.mask_ratio:
+        raise Unwalkable(f"a {type(model).__name__} hides patches at random: set its config.mask_ratio = 0")
+    else:  # transformers' masked auto-encoder, which shuffles patches unless it is given their order
+        patches = (inside.config.image_size // inside.config.patch_size) ** 2
+        order = torch.arange(patches, device=images.device, dtype=torch.float32)
+        output = model(images, noise=order.expand(len(images), -1))
+    names = ("logits", "image_embeds", "last_hidden_state") if not isinstance(output, Tensor) else ()
+    found = (getattr(output, name, None) for name in names)
+    return next((value for value in found if value is not None), output)
+
+
+def _walk(watch: _Watch, model: nn.Module, call: Callable[[], Any], values: bool = False) -> Walk:
+    """The walk that `watch` is for, of a model that `call` runs."""
+    output = None
+    if torch.compiler.is_compiling():
+        if watch.masks:
+            raise RuntimeError(
+                "stochastic depth is not shared in a compiled graph: Plan(share_drop_path=False)"
             )
+        output = _traced(watch, call)
+    else:
+        with _watching(watch, model):
+            try:
+                output = call()
+            except _Stop:
+                output = None
+        _check_layers(watch, model)
+    layers = tuple(watch.layers)
+    if watch.stop_after is None:
+        return Walk(
+            output if watch.head else None, layers, watch.tokens, tuple(watch.stream), tuple(watch.passed)
+        )
+    layers, stream = layers[: watch.stop_after + 1], tuple(watch.stream[: watch.stop_after])
+    if not values:
+        layers = (*layers[:-1], layers[-1]._replace(v=None))
+    return Walk(None, layers, watch.tokens, stream, tuple(watch.passed))
+
+
+def _check_layers(watch: _Watch, model: nn.Module) -> None:
+    """Raise `Unwalkable` where layers made no call, and `ValueError` for layers that there are not."""
+    kind, depth = type(model).__name__, len(watch.layers)
+    whole = watch.stop_after is None
+    block = next((block for block in watch.blocks if block is not None), None)
+    alike = (
+        []
+        if block is None
+        else [part for part in watch.elements[block].children() if type(part) is type(block)]
+    )
+    expected = len(alike) or sum("attention" in type(part).__name__.lower() for part in model.modules())
+    seen = sum(part in watch.blocks for part in alike)
+    if not depth or whole and seen < len(alike):
+        raise Unwalkable(
+            f"a {kind}: {seen} of {expected} layers call F.scaled_dot_product_attention, which is seen"
+        )
+    wanted = [*watch.replace, *([] if whole else [watch.stop_after])]
+    if wrong := [
+        layer for layer in wanted if layer < 0 or layer >= depth and (whole or layer == watch.stop_after)
+    ]:
+        raise ValueError(
+            f"layer {wrong[0]} does not exist: this {kind} has depth {depth}, layers 0 to {depth - 1}"
+        )
+    if watch.masks is not None and whole and len(watch.masks) != depth:
+        raise ValueError(f"drop_path has masks for {len(watch.masks)} layers, this {kind} has depth {depth}")
+
+
+# --- Rows that nobody reads ---
+
+
+def _rows(layer: Seen, products: list[tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, tuple]]:
+    """The rows of weights that q, k and v of a layer are the products of: {part: (weight, spans)}."""
+    found = {}
+    for name in "qkv":
+        part = getattr(layer, name)
+        for weight, product in reversed(products):
+            if part.untyped_storage()._cdata != product.untyped_storage()._cdata:  # also without memory
+                continue
+            start = part.storage_offset() - product.storage_offset()
+            rows, width = len(weight), part.shape[1] * part.shape[3]
+            together = part.stride()[1:] == (part.shape[3], rows, 1) and product.is_contiguous()
+            if together and 0 <= start <= rows - width:
+                found[name] = weight, ((start, start + width),)
+            break
+    if "v" in found and "q" not in found and "k" not in found:
+        weight, ((start, stop),) = found["v"]
+        if len(weight) == 3 * (stop - start):  # nothing but q, k and v
+            spans = ((0, start), (stop, len(weight)))
+            found["qk"] = weight, tuple(span for span in spans if span[0] < span[1])
+    return found
+
+
+def _unread(replace: Mapping[int, Instead], projections: Projections) -> list[tuple[int, Rows]]:
+    """(layer, rows that nobody reads) under these replacements."""
+    unread = []
+    for layer, new in replace.items():
+        if new.heads is not None or new.own is not None or layer >= len(projections):
+            continue
+        parts = [
+            name for name in "qkv" if getattr(new, name) is not None or new.map is not None and name != "v"
+        ]
+        parts += ["qk"] if {"q", "k"} <= {*parts} else []
+        spans: dict[nn.Module, list] = {}
+        for part in parts:
+            if (rows := projections[layer].get(part)) is not None:
+                spans.setdefault(rows.projection, []).extend(rows.spans)
+        unread += [(layer, Rows(projection, tuple(sorted(found)))) for projection, found in spans.items()]
+    return unread
+
+
+# --- Where torch's calls are swapped, and for whom ---
+
+_WATCH: ContextVar[_Watch | None] = ContextVar("the walk that is going on", default=None)
+_TRACED: _Watch | None = None  # the same in a graph of torch.compile
+_LOCK, _HANDLES, _BEFORE = threading.RLock(), [], []
+_SWAPS = 0
+
+
+def _current() -> _Watch | None:
+    return _TRACED if torch.compiler.is_compiling() else _WATCH.get()
+
+
+def _traced(watch: _Watch, call: Callable[[], Any]) -> Any:
+    global _TRACED
+    before = F.scaled_dot_product_attention, F.linear
+    _TRACED, F.scaled_dot_product_attention, F.linear = watch, _attention, _linear
+    try:
+        return call()
+    finally:
+        _TRACED = None
+        F.scaled_dot_product_attention, F.linear = before
+
+
+@contextmanager
+def _watching(watch: _Watch, model: nn.Module):
+    """Within it, what runs in this thread is noted by `watch`."""
+    slots, undo = set(), []
+    for module in model.modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+            watch.elements |= dict.fromkeys(module.children(), module)
+        if hasattr(module, "unshard"):  # FSDP2 has to see every module's end
+            watch.stops = False
+        if watch.masks is not None:
+            slots |= {part for name, part in module.named_children() if _drops(name)}
+    watch.slots = frozenset(slots)
+    if watch.masks is not None and not slots:
+        raise ValueError(f"a {type(model).__name__} has no modules named drop_path, whose masks were given")
+    watch.learns = torch.is_grad_enabled() and model.training
+    watch.repeats = torch.is_grad_enabled() and bool(watch.replace or watch.masks)
+    _swap()
+    token = _WATCH.set(watch)
+    try:
+        undo = _made_to_call(model)
+        yield
+    finally:
+        _undone(undo)
+        _WATCH.reset(token)
+        _swap_back()
+
+
+def _made_to_call(model: nn.Module) -> list[tuple[Any, str, Any]]:
+    """Let modules make the call that can: what was changed, (object, attribute, value before)."""
+    undo = []
+    for module in model.modules():
+        known = vars(module)
+        config = known.get("config")
+        if known.get("fused_attn") is False:  # timm
+            undo.append((module, "fused_attn", False))
+            module.fused_attn = True
+        elif (now := getattr(config, "_attn_implementation", None)) not in (None, "sdpa"):  # transformers
+            undo.append((config, "_attn_implementation", now))
+            config._attn_implementation = "sdpa"
+    return undo
+
+
+def _undone(undo: list[tuple[Any, str, Any]]) -> None:
+    for changed, name, value in reversed(undo):
+        setattr(changed, name, value)
+
+
+def _swap() -> None:
+    global _SWAPS
+    with _LOCK:
+        if not _SWAPS:
+            fast = torch.backends.mha.get_fastpath_enabled()  # of nn.MultiheadAttention: it makes no call
+            _BEFORE[:] = [F.scaled_dot_product_attention, F.linear, fast]
+            F.scaled_dot_product_attention, F.linear = _attention, _linear
+            torch.backends.mha.set_fastpath_enabled(False)
+            _HANDLES[:] = [
+                register_module_forward_pre_hook(_entered),
+                register_module_forward_hook(_left, always_call=True),
+            ]
+        _SWAPS += 1
+
+
+def _swap_back() -> None:
+    global _SWAPS
+    with _LOCK:
+        _SWAPS -= 1
+        if not _SWAPS:
+            F.scaled_dot_product_attention, F.linear, fast = _BEFORE
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for handle in _HANDLES:
+                handle.remove()
+
+
+def _entered(module: nn.Module, inputs: tuple) -> None:
+    if torch.compiler.is_compiling():
+        return
+    watch = _WATCH.get()
+    if watch is None and (watch := _computed_again(module, inputs)) is None:
+        return
+    watch.enter(module, inputs)
+
+
+def _left(module: nn.Module, inputs: tuple, output: Any) -> Any:
+    watch = None if torch.compiler.is_compiling() else _WATCH.get()
+    return None if watch is None else watch.leave(module, inputs, output)
+
+
+# --- Activation checkpointing ---
+
+
+def _in_checkpoint() -> bool:
+    """Whether what is computed now may be computed again: something else than memory keeps tensors."""
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return torch.is_grad_enabled() and (hooks is None or hooks(True) is not None)
+
+
+def _computed_again(module: nn.Module, inputs: tuple) -> _Watch | None:
+    """The walk that goes on where a backward pass computes a part of a forward again; None elsewhere."""
+    if torch._C._current_graph_task_id() == -1:
+        return None
+    memory = (x.untyped_storage() for x in inputs if isinstance(x, Tensor))
+    again, at = next((m._atlib for m in memory if hasattr(m, "_atlib")), (None, None))
+    if again is None:
+        return None
+    watch = _Watch(again.replace, again.masks, again.slots, at=at)
+    watch.unread, watch.again, watch.repeats = again.unread, again, True
+    token, undo = _WATCH.set(watch), _made_to_call(module)
+
+    def leaves() -> None:
+        _undone(undo)
+        _WATCH.reset(token)
+
+    watch.leaves = leaves
+    return watch

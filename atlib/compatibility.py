@@ -2,10 +2,12 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
-from atlib.adapters.adapter import Adapter, Sizes
-from atlib.adapters.choose import adapter_of
+from atlib._util import in_eval_mode
+from atlib.attention import Projections, Unwalkable, find_projections
+from atlib.pair import usual_image_size
 from atlib.plan import Plan
 from atlib.student import differences
 
@@ -17,6 +19,93 @@ TIMM_ACTIVATIONS = {
     "QuickGELU": "quick_gelu",
     "SiLU": "silu",
 }
+MOST_PREFIX = 32  # tokens before the patches: with more, tokens are no grid of patches
+
+
+class Sizes(NamedTuple):
+    """What must fit between two models."""
+
+    depth: int
+    heads: int
+    head_width: int
+    #: Patches down and across; where tokens are no grid of patches, (1, tokens).
+    grid: tuple[int, int]
+    #: Pixels down and across; None for a model that takes no images.
+    image: tuple[int, int] | None
+    #: How many class tokens, distillation tokens, registers stand before the patches, in this order.
+    prefix_kinds: tuple[int, int, int]
+    #: Whether a layer forbids pairs of tokens (`Seen.mask`).
+    masked: bool = False
+
+    @property
+    def prefix(self) -> int:
+        """All prefix tokens."""
+        return sum(self.prefix_kinds)
+
+
+def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, Projections]:
+    """What one forward in eval mode, of noise, shows of a model: its sizes, and where q, k and v come from.
+    A model that does not say its image size is given that of the one `beside` it.
+
+    Raises `Unwalkable` where its attention cannot be seen, or its layers have other shapes each.
+    """
+    weight, image = next(model.parameters()), usual_image_size(model)
+    if image is None and beside is not None and not hasattr(model, "dummy_inputs"):
+        image = usual_image_size(beside)
+    if image is None and hasattr(model, "dummy_inputs"):  # transformers: a text, a clip
+        example = next(iter(model.dummy_inputs.values())).to(weight.device)
+    else:
+        if image is None:
+            raise Unwalkable(
+                f"a {type(model).__name__} does not say its image size: set its image_size = (height, width)"
+            )
+        convolution = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
+        channels = 3 if convolution is None else convolution.in_channels
+        noise = torch.randn(1, channels, *image, generator=torch.Generator().manual_seed(0), device="cpu")
+        example = noise.to(weight.device, weight.dtype)
+    with in_eval_mode(model):
+        seen, projections = find_projections(model, example)
+    shapes = {tuple(layer.q.shape) for layer in seen.layers}
+    if len(shapes) > 1:
+        raise Unwalkable(
+            f"the layers of a {type(model).__name__} have q of other shapes each: {sorted(shapes)}"
+        )
+    _, heads, tokens, width = shapes.pop()
+    grid, kinds = _tokens(model, tokens, image)
+    masked = any(layer.mask is not None for layer in seen.layers)
+    return Sizes(len(seen.layers), heads, width, grid, image, kinds, masked), projections
+
+
+def sizes_of(model: nn.Module) -> Sizes:
+    """What must fit between a model and another. Raises as `examine` does."""
+    return examine(model)[0]
+
+
+def _tokens(
+    model: nn.Module, tokens: int, image: tuple[int, int] | None
+) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    """The patch grid, and the kinds of prefix tokens, of a model that makes so many tokens of an image."""
+    config, embed = getattr(model, "config", None), getattr(model, "patch_embed", None)
+    grid = getattr(embed, "grid_size", None)
+    if grid is None and image is not None:
+        holders = (model, getattr(model, "embeds", None), config, getattr(config, "vision_config", None))
+        patch = next(
+            (found for one in holders if (found := getattr(one, "patch_size", None)) is not None), None
+        )
+        if patch is None:
+            kernels = (part.stride for part in model.modules() if isinstance(part, nn.Conv2d))
+            patch = next((stride for stride in kernels if max(stride) > 1), (1, 1))
+        patch = (patch, patch) if isinstance(patch, int) else tuple(patch)[-2:]
+        grid = image[0] // patch[0], image[1] // patch[1]
+    if grid is None or not 0 <= tokens - grid[0] * grid[1] <= MOST_PREFIX:
+        return (1, tokens), (0, 0, 0)
+    prefix = tokens - grid[0] * grid[1]
+    names = [name.rpartition(".")[2] for name, _ in model.named_parameters()]
+    has_class = any(name in ("cls_token", "class_token", "class_embedding", "class_embed") for name in names)
+    distilled = any(name in ("dist_token", "distillation_token") for name in names)
+    of_class = min(prefix, int(has_class or not any("reg" in name for name in names)))
+    of_distillation = min(prefix - of_class, int(distilled))
+    return tuple(grid), (of_class, of_distillation, prefix - of_class - of_distillation)
 
 
 class Pairing(NamedTuple):
@@ -46,17 +135,17 @@ class Pairing(NamedTuple):
     queries: tuple[int, ...] | None = None
 
 
-def pair_up(teacher: nn.Module | Adapter, student: nn.Module | Adapter, plan: Plan) -> Pairing:
-    """How `teacher` teaches `student` under `plan`. Raises `ValueError` naming all that stands in the way."""
-    teacher, student = adapter_of(teacher), adapter_of(student)
-    if teacher.model is student.model:
-        raise ValueError(
-            "teacher and student are the same object; the student learns from scratch: build a second ViT"
-        )
-    sizes = teacher.sizes(), student.sizes()
-    components = _components(teacher, student, plan)
+def pair_up(
+    teacher: nn.Module, student: nn.Module, plan: Plan, sizes: tuple[Sizes, Sizes] | None = None
+) -> Pairing:
+    """How `teacher` teaches `student` under `plan`; `sizes`: of both, where they are known. Raises
+    `ValueError` naming all that stands in the way."""
+    if teacher is student:
+        raise ValueError("teacher and student are the same object: build a second ViT")
+    sizes = (sizes_of(teacher), sizes_of(student)) if sizes is None else sizes
+    components = differences(teacher, student)
     obstacles = [*_obstacles(*sizes, plan), *_component_obstacles(components, plan)]
-    if getattr(getattr(student.model, "patch_drop", None), "prob", 0) > 0:
+    if getattr(getattr(student, "patch_drop", None), "prob", 0) > 0:
         remedy = "a map of all patches does not fit those that are left: patch_drop_rate=0"
         obstacles.append(f"patches: the student drops some in training, the teacher none ({remedy})")
     if obstacles:
@@ -86,16 +175,6 @@ def pair_up(teacher: nn.Module | Adapter, student: nn.Module | Adapter, plan: Pl
         own_keys,
         _queries(plan.rows, sizes[1], common, own_keys),
     )
-
-
-def _components(teacher: Adapter, student: Adapter, plan: Plan) -> dict[str, tuple]:
-    """The components in which the two differ; none where they cannot be known and the plan accepts that."""
-    try:
-        return differences(teacher, student)
-    except ValueError:
-        if plan.mismatched:
-            return {}
-        raise
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:

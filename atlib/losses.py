@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atlib.attention import Seen
 from atlib.map_free import map_free_cross_entropy
-from atlib.walking import Seen
 
 
 def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], value: bool = True) -> Tensor:

@@ -12,8 +12,6 @@ import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
-from atlib.adapters.adapter import Adapter
-
 # --- What a model was trained to see ---
 
 
@@ -57,10 +55,9 @@ class Normalisation:
         return f"mean {mean}, std {std}"
 
     @classmethod
-    def of(cls, model: nn.Module | Adapter) -> "Normalisation | None":
-        """How images are normalised for a model, or an adapter's, as its `pretrained_cfg` says; None where it
-        says nothing."""
-        said = getattr(_itself(model), "pretrained_cfg", None)
+    def of(cls, model: nn.Module) -> "Normalisation | None":
+        """How images are normalised for a model, as its `pretrained_cfg` says; None where it says nothing."""
+        said = getattr(model, "pretrained_cfg", None)
         read = said.get if isinstance(said, Mapping) else lambda name: getattr(said, name, None)
         return None if read("mean") is None or read("std") is None else cls(read("mean"), read("std"))
 
@@ -77,14 +74,8 @@ class Normalisation:
 IMAGENET = Normalisation(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 
 
-def _itself(model: nn.Module | Adapter) -> nn.Module:
-    return model.model if isinstance(model, Adapter) else model
-
-
-def attach(model: nn.Module | Adapter, normalisation: Normalisation | None) -> None:
-    """Let a model, or an adapter's, say how images are normalised for it, in place of what it says; None: it
-    does not say."""
-    model = _itself(model)
+def attach(model: nn.Module, normalisation: Normalisation | None) -> None:
+    """Let a model say how images are normalised for it, in place of what it says; None: it does not say."""
     said = getattr(model, "pretrained_cfg", None) or {}
     said = dict(said) if isinstance(said, Mapping) else said.to_dict()
     mean_and_std = {"mean": None, "std": None} if normalisation is None else vars(normalisation)
@@ -139,6 +130,26 @@ def image_size_of(model: nn.Module) -> tuple[int, int] | None:
     return tuple(size) if size is not None and getattr(embed, "strict_img_size", True) else None
 
 
+def usual_image_size(model: nn.Module) -> tuple[int, int] | None:
+    """Height and width of the images that a model was built for; None where it does not say. timm says it at
+    the patch embedding or in `pretrained_cfg`, transformers in a config, others on the model."""
+    said = getattr(model, "pretrained_cfg", None) or {}
+    config = getattr(model, "config", None)
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    for found in (
+        size,
+        (said.get("input_size") or (None,) * 3)[1:] if isinstance(said, Mapping) else said.input_size[1:],
+        getattr(config, "image_size", None),
+        getattr(getattr(config, "vision_config", None), "image_size", None),
+        getattr(model, "image_size", None),
+        getattr(model, "img_size", None),
+    ):
+        found = (found, found) if isinstance(found, int) else found
+        if found is not None and None not in found:
+            return tuple(found)
+    return None
+
+
 # --- The two together ---
 
 
@@ -180,8 +191,9 @@ class Pair(nn.Module, ABC):
     needs of a teacher is in buffers.
 
     Only the student is part of the module, with what a method learns beside it: `parameters()`,
-    `state_dict()`, `train()` and DDP never see a teacher. The teachers passed in are frozen in place (eval
-    mode, no gradients) and move with `.to(...)`. Raises `ValueError` for a student that is its own teacher.
+    `state_dict()`, `train()` and DDP never see a teacher. The teachers passed in stay whole. They are frozen
+    in place (eval mode, no gradients), with a warning where one has gradients, which somebody trains, and
+    move with `.to(...)`. Raises `ValueError` for a student that is its own teacher.
 
     Images are given to a pair as to its student. A teacher that says how its own are normalised
     (`Normalisation.of`) gets them normalised anew, and one of another image size gets them resized; where
@@ -204,13 +216,18 @@ class Pair(nn.Module, ABC):
         self._assumed = normalisation is None and self.normalisation is not None  # it was not given
         self._views = tuple(View.of(teacher, student) for teacher in teachers)
         self.student = student
+        if any(weight.grad is not None for teacher in teachers for weight in teacher.parameters()):
+            warnings.warn(
+                "the teacher has gradients, so it was trained until now: it is frozen here, in eval mode;"
+                " pass copy.deepcopy(teacher) to go on training it",
+                stacklevel=3,
+            )
         # A tuple keeps teachers out of nn.Module's registration: they are inputs of the method, not parts.
         self._teachers = tuple(teacher.eval().requires_grad_(False) for teacher in teachers)
 
     @property
     def teacher(self) -> nn.Module:
-        """The frozen teacher, the first where there are several. A pair that distills the first layers holds
-        no block after them: walk it, and ask the teacher that you passed in for its output."""
+        """The frozen teacher, the first where there are several: the model that was passed in."""
         return self._teachers[0]
 
     @property

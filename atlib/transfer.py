@@ -8,14 +8,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlib.adapters.adapter import Adapter
-from atlib.attention import Own, forbid
-from atlib.compatibility import Pairing, pair_up
+from atlib.attention import (
+    DropPathMasks,
+    Instead,
+    Own,
+    Seen,
+    Unwalkable,
+    Walk,
+    forbid,
+    outputs,
+    sample_drop_path,
+    walk,
+)
+from atlib.compatibility import Pairing, Sizes, examine, pair_up
 from atlib.losses import attention_cross_entropy, map_cross_entropy, note, projection_mse
 from atlib.maps import average_over, join_heads, keep_own, keep_tokens, mean_heads, place_tokens, resample
 from atlib.pair import Normalisation, Pair, check_images
 from atlib.plan import Plan
-from atlib.walking import DropPathMasks, Instead, Seen, Walk, adapter_of, sample_drop_path, sites_of, walk
 
 TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
 # What the teacher would be given, (B, 3, height, width) -> {its layer: its maps, (B, H, N, N)}
@@ -34,16 +43,15 @@ class Transferred(NamedTuple):
 class AttentionTransfer(Pair):
     """A student that learns everything from scratch except what `plan` takes from the teacher.
 
-    Both are ViTs that `walk` knows, or adapters for models of your own class (`atlib.adapters`); the teacher
-    need not be of the student's library. What an adapter computes is compared with the model's own output on
-    one image, once, unless the classes alone show that it is exact.
+    Both are models that `walk` sees, of the same library or not. Each is run on one image of noise when the
+    pair is built, which shows what must fit.
 
     Only the student is part of the module (with a learned head mapping, where the plan asks for one):
-    `parameters()`, `state_dict()`, `train()` and DDP never see the teacher. The teacher passed in is frozen
-    in place (eval mode, no gradients), moves with `.to(...)` as far as it is run, and is run no further than
-    the last transferred layer's q and k (v, where v is transferred). Copy needs the teacher at inference too;
-    after Distill, `.student` alone is the result, and the pair holds none of the teacher's blocks after the
-    last that is run. The caller still holds the whole teacher, and frees the rest by deleting it.
+    `parameters()`, `state_dict()`, `train()` and DDP never see the teacher. The teacher is the caller's and
+    stays whole: it is frozen in place (eval mode, no gradients), moves with `.to(...)`, and is run no further
+    than the last transferred layer's q and k (v, where v is transferred). Copy needs the teacher at inference
+    too; after Distill, `.student` alone is the result, and evaluation (eval mode, no gradients) runs nothing
+    else: `transfer_loss` is then 0, and `walk_with_loss` computes it all the same.
 
     `maps` takes the place of running the teacher, such as maps that were stored (`atlib.data.MapCache`): it
     is given what the teacher would be given. The teacher is still what the student is paired with.
@@ -55,33 +63,35 @@ class AttentionTransfer(Pair):
 
     def __init__(
         self,
-        teacher: nn.Module | Adapter,
-        student: nn.Module | Adapter,
+        teacher: nn.Module,
+        student: nn.Module,
         plan: Plan,
         maps: TeacherMaps | None = None,
         *,
         normalisation: Normalisation | None = None,
     ):
-        of_teacher, of_student = adapter_of(teacher), adapter_of(student)
-        for adapter in (of_teacher, of_student):
-            adapter.check()
         if not isinstance(plan, Plan):
             raise ValueError(f"plan={plan!r}: give a Plan, such as Plan(how='copy')")
-        pairing = pair_up(of_teacher, of_student, plan)
+        for model in (teacher, student):
+            if (reason := getattr(model, "not_walkable", None)) is not None:
+                raise Unwalkable(f"cannot walk a {type(model).__name__}: {reason}")
+        of_teacher, _ = examine(teacher, student)
+        of_student, projections = examine(student, teacher)
+        pairing = pair_up(teacher, student, plan, (of_teacher, of_student))
         if maps is not None:
-            _check_served_by_maps(plan, pairing, of_student)
-        super().__init__(of_student.model, of_teacher.model, normalisation=normalisation)
-        size, of_images = of_teacher.sizes().image, of_student.sizes().image
-        if size != of_images:  # also for models that do not say which images alone they take
-            self._views = (self._views[0]._replace(size=size),)
+            _check_served_by_maps(plan, pairing, student)
+        super().__init__(student, teacher, normalisation=normalisation)
+        if (
+            of_teacher.image != of_student.image
+        ):  # also for models that do not say which images alone they take
+            self._views = (self._views[0]._replace(size=of_teacher.image),)
         self.plan = plan
         self.pairing = pairing
         self._maps = maps
         self.layers = tuple(layer for layer, _ in pairing.layers)
         one_to_one = all(layer == layer_of_teacher for layer, layer_of_teacher in pairing.layers)
-        self._same_masks = one_to_one and len(of_teacher.blocks) == len(of_student.blocks)
-        self._sites = None  # of teacher and student, found with the first image that comes
-        self._of_teacher, self._of_student = of_teacher, of_student  # how the two are walked
+        self._same_masks = one_to_one and of_teacher.depth == of_student.depth
+        self._projections = projections
         self._form = _form_of(plan, pairing, of_teacher, of_student, given=maps is not None)
         self.head_mapping = self._form.head_mapping  # registered here: the form is no module
 
@@ -106,7 +116,13 @@ class AttentionTransfer(Pair):
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width), or
         for pairs (B, 2, 3, height, width) of what the student and what the teacher sees
-        (`atlib.data.pair`)."""
+        (`atlib.data.pair`). In evaluation, which is eval mode without gradients, a distilling pair
+        answers without its teacher, and with a loss of 0."""
+        if not (self.training or self.needs_teacher or torch.is_grad_enabled()):
+            images, _ = _apart(images)
+            check_images(self.student, images)
+            logits = outputs(self.student, images)
+            return Transferred(logits, logits.new_zeros(()))
         seen, transfer_loss = self.walk_with_loss(images)
         return Transferred(seen.logits, transfer_loss)
 
@@ -115,7 +131,6 @@ class AttentionTransfer(Pair):
         of the student than its logits. Runs the teacher."""
         images, teacher_images = _apart(images)
         check_images(self.student, images)
-        self._look(images, teacher_images)
         masks = self._masks(images)
         target = _one_by_one(self.teacher_layers(teacher_images, masks))
         seen = self._walked(images, target, masks)
@@ -135,32 +150,19 @@ class AttentionTransfer(Pair):
         """
         images, teacher_images = _apart(images)
         check_images(self.student, images)
-        self._look(images, teacher_images)
         masks = self._masks(images)
         target = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
         return self._walked(images, target, masks)
 
-    def _look(self, images: Tensor, teacher_images: Tensor) -> None:
-        """Find the layers of both, once."""
-        if self._sites is None and not torch.compiler.is_compiling():
-            of_teacher = None
-            if self._maps is None:
-                of_teacher = sites_of(self._of_teacher, self.for_teacher(teacher_images[:1]))
-            self._sites = of_teacher, sites_of(self._of_student, images)
-
     def _masks(self, images: Tensor) -> list[DropPathMasks] | None:
         """The stochastic-depth masks that teacher and student share; None where they do not."""
-        rates = (getattr(one, "drop_prob", 0.0) for both in self._of_student.drop_paths() for one in both)
-        shares = self.training and self.plan.share_drop_path and max(rates, default=0.0) > 0
-        return sample_drop_path(self._of_student, images) if shares else None
+        shares = self.training and self.plan.share_drop_path
+        return (sample_drop_path(self.student, images) or None) if shares and drops(self.student) else None
 
     def _walked(self, images: Tensor, target: Iterable[Seen], masks: list[DropPathMasks] | None) -> Walk:
         """The student's walk, with what the teacher saw in place of its own where the plan copies."""
         replace = dict(zip(self.layers, self._form.instead(target))) if self.needs_teacher else None
-        sites = None if self._sites is None else self._sites[1]
-        return walk(
-            self._of_student, images, replace=replace, drop_path=masks, sites=sites, checked=True
-        )
+        return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
         """What the teacher's transferred layers saw on these images, on the tokens that both have, as
@@ -173,16 +175,13 @@ class AttentionTransfer(Pair):
             return self._given_layers(images)
         self.teacher.eval()  # other code may have called .train() on it since
         layers = [of_teacher for _, of_teacher in self.pairing.layers]
-        shared = drop_path[: len(self._of_teacher.blocks)] if drop_path and self._same_masks else None
         with without_history():
             seen = walk(
-                self._of_teacher,
+                self.teacher,
                 self.for_teacher(images),
                 stop_after=max(layers),
                 values="v" in self._form.parts,
-                drop_path=shared,
-                sites=None if self._sites is None else self._sites[0],
-                checked=True,
+                drop_path=drop_path if self._same_masks else None,
             ).layers
         kept = [_constant(seen[layer], self._form.parts) for layer in layers]
         return [_on_tokens(layer, self.pairing.teacher_tokens) for layer in kept]
@@ -379,7 +378,7 @@ class _LearnedHeads(_WrittenOut):
         return (nn.functional.mse_loss(guess, p) for guess, p in zip(mixed, maps))
 
 
-def _check_served_by_maps(plan: Plan, pairing: Pairing, student: Adapter) -> None:
+def _check_served_by_maps(plan: Plan, pairing: Pairing, student: nn.Module) -> None:
     """Raise `ValueError` for what a plan asks of a teacher that its maps alone do not say."""
     if plan.what != "map":
         raise ValueError(f"maps= holds maps, and the plan transfers {plan.what!r}: run the teacher for that")
@@ -388,16 +387,15 @@ def _check_served_by_maps(plan: Plan, pairing: Pairing, student: Adapter) -> Non
             "unequal_heads='aggregate' sums the teacher's logits, and maps= holds maps: take 'average', or"
             " run the teacher"
         )
-    drops = any(getattr(of_attention, "drop_prob", 0.0) > 0 for of_attention, _ in student.drop_paths())
-    if drops and plan.share_drop_path:
+    if drops(student) and plan.share_drop_path:
         raise ValueError(
             "the student has stochastic depth, which the plan shares with the teacher, and maps= holds those"
             " of the whole teacher: take share_drop_path=False, or run the teacher"
         )
 
 
-def _form_of(plan: Plan, pairing: Pairing, teacher: Adapter, student: Adapter, given: bool) -> _Form:
-    """The form that a plan's transfer takes between two ViTs. given: as maps, not as q and k."""
+def _form_of(plan: Plan, pairing: Pairing, teacher: Sizes, student: Sizes, given: bool) -> _Form:
+    """The form that a plan's transfer takes between two models. given: as maps, not as q and k."""
     some_heads = plan.how == "copy" and plan.heads is not None
     if plan.what != "map":
         form = _OnePart
@@ -418,7 +416,14 @@ def _form_of(plan: Plan, pairing: Pairing, teacher: Adapter, student: Adapter, g
         form = _WrittenOut
     else:
         form = _MapFree
-    return form(plan, pairing, *(adapter.sizes().heads for adapter in (teacher, student)))
+    return form(plan, pairing, teacher.heads, student.heads)
+
+
+def drops(student: nn.Module) -> bool:
+    """Whether a model has stochastic depth."""
+    return any(
+        getattr(part, "drop_prob", None) for part in student.modules() if "DropPath" in type(part).__name__
+    )
 
 
 def without_history():
@@ -470,7 +475,7 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
     return seen._replace(
         **{name: x[:, :, tokens] for name in "qkv" if (x := getattr(seen, name)) is not None},
         bias=None if seen.bias is None else seen.bias[..., tokens, :][..., tokens],
-        mask=None if seen.mask is None else seen.mask[tokens][:, tokens],
+        mask=None if seen.mask is None else seen.mask[..., tokens, :][..., tokens],
     )
 
 

@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 import timm
 import torch
+from timm.models import checkpoint_seq
 from timm.models.beit import Beit
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.eva import Eva
+from timm.models.eva import Eva, EvaBlock
 from timm.models.naflexvit import NaFlexVit
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 
+from atlib.attention import Unwalkable, Walk, walk
 from atlib.pair import attach
 
 # Keys are timm's own constructor arguments, so a preset is nothing but a saved set of them.
@@ -31,6 +33,42 @@ PRESETS: dict[str, dict] = {
 
 # The classes whose attention can be walked.
 VITS = (VisionTransformer, Eva, Beit, VisionTransformerRelPos, NaFlexVit)
+
+
+def check_timm(vit: torch.nn.Module) -> None:
+    """Raise `Unwalkable` unless the model is a `VisionTransformer` or `Eva` of timm with pre-norm blocks: for
+    methods that read more of a ViT than its maps."""
+    plain = isinstance(vit, (VisionTransformer, Eva)) and all(
+        isinstance(block, (Block, EvaBlock)) for block in vit.blocks
+    )
+    if (reason := getattr(type(vit), "not_walkable", None)) is not None or not plain:
+        kind = type(vit).__name__
+        raise Unwalkable(
+            f"a {kind}: {reason or 'needed is a VisionTransformer or Eva of timm, of plain blocks'}"
+        )
+
+
+class _Blocks(torch.nn.Module):
+    """The blocks of a ViT as timm runs them."""
+
+    def __init__(self, vit: VisionTransformer):
+        super().__init__()
+        self.blocks, self.checkpointing = vit.blocks, vit.grad_checkpointing
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return checkpoint_seq(self.blocks, tokens) if self.checkpointing else self.blocks(tokens)
+
+
+def walk_tokens(vit: VisionTransformer, tokens: torch.Tensor, *, stop_after: int | None = None) -> Walk:
+    """Walk the blocks from tokens (B, N, D) that are embedded already, positions included, such as those of
+    the visible patches of masked auto-encoding. `logits` is None.
+
+    `stop_after` is that of `walk`. Raises as `walk` does, and `Unwalkable` for another model than timm's
+    `VisionTransformer`: rotations and biases by position would have to be chosen with the tokens.
+    """
+    if not isinstance(vit, VisionTransformer):
+        raise Unwalkable(f"a {type(vit).__name__} may rotate or bias by place, which tokens alone do not say")
+    return walk(_Blocks(vit), tokens, stop_after=stop_after)._replace(logits=None)
 
 
 class WeightsUnavailable(RuntimeError):
@@ -55,17 +93,29 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     `WeightsUnavailable` when pre-trained weights cannot be downloaded.
     """
     if isinstance(name_or_config, str) and name_or_config in PRESETS:
-        return _build(PRESETS[name_or_config], overrides, name_or_config)
+        return _note(_build(PRESETS[name_or_config], overrides, name_or_config), name_or_config, overrides)
     if isinstance(name_or_config, Mapping):
-        return _build(name_or_config, overrides, "this configuration")
+        return _note(_build(name_or_config, overrides, "this configuration"), name_or_config, overrides)
 
     vit = _of_name(name_or_config, overrides)
+    _note(vit, name_or_config, overrides)
     if not isinstance(vit, VITS):
         raise ValueError(
             f"{name_or_config!r} is a {type(vit).__name__}, no ViT of the known classes: its attention cannot"
             f" be walked. timm.create_model({name_or_config!r}) builds it; timm.list_models('vit_*') lists"
             " ViTs."
         )
+    return vit
+
+
+def _note(vit: torch.nn.Module, name_or_config: str | Mapping, overrides: Mapping) -> torch.nn.Module:
+    """The ViT, which says with what arguments it was created, in its `pretrained_cfg`, where timm's models
+    say their name: for `create_student`."""
+    said = getattr(vit, "pretrained_cfg", None) or {}
+    said = dict(said) if isinstance(said, Mapping) else said.to_dict()
+    name = name_or_config if isinstance(name_or_config, Mapping) else name_or_config.partition(".")[0]
+    built = {key: value for key, value in overrides.items() if key != "pretrained"}
+    vit.pretrained_cfg = said | {"create_vit": (name, built)}
     return vit
 
 

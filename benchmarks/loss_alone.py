@@ -7,7 +7,7 @@ from memory import peak_allocated
 from timing import interleave, ratio, spread
 
 from atlib.losses import attention_cross_entropy
-from atlib.walking import Seen
+from atlib.attention import Seen
 
 TOKENS = (197, 785)
 LOSSES = ("map-free", "dense")

@@ -27,7 +27,7 @@ from torch import nn
 from atlib import AttentionTransfer, Plan, create_student
 from atlib._util import write_atomically
 from atlib.adapters import adapter_of
-from atlib.walking import check_exact
+from atlib.attention import check_exact
 from tools.other_libraries import models
 
 RECORD = Path(__file__).resolve().parents[1] / "results" / "support_matrix.json"

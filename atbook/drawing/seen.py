@@ -10,8 +10,8 @@ import torch
 from atbook.records import results_folder
 from atbook.worlds import glyph_images, glyphs
 from atlib import walk
+from atlib.attention import Instead
 from atlib.checkpoint import load_vit
-from atlib.walking import Instead
 
 # A test scene whose key and glyph are far apart, and both of whose students are right in most of its like.
 SCENE = 7

@@ -7,8 +7,7 @@ from torch.nn.functional import one_hot
 
 from atbook.exercises.inputs import maps, normal
 from atbook.exercises.judging import Exercise, Wrong
-from atlib.adapters.timm import AttentionModule
-from atlib.attention import Instead, see
+from atlib import walk
 
 # --- 1.1 ---
 
@@ -99,7 +98,7 @@ def by_timm(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
     attn = Attention(dim=x.shape[-1], num_heads=heads, qkv_bias=True).double()
     attn.qkv.weight.copy_(W_qkv)
     attn.qkv.bias.copy_(b_qkv)
-    return see(AttentionModule(attn), x, Instead(), 0).map
+    return walk(attn, x).layers[0].map
 
 
 def heads_first(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:

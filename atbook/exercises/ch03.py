@@ -8,9 +8,7 @@ from torch.nn.functional import one_hot
 from atbook.exercises.inputs import maps, normal, vit
 from atbook.exercises.judging import Exercise, Wrong
 from atlib import walk
-from atlib.adapters.timm import AttentionModule
-from atlib.attention import see
-from atlib.walking import Instead
+from atlib.attention import Instead
 
 # --- 3.1 ---
 
@@ -52,7 +50,7 @@ def by_scores(model: VisionTransformer, images: Tensor, key: Tensor, layer: int,
     """The same block by block: a score of -∞ before the softmax hides the key."""
     x = model._pos_embed(model.patch_embed(images))
     for number, block in enumerate(model.blocks):
-        seen = see(AttentionModule(block.attn), block.norm1(x), Instead(), number)
+        (seen,) = walk(block.attn, block.norm1(x)).layers
         scores = seen.scores
         if number == layer:
             scores[torch.arange(len(images)), head, 0, key + 1] = -torch.inf

@@ -12,7 +12,7 @@ from torch import Tensor
 from atbook.exercises.inputs import normal, vit
 from atbook.exercises.judging import Exercise, Wrong
 from atlib import walk
-from atlib.walking import Instead, Seen
+from atlib.attention import Instead, Seen
 
 # --- 4.1 ---
 

@@ -13,7 +13,7 @@ from atbook.exercises.inputs import normal, vit
 from atbook.exercises.judging import Exercise, Wrong
 from atlib import walk
 from atlib.analysis import effective_robustness, fit_line
-from atlib.walking import Instead
+from atlib.attention import Instead
 
 # --- 12.1 ---
 

@@ -7,8 +7,8 @@ from torch.nn.functional import layer_norm, normalize, rms_norm
 from atbook.exercises.inputs import maps, normal, vit
 from atbook.exercises.judging import Exercise, Wrong
 from atlib import walk
+from atlib.attention import Instead
 from atlib.maps import keep_tokens
-from atlib.walking import Instead
 
 # --- 13.1 ---
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from atbook.exercises.inputs import normal
 from atbook.exercises.judging import Exercise, Wrong
+from atlib.attention import Seen
 from atlib.map_free import by_blocks, by_fused_attention
-from atlib.walking import Seen
 
 # --- H2.1 ---
 

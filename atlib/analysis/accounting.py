@@ -23,7 +23,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from atlib.adapters.choose import adapter_of
+from atlib.compatibility import sizes_of
 from atlib.pair import Pair
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
@@ -73,7 +73,7 @@ def transferred_numbers(vit: VisionTransformer | Eva) -> Numbers:
     Maps are more than q and k together where N > 2d. Shapes alone are read, so that a model on the meta
     device does. Source: the comparison is that of arXiv 2411.09702, for ViT-L.
     """
-    sizes = adapter_of(vit).sizes()
+    sizes = sizes_of(vit)
     L, H, N = sizes.depth, sizes.heads, sizes.prefix + sizes.grid[0] * sizes.grid[1]
     one = L * H * N * sizes.head_width
     return Numbers(one, one, one, L * H * N * N, L * N * vit.embed_dim)

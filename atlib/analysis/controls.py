@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
 from atlib.analysis.predictions import Interval, paired_bootstrap
+from atlib.attention import walk
 from atlib.data.rng import seed_for
 from atlib.data.sampler import EvaluationData
 from atlib.pair import View
@@ -32,7 +33,6 @@ from atlib.train.evaluate import predict
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer, TeacherMaps, Transferred
-from atlib.walking import walk
 
 SCRATCH, COPIED = "scratch", "own maps"  # what the other rows of the table lie between
 

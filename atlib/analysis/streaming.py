@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from atlib._util import in_eval_mode
-from atlib.adapters.choose import adapter_of
+from atlib.attention import Walk, walk
+from atlib.compatibility import sizes_of
 from atlib.data.images import Images
 from atlib.pair import student_of
-from atlib.walking import Walk, check_timm, walk
+from atlib.vit import check_timm
 
 # Bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2
 # GB.
@@ -46,7 +47,7 @@ def vit_of(model: nn.Module) -> nn.Module:
     """The ViT whose layers `walks` goes through: the model itself, or the student of a module such as
     `AttentionTransfer`.
 
-    Raises `atlib.walking.Unwalkable` for anything else.
+    Raises `atlib.attention.Unwalkable` for anything else.
     """
     vit = student_of(model)
     check_timm(vit)
@@ -57,9 +58,7 @@ def _bytes_of_a_walk(vit: nn.Module) -> int:
     """About what one image's walk holds in float32: q, k, v and two states a layer, and a layer's maps in
     float64 while they are looked at."""
     tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
-    return (
-        4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * adapter_of(vit).sizes().heads * tokens**2
-    )
+    return 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * sizes_of(vit).heads * tokens**2
 
 
 def check_size(vit: nn.Module, batch: torch.Tensor) -> None:

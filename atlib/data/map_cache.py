@@ -14,9 +14,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from atlib._util import in_eval_mode, require_known, write_atomically
-from atlib.adapters.choose import adapter_of
+from atlib.attention import walk
+from atlib.compatibility import sizes_of
 from atlib.student import describe
-from atlib.walking import walk
 
 DTYPES = {"float16": np.float16, "float32": np.float32}
 KEY = 16  # bytes of an image's key
@@ -53,11 +53,11 @@ class MapCache:
         dtype: str = "float16",
     ):
         require_known("dtype", dtype, DTYPES)
-        self.folder, self.teacher, depth = Path(folder), teacher.eval(), len(adapter_of(teacher).blocks)
+        self.folder, self.teacher, depth = Path(folder), teacher.eval(), len(teacher.blocks)
         self.layers = tuple(range(depth)) if layers is None else tuple(sorted({*layers}))
         if not self.layers or not 0 <= self.layers[0] <= self.layers[-1] < depth:
             raise ValueError(f"layers={list(self.layers)}: some of the teacher's, 0 to {depth - 1}")
-        sizes = adapter_of(teacher).sizes()
+        sizes = sizes_of(teacher)
         tokens = sizes.prefix + sizes.grid[0] * sizes.grid[1]
         self.shape = len(self.layers), sizes.heads, tokens, tokens
         self.dtype = np.dtype(DTYPES[dtype])
@@ -187,7 +187,7 @@ class MapCache:
 def fingerprint(vit: VisionTransformer | Eva) -> str:
     """32 hexadecimal digits that two ViTs share when they compute the same: of their weights, their heads and
     their components."""
-    sizes = adapter_of(vit).sizes()
+    sizes = sizes_of(vit)
     heads = [sizes.heads] * sizes.depth  # of each layer: as caches and records have it from before adapters
     digest = hashlib.blake2b(json.dumps([heads, describe(vit)]).encode(), digest_size=16)
     for name, value in sorted(vit.state_dict().items()):

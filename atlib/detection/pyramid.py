@@ -8,9 +8,10 @@ from timm.layers import LayerNorm2d
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 
+from atlib.attention import walk
 from atlib.pair import student_of
 from atlib.transfer import AttentionTransfer
-from atlib.walking import check_timm, walk
+from atlib.vit import check_timm
 
 # Cells of the feature map for each cell of the ViT's grid, along a side.
 SCALES = (4.0, 2.0, 1.0, 0.5)
@@ -30,7 +31,7 @@ class GridOfTokens(nn.Module):
     of its last tokens.
 
     A pair that copies runs its teacher with the student, a pair that distills runs it in training only.
-    Raises `atlib.walking.Unwalkable` for a ViT that cannot be walked.
+    Raises `atlib.attention.Unwalkable` for a ViT that cannot be walked.
     """
 
     def __init__(self, vit: VisionTransformer | AttentionTransfer):
@@ -54,7 +55,7 @@ class GridOfTokens(nn.Module):
 
     def forward(self, images: Tensor) -> Seen2d:
         if not isinstance(self.vit, AttentionTransfer):
-            seen, transfer_loss = walk(self.vit, images, head=False, checked=True), images.new_zeros(())
+            seen, transfer_loss = walk(self.vit, images, head=False), images.new_zeros(())
         elif self.training:
             seen, transfer_loss = self.vit.walk_with_loss(images)
         else:

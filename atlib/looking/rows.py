@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from atlib._util import in_eval_mode
 from atlib.analysis.attention_maps import rollouts
 from atlib.analysis.checks import check_maps
-from atlib.attention import Seen
+from atlib.attention import Seen, Walk, walk
 from atlib.maps import Grid, check_grid
 from atlib.pair import student_of
-from atlib.walking import Walk, walk
 
 LEVELS = 255
 BEYOND_HEADS = 2  # rows of a token and layer besides those of its heads: their mean, and the rollout

@@ -15,12 +15,13 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.adapters.timm import masked_attention
+from atlib.attention import Seen, walk
 from atlib.maps import aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
+from atlib.methods.locality import masked_attention
 from atlib.pair import Normalisation
 from atlib.transfer import Transferred
-from atlib.walking import Seen, check_timm, walk
+from atlib.vit import check_timm
 
 # the published code clamps probabilities there; here only resampled ones, which an interpolation can make 0
 FLOOR = 1e-5
@@ -127,7 +128,7 @@ class AttnDistill(Distillation):
         """Logits and both losses for images (B, 3, height, width), in training and in eval mode. Runs the
         teacher."""
         token_t, p_t = self.teacher_targets(images)
-        seen = walk(self.student, images, checked=True)
+        seen = walk(self.student, images)
         projected = self.projector(self.student.norm(seen.tokens[:, 0]))  # (B, the teacher's width)
         scores = self._class_scores(self.student, seen.layers[-1])
         if self.merge is None:  # what aggregate_heads makes, as a logarithm
@@ -148,7 +149,7 @@ class AttnDistill(Distillation):
         tokens), as constants."""
         self.teacher.eval()  # other code may have called .train() on it since
         with torch.inference_mode():
-            seen = walk(self.teacher, self.for_teacher(images), head=False, checked=True)
+            seen = walk(self.teacher, self.for_teacher(images), head=False)
             token = self.teacher.norm(seen.tokens[:, 0])
             scores = self._class_scores(self.teacher, seen.layers[-1])
             grids = [tuple(vit.patch_embed.grid_size) for vit in (self.teacher, self.student)]

@@ -14,8 +14,7 @@ from timm.layers import DropPath, PatchEmbed
 from timm.models.mlp_mixer import Affine
 from torch import Tensor, nn
 
-from atlib.adapters.adapter import Adapter, Sizes, Unwalkable
-from atlib.attention import DropPathMasks, Layer, Seen
+from atlib.attention import attention
 from atlib.maps import Grid
 from atlib.methods.binary import (
     BinaryPatchConv,
@@ -86,8 +85,9 @@ class BinaryAttention(nn.Module):
         """Tokens (B, N, D) to tokens."""
         units = self.units(x)
         q, k, v = (self.bits(name, unit) for name, unit in units.items())
-        p = (q.shape[-1] ** -0.5 * q @ k.mT).softmax(-1)
-        return self.after(self.mix(p, v).transpose(1, 2).flatten(2), units)
+        # a map that is put in is rounded too; the shortcuts around q and k, which are no routing, stay
+        mixed = attention(q, k, v, q.shape[-1] ** -0.5, mix=self.mix)
+        return self.after(mixed.transpose(1, 2).flatten(2), units)
 
     def _spread(self, unit: Tensor) -> Tensor:
         """One of `units` on all tokens: that of a square for each of its patches."""
@@ -155,14 +155,9 @@ class BinaryBlock(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (B, N, D) to tokens."""
-        return self.after(tokens, self.attn(self.norm1(tokens)))
-
-    def after(self, tokens: Tensor, routed: Tensor, drop_path: DropPathMasks | None = None) -> Tensor:
-        """The residual stream (B, N, D) after the block, given the output of its attention."""
-        drop = (self.drop_path1, self.drop_path2) if drop_path is None else [mask.mul for mask in drop_path]
-        tokens = tokens + drop[0](self.ls1(routed))
+        tokens = tokens + self.drop_path1(self.ls1(self.attn(self.norm1(tokens))))
         x = self.norm2(tokens)
-        tokens = tokens + drop[1](self.ls2(self.fc2(self.fc1(x))))
+        tokens = tokens + self.drop_path2(self.ls2(self.fc2(self.fc1(x))))
         return tokens if self.branches is None else tokens + self.branches(x)
 
 
@@ -208,72 +203,6 @@ def positions(tokens: int, width: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, tokens, width), std=0.02))
 
 
-# --- How one of its blocks, and the whole, is walked ---
-
-
-class BinaryLayer(Layer):
-    """A `BinaryBlock` while it is walked. A map that is put in is rounded like the block's own, and the
-    shortcuts around queries and keys, which are no routing, stay."""
-
-    def __init__(self, block: BinaryBlock):
-        self.module, self.heads = block, block.attn.heads
-        self.width = block.attn.q.linear.out_features // self.heads
-        self.scale = self.width**-0.5
-        self._units: dict[str, Tensor] = {}
-
-    def before(self, tokens: Tensor) -> Tensor:
-        """See `Layer`."""
-        x = self.module.norm1(tokens)
-        self._units = self.module.attn.units(x)  # once: batch norm counts how often it is called
-        return x
-
-    def project(self, x: Tensor, needed: str) -> dict[str, Tensor]:
-        """See `Layer`."""
-        return {name: self.module.attn.bits(name, self._units[name]) for name in needed}
-
-    def mix(self, seen: Seen) -> Tensor:
-        """See `Layer`."""
-        return self.module.attn.mix(seen.map, seen.v)
-
-    def after(self, tokens: Tensor, x: Tensor, mixed: Tensor, drop_path: DropPathMasks | None) -> Tensor:
-        """See `Layer`."""
-        return self.module.after(tokens, self.module.attn.after(mixed, self._units), drop_path)
-
-
-class BinaryAdapter(Adapter):
-    """A `BinaryViT` of one stage, as `walk` sees it."""
-
-    blocks_at = "stages.0"
-    exact_by_class = True
-
-    def check(self) -> None:
-        """Refuse a pyramid: its maps have fewer keys than queries, and another grid in each stage."""
-        if len(self.model.stages) > 1:
-            raise Unwalkable(
-                f"cannot walk this BinaryViT: it is a pyramid of {len(self.model.stages)} stages, each on a"
-                " patch grid of its own, where a ViT's maps have no place; take one of one stage, such as"
-                " binary_deit"
-            )
-
-    def embed(self, images: Tensor) -> tuple[Tensor, Sequence[Layer]]:
-        """See `Adapter`."""
-        return self.model.embed(images), [BinaryLayer(block) for block in self.blocks]
-
-    def head(self, tokens: Tensor) -> Tensor:
-        """See `Adapter`."""
-        return self.model.forward_head(tokens)
-
-    def sizes(self) -> Sizes:
-        """See `Adapter`."""
-        layer, embed = BinaryLayer(self.blocks[0]), self.model.patch_embed
-        prefix = (self.model.num_prefix_tokens, 0, 0)
-        return Sizes(len(self.blocks), layer.heads, layer.width, embed.grid_size, embed.img_size, prefix)
-
-    def drop_paths(self) -> Sequence[tuple[nn.Module, nn.Module]]:
-        """See `Adapter`."""
-        return [(block.drop_path1, block.drop_path2) for block in self.blocks]
-
-
 class BinaryViT(nn.Module):
     """A ViT of bits: all but its first patch embedding, its last layer, its norms, shifts and shortcuts.
     Images (B, 3, height, width) to logits (B, classes).
@@ -293,8 +222,6 @@ class BinaryViT(nn.Module):
 
     Raises `ValueError` for sizes that do not fit, naming them.
     """
-
-    walked_by = BinaryAdapter
 
     def __init__(
         self,
@@ -333,6 +260,8 @@ class BinaryViT(nn.Module):
                 f"class_token=True with {stages} stages: a pyramid merges squares of patches, and a class"
                 " token is in none; take class_token=False"
             )
+        if stages > 1:
+            self.not_walkable = "it is a pyramid, with a patch grid and fewer keys than queries in each stage"
         self.num_classes, self.num_prefix_tokens = num_classes, int(class_token)
         # a norm after the patches stands in the published pyramid alone
         self.patch_embed = PatchEmbed(

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from atlib._util import require_known
-from atlib.adapters.timm import masked_attention
-from atlib.attention import Seen, attend
+from atlib.attention import Seen, Unwalkable, attend, walk
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.maps import join_heads
 from atlib.methods.distillation import Distillation
+from atlib.methods.locality import masked_attention
 from atlib.pair import Normalisation
 from atlib.plan import HOW
 from atlib.transfer import Transferred, without_history
-from atlib.walking import Unwalkable, check_timm, walk
+from atlib.vit import check_timm
 
 
 class CaitWalk(NamedTuple):
@@ -274,7 +274,7 @@ class CaitTransfer(Distillation):
         layers: q and k of the patches; q of the class token, and k of it and the patches."""
         last = max([*self.layers.values(), *self.class_layers.values()])
         with without_history():
-            seen = walk(self.teacher, self.for_teacher(images), stop_after=last, checked=True).layers
+            seen = walk(self.teacher, self.for_teacher(images), stop_after=last).layers
         n = self.teacher.num_prefix_tokens
 
         def among(layer: int, queries: list[int] | slice, keys: list[int] | slice) -> Seen:

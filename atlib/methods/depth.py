@@ -17,9 +17,9 @@ from timm.layers import LayerScale
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.attention import attend
+from atlib.attention import attend, walk
 from atlib.pair import student_of
-from atlib.walking import check_timm, walk
+from atlib.vit import check_timm
 
 
 def layer_scale(vit: VisionTransformer, start: float | None = None) -> VisionTransformer:

@@ -8,11 +8,12 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atlib.attention import walk
 from atlib.losses import feature_mse, hard_distillation, soft_distillation
 from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
 from atlib.transfer import Transferred, without_history
-from atlib.walking import check_timm, walk
+from atlib.vit import check_timm
 
 
 class Distillation(Pair):
@@ -81,10 +82,10 @@ class FeatureDistillation(Distillation):
         with without_history():
             shown = self.for_teacher(images)
             if last + 1 < len(self.teacher.blocks):
-                theirs = walk(self.teacher, shown, stop_after=last + 1, checked=True).stream
+                theirs = walk(self.teacher, shown, stop_after=last + 1).stream
             else:
-                theirs = walk(self.teacher, shown, head=False, checked=True).stream
-        own = walk(self.student, images, checked=True)
+                theirs = walk(self.teacher, shown, head=False).stream
+        own = walk(self.student, images)
         both = [own.stream[i] for i in self.layers], [theirs[i].clone() for i in self.layers]
         return Transferred(own.logits, feature_mse(*both))
 

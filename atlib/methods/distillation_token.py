@@ -14,11 +14,11 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
+from atlib.attention import walk
 from atlib.losses import hard_distillation, soft_distillation
 from atlib.methods.distillation import Distillation
 from atlib.pair import Normalisation
 from atlib.transfer import AttentionTransfer, Transferred, without_history
-from atlib.walking import walk
 
 
 class Heads(NamedTuple):

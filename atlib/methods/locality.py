@@ -5,15 +5,17 @@ Source: Lee, Lee, Song 2021, "Vision Transformer for Small-Size Datasets" (arXiv
 here of "the published code" was read in github.com/aanna0701/SPT_LSA_ViT.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.adapters.timm import MaskedAttention
-from atlib.attention import FORBIDDEN
-from atlib.timm_config import present
+from atlib.attention import FORBIDDEN, attention
+from atlib.student import present
 
 
 class ShiftedPatches(nn.Module):
@@ -80,6 +82,36 @@ def with_shifts(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
         for left in (0, 2 * right)
     ]
     return torch.cat([images, *shifted], 1)
+
+
+class MaskedAttention(Attention, ABC):
+    """timm's self-attention with a learned factor for every head, softmax(factor · q kᵀ + mask), and pairs of
+    tokens that the mask forbids. A subclass says which: `factors` and `mask`."""
+
+    @abstractmethod
+    def factors(self) -> Tensor:
+        """What q kᵀ of every head is multiplied with, in place of `scale`: (H,)."""
+
+    @abstractmethod
+    def mask(self, x: Tensor) -> Tensor:
+        """For tokens x (B, N, D) what is added to the scores, 0 or `FORBIDDEN`: (N, N)."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Tokens (B, N, D) to tokens (B, N, D). Raises ValueError for a mask besides its own."""
+        if attn_mask is not None or is_causal:
+            raise ValueError(f"a {type(self).__name__} has a mask of its own: call it without another")
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.k_norm(k)
+        q = q * (self.factors() / self.scale)[:, None, None].to(q.dtype)
+        dropout = self.attn_drop.p if self.training else 0.0
+        mixed = attention(q, k, v, self.scale, mask=self.mask(x), dropout=dropout)
+        return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
+
+
+def masked_attention(blocks: Iterable[nn.Module]) -> type[MaskedAttention] | None:
+    """The kind of masked attention that one of the blocks has; None where none has any."""
+    kinds = (type(getattr(block, "attn", None)) for block in blocks)
+    return next((kind for kind in kinds if issubclass(kind, MaskedAttention)), None)
 
 
 class LocalityAttention(MaskedAttention):

@@ -10,11 +10,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from atlib._util import in_eval_mode
+from atlib.attention import Instead, Walk, walk
 from atlib.checkpoint import read_tensors, write_tensors
 from atlib.pair import Normalisation, Pair, View, stated
 from atlib.transfer import Transferred
-from atlib.vit import Architecture
-from atlib.walking import Instead, Walk, check_timm, walk
+from atlib.vit import Architecture, check_timm
 
 # images (B, 3, height, width) -> the index of each one's group, int64 (B,)
 Groups = Callable[[Tensor], Tensor]
@@ -73,7 +73,7 @@ class StoredMaps(Pair):
         logits from."""
         groups, layers = self._group_of(images), range(len(self.student.blocks))
         replace = {layer: Instead(map=getattr(self, f"maps_{layer}")[groups]) for layer in layers}
-        return walk(self.student, images, replace=replace, checked=True)
+        return walk(self.student, images, replace=replace)
 
 
 class MeanMapCopy(StoredMaps):

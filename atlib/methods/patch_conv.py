@@ -17,12 +17,13 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode, require_known
-from atlib.adapters.timm import masked_attention
+from atlib.attention import walk
 from atlib.maps import Grid, aggregate_heads, resample_class_attention
 from atlib.methods.distillation import Distillation
+from atlib.methods.locality import masked_attention
 from atlib.pair import Normalisation
 from atlib.transfer import Transferred, without_history
-from atlib.walking import check_timm, walk
+from atlib.vit import check_timm
 
 EPS = 1e-6  # of all norms
 POOLS = ("attention", "per class", "average")
@@ -400,7 +401,7 @@ class PoolTransfer(Distillation):
         prefix = self.teacher.num_prefix_tokens
         with without_history():
             shown = self.for_teacher(images)
-            seen = walk(self.teacher, shown, stop_after=self.layer, checked=True).layers[-1]
+            seen = walk(self.teacher, shown, stop_after=self.layer).layers[-1]
             scores = seen.scale * seen.q[:, :, :1] @ seen.k.mT  # no other row is made
             kept = [scores[..., :1]] if self.keeps_class else []
             p = aggregate_heads(

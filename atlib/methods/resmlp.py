@@ -20,7 +20,7 @@ from atlib.maps import Grid, keep_tokens
 from atlib.methods.mean_maps import mean_maps
 from atlib.pair import Pair
 from atlib.transfer import Transferred
-from atlib.walking import check_timm
+from atlib.vit import check_timm
 
 MIXINGS = ("linear", "none", "mlp", "conv", "depthwise", "separable")
 POOLINGS = ("average", "class")

@@ -15,13 +15,13 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from atlib.adapters.choose import adapter_of
 from atlib.analysis.accounting import transferred_numbers
 from atlib.analysis.pictures import coloured, first_middle_last, image_grid, looked_at
+from atlib.attention import Unwalkable, walk
+from atlib.compatibility import sizes_of
 from atlib.data.decoding import as_rgb
 from atlib.student import STANDARD, describe
 from atlib.teachers.build import Teacher, not_finite
-from atlib.walking import Unwalkable, check_walkable, walk
 
 
 def described(teacher: Teacher) -> dict[str, str]:
@@ -33,7 +33,7 @@ def described(teacher: Teacher) -> dict[str, str]:
     """
     lines = _facts(teacher)
     try:
-        check_walkable(teacher.vit)
+        sizes_of(teacher.vit)
     except Unwalkable as error:
         return lines | {"transfer": f"none: {error}"}
     return lines | _transfer(teacher.vit) | _leftovers(teacher)
@@ -89,7 +89,7 @@ def _facts(teacher: Teacher) -> dict[str, str]:
     }
     counted = [_count(number, name) for name, number in prefix.items() if number]
     counted.append(_count(down * across, "patch", "patches"))
-    heads = adapter_of(vit).sizes().heads
+    heads = sizes_of(vit).heads
     shape = f"{_count(len(vit.blocks), 'layer')} of {_count(heads, 'head')}, width {vit.embed_dim}"
     weights = sum(each.numel() for each in vit.parameters()) / 1e6
     cut = f"{pixels[0]} x {pixels[1]} pixels in patches of {patch[0]} x {patch[1]}"
@@ -112,7 +112,7 @@ def _transfer(vit: VisionTransformer | Eva) -> dict[str, str]:
         "A student should have them too, as create_student(teacher, classes) makes it: without them, maps of"
         " such teachers can leave a student worse than none (arXiv 2605.07191)"
     )
-    width = adapter_of(vit).sizes().head_width
+    width = sizes_of(vit).head_width
     return {
         "transfer": f"all layers, 0 to {len(vit.blocks) - 1}, each with heads of width {width}",
         "per image": (

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlib.adapters.choose import adapter_of
-from atlib.timm_config import mlp_ratio_of
+from atlib.attention import walk
+from atlib.pair import usual_image_size
+from atlib.teachers.layouts import mlp_ratio_of
 from atlib.vit import Architecture
-from atlib.walking import walk
 
 # The classes of models that are read, by the `model_type` that a folder's config.json says.
 CLASSES: Mapping[str, str] = {
@@ -89,41 +89,108 @@ def read_folder(path: Path) -> Folder:
     return Folder(CLASSES[kind], architecture, state, assumed)
 
 
+class Names(NamedTuple):
+    """What a class of blocks calls its parts; "" for a part that it does not have."""
+
+    norm1: str
+    attention: str
+    norm2: str
+    #: The projections to q, k, v and after attention, in the attention module.
+    projections: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    scale1: str = ""
+    scale2: str = ""
+
+
+_BEFORE = Names("layernorm_before", "attention", "layernorm_after")
+_DINO = Names("norm1", "attention", "norm2", scale1="layer_scale1", scale2="layer_scale2")
+_CLIP = Names("layer_norm1", "self_attn", "layer_norm2", ("q_proj", "k_proj", "v_proj", "out_proj"))
+LAYERS: Mapping[str, Names] = {
+    "ViTLayer": _BEFORE,
+    "DeiTLayer": _BEFORE,
+    "ViTMAELayer": _BEFORE,
+    "BeitLayer": _BEFORE._replace(scale1="lambda_1", scale2="lambda_2"),
+    "Data2VecVisionLayer": _BEFORE._replace(
+        projections=("attention.query", "attention.key", "attention.value", "output.dense"),
+        scale1="lambda_1",
+        scale2="lambda_2",
+    ),
+    "Dinov2Layer": _DINO,
+    "Dinov2WithRegistersLayer": _DINO,
+    "DINOv3ViTLayer": _DINO,
+    "CLIPEncoderLayer": _CLIP,
+    "SiglipEncoderLayer": _CLIP,
+}
+
+
+def _blocks(model: nn.Module) -> nn.ModuleList:
+    return next(
+        part
+        for part in model.modules()
+        if isinstance(part, nn.ModuleList) and type(part[0]).__name__ in LAYERS
+    )
+
+
+def _shared_bias(model: nn.Module) -> nn.Module | None:
+    """The module for a bias by relative position that all layers share."""
+    if hasattr(model, "encoder"):  # Data2Vec's
+        return getattr(model.encoder, "relative_position_bias", None)
+    return getattr(model, "shared_position_bias", None)
+
+
+def _own_bias(block: nn.Module) -> nn.Module | None:
+    """A block's own module for a bias by relative position."""
+    own = getattr(block, "relative_position_bias", None)
+    inside = getattr(getattr(block, "attention", None), "attention", None)
+    return getattr(inside, "relative_position_bias", None) if own is None else own
+
+
 def _architecture(model: nn.Module) -> tuple[Architecture, tuple[str, ...]]:
     """The timm architecture with the model's components, and what it has otherwise. A timm name stands for
     the family, and every size is said."""
-    adapter = adapter_of(model)
-    settings, config, sizes = adapter.settings(), model.config, adapter.sizes()
-    gated = settings["mlp"] != "plain"
+    config, block = model.config, _blocks(model)[0]
+    names = LAYERS[type(block).__name__]
+    parts = [getattr(block, names.attention).get_submodule(path) for path in names.projections[:3]]
+    biases = "".join(name for name, part in zip("qkv", parts) if part.bias is not None)
+    mlp = block.intermediate.dense if hasattr(block, "intermediate") else block.mlp
+    gated = hasattr(mlp, "gate_proj")
+    first = mlp if hasattr(mlp, "out_features") else mlp.fc1 if hasattr(mlp, "fc1") else mlp.up_proj
+    scaled = names.scale1 and isinstance(getattr(block, names.scale1), (nn.Module, nn.Parameter))
+    noted = getattr(config, "layerscale_value", getattr(config, "layer_scale_init_value", None))
+    scale = (noted or 1e-5) if scaled else None
+    register_tokens = getattr(model.embeddings, "register_tokens", None)
+    registers = 0 if register_tokens is None else register_tokens.shape[1]
+    image, patch = (
+        [side, side] if isinstance(side, int) else list(side)
+        for side in (config.image_size, config.patch_size)
+    )
     options: dict[str, Any] = {
-        "img_size": list(sizes.image),
-        "patch_size": list(settings["patch_size"]),
-        "in_chans": settings["in_chans"],
-        "embed_dim": settings["embed_dim"],
-        "depth": sizes.depth,
-        "num_heads": sizes.heads,
-        "mlp_ratio": mlp_ratio_of(settings["hidden"], settings["embed_dim"]),
+        "img_size": image,
+        "patch_size": patch,
+        "in_chans": config.num_channels,
+        "embed_dim": config.hidden_size,
+        "depth": len(_blocks(model)),
+        "num_heads": config.num_attention_heads,
+        "mlp_ratio": mlp_ratio_of(first.out_features, config.hidden_size),
         "num_classes": 0,
     }
     family = type(model).__name__
     eps, its_eps = config.layer_norm_eps, 1e-6
-    scale = settings["init_values"]
     if family == "DINOv3ViTModel":
         size = "small_plus" if gated else "small"
-        biased = {"": "", "qv": "_qkvb"}.get(settings["biases"])
+        biased = {"": "", "qv": "_qkvb"}.get(biases)
         if biased is None:
-            raise ValueError(f"timm's DINOv3 has no biases of {settings['biases']} alone")
+            raise ValueError(f"timm's DINOv3 has no biases of {biases} alone")
         name, its_eps = f"vit_{size}_patch16_dinov3{biased}", 1e-5
-        options |= {"init_values": scale, "num_reg_tokens": sizes.prefix_kinds[2]}
+        options |= {"init_values": scale, "num_reg_tokens": registers}
         options |= {"rope_temperature": config.rope_theta}
     elif family in ("BeitModel", "Data2VecVisionModel"):
         name = "beit_base_patch16_224"
         options |= {
             "init_values": scale,
-            "use_abs_pos_emb": settings["pos_embed"] == "learn",
-            "use_rel_pos_bias": settings["relative"] == "each",
-            "use_shared_rel_pos_bias": settings["relative"] == "shared",
-            "global_pool": settings["global_pool"],
+            "use_abs_pos_emb": getattr(model.embeddings, "position_embeddings", None) is not None,
+            "use_rel_pos_bias": _own_bias(block) is not None and _shared_bias(model) is None,
+            "use_shared_rel_pos_bias": _shared_bias(model) is not None,
+            "global_pool": "avg" if config.use_mean_pooling else "token",
         }
     elif family == "CLIPVisionModel":
         name, its_eps = "vit_base_patch16_clip_224", 1e-5
@@ -133,18 +200,18 @@ def _architecture(model: nn.Module) -> tuple[Architecture, tuple[str, ...]]:
     else:
         name = "vit_base_patch16_224"
         if family.startswith("Dinov2"):
-            register = "reg4_" if sizes.prefix_kinds[2] else ""
+            register = "reg4_" if registers else ""
             size = "giant" if gated else "base"
             name = f"vit_{size}_patch14_{register}dinov2"
-            options |= {"init_values": scale, "reg_tokens": sizes.prefix_kinds[2]}
+            options |= {"init_values": scale, "reg_tokens": registers}
             if gated:  # timm is told both halves
-                options["mlp_ratio"] = mlp_ratio_of(2 * settings["hidden"], settings["embed_dim"])
+                options["mlp_ratio"] = mlp_ratio_of(2 * first.out_features, config.hidden_size)
         if not gated:
             options |= {"act_layer": ACTIVATIONS[config.hidden_act]}
         if family == "SiglipVisionModel":
             options |= {"class_token": False, "global_pool": "avg", "fc_norm": False}
         elif not family.startswith("Dinov2"):
-            options |= {"qkv_bias": settings["biases"] == "qkv"}
+            options |= {"qkv_bias": biases == "qkv"}
     assumed = (
         () if eps == its_eps else (f"LayerNorm with ε {its_eps:g}, as timm has it, in place of {eps:g}",)
     )
@@ -153,9 +220,6 @@ def _architecture(model: nn.Module) -> tuple[Architecture, tuple[str, ...]]:
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """The model's weights by timm's names."""
-    from atlib.adapters.hugging_face import LAYERS, adapter_for, own_bias
-
-    adapter = adapter_for(model)
     embed, rotary = model.embeddings, hasattr(model, "rope_embeddings")
     relative = type(model).__name__ in ("BeitModel", "Data2VecVisionModel")
     state: dict[str, Tensor] = {}
@@ -187,10 +251,10 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
             put("norm", getattr(model, name))
     if hasattr(model, "pre_layrnorm"):
         put("norm_pre", model.pre_layrnorm)
-    shared = adapter.shared_bias()
+    shared = _shared_bias(model)
     if shared is not None:
         put("rel_pos_bias", shared)
-    for index, block in enumerate(adapter.blocks):
+    for index, block in enumerate(_blocks(model)):
         names, at = LAYERS[type(block).__name__], f"blocks.{index}"
         attention = getattr(block, names.attention)
         query, key, value, out = (attention.get_submodule(path) for path in names.projections)
@@ -209,8 +273,8 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
             if isinstance(scale, Tensor):
                 ours = f"{at}.gamma_{branch}" if rotary or relative else f"{at}.ls{branch}.gamma"
                 state[ours] = scale.detach()
-        if own_bias(block) is not None:
-            put(f"{at}.attn", own_bias(block))
+        if _own_bias(block) is not None:
+            put(f"{at}.attn", _own_bias(block))
         _put_mlp(put, state, f"{at}.mlp", block, rotary)
     return state
 
@@ -246,7 +310,7 @@ def _check_same(model: nn.Module, architecture: Architecture, state: dict[str, T
     if missing or left:
         raise ValueError(f"{path}: timm's ViT has other weights: {(missing + left)[:4]}")
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(1, 3, *adapter_of(model).sizes().image, generator=generator)
+    images = torch.randn(1, 3, *usual_image_size(model), generator=generator)
     own, found = walk(model, images).tokens, walk(vit, images).tokens
     difference = ((own - found).abs().max() / own.abs().max()).item()
     if not difference <= TOLERANCE:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from atlib.maps import Grid
 from atlib.pair import IMAGENET, Normalisation
-from atlib.timm_config import mlp_ratio_of
 from atlib.vit import Architecture
 
 # Heads by width, the same in DeiT, MAE, DINO, DINOv2, MoCo-v3 (but for its ViT-S) and FLIP.
@@ -143,6 +142,11 @@ class Encoder(NamedTuple):
     state: dict[str, Tensor]
     names: dict[str, tuple[str, ...]]
     unused: list[str]
+
+
+def mlp_ratio_of(hidden: int, width: int) -> float:
+    """The ratio from which timm computes this hidden width, int(width · ratio)."""
+    return hidden / width if int(width * (hidden / width)) == hidden else (hidden + 0.5) / width
 
 
 def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:

@@ -10,6 +10,7 @@ from pathlib import Path
 from timm.models.eva import Eva, checkpoint_filter_fn
 from torch import Tensor
 
+from atlib.compatibility import sizes_of
 from atlib.pair import Normalisation, attach
 from atlib.teachers.build import (
     Teacher,
@@ -30,7 +31,6 @@ from atlib.teachers.files import Weights, normalisation_beside, read_weights
 from atlib.teachers.folders import is_pretrained_folder, read_folder
 from atlib.teachers.layouts import Encoder, Layout, dinov3, find_encoder, infer_architecture
 from atlib.vit import Architecture, WeightsUnavailable, check_activation, create_vit
-from atlib.walking import check_walkable
 
 # A name that ends like this is meant as a file, also when there is none.
 SUFFIXES = (".pth", ".pt", ".tar", ".bin", ".ckpt", ".safetensors", ".npz", ".npy", ".zip", ".pkl")
@@ -71,7 +71,7 @@ def load_teacher(
     if bad := not_finite(teacher.vit):
         count = f"{len(bad)} of its weights are NaN or infinite"
         raise ValueError(f"{teacher.name}: {count}, first {bad[0]}. Take another checkpoint")
-    check_walkable(teacher.vit)
+    sizes_of(teacher.vit)
     if not quiet and int(os.environ.get("RANK", 0)) == 0:
         guessed = f"; {teacher.guessed}: weights do not show it, heads= says another"
         print(f"teacher {teacher.name}: {teacher.view()}{guessed if teacher.guessed else ''}")

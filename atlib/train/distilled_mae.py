@@ -13,13 +13,14 @@ from typing import NamedTuple
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atlib.attention import Walk
 from atlib.losses import map_cross_entropy, note
 from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
 from atlib.train.pretrain import MaskedAutoencoder, walk_visible
 from atlib.train.recipe import Recipe
 from atlib.transfer import without_history
-from atlib.walking import Walk, check_timm
+from atlib.vit import check_timm
 
 # --- How a layer's attention logits are compared ---
 

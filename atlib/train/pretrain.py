@@ -8,9 +8,10 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
+from atlib.attention import Walk
 from atlib.data.sampler import EvaluationData
 from atlib.train.recipe import Recipe
-from atlib.walking import Walk, walk_tokens
+from atlib.vit import walk_tokens
 
 
 class MaskedAutoencoder(nn.Module):

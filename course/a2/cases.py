@@ -16,7 +16,7 @@ from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import World, generate
 from atlib import create_vit, walk
 from atlib.checkpoint import load_vit
-from atlib.walking import Instead
+from atlib.attention import Instead
 from course import hidden
 from course.hidden import Asked
 

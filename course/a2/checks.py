@@ -10,7 +10,7 @@ from atbook.exercises.ch04 import first_tokens, pictures, queries_keys_values
 from atbook.exercises.inputs import normal, vit
 from atbook.exercises.judging import Exercise, Wrong, checker
 from atlib import walk
-from atlib.walking import Instead
+from atlib.attention import Instead
 
 # --- A2.1: (teacher, student, images, schedule) to logits ---
 

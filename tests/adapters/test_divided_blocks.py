@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests.helpers import SMALL_VIT, random_images, randomise
 
 IMAGES = random_images(4, 3, 32, 32)

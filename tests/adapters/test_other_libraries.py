@@ -10,7 +10,7 @@ from atlib import AttentionTransfer, Plan, create_student, create_vit, walk
 from atlib.adapters import adapter_of
 from atlib.pair import Normalisation, attach
 from atlib.student import describe
-from atlib.walking import Instead, Unwalkable, check_exact
+from atlib.attention import Instead, Unwalkable, check_exact
 from tests import longhand
 from tests.helpers import random_images, randomise
 from tools.other_libraries import models

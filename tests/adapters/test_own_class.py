@@ -5,7 +5,7 @@ import torch
 
 from atlib import AttentionTransfer, Plan, create_student, create_vit, walk
 from atlib.pair import IMAGENET, Normalisation, attach
-from atlib.walking import Unwalkable, check_exact
+from atlib.attention import Unwalkable, check_exact
 from examples.own_vit import OwnAdapter, OwnViT, main
 from tests.helpers import random_images, randomise, same, state_of
 

@@ -9,7 +9,7 @@ from atlib.attention import Seen
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention
 from atlib.student import describe
-from atlib.walking import Instead
+from atlib.attention import Instead
 from tests.helpers import random_images, randomise, set_fused
 
 SIZE = {"img_size": 64, "depth": 2, "num_classes": 5}

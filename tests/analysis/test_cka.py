@@ -20,7 +20,7 @@ from atlib.analysis import (
     streaming,
     walks,
 )
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 
 
 def longhand(x, y):

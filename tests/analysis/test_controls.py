@@ -23,7 +23,7 @@ from atlib.data.rng import seed_for
 from atlib.methods.mean_maps import mean_maps
 from atlib.train import train
 from atlib.train.recipe import Recipe
-from atlib.walking import Instead
+from atlib.attention import Instead
 from tests.helpers import random_images, randomise, tiny
 
 IMAGES = random_images(5, 3, 32, 32)

@@ -8,7 +8,7 @@ import torch
 
 from atlib import AttentionTransfer, Plan, walk
 from atlib.analysis.fourier import fourier_profile, layer_profiles
-from atlib.walking import Instead
+from atlib.attention import Instead
 from tests.helpers import random_images
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from atlib import AttentionTransfer, Plan, walk
 from atlib.analysis.probes import features, knn_accuracy, linear_probe, mlp_probe
-from atlib.walking import Instead
+from atlib.attention import Instead
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from atlib import AttentionTransfer, Plan, walk
 from atlib.analysis import StreamingDivergence, jensen_shannon
 from atlib.losses import projection_mse
-from atlib.walking import Instead
+from atlib.attention import Instead
 from tests.book.test_taught import small_vit as vit
 from tests.book.test_taught import taught
 from tests.helpers import random_maps

@@ -21,7 +21,7 @@ from atlib.detection.precision import (
 )
 from atlib.detection.pyramid import SimplePyramid
 from atlib.train.pretrain import patchify
-from atlib.walking import walk
+from atlib.attention import walk
 from tests.book.test_taught import NOTEBOOKS, taught
 from tests.helpers import ROOT, randomise
 

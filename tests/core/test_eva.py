@@ -10,7 +10,7 @@ import torch
 from timm.models.eva import Eva
 
 from atlib import create_vit, walk
-from atlib.walking import Instead, sample_drop_path
+from atlib.attention import Instead, sample_drop_path
 from tests.helpers import (
     DROPS,
     SMALL_VIT,

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atlib.attention import Seen
 from atlib.losses import (
     attention_cross_entropy,
     dense_attention_cross_entropy,
@@ -17,7 +18,6 @@ from atlib.losses import (
     projection_mse,
     soft_distillation,
 )
-from atlib.walking import Seen
 
 SCALE = 0.6
 

@@ -12,10 +12,9 @@ from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from atlib import AttentionTransfer, Plan, create_vit, transfer
-from atlib.attention import FORBIDDEN
+from atlib.attention import FORBIDDEN, Seen
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
-from atlib.walking import Seen
 from tests import longhand
 from tests.helpers import SMALL_VIT, Seer, forkserver, random_images, randomise
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atlib.attention import Seen
 from atlib.maps import (
     aggregate_heads,
     average_over,
@@ -22,7 +23,6 @@ from atlib.maps import (
     resample,
     resample_class_attention,
 )
-from atlib.walking import Seen
 
 GRIDS = [
     ((4, 4), (2, 2)),

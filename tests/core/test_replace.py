@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlib import create_vit, walk
-from atlib.attention import Own
-from atlib.walking import Instead
+from atlib.attention import Instead, Own
 from tests import longhand
 from tests.helpers import Adapted, random_images, randomise, set_fused
 

@@ -10,8 +10,8 @@ from timm.models.vision_transformer import DiffParallelScalingBlock, VisionTrans
 from torch import nn
 
 from atlib import create_student, create_vit, walk
+from atlib.attention import Instead, Unwalkable
 from atlib.student import COMPONENTS, STANDARD, describe, differences
-from atlib.walking import Instead, Unwalkable
 from tests.helpers import SMALL_VIT, random_images, randomise
 
 SMALL = SMALL_VIT | {"depth": 2}

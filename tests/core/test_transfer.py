@@ -3,8 +3,6 @@ of."""
 
 import copy
 import dataclasses
-import gc
-import weakref
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from atlib import AttentionTransfer, Plan, create_vit
 from tests import longhand
-from tests.helpers import random_images, same, state_of, tiny
+from tests.helpers import mine, random_images, same, state_of, tiny
 
 SUBSETS = [None, (0, 1, 2), (0,), (2,), (0, 2), range(1, 3)]
 CLASS_TOKEN, AVERAGE = {}, {"global_pool": "avg", "class_token": False}
@@ -156,21 +154,40 @@ def test_a_deep_copy_stands_alone(small_vit):
     assert torch.equal(twin(images).logits, expected)
 
 
-def test_after_distill_the_rest_of_the_teacher_can_be_let_go(small_vit):
-    """The pair holds the teacher's blocks up to the last that is run; the caller's teacher stays whole."""
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_the_teacher_stays_whole_and_can_teach_again(small_vit, how):
+    """A pair of its first layers changes nothing in it; another type moves all of it; it teaches a second
+    student."""
     teacher, images = small_vit(seed=1), random_images(2, 3, 32, 32)
     before, logits = state_of(teacher), teacher(images)
-    pair = AttentionTransfer(teacher, small_vit(seed=2), Plan(how="distill", layers=[0, 1]))
-    assert list(pair.teacher.blocks) == list(teacher.blocks[:2]) and len(teacher.blocks) == 3
-    assert same(state_of(teacher), before) and torch.equal(teacher(images), logits)
-    assert not any(p.requires_grad for p in teacher.parameters()), "frozen, the rest too"
-    rest = weakref.ref(teacher.blocks[2])
-    pair.train()(images).transfer_loss.backward()
-    del teacher
-    gc.collect()
-    assert rest() is None
-    kept = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(layers=[0, 1])).teacher
-    assert same(state_of(kept), before), "a copy's bundle needs the teacher whole"
+    pair = AttentionTransfer(teacher, small_vit(seed=2), Plan(how=how, layers=[0, 1])).train()
+    pair(images)
+    assert pair.teacher is teacher and len(teacher.blocks) == 3
+    assert same(state_of(teacher), before) and torch.equal(pair.teacher(images), logits)
+    pair.double()
+    assert {p.dtype for p in teacher.parameters()} == {torch.float64}
+    torch.testing.assert_close(teacher(images.double()).float(), logits)
+    again = AttentionTransfer(pair.teacher, small_vit(seed=3).double(), Plan(how="distill")).train()
+    assert again(images.double()).transfer_loss > 0
+
+
+def test_a_teacher_that_is_still_trained_is_not_frozen_without_a_word(small_vit):
+    teacher, images = small_vit(seed=1), random_images(2, 3, 32, 32)
+    teacher(images).sum().backward()
+    with pytest.warns(UserWarning, match="has gradients.*frozen"):
+        AttentionTransfer(teacher, small_vit(seed=2), Plan())
+
+
+def test_evaluation_runs_the_student_alone_after_distill(small_vit):
+    """Without gradients, in eval mode; `walk_with_loss` still says the loss."""
+    pair, images = pair_of(small_vit, Plan(how="distill")), random_images(2, 3, 32, 32)
+    asked = pair.eval()(images)
+    mine(pair.teacher, after=-1)
+    with torch.no_grad():
+        found = pair(images)
+    assert torch.equal(found.logits, asked.logits) and found.transfer_loss == 0 < asked.transfer_loss
+    with torch.no_grad(), pytest.raises(AssertionError):
+        pair.walk_with_loss(images)
 
 
 RATES = (0.0, 0.25, 0.5)  # what timm makes of drop_path_rate=0.5 at depth 3

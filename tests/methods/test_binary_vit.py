@@ -18,7 +18,7 @@ from atlib.methods.binary_vit import BinaryViT, PatchMerging, PoolingBranches, b
 from atlib.methods.distillation import LogitDistillation
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
-from atlib.walking import Unwalkable, check_exact
+from atlib.attention import Unwalkable, check_exact
 from tests.helpers import ROOT, SMALL_VIT, random_images, random_maps, randomise
 
 GOLDEN = load_file(ROOT / "tests" / "golden" / "binary_vit.safetensors")

@@ -18,7 +18,7 @@ from atlib.methods.locality import localise_attention
 from atlib.pair import Pair, student_of
 from atlib.train import train
 from atlib.train.recipe import Recipe
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests.helpers import SMALL_VIT, Bomb, mine, random_images, randomise, same, state_of
 
 SMALL = {**SMALL_VIT, "depth_token_only": 2}

@@ -13,7 +13,7 @@ from atlib.methods import depth
 from atlib.methods.depth import branch_ratios, fold_scales, published_start
 from atlib.train import make_optimizer
 from atlib.train.recipe import Recipe
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests.helpers import DROPS, SMALL_VIT, assert_same_logits, random_images, randomise, same, state_of
 
 IMAGES = random_images(3, 3, 32, 32)

@@ -13,7 +13,7 @@ from atlib.methods.distillation import Distillation, FeatureDistillation, LogitD
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests import longhand
 from tests.helpers import Bomb, random_images, same, state_of
 

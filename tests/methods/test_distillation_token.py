@@ -27,7 +27,7 @@ from atlib.pair import Pair
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.objectives import mixed, task_loss, two_class_tokens_loss
 from atlib.train.recipe import Recipe
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests.helpers import SMALL_VIT, Bomb, random_images, randomise, same, state_of
 
 GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "distillation_token.safetensors")

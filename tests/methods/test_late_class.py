@@ -6,7 +6,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from atlib import walk
 from atlib.methods.late_class import LateClassViT
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests.helpers import DROPS, SMALL_VIT, random_images, randomise
 
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)

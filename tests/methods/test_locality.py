@@ -19,7 +19,7 @@ from atlib.methods.locality import (
     with_shifts,
 )
 from atlib.student import create_student, differences
-from atlib.walking import Unwalkable, check_walkable
+from atlib.attention import Unwalkable, check_walkable
 from tests.helpers import DROPS, ROOT, Seer, assert_same_logits, random_images, randomise, set_fused
 
 GOLDEN = ROOT / "tests" / "golden" / "locality.safetensors"

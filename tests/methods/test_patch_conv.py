@@ -22,7 +22,7 @@ from atlib.methods.patch_conv import (
 from atlib.pair import Pair
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests.helpers import ROOT, SMALL_VIT, random_images, randomise, same, state_of
 
 GOLDEN = ROOT / "tests" / "golden" / "patch_conv.safetensors"

@@ -19,7 +19,7 @@ from atlib.pair import Pair
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer
 from atlib.train.recipe import Recipe
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, same, state_of
 
 

@@ -16,7 +16,7 @@ from atlib.data.photos import open_photos
 from atlib.train.evaluate import evaluate
 from atlib.train.loop import train
 from atlib.vit import Architecture
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests.run.photographs import SMALL
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}

@@ -20,7 +20,7 @@ from atlib.student import create_student
 from atlib.teachers import description, load
 from atlib.teachers.load import Teacher, load_teacher, report
 from atlib.vit import Architecture
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests.helpers import random_images, randomise, same
 from tests.teacher_layouts import clip_of, decoder, encoder_of, flax_of, sine_positions, write_t5x
 

@@ -21,7 +21,7 @@ from atlib.train.distilled_mae import (
 )
 from atlib.train.pretrain import MaskedAutoencoder
 from atlib.train.recipe import Recipe
-from atlib.walking import Unwalkable
+from atlib.attention import Unwalkable
 from tests.helpers import ROOT, SMALL_VIT, mine, random_images, randomise
 
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
