@@ -149,12 +149,11 @@ class Walk(NamedTuple):
 # --- What a layer uses ---
 
 
-def attend(seen: Seen, dropout: float = 0.0) -> Tensor:
-    """Mix the values with the map, softmax(scale · q kᵀ + bias + mask) v: (B, H, N, d). The map stays inside
-    a fused kernel unless one was given."""
-    if seen.given is None:
+def attend(seen: Seen, dropout: float = 0.0, on_fused: bool = True) -> Tensor:
+    """Mix the values with the map, softmax(scale · q kᵀ + bias + mask) v: (B, H, N, d), fused or dense."""
+    if seen.given is None and on_fused:
         return fused(seen.q, seen.k, seen.v, seen.scale, dropout, seen.added)
-    return F.dropout(seen.given, dropout, training=dropout > 0).to(seen.v.dtype) @ seen.v
+    return F.dropout(seen.map, dropout, training=dropout > 0).to(seen.v.dtype) @ seen.v
 
 
 def fused(

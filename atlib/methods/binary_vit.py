@@ -155,7 +155,11 @@ class BinaryBlock(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (B, N, D) to tokens."""
-        tokens = tokens + self.drop_path1(self.ls1(self.attn(self.norm1(tokens))))
+        return self.after(tokens, self.attn(self.norm1(tokens)))
+
+    def after(self, tokens: Tensor, routed: Tensor) -> Tensor:
+        """The residual stream (B, N, D) after the block, given the output of its attention."""
+        tokens = tokens + self.drop_path1(self.ls1(routed))
         x = self.norm2(tokens)
         tokens = tokens + self.drop_path2(self.ls2(self.fc2(self.fc1(x))))
         return tokens if self.branches is None else tokens + self.branches(x)

@@ -10,11 +10,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from atlib import create_vit
+from atlib.attention import Seen, Unwalkable, walk
 from atlib.maps import pool_heads, resample_class_attention
 from atlib.methods.attndistill import AttnDistill, projector, row_squared_error
 from atlib.train import make_optimizer, train
 from atlib.train.recipe import Recipe
-from atlib.attention import Seen, Unwalkable, walk
 from tests import longhand
 from tests.helpers import SMALL_VIT, Bomb, Seer, random_images, randomise, same, state_of
 

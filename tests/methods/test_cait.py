@@ -11,14 +11,13 @@ from torch.nn.functional import cross_entropy
 
 from atlib import create_vit, walk
 from atlib.analysis import walks
-from atlib.attention import Seen
+from atlib.attention import Seen, Unwalkable
 from atlib.data import Images
 from atlib.methods.cait import CaitTransfer, check_cait, talking_heads, walk_cait
 from atlib.methods.locality import localise_attention
 from atlib.pair import Pair, student_of
 from atlib.train import train
 from atlib.train.recipe import Recipe
-from atlib.attention import Unwalkable
 from tests.helpers import SMALL_VIT, Bomb, mine, random_images, randomise, same, state_of
 
 SMALL = {**SMALL_VIT, "depth_token_only": 2}
@@ -216,7 +215,7 @@ def test_other_models_are_refused_by_name(small_vit):
         check_cait(Cait(**SMALL, attn_block_token_only=type("Other", (ClassAttn,), {})))
     with pytest.raises(Unwalkable, match="Own"):
         check_cait(type("Own", (Cait,), {})(**SMALL))
-    with pytest.raises(Unwalkable, match=r"Cait: .*atlib\.methods\.cait\.walk_cait"):
+    with pytest.raises(Unwalkable, match="Cait: 0 of "):
         walk(small_cait(), IMAGES.float())
 
 
@@ -411,7 +410,7 @@ def test_a_teacher_without_class_token_teaches_patches(pair_of):
 
 def test_an_analysis_of_vits_says_that_it_is_none(pair_of):
     pair = pair_of(patches="copy").float()
-    with pytest.raises(Unwalkable, match="walk_cait"):
+    with pytest.raises(Unwalkable, match="Cait"):
         next(walks([pair], Images(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.zeros(4)), 4))
     with pytest.raises(Unwalkable, match=r"CaitTransfer.*\.student"):
         walk(pair, IMAGES.float())

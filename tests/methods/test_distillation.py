@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from atlib import create_vit
+from atlib.attention import Unwalkable
 from atlib.methods.attndistill import AttnDistill
 from atlib.methods.distillation import Distillation, FeatureDistillation, LogitDistillation, TokenDistillation
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred
-from atlib.attention import Unwalkable
 from tests import longhand
 from tests.helpers import Bomb, random_images, same, state_of
 

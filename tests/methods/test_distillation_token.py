@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.attention import Unwalkable
 from atlib.data import UNLABELLED, Images, with_unlabelled
 from atlib.losses import hard_distillation, noted, soft_distillation
 from atlib.methods.distillation_token import (
@@ -27,7 +28,6 @@ from atlib.pair import Pair
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.objectives import mixed, task_loss, two_class_tokens_loss
 from atlib.train.recipe import Recipe
-from atlib.attention import Unwalkable
 from tests.helpers import SMALL_VIT, Bomb, random_images, randomise, same, state_of
 
 GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "distillation_token.safetensors")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from atlib import walk
-from atlib.methods.late_class import LateClassViT
+from atlib import AttentionTransfer, Plan, walk
 from atlib.attention import Unwalkable
+from atlib.methods.late_class import LateClassViT
 from tests.helpers import DROPS, SMALL_VIT, random_images, randomise
 
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
@@ -64,9 +64,14 @@ def test_checkpointing_changes_no_gradient():
     assert all(map(torch.equal, *gradients))
 
 
-def test_walk_refuses_it_by_name():
-    with pytest.raises(Unwalkable, match="LateClassViT: .*forward"):
-        walk(late(1), IMAGES)
+def test_a_walk_sees_its_layers_and_a_pair_refuses_them():
+    """Without the class token there is a token less."""
+    vit = late(1)
+    seen = walk(vit, IMAGES)
+    assert torch.equal(seen.logits, vit(IMAGES))
+    assert [layer.map.shape[-1] for layer in seen.layers] == [16, 17, 17]
+    with pytest.raises(Unwalkable, match="LateClassViT"):
+        AttentionTransfer(vit, late(1), Plan())
 
 
 @pytest.mark.parametrize("insert_at", [-1, 3])

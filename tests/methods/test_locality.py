@@ -19,7 +19,6 @@ from atlib.methods.locality import (
     with_shifts,
 )
 from atlib.student import create_student, differences
-from atlib.attention import Unwalkable, check_walkable
 from tests.helpers import DROPS, ROOT, Seer, assert_same_logits, random_images, randomise, set_fused
 
 GOLDEN = ROOT / "tests" / "golden" / "locality.safetensors"
@@ -265,17 +264,6 @@ def test_what_lsa_cannot_be_made_of(small_vit):
         localise_attention(small_vit())(IMAGES.float(), attn_mask=torch.zeros(17, 17))
 
 
-def test_a_subclass_that_computes_something_else_cannot_be_walked(small_vit):
-    class Other(LocalityAttention):
-        def forward(self, x, **options):
-            return x
-
-    vit = small_vit()
-    vit.blocks[1].attn = Other(vit.blocks[1].attn)
-    with pytest.raises(Unwalkable, match="Other.forward"):
-        check_walkable(vit)
-
-
 # --- With a teacher: (teacher, student) with LSA or without
 
 PAIRS = pytest.mark.parametrize(
@@ -385,7 +373,7 @@ def test_a_mask_belongs_to_new_q_and_k(vits):
         (Instead(q=seen.q[:, :1], k=seen.k[:, :1], heads=[0], mask=mask), "(17, 17)"),
         (Instead(q=seen.q, k=seen.k, mask=mask[:5]), "(5, 17)"),
     ):
-        with pytest.raises(ValueError, match="layer 0: a mask") as caught:
+        with pytest.raises(ValueError, match="layer 0: .*mask") as caught:
             walk(vit, IMAGES, replace={0: instead})
         assert value in str(caught.value)
 
@@ -411,7 +399,7 @@ def test_another_tokeniser_is_a_mismatch_by_that_name(small_vit):
 
 
 def test_a_student_of_a_shifted_teacher_is_not_read_off_it(small_vit):
-    with pytest.raises(ValueError, match="ShiftedPatches"):
+    with pytest.raises(ValueError, match="patch_embed"):
         create_student(shift_patches(small_vit()), 7)
 
 

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from atlib import create_vit, walk
+from atlib.attention import Unwalkable
 from atlib.data import Images
 from atlib.maps import aggregate_heads
 from atlib.methods.locality import localise_attention
@@ -22,7 +23,6 @@ from atlib.methods.patch_conv import (
 from atlib.pair import Pair
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
-from atlib.attention import Unwalkable
 from tests.helpers import ROOT, SMALL_VIT, random_images, randomise, same, state_of
 
 GOLDEN = ROOT / "tests" / "golden" / "patch_conv.safetensors"
