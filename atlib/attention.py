@@ -388,6 +388,7 @@ class _Watch:
         at: tuple[int, int] = (0, 0),
         batch: int | None = None,
         stop_after: int | None = None,
+        values: bool = False,
         head: bool = True,
         projections: Projections | None = None,
         looks: bool = False,
@@ -398,6 +399,13 @@ class _Watch:
         self.layers: list[Seen] = []
         self.passed: list[str] = []
         self.unread = [] if projections is None else _unread(replace, projections)
+        if (
+            projections is not None
+            and not values
+            and stop_after is not None
+            and stop_after < len(projections)
+        ):
+            self.unread += [(stop_after, rows) for rows in [projections[stop_after].get("v")] if rows]
         self.products: list[tuple[Tensor, Tensor]] | None = [] if looks else None
         self.found: list[dict[str, tuple[Tensor, tuple]]] = []
         # in eager mode: the modules that run with their inputs, and the blocks
@@ -422,6 +430,8 @@ class _Watch:
             self.found.append(_rows(layer, self.products))
             self.products.clear()
         if index in self.replace:
+            if any(index == of_layer for of_layer, _ in self.unread):
+                layer = layer._replace(v=layer.v.clone())  # without the rows of zeros beside it
             layer = put_in(layer, self.replace[index], index)
         self.layers.append(layer)
         self.branch = 0
@@ -432,7 +442,10 @@ class _Watch:
         return layer
 
     def _note_place(self) -> None:
-        place = next(((part, inputs) for part, inputs in self.running[::-1] if part in self.elements), None)
+        places = [(part, inputs) for part, inputs in self.running if part in self.elements]
+        # the outermost of several alike: a list inside of a block is part of it
+        several = (place for place in places if len(self.alike(place[0])) > 1)
+        place = next(several, places[0] if places else None)
         block = None if place is None else place[0]
         if block is not None and block is self.open:
             raise Unwalkable(f"a {type(block).__name__} attends more than once: its layer has no single map")
@@ -494,6 +507,10 @@ class _Watch:
             self.leaves()
         return changed
 
+    def alike(self, block: nn.Module) -> list[nn.Module]:
+        """The modules of a block's class in its list, itself among them."""
+        return [part for part in self.elements[block].children() if type(part) is type(block)]
+
     def caller(self) -> str:
         """The class of the module that runs."""
         return type(self.running[-1][0]).__name__ if self.running else "this model"
@@ -527,9 +544,14 @@ def walk(
     """
     if (reason := getattr(model, "not_walkable", None)) is not None:
         raise Unwalkable(f"cannot walk a {type(model).__name__}: {reason}")
-    batch = len(images) if isinstance(images, Tensor) else None
     watch = _Watch(
-        replace or {}, drop_path, batch=batch, stop_after=stop_after, head=head, projections=projections
+        replace or {},
+        drop_path,
+        batch=len(images) if isinstance(images, Tensor) else None,
+        stop_after=stop_after,
+        values=values,
+        head=head,
+        projections=projections,
     )
     return _walk(watch, model, lambda: outputs(model, images), values)
 
@@ -623,11 +645,7 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
     kind, depth = type(model).__name__, len(watch.layers)
     whole = watch.stop_after is None
     block = next((block for block in watch.blocks if block is not None), None)
-    alike = (
-        []
-        if block is None
-        else [part for part in watch.elements[block].children() if type(part) is type(block)]
-    )
+    alike = [] if block is None else watch.alike(block)
     expected = len(alike) or sum("attention" in type(part).__name__.lower() for part in model.modules())
     seen = sum(part in watch.blocks for part in alike)
     if not depth or whole and seen < len(alike):

@@ -75,7 +75,7 @@ class AttentionTransfer(Pair):
         for model in (teacher, student):
             if (reason := getattr(model, "not_walkable", None)) is not None:
                 raise Unwalkable(f"cannot walk a {type(model).__name__}: {reason}")
-        of_teacher, _ = examine(teacher, student)
+        of_teacher, projections_of_teacher = examine(teacher, student)
         of_student, projections = examine(student, teacher)
         pairing = pair_up(teacher, student, plan, (of_teacher, of_student))
         if maps is not None:
@@ -91,7 +91,8 @@ class AttentionTransfer(Pair):
         self.layers = tuple(layer for layer, _ in pairing.layers)
         one_to_one = all(layer == layer_of_teacher for layer, layer_of_teacher in pairing.layers)
         self._same_masks = one_to_one and of_teacher.depth == of_student.depth
-        self._projections = projections
+        self._projections, self._projections_of_teacher = projections, projections_of_teacher
+        self._sees_images = of_student.image is not None
         self._form = _form_of(plan, pairing, of_teacher, of_student, given=maps is not None)
         self.head_mapping = self._form.head_mapping  # registered here: the form is no module
 
@@ -120,7 +121,7 @@ class AttentionTransfer(Pair):
         answers without its teacher, and with a loss of 0."""
         if not (self.training or self.needs_teacher or torch.is_grad_enabled()):
             images, _ = _apart(images)
-            check_images(self.student, images)
+            self._check(images)
             logits = outputs(self.student, images)
             return Transferred(logits, logits.new_zeros(()))
         seen, transfer_loss = self.walk_with_loss(images)
@@ -130,7 +131,7 @@ class AttentionTransfer(Pair):
         """The walk that `forward` takes its logits from, and the transfer loss, a scalar: for what reads more
         of the student than its logits. Runs the teacher."""
         images, teacher_images = _apart(images)
-        check_images(self.student, images)
+        self._check(images)
         masks = self._masks(images)
         target = _one_by_one(self.teacher_layers(teacher_images, masks))
         seen = self._walked(images, target, masks)
@@ -149,10 +150,14 @@ class AttentionTransfer(Pair):
         distills, the teacher is not run.
         """
         images, teacher_images = _apart(images)
-        check_images(self.student, images)
+        self._check(images)
         masks = self._masks(images)
         target = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
         return self._walked(images, target, masks)
+
+    def _check(self, images: Tensor) -> None:
+        if self._sees_images:
+            check_images(self.student, images)
 
     def _masks(self, images: Tensor) -> list[DropPathMasks] | None:
         """The stochastic-depth masks that teacher and student share; None where they do not."""
@@ -182,6 +187,7 @@ class AttentionTransfer(Pair):
                 stop_after=max(layers),
                 values="v" in self._form.parts,
                 drop_path=drop_path if self._same_masks else None,
+                projections=self._projections_of_teacher,
             ).layers
         kept = [_constant(seen[layer], self._form.parts) for layer in layers]
         return [_on_tokens(layer, self.pairing.teacher_tokens) for layer in kept]

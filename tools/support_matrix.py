@@ -20,13 +20,13 @@ from typing import Any
 
 import timm
 import torch
+from atlib.adapters import adapter_of
 from timm.layers import weight_init
 from timm.models import _registry
 from torch import nn
 
 from atlib import AttentionTransfer, Plan, create_student
 from atlib._util import write_atomically
-from atlib.adapters import adapter_of
 from atlib.attention import check_exact
 from tools.other_libraries import models
 

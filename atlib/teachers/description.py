@@ -89,7 +89,7 @@ def _facts(teacher: Teacher) -> dict[str, str]:
     }
     counted = [_count(number, name) for name, number in prefix.items() if number]
     counted.append(_count(down * across, "patch", "patches"))
-    heads = sizes_of(vit).heads
+    heads = getattr(vit.blocks[0], "attn", vit.blocks[0]).num_heads
     shape = f"{_count(len(vit.blocks), 'layer')} of {_count(heads, 'head')}, width {vit.embed_dim}"
     weights = sum(each.numel() for each in vit.parameters()) / 1e6
     cut = f"{pixels[0]} x {pixels[1]} pixels in patches of {patch[0]} x {patch[1]}"

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
@@ -26,6 +26,27 @@ from atlib.train.recipe import Recipe
 # How long a process waits for another before it gives up with an error; longer than any evaluation or
 # checkpoint on one process takes.
 WAIT = timedelta(minutes=10)
+
+
+@contextmanager
+def accelerate_as_it_was() -> Iterator[None]:
+    """Within it Accelerate's state, which it keeps for the whole process, is that of a run; after it, that of
+    the caller's own Accelerator, where there is one."""
+    kinds = AcceleratorState, GradientState
+    before = [
+        {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in kind._shared_state.items()
+        }
+        for kind in kinds
+    ]
+    try:
+        yield
+    finally:
+        for kind, state in zip(kinds, before):
+            if state:
+                kind._shared_state.clear()
+                kind._shared_state.update(state)
 
 
 def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:

@@ -18,12 +18,13 @@ from atlib.data.sampler import TrainingData, steps_per_epoch
 from atlib.data.torch_data import as_data
 from atlib.pair import check_normalisation, student_of
 from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.distributed import agree, sigterm_noticed
+from atlib.train.distributed import accelerate_as_it_was, agree, sigterm_noticed
 from atlib.train.objectives import Loss, student_loss
 from atlib.train.recipe import Recipe
 from atlib.train.trainer import Preempted, Training
 
 
+@accelerate_as_it_was()
 def train(
     model: nn.Module,
     data: TrainingData | Dataset | DataLoader,

@@ -15,8 +15,8 @@ from atbook.exercises.own import own_seed
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import World, generate
 from atlib import create_vit, walk
-from atlib.checkpoint import load_vit
 from atlib.attention import Instead
+from atlib.checkpoint import load_vit
 from course import hidden
 from course.hidden import Asked
 

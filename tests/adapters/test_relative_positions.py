@@ -5,11 +5,10 @@ import timm
 import torch
 
 from atlib import AttentionTransfer, Normalisation, Plan, create_student, walk
-from atlib.attention import Seen
+from atlib.attention import Instead, Seen
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention
 from atlib.student import describe
-from atlib.attention import Instead
 from tests.helpers import random_images, randomise, set_fused
 
 SIZE = {"img_size": 64, "depth": 2, "num_classes": 5}

@@ -18,12 +18,12 @@ from atlib.analysis.controls import (
     patch_order,
     switched,
 )
+from atlib.attention import Instead
 from atlib.data.images import pair
 from atlib.data.rng import seed_for
 from atlib.methods.mean_maps import mean_maps
 from atlib.train import train
 from atlib.train.recipe import Recipe
-from atlib.attention import Instead
 from tests.helpers import random_images, randomise, tiny
 
 IMAGES = random_images(5, 3, 32, 32)

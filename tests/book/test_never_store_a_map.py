@@ -4,9 +4,9 @@ notebook's."""
 import pytest
 import torch
 
+from atlib.attention import Seen
 from atlib.losses import dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention
-from atlib.attention import Seen
 from tests.book.test_taught import taught
 
 SHAPES = [(1, 1, 1, 3), (2, 3, 17, 5), (1, 2, 65, 8), (2, 1, 197, 4)]

@@ -7,8 +7,8 @@ import torch
 
 from atlib import AttentionTransfer, Plan, walk
 from atlib.analysis import StreamingDivergence, jensen_shannon
-from atlib.losses import projection_mse
 from atlib.attention import Instead
+from atlib.losses import projection_mse
 from tests.book.test_taught import small_vit as vit
 from tests.book.test_taught import taught
 from tests.helpers import random_maps

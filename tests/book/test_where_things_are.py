@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
+from atlib.attention import walk
 from atlib.checkpoint import load_vit
 from atlib.detection.objects import Found
 from atlib.detection.precision import (
@@ -21,7 +22,6 @@ from atlib.detection.precision import (
 )
 from atlib.detection.pyramid import SimplePyramid
 from atlib.train.pretrain import patchify
-from atlib.attention import walk
 from tests.book.test_taught import NOTEBOOKS, taught
 from tests.helpers import ROOT, randomise
 

@@ -9,13 +9,13 @@ import torch
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import World, generate
 from atlib import AttentionTransfer, Plan, walk
+from atlib.attention import Instead
 from atlib.data import Images, crop_and_flip, pair
 from atlib.data.images import other_of_class
 from atlib.data.sampler import ShardSpec
 from atlib.train import train
 from atlib.train.evaluate import evaluate, predict
 from atlib.train.recipe import Recipe
-from atlib.attention import Instead
 from tests.helpers import randomise, same, tiny
 
 WORLD = World(task="match")

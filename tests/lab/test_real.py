@@ -11,6 +11,7 @@ from atbook.lab.scales import BLANK, GREY, PHOTO_TWINS, PUBLISHED, TUNING_SEED, 
 from atbook.lab.study import Place, Run, Sources, trained
 from atbook.lab.tuning import Range, to_try
 from atbook.records import read_file, unpack_bits
+from atlib.attention import walk
 from atlib.data.images import Images
 from atlib.data.map_cache import MapCache, fingerprint
 from atlib.data.rng import seed_for
@@ -18,7 +19,6 @@ from atlib.pair import Pair
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
-from atlib.attention import walk
 from tests.helpers import randomise
 
 SIDE = 32

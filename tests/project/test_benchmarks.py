@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atbook.records import read_file
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.train import make_optimizer
 from atlib.attention import Instead
+from atlib.train import make_optimizer
 from tests.helpers import random_images, randomise
 
 CPU = torch.device("cpu")

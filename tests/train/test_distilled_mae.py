@@ -8,6 +8,7 @@ from timm.models.eva import Eva
 from torch import nn
 
 from atlib import create_vit, walk
+from atlib.attention import Unwalkable
 from atlib.losses import noted
 from atlib.train import make_optimizer, train
 from atlib.train.distilled_mae import (
@@ -21,7 +22,6 @@ from atlib.train.distilled_mae import (
 )
 from atlib.train.pretrain import MaskedAutoencoder
 from atlib.train.recipe import Recipe
-from atlib.attention import Unwalkable
 from tests.helpers import ROOT, SMALL_VIT, mine, random_images, randomise
 
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)

@@ -656,3 +656,16 @@ def test_a_process_hands_on_why_a_run_of_another_stopped():
     for error in (NonFiniteLoss("step 3", 3, [1, 2], Path("c")), Preempted(Path("kept"))):
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
+
+
+def test_an_accelerator_of_the_callers_stays_as_it_was(glyphs64):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    try:
+        own = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4, cpu=True)
+        trained(glyphs64, replace(SHORT, steps=1))
+        assert own.mixed_precision == "bf16" == Accelerator(cpu=True).mixed_precision
+        assert own.gradient_accumulation_steps == 4 == own.gradient_state.num_steps
+    finally:
+        AcceleratorState._reset_state(), GradientState._reset_state()
