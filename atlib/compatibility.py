@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
 from atlib.attention import Projections, Unwalkable, find_projections
@@ -43,26 +43,37 @@ class Sizes(NamedTuple):
         return sum(self.prefix_kinds)
 
 
+def example_of(model: nn.Module, beside: nn.Module | None = None) -> Tensor:
+    """One input for a model: an image of noise in its size, or that of the model `beside` it; a clip of such
+    frames; what transformers gives as an example for other models. Raises `Unwalkable` where nothing says
+    the size."""
+    weight, config = next(model.parameters()), getattr(model, "config", None)
+    image = usual_image_size(model)
+    if image is None and hasattr(model, "dummy_inputs"):
+        return next(iter(model.dummy_inputs.values()))[:1].to(weight.device)
+    if image is None and beside is not None:
+        image = usual_image_size(beside)
+    if image is None:
+        raise Unwalkable(
+            f"a {type(model).__name__} does not say its size: set its image_size = (height, width)"
+        )
+    convolution = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
+    channels = 3 if convolution is None else convolution.in_channels
+    frames = [config.num_frames] if hasattr(config, "num_frames") else []
+    noise = torch.randn(
+        1, *frames, channels, *image, generator=torch.Generator().manual_seed(0), device="cpu"
+    )
+    return noise.to(weight.device, weight.dtype)
+
+
 def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, Projections]:
     """What one forward in eval mode, of noise, shows of a model: its sizes, and where q, k and v come from.
     A model that does not say its image size is given that of the one `beside` it.
 
     Raises `Unwalkable` where its attention cannot be seen, or its layers have other shapes each.
     """
-    weight, image = next(model.parameters()), usual_image_size(model)
-    if image is None and beside is not None and not hasattr(model, "dummy_inputs"):
-        image = usual_image_size(beside)
-    if image is None and hasattr(model, "dummy_inputs"):  # transformers: a text, a clip
-        example = next(iter(model.dummy_inputs.values())).to(weight.device)
-    else:
-        if image is None:
-            raise Unwalkable(
-                f"a {type(model).__name__} does not say its image size: set its image_size = (height, width)"
-            )
-        convolution = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
-        channels = 3 if convolution is None else convolution.in_channels
-        noise = torch.randn(1, channels, *image, generator=torch.Generator().manual_seed(0), device="cpu")
-        example = noise.to(weight.device, weight.dtype)
+    example = example_of(model, beside)
+    image = tuple(example.shape[2:]) if example.ndim == 4 else None
     with in_eval_mode(model):
         seen, projections = find_projections(model, example)
     shapes = {tuple(layer.q.shape) for layer in seen.layers}

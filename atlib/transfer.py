@@ -120,8 +120,7 @@ class AttentionTransfer(Pair):
         (`atlib.data.pair`). In evaluation, which is eval mode without gradients, a distilling pair
         answers without its teacher, and with a loss of 0."""
         if not (self.training or self.needs_teacher or torch.is_grad_enabled()):
-            images, _ = _apart(images)
-            self._check(images)
+            images, _ = self._apart(images)
             logits = outputs(self.student, images)
             return Transferred(logits, logits.new_zeros(()))
         seen, transfer_loss = self.walk_with_loss(images)
@@ -130,8 +129,7 @@ class AttentionTransfer(Pair):
     def walk_with_loss(self, images: Tensor) -> tuple[Walk, Tensor]:
         """The walk that `forward` takes its logits from, and the transfer loss, a scalar: for what reads more
         of the student than its logits. Runs the teacher."""
-        images, teacher_images = _apart(images)
-        self._check(images)
+        images, teacher_images = self._apart(images)
         masks = self._masks(images)
         target = _one_by_one(self.teacher_layers(teacher_images, masks))
         seen = self._walked(images, target, masks)
@@ -149,15 +147,24 @@ class AttentionTransfer(Pair):
         Where the plan copies, the student's layers are seen with the teacher's attention in them; where it
         distills, the teacher is not run.
         """
-        images, teacher_images = _apart(images)
-        self._check(images)
+        images, teacher_images = self._apart(images)
         masks = self._masks(images)
         target = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
         return self._walked(images, target, masks)
 
-    def _check(self, images: Tensor) -> None:
-        if self._sees_images:
-            check_images(self.student, images)
+    def _apart(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """What the student sees and what the teacher sees, each (B, 3, height, width): the same, where images
+        do not come in pairs."""
+        if not self._sees_images:  # texts, clips
+            return images, images
+        if images.ndim == 5 and images.shape[1] != 2:
+            raise ValueError(
+                f"got images {tuple(images.shape)}: five dimensions are pairs, the student's image and the"
+                " teacher's, (B, 2, channels, height, width); give views one by one"
+            )
+        of_both = (images[:, 0], images[:, 1]) if images.ndim == 5 else (images, images)
+        check_images(self.student, of_both[0])
+        return of_both
 
     def _masks(self, images: Tensor) -> list[DropPathMasks] | None:
         """The stochastic-depth masks that teacher and student share; None where they do not."""
@@ -436,17 +443,6 @@ def without_history():
     """Inference mode for a teacher's run; under `torch.compile`, which cannot trace that on parameters, only
     no gradients."""
     return torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode()
-
-
-def _apart(images: Tensor) -> tuple[Tensor, Tensor]:
-    """What the student sees and what the teacher sees, each (B, 3, height, width): the same, where images do
-    not come in pairs."""
-    if images.ndim == 5 and images.shape[1] != 2:
-        raise ValueError(
-            f"got images {tuple(images.shape)}: five dimensions are pairs, the student's image and the"
-            " teacher's, (B, 2, channels, height, width); give views one by one"
-        )
-    return (images[:, 0], images[:, 1]) if images.ndim == 5 else (images, images)
 
 
 def _one_by_one(layers: list[Seen]) -> Iterator[Seen]:

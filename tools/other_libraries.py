@@ -1,5 +1,5 @@
-"""Small models of other libraries that `walk` knows, of random weights, built from their configurations: for
-the tests of the adapters and for the support matrix. Nothing is downloaded."""
+"""Small models of other libraries than timm, of random weights, built from their configurations: for tests
+and the support matrix. Nothing is downloaded."""
 
 from collections.abc import Callable, Mapping
 
@@ -111,3 +111,38 @@ def _of_open_clip(quick: bool = False, **changes) -> nn.Module:
     return VisionTransformer(
         IMAGE, PATCH, WIDTH, LAYERS, HEADS, HIDDEN / WIDTH, output_dim=CLASSES, **more, **changes
     )
+
+
+def beyond() -> Mapping[str, Callable[[], nn.Module]]:
+    """Models that are no plain Vision Transformers: of language, of video, in stages."""
+    import timm
+    import transformers as hf
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    words = {**sizes, "vocab_size": 50}
+    clips = {**sizes, "image_size": IMAGE, "patch_size": PATCH, "num_frames": 4, "num_labels": CLASSES}
+    return {
+        "beyond Llama, grouped queries": lambda: hf.LlamaForCausalLM(
+            hf.LlamaConfig(**words, num_key_value_heads=2)
+        ),
+        "beyond GPT-2": lambda: hf.GPT2LMHeadModel(
+            hf.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=16)
+        ),
+        "beyond BERT": lambda: hf.BertForSequenceClassification(hf.BertConfig(**words, num_labels=CLASSES)),
+        "beyond VideoMAE": lambda: hf.VideoMAEForVideoClassification(hf.VideoMAEConfig(**clips)),
+        "beyond ViViT": lambda: hf.VivitForVideoClassification(
+            hf.VivitConfig(**clips, tubelet_size=[2, PATCH, PATCH])
+        ),
+        "beyond I-JEPA": lambda: hf.IJepaForImageClassification(
+            hf.IJepaConfig(**sizes, image_size=IMAGE, patch_size=PATCH, num_labels=CLASSES)
+        ),
+        "beyond MSN": lambda: hf.ViTMSNForImageClassification(
+            hf.ViTMSNConfig(**sizes, image_size=IMAGE, patch_size=PATCH, num_labels=CLASSES)
+        ),
+        "beyond Swin": lambda: timm.create_model(
+            "swin_tiny_patch4_window7_224", img_size=64, window_size=4, num_classes=CLASSES
+        ),
+        "beyond PVT, fewer keys than queries": lambda: timm.create_model("pvt_v2_b0", num_classes=CLASSES),
+        "beyond CaiT": lambda: timm.create_model("cait_xxs24_224", depth=2, num_classes=CLASSES),
+        "beyond ResNet": lambda: timm.create_model("resnet18", num_classes=CLASSES),
+    }

@@ -1,11 +1,11 @@
-"""Which models `walk` walks, and which can teach: `python -m tools.support_matrix [--again] [--only WORD]`.
+"""Which models `walk` sees, and which can teach: `python -m tools.support_matrix [--again] [--only WORD]`.
 
 Every ViT of timm and one model for each class of transformers, torchvision and open_clip is built with random
-weights; nothing is downloaded. Of timm's models two blocks of two heads and images of a few patches are
-enough, because all blocks and heads of one compute the same; one that cannot be narrowed is as wide as it is.
-Each is walked and compared with its own output, then copied from and distilled from for one step. The record
-is `results/support_matrix.json`, which the page book/any-teacher.md reads; a run that was stopped goes on
-where it was.
+weights, and some models beyond them; nothing is downloaded. Of timm's models two blocks of two heads and
+images of a few patches are enough, because all blocks and heads of one compute the same; one that cannot be
+narrowed is as wide as it is. Each is walked and compared with its own output, then copied from and distilled
+from for one step, into a second model like it. The record is `results/support_matrix.json`, which the page
+book/any-teacher.md reads; a run that was stopped goes on where it was.
 """
 
 import argparse
@@ -20,15 +20,15 @@ from typing import Any
 
 import timm
 import torch
-from atlib.adapters import adapter_of
 from timm.layers import weight_init
 from timm.models import _registry
 from torch import nn
 
-from atlib import AttentionTransfer, Plan, create_student
-from atlib._util import write_atomically
-from atlib.attention import check_exact
-from tools.other_libraries import models
+from atlib import AttentionTransfer, Plan, walk
+from atlib._util import in_eval_mode, write_atomically
+from atlib.attention import outputs
+from atlib.compatibility import example_of
+from tools.other_libraries import beyond, models
 
 RECORD = Path(__file__).resolve().parents[1] / "results" / "support_matrix.json"
 # The files of timm in which plain ViTs are: attention over all tokens, in blocks one after another.
@@ -71,7 +71,8 @@ def main() -> None:
 
 def all_models() -> Iterator[tuple[str, Callable[[bool], nn.Module]]]:
     """Every model by name, with what builds it, narrow or as it is."""
-    yield from ((name, lambda narrow: build()) for name, build in models().items())
+    for name, build in (models() | beyond()).items():
+        yield name, lambda narrow, build=build: build()
     for name in timm.list_models():
         entry = _registry._model_entrypoints[name]
         if entry.__module__.split(".")[-1] in FILES:
@@ -91,10 +92,9 @@ def small(name: str, narrow: bool) -> nn.Module:
     embed = getattr(model, "patch_embed", None)
     if not (embed is None or hasattr(embed, "backbone")):
         options |= {"img_size": tuple(4 * side for side in embed.patch_size)}
-    if narrow:
-        adapter = adapter_of(model)
-        adapter.check()  # what is refused has a reason that sizes do not tell
-        options |= {"num_heads": 2, "embed_dim": 2 * adapter.sizes().head_width}
+    attention = next((part for part in model.modules() if hasattr(part, "num_heads")), None)
+    if narrow and attention is not None and hasattr(model, "embed_dim"):
+        options |= {"num_heads": 2, "embed_dim": 2 * (model.embed_dim // attention.num_heads)}
     elif (count := sum(parameter.numel() for parameter in model.parameters())) > LARGEST:
         raise MemoryError(f"not tried: it cannot be narrowed, and has {count:,} parameters")
     return timm.create_model(name, num_classes=CLASSES, **options)
@@ -115,28 +115,31 @@ def randomised(model: nn.Module) -> nn.Module:
 
 
 def tried(build: Callable[[bool], nn.Module]) -> dict[str, Any]:
-    """What one model can do: {"class", "difference", "copy", "distill", "why"}, the last where one fails.
-    Narrow first, which is quick; a model that cannot be narrowed, as it is."""
+    """What one model can do: {"class", "layers", "difference", "copy", "distill", "why"}, the last where one
+    fails. Narrow first, which is quick; a model that cannot be narrowed, as it is."""
     for narrow in (True, False):
         torch.manual_seed(0)
-        row: dict[str, Any] = {"class": "?", "copy": False, "distill": False}
+        row: dict[str, Any] = {"class": "?", "layers": 0, "copy": False, "distill": False}
         try:
             model = randomised(build(narrow)).eval()
             row["class"] = type(model).__name__
-            row["difference"] = check_exact(model)
-            student = randomised(create_student(model, CLASSES))
-            images = torch.randn(2, 3, *adapter_of(model).sizes().image)
+            example = example_of(model)
+            with torch.no_grad(), in_eval_mode(model):
+                expected, found = outputs(model, example), walk(model, example)
+            row["layers"] = len(found.layers)
+            row["difference"] = ((found.logits - expected).abs().max() / expected.abs().max()).item()
+            student = randomised(build(narrow))
             for how in ("copy", "distill"):
-                row[how] = one_step(model, student, images, how)
+                row[how] = one_step(model, student, example, how)
             return row
-        except (TypeError, ValueError, RuntimeError, AssertionError, MemoryError) as error:
+        except (TypeError, ValueError, RuntimeError, AssertionError, MemoryError, AttributeError) as error:
             row["why"] = " ".join(str(error).split())[:400]
     return row
 
 
 def one_step(teacher: nn.Module, student: nn.Module, images: torch.Tensor, how: str) -> bool:
     """Whether a step of a pair is finite and moves the student alone."""
-    pair = AttentionTransfer(teacher, student, Plan(how=how))
+    pair = AttentionTransfer(teacher, student, Plan(how=how)).train()
     student.zero_grad(set_to_none=True)
     logits, loss = pair(images)
     (logits.square().mean() + loss).backward()

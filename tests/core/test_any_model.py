@@ -147,8 +147,8 @@ def test_a_model_of_another_library(name):
 
 @pytest.mark.parametrize("name", [name for name in OTHERS if name.startswith("transformers")])
 def test_maps_equal_those_of_eager_attention(name):
-    """A model that is built with eager attention is switched while it is walked, and back again; Data2Vec's has
-    a class of its own for each."""
+    """A model that is built with eager attention is switched while it is walked, and back again; Data2Vec's
+    has a class of its own for each."""
     model = randomise(of_transformers("eager")[name]()).eval()
     walked = randomise(of_transformers("sdpa")[name]()).eval() if "Data2Vec" in name else model
     order = {"noise": torch.arange(16.0).expand(2, -1)} if "MAE" in name else {}
@@ -235,6 +235,10 @@ def test_a_model_of_video():
     found = walk(model, clip)
     assert torch.equal(found.logits, model(clip).logits)
     assert [seen.map.shape[-1] for seen in found.layers] == [32, 32], "2 pairs of frames of 16 patches"
+    teacher = randomise(copy.deepcopy(model))
+    for how in ("copy", "distill"):
+        logits, loss = AttentionTransfer(teacher, model, Plan(how=how))(clip)
+        assert logits.shape == (2, 5) and (loss > 0) == (how == "distill")
 
 
 # --- what a walk has to hold under
@@ -409,7 +413,7 @@ def test_under_autocast_it_is_the_models_own_output():
 
 
 def test_other_threads_pass_through():
-    """Two walks at a time see what they see alone, and a model that is not walked computes what it computes."""
+    """Two walks at a time see what they see alone, and a model that is not walked computes what it does."""
     teacher, student = vits()
     expected = [walk(vit, IMAGES) for vit in (teacher, student)]
     maps = {i: Instead(map=seen.map) for i, seen in enumerate(expected[0].layers)}

@@ -364,7 +364,7 @@ def test_other_models_are_refused(small_vit):
         DistilledMae(mae.vit, mae)
     with pytest.raises(ValueError, match="Eva"):
         DistilledMae(Eva(**SMALL_VIT), mae)
-    with pytest.raises(Unwalkable, match=r"MaskedAutoencoder.*pass its \.vit"):
+    with pytest.raises(Unwalkable, match=r"MaskedAutoencoder.*walk its \.vit"):
         DistilledMae(mae, mae)
     model = DistilledMae(small_vit(1), mae)
     with pytest.raises(Unwalkable, match=r"DistilledMae: .*\.student\.vit"):

@@ -662,6 +662,7 @@ def test_an_accelerator_of_the_callers_stays_as_it_was(glyphs64):
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
+    AcceleratorState._reset_state(), GradientState._reset_state()  # of tests before
     try:
         own = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4, cpu=True)
         trained(glyphs64, replace(SHORT, steps=1))

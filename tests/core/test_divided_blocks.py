@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.attention import Unwalkable
 from tests.helpers import SMALL_VIT, random_images, randomise
 
 IMAGES = random_images(4, 3, 32, 32)
@@ -73,8 +72,11 @@ def test_a_pair_steps_as_the_whole_one(mesh, how):
     torch.testing.assert_close(gradients(student), gradients(plain), rtol=1e-4, atol=1e-5)
 
 
-def test_attention_that_is_divided_by_itself_is_refused(mesh):
-    vit = create_vit(SMALL_VIT)
+def test_attention_may_be_divided_by_itself(mesh):
+    plain = randomise(create_vit(SMALL_VIT))
+    vit = copy.deepcopy(plain)
     fully_shard(vit.blocks[1].attn, mesh=mesh)
-    with pytest.raises(Unwalkable, match=r"layer 1 .*fully_shard\(block\)"):
-        walk(vit, IMAGES)
+    torch.testing.assert_close(walk(vit, IMAGES).logits, walk(plain, IMAGES).logits)
+    torch.testing.assert_close(
+        walk(vit, IMAGES, stop_after=1).layers[1].map, walk(plain, IMAGES).layers[1].map
+    )
