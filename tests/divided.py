@@ -157,8 +157,8 @@ def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
 
 
 class Counting(TorchDispatchMode):
-    """Counts operations by name. torch's own, CommDebugMode, also follows which modules run, and loses its place
-    where a teacher is stopped on the way."""
+    """Counts operations by name. torch's own, CommDebugMode, also follows which modules run, and loses its
+    place where a teacher is stopped on the way."""
 
     def __init__(self):
         super().__init__()

@@ -666,7 +666,7 @@ def test_an_accelerator_of_the_callers_stays_as_it_was(glyphs64):
     try:
         own = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4, cpu=True)
         trained(glyphs64, replace(SHORT, steps=1))
-        assert own.mixed_precision == "bf16" == Accelerator(cpu=True).mixed_precision
         assert own.gradient_accumulation_steps == 4 == own.gradient_state.num_steps
+        assert own.mixed_precision == "bf16" == Accelerator(cpu=True).mixed_precision
     finally:
         AcceleratorState._reset_state(), GradientState._reset_state()
