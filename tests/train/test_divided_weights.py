@@ -46,7 +46,7 @@ def difference(left, right):
 
 
 def without_bias_of_keys(weights):
-    """No map depends on the bias of keys: its gradient is what rounding leaves, of which Adam makes a step."""
+    """No map depends on the bias of keys: its gradient is what rounding leaves, and Adam steps along it."""
     found = dict(weights)
     for name, value in weights.items():
         if name.endswith("attn.qkv.bias"):
