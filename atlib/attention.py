@@ -314,14 +314,12 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         if watch.products is not None:
             watch.products.append((weight, output))
         return output
-    parts, at = [], 0
+    read, at = [], 0
     for start, stop in (*unread, (len(weight), len(weight))):
-        if start > at:
-            rows = slice(at, start)
-            parts.append(LINEAR(input, weight[rows], None if bias is None else bias[rows]))
-        parts.append(input.new_zeros(*input.shape[:-1], stop - start))
+        rows = slice(at, start)
+        read.append((LINEAR(input, weight[rows], None if bias is None else bias[rows]), stop - start))
         at = stop
-    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+    return torch.cat([F.pad(output, (0, zeros)) for output, zeros in read], -1)
 
 
 def _added(attn_mask: Tensor | None, is_causal: bool, q: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -398,14 +396,7 @@ class _Watch:
         self.batch, self.stop_after, self.head, self.stops = batch, stop_after, head, True
         self.layers: list[Seen] = []
         self.passed: list[str] = []
-        self.unread = [] if projections is None else _unread(replace, projections)
-        if (
-            projections is not None
-            and not values
-            and stop_after is not None
-            and stop_after < len(projections)
-        ):
-            self.unread += [(stop_after, rows) for rows in [projections[stop_after].get("v")] if rows]
+        self.unread = _unread(replace, projections or (), None if values else stop_after)
         self.products: list[tuple[Tensor, Tensor]] | None = [] if looks else None
         self.found: list[dict[str, tuple[Tensor, tuple]]] = []
         # in eager mode: the modules that run with their inputs, and the blocks
@@ -688,20 +679,22 @@ def _rows(layer: Seen, products: list[tuple[Tensor, Tensor]]) -> dict[str, tuple
     return found
 
 
-def _unread(replace: Mapping[int, Instead], projections: Projections) -> list[tuple[int, Rows]]:
-    """(layer, rows that nobody reads) under these replacements."""
+def _unread(
+    replace: Mapping[int, Instead], projections: Projections, stop_after: int | None
+) -> list[tuple[int, Rows]]:
+    """(layer, rows that nobody reads) under these replacements, where the walk ends before the values of
+    `stop_after`."""
     unread = []
-    for layer, new in replace.items():
-        if new.heads is not None or new.own is not None or layer >= len(projections):
-            continue
-        parts = [
-            name for name in "qkv" if getattr(new, name) is not None or new.map is not None and name != "v"
-        ]
-        parts += ["qk"] if {"q", "k"} <= {*parts} else []
+    for layer, rows_of in enumerate(projections):
+        new = replace.get(layer, Instead())
+        whole = new.heads is None and new.own is None
+        parts = {name for name in "qkv" if whole and getattr(new, name) is not None}
+        parts |= {"q", "k"} if whole and new.map is not None else set()
+        parts |= {"qk"} if {"q", "k"} <= parts else set()
+        parts |= {"v"} if layer == stop_after else set()
         spans: dict[nn.Module, list] = {}
-        for part in parts:
-            if (rows := projections[layer].get(part)) is not None:
-                spans.setdefault(rows.projection, []).extend(rows.spans)
+        for part in sorted(parts & rows_of.keys()):
+            spans.setdefault(rows_of[part].projection, []).extend(rows_of[part].spans)
         unread += [(layer, Rows(projection, tuple(sorted(found)))) for projection, found in spans.items()]
     return unread
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlib._util import in_eval_mode
+from atlib._util import in_eval_mode, out_of_memory
 from atlib.attention import Projections, Unwalkable, find_projections
 from atlib.pair import usual_image_size
 from atlib.plan import Plan
@@ -74,8 +74,14 @@ def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, P
     """
     example = example_of(model, beside)
     image = tuple(example.shape[2:]) if example.ndim == 4 else None
-    with in_eval_mode(model):
-        seen, projections = find_projections(model, example)
+    try:
+        with in_eval_mode(model):
+            seen, projections = find_projections(model, example)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        kind, first = type(model).__name__, str(error).splitlines()[0]
+        raise Unwalkable(f"a {kind} does not take an input {tuple(example.shape)}: {first}") from error
     shapes = {tuple(layer.q.shape) for layer in seen.layers}
     if len(shapes) > 1:
         raise Unwalkable(
