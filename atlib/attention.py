@@ -13,7 +13,7 @@ context variables; there the compiler drops what nobody uses.
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -588,15 +588,13 @@ def _drops(name: str) -> bool:
 
 def outputs(model: nn.Module, images: Tensor) -> Any:
     """The model's logits, embeddings or last hidden state, by its own forward."""
-    inside = next(
-        (part for part in model.modules() if hasattr(getattr(part, "config", None), "mask_ratio")), None
-    )
-    if inside is None:
+    config = getattr(model, "config", None)
+    if not hasattr(config, "mask_ratio"):
         output = model(images)
-    elif inside.config.mask_ratio:
+    elif config.mask_ratio:
         raise Unwalkable(f"a {type(model).__name__} hides patches at random: set its config.mask_ratio = 0")
     else:  # transformers' masked auto-encoder, which shuffles patches unless it is given their order
-        patches = (inside.config.image_size // inside.config.patch_size) ** 2
+        patches = (config.image_size // config.patch_size) ** 2
         order = torch.arange(patches, device=images.device, dtype=torch.float32)
         output = model(images, noise=order.expand(len(images), -1))
     names = ("logits", "image_embeds", "last_hidden_state") if not isinstance(output, Tensor) else ()
@@ -725,11 +723,11 @@ def _traced(watch: _Watch, call: Callable[[], Any]) -> Any:
 @contextmanager
 def _watching(watch: _Watch, model: nn.Module):
     """Within it, what runs in this thread is noted by `watch`."""
-    slots, undo = set(), []
-    for module in model.modules():
+    modules, slots, undo = [*model.modules()], set(), []
+    for module in modules:
         if isinstance(module, (nn.ModuleList, nn.Sequential)):
             watch.elements |= dict.fromkeys(module.children(), module)
-        if hasattr(module, "unshard"):  # FSDP2 has to see every module's end
+        if hasattr(type(module), "unshard"):  # FSDP2 has to see every module's end
             watch.stops = False
         if watch.masks is not None:
             slots |= {part for name, part in module.named_children() if _drops(name)}
@@ -741,7 +739,7 @@ def _watching(watch: _Watch, model: nn.Module):
     _swap()
     token = _WATCH.set(watch)
     try:
-        undo = _made_to_call(model)
+        undo = _made_to_call(modules)
         yield
     finally:
         _undone(undo)
@@ -749,10 +747,10 @@ def _watching(watch: _Watch, model: nn.Module):
         _swap_back()
 
 
-def _made_to_call(model: nn.Module) -> list[tuple[Any, str, Any]]:
+def _made_to_call(modules: Iterable[nn.Module]) -> list[tuple[Any, str, Any]]:
     """Let modules make the call that can: what was changed, (object, attribute, value before)."""
     undo = []
-    for module in model.modules():
+    for module in modules:
         known = vars(module)
         config = known.get("config")
         if known.get("fused_attn") is False:  # timm
@@ -828,7 +826,7 @@ def _computed_again(module: nn.Module, inputs: tuple) -> _Watch | None:
         return None
     watch = _Watch(again.replace, again.masks, again.slots, at=at)
     watch.unread, watch.again, watch.repeats = again.unread, again, True
-    token, undo = _WATCH.set(watch), _made_to_call(module)
+    token, undo = _WATCH.set(watch), _made_to_call(module.modules())
 
     def leaves() -> None:
         _undone(undo)
