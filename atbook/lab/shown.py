@@ -73,8 +73,8 @@ def study_table(study: Study, scale: str, results: Path | None = None) -> str:
 
 
 def verdict_line(claim: str, *scales: str, results: Path | None = None) -> str:
-    """A claim with its verdict at each of some scales, in Markdown: "sentence: **holds** (CIFAR-10; 5 seeds,
-    +19.1 points, 17.0 to 21.2)". The interval is that of the level at which the claim was judged.
+    """A claim with its verdict at each of some scales, in Markdown: "sentence: **holds** (CIFAR-10; in 5 of 5
+    seeds, +19.1 points, 17.0 to 21.2)". The interval is that of `atbook.lab.verdicts.Judged`.
 
     results: the folder of the records, by default the book's. Raises `ValueError` for an id without a claim
     and a scale at which it is not asked.
@@ -91,8 +91,8 @@ def verdict_line(claim: str, *scales: str, results: Path | None = None) -> str:
             said.append(f"**{NOT_RECORDED}** ({SCALES[scale]})")
             continue
         mean, low, high = (f"{100 * value:+.1f}" for value in answer.estimate[:3])
-        seeds = answer.estimate.seeds
-        said.append(f"**{answer.verdict}** ({SCALES[scale]}; {seeds} seeds, {mean} points, {low} to {high})")
+        seeds = f"in {answer.seeds_for} of {answer.estimate.seeds} seeds"
+        said.append(f"**{answer.words}** ({SCALES[scale]}; {seeds}, {mean} points, {low} to {high})")
     return f"*{asked.sentence}*: " + ", ".join(said).replace("-", "−").replace("CIFAR−10", "CIFAR-10") + "."
 
 

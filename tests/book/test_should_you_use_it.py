@@ -54,7 +54,7 @@ def test_there_are_ten_findings_and_each_cites_what_the_records_have_decided():
         comments = [comment["what"].removeprefix("not ").split() for comment in COMMENT.finditer(finding)]
         assert comments, finding
         for claim, *scales in comments:
-            assert {judged[claim, scale] for scale in scales} <= {"holds", "does not hold"}, finding
+            assert {judged[claim, scale].verdict for scale in scales} <= {"holds", "does not hold"}, finding
 
 
 def test_what_it_says_of_costs():
