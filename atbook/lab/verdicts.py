@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special, stats
 
+from atbook.lab.searches import did_not_learn
 from atbook.records import read_records, unpack_bits
 from atlib._util import require_known
 from atlib.train.record import Record
@@ -123,6 +124,8 @@ class Estimate(NamedTuple):
     images: int
     #: The mean of each seed: what the interval hides where seeds end in two ways.
     of_seeds: tuple[float, ...] = ()
+    #: Of an accuracy: how many trials its search had, if none left guessing.
+    unlearned: int = 0
 
 
 class Judged(NamedTuple):
@@ -251,11 +254,13 @@ def accuracies(
     """
     records = read_records(study, scale, results=results)
     records = [record for record in records if figure is None or f"test_{figure}" in record.results]
+    unlearned = did_not_learn(study, scale, results) if figure is None else {}
     estimates = {}
     for method in dict.fromkeys(record.method for record in records):
         values = Side(study, of.get(method, (method,)), figure and on_test(figure)).values(records)
         if len(values) > 1:
-            estimates[method] = proportion(np.stack([values[seed] for seed in sorted(values)]))
+            found = proportion(np.stack([values[seed] for seed in sorted(values)]))
+            estimates[method] = found._replace(unlearned=unlearned.get(method, 0))
     return estimates
 
 
