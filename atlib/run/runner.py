@@ -116,15 +116,21 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     return _carry_out(config, folder, ready, log)
 
 
-def resume(folder: Path, on_corrupt: str | None = None, log: Callable[[dict], None] | None = None) -> Record:
+def resume(
+    folder: Path,
+    on_corrupt: str | None = None,
+    log: Callable[[dict], None] | None = None,
+    trust_data: bool = False,
+) -> Record:
     """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and
     return its record.
 
     A finished run is not touched; one whose weights were deleted writes them again. on_corrupt: from now on,
-    and in its config ("raise" or "skip"). log: as in `start`. Raises `OSError` for a folder without a run or
-    with a damaged record, and `ValueError` where its config or its teacher's file was changed.
+    and in its config ("raise" or "skip"). log: as in `start`; trust_data: as in
+    `read_config`. Raises `OSError` for a folder without a run or with a damaged record, and `ValueError`
+    where its config or its teacher's file was changed.
     """
-    config = read_config(folder)
+    config = read_config(folder, trust_data)
     if on_corrupt is not None:
         if is_generated(config.data):
             raise ValueError(
@@ -196,7 +202,7 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
                 f"--averaged chooses among a run's weights, {run_or_file} is a file: leave one out"
             )
         return run_or_file
-    config = read_config(run_or_file)
+    config = read_config(run_or_file, trust_data=True)  # its data are not opened
     if averaged and config.recipe.ema is None:
         raise ValueError(f"the run in {run_or_file} has no averaged weights: its recipe has no ema")
     if averaged:
