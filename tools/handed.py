@@ -52,8 +52,8 @@ class Handed:
 
 
 def owner_of(path: PurePosixPath) -> Owner:
-    """What the names of a file and of its folders say of its owner: the outermost, which is the platform's, and
-    not one inside it, which is the student's."""
+    """What the names of a file and of its folders say of its owner: the outermost is the platform's, one
+    inside it is the student's, and says nothing."""
     for folder in path.parts[:-1]:
         if match := MOODLE.match(folder):
             return Owner(match["name"], match["id"], AGAIN.sub("", path.name))
