@@ -64,7 +64,7 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     said, augmentation = preparation_of(path)
     if not said and is_run(path.parent):
-        augmentation = read_config(path.parent).augmentation
+        augmentation = read_config(path.parent, trust_data=True).augmentation
     if augmentation is None:
         raise ValueError(
             f"{path} does not say how image files are prepared for it: name a run's folder, a file that a run"

@@ -12,7 +12,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from atlib.checkpoint import normalisation_said
+from atlib.checkpoint import count, normalisation_said
 from atlib.maps import Grid
 from atlib.pair import Normalisation, image_size_of
 from atlib.teachers.files import Weights, normalisation_beside
@@ -86,9 +86,10 @@ def architecture_said(weights: Weights, architecture: str | None, heads: int | N
     if heads is not None or "architecture" not in weights.header:
         return None
     try:
-        native = Architecture(**weights.header["architecture"])
+        native = Architecture.read(weights.header["architecture"])
+        native.require_numbers(count(weights.tensors))
         on_meta(native)
-    except (TypeError, ValueError, KeyError, AttributeError, AssertionError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, AssertionError, ArithmeticError) as error:
         raise ValueError(f"its header names an architecture that cannot be built ({error})") from error
     return native
 
@@ -111,7 +112,7 @@ def architecture_beside(path: Path) -> Architecture | None:
         arguments = dict(said.get("model_args") or {})
         if trained.get("fixed_input_size") and "img_size" not in arguments:  # as timm takes it from there
             arguments["img_size"] = trained["input_size"][1:]
-        native = Architecture(name, arguments)
+        native = Architecture.read({"name": name, "overrides": arguments})
         on_meta(native)
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, AssertionError) as error:
         raise ValueError(f"{file} names an architecture that cannot be built ({error})") from error
