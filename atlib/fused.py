@@ -269,8 +269,8 @@ def map_free_short(
         *tensors, added, added_t, rows, grad_q, grad_k,
         scale, scale_t, H, N, *_strides(*tensors, added, added_t),
         **_widths(q, q_t), QUERIES=16 if keys == 16 or q.element_size() == 4 else 32, KEYS=keys,
-        PRECISION=_precision(q), GRADIENTS=learns, SHARED_KEYS=_has_wgmma(q.device),
-        num_warps=8 if keys > 64 else 4 if keys > 32 else 2, num_stages=1,
+        PRECISION=_precision(), GRADIENTS=learns, SHARED_KEYS=_has_wgmma(q.device),
+        num_warps=8 if max(keys, q.shape[3], q_t.shape[3]) > 64 else 4, num_stages=1,
     )  # fmt: skip
     return rows.sum() / rows.numel(), grad_q, grad_k
 
@@ -288,7 +288,7 @@ def map_free_long(
     wrap_triton(_forward)[(B * H * triton.cdiv(N, here),)](
         *tensors, added, added_t, rows, lse, lse_t,
         scale, scale_t, H, N, *_strides(*tensors, added, added_t),
-        **_widths(q, q_t), QUERIES=here, KEYS=there, PRECISION=_precision(q), **launch,
+        **_widths(q, q_t), QUERIES=here, KEYS=there, PRECISION=_precision(), **launch,
     )  # fmt: skip
     return rows.sum() / rows.numel(), lse, lse_t
 
@@ -305,7 +305,7 @@ def map_free_long_backward(
     here, there, launch = _blocks(q, q_t, added is not None or added_t is not None)
     grid = (B * H * triton.cdiv(N, here),)
     shared = (scale / (B * H * N), scale, scale_t, H, N, *_strides(*tensors, added, added_t))
-    options = _widths(q, q_t) | launch | {"PRECISION": _precision(q)}
+    options = _widths(q, q_t) | launch | {"PRECISION": _precision()}
     wrap_triton(_backward_q)[grid](
         *tensors, added, added_t, lse, lse_t, above, grad_q, *shared, QUERIES=here, KEYS=there, **options
     )
@@ -361,8 +361,10 @@ def takes(student: Seen, teacher: Seen) -> bool:
 
 
 def _alike(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in one number type."""
+    """Both in one number type; under autocast in that of the attention that they belong to."""
     dtype = torch.promote_types(q.dtype, k.dtype)
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
     return q.to(dtype), k.to(dtype)
 
 
@@ -417,10 +419,9 @@ def _strides(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, *added: Tensor | No
     return (*q.stride()[:3], *q_t.stride()[:3], *heads)
 
 
-def _precision(q: Tensor) -> str:
-    """How float32 is multiplied: as PyTorch's own products would be, and in TF32 under autocast."""
-    may = torch.backends.cuda.matmul.fp32_precision == "tf32" or torch.is_autocast_enabled("cuda")
-    return "tf32" if may else "ieee"
+def _precision() -> str:
+    """How float32 is multiplied: in TF32 where PyTorch's own products are."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _has_wgmma(device: torch.device) -> bool:
