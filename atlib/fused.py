@@ -30,6 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
+from torch.utils.flop_counter import register_flop_formula
 
 from atlib.attention import Seen
 
@@ -343,6 +344,27 @@ def _differentiate(ctx, above, *_):
 
 map_free_short.register_autograd(_multiply, setup_context=_keep_gradients)
 map_free_long.register_autograd(_differentiate, setup_context=_keep_rows)
+
+
+def _products(q, q_t, of_student: int, of_teacher: int) -> int:
+    """FLOPs of so many products of a head's width, from the shapes of q: PyTorch's counter asks."""
+    B, H, N, width = q
+    return 2 * B * H * N**2 * (of_student * width + of_teacher * q_t[3])
+
+
+@register_flop_formula(torch.ops.atlib.map_free_short)
+def _flops_short(q, k, q_t, *rest, **_) -> int:
+    return _products(q, q_t, 3 if rest[-1] else 1, 1)  # rest[-1]: `learns`
+
+
+@register_flop_formula(torch.ops.atlib.map_free_long)
+def _flops_long(q, k, q_t, *_, **__) -> int:
+    return _products(q, q_t, 1, 1)
+
+
+@register_flop_formula(torch.ops.atlib.map_free_long_backward)
+def _flops_long_backward(q, k, q_t, *_, **__) -> int:
+    return _products(q, q_t, 4, 2)
 
 
 def _refuse_second_derivative() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
 from triton import language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -272,6 +273,16 @@ def test_registered_as_pytorch_asks():
     arguments = *tensors, None, None, *SCALES
     assert opcheck(fused.map_free_short, (*arguments, True), test_utils=checks)
     assert opcheck(fused.map_free_long, arguments, test_utils=checks)
+
+
+def test_flops_are_counted(kernel):
+    """Four products of maps in one pass, eight in two; one of them, or two, of the teacher's width."""
+    tensors = random_qk(2, 3, 20, 4, 8)
+    with FlopCounterMode(display=False) as counter:
+        stepped(by_kernel, tensors)
+    student, teacher = (2 * 2 * 3 * 20**2 * width for width in (4, 8))
+    expected = {"short": 3 * student + teacher, "long": 5 * student + 3 * teacher}
+    assert counter.get_total_flops() == expected[kernel]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
