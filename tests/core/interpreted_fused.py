@@ -186,6 +186,16 @@ def test_sharp_scores_stay_finite_and_keep_their_digits(kernel):
     assert expected[0] < 1 and abs(computed[0] - expected[0]) <= 1e-4
 
 
+def test_scores_far_below_zero(kernel):
+    """What lies beyond the last token has the score 0, and must not outweigh them."""
+    tensors, low = random_qk(N=33), torch.full((33, 33), -300.0)
+    expected = in_float64(tensors)
+    for of_teacher in ({}, {"bias": low}):
+        assert_close(
+            stepped(by_kernel, tensors, of_student={"bias": low}, of_teacher=of_teacher), expected, 1e-4
+        )
+
+
 def test_inputs_in_any_layout(kernel):
     """q and k as a joint projection gives them, (B, N, 2, H, d); an expanded head; axes in another order."""
     q, k, q_t, k_t = random_qk(2, 3, 33, 8, 8)
@@ -196,6 +206,8 @@ def test_inputs_in_any_layout(kernel):
     loss = by_kernel(Seen(own[0], own[1], None, SCALES[0]), Seen(*of_teacher, None, SCALES[1]))
     loss.backward()
     assert_close([loss.detach(), *joint.grad.permute(2, 0, 3, 1, 4)], expected)
+    columns = [x.mT.contiguous().mT for x in (q, k, q_t, k_t)]
+    assert_close(stepped(by_kernel, columns), expected)
     expanded = [q, k, *(x[:, :1].expand(2, 3, 33, 8) for x in (q_t, k_t))]
     assert_close(stepped(by_kernel, expanded), in_float64(expanded))
 
