@@ -25,6 +25,8 @@ only then rounded for the products that follow. Scores are kept in bits (times l
 own.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import triton
 import triton.language as tl
@@ -266,13 +268,14 @@ def map_free_short(
     rows = q.new_empty((B, H, N), dtype=torch.float32)
     grad_q, grad_k = (q.new_empty(q.shape if learns else (0,)) for _ in "qk")
     keys = _covering(N)
-    wrap_triton(_short)[(B * H,)](
-        *tensors, added, added_t, rows, grad_q, grad_k,
-        scale, scale_t, H, N, *_strides(*tensors, added, added_t),
-        **_widths(q, q_t), QUERIES=16 if keys == 16 or q.element_size() == 4 else 32, KEYS=keys,
-        PRECISION=_precision(), GRADIENTS=learns, SHARED_KEYS=_has_wgmma(q.device),
-        num_warps=8 if max(keys, q.shape[3], q_t.shape[3]) > 64 else 4, num_stages=1,
-    )  # fmt: skip
+    with _on(q):
+        wrap_triton(_short)[(B * H,)](
+            *tensors, added, added_t, rows, grad_q, grad_k,
+            scale, scale_t, H, N, *_strides(*tensors, added, added_t),
+            **_widths(q, q_t), QUERIES=16 if keys == 16 or q.element_size() == 4 else 32, KEYS=keys,
+            PRECISION=_precision(), GRADIENTS=learns, SHARED_KEYS=_has_wgmma(q.device),
+            num_warps=8 if max(keys, q.shape[3], q_t.shape[3]) > 64 else 4, num_stages=1,
+        )  # fmt: skip
     return rows.sum() / rows.numel(), grad_q, grad_k
 
 
@@ -286,11 +289,12 @@ def map_free_long(
     tensors = _laid_out(q, k, q_t, k_t)
     rows, lse, lse_t = (q.new_empty((B, H, N), dtype=torch.float32) for _ in range(3))
     here, there, launch = _blocks(q, q_t, added is not None or added_t is not None)
-    wrap_triton(_forward)[(B * H * triton.cdiv(N, here),)](
-        *tensors, added, added_t, rows, lse, lse_t,
-        scale, scale_t, H, N, *_strides(*tensors, added, added_t),
-        **_widths(q, q_t), QUERIES=here, KEYS=there, PRECISION=_precision(), **launch,
-    )  # fmt: skip
+    with _on(q):
+        wrap_triton(_forward)[(B * H * triton.cdiv(N, here),)](
+            *tensors, added, added_t, rows, lse, lse_t,
+            scale, scale_t, H, N, *_strides(*tensors, added, added_t),
+            **_widths(q, q_t), QUERIES=here, KEYS=there, PRECISION=_precision(), **launch,
+        )  # fmt: skip
     return rows.sum() / rows.numel(), lse, lse_t
 
 
@@ -307,12 +311,13 @@ def map_free_long_backward(
     grid = (B * H * triton.cdiv(N, here),)
     shared = (scale / (B * H * N), scale, scale_t, H, N, *_strides(*tensors, added, added_t))
     options = _widths(q, q_t) | launch | {"PRECISION": _precision()}
-    wrap_triton(_backward_q)[grid](
-        *tensors, added, added_t, lse, lse_t, above, grad_q, *shared, QUERIES=here, KEYS=there, **options
-    )
-    wrap_triton(_backward_k)[grid](
-        *tensors, added, added_t, lse, lse_t, above, grad_k, *shared, QUERIES=there, KEYS=here, **options
-    )
+    with _on(q):
+        wrap_triton(_backward_q)[grid](
+            *tensors, added, added_t, lse, lse_t, above, grad_q, *shared, QUERIES=here, KEYS=there, **options
+        )
+        wrap_triton(_backward_k)[grid](
+            *tensors, added, added_t, lse, lse_t, above, grad_k, *shared, QUERIES=there, KEYS=here, **options
+        )
     return grad_q, grad_k
 
 
@@ -439,6 +444,12 @@ def _strides(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, *added: Tensor | No
     is added."""
     heads = (x.stride(0) if x is not None and x.ndim == 3 else 0 for x in added)
     return (*q.stride()[:3], *q_t.stride()[:3], *heads)
+
+
+def _on(q: Tensor) -> AbstractContextManager:
+    """Triton starts kernels on the current device, which need not be that of q; tensors that are only traced
+    have none."""
+    return torch.cuda.device(q.device) if type(q) is Tensor and q.is_cuda else nullcontext()
 
 
 def _precision() -> str:
