@@ -16,7 +16,10 @@ from PIL import Image, ImageFile
 from atlib.data.decoding import DataError
 from atlib.data.splits import SPLIT_NAMES
 
-WAY_OUT = "each class needs a folder of its own, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg"
+WAY_OUT = (
+    "each class needs a folder of its own, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg;"
+    " `python -m atlib pretrain` learns without labels"
+)
 
 
 @cache
@@ -109,11 +112,7 @@ class ImageFolders(Mapping):
         """The classes of a split: those that the training images have, if there are some."""
         folder, train = self.folders[split], self.folders.get("train")
         if not counts:
-            raise DataError(
-                f"{folder} holds images and no class folders: {WAY_OUT}; `python -m atlib pretrain` learns"
-                " without labels",
-                "split",
-            )
+            raise DataError(f"{folder} holds images and no class folders: {WAY_OUT}", "split")
         names = sorted(counts) if train is None else [each.name for each in _visible_folders(train)]
         refuse_alike(names, folder if train is None else train)
         if train is None:
@@ -121,7 +120,7 @@ class ImageFolders(Mapping):
         if unknown := sorted(counts.keys() - set(names)):
             listed = ", ".join(f"{name!r} ({counts[name]} images)" for name in unknown[:5])
             more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-            hint = "".join(f"; {a!a} looks like {b!a}" for a, b in _pairs_alike(unknown, names)[:1])
+            hint = "".join(f"; {a!a} looks like {b!a}" for a, b in pairs_alike(unknown, names)[:1])
             raise DataError(
                 f"{folder}: classes without training images in {train}: {listed}{more}{hint}", "split"
             )
@@ -142,12 +141,12 @@ def refuse_alike(names: Iterable[str], where: object) -> None:
     """Raise `DataError` for names of classes that look equal and are not: by case, spaces at their ends, or
     the form of their accents."""
     names = list(names)
-    if found := _pairs_alike(names, names):
+    if found := pairs_alike(names, names):
         listed = ", ".join(f"{a!a} and {b!a}" for a, b in found[:5])
         raise DataError(f"{where}: names of classes that look alike, {listed}: merge or rename them")
 
 
-def _pairs_alike(some: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
+def pairs_alike(some: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
     """Names of `some` with the last other one of `others` that looks like it, each two once."""
     looks: dict[str, list[str]] = {}
     for name in others:

@@ -259,10 +259,7 @@ def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[
             return name
     # so `datasets` reads images that lie in one folder
     if kind == "label" and rows.column_names == ["image"]:
-        raise DataError(
-            f"no label column, images alone: in a folder of images {WAY_OUT}; `python -m atlib pretrain`"
-            " learns without labels"
-        )
+        raise DataError(f"no label column, images alone: in a folder of images {WAY_OUT}")
     raise DataError(
         f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)};"
         f" name it with {kind}_column=",
