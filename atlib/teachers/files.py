@@ -25,8 +25,9 @@ from torch import Tensor
 from atlib.checkpoint import read_tensors as read_safetensors
 from atlib.pair import Normalisation
 
-# Where a training checkpoint keeps the model, in order of preference. DINO's is evaluated by its "teacher".
-CONTAINERS = ("teacher", "model", "state_dict", "model_ema", "student")
+# Where a training checkpoint keeps the model, in order of preference. DINO's is evaluated by its "teacher",
+# I-JEPA's by its "target_encoder".
+CONTAINERS = ("teacher", "model", "state_dict", "model_ema", "student", "target_encoder")
 TO_SAFETENSORS = (
     "where you trust it, open it with the code that wrote it, save the model's state dict with"
     " safetensors.torch.save_file, and give that file"
@@ -154,6 +155,14 @@ def _unwrapped(content: Any, path: Path) -> Weights:
     if not isinstance(content, Mapping):
         raise OSError(f"{path} holds a {type(content).__name__} and not a state dict: {TO_SAFETENSORS}")
     container = next((name for name in CONTAINERS if isinstance(content.get(name), Mapping)), "")
+    if not container and not any(isinstance(value, Tensor) for value in content.values()):
+        inside = [name for name, each in content.items() if isinstance(name, str) and _holds_tensors(each)]
+        if len(inside) > 1:
+            raise OSError(
+                f"{path} holds tensors in {', '.join(inside)}: save the one that teaches,"
+                f" torch.save(torch.load(FILE)[{inside[0]!r}], NEW)"
+            )
+        container = "".join(inside)
     inside = content[container] if container else content
     tensors = {str(name): value for name, value in inside.items() if isinstance(value, Tensor)}
     if not tensors:
@@ -167,6 +176,10 @@ def _unwrapped(content: Any, path: Path) -> Weights:
 # NumPy alone ---
 
 TARGET = "target."  # the parameters; "state." are the optimiser's
+
+
+def _holds_tensors(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and any(isinstance(value, Tensor) for value in entry.values())
 
 
 def _read_t5x(folder: Path) -> dict[str, Tensor]:
