@@ -80,6 +80,7 @@ EVA = Layout("timm's Eva, under its own names", PATCHES)
 FLIP = Layout(
     "FLIP, the image encoder",
     "img_encoder",
+    heads={384: 6},
     settings={"act_layer": "gelu_tanh", "global_pool": "avg", "fc_norm": False, "pool_include_prefix": True},
 )
 
@@ -260,6 +261,7 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
         f"{chosen} heads" + (f", usual at width {width}" if heads is None else ", as given"),
         "LayerNorm with ε 1e-06",
         "the approximate GELU" if "act_layer" in config else "GELU",
+        "a square grid of patches",
     ]
     if "dist_token" in state:
         del config["class_token"], config["reg_tokens"], config["no_embed_class"], config["fc_norm"]
@@ -292,7 +294,7 @@ def _heads(encoder: Encoder, width: int, prefix: int) -> int:
     if known is not None:
         return known
     # DeiT's and DINO's ViT-S under timm's names: positions are learned, so that the class token has one, too
-    learned = prefix == 1 and encoder.state["pos_embed"][:, 0].any()
+    learned = prefix > 0 and encoder.state["pos_embed"][:, 0].any()
     if width == 384 and learned and not any("decoder" in name for name in encoder.unused):
         return 6
     differ = f"; {DIFFER[width]}" if width in DIFFER else ""
