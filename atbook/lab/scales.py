@@ -598,8 +598,6 @@ START = {"lr": 4e-3, "weight_decay": 0.1}
 ALL_RATES = Ladder("lr", AXES["lr"][2:12])
 # The same, and on beyond both ends while nothing has left guessing, one of eight classes.
 UNTIL_LEARNED = Ladder("lr", AXES["lr"][2:12], beyond=2, learned=1 / 8 + ABOVE_GUESSING)
-# Of Match, the methods whose students may not learn at all.
-_FAR_RATES = ("copy-message-twin", "copy-unrelated-twin", "copy-untrained")
 WEIGHTS = {"transfer_weight": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}
 
 
@@ -619,7 +617,7 @@ def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
     training = replace(recipes.STUDENT, steps=500)
     tuning = _equal_chances(WORLD_METHODS, training.steps)
     if world.task == "match":  # near their start nothing learns, and going uphill ends there
-        tuning |= dict.fromkeys(_FAR_RATES, UNTIL_LEARNED)
+        tuning["copy-message-twin"] = UNTIL_LEARNED
     return GlyphScale(
         name,
         Architecture("glyphs"),
