@@ -447,8 +447,8 @@ REASONS = {
     "MlpMixer": "it has no attention: what mixes patches are weights, the same for all images; of a ResMLP"
     " atlib.methods.resmlp.static_maps shows them",
     "DataParallel": "it is a wrapper: pass its .module (`accelerate launch` trains on several GPUs)",
-    "DistributedDataParallel": "it is a wrapper: pass its .module",
-    "FullyShardedDataParallel": "it is a wrapper: pass the module inside",
+    "DistributedDataParallel": "it is a wrapper: build the pair with the model inside, and wrap the pair",
+    "FullyShardedDataParallel": "it is a wrapper: build the pair with the model inside, and wrap the pair",
     "OptimizedModule": "it is a wrapper made by torch.compile: pass the module inside (its ._orig_mod)",
 }
 

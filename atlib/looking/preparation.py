@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 from atlib._util import check_fields
+from atlib.adapters.choose import adapter_of
 from atlib.data.decoding import as_rgb, large_pictures
 from atlib.pair import Normalisation
 
@@ -75,7 +76,7 @@ def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:
     mean and standard deviation, is taken, and `source` says so. The size is the model's own. Raises
     `TypeError` for an unknown field.
     """
-    size = changes.pop("size", None) or vit.patch_embed.img_size
+    size = changes.pop("size", None) or adapter_of(vit).sizes().image
     settings = resolve_model_data_config(vit, args={"input_size": (3, *size)})
     names = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
     source = (

@@ -216,8 +216,8 @@ def resized_positions(positions: Tensor, prefix: int, grid_from: Grid, grid_to: 
 
     As timm does it, with antialiasing, so that a file and a timm name give the same teacher at every image
     size (MAE's published code does not antialias), but by the grids: timm 1.0.20 goes by the number of
-    patches and leaves 2 x 8 as they are where 4 x 4 are asked for (timm#2737). Bicubic as in DeiT (arXiv 2012.12877,
-    section 3), because bilinear interpolation shrinks the embeddings' norm.
+    patches and leaves 2 x 8 as they are where 4 x 4 are asked for (timm#2737). Bicubic as in DeiT (arXiv
+    2012.12877, section 3), because bilinear interpolation shrinks the embeddings' norm.
     """
     grid = positions[:, prefix:].float().unflatten(1, grid_from).permute(0, 3, 1, 2)
     grid = nn.functional.interpolate(grid, grid_to, mode="bicubic", antialias=True)

@@ -160,6 +160,11 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
     """
     if any(re.search(r"(^|[./])img_encoder[./]embedding[./]kernel$", name) for name in tensors):
         return _flip(tensors)
+    if any(name.endswith("relative_position_bias_table") for name in tensors):
+        raise ValueError(
+            "these weights have relative positions, as BEiT's: name the model with architecture=, such as"
+            " 'beit_base_patch16_224'"
+        )
     layout = next((layout for layout in ((EVA,) if eva else LAYOUTS) if layout.mark in tensors), None)
     if layout is None:
         prefixes = [name.removesuffix(PATCHES) for name in tensors if name.endswith(f".{PATCHES}")]

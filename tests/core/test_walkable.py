@@ -120,7 +120,7 @@ def test_anything_else():
 
 @pytest.mark.parametrize(
     "name, way_out",
-    [("DistributedDataParallel", ".module"), ("FullyShardedDataParallel", "the module inside")],
+    [("DistributedDataParallel", "wrap the pair"), ("FullyShardedDataParallel", "wrap the pair")],
 )
 def test_wrappers_say_what_to_pass(name, way_out):
     """A wrapper that is called as the real one is: making a real one needs processes or a compiler."""
