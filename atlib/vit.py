@@ -77,7 +77,8 @@ OTHERS_OF_FILES = frozenset(
     " use_rot_pos_emb rope_type rope_grid_offset rope_grid_indexing rope_temperature rope_rotate_half"
     " rope_shift_coords rope_jitter_coords rope_rescale_coords rope_mrope_section use_post_norm"
     " use_pre_transformer_norm use_post_transformer_norm use_fc_norm head_init_scale use_rel_pos_bias"
-    " use_shared_rel_pos_bias rel_pos_type shared_rel_pos stem_type".split()
+    " use_shared_rel_pos_bias rel_pos_type shared_rel_pos stem_type depth_token_only"
+    " mlp_ratio_token_only".split()
 )
 LARGEST = 2**33  # weights, and twice the largest of timm's ViTs has
 MOST_PATCHES = 2**16
