@@ -22,7 +22,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=agg $(RUN) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up book test pages course slides faults wasm lint format drawings notebooks results measure benchmarks lock clean
+.PHONY: help set-up book test pages course slides faults wasm lint format drawings notebooks results measure benchmarks gpu lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,9 @@ benchmarks: set-up  ## time a walk, transfer steps, classification and the impor
 	@$(RUN) benchmarks/throughput.py
 	@$(RUN) benchmarks/processes.py
 	@$(RUN) benchmarks/dry_run.py
+
+gpu: set-up  ## what a GPU is asked for, in parts of nine minutes: ARGS="--parts tests steps --out FOLDER"
+	@$(RUN) benchmarks/on_a_gpu.py $(ARGS)
 
 lock: set-up  ## write requirements.lock and environment.yml anew from pyproject.toml; UPGRADE=1 takes the newest
 	@$(RUN) tools/lock.py $(if $(UPGRADE),--upgrade)

@@ -56,7 +56,7 @@ def load_vit(path: str | Path) -> VisionTransformer:
     tensors, header = read_tensors(Path(path))
     if "needs_teacher" in header:
         raise OSError(f"{path} is a bundle, written by save_bundle: read it with load_bundle")
-    vit = _build(header, "architecture", path)
+    vit = _build(header, "architecture", tensors, path)
     _load_state(vit, tensors, path)
     _attach(vit, header, path)
     return vit
@@ -129,8 +129,9 @@ def load_bundle(path: str | Path) -> nn.Module:
     tensors, header = read_tensors(Path(path))
 
     def part(name: str) -> VisionTransformer:
-        vit, own = _build(header, name, path), [key for key in tensors if key.startswith(f"{name}.")]
-        _load_state(vit, {key.removeprefix(f"{name}."): tensors[key] for key in own}, path)
+        own = {key.removeprefix(f"{name}."): tensors[key] for key in tensors if key.startswith(f"{name}.")}
+        vit = _build(header, name, own, path)
+        _load_state(vit, own, path)
         _attach(vit, header, path)  # of the student; `read_pair` says the teacher's
         return vit
 
@@ -188,10 +189,17 @@ def _field(header: dict, name: str, path: str | Path):
     return header[name]
 
 
-def _build(header: dict, name: str, path: str | Path) -> VisionTransformer:
+def count(tensors: Mapping[str, Tensor]) -> int:
+    """How many numbers there are in tensors."""
+    return sum(value.numel() for value in tensors.values())
+
+
+def _build(header: dict, name: str, tensors: Mapping[str, Tensor], path: str | Path) -> VisionTransformer:
     try:
-        return Architecture(**_field(header, name, path)).build_classifier()
-    except (TypeError, ValueError) as error:
+        architecture = Architecture.read(_field(header, name, path))
+        architecture.require_numbers(count(tensors))
+        return architecture.build_classifier()
+    except (TypeError, ValueError, RuntimeError, AssertionError, ArithmeticError) as error:
         raise OSError(
             f"{path} names an architecture that cannot be built ({error}); it was left as it is"
         ) from error
@@ -211,6 +219,7 @@ def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> N
             " class of your own has none: save its state dict beside the student's, or distill, after which"
             " the student needs no teacher"
         )
+    Architecture.read(architecture._asdict())  # or the file could not be read
     with torch.random.fork_rng(devices=[]):  # its weights are drawn for nothing
         built = architecture.build_classifier()
     twin, mine = built.state_dict(), vit.state_dict()

@@ -10,10 +10,14 @@ and its gradient with respect to z is p_s - p_t, so that
     ∂/∂q_i = scale · Σ_j (p_s - p_t)(i,j) k_j        ∂/∂k_j = scale · Σ_i (p_s - p_t)(i,j) q_i.
 
 Both sums can be had from pieces. `by_blocks` takes a few queries at a time; `by_fused_attention` notes that
-Σ_j p(i,j) k_j is attention with the keys as values and leaves it to the platform's fused kernels. Memory is
-O(N d) a head, not O(N²). The how-to *Never store a map* derives this step by step. StreamKL
-(arXiv 2606.20005) reaches the same memory with a CUDA kernel of its own.
+Σ_j p(i,j) k_j is attention with the keys as values and leaves it to the platform's fused kernels; and on a
+GPU `atlib.fused` makes loss and gradients in one kernel. Memory is O(N d) a head, not O(N²). The how-to
+*Never store a map* derives this step by step. StreamKL (arXiv 2606.20005) reaches the same memory with a CUDA
+kernel of its own.
 """
+
+import importlib.util
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,15 +35,33 @@ def map_free_cross_entropy(student: Seen, teacher: Seen, value: bool = True) -> 
 
     `student` and `teacher`: what a layer of each saw, with q and k; their head widths may differ. The
     teacher's are constants. What the student must not look at (`Seen.mask`) the teacher's map loses too. A
-    bias that the student learns gets its gradient, by blocks on every device. With
-    `value=False` the result is 0 and only its gradients are computed, which saves the log-sum-exp. On a CUDA
-    device it runs through fused attention, elsewhere by blocks of queries, which needs fewer multiplications
-    but no fast memory close by. Source: the loss is that of arXiv 2411.09702, section on Attention
-    Distillation; the identity is this project's.
+    bias that the student learns gets its gradient, by blocks on every device. With `value=False` the result
+    is 0 and only its gradients are computed, which saves the log-sum-exp. On a CUDA device it runs as one
+    kernel (`atlib.fused`), or where that does not fit through fused attention; elsewhere by blocks of
+    queries, which needs fewer multiplications but no fast memory close by. Source: the loss is that of arXiv
+    2411.09702, section on Attention Distillation; the identity is this project's.
     """
+    return _way(student, teacher)(student, teacher, value)
+
+
+def _way(student: Seen, teacher: Seen) -> Callable[[Seen, Seen, bool], Tensor]:
+    """The fastest way that computes this."""
     # no fused kernel knows float64
-    on_fused = student.q.is_cuda and student.q.dtype != torch.float64 and not _learns_bias(student)
-    return (by_fused_attention if on_fused else by_blocks)(student, teacher, value)
+    if not student.q.is_cuda or student.q.dtype == torch.float64 or _learns_bias(student):
+        return by_blocks
+    if not _runs_triton(student.q.device):
+        return by_fused_attention
+    from atlib.fused import by_kernel, takes  # not at the top: it imports Triton
+
+    return by_kernel if takes(student, teacher) else by_fused_attention
+
+
+@torch.compiler.assume_constant_result
+def _runs_triton(device: torch.device) -> bool:
+    """Whether the kernels are for this device: Triton is installed with PyTorch on Linux; tensor cores know
+    bf16 from sm_80 on; AMD's were not tried."""
+    installed = torch.version.hip is None and importlib.util.find_spec("triton") is not None
+    return installed and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def by_blocks(student: Seen, teacher: Seen, value: bool = True) -> Tensor:

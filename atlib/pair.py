@@ -56,10 +56,14 @@ class Normalisation:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Normalisation | None":
-        """How images are normalised for a model, as its `pretrained_cfg` says; None where it says nothing."""
+        """How images are normalised for a model, as its `pretrained_cfg` says; None where it says
+        nothing, or has numbers for other channels than it takes."""
         said = getattr(model, "pretrained_cfg", None)
         read = said.get if isinstance(said, Mapping) else lambda name: getattr(said, name, None)
-        return None if read("mean") is None or read("std") is None else cls(read("mean"), read("std"))
+        own = None if read("mean") is None or read("std") is None else cls(read("mean"), read("std"))
+        # timm's models of one channel, or of five, have the configuration of those of three
+        fits = own is None or channels_of(model) in (None, len(own.mean))
+        return own if fits else None
 
     @classmethod
     def read(cls, described: Mapping[str, Any] | None) -> "Normalisation | None":
@@ -78,8 +82,9 @@ def attach(model: nn.Module, normalisation: Normalisation | None) -> None:
     """Let a model say how images are normalised for it, in place of what it says; None: it does not say."""
     said = getattr(model, "pretrained_cfg", None) or {}
     said = dict(said) if isinstance(said, Mapping) else said.to_dict()
-    mean_and_std = {"mean": None, "std": None} if normalisation is None else vars(normalisation)
-    model.pretrained_cfg = said | mean_and_std
+    # without both keys, and not None in them, timm takes its defaults
+    said = {name: value for name, value in said.items() if name not in ("mean", "std")}
+    model.pretrained_cfg = said if normalisation is None else said | vars(normalisation)
 
 
 def renormalised(images: Tensor, now: Normalisation | None, then: Normalisation | None) -> Tensor:
@@ -105,11 +110,7 @@ def renormalised(images: Tensor, now: Normalisation | None, then: Normalisation 
 def check_images(model: nn.Module, images: Tensor) -> None:
     """Raise `ValueError` for what a ViT cannot take as images: not float (B, channels, height, width) with
     its channels and, where it takes one size only, of that size."""
-    embed = getattr(model, "patch_embed", None)
-    # the first convolution sees the image: of timm's hybrids, that of the network in front of the patches
-    sees = (part for part in embed.modules() if isinstance(part, nn.Conv2d)) if embed is not None else ()
-    channels = next((convolution.in_channels for convolution in sees), None)
-    size = image_size_of(model)
+    channels, size = channels_of(model), image_size_of(model)
     if images.ndim != 4 or not images.is_floating_point():
         wrong = "they are normalised floats, in batches"
     elif channels not in (None, images.shape[1]):
@@ -121,6 +122,14 @@ def check_images(model: nn.Module, images: Tensor) -> None:
     raise ValueError(
         f"images are (B, channels, height, width), got {tuple(images.shape)} of {images.dtype}: {wrong}"
     )
+
+
+def channels_of(model: nn.Module) -> int | None:
+    """How many channels images have for a model; None where it does not say."""
+    embed = getattr(model, "patch_embed", None)
+    # the first convolution sees the image: of timm's hybrids, that of the network in front of the patches
+    sees = (part for part in embed.modules() if isinstance(part, nn.Conv2d)) if embed is not None else ()
+    return next((convolution.in_channels for convolution in sees), None)
 
 
 def image_size_of(model: nn.Module) -> tuple[int, int] | None:
@@ -242,8 +251,9 @@ class Pair(nn.Module, ABC):
 
     def for_teacher(self, images: Tensor) -> Tensor:
         """Images (B, 3, height, width) as the student is given them, as the first teacher was trained to see
-        them: normalised anew and resized where that differs, else the same tensor."""
-        return self._views[0].show(images, self.normalisation)
+        them: normalised anew, resized and in its precision where that differs, else the same tensor."""
+        weights = (each.dtype for each in self.teacher.parameters() if each.is_floating_point())
+        return self._views[0].show(images, self.normalisation).to(next(weights, images.dtype))
 
     @property
     def teacher_normalisation(self) -> Normalisation | None:

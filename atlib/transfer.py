@@ -1,5 +1,6 @@
 """Teacher and student as one module: what the plan takes from the teacher, copied or distilled."""
 
+import gc
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from atlib.attention import (
     DropPathMasks,
@@ -88,6 +90,8 @@ class AttentionTransfer(Pair):
         self.plan = plan
         self.pairing = pairing
         self._maps = maps
+        self._built_with = (student,)  # of which the projections are
+        self._looked = False  # whether a DDP was looked for that holds the student, at the first step
         self.layers = tuple(layer for layer, _ in pairing.layers)
         one_to_one = all(layer == layer_of_teacher for layer, layer_of_teacher in pairing.layers)
         self._same_masks = one_to_one and of_teacher.depth == of_student.depth
@@ -173,6 +177,14 @@ class AttentionTransfer(Pair):
 
     def _walked(self, images: Tensor, target: Iterable[Seen], masks: list[DropPathMasks] | None) -> Walk:
         """The student's walk, with what the teacher saw in place of its own where the plan copies."""
+        if self.student is not self._built_with[0]:
+            raise ValueError(
+                f"the pair's student was replaced by a {type(self.student).__name__} after it was built:"
+                " build another pair"
+            )
+        looks = not (self._looked or torch.compiler.is_compiling())
+        if looks and self.training and torch.is_grad_enabled():
+            self._looked = _refuse_ddp_around(self.student)
         replace = dict(zip(self.layers, self._form.instead(target))) if self.needs_teacher else None
         return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
 
@@ -187,16 +199,19 @@ class AttentionTransfer(Pair):
             return self._given_layers(images)
         self.teacher.eval()  # other code may have called .train() on it since
         layers = [of_teacher for _, of_teacher in self.pairing.layers]
+        shown = self.for_teacher(images)
         with without_history():
             seen = walk(
                 self.teacher,
-                self.for_teacher(images),
+                shown,
                 stop_after=max(layers),
                 values="v" in self._form.parts,
                 drop_path=drop_path if self._same_masks else None,
                 projections=self._projections_of_teacher,
             ).layers
         kept = [_constant(seen[layer], self._form.parts) for layer in layers]
+        if shown.dtype != images.dtype:  # of a teacher in half precision, in the student's
+            kept = [_in_precision(layer, images.dtype) for layer in kept]
         return [_on_tokens(layer, self.pairing.teacher_tokens) for layer in kept]
 
     def _given_layers(self, images: Tensor) -> list[Seen]:
@@ -439,6 +454,21 @@ def drops(student: nn.Module) -> bool:
     )
 
 
+@torch.compiler.disable
+def _refuse_ddp_around(student: nn.Module) -> bool:
+    """Raise `ValueError` for a student that is trained outside the forward of the `DistributedDataParallel`
+    that holds it, whose gradients would never be averaged; True where it is not."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and DistributedDataParallel._active_ddp_module is None:
+        holders = (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
+        if any(each.module is student for each in holders):
+            raise ValueError(
+                "the student is in a DistributedDataParallel, which does not see its walk: build the pair"
+                " with the bare student, and wrap the pair"
+            )
+    return True
+
+
 def without_history():
     """Inference mode for a teacher's run; under `torch.compile`, which cannot trace that on parameters, only
     no gradients."""
@@ -451,6 +481,15 @@ def _one_by_one(layers: list[Seen]) -> Iterator[Seen]:
     del layers
     while waiting:
         yield waiting.pop()
+
+
+def _in_precision(seen: Seen, dtype: torch.dtype) -> Seen:
+    cast = {name: part.to(dtype) for name, part in seen._asdict().items() if _is_float(part)}
+    return seen._replace(**cast)
+
+
+def _is_float(part: object) -> bool:
+    return isinstance(part, Tensor) and part.is_floating_point()
 
 
 def _constant(seen: Seen, parts: str) -> Seen:

@@ -1,9 +1,11 @@
 """Create Vision Transformers: the book's small presets, and any timm ViT by name."""
 
 import difflib
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -33,6 +35,55 @@ PRESETS: dict[str, dict] = {
 
 # The classes whose attention can be walked.
 VITS = (VisionTransformer, Eva, Beit, VisionTransformerRelPos, NaFlexVit)
+
+
+# What a file may say of a model: constructor arguments of timm's classifiers that are plain values. Nothing
+# that `timm.create_model` takes for itself is here (checkpoint_path, pretrained, pretrained_cfg, cache_dir
+# ...): with it, a file could name a pickle or an address.
+SIZES_OF_FILES = {  # at most
+    "img_size": 2**14,
+    "input_size": 2**14,
+    "patch_size": 2**10,
+    "in_chans": 2**10,
+    "num_classes": 2**20,
+    "embed_dim": 2**15,
+    "num_features": 2**15,
+    "depth": 2**9,
+    "num_heads": 2**10,
+    "num_kv_heads": 2**10,
+    "reg_tokens": 2**12,
+    "num_reg_tokens": 2**12,
+    "mlp_ratio": 2**6,
+    "attn_pool_num_heads": 2**10,
+    "attn_pool_mlp_ratio": 2**6,
+    "ref_feat_shape": 2**12,
+    "swiglu_align_to": 2**12,
+    # of classifiers that are no ViT
+    "layers": 2**9,
+    "depths": 2**9,
+    "dims": 2**15,
+    "window_size": 2**10,
+    "num_blocks": 2**9,
+    "kernel_size": 2**10,
+    "cardinality": 2**10,
+    "base_width": 2**12,
+    "stem_width": 2**12,
+    "output_stride": 2**5,
+}
+OTHERS_OF_FILES = frozenset(
+    "global_pool qkv_bias qk_norm scale_attn_norm scale_mlp_norm proj_bias init_values class_token"
+    " pos_embed no_embed_class pre_norm final_norm fc_norm pool_include_prefix dynamic_img_size"
+    " dynamic_img_pad drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate"
+    " drop_path_rate weight_init fix_init distilled embed_norm_layer norm_layer act_layer attn_layer"
+    " qkv_fused swiglu_mlp scale_mlp scale_attn_inner attn_type attn_only_layer_scale use_abs_pos_emb"
+    " use_rot_pos_emb rope_type rope_grid_offset rope_grid_indexing rope_temperature rope_rotate_half"
+    " rope_shift_coords rope_jitter_coords rope_rescale_coords rope_mrope_section use_post_norm"
+    " use_pre_transformer_norm use_post_transformer_norm use_fc_norm head_init_scale use_rel_pos_bias"
+    " use_shared_rel_pos_bias rel_pos_type shared_rel_pos stem_type depth_token_only"
+    " mlp_ratio_token_only".split()
+)
+LARGEST = 2**33  # weights, and twice the largest of timm's ViTs has
+MOST_PATCHES = 2**16
 
 
 def check_timm(vit: torch.nn.Module) -> None:
@@ -285,3 +336,80 @@ class Architecture(NamedTuple):
     def build_classifier(self) -> torch.nn.Module:
         """The same where no attention is handed over, so that it need not be a ViT."""
         return create_classifier(self.name, **self.overrides)
+
+    @classmethod
+    def read(cls, said: object) -> "Architecture":
+        """The architecture that a file names, which may be a stranger's. Raises `ValueError` for anything but
+        a model's name, plain arguments of its constructor, and sizes that a ViT has; nothing is built."""
+        if not isinstance(said, Mapping) or not {"name"} <= said.keys() <= {"name", "overrides"}:
+            raise ValueError(f"{_short(said)}: an architecture has a name and overrides")
+        name, overrides = said["name"], said.get("overrides", {})
+        if isinstance(name, Mapping):
+            arguments = {**name}
+        elif isinstance(name, str) and (name in PRESETS or _is_in_timm(name)):
+            arguments = {**PRESETS.get(name, {})}
+        else:
+            raise ValueError(f"{_short(name)} is no model of timm's")
+        if not isinstance(overrides, Mapping):
+            raise ValueError(f"overrides={_short(overrides)}: it must map names to values")
+        arguments |= overrides
+        for argument, value in arguments.items():
+            _check_plain(argument, value)
+        _check_size(arguments)
+        return cls(name, overrides)
+
+    def require_numbers(self, numbers: int) -> None:
+        """Raise `ValueError` where the model has more weights than there are `numbers` in its file, before
+        memory is taken for them, or keeps more beside its weights than any ViT does."""
+        try:
+            with torch.device("meta"):
+                model = self.build_classifier()
+        except (RuntimeError, NotImplementedError):  # an older timm, which builds nothing there
+            return
+        needed = sum(value.numel() for value in model.state_dict().values())
+        if needed > numbers:
+            said = _short(dict(self.overrides) or self.name)
+            raise ValueError(f"{said} has {needed:,} weights, its file {numbers:,}")
+        if (beside := sum(buffer.numel() for buffer in model.buffers())) > 2**28:
+            raise ValueError(f"it would keep {beside:,} numbers beside its weights: at most {2**28:,}")
+
+
+def _check_plain(argument: str, value: Any) -> None:
+    """Raise `ValueError` for an argument that a file may not name, and for what is no plain value."""
+    largest = SIZES_OF_FILES.get(argument)
+    if largest is None and argument not in OTHERS_OF_FILES:
+        raise ValueError(f"{_short(argument)} is no argument that a file may name")
+    items = value if isinstance(value, (list, tuple)) and len(value) <= 16 else [value]
+    for item in items:
+        if isinstance(item, bool) or item is None:
+            continue
+        if isinstance(item, str):
+            plain = largest is None and re.fullmatch(r"[\w.-]{0,40}", item)
+        elif isinstance(item, (int, float)):
+            plain = math.isfinite(item) and (abs(item) <= 2**20 if largest is None else 0 <= item <= largest)
+        else:
+            plain = False
+        if not plain:
+            most = "a short word or a number" if largest is None else f"from 0 to {largest:,}"
+            raise ValueError(f"{argument}={_short(value)}: it must be {most}")
+
+
+def _check_size(arguments: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a ViT of more weights or patches than any has, where its arguments say it."""
+    sizes = {name: value for name, value in arguments.items() if isinstance(value, (int, float))}
+    width, ratio = sizes.get("embed_dim", 0), sizes.get("mlp_ratio", 4)
+    weights = width * sizes.get("depth", 12) * width * (4 + 2 * ratio) + width * sizes.get("num_classes", 0)
+    if weights > LARGEST:
+        raise ValueError(f"it would have {weights:,.0f} weights: at most {LARGEST:,}")
+    size, patch = _numbers(arguments.get("img_size")), _numbers(arguments.get("patch_size"))
+    if size and patch and (patches := (max(size) / min(patch)) ** 2) > MOST_PATCHES:
+        raise ValueError(f"it would have {patches:,.0f} patches: at most {MOST_PATCHES:,}")
+
+
+def _numbers(value: Any) -> list[float]:
+    return [item for item in (value if isinstance(value, (list, tuple)) else [value]) if item]
+
+
+def _short(value: object) -> str:
+    said = repr(value)
+    return said if len(said) <= 60 else f"{said[:57]}..."

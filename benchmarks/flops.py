@@ -1,6 +1,8 @@
 """FLOPs of a training step: the fewest that it can do (`atlib.analysis.accounting`), and a counter that sees
 all that it does."""
 
+from importlib.util import find_spec
+
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,7 +33,9 @@ __all__ = [
 
 def counter() -> FlopCounterMode:
     """A counter that also sees the batched product which is added in place: the map-free loss uses it, and
-    PyTorch counts only its other form."""
+    PyTorch counts only its other form. The loss's kernels say themselves what they do, once imported."""
+    if find_spec("triton"):
+        import atlib.fused  # noqa: F401
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: _added_in_place})
 
 

@@ -40,11 +40,14 @@ def main(venv):
         if subprocess.call(make, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):  # Debian's lacks pip
             if subprocess.call(make + ["--without-pip"]) or subprocess.call(pip + ["install", "-q", "pip"]):
                 sys.exit("set-up: %s lacks venv or pip: sudo apt-get install python3-venv" % sys.executable)
-    # uv does not read pip's settings, which may name a mirror; like pip it is to look at all indices.
+    # uv does not read pip's settings, which may name a mirror. Where they name more than one index, all are
+    # looked at, as pip does; else one is, as is uv's own way: a name on two of them could be a stranger's.
     settings = subprocess.check_output([python, "-m", "pip", "config", "list"]).decode().replace("\\n", " ")
     addresses = re.findall(r"\.(index-url|extra-index-url|find-links)='(.*)'", settings)
     uv = {"UV_" + name.replace("-", "_").upper(): value for name, value in reversed(addresses)}
-    uv = dict(dict(uv, UV_INDEX_STRATEGY="unsafe-best-match"), **dict(os.environ, UV_PYTHON=python))
+    if "UV_EXTRA_INDEX_URL" in uv:
+        uv["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    uv = dict(uv, **dict(os.environ, UV_PYTHON=python))
     pin = re.search(r"(?m)^uv==\S+", open(os.path.join(ROOT, "requirements.lock")).read()).group()
     sys.stderr.write("set-up: installing requirements.lock into %s, on Linux about 6 GB\n" % venv)
     install = "uv pip install -q --no-deps "

@@ -1,9 +1,10 @@
 """Comparisons in sentences: `<!-- claim: copy-beats-scratch find match -->` holds one to its verdict.
 
 The comment, invisible in the book and on Colab, stands in the sentence that speaks of the claim: its id in
-`claims.toml`, then the scales that the sentence speaks of. The sentence may assert what *holds* there. It
-contains "too small to tell" where that is the verdict, and cites a claim that does not hold with "not":
-`<!-- claim: not queries-beat-maps find -->`. So a sentence is found as soon as new records change a verdict.
+`claims.toml`, then the scales that the sentence speaks of. The sentence may assert what *holds* there, and
+cites a claim that does not hold with "not": `<!-- claim: not queries-beat-maps find -->`. Of any other
+verdict it has the phrase, by `PHRASES`: "in all five seeds", "too small to tell", "cannot be seen with five
+seeds". So a sentence is found as soon as new records change a verdict.
 
 A bold lead, a caption, or a bullet of "What we learned" that compares, by its words, has such a comment, or
 says why no claim is behind it: `<!-- no claim: REASON -->`, with one of `REASONS`.
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from atbook.lab.findings import CLAIMS, verdicts
-from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, TOO_SMALL
+from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, IN_ALL, IN_NONE, NOT_RECORDED, TOO_SMALL, UNSEEN, Judged
 from tools.sentences import ROOT, pages
 
 # Why a comparison may lack a claim.
@@ -27,6 +28,16 @@ REASONS = {
     "observed": "seen in our runs; the paragraph says in how many seeds",
     "exact": "arithmetic, or true by construction",
     "no comparison": "of methods",
+}
+NUMBERS = {"three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_SEEDS = rf"(?:(?:of )?(?:the |these |our )?(?P<seeds>\d+|{'|'.join(NUMBERS)}) )?seeds"
+# What a sentence says of any other verdict; cited with "not", the first two change places.
+PHRASES = {
+    IN_ALL: re.compile(rf"\bin (?:all|each|every one) {_SEEDS}|\bin every seed\b"),
+    IN_NONE: re.compile(rf"\bin (?:none|no one) {_SEEDS}|\bin no seed\b"),
+    TOO_SMALL: re.compile(r"\btoo small to tell\b"),
+    UNSEEN: re.compile(rf"\bcannot be seen (?:with|in) {_SEEDS}"),
+    NOT_RECORDED: re.compile(r"\bnot (?:yet )?recorded\b"),
 }
 COMMENT = re.compile(r"<!-- (?P<kind>claim|no claim): (?P<what>[^>]*?) -->")
 COMPARING = re.compile(
@@ -114,12 +125,28 @@ def sentence_at(text: str, place: int) -> str:
     return text[begin : min(cut for cut in cuts if cut > place)]
 
 
-def problems(path: Path, judged: Mapping[tuple[str, str], str]) -> list[str]:
-    """What is wrong with the comparisons of a page. judged: {(id, scale): verdict}."""
+def says(sentence: str, negated: bool, answer: Judged) -> bool:
+    """Whether a sentence that cites a claim, with "not" where `negated`, says what its verdict is."""
+    said = {verdict: match for verdict, phrase in PHRASES.items() if (match := phrase.search(sentence))}
+    if answer.verdict in (HOLDS, DOES_NOT_HOLD):
+        undecided = said.keys() & {TOO_SMALL, UNSEEN, NOT_RECORDED}
+        return not undecided and negated == (answer.verdict == DOES_NOT_HOLD)
+    turned = {IN_ALL: IN_NONE, IN_NONE: IN_ALL} if negated else {}
+    if negated and answer.verdict not in turned:
+        return False
+    phrase = said.get(turned.get(answer.verdict, answer.verdict))
+    if phrase is None:
+        return False
+    seeds = phrase.groupdict().get("seeds")
+    return seeds is None or NUMBERS.get(seeds, seeds) in (answer.estimate.seeds, str(answer.estimate.seeds))
+
+
+def problems(path: Path, judged: Mapping[tuple[str, str], Judged]) -> list[str]:
+    """What is wrong with the comparisons of a page. judged: {(id, scale): its answer}."""
     return [problem for passage in passages(path) for problem in problems_of(passage, judged)]
 
 
-def problems_of(passage: Passage, judged: Mapping[tuple[str, str], str]) -> list[str]:
+def problems_of(passage: Passage, judged: Mapping[tuple[str, str], Judged]) -> list[str]:
     """What is wrong with the comparisons of a passage."""
     comments, text = list(COMMENT.finditer(passage.text)), passage.text
     if text.count("<!-- claim") + text.count("<!-- no claim") != len(comments):
@@ -137,15 +164,14 @@ def problems_of(passage: Passage, judged: Mapping[tuple[str, str], str]) -> list
         negated, claim, *scales = re.fullmatch(r"(not )?(.*)", comment["what"]).groups("")
         claim, *scales = claim.split()
         said = " ".join(sentence_at(text, comment.start()).split())
-        asserted = DOES_NOT_HOLD if negated else TOO_SMALL if TOO_SMALL in said else HOLDS
+        plain = re.sub(r"\*|<!--.*?-->", "", said)
         for scale in scales or [None]:
-            verdict = judged.get((claim, scale))
-            if verdict is None:
+            answer = judged.get((claim, scale))
+            if answer is None:
                 found.append(f"{passage.where}: no claim {claim!r} is asked at {scale!r}")
-            elif verdict != asserted:
-                found.append(
-                    f"{passage.where}: {claim}, {scale}: {verdict}, where {asserted!r} is said: {said}"
-                )
+            elif not says(plain, bool(negated), answer):
+                verdict = answer.words if answer.estimate else answer.verdict
+                found.append(f"{passage.where}: {claim}, {scale}: {verdict}; other is said: {said}")
     return found
 
 
@@ -158,9 +184,9 @@ def cited(path: Path) -> set[str]:
     }
 
 
-def recorded_verdicts() -> dict[tuple[str, str], str]:
-    """{(id, scale): verdict} by the book's records."""
-    return {(answer.claim.id, answer.scale): answer.verdict for answer in verdicts()}
+def recorded_verdicts() -> dict[tuple[str, str], Judged]:
+    """{(id, scale): what the book's records say of the claim}."""
+    return {(answer.claim.id, answer.scale): answer for answer in verdicts()}
 
 
 def main() -> int:

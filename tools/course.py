@@ -291,6 +291,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--out", type=Path, required=True, help="a folder; points entered by hand stay in it"
     )
     grading.add_argument("--jobs", type=int, default=1, help="submissions that are graded side by side")
+    grading.add_argument(
+        "--without-sandbox",
+        action="store_true",
+        help="grade though answers can then read and write your files, the edition's key and other works",
+    )
     grading.add_argument("--deadline", type=datetime.fromisoformat, help="as in 2027-01-31T23:59+01:00")
     summing = commands.add_parser("totals", help="the folders of grades of a course to one table")
     summing.add_argument("grades", type=Path, nargs="+", help="folders that `grade` wrote")
@@ -316,6 +321,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(gradebook.totals(options.grades, options.out, roster, budget))
             return 0
         if lacks := missing():
+            if not options.without_sandbox:
+                raise ValueError(f"{lacks} --without-sandbox grades nevertheless")
             print(f"note: {lacks}", file=sys.stderr)
         edition = Edition(options.edition)
         print(

@@ -74,6 +74,8 @@ class Line:
     # When it was handed in, and by how many days that is late.
     time: str = ""
     late_days: int = 0
+    # Whether a platform or whose.csv says whose it is, and not only the file itself.
+    is_known: bool = False
     # The later attempt that counts in its place; "" where this one counts.
     superseded_by: str = ""
     # What only the teacher reads.
@@ -161,6 +163,7 @@ def lines_of(
             partners = [replace(line, notes=[*line.notes]) for _ in whose[handed.file][1:]]
             for each, student in zip([line, *partners], whose[handed.file]):
                 each.id, each.name, each.email = student.id, student.name, student.email
+                each.is_known = True
                 each.canvas, each.moodle = student.canvas, student.moodle
             of_partners += partners
         elif roster is not None:
@@ -170,7 +173,11 @@ def lines_of(
     for line in lines:
         same = [other for other in lines if other.key == line.key and other.result.status == "graded"]
         newest = max(same, key=_when, default=line)
-        if newest is not line and (roster is not None and line.id):
+        if newest is line or roster is None or not line.id:
+            continue
+        if line.is_known and not newest.is_known:  # a name in a file takes nobody's attempt away
+            line.notes.append(f"{newest.result.file} has this name too: say in whose.csv whose work it is")
+        else:
             line.superseded_by = newest.result.file
     return lines
 
@@ -191,12 +198,12 @@ def _find(line: Line, handed: Handed, roster: Sequence[Student]) -> None:
     by_platform = [s for s in roster if number and number in (s.canvas, s.moodle)]
     by_platform = by_platform or [s for s in roster if name and s.answers_to(name)]
     by_typed = [s for s in roster if s.answers_to(line.result.student)]
-    found = by_platform or by_typed
+    found = by_platform if name or number else by_typed  # where a platform names somebody, a file does not
     if len(found) != 1:
         what = "not in the roster" if not found else "more than one student of the roster"
         line.notes.append(f"{what}: say in whose.csv whose work it is")
         return
-    student = found[0]
+    student, line.is_known = found[0], bool(by_platform)
     line.id, line.name, line.email = student.id, student.name, student.email
     line.canvas, line.moodle = student.canvas, student.moodle or (number if not student.canvas else "")
     if by_platform and student not in by_typed:

@@ -9,18 +9,16 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from queue import SimpleQueue
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 
-from atbook.cage.outside import Answer, Cage, cleaned
+from atbook.cage.outside import Answer, Cage, CageDamaged, cleaned
 from atbook.exercises import answers
 from course.hidden import Asked
 from tools.handed import Handed
@@ -119,8 +117,9 @@ def refusal(handed: Handed, edition: Edition) -> str:
     return ""
 
 
-def graded(handed: Handed, edition: Edition, cage: Cage) -> Result:
-    """The result of a submission; never raises for what it holds."""
+def graded(handed: Handed, edition: Edition, cage: Cage, own: Cage | None = None) -> Result:
+    """The result of a submission. cage: for its answers; own: for what the grader evaluates (None: the same).
+    Raises `CageDamaged` where a cage did not reply, which says nothing of the submission."""
     start = time.monotonic()
     if problem := refusal(handed, edition):
         return Result(handed.file, "", "refused", {}, [problem], 0.0)
@@ -129,17 +128,19 @@ def graded(handed: Handed, edition: Edition, cage: Cage) -> Result:
     if not answers.edition_of(handed.code):
         remarks.append("the notebook does not say of which edition it is")
     student = name.value or ""
-    asked = Asked(student, edition.label, edition.variants, edition.key, edition.files, cage, handed.uploads)
+    asked = Asked(
+        student, edition.label, edition.variants, edition.key, edition.files, own or cage, handed.uploads
+    )
     cases, tests = edition.cases(), {}
     for task, says in edition.automatic.items():
-        tests[task], said = _graded_task(says, handed, edition, asked, cases)
+        tests[task], said = _graded_task(says, handed, edition, asked, cases, cage)
         remarks += said
     seconds = round(time.monotonic() - start, 1)
     return Result(handed.file, student, "graded", tests, [cleaned(remark) for remark in remarks], seconds)
 
 
 def _graded_task(
-    task: dict, handed: Handed, edition: Edition, asked: Asked, cases: ModuleType
+    task: dict, handed: Handed, edition: Edition, asked: Asked, cases: ModuleType, cage: Cage
 ) -> tuple[list[Marked], list[str]]:
     """The tests of a task, and what is remarked."""
     given, remarks = (), []
@@ -149,7 +150,7 @@ def _graded_task(
         if problem:
             says = problem if found.problem else f"{name}: {problem}"
             return [Marked(title_of(cases, test), 0, of, says) for test, of in task["tests"].items()], [says]
-        given = (Answer(asked.cage, found.code, name, by_hand=bool(task.get("refused"))),)
+        given = (Answer(cage, found.code, name, by_hand=bool(task.get("refused"))),)
     elif name := task.get("typed"):
         typed = answers.typed(name, handed.code)
         given, remarks = (typed.value,), [typed.problem] if typed.problem else []
@@ -169,6 +170,8 @@ def _tested(cases: ModuleType, name: str, points: float, given: Sequence, asked:
         test(*given, asked) if takes_answer(test) else test(asked)
     except AssertionError as error:
         return Marked(title_of(cases, name), 0, points, cleaned(str(error)) or "not right")
+    except CageDamaged:
+        raise
     except RecursionError:
         return Marked(title_of(cases, name), 0, points, "what was handed in is nested too deeply")
     except Exception as error:  # a value that no test expected is no reason to stop
@@ -192,32 +195,40 @@ def grade(
     use_namespaces: bool = True,
     done: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
-    """The results of all submissions, in their order. jobs: how many are graded side by side, each job in a
-    cage of its own. done: is called with each result as soon as it is there."""
-    torch.set_num_threads(
-        1
-    )  # jobs run side by side, and threads of one wait for each other on a busy machine
-    with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
-        cages: SimpleQueue[Cage] = SimpleQueue()
-        for _ in range(jobs):
-            cages.put(stack.enter_context(edition.cage(use_namespaces)))
+    """The results of all submissions, in their order. jobs: how many are graded side by side. Each has a cage
+    of its own, and the grader another; one whose cage did not reply is graded again, alone. done: is called
+    with each result as soon as it is there."""
+    # jobs run side by side, and threads of one wait for each other on a busy machine
+    torch.set_num_threads(1)
 
-        def one(handed: Handed) -> Result:
-            cage = cages.get()
-            try:
-                return graded(handed, edition, cage)
-            except (
-                Exception
-            ) as error:  # the cage does not start, the disk is full: a line, and on to the next
-                says = cleaned(
-                    f"not graded, through no fault of the student: {type(error).__name__}: {error}"
-                )
-                return Result(handed.file, "", "refused", {}, [says], 0.0)
-            finally:
-                cages.put(cage)
+    def one(handed: Handed) -> Result | CageDamaged:
+        try:
+            with edition.cage(use_namespaces) as cage, edition.cage(use_namespaces) as own:
+                return graded(handed, edition, cage, own)
+        except CageDamaged as error:
+            return error
+        except Exception as error:  # the cage does not start, the disk is full: a line, and on to the next
+            return _not_graded(handed, error)
 
-        results = []
-        for result in pool.map(one, everybody):
-            results.append(result)
-            done(result)
+    results = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for found in pool.map(one, everybody):
+            results.append(found)
+            if isinstance(found, Result):
+                done(found)
+    for at, (handed, first) in enumerate(zip(everybody, results)):
+        if isinstance(first, Result):
+            continue
+        again = one(handed)
+        if isinstance(again, CageDamaged):
+            again = _not_graded(handed, again)
+        again.remarks.append(cleaned(f"graded again, alone: {first}"))
+        results[at] = again
+        done(again)
     return results
+
+
+def _not_graded(handed: Handed, error: Exception) -> Result:
+    """The line of a submission that the teacher has to look at."""
+    says = cleaned(f"not graded, look at it: {type(error).__name__}: {error}")
+    return Result(handed.file, "", "refused", {}, [says], 0.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from atbook.cage.outside import missing
 from atbook.exercises import answers
-from tools.grades import Edition, Result, graded
+from tools.grades import Edition, Result, grade
 from tools.handed import handed_in
 
 AUTOGRADER = Path("/autograder")
@@ -31,8 +31,7 @@ def main(folder: Path = AUTOGRADER) -> None:
     if len(everybody) != 1:
         result = Result("", "", "refused", {}, [f"{len(everybody)} submissions were found, not one"], 0.0)
     else:
-        with edition.cage() as cage:
-            result = graded(everybody[0], edition, cage)
+        (result,) = grade(edition, everybody)
         path = folder / "submission_metadata.json"
         users = json.loads(path.read_text(encoding="utf-8")).get("users", []) if path.is_file() else []
         known = {str(user.get(part)).lower() for user in users for part in ("email", "name", "sid")}

@@ -52,14 +52,15 @@ class Handed:
 
 
 def owner_of(path: PurePosixPath) -> Owner:
-    """What the names of a file and of its folder say of its owner."""
+    """What the names of a file and of its folders say of its owner: the outermost is the platform's, one
+    inside it is the student's, and says nothing."""
+    for folder in path.parts[:-1]:
+        if match := MOODLE.match(folder):
+            return Owner(match["name"], match["id"], AGAIN.sub("", path.name))
     if match := CANVAS.match(path.name):
         return Owner(match["name"], match["id"], AGAIN.sub("", match["file"]), bool(match["late"]))
     if match := MOODLE.match(path.name):
         return Owner(match["name"], match["id"], AGAIN.sub("", match["file"]))
-    for folder in path.parts[:-1]:
-        if match := MOODLE.match(folder):
-            return Owner(match["name"], match["id"], AGAIN.sub("", path.name))
     return Owner("", "", AGAIN.sub("", path.name))
 
 

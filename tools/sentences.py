@@ -20,6 +20,7 @@ import numpy as np
 
 from atbook.lab.few_seeds import gaps, stories_of
 from atbook.lab.findings import SCRATCH
+from atbook.lab.overlaps import overlap, right_by_partner
 from atbook.lab.papers import quoted
 from atbook.lab.shown import kept_share
 from atbook.lab.verdicts import Side, estimate, on_test, proportion
@@ -142,6 +143,14 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         runs = [r for r in read_records("transfer", scale, results=results) if r.method in SCRATCH]
         return 100 * float(np.quantile(gaps([run.results["test_accuracy"] for run in runs]), share))
 
+    def right_where(scale: str, of: str, only: str, but: str, *studies: str) -> float:
+        """How often `of` is right where, in other seeds, `only` is right and `but` is wrong."""
+        return 100 * overlap(scale, of, only, but, *studies).mean
+
+    def by_partner(scale: str, read: bool, of: str, blind: str, study: str = "real") -> float:
+        """How often `of` is right where `blind` reads the partner's maps rightly, or not."""
+        return 100 * right_by_partner(scale, read, of, blind, study).mean
+
     def position(a: str, b: str, classes: int = 8) -> float:
         """The place of the disagreement of two methods of Find between nested (0) and independent (1)
         mistakes, by the formula of notebook 10 from the means over seeds."""
@@ -171,7 +180,8 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         "position": position,
         "paper": paper,
     }
-    return known | {"share": share, "three": three, "gap": gap, "min": min, "max": max}
+    known |= {"share": share, "three": three, "gap": gap, "overlap": right_where, "by_partner": by_partner}
+    return known | {"min": min, "max": max}
 
 
 def evaluated(expression: str, known: dict[str, Callable[..., float]]) -> float:

@@ -1,9 +1,10 @@
 """The process inside a cage: `python -m atbook.cage.inside SETTINGS`.
 
-It imports what answers need, once, and never runs or reads anything of an answer itself. For each line on its
-input, which names a file with a request, it makes a child; the child takes limits upon itself that it cannot
-lift again, reads the request, runs the code and writes what it returned. The parent measures the child from
-the outside, ends all that is left of it, and reports.
+It imports what answers need, once, and never runs or reads anything of an answer itself. Requests come over a
+socket that was handed in, which has no path and which no child has: its input is empty. For each request it
+makes a child; the child takes limits upon itself that it cannot lift again, reads the request, runs the code
+and writes what it returned. The parent measures the child from the outside, ends all that is left of it, and
+reports.
 
 What this file does is described in `atbook/cage/outside.py`, which starts it.
 """
@@ -25,7 +26,6 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
 from traceback import extract_tb
 from types import ModuleType
 
-DATA = 1  # the file on which a child writes what it returned
 SOURCE = "<your notebook>"
 NOBODY = 65534
 LONGEST = 400  # letters of an error
@@ -33,11 +33,19 @@ LONGEST = 400  # letters of an error
 
 # --- What a child may not do, ever again ---
 
-# Linux: numbers of system calls that start programs or processes, reach other processes, or the network.
+# Linux: numbers of system calls that start programs or processes, reach other processes or the network, keep
+# memory that no limit counts (System V's, message queues, memfd), mount, or change namespaces and keys.
+KEEPING = {
+    "x86_64": {29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 240, 241, 319, 155, 161, 165, 166, 272, 308, 248, 249}
+    | {250, 323, 206, 141, 203, 144, 314, 256, 279, 312},
+    "aarch64": {194, 195, 196, 190, 191, 193, 186, 187, 188, 189, 180, 181, 279, 41, 51, 40, 39, 97, 268, 217}
+    | {218, 219, 282, 0, 140, 122, 119, 274, 238, 239, 272},
+}
 REFUSED = {
     "x86_64": (0xC000003E, {41, 57, 58, 59, 62, 101, 200, 298, 310, 311, 321, 322, 424, 425, 434, 438}, 56),
     "aarch64": (0xC00000B7, {198, 129, 117, 130, 241, 270, 271, 280, 221, 281, 424, 425, 434, 438}, 220),
 }
+LIMITS = {"x86_64": 302, "aarch64": 261}  # `prlimit64`, whose first argument may name another process
 CLONE3, THREAD = 435, 0x00010000
 SET_NO_NEW_PRIVILEGES, SET_SECCOMP, SET_DUMPABLE, FILTER = 38, 22, 4, 2
 
@@ -53,8 +61,10 @@ def seal() -> bool:
     refuse, absent, allow = 0x00050001, 0x00050026, 0x7FFF0000  # EPERM, ENOSYS
     program = [(load, 0, 0, 4), (equal, 1, 0, architecture), (end, 0, 0, refuse), (load, 0, 0, 0)]
     program += [(at_least, 0, 1, 0x40000000), (end, 0, 0, refuse)]  # another way to name the same calls
-    for number in sorted(numbers):
+    for number in sorted(numbers | KEEPING[platform.machine()]):
         program += [(equal, 0, 1, number), (end, 0, 0, refuse)]
+    program += [(equal, 0, 3, LIMITS[platform.machine()]), (load, 0, 0, 16), (equal, 1, 0, 0)]
+    program += [(end, 0, 0, refuse), (load, 0, 0, 0)]
     program += [(equal, 0, 1, CLONE3), (end, 0, 0, absent)]  # then threads are made by `clone`
     program += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 1, 0, THREAD), (end, 0, 0, refuse)]
     program += [(end, 0, 0, allow)]
@@ -186,18 +196,17 @@ def explained(error: BaseException) -> str:
     return f"{type(error).__name__}{where}: {text}"[:LONGEST]
 
 
-def child(path: str, settings: dict, seconds: float) -> None:
+def child(content: bytes, settings: dict, seconds: float) -> None:
     """All of a child: it does not return."""
     code = 1
     try:
         os.setpgid(0, 0)
-        out = os.dup(DATA)
+        out = settings["data"]
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(nothing, number)
         os.close(settings["report"])
-        with open(path, "rb") as file:
-            content = file.read()
+        os.close(settings["requests"])
         limit(settings, seconds)
         from atbook.cage.values import pack, unpack
 
@@ -255,7 +264,7 @@ def emptied(folder: str) -> None:
 
 
 def main() -> None:
-    """Serve requests until the input ends."""
+    """Serve requests until there are no more."""
     settings = json.loads(sys.argv[1])
     for name in settings["imports"]:
         __import__(name)
@@ -268,8 +277,10 @@ def main() -> None:
         ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
     report = os.fdopen(settings["report"], "w", buffering=1)
     report.write(json.dumps({"ready": True}) + "\n")
-    for line in sys.stdin:
-        path, seconds = json.loads(line)
+    requests = os.fdopen(settings["requests"], "rb", closefd=False)
+    while line := requests.readline():
+        size, seconds = json.loads(line)
+        content = requests.read(size)
         inner = tempfile.mkdtemp(dir=folder)
         os.chmod(inner, 0o777)
         alive, held = os.pipe()
@@ -278,7 +289,7 @@ def main() -> None:
             os.close(alive)
             os.chdir(inner)
             tempfile.tempdir = inner
-            child(path, settings, seconds)
+            child(content, settings, seconds)
         os.close(held)
         state, used, reason = waited(pid, alive, seconds, settings["patience"] * seconds + 5)
         os.close(alive)

@@ -11,6 +11,7 @@ import json
 import os
 import selectors
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +33,9 @@ MEMORY, FILES, REPLY = (
 )  # bytes that a call may use, write, return
 SECONDS = 10.0  # of a processor that a call may take
 PATIENCE = 6.0  # how many times as long a call may take on a clock: a busy machine is no fault of an answer
+ROOT = Path(__file__).resolve().parents[2]
+# The same code as out here, whichever is installed.
+INSIDE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from atbook.cage.inside import main; main()"
 START = 300.0  # seconds that a cage may take to be ready, on a very busy machine
 
 
@@ -46,6 +50,10 @@ class Reply(NamedTuple):
     seconds: float
     # The most memory that the process had at a time, in bytes.
     peak: int
+
+
+class CageDamaged(RuntimeError):
+    """No reply came, or none that can be read: it says nothing of the answer, which is to be run again."""
 
 
 class AnswerFailed(AssertionError):
@@ -108,9 +116,24 @@ def _readable_by_all(paths: Sequence[Path]) -> bool:
     return all(folder.stat().st_mode & 0o001 for path in paths for folder in (path, *path.parents))
 
 
-def _bubblewrap(folders: Sequence[Path], requests: str) -> list[str]:
-    """The command before a command, in which it sees only some folders."""
-    command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+@lru_cache
+def _bounds_its_files() -> bool:
+    """Whether this bubblewrap can bound a temporary folder (0.7)."""
+    said = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, timeout=60)
+    return "--size" in said.stdout + said.stderr
+
+
+def _bubblewrap(folders: Sequence[Path]) -> list[str]:
+    """The command before a command, which is then the first process there, and sees only some folders."""
+    command = [
+        shutil.which("bwrap"),
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+    ]
+    command += ["--as-pid-1"]
     command += ["--uid", "65534", "--gid", "65534", "--hostname", "cage", "--clearenv"]
     for name in ("usr", "lib", "lib64", "lib32", "bin", "etc/ld.so.cache", "etc/alternatives"):
         path = Path("/", name)
@@ -118,12 +141,13 @@ def _bubblewrap(folders: Sequence[Path], requests: str) -> list[str]:
             command += ["--symlink", os.readlink(path), str(path)]
         elif path.exists():
             command += ["--ro-bind", str(path), str(path)]
-    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    for folder in (*_needed(folders), requests):
+    size = ["--size", str(4 * FILES)] if _bounds_its_files() else []
+    command += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/tmp"]
+    for folder in _needed(folders):
         command += ["--ro-bind", str(folder), str(folder)]
     for name, value in _environment("/tmp").items():
         command += ["--setenv", name, value]
-    return [*command, "--chdir", "/tmp"]
+    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 
 
 def _environment(temporary: str) -> dict[str, str]:
@@ -164,37 +188,41 @@ class Cage:
         self._temporary = TemporaryDirectory(prefix="cage-")
         folder = Path(self._temporary.name).resolve()
         folder.chmod(0o755)
-        self._requests, own = folder / "requests", folder / "own"
-        self._requests.mkdir()
+        own = folder / "own"
         own.mkdir(mode=0o777)
         own.chmod(0o777)
-        read, write = os.pipe()
+        # sockets, which cannot be opened by a path below /proc, as pipes can
+        pairs = [socket.socketpair() for _ in range(3)]
+        self._requests, self._data, self._reports = (ours for ours, _ in pairs)
+        theirs = [other for _, other in pairs]
         settings = {
             "imports": self._imports,
-            "report": write,
+            **{name: end.fileno() for name, end in zip(("requests", "data", "report"), theirs)},
             "memory_bytes": self._memory,
             "file_bytes": FILES,
             "patience": PATIENCE,
             "drop_user": not self._caged and _drops_user(self._folders),
         }
-        command = [sys.executable, "-I", "-m", "atbook.cage.inside", json.dumps(settings)]
+        command = [sys.executable, "-I", "-c", INSIDE, str(ROOT), json.dumps(settings)]
         if self._caged:
-            command = _bubblewrap(self._folders, str(self._requests)) + command
+            command = _bubblewrap(self._folders) + command
         self._errors = open(folder / "errors", "w+b")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            pass_fds=[write],
+            pass_fds=[end.fileno() for end in theirs],
             cwd=own,
             env=_environment(str(own)),
             start_new_session=True,
         )
-        os.close(write)
-        self._report, self._line = read, b""
-        for number in (self._process.stdout.fileno(), self._report):
-            os.set_blocking(number, False)
+        for end in theirs:
+            end.close()
+        self._report, self._line = self._reports.fileno(), b""
+        self._requests.settimeout(START)
+        for end in (self._data, self._reports):
+            end.setblocking(False)
         if self._wait(START)[0] is None:
             self._errors.seek(0)
             said = self._errors.read()[-2000:].decode(errors="replace").strip()
@@ -208,16 +236,15 @@ class Cage:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, 9)
         self._process.wait()
-        for file in (self._process.stdin, self._process.stdout, self._errors):
+        for file in (self._requests, self._data, self._reports, self._errors):
             file.close()
-        os.close(self._report)
         self._process = None
         self._temporary.cleanup()
 
     def _wait(self, seconds: float) -> tuple[dict | None, bytes]:
         """The next report of the cage's process, and what its child wrote; no report where it ended, wrote
         too much, or took too long."""
-        out, data, deadline = self._process.stdout.fileno(), bytearray(), time.monotonic() + seconds
+        out, data, deadline = self._data.fileno(), bytearray(), time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._report, selectors.EVENT_READ)
             selector.register(out, selectors.EVENT_READ)
@@ -239,7 +266,7 @@ class Cage:
         while len(data) <= REPLY:  # what was written before the child ended
             try:
                 part = os.read(out, 2**16)
-            except BlockingIOError:
+            except (BlockingIOError, ConnectionResetError):
                 break
             if not part:
                 break
@@ -261,28 +288,24 @@ class Cage:
 
         gradients: the places of arguments by which the sum of what is returned is differentiated; the value
         is then {"returned", "gradients"}. weights: of that sum. no_grad: whether autograd is off. by_hand:
-        whether it is an error that autograd runs nevertheless. seconds: of a processor. Raises `RuntimeError`
-        where the cage itself does not work.
+        whether it is an error that autograd runs nevertheless. seconds: of a processor. Raises `CageDamaged`
+        where no reply came that can be read, `RuntimeError` where the cage does not start.
         """
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._start()
-        request = self._requests / "request"
         content = dict(code=code, name=name, arguments=list(arguments), gradients=list(gradients))
-        request.write_bytes(pack(content | dict(weights=weights, no_grad=no_grad, by_hand=by_hand)))
-        request.chmod(0o644)
+        request = pack(content | dict(weights=weights, no_grad=no_grad, by_hand=by_hand))
         try:
-            self._process.stdin.write(json.dumps([str(request), seconds]).encode() + b"\n")
-            self._process.stdin.flush()
+            self._requests.sendall(json.dumps([len(request), seconds]).encode() + b"\n" + request)
             measured, data = self._wait(PATIENCE * seconds + 60)
-        except BrokenPipeError:
+        except (OSError, ValueError):  # it ended, or reported what is no report
             measured, data = None, b""
         if measured is None or len(data) > REPLY:
             self.close()  # the next call begins anew
-            limit = f"the answer returned more than {REPLY // MEGABYTE} MB"
-            said = limit if len(data) > REPLY else "the answer ended the process that ran it"
-            return Reply(None, said, seconds, 0)
-        request.unlink()
+            if len(data) > REPLY:
+                return Reply(None, f"the answer returned more than {REPLY // MEGABYTE} MB", seconds, 0)
+            raise CageDamaged("the cage's process ended or did not report")
         used = measured["seconds"], measured["peak"]
         if measured["ended"] == "time":
             return Reply(None, f"the answer did not end within {seconds:g} s", *used)
@@ -290,15 +313,15 @@ class Cage:
             how = measured["ended"] or f"code {measured['code']}"
             return Reply(None, f"the answer ended its own process ({how})", *used)
         if not data:
-            return Reply(None, "the answer ended its own process", *used)
+            raise CageDamaged("the answer's process ended and returned nothing")
         try:
             value = unpack(data)
         except ValueError as error:
-            return Reply(None, f"the answer returned {error}", *used)
+            raise CageDamaged(f"what came back cannot be read: {error}") from error
         if isinstance(value, dict) and set(value) == {"error"}:
             return Reply(None, cleaned(str(value["error"])), *used)
         if not isinstance(value, dict) or "returned" not in value:
-            return Reply(None, "the answer wrote something else than what its function returned", *used)
+            raise CageDamaged("what came back is no reply")
         return Reply(value if gradients else value["returned"], "", *used)
 
 

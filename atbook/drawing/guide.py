@@ -26,10 +26,13 @@ class Question(NamedTuple):
 
 QUESTIONS = (
     Question("Is it a model that you want,", "not an explanation?", "no", "copy", "with controls", "copy"),
-    Question("Is there a ViT pre-trained on", "such images?", "no", "scratch", "more labels", "scratch"),
-    Question("May you ship its weights, and", "pay for it?", "yes", "probe", "then fine-tune", "fine-tune"),
-    Question("Can it run while you train", "a student?", "yes", "distill", "beside scratch", "distill"),
+    Question(
+        "Is a ViT of your size pre-", "trained on such images?", "yes", "probe", "then fine-tune", "fine-tune"
+    ),
+    Question("Can a larger one run while", "you train yours?", "no", "scratch", "more labels", "scratch"),
+    Question("Have you many images", "without labels?", "yes", "answers", "then features", "distill, tokens"),
 )
+LAST = "features, then maps"
 
 
 def guide() -> str:
@@ -38,7 +41,7 @@ def guide() -> str:
         f"{number}. {question.asks} {question.more} If {question.leaves}: {question.tries}"
         for number, question in enumerate(QUESTIONS, start=1)
     )
-    alt = f"Four questions, one below the other. {ways}; if no, scratch."
+    alt = f"Four questions, one below the other. {ways}; if no, {LAST}, beside scratch."
     (left, width), parts = QUESTION, []
     for row, question in enumerate(QUESTIONS):
         y, goes_on = 4 + row * STEP, "yes" if question.leaves == "no" else "no"
@@ -50,8 +53,8 @@ def guide() -> str:
         parts.append(arrow(middle, y + HEIGHT + 2, middle, y + STEP - 2))
         parts.append(text(middle + 10, y + HEIGHT + 21, goes_on, "start", bold=True))
     end = 4 + len(QUESTIONS) * STEP
-    parts.append(box(left, end, width, 30, COLOURS["scratch"], tint=0.25, thick=2, corner=8))
-    parts.append(text(left + width / 2, end + 19.5, "scratch", bold=True))
+    parts.append(box(left, end, width, 30, COLOURS["distill"], tint=0.25, thick=2, corner=8))
+    parts.append(text(left + width / 2, end + 19.5, LAST, bold=True))
     return drawing(end + 36, alt, parts)
 
 

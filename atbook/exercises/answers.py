@@ -20,6 +20,7 @@ BUILTINS = set(dir(builtins)) | {"__name__", "__file__", "get_ipython", "display
 # What only IPython reads: commands, help, and values of commands.
 FOR_IPYTHON = re.compile(r"^\s*[%!?]|\?\s*$|^\s*\w+\s*=\s*[%!]")
 EDITION = re.compile(r"^EDITION\s*=\s*[\"'](.+?)[\"']", re.MULTILINE)
+LONGEST = 500_000  # letters of all code cells together
 # Functions around typed numbers that change nothing about them.
 WRAPPERS = {"tensor", "array", "asarray", "as_tensor", "list", "tuple"}
 
@@ -150,6 +151,8 @@ def answer(name: str, cells: Sequence[str], handed_out: Sequence[str]) -> Found:
     cells: the code cells of a submission. handed_out: those of the notebook that students got, whose
     statements are used where the submission lacks them.
     """
+    if (length := sum(map(len, cells))) > LONGEST:
+        return Found("", f"{name}: the cells have {length:,} letters, at most {LONGEST:,} are read")
     trees = trees_of(cells)
     tree = _answer(name, cells, trees)
     if tree is None:
@@ -182,7 +185,7 @@ def _answer(
     if filled:
         written = [tree for tree in filled if any(getattr(node, "name", None) == name for node in tree.body)]
         return (written or filled)[-1]
-    names = re.compile(rf"^\s*(?:(?:async\s+)?def\s+|class\s+)?{re.escape(name)}\s*[(=:]", re.MULTILINE)
+    names = re.compile(rf"^[ \t]*(?:(?:async\s+)?def\s+|class\s+)?{re.escape(name)}\s*[(=:]", re.MULTILINE)
     broken = [t for code, t in zip(cells, trees) if isinstance(t, SyntaxError) and names.search(code)]
     return broken[-1] if broken else defining[-1] if defining else None
 
@@ -208,21 +211,26 @@ def _needed(name: str, groups: Sequence[Sequence[ast.stmt]]) -> list[ast.stmt]:
     name, or by all its statements that give it a value (a table that is filled step by step).
     """
     everything = [statement for group in groups for statement in group]
+    places: dict[str, list[int]] = {}  # once, and not for every name: a text may have thousands of both
+    for place, statement in enumerate(everything):
+        for defined in _defines(statement):
+            places.setdefault(defined, []).append(place)
     group_of = [number for number, group in enumerate(groups) for _ in group]
     taken: set[int] = set()
     missing, done = {name}, set(BUILTINS)
     while missing:
         wanted = missing.pop()
         done.add(wanted)
-        at = [place for place, statement in enumerate(everything) if wanted in _defines(statement)]
+        at = places.get(wanted, [])
         at = [place for place in at if group_of[place] == group_of[at[-1]]]
         whole = [place for place in at if isinstance(everything[place], _WHOLE)]
         if whole and wanted == name:  # `talking = talking(...)` below it is a trial
             at = whole[-1:]
         elif whole:
             at = at[-1:]
-        taken.update(at)
-        missing |= {needs for place in at for needs in used(everything[place])} - done
+        new = set(at) - taken
+        taken |= new
+        missing |= {needs for place in new for needs in used(everything[place])} - done
     imports = (ast.Import, ast.ImportFrom)
     return [
         everything[at] for at in sorted(taken, key=lambda at: (not isinstance(everything[at], imports), at))

@@ -9,7 +9,7 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atbook.cage.outside import Cage, missing
+from atbook.cage.outside import Cage, CageDamaged, missing
 from atbook.exercises import answers
 
 SECONDS = 60.0  # of a processor for the checks of an answer
@@ -50,6 +50,9 @@ def examine(path: Path) -> tuple[Examined, dict]:
         absent = path if not path.is_file() else handout_path
         raise ValueError(f"there is no {absent}: leave the files that came with the notebook beside it")
     handout = json.loads(handout_path.read_text(encoding="utf-8"))
+    for name in (handout["assignment"], *handout["uploads"]):  # they are read, zipped and given away
+        if not re.fullmatch(r"[\w-][\w.-]*", str(name)):
+            raise ValueError(f"{handout_path} names {name!r}: it must be a file beside it")
     code, _ = answers.cells_of(path.read_bytes())
     examined = Examined()
     labels = answers.edition_of(code)
@@ -76,7 +79,7 @@ def examine(path: Path) -> tuple[Examined, dict]:
                 )
                 examined.there |= set() if typed.problem else {task["typed"]}
     for upload in handout["uploads"]:
-        there = (path.parent / upload).is_file()
+        there = _is_beside(path, upload)
         examined.said[upload] = "it is graded" if there else "not there: it belongs beside the notebook"
         examined.there |= {upload} if there else set()
     return examined, handout
@@ -97,17 +100,24 @@ def _examine_answer(
         examined.said[name] = "there; it has no public check"
         return
     whole = found.code + JUDGE.format(folder=str(folder))
-    reply = cage.call(whole, "verdict", [number, name], seconds=SECONDS)
-    passed, says = reply.value if not reply.error else (False, f"not yet: {reply.error}")
+    try:
+        reply = cage.call(whole, "verdict", [number, name], seconds=SECONDS)
+        passed, says = reply.value if not reply.error else (False, f"not yet: {reply.error}")
+    except CageDamaged as error:
+        passed, says = False, f"not yet: {error}"
     examined.said[name] = str(says)
     examined.right |= {name} if passed else set()
+
+
+def _is_beside(path: Path, name: str) -> bool:
+    return (path.parent / name).is_file() and not (path.parent / name).is_symlink()
 
 
 def write_file(path: Path, examined: Examined, handout: dict) -> Path:
     """Make the one file that is handed in, beside the notebook: it and what is asked for with it."""
     student = re.sub(r"\W+", "-", examined.student).strip("-")[:60] or "nameless"
     out = path.parent / f"{handout['assignment']}-{student}.zip"
-    files = [path, *(path.parent / name for name in handout["uploads"] if (path.parent / name).is_file())]
+    files = [path, *(path.parent / name for name in handout["uploads"] if _is_beside(path, name))]
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
             archive.write(file, file.name)

@@ -24,7 +24,7 @@ A step is a state of the explorer and a few sentences. What a reader changes in 
     },
     {
       title: "A second world: Find", state: { world: "find", model: "copy", maps: "twin", twin: "routing" },
-      says: "Again the teacher looks at a twin, and both maps point at the right cell. But how strongly they point depends on the shape that the teacher sees there (red frames), and the student has learned to read that: it names the twin's shape. So the map carries a message. In Find this happens in one scene of four; in Match, the world before, hardly ever.",
+      says: "Again the teacher looks at a twin, and both maps point at the right cell. But how strongly they point depends on the shape that the teacher sees there (red frames), and the student has learned to read that: it names the twin's shape. So the map carries a message. With the students of Find this happens in one scene of four; with those of Match, the world before, hardly ever.",
       twins: true,
     },
     {

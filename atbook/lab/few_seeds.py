@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, LEVEL, TOO_SMALL, Estimate, Side, estimate
+from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, LEVEL, Estimate, Side, estimate
 from atbook.records import read_records
+
+NOT_SEEN = "no difference seen"
 
 
 class Stories(NamedTuple):
@@ -16,15 +18,15 @@ class Stories(NamedTuple):
 
     #: Of all seeds.
     whole: Estimate
-    #: What all seeds say, alone and not within a family: one of `VERDICTS`.
+    #: What all seeds say, judged alone: "holds", "does not hold" or `NOT_SEEN`.
     verdict: str
     #: How many choices there are.
     choices: int
     #: The mean has the other sign.
     other_sign: float
-    #: Too small to tell, where all seeds have a verdict.
+    #: No difference seen, where all seeds see one.
     missed: float
-    #: A verdict that all seeds do not have.
+    #: A difference seen that all seeds do not see.
     invented: float
 
 
@@ -46,8 +48,8 @@ def stories(differences: np.ndarray, few: int = 3) -> Stories:
         verdict,
         len(parts),
         float(np.mean([part.mean * whole.mean < 0 for part in parts])),
-        float(np.mean([verdict != TOO_SMALL == said for said in verdicts])),
-        float(np.mean([said not in (TOO_SMALL, verdict) for said in verdicts])),
+        float(np.mean([verdict != NOT_SEEN == said for said in verdicts])),
+        float(np.mean([said not in (NOT_SEEN, verdict) for said in verdicts])),
     )
 
 
@@ -87,5 +89,5 @@ def gaps(values: Sequence[float], few: int = 3) -> np.ndarray:
 def _alone(found: Estimate) -> str:
     """The verdict on one difference that is asked alone."""
     if found.p >= LEVEL:
-        return TOO_SMALL
+        return NOT_SEEN
     return HOLDS if found.mean > 0 else DOES_NOT_HOLD

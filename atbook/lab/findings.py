@@ -3,7 +3,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -27,10 +27,6 @@ SCALES = {
     "real-cifar10-full": "CIFAR-10, all labels",
 }
 SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that a seed has three
-# How a card of another system is numbered ("F1"). Claims of cards are judged as a family of their own, all
-# others as the main one: what a reader takes from the book's story is one set of sentences, whatever chapter
-# they stand in.
-OTHER_SYSTEMS = "F"
 
 
 # --- What is measured of a record where it is not the accuracy on plain test images ---
@@ -129,51 +125,50 @@ CLAIMS = read_claims(Path(__file__).with_name("claims.toml"))
 # --- The claims with their verdicts, as a table ---
 
 
-def findings_table(
-    *chapters: str, scales: Collection[str] = tuple(SCALES), results: Path | None = None
-) -> str:
-    """The claims of some chapters ("05"), of all when none is named, as a Markdown table with a column for
-    each place where they are asked: verdict, difference, interval.
-
-    scales: of these places alone. results: the folder of the records, by default the book's. Raises
-    `ValueError` for a chapter without claims.
-    """
-    judged = [answer for answer in verdicts(*chapters, results=results) if answer.scale in scales]
-    return _table(judged, {answer.scale for answer in judged}, _cell)
-
-
-def verdicts_table(
-    *chapters: str, scales: Collection[str] = tuple(SCALES), results: Path | None = None
-) -> str:
-    """The same with the verdicts alone, one line a claim, a column for each place where any is recorded; a
-    dash where fewer than three seeds are."""
-    judged = [answer for answer in verdicts(*chapters, results=results) if answer.scale in scales]
-    recorded = {answer.scale for answer in judged if answer.verdict != NOT_RECORDED}
-    return _table(judged, recorded, verdict_with_mark)
-
-
 def verdicts(*chapters: str, results: Path | None = None) -> list[Judged]:
-    """The claims of some chapters ("05"), of all when none is named, each judged within its whole family.
+    """The claims of some chapters ("05"), of all when none is named, each judged among all claims.
 
     results: the folder of the records, by default the book's. Raises `ValueError` for a chapter without
     claims.
     """
     for chapter in chapters:
         require_known("chapter with claims", chapter, sorted({claim.chapter for claim in CLAIMS}))
-    families = [[], []]
-    for claim in CLAIMS:
-        families[claim.chapter.startswith(OTHER_SYSTEMS)].append(claim)
-    answers = [answer for family in families for answer in judge(family, results)]
-    judged = {(answer.claim, answer.scale): answer for answer in answers}
-    in_order = [judged[claim, scale] for claim in CLAIMS for scale in claim.scales]
-    return [answer for answer in in_order if not chapters or answer.claim.chapter in chapters]
+    return [answer for answer in judge(CLAIMS, results) if not chapters or answer.claim.chapter in chapters]
 
 
-def _table(judged: Sequence[Judged], shown: set[str], cell: Callable[[Judged], str]) -> str:
-    scales = [scale for scale in SCALES if scale in shown]
-    cells = {(answer.claim, answer.scale): cell(answer) for answer in judged}
+def findings_table(*chapters: str, primary: bool | None = None, results: Path | None = None) -> str:
+    """The claims of some chapters ("05"), of all when none is named, as a Markdown table, a row for each
+    place where they are asked: verdict, difference with its interval, seeds on the claim's side, adjusted p.
+
+    primary: True or False for the primary or the secondary ones alone. results: the folder of the records, by
+    default the book's. Raises `ValueError` for a chapter without claims.
+    """
+    judged = verdicts(*chapters, results=results)
+    shown = [answer for answer in judged if primary in (None, answer.primary)]
+    quoted = any(answer.claim.paper for answer in shown)  # a column of dashes would make the others narrow
+    rows = [
+        [
+            answer.claim.sentence,
+            *([answer.claim.paper or "–"] if quoted else ()),
+            SCALES[answer.scale],
+            *_measured(answer),
+        ]
+        for answer in shown
+    ]
+    adjusted = {None: "adjusted p or q", True: "adjusted p", False: "q"}[primary]
+    head = ["claim", *(["paper"] if quoted else ()), "asked in"]
+    return markdown_table([*head, "verdict", "difference [interval]", "seeds for it", adjusted], *rows)
+
+
+def verdicts_table(*chapters: str, results: Path | None = None) -> str:
+    """The verdicts alone, one line a claim, a column for each place where any is recorded; a dash where fewer
+    than three seeds are. Arguments and errors are those of `findings_table`."""
+    judged = verdicts(*chapters, results=results)
+    recorded = {answer.scale for answer in judged if answer.verdict != NOT_RECORDED}
+    scales = [scale for scale in SCALES if scale in recorded]
+    cells = {(answer.claim, answer.scale): verdict_with_mark(answer) for answer in judged}
     claims = dict.fromkeys(answer.claim for answer in judged)
-    quoted = any(claim.paper for claim in claims)  # a column of dashes would only make the others narrow
+    quoted = any(claim.paper for claim in claims)
     rows = [
         [
             claim.sentence,
@@ -190,14 +185,19 @@ def verdict_with_mark(judged: Judged) -> str:
     """ "holds", or "holds †" of an exploratory claim; a dash where it is not recorded."""
     if judged.verdict == NOT_RECORDED:
         return "–"
-    return judged.verdict + (" †" if judged.scale in judged.claim.exploratory else "")
+    return judged.words + (" †" if judged.scale in judged.claim.exploratory else "")
 
 
-def _cell(judged: Judged) -> str:
-    """ "**holds** +14.2 [12.1, 16.3]": the verdict, the difference, its interval."""
+def _measured(judged: Judged) -> list[str]:
+    """["**holds**", "+14.2 [12.1, 16.3]", "5 of 5", "0.004"]; dashes where it is not recorded."""
     if judged.estimate is None:
-        return NOT_RECORDED
+        return [NOT_RECORDED, "–", "–", "–"]
     factor = judged.claim.factor
     digits = 1 if factor == 100 else 2
     difference, low, high = (f"{factor * value:+.{digits}f}" for value in judged.estimate[:3])
-    return f"**{verdict_with_mark(judged)}** {difference} [{low}, {high}]".replace("-", "−")
+    return [
+        f"**{verdict_with_mark(judged)}**",
+        f"{difference} [{low}, {high}]".replace("-", "−"),
+        f"{judged.seeds_for} of {judged.estimate.seeds}",
+        "< 0.001" if judged.adjusted < 0.001 else f"{judged.adjusted:.3f}",
+    ]

@@ -13,7 +13,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from atbook.lab.tuning import Ladder, Range
+from atbook.lab.tuning import ABOVE_GUESSING, Ladder, Range
 from atbook.worlds import glyph_images, glyphs, pretext
 from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images, scene_objects
@@ -596,11 +596,8 @@ START = {"lr": 4e-3, "weight_decay": 0.1}
 # Students who may all stay near guessing, such as those of a twin, need rates that are far apart: a search
 # that goes uphill could stay where it starts.
 ALL_RATES = Ladder("lr", AXES["lr"][2:12])
-# The same, and on beyond both ends while nothing has left guessing (one of eight classes, and the spread of
-# the best of a dozen trials).
-UNTIL_LEARNED = Ladder("lr", AXES["lr"][2:12], beyond=2, learned=1 / 8 + 0.03)
-# Of Match, the methods whose students may not learn at all.
-_FAR_RATES = ("copy-message-twin", "copy-unrelated-twin", "copy-untrained")
+# The same, and on beyond both ends while nothing has left guessing, one of eight classes.
+UNTIL_LEARNED = Ladder("lr", AXES["lr"][2:12], beyond=2, learned=1 / 8 + ABOVE_GUESSING)
 WEIGHTS = {"transfer_weight": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}
 
 
@@ -620,7 +617,7 @@ def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
     training = replace(recipes.STUDENT, steps=500)
     tuning = _equal_chances(WORLD_METHODS, training.steps)
     if world.task == "match":  # near their start nothing learns, and going uphill ends there
-        tuning |= dict.fromkeys(_FAR_RATES, UNTIL_LEARNED)
+        tuning["copy-message-twin"] = UNTIL_LEARNED
     return GlyphScale(
         name,
         Architecture("glyphs"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from atbook.lab.findings import CLAIMS, SCALES, SCRATCH, verdicts
+from atbook.lab.searches import did_not_learn
 from atbook.lab.study import Place, Study, at_an_end
 from atbook.lab.verdicts import NOT_RECORDED, Estimate, Share, Side, accuracies, share_of
 from atbook.records import by_method, find_record, markdown_table, read_records, results_folder, spread
@@ -33,9 +34,12 @@ def both_worlds(results: Path | None = None) -> dict[str, dict[str, Estimate]]:
 
 
 def percent(accuracy: Estimate | None) -> str:
-    """ "82.0 [80.0, 84.0]": an accuracy in per cent with its 95 % interval; a dash for None."""
+    """ "82.0 [80.0, 84.0]": an accuracy in per cent with its 95 % interval; "did not learn in 8 trials" where
+    nothing in the method's search left guessing; a dash for None."""
     if accuracy is None:
         return "–"
+    if accuracy.unlearned:
+        return f"did not learn in {accuracy.unlearned} trials"
     return f"{100 * accuracy.mean:.1f} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}]".replace(
         "-", "−"
     )
@@ -53,7 +57,8 @@ def accuracy_table(worlds: Mapping[str, Mapping[str, Estimate]], methods: Mappin
 def study_table(study: Study, scale: str, results: Path | None = None) -> str:
     """What a study has recorded at a scale, as a Markdown table: variants by their own figure, in per cent,
     mean ± standard deviation over seeds, with " ‡" where the recipe lies at an end of what was tried
-    (`atbook.lab.study.at_an_end`); and the number of seeds. A study of several figures has a column for each.
+    (`atbook.lab.study.at_an_end`), and "did not learn in 8 trials" where nothing in the search left guessing;
+    and the number of seeds. A study of several figures has a column for each.
 
     results: the folder of the records, by default the book's.
     """
@@ -62,19 +67,22 @@ def study_table(study: Study, scale: str, results: Path | None = None) -> str:
     records = read_records(study.name, scale, results=results)
     figures = list(dict.fromkeys(of_variant[record.method] for record in records))
     waiting = at_an_end(study, Place(scale, None, results, Path()))
+    unlearned = did_not_learn(study.name, scale, results)
     rows = []
     for method in dict.fromkeys(record.method for record in records):
         own = of_variant[method]
         (values,) = by_method([r for r in records if r.method == method], f"test_{own}").values()
         cell = spread([100 * value for value in values])
+        if method in unlearned:
+            cell = f"did not learn in {unlearned[method]} trials"
         cells = [cell if figure == own else "" for figure in figures]
         rows.append([method + " ‡" * (method in waiting), *cells, len(values)])
     return markdown_table(["variant", *(FIGURES[figure] for figure in figures), "seeds"], *rows)
 
 
 def verdict_line(claim: str, *scales: str, results: Path | None = None) -> str:
-    """A claim with its verdict at each of some scales, in Markdown: "sentence: **holds** (CIFAR-10; 5 seeds,
-    +19.1 points, 17.0 to 21.2)". The interval is that of the level at which the claim was judged.
+    """A claim with its verdict at each of some scales, in Markdown: "sentence: **holds** (CIFAR-10; in 5 of 5
+    seeds, +19.1 points, 17.0 to 21.2)". The interval is that of `atbook.lab.verdicts.Judged`.
 
     results: the folder of the records, by default the book's. Raises `ValueError` for an id without a claim
     and a scale at which it is not asked.
@@ -91,8 +99,8 @@ def verdict_line(claim: str, *scales: str, results: Path | None = None) -> str:
             said.append(f"**{NOT_RECORDED}** ({SCALES[scale]})")
             continue
         mean, low, high = (f"{100 * value:+.1f}" for value in answer.estimate[:3])
-        seeds = answer.estimate.seeds
-        said.append(f"**{answer.verdict}** ({SCALES[scale]}; {seeds} seeds, {mean} points, {low} to {high})")
+        seeds = f"in {answer.seeds_for} of {answer.estimate.seeds} seeds"
+        said.append(f"**{answer.words}** ({SCALES[scale]}; {seeds}, {mean} points, {low} to {high})")
     return f"*{asked.sentence}*: " + ", ".join(said).replace("-", "−").replace("CIFAR−10", "CIFAR-10") + "."
 
 

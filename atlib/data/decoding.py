@@ -4,6 +4,7 @@ import errno
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -24,6 +25,10 @@ ON_CORRUPT = ("raise", "skip")
 # What the system lacks or a disk does: nothing that is wrong with an image.
 NOT_THE_IMAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 NAMED = 20  # corrupt images that are warned about one by one
+
+
+# Pixels from which Pillow warns of a picture, and refuses twice as many: 3 GB in memory.
+LARGEST = 500_000_000
 
 
 class CorruptImage(OSError):
@@ -76,18 +81,34 @@ class Share(NamedTuple):
     weight: float
 
 
+@contextmanager
+def large_pictures() -> Iterator[None]:
+    """Within it Pillow opens and cuts pictures of up to 2 · `LARGEST` pixels: data are trusted more than what
+    its limit is made for, and scans and mosaics are larger."""
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = None if before is None else max(before, LARGEST)
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
 def decode(file: File) -> Image.Image:
     """The picture in a file, in RGB of 8 bits, turned as the camera says. Raises `CorruptImage`."""
     import datasets  # takes seconds, and is there already where rows are
 
     try:
-        return as_rgb(datasets.Image().decode_example(file))
+        with large_pictures():
+            return as_rgb(datasets.Image().decode_example(file))
     except (ConnectionError, TimeoutError, MemoryError):
         raise  # the image was not seen, so nothing is known about it
     except OSError as error:
         if error.errno in NOT_THE_IMAGES:
             raise
         raise _corrupt(file, error) from error
+    except Image.DecompressionBombError as error:
+        more = ValueError(f"more than {2 * LARGEST:,} pixels: store it smaller")
+        raise _corrupt(file, more) from error
     except Exception as error:  # PIL raises half a dozen kinds for a damaged file
         raise _corrupt(file, error) from error
 
@@ -140,7 +161,8 @@ def make(
         except CorruptImage as error:
             corrupt[index] = str(error)
             continue
-        images.append(transform(picture, seed))
+        with large_pictures():
+            images.append(transform(picture, seed))
         targets.append(target)
         indices.append(index)
         if images[-1].shape != images[0].shape:

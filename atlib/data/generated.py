@@ -1,13 +1,43 @@
 """Data that are made by a function of an installed package: `--data PACKAGE.MODULE:FUNCTION`."""
 
 import re
+import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import packages_distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+OUR_OWN = Path(__file__).resolve().parents[2]  # where this project's packages lie, in a checkout too
 
 
 def is_generated(data: str) -> bool:
     """Whether a data set is named as a function, such as `atbook.worlds:marked_glyphs`."""
     return re.fullmatch(r"\w+(\.\w+)*:\w+", data) is not None
+
+
+def require_installed(data: str) -> None:
+    """Raise `ValueError` for a data set of a function outside the installed packages: what a run's folder
+    names may be a stranger's, and lie in the working folder. Nothing is imported."""
+    package = data.split(":")[0].split(".")[0]
+    if not is_generated(data) or _is_installed(package):
+        return
+    raise ValueError(f"{data!r} is of no installed package, and would run: --trust-data allows it")
+
+
+def _is_installed(package: str) -> bool:
+    ours = package in ("atlib", "atbook")
+    found = find_spec(package) if ours or package in packages_distributions() else None
+    if found is None:
+        return False
+    where = [Path(path).resolve() for path in (found.submodule_search_locations or [found.origin])]
+    if ours and where == [OUR_OWN / package]:
+        return True
+    working = [Path.cwd().resolve(), Path(sys.path[0] or ".").resolve()]  # `python -m` imports from there
+    return all(
+        "site-packages" in path.parts or not any(path.is_relative_to(folder) for folder in working)
+        for path in where
+    )
 
 
 def maker(data: str) -> Callable:

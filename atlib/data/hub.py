@@ -1,16 +1,16 @@
 """Open a split through Hugging Face's `datasets`, from the hub or local files, with errors that help."""
 
+import glob
 import json
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import datasets
-from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from atlib._util import require_known
 from atlib.data.decoding import CannotStream, DataError
-from atlib.data.splits import SPLIT_NAMES, VALIDATION_SHARE, fixed_order
+from atlib.data.folders import WAY_OUT, ImageFolders
+from atlib.data.splits import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 SPLITS = ("train", "validation", "test")
@@ -30,7 +30,9 @@ def open_labelled(
     if path is None and files is not None:
         rows = open_rows(name, None, split, files)
     else:
-        rows = _choose(_from_hub(name) if path is None else _from_files(name, Path(path)), split, name)
+        rows = _choose(
+            _from_hub(name) if path is None else _from_files(name, Path(path), labelled), split, name
+        )
     return rows, *columns_of(rows, image_column, label_column, labelled)
 
 
@@ -55,7 +57,9 @@ def open_streamed(
     for builder in ("parquet", "arrow"):
         if found := _files_of(path, builder):
             several = found[_published(found, split, name)]
-            return _read(" or ".join(several), builder, data_files=several, streaming=True)["train"], several
+            return _read(" or ".join(several), builder, data_files=literal(several), streaming=True)[
+                "train"
+            ], several
     raise CannotStream(f"{path} holds no parquet or arrow files to stream: open_photos reads it by index")
 
 
@@ -74,8 +78,7 @@ def columns_of(
 
 def is_image_folder(path: Path) -> bool:
     """Whether a path is a folder without tables and annotations: it is then read as one folder per class."""
-    patterns = ("*.parquet", "data/*.parquet", "*.arrow", "data/*.arrow")
-    tables = (file for pattern in patterns for file in path.glob(pattern))
+    tables = (_files_of(path, builder) for builder in ("parquet", "arrow"))
     return path.is_dir() and not (any(tables) or _saved(path) or _annotated(path))
 
 
@@ -116,24 +119,15 @@ def _only(split: str, files: str) -> dict:
     return {"data_files": {split: files}, "verification_mode": "no_checks"}
 
 
-def _from_files(name: str, path: Path) -> datasets.DatasetDict:
+def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, datasets.Dataset]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     if name == "imagefolder":
-        try:
-            return _read(path, "imagefolder", data_dir=str(path), data_files=_image_files(path))
-        except (OSError, ValueError) as error:
-            if not _holds_images(path):
-                raise FileNotFoundError(
-                    f"{path} holds no images: a folder per class is looked for, such as"
-                    f" {path}/train/cat/1.jpg and {path}/validation/cat/2.jpg (or train*.parquet and"
-                    " validation*.parquet)"
-                ) from error
-            raise
+        return ImageFolders(path, labelled)
     for builder in ("parquet", "arrow"):
         if files := _files_of(path, builder):
             return datasets.DatasetDict(
-                (split, _read(" or ".join(several), builder, data_files=several)["train"])
+                (split, _read(" or ".join(several), builder, data_files=literal(several))["train"])
                 for split, several in files.items()
             )
     if _saved(path):
@@ -159,6 +153,11 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
         if files:
             found[split] = [str(file) for file in files]
     return found
+
+
+def literal(files: Sequence[str]) -> list[str]:
+    """The names of files for `datasets`, which reads them as patterns."""
+    return list(map(glob.escape, files))
 
 
 def _saved(path: Path) -> bool:
@@ -209,57 +208,6 @@ def _read_annotated(file: Path) -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns, features)
 
 
-def _image_files(path: Path) -> dict[str, str]:
-    """The files of each split of a folder of images, as patterns. A split is a folder in the first level that
-    is called like one; beside others, it must also hold folders. Without such, all images are "train".
-
-    Left alone, `datasets` looks for the names of splits anywhere in a path, also in those of classes: it
-    takes the images of a class "bullet_train" for training images, those of validation too, and twice.
-    """
-    folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
-    called = {
-        each: split for each in folders for split in SPLIT_NAMES if each.name.lower() in SPLIT_NAMES[split]
-    }
-    if len(called) < len(folders):  # "train" may be a class, beside "bus" and "car"
-        called = {
-            each: split for each, split in called.items() if any(part.is_dir() for part in each.iterdir())
-        }
-    if not called:
-        _warn_of_splits_by_other_names(path, folders)
-        return {"train": "**"}
-    if unused := [each.name for each in folders if each not in called and _holds_images(each)]:
-        warnings.warn(
-            f"{path}: images are read from {', '.join(each.name for each in called)} and not from"
-            f" {', '.join(unused)}: splits are folders called train, validation and test",
-            stacklevel=2,
-        )
-    found: dict[str, str] = {}
-    for each, split in called.items():
-        if split in found:
-            raise ValueError(
-                f"{path} has two folders for {split!r}, {found[split][:-3]} and {each.name}: keep one"
-            )
-        found[split] = f"{each.name}/**"
-    return found
-
-
-def _holds_images(folder: Path) -> bool:
-    return any(file.suffix.lower() in ImageFolder.EXTENSIONS for file in folder.rglob("*"))
-
-
-def _warn_of_splits_by_other_names(path: Path, folders: Sequence[Path]) -> None:
-    parent: dict[str, Path] = {}
-    for folder in folders:
-        for part in folder.iterdir():
-            if part.is_dir() and parent.setdefault(part.name, folder) != folder:
-                warnings.warn(
-                    f"{path}: {part.name!r} is in {parent[part.name].name} and in {folder.name}, and read as"
-                    " one class. If these are splits, call them train, validation and test",
-                    stacklevel=2,
-                )
-                return
-
-
 def _read(source: Path | str, builder: str, **options) -> datasets.DatasetDict:
     try:
         return datasets.load_dataset(builder, **options)
@@ -287,7 +235,7 @@ def _published(splits, split: str, name: str) -> str:
     return "train" if split == "train+validation" else split
 
 
-def _choose(splits: datasets.DatasetDict, split: str, name: str) -> datasets.Dataset:
+def _choose(splits: Mapping[str, datasets.Dataset], split: str, name: str) -> datasets.Dataset:
     if "validation" in splits or "train" not in splits:
         # Beside a test split, a validation split is training data for those who report the first.
         both = ("train+validation",) if {"train", "validation", "test"} <= set(splits) else ()
@@ -298,9 +246,10 @@ def _choose(splits: datasets.DatasetDict, split: str, name: str) -> datasets.Dat
     require_known(f"split of {name}", split, (*splits, "validation", "train+validation"))
     if split not in ("train", "validation"):
         return splits["train" if split == "train+validation" else split]
-    order = fixed_order(len(splits["train"]))
+    train = splits["train"]
+    order = fixed_order(len(train))
     held_out = round(VALIDATION_SHARE * len(order))
-    return splits["train"].select(order[:held_out] if split == "validation" else order[held_out:])
+    return train.select(order[:held_out] if split == "validation" else order[held_out:])
 
 
 def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[str, ...], kind: str) -> str:
@@ -310,11 +259,7 @@ def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[
             return name
     # so `datasets` reads images that lie in one folder
     if kind == "label" and rows.column_names == ["image"]:
-        raise DataError(
-            "no label column: the data set has images alone, or one class, which nothing can be told from. In"
-            " a folder of images each class needs a folder of its own, such as FOLDER/train/cat/1.jpg and"
-            " FOLDER/train/dog/2.jpg; `python -m atlib pretrain` learns without labels"
-        )
+        raise DataError(f"no label column, images alone: in a folder of images {WAY_OUT}")
     raise DataError(
         f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)};"
         f" name it with {kind}_column=",

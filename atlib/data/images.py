@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from atlib._util import require_known
-from atlib.data.decoding import as_is, as_rgb
+from atlib.data.decoding import as_is, as_rgb, large_pictures
 from atlib.data.rng import augmentation_seeds, draw_below
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.pair import Normalisation
@@ -301,7 +301,8 @@ def decode_rows(rows, column: str, image_size: int | None) -> Tensor:
     decoded = []
     for index in range(len(rows)):
         try:
-            image = as_rgb(rows[index][column])
+            with large_pictures():
+                image = as_rgb(rows[index][column])
         except Exception as error:  # PIL raises half a dozen kinds for a damaged file
             raise OSError(
                 f"image {index} of the split cannot be decoded ({type(error).__name__}: {error})"

@@ -11,10 +11,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from PIL.ExifTags import Base
 from torch import Tensor, nn
 
 from atlib._util import write_atomically
-from atlib.data.decoding import CorruptImage, DataError, MissingData, in_eight_bits, loader_of
+from atlib.data.decoding import (
+    CorruptImage,
+    DataError,
+    MissingData,
+    as_rgb,
+    in_eight_bits,
+    large_pictures,
+    loader_of,
+)
 from atlib.data.rng import augmentation_seeds, draw_below
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.detection.objects import Found, ObjectBatch, ObjectImages, Objects, check_objects
@@ -22,6 +31,7 @@ from atlib.pair import IMAGENET
 
 # Edges in annotations are rounded; one that lies further out of its image than this is an error.
 ROUNDING = 1.0  # pixels
+ORIENTATION = Base.Orientation
 # The lists of a file of annotations, and what each entry of them must have.
 FORM = {"images": ("id", "file_name", "height", "width"), "annotations": ("id",), "categories": ("id",)}
 
@@ -212,16 +222,26 @@ class CocoObjects:
     def _decoded(self, number: int) -> Image.Image:
         entry = self.entries[number]
         path = self.folder / entry["file_name"]
+        said = entry["width"], entry["height"]
         try:
-            with Image.open(path) as file:
-                picture = in_eight_bits(file).convert("RGB")  # not turned: boxes are said of what is stored
+            with large_pictures(), Image.open(path) as file:
+                stored, turn = file.size, file.getexif().get(ORIENTATION, 1)
+                picture = in_eight_bits(file).convert("RGB")
+                shown = as_rgb(file) if turn in range(2, 9) else picture
         except Exception as error:  # PIL raises half a dozen kinds for a damaged file
             raise CorruptImage(f"{path} cannot be decoded ({error})") from error
-        if picture.size != (entry["width"], entry["height"]):
+        if said not in (stored, shown.size):
             raise DataError(
-                f"{path} is {picture.width} x {picture.height} pixels, {self.file} says {entry['width']} x"
-                f" {entry['height']} of image {entry['id']}"
+                f"{path} is {stored[0]} x {stored[1]} pixels, {self.file} says {said[0]} x {said[1]} of image"
+                f" {entry['id']}"
             )
+        if shown is not picture and stored == shown.size:
+            raise DataError(
+                f"{path} is turned by its EXIF orientation {turn}, and its boxes may be of either view: store"
+                " it as it is shown (exiftran -ai), or remove the tag (exiftool -Orientation=)"
+            )
+        # boxes are of the view whose size the annotations say
+        picture = picture if said == stored else shown
         return picture
 
 

@@ -5,13 +5,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from atlib.checkpoint import read_pair, read_tensors, seen_by_pair, write_tensors
+from atlib.checkpoint import count, read_pair, read_tensors, seen_by_pair, write_tensors
 from atlib.detection.detector import DETECTORS, Detector, Sizes
 from atlib.pair import student_of
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
+
+LARGEST = 2**13  # of a detector's sizes
 
 
 class Loaded(NamedTuple):
@@ -59,7 +62,7 @@ def save_detector(
     }
     try:
         _assembled(header, tensors)
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, RuntimeError, ValueError) as error:
         raise ValueError(
             f"{student}, {heads!r} and these sizes do not build this detector: {error}"
         ) from error
@@ -84,13 +87,20 @@ def load_detector(path: str | Path) -> Loaded:
 def _assembled(header: Mapping, tensors: Mapping[str, Tensor]) -> Loaded:
     """The detector that a header describes, with its weights. Raises what the first part does that does not
     fit."""
-    said, student = header["detector"], Architecture(**header["student"])
+    said, student = header["detector"], _read(header, "student", tensors)
     backbone = vit = student.build()
     if "teacher" in header:
-        teacher = Architecture(**header["teacher"]).build()
+        teacher = _read(header, "teacher", tensors).build()
         backbone = read_pair(header, teacher, vit)
     sizes = Sizes(**{name: tuple(x) if isinstance(x, list) else x for name, x in said["sizes"].items()})
-    detector = DETECTORS[said["heads"]](backbone, len(said["classes"]), sizes)
+    _require_bounded(sizes)
+    make = DETECTORS[said["heads"]]
+    with torch.device("meta"):
+        skeleton = make(backbone, len(said["classes"]), sizes)
+    needed = sum(count(part.state_dict()) for part in (skeleton.pyramid, skeleton.heads))
+    if needed > (numbers := count(tensors)):
+        raise ValueError(f"its heads have {needed:,} weights, its file {numbers:,}")
+    detector = make(backbone, len(said["classes"]), sizes)
     parts: dict[str, nn.Module] = {"pyramid": detector.pyramid, "heads": detector.heads, "student": vit}
     if "teacher" in header:
         parts["teacher"] = backbone.teacher
@@ -98,3 +108,18 @@ def _assembled(header: Mapping, tensors: Mapping[str, Tensor]) -> Loaded:
         own = {name: value for name, value in tensors.items() if name.startswith(f"{part}.")}
         module.load_state_dict({name.removeprefix(f"{part}."): value for name, value in own.items()})
     return Loaded(detector.eval(), tuple(said["classes"]), student)
+
+
+def _read(header: Mapping, part: str, tensors: Mapping[str, Tensor]) -> Architecture:
+    architecture = Architecture.read(header[part])
+    own = {name: value for name, value in tensors.items() if name.startswith(f"{part}.")}
+    architecture.require_numbers(count(own))
+    return architecture
+
+
+def _require_bounded(sizes: Sizes) -> None:
+    """Raise `ValueError` for sizes that no detector has, before anything is made of them."""
+    for name, value in asdict(sizes).items():
+        values = value if isinstance(value, tuple) else (value,)
+        if len(values) > 16 or not all(isinstance(x, (int, float)) and 0 <= x <= LARGEST for x in values):
+            raise ValueError(f"{name}={str(value)[:60]}: it must be numbers from 0 to {LARGEST:,}")

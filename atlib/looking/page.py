@@ -15,10 +15,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from atlib._util import write_atomically
-from atlib.analysis.streaming import check_size, vit_of
+from atlib.compatibility import sizes_of
 from atlib.looking.preparation import Preparation, Prepared, preparation_of, prepare
 from atlib.looking.rows import Rows, read_rows
-from atlib.pair import student_of
+from atlib.pair import check_images, student_of
 
 FOLDER = Path(__file__).parent
 SMALL = 128  # pixels a side below which the picture is stored without loss
@@ -132,10 +132,11 @@ def look(
     room = int(megabytes * 1e6 * 3 / 4 / len(named))  # base64 takes four bytes for three
     shown, notes = {}, []
     for name, model in named.items():
-        vit = vit_of(model)
+        vit = student_of(model)
+        sizes_of(vit)  # refuses what cannot be walked
         own = preparation[name] if isinstance(preparation, Mapping) else preparation
         own = preparation_of(vit) if own is None else own
-        check_size(vit, torch.empty(1, 3, *own.size))
+        check_images(vit, torch.empty(1, 3, *own.size))
         prepared = prepare(image, own)
         rows = read_rows(model, prepared.pixels, room, layers, heads)
         shown[name] = rows, prepared

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 from atlib._util import check_fields
-from atlib.data.decoding import as_rgb
-from atlib.pair import Normalisation
+from atlib.data.decoding import as_rgb, large_pictures
+from atlib.pair import Normalisation, usual_image_size
 
 SHOWN = 672  # pixels that the picture's longer side has on the page at most, where the original has so many
 
@@ -75,7 +75,7 @@ def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:
     mean and standard deviation, is taken, and `source` says so. The size is the model's own. Raises
     `TypeError` for an unknown field.
     """
-    size = changes.pop("size", None) or vit.patch_embed.img_size
+    size = changes.pop("size", None) or usual_image_size(vit)
     settings = resolve_model_data_config(vit, args={"input_size": (3, *size)})
     names = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
     source = (
@@ -123,7 +123,10 @@ def open_picture(image: str | Path | Image.Image | Tensor) -> Image.Image:
     if isinstance(image, Image.Image):
         return as_rgb(image)
     try:
-        with Image.open(image) as opened:
+        with large_pictures(), Image.open(image) as opened:
             return as_rgb(opened)
-    except OSError as error:  # Pillow's own message names the file only where it is missing
+    except (
+        OSError,
+        Image.DecompressionBombError,
+    ) as error:  # Pillow's own message names the file only where it is missing
         raise OSError(f"{image} cannot be read as an image ({error})") from error

@@ -12,6 +12,7 @@ from atlib._util import in_eval_mode
 from atlib.analysis.attention_maps import rollouts
 from atlib.analysis.checks import check_maps
 from atlib.attention import Seen, Walk, walk
+from atlib.compatibility import sizes_of
 from atlib.maps import Grid, check_grid
 from atlib.pair import student_of
 
@@ -129,13 +130,18 @@ def read_rows(
 def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
     """Names of a ViT's prefix tokens, and its grid for images (B, 3, height, width). Raises `ValueError` for
     images that are no whole patches."""
-    names = ["class token"] if getattr(vit, "cls_token", None) is not None else []
-    names += ["distillation token"] if getattr(vit, "dist_token", None) is not None else []
-    left = vit.num_prefix_tokens - len(names)
-    names += [f"register {index}" for index in range(left)]
-    embed, size = vit.patch_embed, tuple(pixels.shape[-2:])
-    grid = embed.dynamic_feat_size(size) if hasattr(embed, "dynamic_feat_size") else embed.grid_size
-    if any(side % patches for side, patches in zip(size, grid)):
+    sizes, kinds = sizes_of(vit), ("class token", "distillation token", "register")
+    names = [
+        f"{kind} {index}" if kind == "register" else kind
+        for kind, count in zip(kinds, sizes.prefix_kinds)
+        for index in range(count)
+    ]
+    embed, size = getattr(vit, "patch_embed", None), tuple(pixels.shape[-2:])
+    if hasattr(embed, "dynamic_feat_size"):
+        grid = embed.dynamic_feat_size(size)
+    else:  # patches are of one size, in images of any
+        grid = tuple(side * patches // own for side, patches, own in zip(size, sizes.grid, sizes.image))
+    if 0 in grid or any(side % patches for side, patches in zip(size, grid)):
         raise ValueError(
             f"{size[0]} x {size[1]} pixels are no whole patches on a grid of {grid[0]} x {grid[1]}: a map"
             " cannot be laid over them"

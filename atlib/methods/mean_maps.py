@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atlib._util import in_eval_mode
 from atlib.attention import Instead, Walk, walk
-from atlib.checkpoint import read_tensors, write_tensors
+from atlib.checkpoint import count, read_tensors, write_tensors
 from atlib.pair import Normalisation, Pair, View, stated
 from atlib.transfer import Transferred
 from atlib.vit import Architecture, check_timm
@@ -137,7 +137,9 @@ def load_stored_maps(path: str | Path) -> StoredMaps:
     if not header.get("stored_maps"):
         raise OSError(f"{path} holds no stored maps: it was not written by save_stored_maps")
     try:
-        student = Architecture(**header["student"]).build()
+        architecture = Architecture.read(header["student"])
+        architecture.require_numbers(count(tensors))
+        student = architecture.build()
         names = [f"maps_{layer}" for layer in range(len(student.blocks))]
         told = Normalisation.read(header.get("pair_normalisation"))
         model = StoredMaps(student, [tensors[name] for name in names], normalisation=told)

@@ -423,7 +423,7 @@ def check_fits(config: RunConfig) -> None:
         said = read_header(path) if path.is_file() and path.suffix == ".safetensors" else {}
         if "architecture" not in said or config.teacher_architecture is not None:
             return
-        native = Architecture(**said["architecture"])
+        native = Architecture.read(said["architecture"])
     known = config.augmentation is not None or isinstance(config.task, Detect)
     size = config.teacher_image_size or (image_size(config) if known else None)
     check_image_size(native, size)

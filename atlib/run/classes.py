@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atlib.checkpoint import read_header
+from atlib.data.folders import pairs_alike
 from atlib.pair import student_of
 from atlib.run.build import training_images
 from atlib.run.config import is_run, read_config
@@ -42,9 +43,10 @@ def labels_by_name(
     """The labels (n,) of images as outputs of a model that tells `classes` apart (None: not known which), and
     what is to be said of it, "" where both have the same classes in one order.
 
-    Classes are matched by their names; where either has numbers in place of names, by their number. Raises
-    `ValueError` for a model without a class head, for data with a class that the model does not know, and
-    for another number of classes where names are missing. name: of the data, path: of the model, for these.
+    Classes are matched by their names, numbers too ("01" is 1); where one side has numbers in place of names,
+    class k is output k. Raises `ValueError` for a model without a class head, for data with a class that the
+    model does not know, and for another number or order of classes where names are missing. name: of the
+    data, path: of the model, for these.
     """
     outputs = getattr(student_of(model), "num_classes", None)
     if outputs == 0:
@@ -55,7 +57,13 @@ def labels_by_name(
     own = tuple(images.classes)
     if not own or own == classes:
         return images.targets, ""
-    if classes is None or _are_numbers(own) or _are_numbers(classes):
+    ours, theirs = _numbers(own), _numbers(classes or ())
+    if classes is None and ours and ours != tuple(range(len(own))):
+        raise ValueError(
+            f"{path} does not name its classes, and those of {name}, {_some(own)}, are numbers in another"
+            ' order: let save_vit(..., {"classes": [...]}) name them'
+        )
+    if classes is None or _are_numbers(own) != _are_numbers(classes) and None in (ours, theirs):
         if outputs is not None and len(own) != outputs:
             raise ValueError(
                 f"{name} has {len(own)} classes, {_some(own)}, and {path} tells {outputs} apart"
@@ -64,11 +72,15 @@ def labels_by_name(
             )
         known = "the file does not name its classes" if classes is None else "classes are numbers there"
         return images.targets, f"\nclass k of the data was taken for output k: {known}"
+    if None not in (ours, theirs):  # 01 is 1
+        classes, own = (tuple(map(str, each)) for each in (theirs, ours))
     counts = Counter(classes), Counter(own)
     if unknown := [each for each in own if each not in counts[0]]:
+        alike = pairs_alike(unknown, classes)
+        hint = f" ({alike[0][0]!a} looks like {alike[0][1]!a})" if alike else ""
         raise ValueError(
-            f"{name} has {len(unknown)} classes of {len(own)} that {path} does not know, {_some(unknown)}; it"
-            f" knows {_some(classes)}: evaluate it on data with the classes that it was trained for"
+            f"{name} has {len(unknown)} classes of {len(own)} that {path} does not know, {_some(unknown)}"
+            f"{hint}; it knows {_some(classes)}: evaluate it on data with the classes that it was trained for"
         )
     if twice := [each for each in own if any(count[each] > 1 for count in counts)]:
         raise ValueError(
@@ -84,6 +96,11 @@ def labels_by_name(
 def _are_numbers(classes: Sequence[str]) -> bool:
     """Whether these are no names but those that classes without names get."""
     return tuple(classes) == tuple(map(str, range(len(classes))))
+
+
+def _numbers(classes: Sequence[str]) -> tuple[int, ...] | None:
+    """The numbers that all of these names are; None where one is another word."""
+    return tuple(map(int, classes)) if all(each.isdecimal() for each in classes) else None
 
 
 def _some(classes: Sequence[str]) -> str:

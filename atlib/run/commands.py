@@ -28,7 +28,16 @@ from atlib.run.build import (
     training_images,
 )
 from atlib.run.classes import classes_of, labels_by_name
-from atlib.run.config import RunConfig, built_for, config_path, explained, is_run, read_config, settings
+from atlib.run.config import (
+    TRUST_DATA,
+    RunConfig,
+    built_for,
+    config_path,
+    explained,
+    is_run,
+    read_config,
+    settings,
+)
 from atlib.run.configure import (
     TASKS_OF_OUR_OWN,
     config_diff,
@@ -106,6 +115,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         which.add_argument("--recipe", help=names)
         again = "a run's config.json, or its folder: the same run again, but for what else is said here"
         which.add_argument("--config", type=Path, metavar="FILE", help=again)
+        parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
         teacher = "a timm name, a file of weights, a run's folder, or untrained (default: the recipe's)"
     parser.add_argument("--teacher", help=teacher)
     data = (
@@ -133,6 +143,7 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
         " (default: as the run was started)"
     )
     parser.add_argument("--on-corrupt", "--on_corrupt", choices=ON_CORRUPT, help=on_corrupt)
+    parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
     parser.set_defaults(run=resume_command)
 
 
@@ -149,6 +160,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shifted", metavar="NAME", help=shifted)
     averaged = "the averaged weights, where the recipe has them"
     parser.add_argument("--averaged", action="store_true", help=averaged)
+    parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
     parser.set_defaults(run=evaluate_command)
 
 
@@ -200,7 +212,7 @@ def _configured(arguments: argparse.Namespace) -> RunConfig:
     changes, seed = pairs(arguments.settings), arguments.seed or 0
     if getattr(arguments, "config", None) is not None:
         same = arguments.data, arguments.teacher, changes, arguments.seed, arguments.tensorboard
-        return configure_again(arguments.config, *same)
+        return configure_again(arguments.config, *same, arguments.trust_data)
     if arguments.data is None:
         raise ValueError("--data NAME|PATH is missing: what shall the student learn from?")
     return configured(
@@ -235,7 +247,7 @@ def _tasks() -> tuple[str, ...]:
 
 def resume_command(arguments: argparse.Namespace) -> int:
     """`resume`: a finished run says so; one without its weights says from what they are made again."""
-    folder, config = arguments.folder, read_config(arguments.folder)
+    folder, config = arguments.folder, read_config(arguments.folder, arguments.trust_data)
     if is_finished(folder, config):
         return _say(f"{folder} is finished: {weights_of(folder)}, {record_path(folder)}")
     if record_path(folder).exists():
@@ -244,7 +256,8 @@ def resume_command(arguments: argparse.Namespace) -> int:
         if any(folder.glob("checkpoints/step-*")):
             again = "from the last checkpoint"
         _note(f"the run is finished, but {missing} is missing; it is made again {again}")
-    return _until_stopped(folder, lambda: resume(folder, arguments.on_corrupt))
+    asked = {"on_corrupt": arguments.on_corrupt, "trust_data": arguments.trust_data}
+    return _until_stopped(folder, lambda: resume(folder, **asked))
 
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
@@ -282,7 +295,8 @@ def _candidate(path: Path, arguments: argparse.Namespace) -> Candidate:
     """The weights of a run's folder or a file. Raises `ValueError` or `OSError` where there are none that can
     be evaluated as asked."""
     weights, folder = weights_of(path, arguments.averaged), path if path.is_dir() else path.parent
-    config = read_config(folder) if path.is_dir() or is_run(folder) else None
+    trusts = arguments.trust_data or arguments.data is not None or arguments.shifted is not None
+    config = read_config(folder, trusts) if path.is_dir() or is_run(folder) else None
     if config is not None and config.method.pretrains:
         raise ValueError(
             f"{folder} holds a teacher without a class head: `python -m atlib teacher"

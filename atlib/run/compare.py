@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from atlib.analysis.predictions import Interval, paired_bootstrap
-from atlib.run.config import RunConfig, read_config
+from atlib.run.config import TRUST_DATA, RunConfig, read_config
 from atlib.run.measure import same_images
 from atlib.run.parts import Classify
 from atlib.run.runner import held_out, load_result, weights_of
@@ -45,11 +45,13 @@ def compared(first: Tensor, second: Tensor, labels: Tensor) -> Comparison:
     return Comparison(*accuracies, paired_bootstrap(a, b), *only, p)
 
 
-def compare_runs(first: Path, second: Path, split: str | None = None, averaged: bool = False) -> Comparison:
+def compare_runs(
+    first: Path, second: Path, split: str | None = None, averaged: bool = False, trust_data: bool = False
+) -> Comparison:
     """Compare what two finished runs have made, on the images that both are evaluated on (`split`: of another
-    split), wherever each reads them; each sees them as it was trained. Raises `ValueError` for runs on other
-    images, and for other than classifiers."""
-    configs = [read_config(folder) for folder in (first, second)]
+    split), wherever each reads them; each sees them as it was trained; trust_data: as in
+    `read_config`. Raises `ValueError` for runs on other images, and for other than classifiers."""
+    configs = [read_config(folder, trust_data) for folder in (first, second)]
     for folder, config in zip((first, second), configs):
         if not isinstance(config.task, Classify):
             raise ValueError(f"{folder} is a run of {config.task.says}: compare runs that classify")
@@ -84,12 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("second", type=Path, metavar="RUN")
     parser.add_argument("--split", help="default: the one that the runs evaluate on")
     parser.add_argument("--averaged", action="store_true", help="the averaged weights of both")
+    parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
     parser.set_defaults(run=compare_command)
 
 
 def compare_command(arguments: argparse.Namespace) -> int:
     """`compare`: accuracies, difference with its interval, and McNemar's test."""
-    found = compare_runs(arguments.first, arguments.second, arguments.split, arguments.averaged)
+    asked = arguments.split, arguments.averaged, arguments.trust_data
+    found = compare_runs(arguments.first, arguments.second, *asked)
     low, high = 100 * found.difference.low, 100 * found.difference.high
     print(f"{arguments.first}: accuracy {100 * found.first:.2f} %")
     print(f"{arguments.second}: accuracy {100 * found.second:.2f} %")

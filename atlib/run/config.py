@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import torch
 
 from atlib._util import check_fields, write_atomically
+from atlib.data.generated import require_installed
 from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation
 from atlib.plan import Plan
@@ -39,6 +40,7 @@ from atlib.run.untrained import UNTRAINED, check_untrained
 from atlib.train.recipe import Recipe
 from atlib.vit import VITS, Architecture
 
+TRUST_DATA = "run the function that makes a run's data, though it is of no installed package"
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
 FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt", "maps_every")
 # What a run says of its teacher's images, where that does not say it itself.
@@ -321,8 +323,9 @@ class RunConfig:
     def skeleton(self, num_classes: int) -> torch.nn.Module:
         """The model without weights, on the meta device. Raises `ValueError` where it cannot be built."""
         try:
+            model = Architecture.read(self.architecture(num_classes)._asdict())  # as its files will be read
             with torch.device("meta"):
-                return self.architecture(num_classes).build_classifier()
+                return model.build_classifier()
         except Exception as error:  # whatever timm meets first
             raise ValueError(
                 f"the model {self.model.name!r} cannot be built with {dict(self.model.overrides)}: {error}"
@@ -436,19 +439,21 @@ def write_config(folder: Path, config: RunConfig) -> Path:
     )
 
 
-def read_config(folder: Path) -> RunConfig:
-    """The run that a folder holds. Raises `FileNotFoundError`, or `OSError` naming a file that is damaged."""
+def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
+    """The run that a folder holds. Raises `FileNotFoundError`, or as `read_config_file` does."""
     path = config_path(folder)
     if not path.exists():
         raise FileNotFoundError(
             f"{folder} holds no run, {path.name} is missing: start one with `python -m atlib train ... --out"
             f" {folder}`"
         )
-    return read_config_file(path)
+    return read_config_file(path, trust_data)
 
 
-def read_config_file(path: Path) -> RunConfig:
-    """The run that a config.json describes. Raises `OSError` naming a file that is damaged."""
+def read_config_file(path: Path, trust_data: bool = False) -> RunConfig:
+    """The run that a config.json describes. trust_data: its data may be made by any function; otherwise by
+    one of an installed package. Raises `ValueError` for another function, `OSError` naming a file that is
+    damaged."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if "heads" in values:
@@ -457,11 +462,14 @@ def read_config_file(path: Path) -> RunConfig:
                 " the version that wrote it goes on with it; a new run needs another --out"
             )
         made = {name: kind(**_tuples(values[name])) for name, kind in VALUES.items() if values.get(name)}
-        return RunConfig.of(**{**_tuples(values), **made})
+        config = RunConfig.of(**{**_tuples(values), **made})
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
         raise OSError(
             f"{path} does not describe a run ({type(error).__name__}: {error}); it was left as it is"
         ) from error
+    if not trust_data:
+        require_installed(config.data)
+    return config
 
 
 def config_path(folder: Path) -> Path:

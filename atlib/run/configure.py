@@ -121,18 +121,20 @@ def configure_again(
     changes: Mapping[str, str] = {},
     seed: int | None = None,
     tensorboard: bool = False,
+    trust_data: bool = False,
 ) -> RunConfig:
     """The run that `path`, a run's config.json or its folder, describes, with other data, another teacher,
     some other settings or another seed where these are given. Its steps and its rate are as they were, not
-    derived anew. Raises as `configure` does, `ValueError` for generated data in place of data that are read
-    or the other way round, and `OSError` for a file that describes no run."""
+    derived anew; trust_data: as in `read_config`. Raises as `configure` does, `ValueError` for generated data
+    in place of data that are read or the other way round, and `OSError` for a file that describes no run."""
     path = Path(path)
     file = config_path(path) if path.is_dir() else path
     if not file.exists():
         raise FileNotFoundError(f"--config {path}: there is no {file}, such as each run's folder has")
     if tensorboard:
         require_tensorboard()
-    values = read_config_file(file).flat()
+    # other data are named by whoever asks
+    values = read_config_file(file, trust_data or data is not None).flat()
     if data is not None:
         if is_generated(data) != is_generated(values["data"]):
             raise ValueError(
@@ -242,7 +244,7 @@ def _weights(name_or_path: str, what: str) -> str:
         if not path.exists():
             raise FileNotFoundError(_no_weights(name_or_path, what))
         if is_run(path):
-            run, path = path, result_path(path, read_config(path).method)
+            run, path = path, result_path(path, read_config(path, trust_data=True).method)
             if not path.exists():
                 raise FileNotFoundError(
                     f"the run in {run} has left no {path.name}: `python -m atlib resume {run}` goes on"

@@ -67,7 +67,7 @@ def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Ex
             f"{path} does not say its architecture, so it is no file of atlib's: `python -m atlib teacher"
             f" {path}` says what it is, and atlib.load_teacher with atlib.checkpoint.save_vit makes one of it"
         )
-    model, architecture = load_result(path), Architecture(**said)
+    model, architecture = load_result(path), Architecture.read(said)
     classes, count = None, student_of(model).num_classes
     if count and (header.get("classes") or is_run(path.parent)):
         classes = class_names(path) or None
@@ -194,7 +194,7 @@ def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | No
     """How images are prepared for a file's model, as it says, or as its run's folder does."""
     said, augmentation = preparation_of(path)
     if not said and is_run(path.parent):
-        augmentation = read_config(path.parent).augmentation
+        augmentation = read_config(path.parent, trust_data=True).augmentation
     known = normalisation_said(read_header(path))
     if known is None:
         known = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)

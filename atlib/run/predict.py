@@ -14,6 +14,7 @@ from PIL import Image
 
 from atlib._util import require_known, write_atomically
 from atlib.data.decoding import ON_CORRUPT, CorruptImage, decode
+from atlib.data.folders import pictures_below
 from atlib.pair import student_of
 from atlib.run.build import preparation_of
 from atlib.run.classes import class_names
@@ -22,7 +23,6 @@ from atlib.run.runner import load_result, weights_of
 from atlib.train.evaluate import NOT_FINITE, says_nothing
 from atlib.train.objectives import outputs
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 BATCH = 64
 
 
@@ -37,19 +37,15 @@ class Prediction(NamedTuple):
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """Files as they are named, and all images below folders, in order. Raises `FileNotFoundError` for what is
-    not there, and for a folder without an image."""
+    """Files as they are named, and all images below folders, in order, as training finds them. Raises
+    `FileNotFoundError` for what is not there, and for a folder without an image."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist: name images, or folders of images")
-        below = (
-            sorted(one for one in path.rglob("*") if one.suffix.lower() in ENDINGS)
-            if path.is_dir()
-            else [path]
-        )
+        below = pictures_below(path) if path.is_dir() else [path]
         if not below:
-            raise FileNotFoundError(f"{path} holds no image, a file that ends in one of {', '.join(ENDINGS)}")
+            raise FileNotFoundError(f"{path} holds no image")
         found += below
     return found
 
@@ -64,7 +60,7 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     said, augmentation = preparation_of(path)
     if not said and is_run(path.parent):
-        augmentation = read_config(path.parent).augmentation
+        augmentation = read_config(path.parent, trust_data=True).augmentation
     if augmentation is None:
         raise ValueError(
             f"{path} does not say how image files are prepared for it: name a run's folder, a file that a run"

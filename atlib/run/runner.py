@@ -4,6 +4,7 @@ import copy
 import fcntl
 import hashlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from atlib.run.method import Method
 from atlib.run.parts import Classify, Detect, Labelled
 from atlib.run.untrained import UNTRAINED, store_untrained
 from atlib.train.checkpoint_manager import CheckpointManager, digest, digest_of_weights
+from atlib.train.distributed import require_together
 from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
 from atlib.train.record import Record, about, peak_memory_mb, read_record, write_record
@@ -98,6 +100,7 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     """
     if config.tensorboard:
         require_tensorboard()
+    require_together()
     if is_main_process():
         check_folder(folder)
     images = training_images(config) if images is None else images
@@ -112,19 +115,29 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
                 " another evaluation_split, or take that accuracy for what it is",
                 stacklevel=2,
             )
-        write_config(folder, config)
-    return _carry_out(config, folder, ready, log)
+    with _locked(folder):
+        if is_main_process():
+            check_folder(folder)  # meanwhile another run may have begun there
+            write_config(folder, config)
+        return _carry_out(config, folder, ready, log)
 
 
-def resume(folder: Path, on_corrupt: str | None = None, log: Callable[[dict], None] | None = None) -> Record:
+def resume(
+    folder: Path,
+    on_corrupt: str | None = None,
+    log: Callable[[dict], None] | None = None,
+    trust_data: bool = False,
+) -> Record:
     """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and
     return its record.
 
     A finished run is not touched; one whose weights were deleted writes them again. on_corrupt: from now on,
-    and in its config ("raise" or "skip"). log: as in `start`. Raises `OSError` for a folder without a run or
-    with a damaged record, and `ValueError` where its config or its teacher's file was changed.
+    and in its config ("raise" or "skip"). log: as in `start`; trust_data: as in
+    `read_config`. Raises `OSError` for a folder without a run or with a damaged record, and `ValueError`
+    where its config or its teacher's file was changed.
     """
-    config = read_config(folder)
+    require_together()
+    config = read_config(folder, trust_data)
     if on_corrupt is not None:
         if is_generated(config.data):
             raise ValueError(
@@ -136,9 +149,10 @@ def resume(folder: Path, on_corrupt: str | None = None, log: Callable[[dict], No
     if is_finished(folder, config):
         return read_record(record_path(folder))
     ready = _make_ready(config, training_images(config), folder)
-    if on_corrupt is not None and config != before and is_main_process():
-        write_config(folder, config)
-    return _carry_out(config, folder, ready, log)
+    with _locked(folder):
+        if on_corrupt is not None and config != before and is_main_process():
+            write_config(folder, config)
+        return _carry_out(config, folder, ready, log)
 
 
 def is_finished(folder: Path, config: RunConfig) -> bool:
@@ -156,11 +170,20 @@ def is_finished(folder: Path, config: RunConfig) -> bool:
 
 
 def missing_results(folder: Path, config: RunConfig) -> list[Path]:
-    """The files of weights that a finished run has, and that are not there."""
+    """The files of weights that a finished run has, and that are not there as a whole."""
     averaged = [] if config.recipe.ema is None else [averaged_path(folder)]
     detector = [detector_path(folder)] if isinstance(config.task, Detect) else []
     paths = result_path(folder, config.method), *averaged, *detector
-    return [path for path in paths if not path.exists()]
+    return [path for path in paths if not _is_whole(path)]
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of weights is there, and not cut off."""
+    try:
+        read_header(path)
+    except OSError:
+        return False
+    return True
 
 
 def record_path(folder: Path) -> Path:
@@ -196,7 +219,7 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
                 f"--averaged chooses among a run's weights, {run_or_file} is a file: leave one out"
             )
         return run_or_file
-    config = read_config(run_or_file)
+    config = read_config(run_or_file, trust_data=True)  # its data are not opened
     if averaged and config.recipe.ema is None:
         raise ValueError(f"the run in {run_or_file} has no averaged weights: its recipe has no ema")
     if averaged:
@@ -208,7 +231,8 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
 
 def is_main_process() -> bool:
     """Whether this process writes; not asked of Accelerate, which would open the process group for it."""
-    return int(os.environ.get("RANK", 0)) == 0
+    ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")  # in Accelerate's order
+    return int(next((os.environ[name] for name in ranks if name in os.environ), 0)) == 0
 
 
 def load_result(path: Path) -> nn.Module:
@@ -396,10 +420,24 @@ def _maps_drawer(
 def _log_of(
     config: RunConfig, folder: Path, keeper: CheckpointManager, also: Callable[[dict], None] | None
 ) -> Iterator[RunLog | None]:
-    """The run's log, of the first process only, while no other run may train in this folder."""
+    """The run's log, of the first process only."""
     if not is_main_process():
         yield None
         return
+    newest = keeper.latest()
+    after = 0 if newest is None else int(newest.name.removeprefix("step-"))
+    with closing(RunLog(folder, after, config.tensorboard, also)) as log:
+        yield log
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Within it no other run writes in this folder, and what a killed one has half written is gone. Only the
+    first process asks. Raises `ValueError` where another has it."""
+    if not is_main_process():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         try:
             # the system lets it go when the process ends, however it ends
@@ -408,10 +446,10 @@ def _log_of(
             raise ValueError(f"another process is training in {folder}: wait for it, or end it") from None
         except OSError:
             pass  # a shared file system without locks: better unguarded than not at all
-        newest = keeper.latest()
-        after = 0 if newest is None else int(newest.name.removeprefix("step-"))
-        with closing(RunLog(folder, after, config.tensorboard, also)) as log:
-            yield log
+        for left in (path for place in (folder, folder / "checkpoints") for path in place.glob(".*")):
+            if left.is_file() and re.fullmatch(r"\..+\.\d+\.tmp|\.written-\d+", left.name):
+                left.unlink(missing_ok=True)
+        yield
 
 
 def _save_detectors(

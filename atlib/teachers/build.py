@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from timm.layers import resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
-from atlib.checkpoint import normalisation_said
+from atlib.checkpoint import count, normalisation_said
 from atlib.maps import Grid
 from atlib.pair import Normalisation, image_size_of
 from atlib.teachers.files import Weights, normalisation_beside
@@ -86,9 +85,10 @@ def architecture_said(weights: Weights, architecture: str | None, heads: int | N
     if heads is not None or "architecture" not in weights.header:
         return None
     try:
-        native = Architecture(**weights.header["architecture"])
+        native = Architecture.read(weights.header["architecture"])
+        native.require_numbers(count(weights.tensors))
         on_meta(native)
-    except (TypeError, ValueError, KeyError, AttributeError, AssertionError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, AssertionError, ArithmeticError) as error:
         raise ValueError(f"its header names an architecture that cannot be built ({error})") from error
     return native
 
@@ -111,7 +111,7 @@ def architecture_beside(path: Path) -> Architecture | None:
         arguments = dict(said.get("model_args") or {})
         if trained.get("fixed_input_size") and "img_size" not in arguments:  # as timm takes it from there
             arguments["img_size"] = trained["input_size"][1:]
-        native = Architecture(name, arguments)
+        native = Architecture.read({"name": name, "overrides": arguments})
         on_meta(native)
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, AssertionError) as error:
         raise ValueError(f"{file} names an architecture that cannot be built ({error})") from error
@@ -185,12 +185,8 @@ def fill(
             if prefix_there != prefix:
                 positions = f"the weights have positions for {prefix_there} prefix tokens"
                 raise ValueError(f"{positions}, and this architecture for {prefix}")
-        # Timm's own resizing, with its antialiasing, so that a file and a timm name give the same teacher at
-        # every image size. (MAE's published code does not antialias.) Bicubic as in DeiT (arXiv 2012.12877,
-        # section 3), because bilinear interpolation shrinks the embeddings' norm.
-        state["pos_embed"] = resample_abs_pos_embed(
-            state["pos_embed"], list(grid_to), old_size=list(grid_from), num_prefix_tokens=prefix
-        )
+        if told(grid_from, grid_to) is not None:
+            state["pos_embed"] = resized_positions(state["pos_embed"], prefix, grid_from, grid_to)
         resized = told(grid_from, grid_to)
     wrong = [
         f"{name} is {tuple(state[name].shape)}, not {tuple(value.shape)}"
@@ -213,6 +209,20 @@ def fill(
     vit = headless(native, image_size).build()
     vit.load_state_dict(state, strict=False)
     return vit, missing, resized
+
+
+def resized_positions(positions: Tensor, prefix: int, grid_from: Grid, grid_to: Grid) -> Tensor:
+    """Positions (1, prefix + patches, D) for another grid.
+
+    As timm does it, with antialiasing, so that a file and a timm name give the same teacher at every image
+    size (MAE's published code does not antialias), but by the grids: timm 1.0.20 goes by the number of
+    patches and leaves 2 x 8 as they are where 4 x 4 are asked for (timm#2737). Bicubic as in DeiT (arXiv
+    2012.12877, section 3), because bilinear interpolation shrinks the embeddings' norm.
+    """
+    grid = positions[:, prefix:].float().unflatten(1, grid_from).permute(0, 3, 1, 2)
+    grid = nn.functional.interpolate(grid, grid_to, mode="bicubic", antialias=True)
+    patches = grid.flatten(2).mT.to(positions.dtype)
+    return torch.cat([positions[:, :prefix], patches], 1)
 
 
 def on_meta(architecture: Architecture) -> VisionTransformer | Eva:

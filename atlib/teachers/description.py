@@ -19,7 +19,7 @@ from atlib.analysis.accounting import transferred_numbers
 from atlib.analysis.pictures import coloured, first_middle_last, image_grid, looked_at
 from atlib.attention import Unwalkable, walk
 from atlib.compatibility import sizes_of
-from atlib.data.decoding import as_rgb
+from atlib.data.decoding import as_rgb, large_pictures
 from atlib.student import STANDARD, describe
 from atlib.teachers.build import Teacher, not_finite
 
@@ -163,7 +163,8 @@ def _opened(images: Sequence[str | Path] | Tensor) -> list[Image.Image]:
     opened = []
     for path in images:
         try:
-            opened.append(as_rgb(Image.open(path)))
-        except OSError as error:
+            with large_pictures():
+                opened.append(as_rgb(Image.open(path)))
+        except (OSError, Image.DecompressionBombError) as error:
             raise OSError(f"{path} cannot be read as an image ({error})") from error
     return opened

@@ -14,7 +14,7 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +25,9 @@ from torch import Tensor
 from atlib.checkpoint import read_tensors as read_safetensors
 from atlib.pair import Normalisation
 
-# Where a training checkpoint keeps the model, in order of preference. DINO's is evaluated by its "teacher".
-CONTAINERS = ("teacher", "model", "state_dict", "model_ema", "student")
+# Where a training checkpoint keeps the model, in order of preference. DINO's is evaluated by its "teacher",
+# I-JEPA's by its "target_encoder".
+CONTAINERS = ("teacher", "model", "state_dict", "model_ema", "student", "target_encoder")
 TO_SAFETENSORS = (
     "where you trust it, open it with the code that wrote it, save the model's state dict with"
     " safetensors.torch.save_file, and give that file"
@@ -74,33 +75,69 @@ def read_weights(path: str | Path) -> Weights:
 
 def normalisation_beside(path: Path) -> tuple[Normalisation | None, str]:
     """How images are normalised for the weights in a file, or folder, as a file beside them says, and which:
-    `preprocessor_config.json` of a processor, or `config.json` of a timm model on a hub; (None, "") without.
+    a processor of transformers, in this library's own order, timm's `config.json`, or OpenCLIP's; (None, "")
+    without.
 
     Raises `OSError` for one that cannot be read.
     """
     folder = path if path.is_dir() else path.parent
-    for name, keys in (
-        ("preprocessor_config.json", ("image_mean", "image_std")),
-        ("config.json", ("mean", "std")),
-    ):
+    for name, read in BESIDE.items():
         file = folder / name
         if not file.is_file():
             continue
         try:
-            said = json.loads(file.read_text(encoding="utf-8"))
-            if name == "config.json":
-                said = said.get("pretrained_cfg", {})
-            if said.get("do_normalize") is False:
-                return Normalisation(0.0, 1.0), f"as {file} says"
-            mean, std = (said.get(key) for key in keys)
-            if mean is not None and std is not None:
-                return Normalisation(mean, std), f"as {file} says"
-        except (ValueError, AttributeError) as error:  # no JSON, or of another form
+            found = read(json.loads(file.read_text(encoding="utf-8")))
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            ZeroDivisionError,
+        ) as error:  # no JSON, of another form
             raise OSError(
                 f"{file}, beside the weights, does not say how images are normalised ({error}); it was left"
                 " as it is: take it away, or say it with normalisation="
             ) from error
+        if found is not None:
+            return found, f"as {file} says"
     return None, ""
+
+
+def _of_processor(said: Mapping[str, Any]) -> Normalisation | None:
+    """Of a processor of images: (pixel in 0..255 · rescale_factor - image_mean) / image_std."""
+    largest = 255 * (said.get("rescale_factor") or 1 / 255) if said.get("do_rescale", True) else 255
+    if said.get("do_normalize") is False:
+        return Normalisation(0.0, 1 / largest)
+    return _scaled(said.get("image_mean"), said.get("image_std"), largest)
+
+
+def _of_timm(said: Mapping[str, Any]) -> Normalisation | None:
+    said = said.get("pretrained_cfg") or said  # older files have it at the top
+    return _scaled(said.get("mean"), said.get("std"))
+
+
+def _of_open_clip(said: Mapping[str, Any]) -> Normalisation | None:
+    said = said.get("preprocess_cfg") or {}
+    return _scaled(said.get("mean"), said.get("std"))
+
+
+def _scaled(mean: Any, std: Any, largest: float = 1.0) -> Normalisation | None:
+    """Of pixels up to `largest`, for pixels in 0..1; None where one of both is not said."""
+    if mean is None or std is None:
+        return None
+    if math.isclose(largest, 1.0, rel_tol=1e-6):
+        return Normalisation(mean, std)
+    mean, std = (value if isinstance(value, list) else [value] * 3 for value in (mean, std))
+    return Normalisation([value / largest for value in mean], [value / largest for value in std])
+
+
+# Where libraries write a normalisation, the first first. Transformers nests a processor of images in another
+# since version 5, and reads that one first.
+BESIDE: Mapping[str, Callable[[Mapping[str, Any]], Normalisation | None]] = {
+    "processor_config.json": lambda said: _of_processor(said.get("image_processor") or {}),
+    "preprocessor_config.json": lambda said: _of_processor(said.get("image_processor") or said),
+    "config.json": _of_timm,
+    "open_clip_config.json": _of_open_clip,
+}
 
 
 def _read_zip(path: Path) -> Weights:
@@ -154,6 +191,14 @@ def _unwrapped(content: Any, path: Path) -> Weights:
     if not isinstance(content, Mapping):
         raise OSError(f"{path} holds a {type(content).__name__} and not a state dict: {TO_SAFETENSORS}")
     container = next((name for name in CONTAINERS if isinstance(content.get(name), Mapping)), "")
+    if not container and not any(isinstance(value, Tensor) for value in content.values()):
+        inside = [name for name, each in content.items() if isinstance(name, str) and _holds_tensors(each)]
+        if len(inside) > 1:
+            raise OSError(
+                f"{path} holds tensors in {', '.join(inside)}: save the one that teaches,"
+                f" torch.save(torch.load(FILE)[{inside[0]!r}], NEW)"
+            )
+        container = "".join(inside)
     inside = content[container] if container else content
     tensors = {str(name): value for name, value in inside.items() if isinstance(value, Tensor)}
     if not tensors:
@@ -167,6 +212,10 @@ def _unwrapped(content: Any, path: Path) -> Weights:
 # NumPy alone ---
 
 TARGET = "target."  # the parameters; "state." are the optimiser's
+
+
+def _holds_tensors(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and any(isinstance(value, Tensor) for value in entry.values())
 
 
 def _read_t5x(folder: Path) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@
 names it ever gave to weights are known; no code of the folder is run, and nothing is downloaded.
 """
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,10 @@ CLASSES: Mapping[str, str] = {
     "beit": "BeitModel",
     "data2vec-vision": "Data2VecVisionModel",
 }
+# Sizes of a folder's config.json are at most these, other numbers 2**20.
+SIZES = {"num_hidden_layers": 2**9, "hidden_size": 2**15, "image_size": 2**12, "num_register_tokens": 2**12}
+# Fields of all configurations that say no size and no component, and can say what is run.
+NOT_OF_A_FOLDER = {"architectures", "dtype", "problem_type", "transformers_version", "kwargs", "args", "self"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
 TOLERANCE = 1e-3  # of tokens far from zero; an ε of a norm that timm has otherwise changes less
 
@@ -62,7 +67,8 @@ def read_folder(path: Path) -> Folder:
     Raises `ImportError` without transformers, `OSError` for a folder without weights in safetensors,
     `ValueError` for a model of another kind, and for one that timm's ViT does not compute.
     """
-    kind = json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"]
+    said = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    kind = said["model_type"]
     if kind not in CLASSES:
         raise ValueError(f"{path} holds a {kind}: folders of {', '.join(CLASSES)} are read")
     if not any(path.glob("*.safetensors")):
@@ -77,8 +83,15 @@ def read_folder(path: Path) -> Folder:
             f"{path} was written by transformers, which reads it:"
             " pip install 'attention-transfer[transformers]'"
         ) from error
-    model = getattr(transformers, CLASSES[kind]).from_pretrained(
-        path, local_files_only=True, use_safetensors=True, trust_remote_code=False, dtype=torch.float32
+    model_class = getattr(transformers, CLASSES[kind])
+    config = _config(said, model_class, path)
+    model = model_class.from_pretrained(
+        path,
+        config=config,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        dtype=torch.float32,
     )
     model.eval()
     if kind == "vit_mae":
@@ -87,6 +100,35 @@ def read_folder(path: Path) -> Folder:
     state = _state(model)
     _check_same(model, architecture, state, path)
     return Folder(CLASSES[kind], architecture, state, assumed)
+
+
+def _config(said: Mapping[str, Any], model_class: Any, path: Path) -> Any:
+    """The configuration that a folder says, of its model's own fields: others can name code, such as a kernel
+    of a hub. Raises `ValueError` for sizes that no ViT has, and for a model of more weights than its files'
+    bytes, before memory is taken for them."""
+    kind = model_class.config_class
+    if isinstance(said.get("vision_config"), Mapping):
+        said = said["vision_config"]
+    own = {*inspect.signature(kind).parameters, *kind.attribute_map} - NOT_OF_A_FOLDER
+    fields = {name: value for name, value in said.items() if name in own}
+    for name, value in fields.items():
+        largest = max(
+            [abs(x) for x in (value if isinstance(value, list) else [value]) if _is_number(x)] or [0]
+        )
+        if not largest <= SIZES.get(name, 2**20):
+            raise ValueError(f"{path}: {name}={str(value)[:60]}, at most {SIZES.get(name, 2**20):,} is read")
+    if (path / "adapter_config.json").exists():
+        raise ValueError(f"{path} has an adapter_config.json, which can name other weights: take it away")
+    config = kind.from_dict(fields)
+    with torch.device("meta"):
+        needed = sum(value.numel() for value in model_class(config).parameters())
+    if needed > (found := sum(file.stat().st_size for file in path.glob("*.safetensors"))):
+        raise ValueError(f"{path}: its config.json has {needed:,} weights, its files {found:,} bytes")
+    return config
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 class Names(NamedTuple):

@@ -18,8 +18,13 @@ from atlib.maps import Grid
 from atlib.pair import IMAGENET, Normalisation
 from atlib.vit import Architecture
 
-# Heads by width, the same in DeiT, MAE, DINO, DINOv2, MoCo-v3 (but for its ViT-S) and FLIP.
-HEADS: Mapping[int, int] = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1408: 16, 1536: 24}
+# Heads by width, the same in DeiT, MAE, DINO, DINOv2, MoCo-v3, FLIP and I-JEPA.
+HEADS: Mapping[int, int] = {768: 12, 1024: 16, 1280: 16, 1408: 16, 1536: 24}
+# Widths at which published ViTs differ, and how (github.com/wangsr126/MAE-Lite, OliverRensu/TinyMIM).
+DIFFER: Mapping[int, str] = {
+    192: "DeiT's has 3, MAE-Lite's and TinyMIM's 12",
+    384: "those of DeiT and DINO have 6, MoCo-v3's and some of MAE's family 12 heads",
+}
 PATCHES = "patch_embed.proj.weight"
 # Names that a teacher needs nothing of: class heads and projections, and what pre-training alone used.
 UNNEEDED = re.compile(r"head|fc\.|pre_logits|mlp_head|projector|predictor|decoder|mask_token|masked_|logit_")
@@ -27,7 +32,7 @@ UNNEEDED = re.compile(r"head|fc\.|pre_logits|mlp_head|projector|predictor|decode
 
 class Layout(NamedTuple):
     """A published layout. mark: a name that only it has; prefix: before timm's names; settings: what its code
-    adds to the weights; heads: its own number of heads at a width, where that is not the usual one;
+    adds to the weights; heads: its own numbers of heads at widths where ViTs differ;
     normalisation: of images in its code, None where several codes write these names, or it was not read."""
 
     name: str
@@ -39,6 +44,7 @@ class Layout(NamedTuple):
 
 
 CLIP = Normalisation(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
+SMALL: Mapping[int, int] = {192: 3, 384: 6}
 _MOCO = "module.base_encoder."
 # The first whose mark is in the file. Sources: github.com/facebookresearch/{moco-v3, dino, mae, deit, dinov2,
 # flip}, openai/CLIP.
@@ -46,21 +52,21 @@ LAYOUTS = (
     Layout("MoCo-v3 pre-training, base encoder", f"{_MOCO}{PATCHES}", _MOCO, {}, {384: 12}, IMAGENET),
     Layout(
         "DINO, the student's backbone",
-        f"module.backbone.{PATCHES}",
+        "module.head.last_layer.weight_g",
         "module.backbone.",
-        normalisation=IMAGENET,
+        {},
+        SMALL,
+        IMAGENET,
     ),
-    Layout("DINO, a backbone", f"backbone.{PATCHES}", "backbone.", normalisation=IMAGENET),
+    Layout("DINO, a backbone", "head.last_layer.weight_g", "backbone.", {}, SMALL, IMAGENET),
+    Layout("DINOv2, a backbone", "backbone.mask_token", "backbone.", {}, SMALL, IMAGENET),
     Layout("a ViT in a DataParallel wrapper, such as MoCo-v3's classifier", f"module.{PATCHES}", "module."),
     Layout(
-        "MAE pre-training, the encoder without its decoder",
-        "decoder_embed.weight",
-        heads={384: 6},
-        normalisation=IMAGENET,
+        "MAE pre-training, the encoder without its decoder", "decoder_embed.weight", normalisation=IMAGENET
     ),
-    Layout("DeiT with a distillation token", "dist_token", normalisation=IMAGENET),
-    Layout("DeiT III", "blocks.0.gamma_1", normalisation=IMAGENET),
-    Layout("DINOv2", "mask_token", normalisation=IMAGENET),
+    Layout("DeiT with a distillation token", "dist_token", "", {}, SMALL, IMAGENET),
+    Layout("DeiT III", "blocks.0.gamma_1", "", {}, SMALL, IMAGENET),
+    Layout("DINOv2", "mask_token", "", {}, SMALL, IMAGENET),
     Layout("a ViT that averages over patches, such as fine-tuned MAE", "fc_norm.weight"),
     Layout("a ViT under timm's names, such as MAE's encoder, DINO or DeiT", PATCHES),
     Layout(
@@ -78,6 +84,7 @@ FLIP = Layout(
 )
 
 RENAMES = (  # DeiT III and DINOv2 to timm's names
+    (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # DINOv2 trains its blocks in chunks
     (r"^(blocks\.\d+)\.gamma_([12])$", r"\1.ls\2.gamma"),
     (r"^register_tokens$", "reg_token"),
     (r"^(blocks\.\d+\.mlp)\.w12\.", r"\1.fc1."),
@@ -157,6 +164,11 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
     """
     if any(re.search(r"(^|[./])img_encoder[./]embedding[./]kernel$", name) for name in tensors):
         return _flip(tensors)
+    if any(name.endswith("relative_position_bias_table") for name in tensors):
+        raise ValueError(
+            "these weights have relative positions, as BEiT's: name the model with architecture=, such as"
+            " 'beit_base_patch16_224'"
+        )
     layout = next((layout for layout in ((EVA,) if eva else LAYOUTS) if layout.mark in tensors), None)
     if layout is None:
         prefixes = [name.removesuffix(PATCHES) for name in tensors if name.endswith(f".{PATCHES}")]
@@ -258,6 +270,7 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
         f"{chosen} heads" + (f", usual at width {width}" if heads is None else ", as given"),
         "LayerNorm with ε 1e-06",
         "the approximate GELU" if "act_layer" in config else "GELU",
+        "a square grid of patches",
     ]
     if "dist_token" in state:
         del config["class_token"], config["reg_tokens"], config["no_embed_class"], config["fc_norm"]
@@ -286,17 +299,15 @@ def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, Grid]:
 
 
 def _heads(encoder: Encoder, width: int, prefix: int) -> int:
-    usual = encoder.layout.heads.get(width, HEADS.get(width))
-    if usual is None:
-        known = ", ".join(map(str, HEADS))
-        raise ValueError(f"the heads of a ViT of width {width} are not known, only of {known}: give heads=")
-    own = encoder.layout.heads or prefix != 1 or encoder.state["pos_embed"][:, 0].any()
-    if width == 384 and not own:
-        raise ValueError(
-            "the number of heads is not in the weights. This ViT of width 384 has fixed sine positions:"
-            " MoCo-v3's ViT-S has 12 heads, and those of MAE's family have 6. Give heads="
-        )
-    return usual
+    known = encoder.layout.heads.get(width, HEADS.get(width))
+    if known is not None:
+        return known
+    # DeiT's and DINO's ViT-S under timm's names: positions are learned, so that the class token has one, too
+    learned = prefix > 0 and encoder.state["pos_embed"][:, 0].any()
+    if width == 384 and learned and not any("decoder" in name for name in encoder.unused):
+        return 6
+    differ = f"; {DIFFER[width]}" if width in DIFFER else ""
+    raise ValueError(f"the heads of this ViT of width {width} are not in its weights{differ}: give heads=")
 
 
 def _depth(state: Mapping[str, Tensor]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+from timm.models.beit import Beit
 from timm.models.eva import Eva, checkpoint_filter_fn
 from torch import Tensor
 
@@ -132,6 +133,7 @@ def _read(
             f" huggingface_hub, `hf download {hub} config.json model.safetensors --local-dir {hub}`. Many"
             " such models have a name in timm, which is downloaded: timm.list_pretrained() lists them"
         )
+    name_or_path = _snapshot(name_or_path)
     if is_pretrained_folder(Path(name_or_path)):
         return _from_folder(Path(name_or_path), image_size)
     if (of_timm := weights_of_timm(Path(name_or_path))) is not None:
@@ -144,6 +146,13 @@ def _read(
             " files. Is there no file of that name?"
         )
     return _from_timm(name_or_path, image_size)
+
+
+def _snapshot(name_or_path: str | Path) -> str | Path:
+    """The folder of files that the branch `main` means in a hub's cache, models--OWNER--NAME; anything else
+    as it is."""
+    main = Path(name_or_path) / "refs" / "main"
+    return Path(name_or_path) / "snapshots" / main.read_text().strip() if main.is_file() else name_or_path
 
 
 def _on_a_hub(name_or_path: str | Path) -> str | None:
@@ -224,7 +233,10 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
             encoder = _of_dinov3(weights.tensors, native)
         else:
             encoder = None if beside is None else by_timms_names(weights.tensors, beside)
-            is_eva = native is not None and isinstance(on_meta(native), Eva)
+            named = None if native is None else on_meta(native)
+            if isinstance(named, Beit):
+                encoder = by_timms_names(weights.tensors, native)
+            is_eva = isinstance(named, Eva)
             encoder = encoder or find_encoder(weights.tensors, eva=is_eva)
         if native is None:
             native, assumed = infer_architecture(encoder, heads)

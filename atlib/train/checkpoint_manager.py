@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -153,7 +154,7 @@ class CheckpointManager:
         now = {**self.config, **config, "processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
         # a run of before checkpoints said what is trained, on which targets, and what teachers see, goes on
-        since = {"model", "loss", "normalisation", "teachers", "views", "targets"}
+        since = {"model", "loss", "normalisation", "teachers", "views", "targets", "data"}
         for name in (*self.free, *(since - then.keys())):
             then.pop(name, None), now.pop(name, None)
         changed = differences(then, json.loads(json.dumps(now)))
@@ -168,11 +169,12 @@ class CheckpointManager:
 
     def _checkpoints(self) -> list[Path]:
         """Everything under a checkpoint's name, oldest first, whole or not."""
-        return sorted(self.folder.glob("step-*"))
+        return sorted(path for path in self.folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name))
 
     def _scores(self) -> dict[Path, float]:
         metrics = {path: (_manifest(path) or {}).get("metrics", {}) for path in self._checkpoints()}
-        return {path: found[self.best_by] for path, found in metrics.items() if self.best_by in found}
+        scores = {path: found.get(self.best_by) for path, found in metrics.items()}
+        return {path: score for path, score in scores.items() if isinstance(score, (int, float))}
 
     def _clear(self) -> None:
         """Remove what a run that was killed while it wrote has left behind."""
@@ -219,6 +221,11 @@ def damage_of(path: Path) -> str | None:
     manifest = _manifest(path)
     if manifest is None:
         return f"it has no readable {MANIFEST}"
+    if lacks := {FACTS, "shared.safetensors", "process-00000.safetensors"} - manifest["files"].keys():
+        return f"its {MANIFEST} names no {min(lacks)}"
+    there = {str(file.relative_to(path)) for file in _files(path)} - {MANIFEST}
+    if more := there - manifest["files"].keys():
+        return f"{min(more)} is none of its files"
     for name, said in manifest["files"].items():
         file = path / name
         if not file.is_file():
@@ -277,10 +284,14 @@ def digest_of_model(model: nn.Module) -> str:
 
 
 def _manifest(path: Path) -> dict | None:
+    """What a checkpoint says of itself; None where it says something else than is written there."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        return manifest if isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) else None
-    except (OSError, ValueError):
+        files, metrics = manifest["files"], manifest["metrics"]
+        said = all(isinstance(file["sha256"], str) and type(file["bytes"]) is int for file in files.values())
+        plain = isinstance(metrics, dict)
+        return manifest if said and plain else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -26,6 +26,7 @@ from atlib.train.recipe import Recipe
 # How long a process waits for another before it gives up with an error; longer than any evaluation or
 # checkpoint on one process takes.
 WAIT = timedelta(minutes=10)
+OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 @contextmanager
@@ -53,7 +54,8 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
     """Accelerate for one run, on one process or on as many as the launcher started.
 
     torch.compile uses the backend that `accelerate launch --dynamo_backend` names, otherwise inductor. Raises
-    `ValueError` for a launcher's configuration that asks for DeepSpeed.
+    `ValueError` for a launcher's configuration that asks for DeepSpeed, and where it started other processes
+    than know of each other.
     """
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise ValueError(
@@ -74,12 +76,41 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
         dynamo_backend=backend,
         fsdp_plugin=fsdp_plugin(),
     )
+    if accelerator.num_processes != (asked := processes_asked()):
+        raise ValueError(
+            f"{asked} processes were started, {accelerator.num_processes} know of each other: use"
+            " `accelerate launch`"
+        )
     if recipe.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         warnings.warn(
             "mixed_precision='fp16' changes nothing on a CPU: this run computes in float32; try 'bf16'",
             stacklevel=2,
         )
     return accelerator
+
+
+def require_together() -> None:
+    """Raise `ValueError` for one of several processes that do not know of each other: each would write as if
+    it were the only one."""
+    known = "LOCAL_RANK" in os.environ or any(name in os.environ for name in OF_MPI)
+    if (asked := processes_asked()) > 1 and not known:
+        raise ValueError(
+            f"one of {asked} processes, without a LOCAL_RANK: start them with `accelerate launch`"
+        )
+    # what `accelerate launch` sets for several processes, though it has started this one alone
+    if not known and {"MASTER_ADDR", "ACCELERATE_MIXED_PRECISION"} <= os.environ.keys():
+        raise ValueError("the launcher was asked for several processes and started one: --multi_gpu or --cpu")
+
+
+def processes_asked() -> int:
+    """How many processes a launcher says that it has started; 1 without one."""
+    for name in ("WORLD_SIZE", *OF_MPI, "SLURM_STEP_NUM_TASKS"):
+        if name in os.environ:
+            try:
+                return int(os.environ[name])
+            except ValueError:
+                raise ValueError(f"{name}={os.environ[name]!r}: it must be a number of processes") from None
+    return 1
 
 
 def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor, bool]:

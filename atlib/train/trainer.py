@@ -14,6 +14,7 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
+from atlib.data.identity import identity_of
 from atlib.data.sampler import Batch, ShardSpec, TrainingData
 from atlib.losses import noted
 from atlib.pair import Pair, student_of
@@ -219,6 +220,8 @@ class Training:
         self.has_keeper = True
         if isinstance(targets := getattr(self.data, "targets", None), Tensor):
             self.config["targets"] = digest_of_tensors({"targets": targets})
+        # files can be seen otherwise elsewhere: the main process's answer counts
+        self.config["data"] = self._of_main(identity_of(self.data) if self.main else None)
         if pairs := [part for part in self.given.modules() if isinstance(part, Pair)]:
             # here, and not for every run: reading a large teacher takes a second
             self.config["teachers"] = [digest_of_model(each) for pair in pairs for each in pair.teachers]

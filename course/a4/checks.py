@@ -277,8 +277,8 @@ QUESTIONS = (
     ),
     Question(
         "With 1,000 labels and in five seeds, two copied last layers were ahead of two copied first ones by"
-        " 4 points, which is too small to tell. Are they ahead where labels are few, and reading a glyph is"
-        " the harder part?",
+        " 4 points, which cannot be seen with five seeds. Are they ahead where labels are few, and reading a"
+        " glyph is the harder part?",
         {
             "first two": Settings(plan={"layers": [0, 1]}, labels=250),
             "last two": Settings(plan={"layers": [2, 3]}, labels=250),

@@ -4,11 +4,35 @@ import re
 
 import pytest
 
-from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, TOO_SMALL
+from atbook.lab.findings import CLAIMS
+from atbook.lab.verdicts import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    IN_ALL,
+    IN_NONE,
+    NOT_RECORDED,
+    TOO_SMALL,
+    UNSEEN,
+    Estimate,
+    Judged,
+)
 from tools.claims_in_sentences import cited, compares, passages, problems, recorded_verdicts
 from tools.sentences import pages
 
-JUDGED = {("a", "find"): HOLDS, ("a", "match"): TOO_SMALL, ("b", "find"): DOES_NOT_HOLD}
+VERDICTS = {
+    ("a", "find"): HOLDS,
+    ("a", "match"): TOO_SMALL,
+    ("b", "find"): DOES_NOT_HOLD,
+    ("d", "find"): IN_ALL,
+    ("d", "match"): IN_NONE,
+    ("e", "find"): UNSEEN,
+    ("e", "match"): NOT_RECORDED,
+}
+MEASURED = Estimate(0.1, 0.0, 0.2, 0.05, 5, 1000, (0.1,) * 5)
+JUDGED = {
+    (claim, scale): Judged(CLAIMS[0], scale, None if verdict == NOT_RECORDED else MEASURED, verdict)
+    for (claim, scale), verdict in VERDICTS.items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +61,32 @@ def page(tmp_path):
         ("**Maps help.**<!-- claim: a find --> In Match it is too small to tell.", None),
         (
             "**Maps help.**<!-- claim: a match --> It is too small to tell.",
-            "a, match: too small to tell, where 'holds' is said",
+            "a, match: too small to tell; other is said",
         ),
         ("Maps seem to help<!-- claim: a match --> (the verdict is *too small\nto tell*). Others do.", None),
-        (
-            "Maps seem to help<!-- claim: a find --> (too small to tell).",
-            "a, find: holds, where 'too small to tell' is said",
-        ),
+        ("Maps seem to help<!-- claim: a find --> (too small to tell).", "a, find: holds; other is said"),
         ("Maps help<!-- claim: a find match -->.", "a, match"),
         ("Maps do not help<!-- claim: not b find -->.", None),
         ("Maps help<!-- claim: b find -->.", "b, find: does not hold"),
-        ("Maps do not help<!-- claim: not a find -->.", "a, find: holds, where 'does not hold' is said"),
+        ("Maps do not help<!-- claim: not a find -->.", "a, find: holds; other is said"),
+        ("Maps help in all five seeds<!-- claim: d find -->.", None),
+        ("Maps help in each of our 5 seeds<!-- claim: d find -->.", None),
+        ("Maps help in *every seed*<!-- claim: d find -->.", None),
+        ("Maps help<!-- claim: d find -->.", "d, find: in all seeds; other"),
+        ("Maps help in all ten seeds<!-- claim: d find -->.", "d, find: in all seeds; other"),
+        ("It is too small to tell<!-- claim: d find -->.", "d, find: in all seeds; other"),
+        ("Maps help in no seed<!-- claim: d match -->.", None),
+        ("Maps help in none of these five seeds<!-- claim: d match -->.", None),
+        ("Maps harm in all five seeds<!-- claim: not d match -->.", None),
+        ("Maps harm in all five seeds<!-- claim: not d find -->.", "d, find: in all seeds; other"),
+        ("Maps do not help<!-- claim: not d match -->.", "d, match: in no seed; other"),
+        ("What maps add cannot be seen with five seeds<!-- claim: e find -->.", None),
+        ("What maps add cannot be seen with ten seeds<!-- claim: e find -->.", "seen with 5 seeds; other"),
+        ("What maps add is too small to tell<!-- claim: e find -->.", "seen with 5 seeds; other"),
+        ("It cannot be seen with five seeds<!-- claim: not e find -->.", "seen with 5 seeds; other"),
+        ("It cannot be seen with five seeds<!-- claim: a match -->.", "a, match: too small to tell"),
+        ("Maps help<!-- claim: e match -->, which is not yet recorded.", None),
+        ("Maps help<!-- claim: e match -->.", "e, match: not recorded; other is said"),
         ("Maps help<!-- claim: c find -->.", "no claim 'c' is asked at 'find'"),
         ("Maps help<!-- claim: b match -->.", "no claim 'b' is asked at 'match'"),
         ("Maps help<!-- claim: a -->.", "no claim 'a' is asked at None"),

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from atbook.drawing.guide import QUESTIONS
+from atbook.drawing.guide import LAST, QUESTIONS
 from atlib.analysis import method_costs
 from tests.book.test_chapter_form import section
 from tests.book.test_taught import taught
@@ -17,33 +17,35 @@ CHAPTER = ROOT / "notebooks" / f"{NAME}.md"
 SIZE = {"img_size": 56, "patch_size": 14, "depth": 12, "num_heads": 6, "num_classes": 10}
 
 
+START = {"teacher": True, "own_size": False, "trains": True, "labels": 1000, "unlabelled": 0}
+
+
 @pytest.mark.parametrize(
     "given, tries",
     [
-        ({}, ["probe", "probe with a hidden layer", "fine-tune"]),
-        ({"explain": True}, ["copy"]),
-        ({"explain": True, "teacher": None}, ["scratch"]),
-        ({"teacher": None}, ["scratch"]),
-        ({"teacher": None, "ship": False, "trains": False}, ["scratch"]),
-        ({"ship": False}, ["distill", "scratch"]),
-        ({"limit": 0.5}, ["distill", "scratch"]),
-        ({"limit": 0.5, "trains": False}, ["scratch"]),
-        ({"limit": 1.0, "trains": False}, ["probe", "probe with a hidden layer", "fine-tune"]),
+        ({}, ["features", "maps", "scratch"]),
+        ({"own_size": True}, ["probe", "probe with a hidden layer", "fine-tune"]),
+        ({"explain": True, "own_size": True}, ["copy"]),
+        ({"explain": True, "teacher": False}, ["scratch"]),
+        ({"teacher": False, "own_size": True}, ["scratch"]),
+        ({"trains": False}, ["scratch"]),
+        ({"trains": False, "own_size": True}, ["probe", "probe with a hidden layer", "fine-tune"]),
+        ({"unlabelled": 8000}, ["answers", "features", "maps", "scratch"]),
+        ({"unlabelled": 8000, "labels": 32_000}, ["scratch", "features", "maps"]),
     ],
 )
 def test_the_guides_advice(given, tries):
-    asked = {"teacher": 1.0, "limit": 2.0, "ship": True, "trains": True} | given
-    advice = taught(NAME).advise(**asked)
+    advice = taught(NAME).advise(**START | given)
     assert [step for step, _ in advice] == tries and all(len(why) > 10 for _, why in advice)
 
 
 def test_the_guide_in_code_and_the_drawing_give_one_answer():
     """From the top: each question's way out, where all those before it were answered the other way."""
-    start = {"teacher": 1.0, "limit": 0.5, "ship": False, "trains": False}
-    ways = [{"explain": True}, {"teacher": None}, {"ship": True, "limit": 2.0}, {"trains": True}]
+    ways = [{"explain": True}, {"own_size": True}, {"trains": False}, {"unlabelled": 8000}]
     for question, way in zip(QUESTIONS, ways, strict=True):
-        assert taught(NAME).advise(**start | way)[0][0] == question.tries
-    assert taught(NAME).advise(**start)[0][0] == "scratch"
+        assert taught(NAME).advise(**START | way)[0][0] == question.tries
+    last = [step for step, _ in taught(NAME).advise(**START)]
+    assert ", then ".join(last[:2]) == LAST and last[2:] == ["scratch"]
 
 
 def test_there_are_ten_findings_and_each_cites_what_the_records_have_decided():
@@ -54,7 +56,7 @@ def test_there_are_ten_findings_and_each_cites_what_the_records_have_decided():
         comments = [comment["what"].removeprefix("not ").split() for comment in COMMENT.finditer(finding)]
         assert comments, finding
         for claim, *scales in comments:
-            assert {judged[claim, scale] for scale in scales} <= {"holds", "does not hold"}, finding
+            assert {judged[claim, scale].verdict for scale in scales} <= {"holds", "does not hold"}, finding
 
 
 def test_what_it_says_of_costs():
@@ -65,7 +67,7 @@ def test_what_it_says_of_costs():
         assert image["distill"] == image["scratch"]
         assert 0.9 < image["copy"] / image["fine-tune"] < 1.7
         assert image["frozen probe"] == image["fine-tune attention"] == image["fine-tune"]
-    assert image["fine-tune"] / 1e9 == pytest.approx(0.73, abs=0.005), "the guide is asked with this number"
+    assert image["fine-tune"] / 1e9 == pytest.approx(0.73, abs=0.005), "the guide says this number"
     assert round(image["fine-tune"] / image["scratch"]) == 15, "a fifteenth"
 
 

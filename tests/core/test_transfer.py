@@ -310,3 +310,37 @@ def test_a_walk_with_its_loss_is_what_forward_computes(small_vit, how):
     assert torch.equal(seen.logits, output.logits) and torch.equal(loss, output.transfer_loss)
     assert torch.equal(pair.student.forward_head(pair.student.norm(seen.tokens)), output.logits)
     assert (loss > 0) == (how == "distill")
+
+
+def test_a_student_that_is_replaced_later_is_refused(small_vit):
+    pair = AttentionTransfer(small_vit(), small_vit(), Plan(how="distill"))
+    pair.student = small_vit()
+    with pytest.raises(ValueError, match="replaced"):
+        pair(random_images(1, 3, 32, 32))
+
+
+def test_a_student_in_ddp_is_refused_and_the_pair_in_ddp_is_not(small_vit, tmp_path):
+    """minimind#853: its gradients would never be averaged, without a word."""
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        images = random_images(1, 3, 32, 32)
+        inside = small_vit()
+        wrapped = DistributedDataParallel(inside)
+        for student in (inside, wrapped.module):
+            with pytest.raises(ValueError, match="wrap the pair"):
+                AttentionTransfer(small_vit(), student, Plan(how="distill"))(images)
+        later = AttentionTransfer(small_vit(), small_vit(), Plan(how="distill"))
+        wrapped = DistributedDataParallel(later.student)
+        with pytest.raises(ValueError, match="wrap the pair"):
+            later(images)
+        with torch.no_grad():
+            later(images)
+        of_pair = DistributedDataParallel(AttentionTransfer(small_vit(), small_vit(), Plan(how="distill")))
+        for _ in range(2):
+            sum(part.sum() for part in of_pair(images)).backward()
+        of_pair.module(images)
+    finally:
+        distributed.destroy_process_group()

@@ -1,6 +1,7 @@
 """A teacher sees images normalised and sized as it was trained to see them, and the same bits where nothing
 differs."""
 
+import copy
 import json
 import warnings
 from functools import partial
@@ -24,6 +25,7 @@ from atlib.train.pretrain import MaskedAutoencoder
 from atlib.train.recipe import Recipe
 from atlib.train.similarity import CompRess, SimilarityDistillation
 from atlib.vit import Architecture
+from tests.helpers import random_images, randomise
 
 HALF = Normalisation(0.5, 0.5)
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 4}
@@ -211,3 +213,37 @@ def test_a_hybrid_sees_three_channels_and_not_those_of_its_last_convolution():
     check_images(hybrid, torch.zeros(1, 3, 64, 64))
     with pytest.raises(ValueError, match="takes 3 channels"):
         check_images(hybrid, torch.zeros(1, 1, 64, 64))
+
+
+@pytest.mark.parametrize("channels", [1, 4, 5])
+def test_a_teacher_of_other_channels_sees_the_students_images(channels):
+    """timm#976: timm gives models of one channel, and of five, the configuration of those of three."""
+    teacher = timm.create_model(
+        "vit_tiny_patch16_224", in_chans=channels, depth=1, img_size=32, num_classes=0
+    )
+    images = random_images(2, channels, 32, 32)
+    assert Normalisation.of(teacher) is None
+    for said in (None, Normalisation([0.5] * channels, [0.5] * channels)):
+        pair = AttentionTransfer(teacher, create_student(teacher, 5), Plan(how="distill"), normalisation=said)
+        assert pair(images)[1].isfinite() and pair.for_teacher(images) is images
+        assert "does not say" in pair.teacher_view()
+    attach(teacher, Normalisation([0.2] * channels, [0.1] * channels))
+    pair = AttentionTransfer(teacher, create_student(teacher, 5), Plan(how="distill"), normalisation=said)
+    torch.testing.assert_close(pair.for_teacher(images), (images * 0.5 + 0.5 - 0.2) / 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("how, what", [("copy", "map"), ("distill", "map"), ("distill", "q"), ("copy", "v")])
+def test_a_teacher_in_another_precision_teaches_a_student_in_float32(dtype, how, what):
+    """transformers#28633: weights in bfloat16, images in float32."""
+    sizes = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)
+    teacher = randomise(create_vit({**sizes, "num_classes": 0})).eval()
+    student, images = randomise(create_vit({**sizes, "num_classes": 5}), 1), random_images(2, 3, 32, 32)
+    plan = Plan(how=how, what=what)
+    right = AttentionTransfer(teacher, student, plan).eval()(images)
+    pair = AttentionTransfer(copy.deepcopy(teacher).to(dtype), student, plan).eval()
+    logits, loss = pair(images)
+    assert logits.dtype == loss.dtype == torch.float32
+    torch.testing.assert_close(logits, right[0], rtol=0.1, atol=0.1 * right[0].abs().max().item())
+    torch.testing.assert_close(loss, right[1], rtol=0.05, atol=1e-6)
+    assert next(pair.teacher.parameters()).dtype == dtype

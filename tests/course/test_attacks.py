@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load, save
 
 from atbook.cage import outside
-from atbook.cage.outside import Cage, namespaces
+from atbook.cage.outside import Cage, CageDamaged, namespaces
 from course.a2 import cases as a2
 from course.a2 import mutants
 from tests.course.attacks import ATTACKS, SECRETS, TAMED, aimed
 from tests.course.helpers import edition_of, only, replace, solution
 from tests.course.unguarded import Outcome, gained, outcome
-from tools.grades import graded
+from tools.grades import grade, graded
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -90,7 +90,10 @@ def test_without_a_cage_an_attack_succeeds(edition, attack, name):
 def caged(attack, cage, name: str):
     """What came of an attack in a cage, and the file that it should not write."""
     handed, task, file = attack(name)
-    result = graded(handed, task, cage)
+    try:
+        result = graded(handed, task, cage)
+    except CageDamaged as error:  # never points, and never 0: the teacher looks at it
+        return Outcome(0.0, str(error), False), file
     assert result.status == "graded"
     says = [test.says for tests in result.tests.values() for test in tests]
     return Outcome(result.total, " ".join([*result.remarks, *says]), False), file
@@ -133,8 +136,8 @@ def test_a_forged_report_is_not_what_the_cage_reports(cage, bare):
         f"            os.write(n, b'{report}\\n')\n        except OSError:\n            pass\n    return 1\n"
     )
     for held in (cage, bare):
-        reply = held.call(code, "f", [])
-        assert reply.peak > 10**7, "the peak is measured outside"
+        with pytest.raises(CageDamaged):  # nor is it what the function returned
+            held.call(code, "f", [])
         assert held.call("def f():\n    return 2\n", "f", []).value == 2
 
 
@@ -157,6 +160,83 @@ def test_what_one_call_leaves_no_other_call_finds(cage):
     assert cage.call(code, "f", []).value == 1
     code = "import os, sys\ndef f():\n    return os.path.exists('/tmp/left'), hasattr(sys, 'left')\n"
     assert cage.call(code, "f", []).value == (False, False)
+
+
+QUEUE = """
+import os
+def f():
+    done = []
+    for process in ("1", str(os.getppid())):
+        for number in range(64):
+            for mode in ("r", "w"):
+                try:
+                    with open(f"/proc/{process}/fd/{number}", mode + "b", buffering=0) as file:
+                        if os.readlink(f"/proc/self/fd/{file.fileno()}").startswith(("pipe:", "socket:")):
+                            done.append(process)
+                            file.write(b"[1, 1.0]\\n")
+                except OSError:
+                    pass
+    return len(done), os.read(0, 9).decode()
+"""
+KEPT = """
+import ctypes, resource
+def f():
+    libc, kept = ctypes.CDLL(None, use_errno=True), []
+    for name, given in (("shmget", (0, 4096, 0o1666)), ("memfd_create", (b"x", 0)), ("msgget", (0, 0o1666)),
+                        ("semget", (0, 1, 0o1666)), ("unshare", (0x10000000,)), ("personality", (0,))):
+        if name != "personality" and getattr(libc, name)(*given) >= 0:
+            kept.append(name)
+    try:
+        resource.prlimit(1, resource.RLIMIT_NOFILE)
+        kept.append("prlimit")
+    except OSError:
+        pass
+    return kept
+"""
+
+
+def test_no_answer_reaches_the_queue_of_requests(cage, bare):
+    for held in (cage, bare):
+        opened, read = held.call(QUEUE, "f", []).value
+        assert read == "" and (held is bare or opened == 0)  # root without namespaces may open pipes, in vain
+        assert held.call("def f():\n    return 2\n", "f", []).value == 2
+
+
+def test_nothing_is_kept_that_no_limit_counts(cage, bare):
+    for held in (cage, bare):
+        assert held.call(KEPT, "f", []).value == []
+
+
+def test_a_cage_can_be_written_to_in_its_temporary_folder_alone(cage):
+    code = (
+        "import os\ndef f():\n    done = []\n    for at in ('/', '/dev', '/dev/shm', '/usr', '/proc/self'):\n"
+        "        try:\n            open(at + '/x', 'w').close()\n            done.append(at)\n"
+        "        except OSError:\n            pass\n    return done\n"
+    )
+    assert cage.call(code, "f", []).value == []
+
+
+SILENT = "import os\ndef talking(*given):\n    os._exit(0)\n"
+
+
+def test_a_cage_that_does_not_reply_is_never_a_mark_and_costs_the_others_nothing(edition):
+    silent, honest = replace(solution(edition, "silent"), "talking", SILENT), solution(edition, "honest")
+    found = grade(only(edition, "q1"), [silent, honest], use_namespaces=False)
+    assert [result.status for result in found] == ["refused", "graded"] and found[1].total == 5
+    assert any("graded again" in remark for remark in found[0].remarks)
+
+
+def test_each_submission_has_a_cage_of_its_own_and_the_grader_another(edition, monkeypatch):
+    made = []
+
+    class Counted(Cage):
+        def __init__(self, *given):
+            made.append(self)
+            super().__init__(*given)
+
+    monkeypatch.setattr("tools.grades.Cage", Counted)
+    grade(only(edition, "q3"), [solution(edition, "a"), solution(edition, "b")], use_namespaces=False)
+    assert len(made) == 4
 
 
 # --- A2: memory, and weights that are public ---

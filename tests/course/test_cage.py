@@ -60,13 +60,15 @@ def test_with_namespaces_nothing_is_missing(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_grader_says_what_is_missing_and_grades(bubblewrap, tmp_path, capsys):
+def test_the_grader_refuses_without_a_sandbox_unless_it_is_asked_to(bubblewrap, tmp_path, capsys):
     edition = edition_of(tmp_path, "a1", "a")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a1.ipynb").write_bytes(as_notebook(solution(edition)))
     bubblewrap("exit 1")
     command = ["grade", str(edition.folder), str(tmp_path / "in"), "--out", str(tmp_path / "out")]
-    assert course.main(command) == 0
+    assert course.main(command) == 2
+    assert not (tmp_path / "out").exists() and "--without-sandbox" in capsys.readouterr().err
+    assert course.main([*command, "--without-sandbox"]) == 0
     said = capsys.readouterr()
     assert "note: bubblewrap may make no namespaces here" in said.err and "graded, 15" in said.out
 

@@ -2,6 +2,7 @@
 
 import csv
 from datetime import UTC, datetime, timedelta
+from pathlib import PurePosixPath
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.course.helpers import as_notebook, edition_of, replace, solution
 from tools import gradebook
 from tools.grades import Marked, Result
-from tools.handed import Handed, Owner
+from tools.handed import Handed, Owner, owner_of
 
 DEADLINE = datetime(2027, 1, 31, 23, 59, tzinfo=UTC)
 
@@ -247,3 +248,23 @@ def test_a_roster_without_ids_is_refused(tmp_path):
         (tmp_path / "roster.csv").write_text(text)
         with pytest.raises(ValueError, match="id"):
             gradebook.read_roster(tmp_path / "roster.csv")
+
+
+def test_a_name_inside_a_file_takes_nobodys_attempt_away():
+    ada, bob = gradebook.Student("al1", "Ada Lovelace", canvas="123"), gradebook.Student("bb2", "Bob Bob")
+    result = [Result(name, "Ada Lovelace", "graded", {}, [], 1.0) for name in ("ada", "bob", "eve")]
+    owners = [Owner("lovelaceada", "123", "a1.ipynb"), Owner("Bob Bob", "55", "a1.ipynb"), Owner("", "", "")]
+    handed = [
+        Handed(one.file, owner=owner, time=DEADLINE + timedelta(hours=hour))
+        for hour, (one, owner) in enumerate(zip(result, owners))
+    ]
+    lines = gradebook.lines_of(handed, result, [ada, bob], None, {})
+    assert [line.id for line in lines] == ["al1", "bb2", "al1"]
+    assert [line.superseded_by for line in lines] == ["", "", ""] and any("eve" in n for n in lines[0].notes)
+
+
+def test_the_outermost_name_is_the_platforms():
+    inside = "Bob Bob_55_assignsubmission_file_/lovelaceada_123_9001_a1.ipynb"
+    assert owner_of(PurePosixPath(inside))[:2] == ("Bob Bob", "55")
+    inner = "Bob Bob_55_assignsubmission_file_/Eve_77_assignsubmission_file_/a1.ipynb"
+    assert owner_of(PurePosixPath(inner))[:2] == ("Bob Bob", "55")

@@ -1,5 +1,6 @@
 """`python -m atbook hand-in`: what the grader would say, before anything is handed in."""
 
+import json
 import zipfile
 
 import pytest
@@ -57,4 +58,15 @@ def test_a_notebook_without_its_files_is_told_so(tmp_path):
         hand_in.examine(tmp_path / "a1.ipynb")
     (tmp_path / "a1.ipynb").write_text("{}")
     with pytest.raises(ValueError, match=r"handout\.json"):
+        hand_in.examine(tmp_path / "a1.ipynb")
+
+
+@pytest.mark.parametrize(
+    "field, name", [("uploads", ["../secret"]), ("uploads", ["/etc/passwd"]), ("assignment", "../a1")]
+)
+def test_a_hand_out_names_no_path_outside_its_folder(tmp_path, field, name):
+    (tmp_path / "a1.ipynb").write_text('{"cells": []}')
+    handout = {"assignment": "a1", "uploads": [], "edition": "x", field: name}
+    (tmp_path / "handout.json").write_text(json.dumps(handout))
+    with pytest.raises(ValueError, match="beside it"):
         hand_in.examine(tmp_path / "a1.ipynb")

@@ -2,10 +2,12 @@
 in other styles: they get their points."""
 
 import json
+import time
 import zipfile
 
 import pytest
 
+from atbook.exercises import answers
 from tests.course.helpers import as_notebook, edition_of, only, replace, solution
 from tools.grades import grade, graded
 from tools.handed import handed_in
@@ -321,3 +323,22 @@ def test_the_names_of_platforms_are_read_and_uploads_found(edition, tmp_path):
         ("Cy Young", "55", False): b"cy's",
         ("", "", False): b"dora's",
     }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * 100_000 + "((",
+        "".join(f"a{n + 1} = a{n}\n" for n in range(4000)),
+        "a = a + 1\n" * 8000,
+        "x = 1\n" + "".join(f"x.a[{n}] = x\n" for n in range(4000)),
+        "?" + " " * 100_000 + "x",
+        "z" * 600_000,
+    ],
+    ids=["lines", "a chain", "one name", "entries", "spaces", "long"],
+)
+def test_a_text_takes_no_longer_than_its_length_allows(text):
+    start = time.process_time()
+    answers.answer("f", [text, "def f():\n    return a4000, a, x\n"], [])
+    answers.edition_of([text]), answers.typed("f", [text])
+    assert time.process_time() - start < 20

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from atlib.data.decoding import NAMED, CorruptImage, decode, in_eight_bits, note_left_out
+from atlib.data.decoding import NAMED, CorruptImage, Wanted, decode, in_eight_bits, make, note_left_out
+from atlib.data.transforms import Augmentation
 from tests.picture_files import encoded
 
 
@@ -84,3 +85,26 @@ def test_what_the_system_lacks_is_no_damaged_image(monkeypatch, lacks):
     with pytest.raises(type(lacks)) as caught:
         decode({"bytes": b"", "path": None})
     assert caught.value is lacks
+
+
+def test_a_large_photograph_is_read_and_pillows_limit_is_as_before(tmp_path):
+    """geti_v2#1486: a sound picture of 200 megapixels, which Pillow alone takes for an attack."""
+    before = Image.MAX_IMAGE_PIXELS
+    Image.new("1", (20000, 10000)).save(tmp_path / "1.png")
+    file = {"bytes": None, "path": str(tmp_path / "1.png")}
+    augmentation = Augmentation(32, scale=(1, 1))
+
+    def look(picture, seed):
+        return augmentation.train(picture, seed)
+
+    made = make([Wanted(0, file, 0, 1)], look)
+    assert made.corrupt == {} and made.images.shape == (1, 3, 32, 32)
+    assert Image.MAX_IMAGE_PIXELS == before
+
+
+def test_a_picture_beyond_all_memory_is_refused_with_a_way_out(monkeypatch, tmp_path):
+    monkeypatch.setattr("atlib.data.decoding.LARGEST", 100)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
+    Image.new("1", (15, 15)).save(tmp_path / "1.png")
+    with pytest.raises(CorruptImage, match="more than 200 pixels: store it smaller.*1.png"):
+        decode({"bytes": None, "path": str(tmp_path / "1.png")})

@@ -459,3 +459,49 @@ def test_an_image_that_is_not_there_broken_or_of_another_size_is_named(files, sc
     (images / name).unlink()
     with pytest.raises(MissingData, match=f"1 of 4 .*{name}"):
         CocoObjects(images, file, size=64)
+
+
+TRANSPOSED = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+@pytest.mark.parametrize("orientation", [1, *TRANSPOSED])
+@pytest.mark.parametrize("of", ["shown", "stored"])
+@pytest.mark.parametrize("size", [(60, 40), (48, 48)])
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+def test_boxes_and_pixels_are_turned_together_or_the_image_is_refused(tmp_path, orientation, of, size, kind):
+    """label-studio#6608, ultralytics#19222: viewers turn photographs by their EXIF, COCO's does not."""
+    shown = np.zeros((size[1], size[0], 3), np.uint8)
+    shown[5:15, 5:20] = 255
+    shown = Image.fromarray(shown)
+    stored = shown if orientation == 1 else shown.transpose(TRANSPOSED[orientation])
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / f"a.{kind}", exif=exif, quality=95)
+    seen = np.asarray(shown if of == "shown" else stored)[..., 0] > 128
+    (top, bottom), (left, right) = (np.flatnonzero(seen.any(axis))[[0, -1]].tolist() for axis in (1, 0))
+    box = [left, top, right - left + 1, bottom - top + 1]
+    entry = {"id": 0, "file_name": f"a.{kind}", "width": seen.shape[1], "height": seen.shape[0]}
+    annotation = {"id": 0, "image_id": 0, "category_id": 3, "bbox": box, "area": 150, "iscrowd": 0}
+    file = tmp_path / "a.json"
+    file.write_text(
+        json.dumps(
+            {"images": [entry], "annotations": [annotation], "categories": [{"id": 3, "name": "square"}]}
+        )
+    )
+    images = CocoObjects(tmp_path, file, size=60, masks=False)
+    if orientation != 1 and (orientation < 5 or size[0] == size[1]):  # which view is meant cannot be known
+        with pytest.raises(DataError, match=f"a.{kind} .*orientation {orientation}"):
+            images.take([0])
+        return
+    pixels, objects = images.take([0])
+    x0, y0, x1, y1 = objects[0].boxes[0].round().int().tolist()
+    inside = pixels[0, 0, y0 + 2 : y1 - 2, x0 + 2 : x1 - 2]
+    assert inside.numel() > 20 and inside.min() > 1 and (pixels[0, 0] > 1).sum() < 1.7 * inside.numel() + 150

@@ -11,8 +11,10 @@ from torch import nn
 from atbook.lab import scales
 from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, MapCache, Plan, walk
+from atlib.attention import FORBIDDEN, Seen
 from atlib.data import crop_and_flip
 from atlib.data.images import Images
+from atlib.losses import dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
 from atlib.methods.distillation import FeatureDistillation, TokenDistillation
 from atlib.train import train
@@ -79,6 +81,66 @@ def test_the_loss_without_maps_and_its_gradients(dtype, within):
         assert math.isclose(loss.item(), expected.item(), rel_tol=within)
         for part, wanted in zip(own, (q.grad, k.grad)):
             assert apart(part.grad.cpu().double(), wanted) < 3 * within
+
+
+# What rounding to a type may do to a gradient, as a share of its norm; TF32 is off.
+WITHIN = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@pytest.mark.parametrize("added", ["nothing", "bias", "mask"])
+@pytest.mark.parametrize("dtype", WITHIN, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(17, 64, 64), (50, 24, 32), (197, 64, 64), (197, 128, 64), (785, 64, 72)], ids=str
+)
+def test_the_kernel_equals_the_dense_loss(shape, dtype, added):
+    """The loss, which is in float32 however q and k are rounded, and its gradients: against float64."""
+    kernels = pytest.importorskip("atlib.fused")
+    N, d, d_t = shape
+    generator = torch.Generator().manual_seed(N)
+    q, k, q_t, k_t = (torch.randn(4, 3, N, n, generator=generator).to(dtype) for n in (d, d, d_t, d_t))
+    extra = {
+        "nothing": {},
+        "bias": {"bias": torch.randn(3, N, N, generator=generator)},
+        "mask": {"mask": torch.where(torch.rand(N, N, generator=generator) < 0.1, FORBIDDEN, 0.0)},
+    }[added]
+
+    def stepped(how, device, dtype):
+        own = [x.to(device, dtype, copy=True).requires_grad_() for x in (q, k)]
+        student, teacher = (
+            Seen(*pair, None, n**-0.5, **{name: x.to(device) for name, x in extra.items()})
+            for pair, n in ((own, d), ((q_t.to(device, dtype), k_t.to(device, dtype)), d_t))
+        )
+        loss = how(student, teacher)
+        (3 * loss).backward()
+        return loss.detach().cpu().double(), *(x.grad.cpu().double() for x in own)
+
+    expected = stepped(
+        lambda *pair: dense_attention_cross_entropy(*([one] for one in pair)), "cpu", torch.float64
+    )
+    computed = stepped(kernels.by_kernel, "cuda", dtype)
+    assert abs(computed[0] - expected[0]) < 1e-5
+    for one, other in zip(computed[1:], expected[1:]):
+        assert apart(one, other) < WITHIN[dtype]
+    again = stepped(map_free_cross_entropy, "cuda", dtype)  # which takes the kernel, and gives the same bits
+    assert all(map(torch.equal, again, computed))
+
+
+@pytest.mark.parametrize("N", [197, 785])
+def test_the_kernel_compiled_into_a_step(N):
+    """By the default compiler, forward and backward: the numbers of the plain call."""
+    kernels = pytest.importorskip("atlib.fused")
+    results = []
+    for call in (kernels.by_kernel, torch.compile(kernels.by_kernel, fullgraph=True)):
+        torch.manual_seed(0)
+        joint, q_t, k_t = (
+            torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+            for shape in ((2, N, 2, 3, 64), *[(2, 3, N, 64)] * 2)
+        )
+        q, k = joint.requires_grad_().permute(2, 0, 3, 1, 4)
+        loss = call(Seen(q, k, None, 0.125), Seen(q_t, k_t, None, 0.125))
+        loss.backward()
+        results.append((loss.detach().double(), joint.grad.double()))
+    assert abs(results[0][0] - results[1][0]) < 1e-5 and apart(results[1][1], results[0][1]) < 1e-2
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])

@@ -9,7 +9,7 @@ import torch
 from atbook.drawing import drawings, family, seen
 from atbook.drawing.attention import KEYS, QUERIES, VALUES
 from atbook.drawing.family import CARDS, card
-from atbook.drawing.guide import QUESTIONS
+from atbook.drawing.guide import LAST, QUESTIONS
 from atbook.drawing.method import VARIANTS, method
 from atbook.drawing.translation import reads
 from atbook.drawing.twin import CONTROLS
@@ -53,7 +53,7 @@ def test_the_guide_asks_all_questions_and_says_what_to_try_for_each_answer():
     words = re.findall(r">([^<>]+)</text>", DRAWN["guide.svg"])
     for question in QUESTIONS:
         assert {*question[:5]} <= {*words}
-    ways = [question.tries for question in QUESTIONS] + ["scratch"]
+    ways = [question.tries for question in QUESTIONS] + [LAST]
     assert [word for word in words if word in ways] == ways
 
 

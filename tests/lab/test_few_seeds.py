@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from atbook.lab.few_seeds import gaps, stories, stories_of
-from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS, TOO_SMALL
+from atbook.lab.few_seeds import NOT_SEEN, gaps, stories, stories_of
+from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS
 from atbook.records import add_record, pack_bits, records_file
 from atlib.train.record import Record
 
@@ -22,7 +22,7 @@ def test_signs_by_hand():
     1 1 -4, 1 -4 -1 (twice); 5 -4 -1 is 0, which is no sign; all others are above."""
     told = stories(one_image(5, 1, 1, -4, -1))
     assert told.choices == 10 and told.other_sign == pytest.approx(3 / 10)
-    assert told.verdict == TOO_SMALL and told.missed == 0
+    assert told.verdict == NOT_SEEN and told.missed == 0
     turned = stories(-one_image(5, 1, 1, -4, -1))
     assert turned.other_sign == told.other_sign and turned.invented == told.invented
 
@@ -39,7 +39,7 @@ def test_verdicts_by_hand():
 def test_a_verdict_that_more_seeds_do_not_have():
     """10, 11, 12 and -40: nothing as a whole, and the first three are sure of a gain."""
     told = stories(one_image(10, 11, 12, -40))
-    assert told.verdict == TOO_SMALL and told.invented == 0.25 and told.missed == 0
+    assert told.verdict == NOT_SEEN and told.invented == 0.25 and told.missed == 0
     assert told.other_sign == 0.25, "the mean is below 0, and that of these three is not"
 
 

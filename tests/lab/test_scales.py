@@ -22,6 +22,7 @@ from atbook.lab.scales import (
     SCALES,
     START,
     TUNING_SEED,
+    UNTIL_LEARNED,
     WORLD_METHODS,
     CifarScale,
     Schooling,
@@ -62,6 +63,9 @@ def test_one_range_is_searched_for_all_methods():
         assert scale.name == name and scale.methods == WORLD_METHODS
         for method in scale.methods:
             choices = scale.tuning[method]
+            if (name, method) == ("match", "copy-message-twin"):  # near the common start nothing learns
+                assert choices is UNTIL_LEARNED
+                continue
             assert isinstance(choices, Range) and choices.axes.items() >= AXES.items()
             assert choices.start.items() >= START.items()
             assert set(choices.axes) - set(AXES) == ({"transfer_weight"} if "distill" in method else set())

@@ -108,10 +108,10 @@ def test_a_verdict_in_a_line(tmp_path):
         put(tmp_path, "real", "real-cifar10", "copy", seed, 300 + seed % 2)
         put(tmp_path, "real", "real-cifar10", "scratch", seed, 100)
     line = verdict_line(claim, results=tmp_path)
-    assert "**holds** (CIFAR-10, published teacher; 4 seeds, +50.1 points," in line and "PACS" in line
+    assert "**holds** (CIFAR-10, published teacher; in 4 of 4 seeds, +50.1 points," in line and "PACS" in line
     put(tmp_path, "real", "real-cifar10", "copy", 0, 40)
     put(tmp_path, "real", "real-cifar10", "copy", 1, 60)
-    assert "**too small to tell**" in verdict_line(claim, "real-cifar10", results=tmp_path)
+    assert "**cannot be seen with 4 seeds**" in verdict_line(claim, "real-cifar10", results=tmp_path)
     with pytest.raises(ValueError, match="'published-copi'.*'published-copy-beats-scratch'"):
         verdict_line("published-copi")
     with pytest.raises(ValueError, match="'find'.*'real-pacs'"):

@@ -9,8 +9,11 @@ from scipy import stats
 from atbook.lab.verdicts import (
     DOES_NOT_HOLD,
     HOLDS,
+    IN_ALL,
+    IN_NONE,
     NOT_RECORDED,
     TOO_SMALL,
+    UNSEEN,
     Claim,
     Side,
     accuracies,
@@ -137,7 +140,7 @@ def test_a_margin_is_added_before_it_is_judged():
 
 
 def test_identical_methods_differ_by_nothing():
-    assert estimate(np.zeros((3, 10))) == (0.0, 0.0, 0.0, 1.0, 3, 10, (0.0, 0.0, 0.0))
+    assert estimate(np.zeros((3, 10)))[:7] == (0.0, 0.0, 0.0, 1.0, 3, 10, (0.0, 0.0, 0.0))
 
 
 def test_one_seed_has_no_spread():
@@ -234,7 +237,7 @@ def test_figures_of_whole_test_sets_have_intervals_over_seeds(tmp_path):
     assert found["copy"][:3] == pytest.approx((0.4, *ends))
     claim = Claim("one", "1", "", *(Side("s", (m,), on_test("ap")) for m in precisions), ("toy",))
     (judged,) = judge([claim], tmp_path)
-    assert judged.estimate.mean == pytest.approx(0.2) and judged.verdict == TOO_SMALL
+    assert judged.estimate.mean == pytest.approx(0.2) and judged.verdict == UNSEEN
     with pytest.raises(ValueError, match="'test_iou'.*'test_ap'"):
         judge([replace(claim, lower=Side("s", ("copy",), on_test("iou")))], tmp_path)
 
@@ -265,15 +268,70 @@ def test_the_mean_of_several_methods_needs_all_of_them(results):
     assert set(np.unique(values)) == {0.0, 0.5, 1.0}
 
 
-def test_other_claims_of_its_family_make_the_rule_stricter_and_the_interval_wider(results):
-    rng = np.random.default_rng(5)
-    for seed in range(4):  # 58 % of 1,000 images against 50: seen alone, not among twenty others
-        for method, share in (("a", 0.58), ("b", 0.50)):
-            record(results, method, seed, {"test_right": pack_bits(rng.random(1000) < share), "loss": 0.0})
-    first = claim("1", "a is better", side("a"), side("b"))
-    others = [claim("1", f"nothing {i}", side("like bad"), side("bad")) for i in range(20)]
-    (alone,) = judge([first], results)
-    among = judge([first, *others], results)[0]
-    assert (alone.estimate.mean, alone.estimate.p) == (among.estimate.mean, among.estimate.p)
-    assert alone.verdict == HOLDS and alone.estimate.low > 0
-    assert among.verdict == TOO_SMALL and among.estimate.low < 0
+def numbers(folder, **methods):
+    """Records of one number a seed, in place of images."""
+    for method, values in methods.items():
+        for seed, value in enumerate(values):
+            record(folder, method, seed, {"loss": value})
+
+
+def compared(method, primary=(), margin=0.0):
+    sides = side(method, metric=loss), side("base", metric=loss)
+    return replace(claim("1", method, *sides), primary=primary, margin=margin)
+
+
+SEEDS = {
+    "sure": (0.30, 0.31, 0.29, 0.30, 0.30),
+    "all": (0.001, 0.30, 0.02, 0.01, 0.10),
+    "none": (-0.001, -0.30, -0.02, -0.01, -0.10),
+    "narrow": (0.01, -0.01, 0.02, -0.02, 0.0),
+    "wide": (0.2, -0.1, 0.1, -0.2, 0.3),
+}
+
+
+def test_what_is_left_is_told_by_its_seeds_and_then_by_its_interval(tmp_path):
+    numbers(tmp_path, base=[0.0] * 5, **SEEDS)
+    judged = judge([compared(method) for method in SEEDS], tmp_path)
+    assert [one.verdict for one in judged] == [HOLDS, IN_ALL, IN_NONE, TOO_SMALL, UNSEEN]
+    assert [one.words for one in judged[3:]] == [TOO_SMALL, "cannot be seen with 5 seeds"]
+    assert [one.seeds_for for one in judged] == [5, 5, 0, 2, 3]
+    assert stats.sem(SEEDS["narrow"]) * stats.t(4).ppf(0.975) < 0.05 < stats.sem(SEEDS["wide"])
+    (within,) = judge([compared("none", margin=0.31)], tmp_path)
+    assert within.seeds_for == 5 and within.verdict == HOLDS
+
+
+def test_q_is_that_of_benjamini_and_hochberg_and_the_interval_is_plain(tmp_path):
+    numbers(tmp_path, base=[0.0] * 5, **SEEDS)
+    judged = judge([compared(method) for method in (*SEEDS, "unknown")], tmp_path)
+    tests = [stats.ttest_1samp(values, 0) for values in SEEDS.values()]
+    p = np.array([test.pvalue for test in tests])
+    order = np.argsort(p)
+    by_rank = [min(p[order[j]] * 5 / (j + 1) for j in range(i, 5)) for i in range(5)]
+    assert [judged[i].adjusted for i in order] == pytest.approx(by_rank)
+    for one, test in zip(judged, tests):
+        assert one.estimate[1:3] == pytest.approx(tuple(test.confidence_interval(0.95)))
+    assert judged[5].verdict == NOT_RECORDED, "and it is not counted"
+
+
+def test_primary_claims_are_judged_by_holm_among_themselves(tmp_path):
+    numbers(tmp_path, base=[0.0] * 5, **SEEDS)
+    primary = [compared(method, ("toy",)) for method in ("sure", "all", "unknown")]
+    judged = judge([*primary, *(compared(method) for method in ("none", "wide"))], tmp_path)
+    p = [stats.ttest_1samp(SEEDS[method], 0).pvalue for method in ("sure", "all")]
+    assert [one.adjusted for one in judged[:3]] == pytest.approx([3 * p[0], 2 * p[1], 1.0])
+    assert [one.primary for one in judged] == [True, True, True, False, False]
+    level = stats.ttest_1samp(SEEDS["sure"], 0).confidence_interval(1 - 0.05 / 3)
+    assert judged[0].estimate[1:3] == pytest.approx(tuple(level)), "the one that is not recorded counts"
+    alone = judge(primary, tmp_path)
+    assert [one.adjusted for one in alone] == [one.adjusted for one in judged[:3]]
+
+
+def test_of_verdicts_on_claims_of_which_half_are_true_one_in_twenty_is_wrong():
+    """Of false discoveries, by the same q, with seeds that spread by 2 points."""
+    rng, wrong = np.random.default_rng(4), []
+    for _ in range(60):
+        true = np.arange(20) % 2 * 0.06
+        p = [estimate(drawn(rng, 5, 200, 0.02, 0.2, 0.4) + gain).p for gain in true]
+        said = stats.false_discovery_control(p) < 0.05
+        wrong.append((said & (true == 0)).sum() / max(1, said.sum()))
+    assert np.mean(wrong) < 0.07

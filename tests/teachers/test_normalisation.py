@@ -1,7 +1,9 @@
 """Who says how images are normalised for a teacher's weights, and in which order they are believed."""
 
 import json
+from functools import partial
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -11,7 +13,8 @@ from timm.models import save_for_hf
 
 from atlib import AttentionTransfer, Plan, create_vit, load_teacher
 from atlib.checkpoint import save_vit
-from atlib.pair import IMAGENET, Normalisation, attach
+from atlib.pair import IMAGENET, Normalisation, attach, renormalised
+from atlib.teachers.files import normalisation_beside
 from atlib.vit import Architecture, check_activation, weights_file
 from tests.helpers import random_images, randomise
 from tests.teacher_layouts import decoder
@@ -34,29 +37,93 @@ def vit():
 
 
 def test_a_file_that_does_not_say_is_believed_by_what_is_beside_it(vit, tmp_path, capsys):
-    path = tmp_path / "vit.safetensors"
+    path, load = tmp_path / "vit.safetensors", partial(load_teacher, heads=3)
     save_file(vit.state_dict(), path)
-    assert load_teacher(path).normalisation is None
+    assert load(path).normalisation is None
     assert "not known" in capsys.readouterr().out
     (tmp_path / "config.json").write_text(
         json.dumps({"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}})
     )
-    assert load_teacher(path).normalisation == Normalisation(0.5, 0.5)
+    assert load(path).normalisation == Normalisation(0.5, 0.5)
     processor = tmp_path / "preprocessor_config.json"
     processor.write_text(
         json.dumps({"image_mean": list(OPENAI_CLIP_MEAN), "image_std": list(OPENAI_CLIP_STD)})
     )
-    teacher = load_teacher(path)
+    teacher = load(path)
     assert teacher.normalisation == Normalisation(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
     said = capsys.readouterr().out.splitlines()[-1]
     assert "32 x 32 px" in said and "0.481 0.458 0.408" in said and "preprocessor_config.json" in said
     processor.write_text(json.dumps({"do_normalize": False}))
-    assert load_teacher(path).normalisation == Normalisation(0.0, 1.0)
+    assert load(path).normalisation == Normalisation(0.0, 1.0)
     # what is given counts most
-    assert load_teacher(path, normalisation=OTHER).normalisation == OTHER
+    assert load(path, normalisation=OTHER).normalisation == OTHER
     processor.write_text("{")
     with pytest.raises(OSError, match="preprocessor_config.json.*normalisation="):
-        load_teacher(path)
+        load(path)
+
+
+CLIP = {"image_mean": list(OPENAI_CLIP_MEAN), "image_std": list(OPENAI_CLIP_STD)}
+
+
+@pytest.mark.parametrize(
+    "files, right",
+    [
+        ({"processor_config.json": {"image_processor": CLIP, "tokenizer": {}}}, CLIP),
+        ({"processor_config.json": {"image_seq_length": 7}, "preprocessor_config.json": CLIP}, CLIP),
+        # transformers' own order
+        (
+            {
+                "processor_config.json": {"image_processor": CLIP},
+                "preprocessor_config.json": {"image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+            },
+            CLIP,
+        ),
+        ({"config.json": {"architecture": "vit", "mean": [0.1] * 3, "std": [0.2] * 3}}, (0.1, 0.2)),
+        ({"open_clip_config.json": {"preprocess_cfg": {"mean": [0.1] * 3, "std": [0.2] * 3}}}, (0.1, 0.2)),
+        # pixels from -1 to 1, by the rescaling alone, and pixels that stay in 0..255
+        ({"preprocessor_config.json": {"do_rescale": False, **CLIP}}, "in 0..255"),
+        (
+            {"preprocessor_config.json": {"rescale_factor": 1 / 127.5, "image_mean": 1.0, "image_std": 1.0}},
+            (0.5, 0.5),
+        ),
+        ({"preprocessor_config.json": {"do_normalize": False}}, (0.0, 1.0)),
+        ({"preprocessor_config.json": {"image_processor_type": "ViTImageProcessor"}}, None),
+        ({"processor_config.json": {}, "config.json": {"model_type": "vit"}}, None),
+    ],
+)
+def test_every_place_where_a_library_writes_it_is_read(tmp_path, files, right):
+    """transformers#44623: version 5 writes processor_config.json alone."""
+    for name, said in files.items():
+        (tmp_path / name).write_text(json.dumps(said))
+    read, says = normalisation_beside(tmp_path / "model.safetensors")
+    if right is None:
+        assert (read, says) == (None, "")
+        return
+    if right == "in 0..255":
+        expected = [value / 255 for value in OPENAI_CLIP_MEAN], [value / 255 for value in OPENAI_CLIP_STD]
+    else:
+        expected = tuple(right.values()) if isinstance(right, dict) else tuple([each] * 3 for each in right)
+    assert list(read.mean) == pytest.approx(expected[0]) and list(read.std) == pytest.approx(expected[1])
+
+
+def test_what_transformers_saves_is_read_as_its_processor_does_it(tmp_path):
+    processing = pytest.importorskip("transformers.processing_utils", reason="needs transformers")
+    from transformers import SiglipImageProcessor
+
+    class Processor(processing.ProcessorMixin):
+        def __init__(self, image_processor):
+            super().__init__(image_processor)
+
+    for mean, factor in ((0.5, 1 / 255), (0.2, 1 / 127.5)):
+        processor = SiglipImageProcessor(image_mean=[mean] * 3, rescale_factor=factor, do_resize=False)
+        picture = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        expected = processor(picture, return_tensors="pt")["pixel_values"][0]
+        for number, each in enumerate((processor, Processor(processor))):
+            each.save_pretrained(tmp_path / f"{mean}{number}")
+            read, _ = normalisation_beside(tmp_path / f"{mean}{number}")
+            pixels = torch.from_numpy(picture).permute(2, 0, 1).double() / 255
+            own = renormalised(pixels[None], Normalisation(0.0, 1.0), read)[0]
+            torch.testing.assert_close(own, expected.double(), rtol=0, atol=1e-5)
 
 
 def test_what_a_run_wrote_says_how_its_images_were_normalised(vit, tmp_path):
@@ -74,7 +141,7 @@ def test_what_a_run_wrote_says_how_its_images_were_normalised(vit, tmp_path):
 def test_layouts_of_a_single_code_are_that_codes(vit, tmp_path):
     path = tmp_path / "mae.pth"
     torch.save({"model": {**vit.state_dict(), **decoder()}}, path)
-    assert load_teacher(path).normalisation == IMAGENET
+    assert load_teacher(path, heads=3).normalisation == IMAGENET
 
 
 def test_a_timm_name_says_it_itself(tmp_path, monkeypatch, capsys):
@@ -116,7 +183,7 @@ def test_flip_teaches_a_student_with_its_activation_which_the_message_names(tmp_
 
 
 def test_what_timm_saved_is_built_as_its_config_says(tmp_path):
-    """Heads and activation are not in the weights: without the file, three heads are taken for granted."""
+    """Heads and activation are not in the weights: without the file, they are asked for."""
     options = dict(
         embed_dim=192, depth=2, num_heads=6, img_size=32, patch_size=8, num_classes=5, act_layer="quick_gelu"
     )
@@ -138,7 +205,7 @@ def test_what_timm_saved_is_built_as_its_config_says(tmp_path):
     (tmp_path / "True" / "pytorch_model.bin").unlink()
     plain = randomise(timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=0))
     save_file(plain.state_dict(), tmp_path / "plain.safetensors")  # another model, which the file is not of
-    assert len(load_teacher(tmp_path / "plain.safetensors", quiet=True).vit.blocks) == 1
+    assert len(load_teacher(tmp_path / "plain.safetensors", heads=3, quiet=True).vit.blocks) == 1
     with pytest.raises(OSError, match="no model.safetensors beside it"):
         load_teacher(tmp_path / "True")
     config = json.loads((tmp_path / "config.json").read_text())

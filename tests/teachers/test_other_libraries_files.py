@@ -6,6 +6,7 @@ import json
 import pytest
 import timm
 import torch
+from timm.models import save_for_hf
 
 from atlib import load_teacher, walk
 from atlib.teachers.folders import read_folder
@@ -90,3 +91,30 @@ def test_metas_dinov3(tmp_path, biased):
 def test_a_name_of_a_hub_says_what_to_put_where(name):
     with pytest.raises(WeightsUnavailable, match=r"config.json and model.safetensors .*--local-dir"):
         load_teacher(name)
+
+
+def test_a_beits_weights_ask_for_its_name_and_are_read_by_it(tmp_path):
+    """Their layer scales have DeiT III's names, and their biases of relative positions are no one else's."""
+    made = randomise(timm.create_model("beit_base_patch16_224", depth=1, num_classes=0)).eval()
+    torch.save(made.state_dict(), tmp_path / "beit.pth")
+    with pytest.raises(ValueError, match="relative positions.*architecture="):
+        load_teacher(tmp_path / "beit.pth")
+    whole = {**made.state_dict()}
+    for name, value in made.state_dict().items():
+        whole |= {name.replace("blocks.0.", f"blocks.{layer}."): value for layer in range(12)}
+    torch.save(whole, tmp_path / "beit.pth")
+    teacher = load_teacher(tmp_path / "beit.pth", architecture="beit_base_patch16_224", quiet=True)
+    assert len(teacher.vit.blocks) == 12 and torch.equal(
+        teacher.vit.blocks[3].gamma_1, made.blocks[0].gamma_1
+    )
+
+
+def test_the_top_folder_of_a_hubs_cache(tmp_path):
+    cache = tmp_path / "models--facebook--dino"
+    made = randomise(timm.create_model("vit_small_patch16_224", depth=1, img_size=32, num_classes=0)).eval()
+    options = {"depth": 1, "img_size": 32, "num_classes": 0}
+    save_for_hf(made, cache / "snapshots" / "abc", model_args=options, safe_serialization=True)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("abc")
+    teacher = load_teacher(cache, quiet=True)
+    assert torch.equal(teacher.vit.pos_embed, made.pos_embed) and "abc" in teacher.name

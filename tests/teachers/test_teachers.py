@@ -19,6 +19,7 @@ from atlib.attention import Unwalkable
 from atlib.checkpoint import load_vit, save_bundle, save_vit
 from atlib.student import create_student
 from atlib.teachers import description, load
+from atlib.teachers.build import resized_positions
 from atlib.teachers.load import Teacher, load_teacher, report
 from atlib.vit import Architecture
 from tests.helpers import random_images, randomise, same
@@ -26,8 +27,8 @@ from tests.teacher_layouts import clip_of, decoder, encoder_of, flax_of, sine_po
 
 
 def vit_of(seed=0, **changes):
-    """A ViT-Ti of two layers on 64 pixels: 16 patches, 3 heads of width 64."""
-    config = {"img_size": 64, "embed_dim": 192, "depth": 2, "num_heads": 3, "num_classes": 7} | changes
+    """A ViT-S of two layers on 64 pixels: 16 patches, 6 heads of width 64."""
+    config = {"img_size": 64, "embed_dim": 384, "depth": 2, "num_heads": 6, "num_classes": 7} | changes
     return randomise(create_vit(config), seed).eval()
 
 
@@ -68,13 +69,15 @@ def moco_of(vit):
     return {"epoch": 300, "arch": "vit_small", "state_dict": state, "optimizer": {}, "scaler": {}}
 
 
+DINO_HEAD = {"head.mlp.0.weight": torch.zeros(3), "head.last_layer.weight_g": torch.zeros(3)}
+
+
 def dino_of(vit):
     """A full checkpoint of main_dino.py: the student is wrapped, the teacher is not, and both have a head."""
-    head = {"head.mlp.0.weight": torch.zeros(3), "head.last_layer.weight_g": torch.zeros(3)}
     student = {f"module.backbone.{name}": value + 1 for name, value in encoder_of(vit).items()}
     models = {
-        "student": student | under("module.", head),
-        "teacher": under("backbone.", encoder_of(vit)) | head,
+        "student": student | under("module.", DINO_HEAD),
+        "teacher": under("backbone.", encoder_of(vit)) | DINO_HEAD,
     }
     about = {
         "args": argparse.Namespace(arch="vit_tiny"),
@@ -111,7 +114,12 @@ LAYOUTS = {  # name: the ViT, what its publisher's file holds, what is said of i
         "fine-tuned MAE",
         HEAD,
     ),
-    "MoCo-v3": (lambda: with_sines(vit_of()), moco_of, "MoCo-v3 pre-training", None),
+    "MoCo-v3": (
+        lambda: with_sines(vit_of(embed_dim=768, num_heads=12, depth=1)),
+        moco_of,
+        "MoCo-v3 pre-training",
+        None,
+    ),
     "MoCo-v3's ViT-S": (
         lambda: with_sines(vit_of(embed_dim=384, num_heads=12, depth=1)),
         moco_of,
@@ -133,9 +141,9 @@ LAYOUTS = {  # name: the ViT, what its publisher's file holds, what is said of i
     ),
     "DINO's student": (
         vit_of,
-        lambda vit: {"student": under("module.backbone.", encoder_of(vit))},
+        lambda vit: {"student": under("module.", under("backbone.", encoder_of(vit)) | DINO_HEAD)},
         "DINO, the student's backbone",
-        [],
+        ["module.head.mlp.0.weight", "module.head.last_layer.weight_g"],
     ),
     "DeiT": (vit_of, lambda vit: {"model": vit.state_dict()}, "timm's names", HEAD),
     "DeiT, distilled": (
@@ -149,7 +157,7 @@ LAYOUTS = {  # name: the ViT, what its publisher's file holds, what is said of i
     "DeiT III": (lambda: vit_of(no_embed_class=True, init_values=1e-4), deit3_of, "DeiT III", HEAD),
     "DINOv2": (
         lambda: vit_of(init_values=1e-5),
-        lambda vit: encoder_of(vit) | {"mask_token": torch.zeros(1, 192)},
+        lambda vit: encoder_of(vit) | {"mask_token": torch.zeros(1, 384)},
         "DINOv2",
         ["mask_token"],
     ),
@@ -175,12 +183,20 @@ LAYOUTS = {  # name: the ViT, what its publisher's file holds, what is said of i
 }
 
 
+# Of these codes some have 6 heads at width 384, and some 12.
+ASKED = ("MAE's encoder", "MAE with decoder", "MoCo-v3's linear classifier", "no class token")
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_published_layouts(tmp_path, name):
     build, publish, said, unused = LAYOUTS[name]
     vit = build()
     content = publish(vit)
-    found = load_teacher(written(tmp_path, content))
+    told = {"heads": vit.blocks[0].attn.num_heads} if name in ASKED else {}
+    if told:
+        with pytest.raises(ValueError, match="width 384 .*give heads="):
+            load_teacher(written(tmp_path, content))
+    found = load_teacher(written(tmp_path, content), **told)
     assert_same_teacher(found.vit, vit)
     assert said in found.source and not found.missing and found.resized is None
     container = next((key for key in ("teacher", "model", "state_dict", "student") if key in content), None)
@@ -198,7 +214,7 @@ def test_dinov2_registers_have_no_position(tmp_path):
     """DINOv2's prepare_tokens_with_masks: class token and patches get positions, then registers are put
     between them."""
     vit = vit_of(init_values=1e-5)
-    state = encoder_of(vit) | {"mask_token": torch.zeros(1, 192), "register_tokens": torch.randn(1, 4, 192)}
+    state = encoder_of(vit) | {"mask_token": torch.zeros(1, 384), "register_tokens": torch.randn(1, 4, 384)}
     found = load_teacher(written(tmp_path, state))
     images = random_images(2, 3, 64, 64)
     projection = (state[f"patch_embed.proj.{kind}"] for kind in ("weight", "bias"))
@@ -240,8 +256,8 @@ def test_flip_with_heads_apart(tmp_path):
     vit = with_sines(vit_of(act_layer="gelu_tanh"))
     arrays = flax_of(vit)
     for name in [name for name in arrays if "Attention" in name and not name.endswith("/out/bias")]:
-        kernel = (3, 64, 192) if "/out/" in name else (192, 3, 64)
-        arrays[name] = arrays[name].reshape(kernel if "kernel" in name else (3, 64))
+        kernel = (6, 64, 384) if "/out/" in name else (384, 6, 64)
+        arrays[name] = arrays[name].reshape(kernel if "kernel" in name else (6, 64))
     np.savez(tmp_path / "flip.npz", **arrays)
     assert_same_teacher(load_teacher(tmp_path / "flip.npz").vit, vit)
 
@@ -267,7 +283,8 @@ def test_safetensors_of_timm(tmp_path):
     save_file(vit.state_dict(), tmp_path / "model.safetensors")
     found = load_teacher(str(tmp_path / "model.safetensors"))
     assert_same_teacher(found.vit, vit)
-    assert found.assumed == ["3 heads, usual at width 192", "LayerNorm with ε 1e-06", "GELU"]
+    taken = ["6 heads, usual at width 384", "LayerNorm with ε 1e-06", "GELU", "a square grid of patches"]
+    assert found.assumed == taken
 
 
 @pytest.mark.parametrize(
@@ -324,13 +341,31 @@ def resized_by_pillow(positions, prefix, side_from, side_to):
 @pytest.mark.parametrize("side", [2, 4, 7])
 def test_positions_follow_the_image_size(tmp_path, changes, prefix, side):
     vit = vit_of(**changes)
-    found = load_teacher(written(tmp_path, encoder_of(vit)), image_size=16 * side)
+    found = load_teacher(written(tmp_path, encoder_of(vit)), image_size=16 * side, heads=6)
     assert found.vit.patch_embed.grid_size == (side, side)
     expected = resized_by_pillow(vit.pos_embed.data, prefix, 4, side)
     torch.testing.assert_close(found.vit.pos_embed.data, expected, rtol=0, atol=2e-6)
     assert found.resized is None if side == 4 else f"4 x 4 to {side} x {side}" in found.resized
     others = {name: value for name, value in encoder_of(vit).items() if name != "pos_embed"}
     assert same({name: found.vit.state_dict()[name] for name in others}, others)
+
+
+@pytest.mark.parametrize("side, sides", [(64, (32, 128)), ((32, 128), (64, 64)), ((128, 32), (32, 128))])
+def test_a_grid_of_as_many_patches_is_another_grid(tmp_path, side, sides):
+    """timm#2737: timm 1.0.20 left the positions of 2 x 8 patches as they were for 4 x 4."""
+    config = {"img_size": side, "patch_size": 16, "embed_dim": 32, "depth": 1, "num_heads": 2}
+    vit = randomise(create_vit({**config, "num_classes": 0}))
+    grid_from, grid_to = vit.patch_embed.grid_size, tuple(each // 16 for each in sides)
+    found = resized_positions(vit.pos_embed.data, 1, grid_from, grid_to)
+    grid = vit.pos_embed.data[:, 1:].unflatten(1, grid_from).permute(0, 3, 1, 2)
+    expected = torch.nn.functional.interpolate(grid, grid_to, mode="bicubic", antialias=True)
+    torch.testing.assert_close(found[:, 1:].mT.unflatten(2, grid_to), expected)
+    assert torch.equal(found[:, :1], vit.pos_embed[:, :1]) and not torch.equal(found, vit.pos_embed)
+    if sides == (64, 64):
+        file = save_vit(tmp_path / "vit.safetensors", vit, Architecture({**config, "num_classes": 0}))
+        read = load_teacher(file, image_size=64, quiet=True)
+        assert torch.equal(read.vit.pos_embed, found)
+        assert read.resized == "positions resized bicubically from 2 x 8 to 4 x 4 patches"
 
 
 @pytest.mark.parametrize(
@@ -348,7 +383,7 @@ def test_positions_of_no_one_square_grid(tmp_path, changes, named):
 
 @pytest.mark.parametrize("tokens", [0, 3, 198])
 def test_positions_of_no_whole_grid(tmp_path, tokens):
-    state = encoder_of(vit_of(depth=1)) | {"pos_embed": torch.zeros(1, tokens, 192)}
+    state = encoder_of(vit_of(depth=1)) | {"pos_embed": torch.zeros(1, tokens, 384)}
     with pytest.raises(ValueError, match=f"teacher.pth: .*{tokens - 1} "):
         load_teacher(written(tmp_path, state))
 
@@ -373,7 +408,7 @@ def test_image_sizes_that_are_no_whole_patches(tmp_path, size):
 def test_heads(tmp_path):
     vit = vit_of(embed_dim=24, num_heads=4)
     path = written(tmp_path, encoder_of(vit))
-    with pytest.raises(ValueError, match="24 .*heads="):
+    with pytest.raises(ValueError, match="width 24 .*heads="):
         load_teacher(path)
     found = load_teacher(path, heads=4)
     assert_same_teacher(found.vit, vit)
@@ -387,12 +422,67 @@ def test_heads(tmp_path):
         load_teacher("vit_tiny_patch16_224", heads=4)
 
 
+@pytest.mark.parametrize("width, heads", [(192, 12), (192, 3), (384, 12)])
+@pytest.mark.parametrize("prefix", ["module.model.", "", "encoder."])
+def test_heads_are_asked_for_where_published_vits_differ(tmp_path, width, heads, prefix):
+    """TinyMIM#4, #11, MAE-Lite: ViTs of width 192 with 12 heads, and of width 384 with 12, under MAE's
+    names."""
+    vit = vit_of(embed_dim=width, num_heads=heads, depth=1)
+    state = encoder_of(vit) | {"decoder_embed.weight": torch.zeros(96, width), "mask_token": torch.zeros(1)}
+    path = written(tmp_path, {"model": under(prefix, state)})
+    with pytest.raises(ValueError, match=f"width {width} .*12.*heads="):
+        load_teacher(path)
+    assert_same_teacher(load_teacher(path, heads=heads, quiet=True).vit, vit)
+
+
+def test_blocks_in_chunks(tmp_path):
+    """dinov2#235: its training checkpoints have blocks.CHUNK.INDEX; the head is DINO's and iBOT's."""
+    vit = vit_of(init_values=1e-5, depth=3)
+    state = {re.sub(r"blocks\.(\d+)", r"blocks.\1.\1", name): each for name, each in encoder_of(vit).items()}
+    inside = under("backbone.", state | {"mask_token": torch.zeros(1, 384)})
+    path = written(tmp_path, {"teacher": inside | {"dino_head.mlp.0.weight": torch.zeros(2, 2)}})
+    teacher = load_teacher(path, quiet=True)
+    assert_same_teacher(teacher.vit, vit)
+    assert "DINOv2" in teacher.source
+
+
+def test_i_jepas_target_encoder_is_read(tmp_path):
+    """jepa#49: three models in one file, of which the averaged one is evaluated."""
+    vit, other = (
+        vit_of(
+            seed, class_token=False, global_pool="avg", fc_norm=False, embed_dim=768, num_heads=12, depth=1
+        )
+        for seed in (0, 1)
+    )
+    encoders = {"encoder": under("module.", encoder_of(other)), "predictor": {"a": torch.zeros(1)}}
+    path = written(tmp_path, encoders | {"target_encoder": under("module.", encoder_of(vit)), "epoch": 300})
+    assert_same_teacher(load_teacher(path, quiet=True).vit, vit)
+
+
+def test_other_entries_are_read_where_there_is_one_and_named_where_there_are_several(tmp_path):
+    vit = vit_of()
+    path = written(tmp_path, {"network": encoder_of(vit), "epoch": 1, "options": {"lr": 0.1}})
+    assert_same_teacher(load_teacher(path, quiet=True).vit, vit)
+    path = written(tmp_path, {"online": encoder_of(vit), "averaged": encoder_of(vit), "epoch": 1})
+    with pytest.raises(OSError, match="online, averaged: .*torch.save"):
+        load_teacher(path)
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "module.backbone."])
+def test_a_prefix_alone_is_not_taken_for_dino(tmp_path, prefix):
+    """Lightning's checkpoints have it, too: how images were normalised is then not known."""
+    vit = vit_of()
+    teacher = load_teacher(written(tmp_path, {"state_dict": under(prefix, vit.state_dict())}), quiet=True)
+    assert_same_teacher(teacher.vit, vit)
+    assert "DINO" not in teacher.source and teacher.normalisation is None
+
+
 def test_mocos_small_vit_is_not_taken_for_maes(tmp_path):
     """Converted by moco-v3's convert_to_deit.py nothing but the fixed positions tells it apart, and it has 12
     heads, not 6."""
     vit = with_sines(vit_of(embed_dim=384, num_heads=12, depth=1))
     path = written(tmp_path, {"model": encoder_of(vit)})
-    with pytest.raises(ValueError, match="384 .*12 heads.*heads="):
+    with pytest.raises(ValueError, match="384 .*12.* heads="):
         load_teacher(path)
     assert_same_teacher(load_teacher(path, heads=12).vit, vit)
 
@@ -409,12 +499,12 @@ def changed(changes):
         (changed({"blocks.0.mlp.fc1.weight": None}), "blocks.0.mlp.fc1.weight"),
         (changed({"blocks.0.attn.rel_pos": torch.zeros(3)}), "blocks.0.attn.rel_pos"),
         (changed({"rel_pos_bias.table": torch.zeros(3)}), "rel_pos_bias.table"),
-        (changed({"blocks.1.norm1.weight": torch.zeros(191)}), r"1.norm1.weight .*\(191,\).*\(192,\)"),
-        (changed({"blocks.7.norm1.weight": torch.zeros(192)}), "no block 2"),
-        (changed({"patch_embed.proj.weight": torch.zeros(192, 768)}), r"proj.weight .*\(192, 768\)"),
+        (changed({"blocks.1.norm1.weight": torch.zeros(383)}), r"1.norm1.weight .*\(383,\).*\(384,\)"),
+        (changed({"blocks.7.norm1.weight": torch.zeros(384)}), "no block 2"),
+        (changed({"patch_embed.proj.weight": torch.zeros(384, 768)}), r"proj.weight .*\(384, 768\)"),
         (changed({"patch_embed.proj.weight": None, "patch_embed.proj.0.weight": torch.zeros(9)}), "stem"),
         (changed({"pos_embed": None, "rope": torch.zeros(2)}), "positional .*architecture="),
-        (changed({"blocks.0.mlp.fc1.weight": torch.zeros(1024, 192)}), "gated MLP.*architecture="),
+        (changed({"blocks.0.mlp.fc1.weight": torch.zeros(1024, 384)}), "gated MLP.*architecture="),
         (lambda state: under("student.", state) | under("teacher.", state), "'student.', 'teacher.'"),
         (lambda state: {"layer1.0.conv1.weight": torch.zeros(3)}, "layer1.0.conv1.weight"),
     ],
@@ -521,16 +611,16 @@ def test_names_that_are_no_teacher(name):
 
 def test_report(tmp_path):
     state = (
-        encoder_of(vit_of(init_values=1e-5, reg_tokens=4)) | {"head.weight": torch.zeros(7, 192)} | decoder()
+        encoder_of(vit_of(init_values=1e-5, reg_tokens=4)) | {"head.weight": torch.zeros(7, 384)} | decoder()
     )
-    text = report(written(tmp_path, {"model": state}), image_size=96)
+    text = report(written(tmp_path, {"model": state}), image_size=96, heads=6)
     lines = dict(line.split("  ", 1) for line in text.splitlines())
     lines = {name.strip(): text.strip() for name, text in lines.items()}
     assert lines["tokens"] == "41: 1 class token, 4 registers, 36 patches"
-    assert "2 layers of 3 heads, width 192" in lines["size"]
+    assert "2 layers of 6 heads, width 384" in lines["size"]
     assert "96 x 96 pixels in patches of 16 x 16: a grid of 6 x 6; positions resized" in lines["images"]
     assert lines["transfer"] == "all layers, 0 to 1, each with heads of width 64"
-    maps, queries = 2 * 3 * 41 * 41, 2 * 3 * 41 * 64
+    maps, queries = 2 * 6 * 41 * 41, 2 * 6 * 41 * 64
     sizes = f"maps {maps:,} numbers, {4 * maps / 1024:.1f} KiB; q and k {2 * queries:,} numbers"
     assert lines["per image"].startswith(sizes)
     own = "layer_scale: attention and MLP (standard: none); registers: 4 (standard: 0)"
@@ -582,7 +672,7 @@ def test_the_picture_shows_where_the_class_token_looks(tmp_path, monkeypatch):
         vit((rows[:, 0] - mean) / std)
     for column, layer in ((1, 0), (2, 1), (3, 3)):
         attention = vit.blocks[layer].attn
-        q, k, _ = (attention.qkv(seen[layer])).detach().reshape(2, 17, 3, 3, 64).permute(2, 0, 3, 1, 4)
+        q, k, _ = (attention.qkv(seen[layer])).detach().reshape(2, 17, 3, 6, 64).permute(2, 0, 3, 1, 4)
         looked = (q @ k.mT / 8).softmax(-1)[:, :, 0, 1:].mean(1).reshape(2, 4, 4)
         # magma grows brighter from 0 to 1, in 256 steps
         brightness = rows[:, column].sum(1)[:, 8::16, 8::16].flatten(1)
@@ -602,7 +692,7 @@ def test_where_a_picture_can_be(tmp_path):
         with pytest.raises(ValueError, match=f"{out.name}: .*{named}"):
             report(tmp_path / "nowhere.pth", pixels, out)
     without = vit_of(class_token=False, global_pool="avg", fc_norm=False, depth=1)
-    text = report(written(tmp_path, encoder_of(without)), pixels, tmp_path / "maps")
+    text = report(written(tmp_path, encoder_of(without)), pixels, tmp_path / "maps", heads=6)
     assert f"picture     {tmp_path / 'maps.png'}" in text and not (tmp_path / "maps").exists()
     assert Image.open(tmp_path / "maps.png").format == "PNG"
 

@@ -265,6 +265,17 @@ def flip(path):
         ("process-00000.safetensors", Path.unlink),
         ("manifest.json", lambda path: path.write_text("{")),
         ("manifest.json", Path.unlink),
+        *(
+            ("manifest.json", lambda path, content=content: path.write_text(content))
+            for content in (
+                "[]",
+                '{"files": {}, "metrics": {}}',
+                '{"files": {"facts.json": 3}, "metrics": {}}',
+                '{"files": {"facts.json": {"sha256": "x"}}, "metrics": {}}',
+                '{"files": {}, "metrics": []}',
+                "[" * 100_000,
+            )
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm, glyphs64, tmp_path):

@@ -1,0 +1,315 @@
+"""The Triton kernels of `atlib.fused`, interpreted on a CPU: `test_fused.py` starts this file in a process of
+its own, as TRITON_INTERPRET has to be set before Triton is imported."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
+from triton import language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from atlib import AttentionTransfer, Plan, create_vit, fused
+from atlib.attention import FORBIDDEN, Seen
+from atlib.fused import by_kernel
+from atlib.map_free import by_blocks
+from tests import longhand
+from tests.helpers import SMALL_VIT, Seer, random_images, randomise
+
+SCALES = 0.7, 0.4
+KERNELS = {"short": True, "long": False}
+
+
+@pytest.fixture(autouse=True)
+def products_of_bf16(monkeypatch):
+    """Triton's interpreter keeps bf16 as its 16 bits, and multiplies these as integers; here as the numbers
+    that they are."""
+    plain = InterpreterBuilder.create_dot
+
+    def as_float32(x):
+        if not x.dtype.is_bf16():
+            return x
+        return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    monkeypatch.setattr(
+        InterpreterBuilder,
+        "create_dot",
+        lambda self, a, b, *rest: plain(self, as_float32(a), as_float32(b), *rest),
+    )
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request, monkeypatch):
+    """Which of the two ways every shape goes: all keys of a head in a tile, or some at a time."""
+    monkeypatch.setattr(fused, "_fits_in_registers", lambda *_: KERNELS[request.param])
+    return request.param
+
+
+def random_qk(B=2, H=2, N=50, d=8, d_t=12, seed=0, size=1.0, dtype=torch.float32):
+    """q and k of a student, then of a teacher."""
+    shapes = (B, H, N, d), (B, H, N, d), (B, H, N, d_t), (B, H, N, d_t)
+    return [size * random_images(*shape, seed=seed + n, dtype=dtype) for n, shape in enumerate(shapes)]
+
+
+def written_out(student, teacher):
+    """The loss from maps, long-hand: mean over images, heads and queries."""
+    scores, target = student.scores, longhand.softmax(teacher.without(student.mask).scores)
+    highest = scores.amax(-1, keepdim=True)
+    log_p = scores - highest - (scores - highest).exp().sum(-1, keepdim=True).log()
+    return -torch.einsum("bhij,bhij->bhi", target, log_p).mean()
+
+
+def stepped(how, tensors, times=1.0, of_student=None, of_teacher=None, **options):
+    """The loss and the gradients of `times` the loss with respect to the student's q and k."""
+    q, k = (x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in tensors[:2])
+    student = Seen(q, k, None, SCALES[0], **(of_student or {}))
+    teacher = Seen(*tensors[2:], None, SCALES[1], **(of_teacher or {}))
+    loss = how(student, teacher, **options)
+    (times * loss).backward()
+    return loss.detach(), q.grad, k.grad
+
+
+def in_float64(tensors, **options):
+    return stepped(written_out, [x.double() for x in tensors], **options)
+
+
+def assert_close(computed, expected, within=1e-5):
+    for one, other in zip(computed, expected, strict=True):
+        assert one.shape == other.shape and (one.double() - other).abs().max() <= within
+
+
+@pytest.mark.parametrize("N", [1, 2, 17, 33, 50, 64, 129])
+def test_every_number_of_tokens(kernel, N):
+    tensors = random_qk(N=N)
+    computed = stepped(by_kernel, tensors, times=3.0)
+    assert computed[0].shape == () and {x.dtype for x in computed} == {torch.float32}
+    assert_close(computed, in_float64(tensors, times=3.0))
+
+
+@pytest.mark.parametrize("N, d, kernel", [(197, 64, "short"), (197, 64, "long"), (785, 24, "long")])
+def test_photographs(monkeypatch, N, d, kernel):
+    monkeypatch.setattr(fused, "_fits_in_registers", lambda *_: KERNELS[kernel])
+    monkeypatch.setattr(fused, "_blocks", lambda *_: (128, 64, {}))  # larger than on a GPU, to save time
+    tensors = random_qk(1, 1, N, d, 16)
+    assert_close(stepped(by_kernel, tensors), in_float64(tensors))
+
+
+@pytest.mark.parametrize("widths", [(1, 3), (16, 16), (40, 24), (64, 128), (72, 16), (128, 64)])
+def test_every_width(kernel, widths):
+    tensors = random_qk(1, 2, 33, *widths)
+    assert_close(stepped(by_kernel, tensors), in_float64(tensors))
+
+
+def forbidding(N):
+    """Masks (N, N): no token looks at itself; nobody at the first token, but the token itself."""
+    to_itself, first = torch.zeros(2, N, N)
+    to_itself.fill_diagonal_(FORBIDDEN)
+    first[1:, 0] = FORBIDDEN
+    return to_itself, first
+
+
+ADDED = {
+    "a bias for all heads": ({"bias": (50, 50)}, {}),
+    "a bias a head": ({"bias": (3, 50, 50)}, {}),
+    "biases of both": ({"bias": (3, 50, 50)}, {"bias": (50, 50)}),
+    "a bias of the teacher": ({}, {"bias": (3, 50, 50)}),
+    "a mask": ({"mask": 0}, {}),
+    "a mask of the teacher": ({}, {"mask": 1}),
+    "masks of both and a bias": ({"mask": 0, "bias": (3, 50, 50)}, {"mask": 1}),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_what_is_added_to_the_scores(kernel, name):
+    """The student's mask takes its share from the teacher's map too."""
+
+    def made(part, dtype):
+        masks = forbidding(50)
+        return {
+            key: (masks[what] if key == "mask" else random_images(*what, seed=7)).to(dtype)
+            for key, what in part.items()
+        }
+
+    tensors = random_qk(2, 3)
+    of_student, of_teacher = ADDED[name]
+    expected = in_float64(
+        tensors, of_student=made(of_student, torch.float64), of_teacher=made(of_teacher, torch.float64)
+    )
+    computed = stepped(
+        by_kernel,
+        tensors,
+        of_student=made(of_student, torch.float32),
+        of_teacher=made(of_teacher, torch.float32),
+    )
+    assert_close(computed, expected)
+
+
+@pytest.mark.parametrize("times", [1.0, 3 * 2.0**16], ids=["plain", "scaled loss"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_off_by_its_own_rounding(kernel, dtype, times):
+    """A loss in float32, gradients in the inputs' type, also where fp16's loss is scaled by more than it
+    holds."""
+    tensors = random_qk(2, 3, 70, 16, 16, dtype=dtype)
+    computed, expected = stepped(by_kernel, tensors, times), in_float64(tensors)
+    assert computed[0].dtype == torch.float32 and abs(computed[0] - expected[0]) <= 2e-6
+    for one, other in zip(computed[1:], expected[1:], strict=True):
+        assert one.dtype == dtype
+        assert (one.double() / times - other).norm() <= torch.finfo(dtype).eps * other.norm()
+
+
+def test_a_teacher_in_another_precision(kernel):
+    q, k, q_t, k_t = random_qk()
+    tensors = [q, k, q_t.half(), k_t.half()]
+    assert_close(stepped(by_kernel, tensors), in_float64(tensors))
+    mixed = stepped(by_kernel, [q, k.half(), q_t, k_t])
+    assert mixed[1].dtype == torch.float32 and mixed[2].dtype == torch.float16
+
+
+def test_fp16_gradients_keep_their_digits_when_the_batch_is_large(kernel):
+    tensors = random_qk(16, 4, 17, 4, 4, dtype=torch.float16)
+    computed, expected = stepped(by_kernel, tensors, times=2.0**16), in_float64(tensors)
+    for one, other in zip(computed[1:], expected[1:]):
+        assert (one.double() / 2**16 - other).norm() <= 2e-3 * other.norm()
+
+
+def test_sharp_scores_stay_finite_and_keep_their_digits(kernel):
+    """Scores in the thousands: probabilities underflow to 0, the loss does not; where student and teacher
+    agree on one key it is as small as it should be."""
+    tensors = random_qk(N=70, size=30.0)
+    computed, expected = stepped(by_kernel, tensors), in_float64(tensors)
+    assert expected[0] > 1000 and abs(computed[0] - expected[0]) <= 1e-5 * expected[0]
+    assert all(x.isfinite().all() for x in computed)
+    agreed = [40 * F.normalize(x, dim=-1) for x in random_qk(N=70)]
+    agreed[1:] = [agreed[0], *agreed[:1] * 2]
+    computed, expected = stepped(by_kernel, agreed), in_float64(agreed)
+    assert expected[0] < 1 and abs(computed[0] - expected[0]) <= 1e-4
+
+
+def test_scores_far_below_zero(kernel):
+    """What lies beyond the last token has the score 0, and must not outweigh them."""
+    tensors, low = random_qk(N=33), torch.full((33, 33), -300.0)
+    expected = in_float64(tensors)
+    for of_teacher in ({}, {"bias": low}):
+        assert_close(
+            stepped(by_kernel, tensors, of_student={"bias": low}, of_teacher=of_teacher), expected, 1e-4
+        )
+
+
+def test_inputs_in_any_layout(kernel):
+    """q and k as a joint projection gives them, (B, N, 2, H, d); an expanded head; axes in another order."""
+    q, k, q_t, k_t = random_qk(2, 3, 33, 8, 8)
+    expected = in_float64([q, k, q_t, k_t])
+    joint = torch.stack([q, k]).permute(1, 3, 0, 2, 4).contiguous().requires_grad_()
+    of_teacher = [q_t.transpose(1, 2).contiguous().transpose(1, 2), k_t.mT.contiguous().mT]
+    own = joint.permute(2, 0, 3, 1, 4)
+    loss = by_kernel(Seen(own[0], own[1], None, SCALES[0]), Seen(*of_teacher, None, SCALES[1]))
+    loss.backward()
+    assert_close([loss.detach(), *joint.grad.permute(2, 0, 3, 1, 4)], expected)
+    columns = [x.mT.contiguous().mT for x in (q, k, q_t, k_t)]
+    assert_close(stepped(by_kernel, columns), expected)
+    expanded = [q, k, *(x[:, :1].expand(2, 3, 33, 8) for x in (q_t, k_t))]
+    assert_close(stepped(by_kernel, expanded), in_float64(expanded))
+
+
+def test_the_same_inputs_give_the_same_bits(kernel):
+    tensors = random_qk()
+    assert all(map(torch.equal, stepped(by_kernel, tensors), stepped(by_kernel, tensors)))
+
+
+@pytest.mark.parametrize("learning", [(True, False), (False, True), (False, False)])
+def test_one_of_the_two_may_be_constant(kernel, learning):
+    tensors = random_qk()
+    expected = in_float64(tensors)
+    own = [x.clone().requires_grad_(wanted) for x, wanted in zip(tensors, learning)]
+    loss = by_kernel(Seen(*own[:2], None, SCALES[0]), Seen(*tensors[2:], None, SCALES[1]))
+    assert loss.requires_grad == any(learning)
+    if any(learning):
+        loss.backward()
+    for x, wanted, gradient in zip(own, learning, expected[1:]):
+        assert (x.grad is None) if not wanted else (x.grad - gradient).abs().max() <= 1e-5
+
+
+def test_the_teacher_gets_no_gradient_and_a_value_may_be_left_out(kernel):
+    tensors = [x.requires_grad_() for x in random_qk()]
+    loss = by_kernel(Seen(*tensors[:2], None, SCALES[0]), Seen(*tensors[2:], None, SCALES[1]))
+    loss.backward()
+    assert [x.grad is None for x in tensors] == [False, False, True, True]
+    skipped = stepped(by_kernel, tensors, value=False)
+    assert skipped[0] == 0
+    assert_close(skipped[1:], in_float64(tensors)[1:])
+
+
+def test_a_second_derivative_is_refused(kernel):
+    tensors = [x.requires_grad_() for x in random_qk()]
+    loss = by_kernel(Seen(*tensors[:2], None, SCALES[0]), Seen(*tensors[2:], None, SCALES[1]))
+    with pytest.raises(RuntimeError, match="dense_attention_cross_entropy"):
+        torch.autograd.grad(loss, tensors[0], create_graph=True)
+
+
+def test_autocast_gives_the_type_of_attention(kernel):
+    """q and k of float32, as after a norm of their own, count as attention's fused kernels see them."""
+    tensors = random_qk()
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast("cuda") does nothing where there is none
+    try:
+        computed = stepped(by_kernel, tensors)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert torch.get_autocast_dtype("cuda") == torch.float16  # PyTorch's default
+    expected = stepped(by_kernel, [x.half() for x in tensors])
+    assert computed[1].dtype == torch.float32
+    assert all(torch.equal(one, other.float()) for one, other in zip(computed, expected))
+
+
+def test_what_waits_for_the_backward_pass_is_no_map(kernel):
+    """Above q and k: their gradients, or the teacher's q and k and two numbers a row."""
+    q, k, q_t, k_t = random_qk(1, 2, 197, 8, 8)
+    kept = {}
+
+    def pack(x):
+        kept[x.data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), Seer() as seer:
+        by_kernel(
+            Seen(q.requires_grad_(), k.requires_grad_(), None, SCALES[0]), Seen(q_t, k_t, None, SCALES[1])
+        )
+    a_row, an_input = 2 * 197 * 4, 2 * 197 * 8 * 4
+    assert sum(kept.values()) == {"short": 2 * an_input, "long": 4 * an_input + 2 * a_row}[kernel]
+    assert not seer.maps(197, heads=2)
+
+
+def test_registered_as_pytorch_asks():
+    checks = "test_schema", "test_autograd_registration"
+    tensors = [x.requires_grad_(n < 2) for n, x in enumerate(random_qk(1, 2, 17, 4, 4))]
+    arguments = *tensors, None, None, *SCALES
+    assert opcheck(fused.map_free_short, (*arguments, True), test_utils=checks)
+    assert opcheck(fused.map_free_long, arguments, test_utils=checks)
+
+
+def test_flops_are_counted(kernel):
+    """Four products of maps in one pass, eight in two; one of them, or two, of the teacher's width."""
+    tensors = random_qk(2, 3, 20, 4, 8)
+    with FlopCounterMode(display=False) as counter:
+        stepped(by_kernel, tensors)
+    student, teacher = (2 * 2 * 3 * 20**2 * width for width in (4, 8))
+    expected = {"short": 3 * student + teacher, "long": 5 * student + 3 * teacher}
+    assert counter.get_total_flops() == expected[kernel]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_teacher_and_a_student(monkeypatch, kernel, checkpointing):
+    """Gradients of a whole pair, as `by_blocks` has them; with activations computed again, too."""
+    images, labels = random_images(4, 3, 32, 32), torch.tensor([0, 3, 1, 2])
+    teacher, student = (randomise(create_vit(SMALL_VIT | {"depth": 2}), seed) for seed in (1, 2))
+    pair = AttentionTransfer(teacher.eval(), student, Plan(how="distill")).train()
+    pair.student.set_grad_checkpointing(checkpointing)
+    gradients = {}
+    for how in (by_blocks, by_kernel):
+        monkeypatch.setattr("atlib.losses.map_free_cross_entropy", how)
+        pair.zero_grad()
+        output = pair(images)
+        (F.cross_entropy(output.logits, labels) + 3 * output.transfer_loss).backward()
+        gradients[how] = {name: p.grad.clone() for name, p in pair.named_parameters() if p.grad is not None}
+    for name, gradient in gradients[by_blocks].items():
+        assert (gradients[by_kernel][name] - gradient).abs().max() <= 1e-5, name

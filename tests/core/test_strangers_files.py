@@ -1,0 +1,193 @@
+"""A stranger's file says what a file may say: it names no other file, no address, no code, no absurd size."""
+
+import json
+import os
+import pickle
+import sys
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from atlib import create_vit, load_teacher
+from atlib.__main__ import main
+from atlib.checkpoint import load_bundle, load_vit, save_vit
+from atlib.data.generated import require_installed
+from atlib.detection.files import load_detector
+from atlib.methods.mean_maps import load_stored_maps
+from atlib.run.config import read_config, write_config
+from atlib.run.configure import configure
+from atlib.run.export import open_to_export
+from atlib.run.runner import result_path, resume
+from atlib.vit import Architecture
+
+TINY = {"embed_dim": 12, "depth": 1, "num_heads": 2, "img_size": 32, "num_classes": 3}
+NAME = "vit_tiny_patch16_224"
+# What `timm.create_model` takes for itself, sizes beyond any ViT's, and values that are not plain.
+ATTACKS = [
+    {"checkpoint_path": "PICKLE"},
+    {"pretrained": True},
+    {"pretrained": True, "pretrained_cfg_overlay": {"file": "PICKLE"}},
+    {"pretrained": True, "pretrained_cfg_overlay": {"url": "http://127.0.0.1:9/x.pth"}},
+    {"pretrained_cfg": {"url": "http://127.0.0.1:9/x.pth"}},
+    {"cache_dir": "/tmp/elsewhere"},
+    {"features_only": True},
+    {"scriptable": True},
+    {"device": "cuda"},
+    {"block_fn": "os.system"},
+    {"norm_layer": {"a": 1}},
+    {"norm_layer": "../../etc/passwd"},
+    {"depth": 10**9},
+    {"embed_dim": 10**9},
+    {"embed_dim": 2**15, "depth": 500},
+    {"img_size": 10**9},
+    {"img_size": 2**14, "patch_size": 1},
+    {"img_size": [10**9, 10**9]},
+    {"patch_size": -1},
+    {"num_classes": 10**12},
+    {"reg_tokens": 10**9},
+    {"mlp_ratio": 1e30},
+    {"mlp_ratio": float("inf")},
+    {"depth": "12"},
+    # within bounds, and more than the file holds
+    {"embed_dim": 4096, "depth": 48, "num_heads": 16},
+    {"num_classes": 2**20},
+]
+
+
+class Attack:
+    def __init__(self, marker):
+        self.marker = str(marker)
+
+    def __reduce__(self):
+        return os.mkdir, (self.marker,)
+
+
+@pytest.fixture
+def pickled(tmp_path, monkeypatch, no_network):
+    """A pickle that leaves a mark where it is run, and a timm that opens whatever it is told to."""
+    path, real = tmp_path / "weights.pth", timm.create_model
+    path.write_bytes(pickle.dumps(Attack(tmp_path / "run")))
+
+    def like_the_oldest(name, *args, checkpoint_path="", pretrained=False, **kwargs):
+        assert not pretrained and "pretrained_cfg_overlay" not in kwargs
+        if checkpoint_path:
+            torch.load(checkpoint_path, weights_only=False)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(timm, "create_model", like_the_oldest)
+    yield path
+    assert not (tmp_path / "run").exists()
+
+
+def said(attack, pickled):
+    return json.loads(json.dumps(attack).replace("PICKLE", str(pickled)))
+
+
+def written(path, header):
+    """A file of the tiny ViT's weights that says something else of it."""
+    save_file(create_vit(NAME, **TINY).state_dict(), path, {"atlib": json.dumps(header)})
+    return path
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+def test_a_header_names_no_file_no_address_and_no_absurd_size(attack, tmp_path, pickled):
+    native = {"name": NAME, "overrides": TINY | said(attack, pickled)}
+    path = written(tmp_path / "vit.safetensors", {"architecture": native})
+    for read in (load_vit, open_to_export, load_teacher):
+        with pytest.raises((OSError, ValueError)):
+            read(path)
+    bundle = written(tmp_path / "bundle.safetensors", {"needs_teacher": False, "student": native})
+    with pytest.raises(OSError):
+        load_bundle(bundle)
+    maps = written(tmp_path / "maps.safetensors", {"stored_maps": True, "student": native})
+    with pytest.raises(OSError):
+        load_stored_maps(maps)
+    sizes = {"detector": {"heads": "fcos", "classes": ["a"], "sizes": {}}, "student": native}
+    with pytest.raises(OSError):
+        load_detector(written(tmp_path / "detector.safetensors", sizes))
+
+
+@pytest.mark.parametrize("attack", ATTACKS[:-2], ids=str)
+def test_a_config_beside_weights_is_read_so_too(attack, tmp_path, pickled):
+    save_file(create_vit(NAME, **TINY).state_dict(), tmp_path / "model.safetensors")
+    about = {"architecture": NAME, "model_args": TINY | said(attack, pickled)}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError):
+        load_teacher(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["hf-hub:a/b", "local-dir:/tmp", "../vit", "", 3, None, ["a"], {"checkpoint_path": "x"}], ids=str
+)
+def test_a_name_is_one_of_timms(name):
+    with pytest.raises(ValueError):
+        Architecture.read({"name": name})
+
+
+@pytest.mark.parametrize(
+    "said", [None, [], "glyphs", {}, {"overrides": {}}, {"name": "glyphs", "more": 1}], ids=str
+)
+def test_other_forms_are_refused(said):
+    with pytest.raises(ValueError):
+        Architecture.read(said)
+
+
+def test_what_honest_files_say_is_read():
+    for name, overrides in (
+        ("glyphs", {"depth": 2}),
+        ({"img_size": [32, 48], "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}, {}),
+        ("vit_small_patch16_dinov3", {"num_classes": 0, "img_size": 512}),
+        ("vit_7b_patch16_dinov3", {"embed_dim": 4096, "depth": 40, "mlp_ratio": 2}),
+        ("resnet18", {"drop_path_rate": 0.1, "layers": [1, 1, 1, 1]}),
+        (NAME, {"act_layer": "quick_gelu", "init_values": None, "global_pool": ""}),
+    ):
+        assert Architecture.read({"name": name, "overrides": overrides}) == (name, overrides)
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path):
+    vit = create_vit("glyphs")
+    with pytest.raises(ValueError, match="cache_dir"):
+        save_vit(tmp_path / "vit.safetensors", vit, Architecture("glyphs", {"cache_dir": "x"}))
+    assert not list(tmp_path.iterdir())
+
+
+# --- a run's folder ---
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A working folder with a module of a stranger's in it, from which `python -m` imports."""
+    (tmp_path / "helper.py").write_text(
+        f"import os\nos.mkdir({str(tmp_path / 'run')!r})\ndef made(**k): ...\n"
+    )
+    (tmp_path / "sklearn.py").write_text((tmp_path / "helper.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    assert not (tmp_path / "run").exists() and "helper" not in sys.modules
+
+
+def named(folder, data):
+    """A run's folder whose config names this function."""
+    config = configure("find-scratch", "atbook.worlds:marked_glyphs")
+    path = write_config(folder, config)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"data": data}))
+    written(result_path(folder, "scratch"), {"architecture": {"name": NAME, "overrides": TINY}})
+    return folder
+
+
+@pytest.mark.parametrize("data", ["helper:made", "sklearn:made", "os:abort", "no_such_package:made"])
+def test_a_runs_folder_names_no_function_of_the_working_folder(data, elsewhere):
+    run = named(elsewhere / "its", data)
+    for read in (read_config, resume):
+        with pytest.raises(ValueError, match=data):
+            read(run)
+    assert main(["evaluate", str(run)]) == 2
+    assert read_config(run, trust_data=True).data == data  # and runs nothing yet
+
+
+def test_a_run_of_an_installed_function_goes_on(elsewhere):
+    assert read_config(named(elsewhere / "its", "atbook.worlds:marked_glyphs")).data.startswith("atbook")
+    require_installed("cifar10"), require_installed("torchvision.datasets:FakeData")

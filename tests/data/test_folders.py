@@ -1,0 +1,262 @@
+"""Folders of images: which folder is the class, what is read, what is not and is said, names that look alike.
+
+Cases: pytorch/vision#2605, pytorch-tiny-imagenet#4, clip-interrogator-ext#50, datasets#4621, datasets#7468.
+"""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from atlib.data.decoding import DataError
+from atlib.data.folders import picture_types
+from atlib.data.photos import open_photos
+from atlib.data.stream import open_stream
+from atlib.run.predict import image_files
+from tests.picture_files import SMALL, write_parquet
+
+
+def fill(folder, count=2, suffix=".png"):
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(count):
+        Image.fromarray(np.full((8, 8, 3), 20 * index, np.uint8)).save(folder / f"{index}{suffix}")
+    return folder
+
+
+def opened(folder, split="train+validation", **options):
+    return open_photos(folder, split=split, train=False, **options)
+
+
+@pytest.fixture
+def cats_and_dogs(tmp_path):
+    for name in ("cat", "dog"):
+        fill(tmp_path / "photos" / "train" / name, 10)
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("below", ["clip1", "a/b/c", "train", "val", "cat"])
+def test_the_class_is_the_first_folder_below_the_split(tmp_path, below):
+    for split in ("train", "validation"):
+        for name in ("jump", "run"):
+            fill(tmp_path / split / name / below, 3)
+            fill(tmp_path / split / name, 1)
+    for split in ("train", "validation"):
+        photos, theirs = opened(tmp_path, split), ImageFolder(tmp_path / split)
+        assert list(photos.classes) == theirs.classes and len(photos) == len(theirs) == 8
+        assert photos.targets.bincount().tolist() == [4, 4]
+    without = opened(tmp_path / "train")  # classes that lie at the top
+    assert without.classes == ("jump", "run") and len(without) == 8
+
+
+def test_places_below_letters(tmp_path):
+    """Places365 lays its classes into folders of their first letters: the letters are then the classes, as
+    they are torchvision's."""
+    for name in ("a/abbey", "a/airport", "b/bar"):
+        fill(tmp_path / "train" / name)
+    assert opened(tmp_path).classes == tuple(ImageFolder(tmp_path / "train").classes) == ("a", "b")
+
+
+@pytest.mark.parametrize("what", ["picture", "class", "split"])
+def test_links_are_followed(tmp_path, cats_and_dogs, what):
+    elsewhere = fill(tmp_path / "disk" / "owl", 3)
+    train = cats_and_dogs / "train"
+    if what == "picture":
+        (train / "owl").mkdir()
+        for file in elsewhere.iterdir():
+            (train / "owl" / file.name).symlink_to(file)
+    elif what == "class":
+        (train / "owl").symlink_to(elsewhere)
+    else:
+        (train / "owl").symlink_to(elsewhere)
+        train.rename(tmp_path / "moved")
+        train.symlink_to(tmp_path / "moved")
+    photos = opened(cats_and_dogs)
+    assert photos.classes == ("cat", "dog", "owl") and photos.targets.bincount().tolist() == [10, 10, 3]
+    assert len(image_files([cats_and_dogs])) == 23
+    assert photos.take([22])[0].shape == (1, 3, 8, 8)
+
+
+@pytest.mark.parametrize("target", [".", "..", "../.."])
+def test_a_link_that_leads_back_is_refused_and_not_followed_forty_times(cats_and_dogs, target):
+    (cats_and_dogs / "train" / "cat" / "again").symlink_to(target)
+    with pytest.raises(DataError, match="cat/again"):
+        opened(cats_and_dogs)
+    with pytest.raises(DataError, match="cat/again"):
+        image_files([cats_and_dogs / "train"])
+
+
+@pytest.mark.parametrize("name", ["photos [2024]", "a*", "what?", "{1,2}", "#1 100%", "[!x]", "été"])
+def test_names_are_literal(tmp_path, cats_and_dogs, name):
+    decoy = fill(tmp_path / "photos 2" / "train" / "bird")
+    folder = cats_and_dogs.rename(tmp_path / name)
+    (folder / "train" / "cat").rename(folder / "train" / f"cat {name}")
+    photos = opened(folder)
+    assert len(photos) == 20 and photos.classes == (f"cat {name}", "dog") and decoy.exists()
+    assert photos.take([0, 19])[1].tolist() == [0, 1]
+    assert len(image_files([folder])) == 20
+    table = write_parquet(tmp_path / "tables" / name, "train", range(6))
+    write_parquet(tmp_path / "tables" / "a2", "train", range(3))
+    assert len(opened(table)) == 6
+    assert len(open_stream(table, split="train+validation", augmentation=SMALL)) == 6
+
+
+@pytest.mark.parametrize("suffix", [".avif", ".jfif", ".JP2", ".PNG", ".webp", ".tif", ".bmp"])
+def test_one_list_of_types_for_training_and_prediction(cats_and_dogs, suffix):
+    fill(cats_and_dogs / "train" / "cat" / "more", 3, suffix)
+    assert len(opened(cats_and_dogs)) == len(image_files([cats_and_dogs])) == 23
+    assert opened(cats_and_dogs).readable().left_out == 0
+
+
+def test_what_pillow_knows_by_its_header_alone_is_no_picture():
+    assert {".jpg", ".png", ".avif"} <= picture_types()
+    assert not picture_types() & {".h5", ".hdf", ".mpg", ".txt", ".pdf", ""}
+
+
+def test_what_is_not_read_is_named_with_its_number(cats_and_dogs):
+    cat = cats_and_dogs / "train" / "cat"
+    for name in ("1.HEIC", "2.heic", "notes.txt", "scan"):
+        (cat / name).write_bytes(b"\0")
+    with pytest.warns(UserWarning) as caught:
+        assert len(opened(cats_and_dogs)) == 20
+    assert [str(each.message).partition("not read: ")[2] for each in caught] == [
+        "2 .heic, 1 .txt, 1 without an ending; the first: cat/1.HEIC"
+    ]
+    with pytest.warns(UserWarning, match="2 .heic, 1 .txt, 1 without an ending; the first: cat/1.HEIC"):
+        assert len(image_files([cats_and_dogs / "train"])) == 20
+    with pytest.warns(UserWarning, match="2 .heic"):
+        assert len(opened(cats_and_dogs, labelled=False)) == 20
+
+
+def test_what_systems_leave_is_neither_read_nor_a_class(cats_and_dogs, recwarn):
+    train = cats_and_dogs / "train"
+    for place in (cats_and_dogs, train, train / "cat"):
+        (place / ".DS_Store").write_bytes(b"\0")
+    (train / ".cache").mkdir()
+    (train / "__MACOSX").mkdir()
+    assert opened(cats_and_dogs).classes == ("cat", "dog") and not recwarn
+    fill(train / "cat" / ".ipynb_checkpoints", 2)
+    (train / "dog" / "._0.png").write_bytes(b"AppleDouble")
+    with pytest.warns(UserWarning, match="not read: 3 .png"):
+        assert len(opened(cats_and_dogs)) == 20
+
+
+@pytest.mark.parametrize("stray", ["overview.png", "cat/more/9.png", "metadata.csv", "cat/notes.txt"])
+def test_one_stray_file_takes_no_class_away(cats_and_dogs, stray):
+    file = cats_and_dogs / "train" / stray
+    file.parent.mkdir(exist_ok=True)
+    if file.suffix == ".png":
+        Image.new("RGB", (8, 8)).save(file)
+    else:
+        file.write_text("file_name,caption\ncat/0.png,a cat\n")
+    if stray == "cat/more/9.png":
+        photos = opened(cats_and_dogs)
+    else:
+        with pytest.warns(UserWarning, match=f"1 {file.suffix}.*{stray}"):
+            photos = opened(cats_and_dogs)
+    assert photos.classes == ("cat", "dog") and len(photos) == 20 + (stray == "cat/more/9.png")
+
+
+@pytest.mark.parametrize("stray", ["index.parquet", "cache.arrow", "overview.png"])
+def test_a_stray_file_beside_the_splits(cats_and_dogs, stray, recwarn):
+    if stray == "overview.png":
+        Image.new("RGB", (8, 8)).save(cats_and_dogs / stray)
+    else:
+        (cats_and_dogs / stray).write_bytes(b"")
+    assert opened(cats_and_dogs).classes == ("cat", "dog")
+    assert [stray in str(each.message) for each in recwarn] == [True] * (stray == "overview.png")
+
+
+@pytest.mark.parametrize("unsorted", ["val/images", "val/Cat", "test/unknown"])
+def test_a_class_without_training_images_is_refused_by_name(cats_and_dogs, unsorted):
+    split, _, name = unsorted.partition("/")
+    fill(cats_and_dogs / unsorted, 6)
+    with pytest.raises(DataError, match=f"without training images .*'{name}' \\(6 images\\)"):
+        opened(cats_and_dogs, "validation" if split == "val" else split)
+    assert len(opened(cats_and_dogs, "train")) == (20 if split == "val" else 18)  # it has its own
+
+
+def test_classes_are_those_of_the_training_images(cats_and_dogs):
+    fill(cats_and_dogs / "val" / "dog", 3)
+    photos = opened(cats_and_dogs, "validation")
+    assert photos.classes == ("cat", "dog") and photos.targets.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("content", [None, "1.heic", "labels.xml"])
+def test_a_training_class_without_an_image_is_refused_by_name(cats_and_dogs, content):
+    empty = cats_and_dogs / "train" / "owl"
+    empty.mkdir()
+    if content:
+        (empty / content).write_bytes(b"\0")
+    with pytest.raises(DataError, match="owl"):
+        opened(cats_and_dogs)
+    assert len(opened(cats_and_dogs, labelled=False)) == 20
+
+
+ALIKE = [
+    ("caf\u00e9", "cafe\u0301"),
+    ("dog", "dog "),
+    ("Dog", "dog"),
+    ("a b", "a\u00a0b"),
+    ("\u00c5", "\u212b"),
+    ("ab", "a\u200bb"),
+]
+
+
+@pytest.mark.parametrize("one, other", ALIKE)
+def test_names_that_look_equal_and_are_not_are_refused_by_name(tmp_path, cats_and_dogs, one, other):
+    for name in (one, other):
+        fill(tmp_path / "one" / "train" / name)
+    with pytest.raises(DataError, match="look alike") as caught:
+        opened(tmp_path / "one")
+    assert ascii(one) in str(caught.value) and ascii(other) in str(caught.value)
+    fill(cats_and_dogs / "train" / one)
+    fill(cats_and_dogs / "val" / other)
+    if one != "Dog":  # beside `dog` of the fixture
+        with pytest.raises(DataError, match="looks like|look alike") as caught:
+            opened(cats_and_dogs, "validation")
+        assert ascii(other) in str(caught.value)
+
+
+def test_a_name_that_is_no_utf8_is_named(cats_and_dogs):
+    (cats_and_dogs / "train" / "cat" / "0.png").rename(
+        cats_and_dogs / "train" / "cat" / b"caf\xe9.png".decode("utf-8", "surrogateescape")
+    )
+    with pytest.raises(DataError, match="caf.*UTF-8"):
+        opened(cats_and_dogs)
+
+
+def test_splits_of_images_without_labels_beside_a_folder_of_tables(tmp_path):
+    """Flat splits, and a folder without images: the test images are no training images."""
+    for name in ("train", "test"):
+        fill(tmp_path / name, 10)
+    (tmp_path / "labels").mkdir()
+    assert len(opened(tmp_path, "train", labelled=False)) == 9
+    with pytest.raises(DataError, match="no class folders"):
+        opened(tmp_path, "train")
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_folder(cats_and_dogs, monkeypatch):
+    import os
+
+    def denied(path, of=os.scandir):
+        if str(path).endswith("cat"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return of(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(PermissionError, match="cat"):
+        opened(cats_and_dogs)
+
+
+def test_the_files_are_those_of_torchvision_in_order(tmp_path):
+    for name in ("b", "a", "a-b", "10", "9"):
+        fill(tmp_path / "train" / name / "deep", 2)
+        fill(tmp_path / "train" / name, 11)
+    photos, theirs = opened(tmp_path), ImageFolder(tmp_path / "train")
+    assert list(photos.classes) == theirs.classes
+    rows = photos.rows.cast_column("image", datasets.Image(decode=False))
+    read = {file["path"]: label for file, label in zip(rows["image"], photos.targets.tolist())}
+    assert read == dict(theirs.samples)
+    assert torch.equal(photos.targets.bincount(), torch.full((5,), 13))

@@ -1,0 +1,118 @@
+"""Every number of the book and its search: best rate, ends, and whether anything left guessing."""
+
+import json
+from itertools import groupby
+
+import pytest
+
+from atbook.lab.scales import scales
+from atbook.lab.searches import CLASSES, all_searches, did_not_learn, near_guessing_table, searches
+from atbook.lab.shown import percent, study_table
+from atbook.lab.studies import STUDIES
+from atbook.lab.verdicts import accuracies
+from atbook.records import results_folder
+
+# Those in which nothing left guessing on 28 November 2026: the list can only become shorter, and a new search
+# goes on until something learns.
+KNOWN = {
+    # over all 14 rates: without right places nothing of the tuning seed's maps is left in Match
+    ("controls", "match"): {"copy, jigsaw"},
+    ("locality", "find"): {"local, scratch, 250 labels", "standard, scratch, 250 labels"},
+    ("one-softmax", "match"): {
+        "ResNet, attention",
+        "ResNet, average",
+        "a query for each class",
+        "attention",
+        "average",
+        "row distilled",
+    },
+    ("pointing", "find"): {"mark beside its glyph, scratch"},
+    ("pretraining-methods-match", "match"): {
+        "dino, fine-tune",
+        "mae, copy",
+        "mae, distill",
+        "mae, fine-tune",
+        "moco, fine-tune",
+        "scratch",
+    },
+    ("static-routing", "find"): {"resmlp, read by a token"},
+    ("static-routing", "match"): {
+        "resmlp",
+        "resmlp, convolution",
+        "resmlp, depthwise convolution",
+        "resmlp, mean map distilled",
+        "resmlp, read by a token",
+        "resmlp, read by a token that starts even",
+        "vit",
+        "vit, even map copied",
+    },
+    ("transfer", "find"): {"copy-unrelated-twin"},
+    ("transfer", "match"): {"copy-message-twin", "copy-unrelated-twin"},
+    ("twins-by-depth", "match"): {"8 layers, scratch"},
+}
+
+
+def test_classes_are_those_of_the_students():
+    known = scales()
+    assert {name: known[name].student.build().num_classes for name in CLASSES} == CLASSES
+
+
+def trials_of_files():
+    """{(study, scale, method): [(accuracy, rate)]} of what is reported, read line by line."""
+    trials, reported = {}, set()
+    for path in results_folder().glob("*/*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            key = (path.parent.name, path.stem, record["method"])
+            if record["kind"] == "run":
+                reported.add(key)
+            elif record["kind"] == "trial" and "validation_accuracy" in record["results"]:
+                rate = record["config"]["recipe"]["lr"]
+                trials.setdefault(key, []).append((record["results"]["validation_accuracy"], rate))
+    return {key: of for key, of in trials.items() if key in reported and key[1] in CLASSES}
+
+
+def test_every_search_has_its_best_rate_its_ends_and_whether_it_learned():
+    listed = {(one.study, one.scale, one.method): one for one in all_searches()}
+    expected = trials_of_files()
+    assert listed.keys() == expected.keys() and len(listed) > 300
+    for key, trials in expected.items():
+        one, rates = listed[key], [rate for _, rate in trials]
+        assert (one.best, one.rate) in trials and one.best == max(trials)[0], key
+        assert (one.trials, one.low, one.high) == (len(trials), min(rates), max(rates)), key
+        assert one.learned == (one.best > 1 / CLASSES[one.scale] + 0.03), key
+
+
+def test_no_other_search_ended_where_nothing_left_guessing():
+    unlearned = sorted((one.study, one.scale, one.method) for one in all_searches() if not one.learned)
+    for place, some in groupby(unlearned, lambda one: one[:2]):
+        assert {method for *_, method in some} <= KNOWN.get(place, set()), place
+
+
+def test_what_did_not_learn_is_shown_as_such():
+    unlearned = did_not_learn("one-softmax", "match")
+    trials = {one.method: one.trials for one in searches("one-softmax", "match")}
+    assert unlearned and all(trials[method] == number for method, number in unlearned.items())
+    shown = accuracies("one-softmax", "match")
+    rows = {
+        row.split(" | ")[0].strip("| "): row
+        for row in study_table(STUDIES["one-softmax"], "match").splitlines()
+    }
+    for method, estimate in shown.items():
+        words = f"did not learn in {trials.get(method)} trials"
+        assert (percent(estimate) == words) == (method in unlearned), method
+        assert any(words in row for name, row in rows.items() if name.startswith(method)) or (
+            method not in unlearned
+        )
+
+
+@pytest.mark.parametrize("scale", ["scenes", "phrases"])
+def test_where_no_accuracy_is_searched_for_nothing_is_listed(scale):
+    assert searches("detection", scale) == []
+
+
+def test_the_table_has_what_is_near_guessing():
+    rows = near_guessing_table().splitlines()[2:]
+    near = [one for one in all_searches() if one.best <= 1 / CLASSES[one.scale] + 0.075]
+    assert len(rows) == len(near)
+    assert sum(row.endswith("| no |") for row in rows) == sum(not one.learned for one in near)

@@ -1,0 +1,158 @@
+"""A run's folder while others write in it, after data have changed, and with what a killed run has left."""
+
+import fcntl
+import os
+import shutil
+
+import pytest
+from PIL import Image
+
+from atbook.worlds import glyphs
+from atlib import __main__ as command
+from atlib.data.identity import identity_of
+from atlib.data.photos import open_photos
+from atlib.run import runner
+from atlib.run.config import read_config
+from atlib.run.runner import is_finished, is_main_process, resume
+from atlib.train.distributed import require_together
+from atlib.train.record import read_record
+from tests.run import photographs
+from tests.stopped_runs import HELD_OUT, asked
+
+
+@pytest.fixture(autouse=True)
+def few_images(monkeypatch):
+    monkeypatch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for number in range(20):
+        path = tmp_path / "images" / "train" / ("cat", "dog")[number % 2] / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 48), (10 * number, 0, 0)).save(path)
+    shutil.copytree(tmp_path / "images" / "train", tmp_path / "images" / "validation")
+    return tmp_path / "images"
+
+
+def test_who_loses_a_folder_writes_nothing_into_it(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    real = runner._make_ready
+
+    def meanwhile(*arguments):
+        ready = real(*arguments)
+        out.mkdir()
+        held.append(open(out / ".lock", "w"))  # noqa: SIM115 - another run begins while this one is made ready
+        fcntl.flock(held[0], fcntl.LOCK_EX)
+        return ready
+
+    held: list = []
+    monkeypatch.setattr(runner, "_make_ready", meanwhile)
+    assert command.main(asked("find-scratch", out)) == 2
+    assert "another process" in capsys.readouterr().err and os.listdir(out) == [".lock"]
+    held[0].close()
+
+
+def test_a_run_that_began_meanwhile_is_left_alone(tmp_path, monkeypatch):
+    out, real = tmp_path / "run", runner._make_ready
+
+    def meanwhile(*arguments):
+        out.mkdir()
+        (out / "config.json").write_text("theirs")
+        return real(*arguments)
+
+    monkeypatch.setattr(runner, "_make_ready", meanwhile)
+    assert command.main(asked("find-scratch", out)) == 2
+    assert (out / "config.json").read_text() == "theirs"
+
+
+def touched(path):
+    os.utime(path, (1, 1))
+
+
+def rewritten(path):
+    Image.new("RGB", (40, 48), (0, 9, 0)).save(path)
+
+
+CHANGES = {
+    "a file's name": lambda folder: (folder / "cat" / "00.png").rename(folder / "cat" / "98.png"),
+    "a file's content": lambda folder: rewritten(folder / "cat" / "00.png"),
+    "a file's time": lambda folder: touched(folder / "cat" / "00.png"),
+    "one more": lambda folder: shutil.copy(folder / "cat" / "00.png", folder / "cat" / "97.png"),
+    "one less": lambda folder: (folder / "cat" / "00.png").unlink(),
+    "two swapped": lambda folder: swap(folder / "cat" / "00.png", folder / "cat" / "02.png"),
+    "another class": lambda folder: (folder / "cat" / "00.png").rename(folder / "dog" / "00.png"),
+    "a class's name": lambda folder: (folder / "cat").rename(folder / "bat"),
+}
+
+
+def swap(a, b):
+    a.rename(a.with_suffix(".tmp")), b.rename(a), a.with_suffix(".tmp").rename(b)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_data_are_noticed(change, pictures):
+    before = identity_of(open_photos(str(pictures), split="train", train=True))
+    assert before == identity_of(open_photos(str(pictures), split="train", train=True))
+    CHANGES[change](pictures / "train")
+    assert identity_of(open_photos(str(pictures), split="train", train=True)) != before
+
+
+def test_a_run_does_not_go_on_with_other_data(pictures, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert command.main(photographs.asked(pictures, out, "save_every=2")) == 0
+    (out / "record.json").unlink()
+    rewritten(pictures / "train" / "cat" / "00.png")
+    assert command.main(["resume", str(out)]) == 2
+    assert "data." in capsys.readouterr().err and not (out / "record.json").exists()
+
+
+def test_generated_pixels_and_classes_are_known():
+    images = glyphs.marked_glyphs(size=8, seed=0)
+    other = images.with_pixels(images.pixels + 1)
+    assert identity_of(images) == identity_of(glyphs.marked_glyphs(size=8, seed=0)) != identity_of(other)
+    assert set(identity_of(images)) == {"classes", "pixels"}
+
+
+def test_a_cut_file_of_weights_is_not_finished_and_what_was_half_written_goes(tmp_path):
+    out = tmp_path / "run"
+    assert command.main(asked("find-scratch", out)) == 0
+    config, weights = read_config(out), out / "student.safetensors"
+    whole = weights.read_bytes()
+    assert is_finished(out, config)
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert not is_finished(out, config)
+    left = [out / ".student.safetensors.123.tmp", out / "checkpoints" / ".written.77.tmp", out / ".written-9"]
+    for path in left:
+        path.write_bytes(b"half")
+    (out / ".mine.tmp").write_bytes(b"a user's own")
+    resume(out)
+    assert weights.read_bytes() == whole and is_finished(out, config) and read_record(out / "record.json")
+    assert not any(path.exists() for path in left) and (out / ".mine.tmp").exists()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"WORLD_SIZE": "2", "RANK": "1"},
+        {"SLURM_STEP_NUM_TASKS": "4"},
+        {"WORLD_SIZE": "two"},
+        {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_MIXED_PRECISION": "no"},  # asked for two, started one
+    ],
+    ids=str,
+)
+def test_processes_that_do_not_know_of_each_other_are_refused(environment, tmp_path, monkeypatch, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError):
+        require_together()
+    assert command.main(asked("find-scratch", tmp_path / "run")) == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_a_launcher_started_are_not(monkeypatch):
+    require_together()
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "x"}.items():
+        monkeypatch.setenv(name, value)
+    require_together()
+    assert not is_main_process()
