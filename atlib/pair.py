@@ -252,6 +252,8 @@ class Pair(nn.Module, ABC):
     def for_teacher(self, images: Tensor) -> Tensor:
         """Images (B, 3, height, width) as the student is given them, as the first teacher was trained to see
         them: normalised anew, resized and in its precision where that differs, else the same tensor."""
+        if not images.is_floating_point():  # words
+            return images
         weights = (each.dtype for each in self.teacher.parameters() if each.is_floating_point())
         return self._views[0].show(images, self.normalisation).to(next(weights, images.dtype))
 

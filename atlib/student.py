@@ -13,6 +13,8 @@ from typing import Any
 from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
 from torch import nn
 
+from atlib.pair import channels_of
+
 # What `describe` says of a standard ViT: the student of arXiv 2411.09702 and of most of timm's supervised
 # ViTs.
 STANDARD: Mapping[str, Any] = {
@@ -117,8 +119,8 @@ def create_student(teacher: nn.Module, num_classes: int, *, drop_path_rate: floa
     """A freshly initialised student of the teacher's own architecture: timm's model of its name, with the
     arguments that it was built with. None of its weights are taken.
 
-    `create_vit` notes name and arguments on the model, timm the name alone; for such a teacher depth and
-    image size are read off it. Rates of dropout are not taken over. Raises `ValueError` for a model without a
+    `create_vit` notes name and arguments on the model, timm the name alone; for such a teacher depth,
+    image size and channels are read off it. Rates of dropout are not taken over. Raises `ValueError` for a model without a
     timm name, and where what is built of it is not like the teacher. Source: arXiv 2605.07191; the matched
     student also arXiv 2411.09702.
     """
@@ -131,7 +133,8 @@ def create_student(teacher: nn.Module, num_classes: int, *, drop_path_rate: floa
         raise ValueError(f"this {kind} has no timm name: build its student as you built it")
     if arguments is None:
         size = getattr(getattr(teacher, "patch_embed", None), "img_size", None)
-        arguments = {"depth": len(teacher.blocks)} | ({} if size is None else {"img_size": size})
+        read = {"depth": len(teacher.blocks), "img_size": size, "in_chans": channels_of(teacher)}
+        arguments = {key: value for key, value in read.items() if value is not None}
     kept = {key: value for key, value in arguments.items() if not key.endswith("_rate")}
     student = create_vit(name, **(kept | {"num_classes": num_classes, "drop_path_rate": drop_path_rate}))
     shapes = [
