@@ -119,10 +119,10 @@ def create_student(teacher: nn.Module, num_classes: int, *, drop_path_rate: floa
     """A freshly initialised student of the teacher's own architecture: timm's model of its name, with the
     arguments that it was built with. None of its weights are taken.
 
-    `create_vit` notes name and arguments on the model, timm the name alone; for such a teacher depth,
-    image size and channels are read off it. Rates of dropout are not taken over. Raises `ValueError` for a model without a
-    timm name, and where what is built of it is not like the teacher. Source: arXiv 2605.07191; the matched
-    student also arXiv 2411.09702.
+    `create_vit` notes name and arguments on the model, timm the name alone; for such a teacher depth, image
+    size and channels are read off it. Rates of dropout are not taken over. Raises
+    `ValueError` for a model without a timm name, and where what is built of it is not like the teacher.
+    Source: arXiv 2605.07191; the matched student also arXiv 2411.09702.
     """
     from atlib.vit import create_vit  # which not every pair needs
 
