@@ -8,8 +8,8 @@ testing.
   sharpness stays, and it points at the wrong patches. The same as showing the student its patches in another
   order.
 - **mean map**: one map for all images. It says nothing of an image.
-- **blank**: a grey image for the student, and the maps of the real one. What it gets right it has read in
-them.
+- **blank**: a grey image for the student, and the maps of the real one. What it gets right it has
+  read in them.
 - **oracle**: perfect routing by who knows where things are, and nothing else.
 - **twins**: the maps of another image that shares one thing with this one, such as its places or its label.
 """
